@@ -1,0 +1,1 @@
+"""The scheduler: forms batches for attached workers. `core/` decides, the rest carries."""

@@ -1,0 +1,23 @@
+"""`python -m scheduler`."""
+
+from prometheus_client import CollectorRegistry
+
+from chassis.process import Made, service_command
+from chassis.settings import Settings
+from scheduler.service import SchedulerService
+
+HELP = """Form batches for the workers that attach, and stream their tokens to the routers.
+
+Settings: the [scheduler] section of the cluster file (policy, limits, prefix cache, timeouts), [adapters], model and
+time_scale. Workers and routers dial in; their order of starting does not matter.
+"""
+
+
+def make(settings: Settings, registry: CollectorRegistry) -> Made:
+    """Build the scheduler of these settings."""
+    own = settings.scheduler
+    return SchedulerService(settings, registry), own.listen, own.metrics, own.drain_seconds
+
+
+if __name__ == "__main__":
+    service_command("scheduler", HELP, make)

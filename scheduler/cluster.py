@@ -1,0 +1,306 @@
+"""All requests and workers of one scheduler: who may come in, who goes where, what happens when a worker goes.
+
+Requests that find no worker wait here (`unplaced`), for `worker_wait_seconds` at most.
+"""
+
+import asyncio
+import json
+from functools import cached_property
+
+from lorrery.v1 import scheduler_pb2 as pb
+from prometheus_client import CollectorRegistry
+
+from chassis.clock import DeviceClock
+from chassis.errors import FormatError
+from chassis.log import get_logger
+from chassis.settings import Settings
+from scheduler import wire
+from scheduler.core.catalogue import PLACEMENTS, ReplicaLimits, build_replica
+from scheduler.core.limits import Limits, check_lengths
+from scheduler.core.prefix_cache.base import PrefixCache
+from scheduler.core.prefix_cache.static_trie import StaticTrie
+from scheduler.core.sequence import Adapter, Sequence
+from scheduler.live import Live
+from scheduler.metrics import SchedulerMetrics
+from scheduler.routers import RouterLink
+from scheduler.workers import Dispatcher
+
+log = get_logger("scheduler.cluster")
+
+
+class RefusedError(Exception):
+    """A request that may not come in.
+
+    Args:
+        reason: for the router.
+        message: what, the limit, what to do.
+    """
+
+    def __init__(self, reason: pb.RefusalReason.ValueType, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+
+
+class Cluster:
+    """The state of one scheduler."""
+
+    def __init__(self, settings: Settings, registry: CollectorRegistry) -> None:
+        self.settings = settings
+        self.clock = DeviceClock(settings.time_scale)
+        self.lives: dict[int, Live] = {}
+        self.workers: dict[str, Dispatcher] = {}
+        self.routers: set[RouterLink] = set()
+        self.unplaced: dict[int, Live] = {}
+        self.adapters = {name: Adapter(name, rank) for name, rank in settings.adapters.expand()}
+        self.draining = False
+        self.empty = asyncio.Event()
+        self.metrics = SchedulerMetrics(
+            registry,
+            workers=lambda: list(self.workers.values()),
+            num_unplaced=lambda: len(self.unplaced),
+            num_live=lambda: len(self.lives),
+            num_routers=lambda: len(self.routers),
+        )
+        self._num_handles = 0
+        self._place = PLACEMENTS["least_loaded"]
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    def submit(self, submit: pb.Submit, router: RouterLink) -> None:
+        """Take in a request, or refuse it on the spot."""
+        at_ps = self.clock.now_ps()
+        resumed = bool(submit.produced_token_ids_u32)
+        try:
+            adapter = self._known_adapter(submit.adapter_id)
+            self._num_handles += 1
+            sequence = wire.sequence_from_submit(submit, self._num_handles, adapter, at_ps)
+            if not resumed:
+                self._admissible(sequence)
+        except RefusedError as refusal:
+            self.metrics.requests.labels("refused").inc()
+            log.info("request_refused", request_id=submit.request_id, reason=refusal.message)
+            router.refused(submit.handle, refusal.reason, refusal.message)
+            return
+        live = Live(
+            sequence=sequence,
+            router=router,
+            router_handle=submit.handle,
+            request_id=submit.request_id,
+            prompt_token_ids_u32=submit.prompt_token_ids_u32,
+            sampling=submit.sampling,
+            token_ids=wire.u32_array(submit.produced_token_ids_u32),
+        )
+        self.lives[sequence.handle] = live
+        self.empty.clear()
+        router.owned[submit.handle] = live
+        log.debug("request_arrived", request_id=submit.request_id, handle=sequence.handle, resumed=resumed)
+        self._place_or_wait(live, at_ps)
+
+    def cancel(self, router: RouterLink, router_handle: int) -> None:
+        """Withdraw a request; unknown handles are ignored, since it may just have ended."""
+        live = router.owned.get(router_handle)
+        if live is None:
+            return
+        if live.dispatcher is None:
+            self.metrics.requests.labels("cancelled").inc()
+            self.forget(live)
+        else:
+            live.dispatcher.cancel(live, self.clock.now_ps())
+
+    def forget(self, live: Live) -> None:
+        """Drop a request that has ended."""
+        if live.unplaced is not None:
+            live.unplaced.cancel()
+        self.unplaced.pop(live.sequence.handle, None)
+        self.lives.pop(live.sequence.handle, None)
+        live.router.owned.pop(live.router_handle, None)
+        if not self.lives:
+            self.empty.set()
+
+    def _known_adapter(self, adapter_id: str) -> Adapter | None:
+        if not adapter_id:
+            return None
+        adapter = self.adapters.get(adapter_id)
+        if adapter is None:
+            raise RefusedError(
+                pb.REFUSAL_REASON_UNKNOWN_ADAPTER,
+                f"adapter_id {adapter_id!r} is not known; {len(self.adapters)} adapters are, see ListAdapters",
+            )
+        return adapter
+
+    def _admissible(self, sequence: Sequence) -> None:
+        if self.draining:
+            raise RefusedError(pb.REFUSAL_REASON_DRAINING, "the scheduler is about to stop")
+        if sequence.prompt_tokens < 1 or sequence.max_new_tokens < 1:
+            raise RefusedError(
+                pb.REFUSAL_REASON_INVALID,
+                f"prompt has {sequence.prompt_tokens} tokens and max_new_tokens is {sequence.max_new_tokens};"
+                " both must be at least 1",
+            )
+        limits = self.limits
+        wrong = check_lengths(sequence.prompt_tokens, sequence.max_new_tokens, limits)
+        if wrong is not None:
+            raise RefusedError(
+                pb.REFUSAL_REASON_NEVER_FITS,
+                f"{wrong} (prompt has {sequence.prompt_tokens} tokens, max_new_tokens is {sequence.max_new_tokens};"
+                f" max_req_input_len is {limits.max_req_input_len}, max_req_total_len is {limits.max_req_total_len})",
+            )
+        most = self.settings.scheduler.max_waiting_requests
+        num_waiting = len(self.unplaced) + sum(worker.replica.num_waiting for worker in self.workers.values())
+        if num_waiting >= most:
+            raise RefusedError(
+                pb.REFUSAL_REASON_QUEUE_FULL, f"{num_waiting} requests wait; max_waiting_requests is {most}; try later"
+            )
+
+    @property
+    def limits(self) -> Limits:
+        """Length limits; the pool is the largest attached one."""
+        own = self.settings.scheduler
+        pool = own.max_total_token_num
+        if pool is None:
+            pool = max((worker.max_total_token_num for worker in self.workers.values()), default=1 << 62)
+        return Limits(own.max_req_input_len, own.max_req_total_len, pool)
+
+    # --- placing ----------------------------------------------------------------------------------------------------
+
+    def _place_or_wait(self, live: Live, at_ps: int) -> None:
+        ready = {id(w.replica): w for w in self.workers.values() if not w.draining}
+        reasons = {key: worker.replica.queue.can_ever_admit(live.sequence) for key, worker in ready.items()}
+        fitting = [worker.replica for key, worker in ready.items() if reasons[key] is None]
+        replica = self._place(live.sequence, fitting)
+        if replica is not None:
+            self.unplaced.pop(live.sequence.handle, None)
+            if live.unplaced is not None:
+                live.unplaced.cancel()
+                live.unplaced = None
+            ready[id(replica)].submit(live, at_ps)
+        elif ready:
+            self._end(
+                live, pb.REFUSAL_REASON_NEVER_FITS, f"no attached worker can ever take it: {reasons.popitem()[1]}"
+            )
+        elif live.unplaced is None:
+            live.dispatcher = None
+            self.unplaced[live.sequence.handle] = live
+            wait = self.settings.scheduler.worker_wait_seconds
+            live.unplaced = asyncio.get_running_loop().call_later(
+                wait,
+                self._end,
+                live,
+                pb.REFUSAL_REASON_NO_WORKER,
+                f"no worker has attached for {wait:g} s (worker_wait_seconds)",
+            )
+
+    def _end(self, live: Live, reason: pb.RefusalReason.ValueType, message: str) -> None:
+        self.metrics.requests.labels("refused").inc()
+        log.info("request_refused", request_id=live.request_id, reason=message)
+        live.router.refused(live.router_handle, reason, message)
+        self.forget(live)
+
+    def _place_again(self, sequences: list[Sequence]) -> None:
+        at_ps = self.clock.now_ps()
+        for sequence in sequences:
+            live = self.lives[sequence.handle]
+            live.dispatcher = None
+            self._place_or_wait(live, at_ps)
+
+    # --- workers ----------------------------------------------------------------------------------------------------
+
+    def attach(self, hello: pb.WorkerHello) -> Dispatcher:
+        """Take in a worker and give it what waits for one.
+
+        Raises:
+            ValueError: it announces another base model, or an id that is attached.
+        """
+        if hello.model != self.settings.model:
+            raise ValueError(
+                f"worker {hello.worker_id} serves {hello.model}; this cluster serves {self.settings.model}"
+            )
+        if hello.worker_id in self.workers:
+            raise ValueError(f"worker {hello.worker_id} is attached already")
+        own = self.settings.scheduler
+        limits = ReplicaLimits(
+            max_total_token_num=own.max_total_token_num or hello.max_total_token_num,
+            max_req_total_len=own.max_req_total_len,
+            running_max_req_size=own.running_max_req_size,
+            max_num_seqs=own.max_num_seqs,
+            max_num_batched_tokens=own.max_num_batched_tokens,
+            batch_max_tokens=own.batch_max_tokens,
+            prefetch=own.prefetch,
+            strict=own.strict,
+        )
+        replica = build_replica(own.policy, limits, self.prefix_cache)
+        worker = Dispatcher(hello, replica, limits.max_total_token_num, self)
+        self.workers[hello.worker_id] = worker
+        log.info(
+            "worker_attached",
+            worker_id=hello.worker_id,
+            gpu=hello.gpu,
+            max_total_token_num=limits.max_total_token_num,
+            batch_max_tokens=limits.effective_batch_max_tokens,
+        )
+        self._place_again([live.sequence for live in list(self.unplaced.values())])
+        return worker
+
+    def drain_worker(self, worker: Dispatcher) -> None:
+        """Give a worker nothing new; what waits in its queue goes elsewhere, what runs stays."""
+        worker.draining = True
+        log.info("worker_draining", worker_id=worker.worker_id, num_running=worker.replica.num_running)
+        self._place_again(worker.give_back_waiting())
+
+    def detach(self, worker: Dispatcher) -> None:
+        """Forget a worker whose stream has ended, and queue again what it had."""
+        del self.workers[worker.worker_id]
+        unfinished = worker.lose(self.clock.now_ps())
+        self.metrics.requeued.inc(len(unfinished))
+        if not worker.draining:
+            self.metrics.workers_lost.inc()
+        log.info(
+            "worker_left" if worker.draining else "worker_lost",
+            worker_id=worker.worker_id,
+            num_requeued=len(unfinished),
+        )
+        self._place_again(unfinished)
+
+    @cached_property
+    def prefix_cache(self) -> PrefixCache | None:
+        """The prefix cache of every replica; a static one is shared.
+
+        Raises:
+            FormatError: the corpus cannot be read.
+        """
+        own = self.settings.scheduler.prefix_cache
+        if own.kind == "none" or own.corpus is None:
+            return None
+        try:
+            with own.corpus.open(encoding="utf-8") as lines:
+                prompts = [json.loads(line) for line in lines if line.strip()]
+        except (OSError, ValueError) as error:
+            raise FormatError(f"scheduler.prefix_cache.corpus {own.corpus}: {error}") from None
+        return StaticTrie.build(prompts, own.cache_size)
+
+    # --- routers ----------------------------------------------------------------------------------------------------
+
+    def connect(self, hello: pb.RouterHello) -> RouterLink:
+        """Take in a router, and the adapters that it was told of at run time."""
+        for message in hello.adapters:
+            self.adapters.setdefault(message.adapter_id, wire.adapter_from(message))
+        router = RouterLink(hello.router_id, self.clock, self.settings.scheduler.max_pending_router_tokens)
+        self.routers.add(router)
+        log.info("router_connected", router_id=hello.router_id, num_adapters=len(hello.adapters))
+        return router
+
+    def disconnect(self, router: RouterLink) -> None:
+        """Cancel what a router owned whose stream has ended."""
+        self.routers.discard(router)
+        log.info("router_disconnected", router_id=router.router_id, num_cancelled=len(router.owned))
+        for router_handle in list(router.owned):
+            self.cancel(router, router_handle)
+
+    def begin_drain(self) -> None:
+        """Refuse new requests and tell the routers."""
+        self.draining = True
+        for router in self.routers:
+            router.send(pb.RouteResponse(draining=pb.SchedulerDraining()))
+        if not self.lives:
+            self.empty.set()

@@ -1,0 +1,86 @@
+"""S-LoRA's router loop (S-LoRA, slora/server/router/manager.py, commit c1ddf48).
+
+* Nothing runs: try to form a batch; a new batch is prefilled alone.
+* Something runs: decode. A new batch is tried only after `MAX_WAIT_STEPS` decode steps since the last prefill, from
+  then on before every step; a new batch is prefilled alone (the running sequences stall) and joins at the end.
+* With `prefetch`, the adapters of the next batch are loaded ahead, 5 and 7 steps after a prefill.
+
+`strict` keeps the original's idle poll: after the batch became empty it looks for requests every 10 ms, not when one
+arrives.
+"""
+
+from scheduler.core.batching.base import Choice, Decode, Prefill, Wait
+from scheduler.core.queues.req_queue import ReqQueue
+from scheduler.core.running import Running
+
+MAX_WAIT_STEPS = 10
+PREFETCH_STEPS = (5, 7)
+IDLE_POLL_PS = 10_000_000_000
+
+
+class SloraLoop:
+    """S-LoRA's way to batch.
+
+    Args:
+        queue: who waits.
+        strict: poll when idle, on a 10 ms grid.
+        prefetch: load the next batch's adapters ahead.
+    """
+
+    def __init__(self, queue: ReqQueue, *, strict: bool = False, prefetch: bool = False) -> None:
+        self.queue = queue
+        self.strict = strict
+        self.prefetch = prefetch
+        self.wait_steps = 0
+        """Decode steps since the last prefill, at most MAX_WAIT_STEPS (S-LoRA's has_wait_tokens)."""
+        self._poll_ps = 0
+
+    def choose(self, running: Running, at_ps: int) -> Choice:
+        """Decide at a boundary."""
+        if not len(running):
+            return self._choose_idle(running, at_ps)
+        if self.wait_steps < MAX_WAIT_STEPS:
+            return self._decode_without_trying(running)
+        admitted = self.queue.admit(running, at_ps)
+        if admitted:
+            self.wait_steps = 0
+            return Prefill(admitted)
+        return Decode(self.queue.steps_blocked(running, running.steps_to_length()))
+
+    def _choose_idle(self, running: Running, at_ps: int) -> Choice:
+        if self.strict:
+            since_poll_ps = at_ps - self._poll_ps
+            next_poll_ps = self._poll_ps if since_poll_ps < 0 else at_ps + (-since_poll_ps) % IDLE_POLL_PS
+            if next_poll_ps > at_ps:
+                return Wait(None if self.queue.heeds_arrivals() else next_poll_ps)
+        admitted = self.queue.admit(running, at_ps)
+        if admitted:
+            self.wait_steps = 0
+            return Prefill(admitted)
+        return Wait()  # with nothing running, only an event can change this answer
+
+    def _decode_without_trying(self, running: Running) -> Decode:
+        steps = running.steps_to_length()
+        if len(self.queue):
+            steps = min(steps, MAX_WAIT_STEPS - self.wait_steps)
+        if not self.prefetch:
+            return Decode(steps)
+        for at_step in PREFETCH_STEPS:
+            if self.wait_steps < at_step:
+                return Decode(min(steps, at_step - self.wait_steps))
+            if self.wait_steps == at_step:
+                ahead = {sequence.adapter for sequence in self.queue.next_batch() if sequence.adapter is not None}
+                return Decode(1, tuple(sorted(ahead)))
+        return Decode(steps)
+
+    def advanced(self, num_decode_steps: int) -> None:
+        """Count the decode steps since the last prefill."""
+        self.wait_steps = min(self.wait_steps + num_decode_steps, MAX_WAIT_STEPS)
+
+    def emptied(self, at_ps: int) -> None:
+        """Start the idle poll's grid."""
+        self._poll_ps = at_ps + IDLE_POLL_PS
+
+    def heeds_arrivals(self, running: Running) -> bool:
+        """Tell whether an arrival may matter before the last choice is through."""
+        return self.queue.heeds_arrivals()

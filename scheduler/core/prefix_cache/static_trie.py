@@ -1,0 +1,135 @@
+"""llm-mock's prefix cache: a trie of known prompts, pruned once to a size and never changed again.
+
+Every node is one cached token: the last of a path of tokens from the root. Its count is how many of the prompts run
+through it. Of all nodes exactly min(max_tokens, all of them) are kept, by taking again and again the *frontier* node
+(one that is not kept, and whose parent is kept or is the root) with the highest count.
+
+Ties go to the smaller token id, as in llm-mock (dongmingli-Ben/llm-mock, whose order ends there); then to the shorter
+path, then to the path that comes first token by token. So the rule is total: the same prompts in any order give the
+same cache.
+
+The whole trie is never built. With the prompts sorted, a node is a range of them that share their first `depth` tokens,
+and its children are the sub-ranges that share the next token. Only nodes that come to the frontier are ever looked at:
+memory beside the prompts follows the size of the result, and nothing recurses, however long a prompt is.
+"""
+
+import heapq
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, Self
+
+_ROOT = 0
+
+
+class _Frontier(NamedTuple):
+    """A node that may be kept next; tuple order is the order in which nodes are kept.
+
+    Two frontier nodes of the same depth have disjoint ranges, and ranges are ordered as paths are, so `first` settles
+    every tie and the fields after it are never compared.
+    """
+
+    minus_count: int
+    token_id: int
+    depth: int
+    first: int  # the node's prompts are sorted_prompts[first:end]
+    end: int
+    parent: int
+
+
+class StaticTrie:
+    """A fixed set of cached prompt prefixes; adapters are not told apart, as in llm-mock."""
+
+    def __init__(self, edges: dict[tuple[int, int], int]) -> None:
+        """Take a finished trie; use `build` to make one.
+
+        Args:
+            edges: (parent node, token id) -> child node. The root is 0, and a child's number is above its parent's.
+        """
+        self._edges = edges
+
+    @classmethod
+    def build(cls, prompts: Iterable[Sequence[int]], max_tokens: int | None = None) -> Self:
+        """Make the cache from known prompts.
+
+        Takes O(P log P) comparisons of prompts and O(K log K) steps for P prompts and K nodes on the frontier.
+
+        Args:
+            prompts: token ids of each; one that occurs twice counts twice, an empty one adds nothing.
+            max_tokens: how many cached tokens (nodes) to keep, >= 0; None keeps all.
+
+        Raises:
+            ValueError: max_tokens is negative.
+        """
+        if max_tokens is not None and max_tokens < 0:
+            raise ValueError(f"max_tokens is {max_tokens}; it must be at least 0")
+        sorted_prompts = sorted(tuple(prompt) for prompt in prompts)
+        edges: dict[tuple[int, int], int] = {}
+        frontier = list(_children(sorted_prompts, 0, len(sorted_prompts), depth=0, parent=_ROOT))
+        heapq.heapify(frontier)
+        while frontier and (max_tokens is None or len(edges) < max_tokens):
+            kept = heapq.heappop(frontier)
+            node = len(edges) + 1
+            edges[kept.parent, kept.token_id] = node
+            for child in _children(sorted_prompts, kept.first, kept.end, kept.depth, node):
+                heapq.heappush(frontier, child)
+        return cls(edges)
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of cached tokens, which is the number of nodes without the root."""
+        return len(self._edges)
+
+    def match(self, prompt_token_ids: Sequence[int], adapter_id: str | None = None) -> int:
+        """Count the leading tokens of a prompt that are cached; mutates nothing.
+
+        Args:
+            prompt_token_ids: the prompt, in order.
+            adapter_id: ignored; llm-mock knows no adapters.
+
+        Returns:
+            A length in 0..len(prompt_token_ids), in as many steps.
+        """
+        del adapter_id
+        node = _ROOT
+        for position, token_id in enumerate(prompt_token_ids):
+            child = self._edges.get((node, token_id))
+            if child is None:
+                return position
+            node = child
+        return len(prompt_token_ids)
+
+    def paths(self) -> list[tuple[int, ...]]:
+        """List every cached prefix as its token ids, depth-first with children in token order.
+
+        Meant for inspection: it takes the sum of all path lengths in time and memory.
+        """
+        path_of: dict[int, tuple[int, ...]] = {_ROOT: ()}
+        for (parent, token_id), node in self._edges.items():
+            path_of[node] = (*path_of[parent], token_id)
+        del path_of[_ROOT]
+        return sorted(path_of.values())
+
+
+def _children(
+    sorted_prompts: Sequence[tuple[int, ...]], first: int, end: int, depth: int, parent: int
+) -> Iterator[_Frontier]:
+    """Yield the children of the node whose prompts are sorted_prompts[first:end], in token order.
+
+    Args:
+        sorted_prompts: every prompt, in order.
+        first: first prompt of the range; all in it share their first `depth` tokens.
+        end: one past the last prompt of the range.
+        depth: length of the node's path.
+        parent: the node's number.
+    """
+    # Prompts that end here sort before those that go on.
+    first = bisect_right(sorted_prompts, False, first, end, key=lambda prompt: len(prompt) > depth)
+    while first < end:
+        token_id = sorted_prompts[first][depth]
+        # Most nodes of a long prompt have one child: try the end of the range before searching for the border.
+        if sorted_prompts[end - 1][depth] == token_id:
+            border = end
+        else:
+            border = bisect_left(sorted_prompts, token_id + 1, first, end, key=lambda prompt: prompt[depth])
+        yield _Frontier(first - border, token_id, depth + 1, first, border, parent)
+        first = border

@@ -1,0 +1,191 @@
+"""SchedulerService: the streams of routers and workers, and the calls of operators."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+import grpc
+import grpc.aio
+from lorrery.v1 import scheduler_pb2 as pb
+from lorrery.v1 import scheduler_pb2_grpc, types_pb2
+from prometheus_client import CollectorRegistry
+
+from chassis.log import get_logger
+from chassis.settings import Settings
+from chassis.tasks import until_first_ends
+from scheduler import wire
+from scheduler.cluster import Cluster
+from scheduler.routers import RouterLink
+from scheduler.workers import Dispatcher
+
+log = get_logger("scheduler")
+
+
+class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
+    """A scheduler process."""
+
+    name = "scheduler"
+
+    def __init__(self, settings: Settings, registry: CollectorRegistry) -> None:
+        self._settings = settings
+        self._cluster = Cluster(settings, registry)
+        self._timeout_seconds = settings.scheduler.worker_timeout_seconds
+        _ = self._cluster.prefix_cache  # a corpus that cannot be read is an error now, not at the first attach
+
+    # --- the process ------------------------------------------------------------------------------------------------
+
+    def register(self, server: grpc.aio.Server) -> Sequence[str]:
+        """Add this service to a server."""
+        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(self, server)
+        return [pb.DESCRIPTOR.services_by_name["SchedulerService"].full_name]
+
+    async def run(self, set_ready: Callable[[bool], Awaitable[None]]) -> None:
+        """Be ready; everything happens in the streams."""
+        await set_ready(True)
+        await asyncio.Event().wait()
+
+    async def drain(self) -> None:
+        """Refuse new requests; return when the last one has ended."""
+        self._cluster.begin_drain()
+        await self._cluster.empty.wait()
+
+    # --- routers ----------------------------------------------------------------------------------------------------
+
+    async def Route(  # type: ignore[override]  # noqa: N802, D102  as the wire calls it; writes by itself
+        self,
+        request_iterator: AsyncIterator[pb.RouteRequest],
+        context: grpc.aio.ServicerContext[pb.RouteRequest, pb.RouteResponse],
+    ) -> None:
+        first = await anext(request_iterator, None)
+        if first is None or first.WhichOneof("message") != "hello":
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be hello")
+            return
+        router = self._cluster.connect(first.hello)
+        try:
+            router.send(
+                pb.RouteResponse(
+                    hello=pb.SchedulerHello(model=self._settings.model, time_scale=self._settings.time_scale)
+                )
+            )
+            if self._cluster.draining:
+                router.send(pb.RouteResponse(draining=pb.SchedulerDraining()))
+            await until_first_ends(self._read_router(request_iterator, router), router.write_all(context.write))
+        finally:
+            self._cluster.disconnect(router)
+
+    async def _read_router(self, requests: AsyncIterator[pb.RouteRequest], router: RouterLink) -> None:
+        async for request in requests:
+            kind = request.WhichOneof("message")
+            if kind == "submit":
+                self._cluster.submit(request.submit, router)
+            elif kind == "cancel_handles_u32":
+                for handle in wire.u32_array(request.cancel_handles_u32):
+                    self._cluster.cancel(router, handle)
+
+    # --- workers ----------------------------------------------------------------------------------------------------
+
+    async def Attach(  # type: ignore[override]  # noqa: N802, D102
+        self,
+        request_iterator: AsyncIterator[pb.AttachRequest],
+        context: grpc.aio.ServicerContext[pb.AttachRequest, pb.AttachResponse],
+    ) -> None:
+        first = await anext(request_iterator, None)
+        if first is None or first.WhichOneof("message") != "hello":
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be hello")
+            return
+        welcome = pb.WorkerWelcome(time_scale=self._settings.time_scale, sent_ps=self._cluster.clock.now_ps())
+        await context.write(pb.AttachResponse(welcome=welcome))
+        try:
+            worker = self._cluster.attach(first.hello)
+        except ValueError as error:
+            log.warning("worker_refused", worker_id=first.hello.worker_id, reason=str(error))
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            return
+        try:
+            await until_first_ends(
+                self._read_worker(request_iterator, worker), worker.write_all(context.write), self._watch(worker)
+            )
+        finally:
+            self._cluster.detach(worker)
+
+    async def _read_worker(self, messages: AsyncIterator[pb.AttachRequest], worker: Dispatcher) -> None:
+        async for message in messages:
+            worker.last_heard = time.monotonic()
+            kind = message.WhichOneof("message")
+            if kind == "step":
+                worker.step_done(message.step)
+            elif kind == "draining":
+                self._cluster.drain_worker(worker)
+
+    async def _watch(self, worker: Dispatcher) -> None:
+        """Return when the worker has been silent for too long."""
+        while (silent := time.monotonic() - worker.last_heard) < self._timeout_seconds:  # noqa: ASYNC110
+            await asyncio.sleep(self._timeout_seconds - silent)
+        log.warning("worker_silent", worker_id=worker.worker_id, seconds=round(silent, 3))
+
+    # --- operators --------------------------------------------------------------------------------------------------
+
+    async def RegisterAdapter(  # noqa: N802, D102
+        self,
+        request: pb.RegisterAdapterRequest,
+        context: grpc.aio.ServicerContext[pb.RegisterAdapterRequest, pb.RegisterAdapterResponse],
+    ) -> pb.RegisterAdapterResponse:
+        adapter = wire.adapter_from(request.adapter)
+        most = self._settings.adapters.max_lora_rank
+        if not adapter.adapter_id or adapter.rank < 1:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"adapter_id is {adapter.adapter_id!r} and rank is {adapter.rank}; an adapter has a name and a rank",
+            )
+        if adapter.rank > most:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"adapter {adapter.adapter_id!r} has rank {adapter.rank}; max_lora_rank is {most}",
+            )
+        known = self._cluster.adapters.setdefault(adapter.adapter_id, adapter)
+        if known.rank != adapter.rank:
+            await context.abort(
+                grpc.StatusCode.ALREADY_EXISTS, f"adapter {adapter.adapter_id!r} is known with rank {known.rank}"
+            )
+        return pb.RegisterAdapterResponse()
+
+    async def UnregisterAdapter(  # noqa: N802, D102
+        self,
+        request: pb.UnregisterAdapterRequest,
+        context: grpc.aio.ServicerContext[pb.UnregisterAdapterRequest, pb.UnregisterAdapterResponse],
+    ) -> pb.UnregisterAdapterResponse:
+        if self._cluster.adapters.pop(request.adapter_id, None) is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"adapter_id {request.adapter_id!r} is not known")
+        return pb.UnregisterAdapterResponse()
+
+    async def GetStatus(  # noqa: N802, D102
+        self,
+        request: pb.GetStatusRequest,
+        context: grpc.aio.ServicerContext[pb.GetStatusRequest, pb.GetStatusResponse],
+    ) -> pb.GetStatusResponse:
+        cluster = self._cluster
+        return pb.GetStatusResponse(
+            model=self._settings.model,
+            time_scale=self._settings.time_scale,
+            max_req_input_len=self._settings.scheduler.max_req_input_len,
+            max_req_total_len=self._settings.scheduler.max_req_total_len,
+            num_unplaced=len(cluster.unplaced),
+            adapters=[wire.adapter_to(adapter) for adapter in cluster.adapters.values()],
+            workers=[_worker_status(worker) for worker in cluster.workers.values()],
+        )
+
+
+def _worker_status(worker: Dispatcher) -> types_pb2.Worker:
+    state = types_pb2.WORKER_STATE_DRAINING if worker.draining else types_pb2.WORKER_STATE_READY
+    return types_pb2.Worker(
+        worker_id=worker.worker_id,
+        state=state,
+        gpu=worker.hello.gpu,
+        model=worker.hello.model,
+        tensor_parallel=worker.hello.tensor_parallel,
+        num_running=worker.replica.num_running,
+        num_waiting=worker.replica.num_waiting,
+        kv_tokens=worker.replica.kv_tokens,
+        max_total_token_num=worker.max_total_token_num,
+        resident_adapters=sorted(worker.replica.resident_adapters),
+    )

@@ -1,0 +1,248 @@
+"""One attached worker: the live driver of its replica.
+
+The core decides, this module carries: it asks the replica for a plan, sends it, commits each step's outcome as it
+arrives, and asks again when the worker hands back. Between plans it only passes on what comes in: an arrival or a
+cancel that may change the running plan sends the worker an Interrupt.
+
+Nothing here awaits; what is to be sent gathers in an outbox that the stream's writer drains.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from lorrery.v1 import scheduler_pb2 as pb
+
+from chassis.clock import DeviceClock
+from chassis.log import get_logger
+from scheduler import wire
+from scheduler.core.plan import Admitted, Cancelled, Event, Finished, FirstToken, Idle, Plan
+from scheduler.core.replica import Replica
+from scheduler.core.sequence import Sequence
+from scheduler.live import Live
+from scheduler.metrics import SchedulerMetrics
+from scheduler.routers import RouterLink
+
+log = get_logger("scheduler.workers")
+
+
+class Owner(Protocol):
+    """What a dispatcher needs of the cluster it belongs to."""
+
+    clock: DeviceClock
+    metrics: SchedulerMetrics
+    lives: dict[int, Live]
+
+    def forget(self, live: Live) -> None:
+        """Drop a request that has ended."""
+        ...
+
+
+class Dispatcher:
+    """Drives one replica with one worker.
+
+    Args:
+        hello: how the worker announced itself.
+        replica: its batch and queue.
+        cluster: whose requests it serves.
+    """
+
+    def __init__(self, hello: pb.WorkerHello, replica: Replica, max_total_token_num: int, cluster: Owner) -> None:
+        self.hello = hello
+        self.worker_id = hello.worker_id
+        self.replica = replica
+        self.max_total_token_num = max_total_token_num
+        self.draining = False
+        self.last_heard = time.monotonic()
+        self._cluster = cluster
+        self._clock = cluster.clock
+        self._metrics = cluster.metrics
+        self._plan: Plan | None = None
+        self._plan_id = 0
+        self._steps_left = 0
+        self._boundary_ps = 0
+        self._interrupt_ps: int | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._outbox: list[pb.AttachResponse] = []
+        self._wake = asyncio.Event()
+        self._fan_out: _FanOut | None = None
+
+    # --- what comes in from requests --------------------------------------------------------------------------------
+
+    def submit(self, live: Live, at_ps: int) -> None:
+        """Give the worker's queue a request."""
+        live.dispatcher = self
+        heeded = self.replica.heeds_arrivals()
+        self.replica.submit(live.sequence, at_ps)
+        self._nudge(at_ps, heeded)
+
+    def cancel(self, live: Live, at_ps: int) -> None:
+        """Withdraw a request."""
+        self.replica.cancel(live.sequence.handle, at_ps)
+        self._nudge(at_ps, heeded=True)
+
+    def _nudge(self, at_ps: int, heeded: bool) -> None:
+        if self._plan is None:
+            self._decide(at_ps)
+        elif heeded and self._steps_left > 1 and self._interrupt_ps is None:
+            self._interrupt_ps = at_ps
+            self._send(pb.AttachResponse(interrupt=pb.Interrupt(plan_id=self._plan_id, at_ps=at_ps)))
+
+    # --- deciding ---------------------------------------------------------------------------------------------------
+
+    def _decide(self, at_ps: int) -> None:
+        """Plan at this boundary, or as soon as there is something to do."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        at_ps = max(at_ps, self._boundary_ps)
+        while True:
+            started = time.thread_time()
+            decision = self.replica.plan(at_ps)
+            self._metrics.plan_seconds.observe(time.thread_time() - started)
+            self._handle(decision.events)
+            if isinstance(decision, Plan):
+                self._start(decision)
+                return
+            if decision.until_ps is None or decision.until_ps > self._clock.now_ps():
+                self._idle(decision)
+                return
+            at_ps = decision.until_ps
+
+    def _start(self, plan: Plan) -> None:
+        self._plan = plan
+        self._plan_id += 1
+        self._steps_left = plan.max_steps
+        self._interrupt_ps = None
+        message = wire.plan_to(
+            plan, self._plan_id, self._clock.now_ps(), self._cluster.lives.__getitem__, self.hello.needs_prompts
+        )
+        self._metrics.plans.inc()
+        self._metrics.adapter_loads.inc(len(plan.adapter_loads) + len(plan.adapter_prefetches))
+        self._send(pb.AttachResponse(plan=message))
+
+    def _idle(self, idle: Idle) -> None:
+        self._plan = None
+        if idle.until_ps is not None:
+            loop = asyncio.get_running_loop()
+            delay = self._clock.to_monotonic(idle.until_ps) - time.monotonic()
+            self._timer = loop.call_later(max(0.0, delay), self._decide, idle.until_ps)
+
+    # --- what the worker did ----------------------------------------------------------------------------------------
+
+    def step_done(self, step: pb.StepDone) -> None:
+        """Commit one step, pass its tokens on, and plan again if the worker hands back."""
+        if self._plan is None or step.plan_id != self._plan_id:
+            return
+        if step.end_ps > step.start_ps:
+            self._commit(self._plan, step)
+        if step.hand_back:
+            self._plan = None
+            self._boundary_ps = step.end_ps
+            self._decide(step.end_ps)
+        elif self._interrupt_ps is not None and step.end_ps >= self._interrupt_ps:
+            # The worker ran past the boundary at which the event should have taken effect.
+            self._metrics.late_interrupts.inc()
+            self._interrupt_ps = None
+
+    def _commit(self, plan: Plan, step: pb.StepDone) -> None:
+        step_ps = step.end_ps - step.start_ps
+        expected_start_ps = plan.at_ps if self._steps_left == plan.max_steps else self._boundary_ps
+        self._metrics.gap(step.start_ps - expected_start_ps)
+        self._steps_left -= 1
+        self._boundary_ps = step.end_ps
+        if self._fan_out is None or self._fan_out.handles_u32 != step.handles_u32:
+            self._fan_out = _FanOut(step.handles_u32, self._cluster.lives)
+        self._fan_out.send(step.token_ids_u32, step_ps)
+        self._metrics.step(plan, step_ps, len(step.handles_u32) // 4)
+        started = time.thread_time()
+        events = self.replica.commit(plan, wire.ran_from(step))
+        self._metrics.commit_seconds.observe(time.thread_time() - started)
+        self._handle(events)
+
+    def _handle(self, events: list[Event]) -> None:
+        lives = self._cluster.lives
+        for event in events:
+            if isinstance(event, Admitted):
+                live = lives[event.sequence.handle]
+                if live.queue_ps is None and event.sequence.admitted_ps is not None:
+                    live.queue_ps = event.sequence.admitted_ps - event.sequence.arrived_ps
+                    live.cached_tokens = event.sequence.cached_tokens
+                    self._metrics.admitted(live.queue_ps, event.sequence.prompt_tokens)
+                if self.replica.prefix_cache is not None:
+                    self._metrics.prefix_looked_up(event.sequence.prompt_tokens, event.sequence.cached_tokens)
+            elif isinstance(event, FirstToken):
+                self._metrics.first_token(event.at_ps - event.sequence.arrived_ps)
+            elif isinstance(event, Finished):
+                live = lives[event.sequence.handle]
+                live.router.finished(wire.finished_to(live, event.reason, event.output_tokens, self.worker_id))
+                self._metrics.finished(event.reason)
+                self._cluster.forget(live)
+            elif isinstance(event, Cancelled):
+                self._metrics.requests.labels("cancelled").inc()
+                self._cluster.forget(lives[event.sequence.handle])
+
+    # --- the stream -------------------------------------------------------------------------------------------------
+
+    def _send(self, message: pb.AttachResponse) -> None:
+        self._outbox.append(message)
+        self._wake.set()
+
+    async def write_all(self, write: Callable[[pb.AttachResponse], Awaitable[None]]) -> None:
+        """Write what is to be sent, in order, until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            messages, self._outbox = self._outbox, []
+            for message in messages:
+                await write(message)
+
+    def lose(self, at_ps: int) -> list[Sequence]:
+        """Give back what is unfinished; the dispatcher is of no more use."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._plan = None
+        unfinished, events = self.replica.lose(max(at_ps, self._boundary_ps))
+        self._handle(events)
+        return unfinished
+
+    def give_back_waiting(self) -> list[Sequence]:
+        """Give back what waits, while the rest runs on (a draining worker)."""
+        waiting, events = self.replica.withdraw_waiting()
+        self._handle(events)
+        return waiting
+
+
+class _FanOut:
+    """Which tokens of a step go to which router; built once for as long as the same sequences get tokens."""
+
+    def __init__(self, handles_u32: bytes, lives: dict[int, Live]) -> None:
+        self.handles_u32 = handles_u32
+        handles = wire.u32_array(handles_u32)
+        self._outputs: list[Callable[[int], None]] = []
+        places: dict[RouterLink, tuple[list[int], list[int]]] = {}
+        for index, handle in enumerate(handles):
+            live = lives.get(handle)
+            if live is None:  # cancelled while this plan runs
+                self._outputs.append(_nowhere)
+                continue
+            self._outputs.append(live.token_ids.append)
+            indices, router_handles = places.setdefault(live.router, ([], []))
+            indices.append(index)
+            router_handles.append(live.router_handle)
+        self._whole = len(places) == 1 and len(next(iter(places.values()))[0]) == len(handles)
+        self._places = [
+            (router, indices, wire.u32_bytes(router_handles)) for router, (indices, router_handles) in places.items()
+        ]
+
+    def send(self, token_ids_u32: bytes, step_ps: int) -> None:
+        for append, token_id in zip(self._outputs, wire.u32_array(token_ids_u32), strict=True):
+            append(token_id)
+        for router, indices, router_handles_u32 in self._places:
+            token_ids = token_ids_u32 if self._whole else wire.take(token_ids_u32, indices)
+            router.tokens(router_handles_u32, token_ids, step_ps)
+
+
+def _nowhere(_token_id: int) -> None:
+    """Drop a token that nobody waits for."""

@@ -1,0 +1,131 @@
+"""Drives a replica under a virtual clock with a device of simple integer step times.
+
+Two drivers share it: `step_by_step` plans before every step (the oracle), `jump` lets each plan run as long as it says.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from scheduler.core.plan import (
+    AdaptersKept,
+    Admitted,
+    Cancelled,
+    EndReason,
+    Event,
+    Finished,
+    FirstToken,
+    Idle,
+    Plan,
+    Ran,
+)
+from scheduler.core.replica import Replica
+from scheduler.core.sequence import Sequence
+
+STEP_PS = 1_000
+TOKEN_PS = 7
+
+
+@dataclass
+class World:
+    """What happens from outside: arrivals with their hidden true lengths, and cancels."""
+
+    arrivals: list[tuple[int, Sequence, int]]
+    cancels: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass
+class Device:
+    """Ends a sequence at its hidden length; a step takes STEP_PS + TOKEN_PS per token computed or cached."""
+
+    true_lengths: dict[int, int]
+    produced: dict[int, int] = field(default_factory=dict)
+    cached: dict[int, int] = field(default_factory=dict)
+
+    def run(self, plan: Plan, at_ps: int, max_steps: int, until_ps: int | None) -> Ran:
+        for sequence in plan.leaves:
+            self.produced.pop(sequence.handle, None)
+            self.cached.pop(sequence.handle, None)
+        if plan.prefills:
+            end_ps = at_ps + STEP_PS + TOKEN_PS * sum(chunk.new_tokens for chunk in plan.prefills)
+            for chunk in plan.prefills:
+                self.produced[chunk.sequence.handle] = chunk.sequence.produced_tokens + 1
+                self.cached[chunk.sequence.handle] = chunk.sequence.input_tokens
+            return Ran(1, end_ps, self._ended([chunk.sequence.handle for chunk in plan.prefills]))
+        end_ps, steps = at_ps, 0
+        while True:
+            end_ps += STEP_PS + TOKEN_PS * sum(self.cached.values())
+            steps += 1
+            for handle in self.produced:
+                self.produced[handle] += 1
+                self.cached[handle] += 1
+            ended = self._ended(list(self.produced))
+            if ended or steps == max_steps or (until_ps is not None and end_ps >= until_ps):
+                return Ran(steps, end_ps, ended)
+
+    def _ended(self, handles: list[int]) -> list[tuple[int, EndReason]]:
+        ended = [handle for handle in handles if self.produced[handle] >= self.true_lengths[handle]]
+        for handle in ended:
+            del self.produced[handle], self.cached[handle]
+        return [(handle, EndReason.EOS) for handle in ended]
+
+
+Log = list[tuple[object, ...]]
+
+
+def note(event: Event, at_ps: int) -> tuple[object, ...]:
+    if isinstance(event, Admitted):
+        return ("admitted", at_ps, event.sequence.handle, event.sequence.cached_tokens)
+    if isinstance(event, Cancelled):
+        return ("cancelled", at_ps, event.sequence.handle)
+    if isinstance(event, FirstToken):
+        return ("first", event.at_ps, event.sequence.handle)
+    if isinstance(event, Finished):
+        return ("finished", event.at_ps, event.sequence.handle, event.reason.value, event.output_tokens)
+    assert isinstance(event, AdaptersKept)
+    return ("kept", at_ps, event.adapter_ids)
+
+
+def step_by_step(replica: Replica, world: World, check: Callable[[Replica], None] = lambda replica: None) -> Log:
+    return _drive(replica, world, jump_steps=False, check=check)
+
+
+def jump(replica: Replica, world: World, check: Callable[[Replica], None] = lambda replica: None) -> Log:
+    return _drive(replica, world, jump_steps=True, check=check)
+
+
+def _drive(replica: Replica, world: World, *, jump_steps: bool, check: Callable[[Replica], None]) -> Log:
+    coming: list[tuple[int, int, Sequence | int]] = [(at, 0, sequence) for at, sequence, _ in world.arrivals]
+    coming += [(at, 1, handle) for at, handle in world.cancels]
+    coming.sort(key=lambda event: event[:2])
+    device = Device({sequence.handle: length for _, sequence, length in world.arrivals})
+    log: Log = []
+    at_ps = 0
+
+    def hand_in(until_ps: int) -> None:
+        while coming and coming[0][0] <= until_ps:
+            at, _, what = coming.pop(0)
+            if isinstance(what, Sequence):
+                replica.submit(what, at)
+            else:
+                replica.cancel(what, at)
+
+    for _ in range(200_000):
+        hand_in(at_ps)
+        decision = replica.plan(at_ps)
+        log += [note(event, at_ps) for event in decision.events]
+        check(replica)
+        if isinstance(decision, Idle):
+            times = [time for time in (decision.until_ps, coming[0][0] if coming else None) if time is not None]
+            if not times:
+                return log
+            at_ps = max(at_ps, min(times))
+            continue
+        until_ps = decision.until_ps
+        bounding = [at for at, kind, _ in coming if kind == 1 or replica.heeds_arrivals()]
+        if bounding:
+            until_ps = bounding[0] if until_ps is None else min(until_ps, bounding[0])
+        ran = device.run(decision, at_ps, decision.max_steps if jump_steps else 1, until_ps)
+        at_ps = ran.end_ps
+        log += [note(event, at_ps) for event in replica.commit(decision, ran)]
+        check(replica)
+    raise AssertionError("the replica never became idle")

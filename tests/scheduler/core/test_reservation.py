@@ -1,0 +1,63 @@
+"""The peak reservation against its definition, step by step."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.core.reservation import PeakReservation, steps_until_fits
+from scheduler.core.running import Running
+from scheduler.core.sequence import Sequence
+
+entries = st.tuples(st.integers(1, 20), st.integers(0, 15))
+
+
+def peak(held_and_left: list[tuple[int, int]]) -> int:
+    most = held_so_far = 0
+    for count, (held, left) in enumerate(sorted(held_and_left, key=lambda entry: -entry[1]), start=1):
+        held_so_far += held
+        most = max(most, left * count + held_so_far)
+    return most
+
+
+def reservation(held_and_left: list[tuple[int, int]]) -> PeakReservation:
+    ordered = sorted(held_and_left, key=lambda entry: -entry[1])
+    return PeakReservation(
+        np.array([left for _, left in ordered], np.int64), np.array([held for held, _ in ordered], np.int64)
+    )
+
+
+@given(present=st.lists(entries, max_size=8), first=entries, second=entries)
+def test_peak_with_one_more_and_after_adding_it(
+    present: list[tuple[int, int]], first: tuple[int, int], second: tuple[int, int]
+) -> None:
+    reserved = reservation(present)
+    assert reserved.peak_with(*first) == peak([*present, first])
+    reserved.add(*first)
+    assert len(reserved) == len(present) + 1
+    assert reserved.peak_with(*second) == peak([*present, first, second])
+
+
+@given(present=st.lists(entries, max_size=8), candidate=entries)
+def test_peaks_of_future_steps_equal_stepping_there(present: list[tuple[int, int]], candidate: tuple[int, int]) -> None:
+    steps = np.arange(min((left for _, left in present), default=3) + 1)
+    ahead = reservation(present).peaks_with_after(*candidate, steps)
+    assert list(ahead) == [peak([*((h + k, left - k) for h, left in present), candidate]) for k in steps.tolist()]
+
+
+@given(
+    present=st.lists(st.tuples(st.integers(1, 20), st.integers(2, 30)), min_size=1, max_size=6),
+    candidate=st.tuples(st.integers(1, 20), st.integers(1, 30)),
+    pool=st.integers(5, 200),
+)
+def test_steps_until_fits_is_the_first_step_at_which_the_candidate_fits(
+    present: list[tuple[int, int]], candidate: tuple[int, int], pool: int
+) -> None:
+    running = Running()
+    for handle, (prompt, budget) in enumerate(present):
+        running.join(Sequence(handle, prompt, budget))
+    limit = running.steps_to_length()
+    answer = steps_until_fits(running, *candidate, pool, limit)
+    for step in range(1, answer + 1):
+        running.advance(1)
+        fits = PeakReservation(*running.reservations()).peak_with(*candidate) <= pool
+        assert fits == (step == answer) or step == limit
