@@ -1,0 +1,202 @@
+"""`lorrery validate golden`: what it accepts, what it says, how it exits."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cli.golden.kinds import KINDS
+from cli.main import app as lorrery
+from cli.validate import app
+
+EXCERPTS = Path(__file__).parent.parent / "golden"
+CLOSING_LINE = re.compile(r"\d+ passed, \d+ failed, \d+ skipped")
+
+
+def golden(*files: Path) -> tuple[int, list[str]]:
+    result = CliRunner().invoke(app, ["golden", *map(str, files)])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.output.splitlines()
+
+
+def records(name: str) -> list[dict]:
+    return [json.loads(line) for line in (EXCERPTS / f"{name}.jsonl").read_text().splitlines()]
+
+
+def write(path: Path, *rows: object) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize("name", ["req_queue", "sampling_params", "llmmock_trie", "run_exp_metrics"])
+def test_a_renamed_file_is_known_by_its_records(tmp_path, name):
+    renamed = shutil.copy(EXCERPTS / f"{name}.jsonl", tmp_path / "vtc_req_queue.txt")
+
+    exit_code, lines = golden(renamed)
+
+    count = len(records(name))
+    assert exit_code == 0
+    assert lines == [str(renamed), f"  {name}: {count} passed", f"{count} passed, 0 failed, 0 skipped"]
+
+
+def test_one_file_may_hold_every_kind(tmp_path):
+    rows = [row for name in ("length_limits", "llmmock_step_time", "req_queue") for row in records(name)[:2]]
+
+    exit_code, lines = golden(write(tmp_path / "mixed.jsonl", *rows[::-1]))
+
+    assert exit_code == 0
+    assert lines[1:] == [
+        "  req_queue: 2 passed",
+        "  llmmock_step_time: 2 passed",
+        "  length_limits: 2 passed",
+        "6 passed, 0 failed, 0 skipped",
+    ]
+
+
+def test_no_record_is_of_two_kinds():
+    for path in EXCERPTS.glob("*.jsonl"):
+        for record in records(path.stem):
+            assert sum(kind.detect(record) for kind in KINDS) == 1, (path.stem, record.get("id"))
+
+
+def _swap_admitted(record: dict) -> None:
+    next(round_ for round_ in record["rounds"] if round_["admitted"])["admitted"].append("r999")
+
+
+def _shift_peak(record: dict) -> None:
+    next(round_ for round_ in record["rounds"] if round_["checks"])["checks"][0][1] += 1
+
+
+CORRUPTIONS = {
+    "req_queue admitted": ("req_queue", _swap_admitted),
+    "req_queue peak": ("req_queue", _shift_peak),
+    "router_loop counter": ("router_loop", lambda record: record["steps"][0].update(hwt=7)),
+    "router_loop finish": ("router_loop", lambda record: record["steps"][-2].update(finished=["r999"])),
+    "router_loop left": ("router_loop", lambda record: record["left_waiting"].append("r999")),
+    "sampling_params": ("sampling_params", lambda record: record.update(error="something else")),
+    "length_limits": ("length_limits", lambda record: record.update(error="something else")),
+    "trie size": ("llmmock_trie", lambda record: record.update(edges_before_prune=999)),
+    "trie edges": ("llmmock_trie", lambda record: record["kept_edges"].append([999])),
+    "step time": ("llmmock_step_time", lambda record: record.update(step_time_s=record["step_time_s"] * 1.00001)),
+    "decode length": ("llmmock_decode_length", lambda record: record.update(decode_length=49)),
+    "trace": ("trace_generate_requests", lambda record: record["req_time"].__setitem__(3, 0.25)),
+    "metrics": ("run_exp_metrics", lambda record: record["result"].update(throughput=1.5)),
+}
+
+
+@pytest.mark.parametrize("corruption", CORRUPTIONS)
+def test_a_wrong_expectation_fails_and_names_the_case(tmp_path, corruption):
+    name, corrupt = CORRUPTIONS[corruption]
+    rows = [row for row in records(name) if row.get("policy", "slora") == "slora"]
+    wrong = next(row for row in rows if any(round_["admitted"] for round_ in row.get("rounds", [{"admitted": 1}])))
+    corrupt(wrong)
+    wrong["id"] = "the-wrong-one"
+    good = next(row for row in rows if row is not wrong)
+
+    exit_code, lines = golden(write(tmp_path / "wrong.jsonl", good, wrong))
+
+    assert exit_code == 1
+    assert lines[-1] == "1 passed, 1 failed, 0 skipped"
+    assert any("the-wrong-one (line 2)" in line for line in lines)
+    assert any(line.startswith("      expected ") for line in lines)
+    assert any(line.startswith("      got ") for line in lines)
+
+
+def test_ambiguous_ties_are_compared_by_their_counts(tmp_path):
+    record = next(row for row in records("llmmock_trie") if row["tie_ambiguous"])
+    record["kept_edges"] = record["kept_edges"][:-1]
+
+    exit_code, lines = golden(write(tmp_path / "trie.jsonl", record))
+
+    assert exit_code == 1
+    assert any("length of counts of kept_edges" in line for line in lines)
+
+
+def test_many_failures_are_cut_short(tmp_path):
+    rows = records("length_limits")[:8]
+    for row in rows:
+        row["error"] = "no"
+
+    _, lines = golden(write(tmp_path / "wrong.jsonl", *rows))
+
+    assert "    and 3 more failed" in lines
+    assert lines[-1] == "0 passed, 8 failed, 0 skipped"
+
+
+@pytest.mark.parametrize("content", ["", "\n\n"])
+def test_nothing_passed_is_a_failure(tmp_path, content):
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text(content)
+
+    exit_code, lines = golden(empty)
+
+    assert exit_code == 1
+    assert lines == [str(empty), "  no records", "0 passed, 0 failed, 0 skipped"]
+
+
+def test_a_part_that_does_not_exist_yet_is_skipped_with_the_reason_and_fails(tmp_path):
+    rows = [records("length_limits")[0], *records("vtc_req_queue")[:2]]
+
+    exit_code, lines = golden(write(tmp_path / "mixed.jsonl", *rows))
+
+    assert exit_code == 1
+    assert lines[-2:] == [
+        "skipped 2 of vtc_req_queue: not modelled yet: the fair queue (virtual token counters)",
+        "1 passed, 0 failed, 2 skipped",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"id": "x", ', "not JSON: "),
+        ("[1, 2]", "a golden record is a JSON object, and this is list"),
+        ('{"id": "x", "colour": 1}', "no known kind of golden record has these fields: colour, id"),
+        ('{"prompt_len": null, "decode_length": 5}', "cannot be replayed: TypeError: "),
+    ],
+)
+def test_a_line_that_cannot_be_replayed_is_named_and_the_rest_goes_on(tmp_path, line, message):
+    path = tmp_path / "odd.jsonl"
+    good = json.dumps(records("length_limits")[0])
+    path.write_text(f"{good}\n\n{line}\n{good}\n")
+
+    exit_code, lines = golden(path)
+
+    assert exit_code == 1
+    assert any(f"{path}:3: {message}" in shown for shown in lines)
+    assert lines[-1] == "2 passed, 1 failed, 0 skipped"
+
+
+def test_a_file_that_is_no_text_is_a_failure(tmp_path):
+    path = tmp_path / "binary.jsonl"
+    path.write_bytes(b"\x1f\x8b\xff\xfe")
+
+    exit_code, lines = golden(path)
+
+    assert exit_code == 1
+    assert any(f"{path}: cannot be read: " in line for line in lines)
+    assert lines[-1] == "0 passed, 1 failed, 0 skipped"
+
+
+def test_a_missing_file_is_a_usage_error(tmp_path):
+    result = CliRunner().invoke(app, ["golden", str(tmp_path / "missing.jsonl")])
+
+    assert result.exit_code == 2
+
+
+def test_several_files_share_one_closing_line():
+    exit_code, lines = golden(EXCERPTS / "length_limits.jsonl", EXCERPTS / "req_queue.jsonl")
+
+    assert exit_code == 0
+    assert [line for line in lines if CLOSING_LINE.fullmatch(line)] == [lines[-1]]
+    assert lines[-1] == f"{len(records('length_limits')) + len(records('req_queue'))} passed, 0 failed, 0 skipped"
+
+
+def test_the_lorrery_command_leads_here():
+    result = CliRunner().invoke(lorrery, ["validate", "golden", str(EXCERPTS / "length_limits.jsonl")])
+
+    assert result.exit_code == 0
+    assert result.output.splitlines()[-1] == f"{len(records('length_limits'))} passed, 0 failed, 0 skipped"
