@@ -229,7 +229,12 @@ class Cluster:
             prefetch=own.prefetch,
             strict=own.strict,
         )
-        replica = build_replica(own.policy, limits, self.prefix_cache)
+        replica = build_replica(
+            own.policy,
+            limits,
+            self.prefix_cache,
+            min_computed_tokens=0 if hello.step_time_model == "llm-mock" else 1,
+        )
         worker = Dispatcher(hello, replica, limits.max_total_token_num, self)
         self.workers[hello.worker_id] = worker
         log.info(

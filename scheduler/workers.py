@@ -64,6 +64,7 @@ class Dispatcher:
         self._boundary_ps = 0
         self._interrupt_ps: int | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._soon: asyncio.Handle | None = None
         self._outbox: list[pb.AttachResponse] = []
         self._wake = asyncio.Event()
         self._fan_out: _FanOut | None = None
@@ -84,7 +85,9 @@ class Dispatcher:
 
     def _nudge(self, at_ps: int, heeded: bool) -> None:
         if self._plan is None:
-            self._decide(at_ps)
+            # Not at once: what comes in together, such as the sequences of a lost worker, is decided on together.
+            if self._soon is None:
+                self._soon = asyncio.get_running_loop().call_soon(self._decide, at_ps)
         elif heeded and self._steps_left > 1 and self._interrupt_ps is None:
             self._interrupt_ps = at_ps
             self._send(pb.AttachResponse(interrupt=pb.Interrupt(plan_id=self._plan_id, at_ps=at_ps)))
@@ -93,9 +96,7 @@ class Dispatcher:
 
     def _decide(self, at_ps: int) -> None:
         """Plan at this boundary, or as soon as there is something to do."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._stop_waiting()
         at_ps = max(at_ps, self._boundary_ps)
         while True:
             started = time.thread_time()
@@ -128,6 +129,12 @@ class Dispatcher:
             loop = asyncio.get_running_loop()
             delay = self._clock.to_monotonic(idle.until_ps) - time.monotonic()
             self._timer = loop.call_later(max(0.0, delay), self._decide, idle.until_ps)
+
+    def _stop_waiting(self) -> None:
+        for handle in (self._timer, self._soon):
+            if handle is not None:
+                handle.cancel()
+        self._timer = self._soon = None
 
     # --- what the worker did ----------------------------------------------------------------------------------------
 
@@ -200,8 +207,7 @@ class Dispatcher:
 
     def lose(self, at_ps: int) -> list[Sequence]:
         """Give back what is unfinished; the dispatcher is of no more use."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._stop_waiting()
         self._plan = None
         unfinished, events = self.replica.lose(max(at_ps, self._boundary_ps))
         self._handle(events)

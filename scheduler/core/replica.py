@@ -23,7 +23,7 @@ from scheduler.core.plan import (
     Plan,
     Ran,
 )
-from scheduler.core.prefix_cache.base import PrefixCache
+from scheduler.core.prefix_cache.base import PrefixCache, usable_tokens
 from scheduler.core.running import Running
 from scheduler.core.sequence import Adapter, Sequence
 
@@ -151,7 +151,7 @@ class Replica:
         needed: set[Adapter] = set()
         for sequence in admitted:
             sequence.admitted_ps = at_ps
-            sequence.cached_tokens = self._cached_tokens(sequence)
+            sequence.cached_tokens = usable_tokens(self.prefix_cache, sequence, self.min_computed_tokens)
             self.prefilling[sequence.handle] = sequence
             if sequence.adapter is not None:
                 needed.add(sequence.adapter)
@@ -162,13 +162,6 @@ class Replica:
             plan.adapter_loads = tuple(sorted(needed))
             self.resident_adapters.update((adapter.adapter_id, adapter) for adapter in needed)
         return plan
-
-    def _cached_tokens(self, sequence: Sequence) -> int:
-        if self.prefix_cache is None:
-            return 0
-        adapter_id = sequence.adapter.adapter_id if sequence.adapter is not None else None
-        hit = self.prefix_cache.match(sequence.prompt_token_ids, adapter_id)
-        return max(0, min(hit, sequence.input_tokens - self.min_computed_tokens))
 
     # --- what the device did ----------------------------------------------------------------------------------------
 

@@ -1,0 +1,350 @@
+"""The scheduler's streams on a real socket, with a worker and a router played by the test."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+import grpc.aio
+import numpy as np
+import pytest
+from lorrery.v1 import scheduler_pb2 as pb
+from lorrery.v1 import scheduler_pb2_grpc, types_pb2
+from prometheus_client import CollectorRegistry
+
+from chassis.settings import Settings, load
+from scheduler.service import SchedulerService
+
+OVERRIDES = (
+    "scheduler.policy='fcfs'",
+    "scheduler.max_num_batched_tokens=4096",
+    "scheduler.worker_timeout_seconds=0.5",
+    "scheduler.worker_wait_seconds=0.3",
+    "scheduler.max_waiting_requests=3",
+    "adapters.registry=[{id='a', rank=8}, {id='big', rank=64}]",
+)
+
+
+class Harness:
+    def __init__(self, settings: Settings) -> None:
+        self.registry = CollectorRegistry()
+        self.service = SchedulerService(settings, self.registry)
+        self.server = grpc.aio.server()
+        self.service.register(self.server)
+        port = self.server.add_insecure_port("127.0.0.1:0")
+        self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+        self.stub = scheduler_pb2_grpc.SchedulerServiceStub(self.channel)
+        self.calls: list[grpc.aio.StreamStreamCall] = []
+
+    def value(self, name: str, **labels: str) -> float:
+        return self.registry.get_sample_value(f"lorrery_scheduler_{name}", labels) or 0.0
+
+    async def route(self, *adapters: types_pb2.Adapter) -> "Router":
+        call = self.stub.Route()
+        self.calls.append(call)
+        await call.write(pb.RouteRequest(hello=pb.RouterHello(router_id="r", adapters=adapters)))
+        hello = await call.read()
+        assert hello.hello.model == "Llama-2-7B"
+        return Router(call)
+
+    async def attach(self, worker_id: str = "w", model: str = "Llama-2-7B", pool: int = 6000) -> "Worker":
+        call = self.stub.Attach()
+        self.calls.append(call)
+        await call.write(
+            pb.AttachRequest(
+                hello=pb.WorkerHello(worker_id=worker_id, model=model, gpu="test", max_total_token_num=pool)
+            )
+        )
+        welcome = await call.read()
+        assert welcome.welcome.time_scale == 1.0
+        return Worker(call, worker_id)
+
+
+class Router:
+    def __init__(self, call: grpc.aio.StreamStreamCall) -> None:
+        self.call = call
+
+    async def submit(self, handle: int, prompt: int = 10, max_new: int = 4, adapter: str = "", produced=()) -> None:
+        submit = pb.Submit(
+            handle=handle,
+            request_id=f"request-{handle}",
+            adapter_id=adapter,
+            prompt_token_ids_u32=np.arange(prompt, dtype="<u4").tobytes(),
+            produced_token_ids_u32=np.array(produced, "<u4").tobytes(),
+            sampling=pb.Sampling(seed=1, max_new_tokens=max_new),
+        )
+        await self.call.write(pb.RouteRequest(submit=submit))
+
+    async def cancel(self, *handles: int) -> None:
+        await self.call.write(pb.RouteRequest(cancel_handles_u32=np.array(handles, "<u4").tobytes()))
+
+    async def read(self) -> pb.RouteResponse:
+        return await asyncio.wait_for(self.call.read(), 5)
+
+
+class Worker:
+    """Runs what plans say; token ids are 100 x handle + position."""
+
+    def __init__(self, call: grpc.aio.StreamStreamCall, worker_id: str) -> None:
+        self.call = call
+        self.worker_id = worker_id
+        self.lengths: dict[int, tuple[int, int]] = {}
+        self.clock_ps = 0
+
+    async def plan(self) -> pb.Plan:
+        message = await asyncio.wait_for(self.call.read(), 5)
+        assert message.WhichOneof("message") == "plan", message
+        for join in message.plan.joins:
+            self.lengths[join.handle] = (len(join.produced_token_ids_u32) // 4, join.sampling.max_new_tokens)
+        for handle in np.frombuffer(message.plan.leaves_u32, "<u4").tolist():
+            self.lengths.pop(handle, None)
+        return message.plan
+
+    async def step(self, plan: pb.Plan, hand_back: bool | None = None) -> None:
+        """Run one step of the plan; hand back as a worker would, unless told otherwise."""
+        prefills = np.frombuffer(plan.prefill_handles_u32, "<u4").tolist()
+        handles = prefills or list(self.lengths)
+        self.clock_ps = max(self.clock_ps, plan.start_ps) + 1_000_000_000
+        finished = []
+        tokens = []
+        for handle in handles:
+            position, length = self.lengths[handle]
+            tokens.append(100 * handle + position)
+            self.lengths[handle] = (position + 1, length)
+            if position + 1 == length:
+                finished.append(handle)
+                del self.lengths[handle]
+        done = pb.StepDone(
+            plan_id=plan.plan_id,
+            start_ps=self.clock_ps - 1_000_000_000,
+            end_ps=self.clock_ps,
+            handles_u32=np.array(handles, "<u4").tobytes(),
+            token_ids_u32=np.array(tokens, "<u4").tobytes(),
+            finished_handles_u32=np.array(finished, "<u4").tobytes(),
+            finish_reasons_u32=np.array([types_pb2.FINISH_REASON_LENGTH] * len(finished), "<u4").tobytes(),
+            hand_back=bool(prefills) or bool(finished) if hand_back is None else hand_back,
+        )
+        await self.call.write(pb.AttachRequest(step=done))
+
+
+@pytest.fixture
+async def scheduler() -> AsyncIterator[Harness]:
+    harness = Harness(load(None, OVERRIDES))
+    await harness.server.start()
+    try:
+        yield harness
+    finally:
+        for call in harness.calls:
+            call.cancel()
+        await harness.channel.close()
+        await harness.server.stop(None)
+
+
+async def tokens_of(router: Router, handle: int) -> tuple[list[int], pb.Finished]:
+    tokens: list[int] = []
+    while True:
+        message = (await router.read()).tokens
+        handles = np.frombuffer(message.handles_u32, "<u4")
+        tokens += np.frombuffer(message.token_ids_u32, "<u4")[handles == handle].tolist()
+        for finished in message.finished:
+            if finished.handle == handle:
+                return tokens, finished
+
+
+async def test_a_request_travels_to_a_worker_and_its_tokens_back(scheduler: Harness) -> None:
+    worker, router = await scheduler.attach(), await scheduler.route()
+    await router.submit(7, prompt=10, max_new=3, adapter="a")
+    plan = await worker.plan()
+    assert [(join.prompt_tokens, join.adapter.rank) for join in plan.joins] == [(10, 8)]
+    assert plan.adapter_loads[0].adapter_id == "a"
+    await worker.step(plan)
+    plan = await worker.plan()
+    assert (plan.decode, plan.max_steps) == (True, 2)
+    await worker.step(plan)
+    await worker.step(plan)
+    tokens, finished = await tokens_of(router, 7)
+    assert tokens == [100, 101, 102]
+    assert finished.reason == types_pb2.FINISH_REASON_LENGTH
+    assert (finished.usage.prompt_tokens, finished.usage.completion_tokens) == (10, 3)
+    assert finished.usage.worker_id == "w"
+    assert scheduler.value("requests_total", outcome="length") == 1
+    assert scheduler.value("in_flight_requests") == scheduler.value("worker_kv_tokens", worker="w") == 0
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "reason", "words"),
+    [
+        ({"prompt": 2049}, pb.REFUSAL_REASON_NEVER_FITS, ["2049", "max_req_input_len is 2048"]),
+        ({"max_new": 3063}, pb.REFUSAL_REASON_NEVER_FITS, ["3063", "max_req_total_len:3072"]),
+        ({"adapter": "who"}, pb.REFUSAL_REASON_UNKNOWN_ADAPTER, ["adapter_id 'who'"]),
+        ({"prompt": 0}, pb.REFUSAL_REASON_INVALID, ["prompt has 0 tokens"]),
+        ({"max_new": 0}, pb.REFUSAL_REASON_INVALID, ["max_new_tokens is 0"]),
+        ({"prompt": 1000, "max_new": 900, "adapter": "big"}, pb.REFUSAL_REASON_NEVER_FITS, ["256 slots", "2100"]),
+    ],
+)
+async def test_what_cannot_be_served_is_refused_at_once(
+    scheduler: Harness, kwargs: dict[str, object], reason: int, words: list[str]
+) -> None:
+    await scheduler.attach(pool=2100)
+    router = await scheduler.route()
+    await router.submit(1, **kwargs)  # type: ignore[arg-type]
+    refused = (await router.read()).refused
+    assert (refused.handle, refused.reason) == (1, reason)
+    assert all(word in refused.message for word in words), refused.message
+    assert scheduler.value("in_flight_requests") == 0
+
+
+async def test_requests_wait_for_a_worker_and_give_up_after_worker_wait_seconds(scheduler: Harness) -> None:
+    router = await scheduler.route()
+    await router.submit(1)
+    refused = (await router.read()).refused
+    assert refused.reason == pb.REFUSAL_REASON_NO_WORKER
+    await router.submit(2)
+    worker = await scheduler.attach()
+    assert len((await worker.plan()).joins) == 1
+
+
+async def test_a_full_queue_refuses_new_requests_but_not_resumed_ones(scheduler: Harness) -> None:
+    router = await scheduler.route()
+    for handle in (1, 2, 3, 4):
+        await router.submit(handle)
+    refused = (await router.read()).refused
+    assert (refused.handle, refused.reason) == (4, pb.REFUSAL_REASON_QUEUE_FULL)
+    await router.submit(5, produced=[9])
+    worker = await scheduler.attach()
+    assert len((await worker.plan()).joins) == 4
+
+
+async def test_a_worker_of_another_model_is_refused(scheduler: Harness) -> None:
+    worker = await scheduler.attach(model="BLOOM-176B")
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await worker.call.read()
+    assert error.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert "BLOOM-176B" in (error.value.details() or "")
+
+
+async def test_a_lost_workers_sequences_go_on_elsewhere_with_their_tokens(scheduler: Harness) -> None:
+    first, router = await scheduler.attach("first"), await scheduler.route()
+    await router.submit(1, max_new=4)
+    plan = await first.plan()
+    await first.step(plan)
+    plan = await first.plan()
+    await first.step(plan, hand_back=False)
+    second = await scheduler.attach("second")
+    assert np.frombuffer((await router.read()).tokens.token_ids_u32, "<u4").tolist() == [100]
+    assert np.frombuffer((await router.read()).tokens.token_ids_u32, "<u4").tolist() == [101]
+    first.call.cancel()
+    plan = await second.plan()
+    assert np.frombuffer(plan.joins[0].produced_token_ids_u32, "<u4").tolist() == [100, 101]
+    assert np.frombuffer(plan.prefill_new_tokens_u32, "<u4").tolist() == [12]
+    await second.step(plan)
+    await second.step(await second.plan())
+    tokens, finished = await tokens_of(router, 1)
+    assert tokens == [102, 103]
+    assert (finished.usage.completion_tokens, finished.usage.num_requeues) == (4, 1)
+    assert finished.usage.prompt_tokens == 10
+    assert finished.usage.worker_id == "second"
+    assert scheduler.value("workers_lost_total") == scheduler.value("requeued_sequences_total") == 1
+
+
+async def test_a_silent_worker_is_lost_and_what_it_says_later_is_dropped(scheduler: Harness) -> None:
+    silent, router = await scheduler.attach("silent"), await scheduler.route()
+    await router.submit(1, max_new=2)
+    await silent.plan()
+    assert await asyncio.wait_for(silent.call.read(), 5) is grpc.aio.EOF  # after worker_timeout_seconds
+    other = await scheduler.attach("other")
+    await other.step(await other.plan())
+    await other.step(await other.plan())
+    tokens, finished = await tokens_of(router, 1)
+    assert (tokens, finished.usage.worker_id) == ([100, 101], "other")
+
+
+async def test_a_draining_worker_keeps_what_runs_and_gives_back_what_waits(scheduler: Harness) -> None:
+    first, router = await scheduler.attach("first", pool=40), await scheduler.route()
+    await router.submit(1, prompt=20, max_new=4)
+    plan = await first.plan()
+    await router.submit(2, prompt=20, max_new=3)
+    await first.step(plan)
+    plan = await first.plan()
+    assert plan.decode
+    await first.call.write(pb.AttachRequest(draining=pb.WorkerDraining()))
+    second = await scheduler.attach("second", pool=40)
+    moved = await second.plan()
+    assert [join.sampling.max_new_tokens for join in moved.joins] == [3]
+    for _ in range(3):
+        await first.step(plan)
+    tokens, finished = await tokens_of(router, 1)
+    assert (len(tokens), finished.usage.worker_id) == (4, "first")
+    status = await scheduler.stub.GetStatus(pb.GetStatusRequest())
+    assert {w.worker_id: w.state for w in status.workers}["first"] == types_pb2.WORKER_STATE_DRAINING
+
+
+async def test_a_cancel_interrupts_the_plan_and_frees_everything(scheduler: Harness) -> None:
+    worker, router = await scheduler.attach(), await scheduler.route()
+    await router.submit(1, max_new=50)
+    await worker.step(await worker.plan())
+    plan = await worker.plan()
+    await router.cancel(1)
+    message = await asyncio.wait_for(worker.call.read(), 5)
+    assert message.interrupt.plan_id == plan.plan_id
+    await worker.step(plan, hand_back=True)
+    await router.submit(2, max_new=1)
+    plan = await worker.plan()
+    while not plan.leaves_u32:
+        plan = await worker.plan()
+    assert len(np.frombuffer(plan.leaves_u32, "<u4")) == 1
+    assert scheduler.value("requests_total", outcome="cancelled") == 1
+
+
+async def test_a_router_that_goes_takes_its_requests_with_it(scheduler: Harness) -> None:
+    worker, router = await scheduler.attach(), await scheduler.route()
+    await router.submit(1, max_new=50)
+    await worker.step(await worker.plan())
+    plan = await worker.plan()
+    router.call.cancel()
+    assert (await asyncio.wait_for(worker.call.read(), 5)).interrupt.plan_id == plan.plan_id
+    await worker.step(plan, hand_back=True)
+    other = await scheduler.route()
+    await other.submit(1, max_new=1)
+    plan = await worker.plan()
+    assert len(plan.leaves_u32) == 4
+    await worker.step(plan)
+    assert (await tokens_of(other, 1))[0] == [200]
+    assert scheduler.value("in_flight_requests") == scheduler.value("worker_kv_tokens", worker="w") == 0
+
+
+async def test_adapters_come_and_go_at_run_time(scheduler: Harness) -> None:
+    stub = scheduler.stub
+    await stub.RegisterAdapter(pb.RegisterAdapterRequest(adapter=types_pb2.Adapter(adapter_id="new", rank=16)))
+    router = await scheduler.route(types_pb2.Adapter(adapter_id="older", rank=4))
+    status = await stub.GetStatus(pb.GetStatusRequest())
+    assert {adapter.adapter_id: adapter.rank for adapter in status.adapters} == {
+        "a": 8,
+        "big": 64,
+        "new": 16,
+        "older": 4,
+    }
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await stub.RegisterAdapter(pb.RegisterAdapterRequest(adapter=types_pb2.Adapter(adapter_id="new", rank=8)))
+    assert error.value.code() is grpc.StatusCode.ALREADY_EXISTS
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await stub.RegisterAdapter(pb.RegisterAdapterRequest(adapter=types_pb2.Adapter(adapter_id="huge", rank=65)))
+    assert error.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    await stub.UnregisterAdapter(pb.UnregisterAdapterRequest(adapter_id="new"))
+    await router.submit(1, adapter="new")
+    assert (await router.read()).refused.reason == pb.REFUSAL_REASON_UNKNOWN_ADAPTER
+
+
+async def test_draining_refuses_new_requests_and_ends_with_the_last(scheduler: Harness) -> None:
+    worker, router = await scheduler.attach(), await scheduler.route()
+    await router.submit(1, max_new=2)
+    plan = await worker.plan()
+    drained = asyncio.create_task(scheduler.service.drain())
+    assert (await router.read()).WhichOneof("message") == "draining"
+    await router.submit(2)
+    assert (await router.read()).refused.reason == pb.REFUSAL_REASON_DRAINING
+    assert not drained.done()
+    await worker.step(plan)
+    await worker.step(await worker.plan())
+    await asyncio.wait_for(drained, 5)
+    tokens, _ = await tokens_of(router, 1)
+    assert tokens == [100, 101]
