@@ -92,18 +92,27 @@ class Worker:
 
     async def plan(self) -> pb.Plan:
         message = await asyncio.wait_for(self.call.read(), 5)
-        assert message.WhichOneof("message") == "plan", message
+        while message.WhichOneof("message") == "interrupt":  # of a plan that is over
+            message = await asyncio.wait_for(self.call.read(), 5)
         for join in message.plan.joins:
             self.lengths[join.handle] = (len(join.produced_token_ids_u32) // 4, join.sampling.max_new_tokens)
         for handle in np.frombuffer(message.plan.leaves_u32, "<u4").tolist():
             self.lengths.pop(handle, None)
         return message.plan
 
+    async def plan_that_leaves(self, plan: pb.Plan) -> pb.Plan:
+        """Run a step at a time until a plan takes a sequence away."""
+        while not plan.leaves_u32:
+            await self.step(plan, hand_back=True)
+            plan = await self.plan()
+        return plan
+
     async def step(self, plan: pb.Plan, hand_back: bool | None = None) -> None:
         """Run one step of the plan; hand back as a worker would, unless told otherwise."""
         prefills = np.frombuffer(plan.prefill_handles_u32, "<u4").tolist()
         handles = prefills or list(self.lengths)
-        self.clock_ps = max(self.clock_ps, plan.start_ps) + 1_000_000_000
+        start_ps = max(self.clock_ps, plan.start_ps)
+        self.clock_ps = max(start_ps + 1_000_000_000, plan.until_ps)
         finished = []
         tokens = []
         for handle in handles:
@@ -115,7 +124,7 @@ class Worker:
                 del self.lengths[handle]
         done = pb.StepDone(
             plan_id=plan.plan_id,
-            start_ps=self.clock_ps - 1_000_000_000,
+            start_ps=start_ps,
             end_ps=self.clock_ps,
             handles_u32=np.array(handles, "<u4").tobytes(),
             token_ids_u32=np.array(tokens, "<u4").tobytes(),
@@ -286,11 +295,8 @@ async def test_a_cancel_interrupts_the_plan_and_frees_everything(scheduler: Harn
     await router.cancel(1)
     message = await asyncio.wait_for(worker.call.read(), 5)
     assert message.interrupt.plan_id == plan.plan_id
-    await worker.step(plan, hand_back=True)
     await router.submit(2, max_new=1)
-    plan = await worker.plan()
-    while not plan.leaves_u32:
-        plan = await worker.plan()
+    plan = await worker.plan_that_leaves(plan)
     assert len(np.frombuffer(plan.leaves_u32, "<u4")) == 1
     assert scheduler.value("requests_total", outcome="cancelled") == 1
 
@@ -302,12 +308,9 @@ async def test_a_router_that_goes_takes_its_requests_with_it(scheduler: Harness)
     plan = await worker.plan()
     router.call.cancel()
     assert (await asyncio.wait_for(worker.call.read(), 5)).interrupt.plan_id == plan.plan_id
-    await worker.step(plan, hand_back=True)
     other = await scheduler.route()
     await other.submit(1, max_new=1)
-    plan = await worker.plan()
-    assert len(plan.leaves_u32) == 4
-    await worker.step(plan)
+    await worker.step(await worker.plan_that_leaves(plan))
     assert (await tokens_of(other, 1))[0] == [200]
     assert scheduler.value("in_flight_requests") == scheduler.value("worker_kv_tokens", worker="w") == 0
 
