@@ -5,9 +5,9 @@ Requests that find no worker wait here (`unplaced`), for `worker_wait_seconds` a
 
 import asyncio
 import json
+from collections.abc import Iterable
 from functools import cached_property
 
-from lorrery.v1 import scheduler_pb2 as pb
 from prometheus_client import CollectorRegistry
 
 from chassis.clock import DeviceClock
@@ -21,6 +21,7 @@ from scheduler.core.prefix_cache.base import PrefixCache
 from scheduler.core.prefix_cache.static_trie import StaticTrie
 from scheduler.core.sequence import Adapter, Sequence
 from scheduler.live import Live
+from scheduler.messages import RefusalReason, Submit, WorkerHello
 from scheduler.metrics import SchedulerMetrics
 from scheduler.routers import RouterLink
 from scheduler.workers import Dispatcher
@@ -36,7 +37,7 @@ class RefusedError(Exception):
         message: what, the limit, what to do.
     """
 
-    def __init__(self, reason: pb.RefusalReason.ValueType, message: str) -> None:
+    def __init__(self, reason: RefusalReason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message
@@ -67,14 +68,23 @@ class Cluster:
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
-    def submit(self, submit: pb.Submit, router: RouterLink) -> None:
+    def submit(self, submit: Submit, router: RouterLink) -> None:
         """Take in a request, or refuse it on the spot."""
         at_ps = self.clock.now_ps()
-        resumed = bool(submit.produced_token_ids_u32)
+        resumed = bool(submit.produced)
         try:
             adapter = self._known_adapter(submit.adapter_id)
             self._num_handles += 1
-            sequence = wire.sequence_from_submit(submit, self._num_handles, adapter, at_ps)
+            sequence = Sequence(
+                handle=self._num_handles,
+                prompt_tokens=len(submit.prompt_token_ids_u32) // 4,
+                max_new_tokens=submit.max_new_tokens,
+                arrived_ps=at_ps,
+                adapter=adapter,
+                tenant_id=submit.tenant_id,
+                prompt_token_ids=wire.u32_array(submit.prompt_token_ids_u32),
+                produced_tokens=len(submit.produced),
+            )
             if not resumed:
                 self._admissible(sequence)
         except RefusedError as refusal:
@@ -89,7 +99,7 @@ class Cluster:
             request_id=submit.request_id,
             prompt_token_ids_u32=submit.prompt_token_ids_u32,
             sampling=submit.sampling,
-            token_ids=wire.u32_array(submit.produced_token_ids_u32),
+            token_ids=submit.produced,
         )
         self.lives[sequence.handle] = live
         self.empty.clear()
@@ -124,17 +134,17 @@ class Cluster:
         adapter = self.adapters.get(adapter_id)
         if adapter is None:
             raise RefusedError(
-                pb.REFUSAL_REASON_UNKNOWN_ADAPTER,
+                RefusalReason.UNKNOWN_ADAPTER,
                 f"adapter_id {adapter_id!r} is not known; {len(self.adapters)} adapters are, see ListAdapters",
             )
         return adapter
 
     def _admissible(self, sequence: Sequence) -> None:
         if self.draining:
-            raise RefusedError(pb.REFUSAL_REASON_DRAINING, "the scheduler is about to stop")
+            raise RefusedError(RefusalReason.DRAINING, "the scheduler is about to stop")
         if sequence.prompt_tokens < 1 or sequence.max_new_tokens < 1:
             raise RefusedError(
-                pb.REFUSAL_REASON_INVALID,
+                RefusalReason.INVALID,
                 f"prompt has {sequence.prompt_tokens} tokens and max_new_tokens is {sequence.max_new_tokens};"
                 " both must be at least 1",
             )
@@ -142,7 +152,7 @@ class Cluster:
         wrong = check_lengths(sequence.prompt_tokens, sequence.max_new_tokens, limits)
         if wrong is not None:
             raise RefusedError(
-                pb.REFUSAL_REASON_NEVER_FITS,
+                RefusalReason.NEVER_FITS,
                 f"{wrong} (prompt has {sequence.prompt_tokens} tokens, max_new_tokens is {sequence.max_new_tokens};"
                 f" max_req_input_len is {limits.max_req_input_len}, max_req_total_len is {limits.max_req_total_len})",
             )
@@ -150,7 +160,7 @@ class Cluster:
         num_waiting = len(self.unplaced) + sum(worker.replica.num_waiting for worker in self.workers.values())
         if num_waiting >= most:
             raise RefusedError(
-                pb.REFUSAL_REASON_QUEUE_FULL, f"{num_waiting} requests wait; max_waiting_requests is {most}; try later"
+                RefusalReason.QUEUE_FULL, f"{num_waiting} requests wait; max_waiting_requests is {most}; try later"
             )
 
     @property
@@ -176,9 +186,7 @@ class Cluster:
                 live.unplaced = None
             ready[id(replica)].submit(live, at_ps)
         elif ready:
-            self._end(
-                live, pb.REFUSAL_REASON_NEVER_FITS, f"no attached worker can ever take it: {reasons.popitem()[1]}"
-            )
+            self._end(live, RefusalReason.NEVER_FITS, f"no attached worker can ever take it: {reasons.popitem()[1]}")
         elif live.unplaced is None:
             live.dispatcher = None
             self.unplaced[live.sequence.handle] = live
@@ -187,11 +195,11 @@ class Cluster:
                 wait,
                 self._end,
                 live,
-                pb.REFUSAL_REASON_NO_WORKER,
+                RefusalReason.NO_WORKER,
                 f"no worker has attached for {wait:g} s (worker_wait_seconds)",
             )
 
-    def _end(self, live: Live, reason: pb.RefusalReason.ValueType, message: str) -> None:
+    def _end(self, live: Live, reason: RefusalReason, message: str) -> None:
         self.metrics.requests.labels("refused").inc()
         log.info("request_refused", request_id=live.request_id, reason=message)
         live.router.refused(live.router_handle, reason, message)
@@ -206,7 +214,7 @@ class Cluster:
 
     # --- workers ----------------------------------------------------------------------------------------------------
 
-    def attach(self, hello: pb.WorkerHello) -> Dispatcher:
+    def attach(self, hello: WorkerHello) -> Dispatcher:
         """Take in a worker and give it what waits for one.
 
         Raises:
@@ -286,13 +294,13 @@ class Cluster:
 
     # --- routers ----------------------------------------------------------------------------------------------------
 
-    def connect(self, hello: pb.RouterHello) -> RouterLink:
+    def connect(self, router_id: str, adapters: Iterable[Adapter]) -> RouterLink:
         """Take in a router, and the adapters that it was told of at run time."""
-        for message in hello.adapters:
-            self.adapters.setdefault(message.adapter_id, wire.adapter_from(message))
-        router = RouterLink(hello.router_id, self.clock, self.settings.scheduler.max_pending_router_tokens)
+        for adapter in adapters:
+            self.adapters.setdefault(adapter.adapter_id, adapter)
+        router = RouterLink(router_id, self.clock, self.settings.scheduler.max_pending_router_tokens)
         self.routers.add(router)
-        log.info("router_connected", router_id=hello.router_id, num_adapters=len(hello.adapters))
+        log.info("router_connected", router_id=router_id, num_adapters=len(self.adapters))
         return router
 
     def disconnect(self, router: RouterLink) -> None:
@@ -306,6 +314,6 @@ class Cluster:
         """Refuse new requests and tell the routers."""
         self.draining = True
         for router in self.routers:
-            router.send(pb.RouteResponse(draining=pb.SchedulerDraining()))
+            router.send(wire.draining())
         if not self.lives:
             self.empty.set()

@@ -3,7 +3,7 @@
 import asyncio
 from array import array
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from scheduler.core.sequence import Sequence
 
@@ -20,7 +20,7 @@ class Live:
         sequence: what the core knows.
         router: whose it is.
         router_handle: its name on that router's stream.
-        sampling: passed on to the worker as it came, the hidden true length in it.
+        sampling: the wire's message, passed on to the worker as it came, the hidden true length in it.
         token_ids: the output so far, for a resumption.
         dispatcher: the worker that has it; None while it waits for one to attach.
         queue_ps: from arrival to first admission.
@@ -33,7 +33,7 @@ class Live:
     router_handle: int
     request_id: str
     prompt_token_ids_u32: bytes
-    sampling: Any
+    sampling: object
     token_ids: "array[int]" = field(default_factory=lambda: array("I"))
     dispatcher: "Dispatcher | None" = None
     queue_ps: int | None = None

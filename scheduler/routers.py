@@ -8,10 +8,10 @@ slow that `max_pending_tokens` gather is cut off, and resumes its streams on a n
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from lorrery.v1 import scheduler_pb2 as pb
-
 from chassis.clock import DeviceClock
+from scheduler import wire
 from scheduler.live import Live
+from scheduler.messages import RefusalReason
 
 
 class RouterLink:
@@ -32,8 +32,8 @@ class RouterLink:
         self._token_ids: list[bytes] = []
         self._pending_bytes = 0
         self._step_ps = 0
-        self._finished: list[pb.Finished] = []
-        self._others: list[pb.RouteResponse] = []
+        self._finished: list[wire.FinishedMessage] = []
+        self._others: list[wire.ToRouter] = []
         self._wake = asyncio.Event()
         self._overrun = False
 
@@ -46,21 +46,21 @@ class RouterLink:
         self._overrun = self._overrun or self._pending_bytes > self._max_pending_bytes
         self._wake.set()
 
-    def finished(self, message: pb.Finished) -> None:
+    def finished(self, message: wire.FinishedMessage) -> None:
         """Send the end of a sequence, after its tokens."""
         self._finished.append(message)
         self._wake.set()
 
-    def refused(self, handle: int, reason: pb.RefusalReason.ValueType, message: str) -> None:
+    def refused(self, handle: int, reason: RefusalReason, message: str) -> None:
         """Send that a request ends without further tokens."""
-        self.send(pb.RouteResponse(refused=pb.Refused(handle=handle, reason=reason, message=message)))
+        self.send(wire.refused(handle, reason, message))
 
-    def send(self, message: pb.RouteResponse) -> None:
+    def send(self, message: wire.ToRouter) -> None:
         """Send anything else."""
         self._others.append(message)
         self._wake.set()
 
-    async def write_all(self, write: Callable[[pb.RouteResponse], Awaitable[None]]) -> None:
+    async def write_all(self, write: Callable[[wire.ToRouter], Awaitable[None]]) -> None:
         """Write what gathers, until cancelled; returns if too much gathers."""
         while not self._overrun:
             await self._wake.wait()
@@ -68,19 +68,15 @@ class RouterLink:
             for message in self._take():
                 await write(message)
 
-    def _take(self) -> list[pb.RouteResponse]:
-        messages: list[pb.RouteResponse] = []
+    def _take(self) -> list[wire.ToRouter]:
+        messages: list[wire.ToRouter] = []
         if self._handles or self._finished:
-            tokens = pb.Tokens(
-                sent_ps=self._clock.now_ps(),
-                step_ps=self._step_ps,
-                handles_u32=b"".join(self._handles),
-                token_ids_u32=b"".join(self._token_ids),
-                finished=self._finished,
+            handles_u32, token_ids_u32 = b"".join(self._handles), b"".join(self._token_ids)
+            messages.append(
+                wire.tokens(self._clock.now_ps(), self._step_ps, handles_u32, token_ids_u32, self._finished)
             )
             self._handles, self._token_ids, self._finished = [], [], []
             self._pending_bytes = 0
-            messages.append(pb.RouteResponse(tokens=tokens))
         messages += self._others
         self._others = []
         return messages

@@ -60,15 +60,11 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         if first is None or first.WhichOneof("message") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be hello")
             return
-        router = self._cluster.connect(first.hello)
+        router = self._cluster.connect(first.hello.router_id, map(wire.read_adapter, first.hello.adapters))
         try:
-            router.send(
-                pb.RouteResponse(
-                    hello=pb.SchedulerHello(model=self._settings.model, time_scale=self._settings.time_scale)
-                )
-            )
+            router.send(wire.scheduler_hello(self._settings.model, self._settings.time_scale))
             if self._cluster.draining:
-                router.send(pb.RouteResponse(draining=pb.SchedulerDraining()))
+                router.send(wire.draining())
             await until_first_ends(self._read_router(request_iterator, router), router.write_all(context.write))
         finally:
             self._cluster.disconnect(router)
@@ -77,7 +73,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         async for request in requests:
             kind = request.WhichOneof("message")
             if kind == "submit":
-                self._cluster.submit(request.submit, router)
+                self._cluster.submit(wire.read_submit(request.submit), router)
             elif kind == "cancel_handles_u32":
                 for handle in wire.u32_array(request.cancel_handles_u32):
                     self._cluster.cancel(router, handle)
@@ -93,10 +89,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         if first is None or first.WhichOneof("message") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be hello")
             return
-        welcome = pb.WorkerWelcome(time_scale=self._settings.time_scale, sent_ps=self._cluster.clock.now_ps())
-        await context.write(pb.AttachResponse(welcome=welcome))
+        await context.write(wire.welcome(self._settings.time_scale, self._cluster.clock.now_ps()))
         try:
-            worker = self._cluster.attach(first.hello)
+            worker = self._cluster.attach(wire.read_worker_hello(first.hello))
         except ValueError as error:
             log.warning("worker_refused", worker_id=first.hello.worker_id, reason=str(error))
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
@@ -113,7 +108,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             worker.last_heard = time.monotonic()
             kind = message.WhichOneof("message")
             if kind == "step":
-                worker.step_done(message.step)
+                worker.step_done(wire.read_step(message.step))
             elif kind == "draining":
                 self._cluster.drain_worker(worker)
 
@@ -130,7 +125,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         request: pb.RegisterAdapterRequest,
         context: grpc.aio.ServicerContext[pb.RegisterAdapterRequest, pb.RegisterAdapterResponse],
     ) -> pb.RegisterAdapterResponse:
-        adapter = wire.adapter_from(request.adapter)
+        adapter = wire.read_adapter(request.adapter)
         most = self._settings.adapters.max_lora_rank
         if not adapter.adapter_id or adapter.rank < 1:
             await context.abort(
@@ -170,7 +165,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             max_req_input_len=self._settings.scheduler.max_req_input_len,
             max_req_total_len=self._settings.scheduler.max_req_total_len,
             num_unplaced=len(cluster.unplaced),
-            adapters=[wire.adapter_to(adapter) for adapter in cluster.adapters.values()],
+            adapters=[wire.write_adapter(adapter) for adapter in cluster.adapters.values()],
             workers=[_worker_status(worker) for worker in cluster.workers.values()],
         )
 

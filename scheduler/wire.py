@@ -1,4 +1,4 @@
-"""Between the wire (`lorrery.v1`) and the core: the only place of the scheduler that knows both."""
+"""Between the wire (`lorrery.v1`) and the scheduler's own types: the only place that knows both."""
 
 from array import array
 from collections.abc import Callable, Iterable
@@ -11,6 +11,11 @@ from lorrery.v1 import types_pb2
 from scheduler.core.plan import EndReason, Plan, Ran
 from scheduler.core.sequence import Adapter, Sequence
 from scheduler.live import Live
+from scheduler.messages import RefusalReason, StepReport, Submit, WorkerHello
+
+ToRouter = pb.RouteResponse
+ToWorker = pb.AttachResponse
+FinishedMessage = pb.Finished
 
 FINISH_REASON: dict[EndReason, types_pb2.FinishReason.ValueType] = {
     EndReason.EOS: types_pb2.FINISH_REASON_EOS,
@@ -19,8 +24,19 @@ FINISH_REASON: dict[EndReason, types_pb2.FinishReason.ValueType] = {
     EndReason.ABORTED: types_pb2.FINISH_REASON_ABORTED,
 }
 END_REASON: dict[int, EndReason] = {number: reason for reason, number in FINISH_REASON.items()}
+REFUSAL_REASON: dict[RefusalReason, pb.RefusalReason.ValueType] = {
+    RefusalReason.INVALID: pb.REFUSAL_REASON_INVALID,
+    RefusalReason.NEVER_FITS: pb.REFUSAL_REASON_NEVER_FITS,
+    RefusalReason.UNKNOWN_ADAPTER: pb.REFUSAL_REASON_UNKNOWN_ADAPTER,
+    RefusalReason.QUEUE_FULL: pb.REFUSAL_REASON_QUEUE_FULL,
+    RefusalReason.NO_WORKER: pb.REFUSAL_REASON_NO_WORKER,
+    RefusalReason.DRAINING: pb.REFUSAL_REASON_DRAINING,
+}
 
 PS_PER_SECOND = 1e12
+
+
+# --- arrays -----------------------------------------------------------------------------------------------------------
 
 
 def u32_array(data: bytes) -> "array[int]":
@@ -35,75 +51,65 @@ def u32_bytes(numbers: Iterable[int]) -> bytes:
     return np.array(list(numbers), "<u4").tobytes()
 
 
-def sequence_from_submit(submit: pb.Submit, handle: int, adapter: Adapter | None, at_ps: int) -> Sequence:
-    """Make the core's view of a request."""
-    return Sequence(
-        handle=handle,
-        prompt_tokens=len(submit.prompt_token_ids_u32) // 4,
-        max_new_tokens=submit.sampling.max_new_tokens,
-        arrived_ps=at_ps,
-        adapter=adapter,
-        tenant_id=submit.tenant_id,
-        prompt_token_ids=u32_array(submit.prompt_token_ids_u32),
-        produced_tokens=len(submit.produced_token_ids_u32) // 4,
+def take(token_ids_u32: bytes, indices: Many[int]) -> bytes:
+    """Pick some entries of a u32 array."""
+    return np.frombuffer(token_ids_u32, "<u4")[list(indices)].tobytes()
+
+
+# --- from and to routers ----------------------------------------------------------------------------------------------
+
+
+def read_submit(message: pb.Submit) -> Submit:
+    """Read a request."""
+    return Submit(
+        handle=message.handle,
+        request_id=message.request_id,
+        adapter_id=message.adapter_id,
+        tenant_id=message.tenant_id,
+        prompt_token_ids_u32=message.prompt_token_ids_u32,
+        max_new_tokens=message.sampling.max_new_tokens,
+        sampling=message.sampling,
+        produced=u32_array(message.produced_token_ids_u32),
     )
 
 
-def adapter_from(message: types_pb2.Adapter) -> Adapter:
+def read_adapter(message: types_pb2.Adapter) -> Adapter:
     """Read an adapter."""
     return Adapter(message.adapter_id, message.rank)
 
 
-def adapter_to(adapter: Adapter) -> types_pb2.Adapter:
+def write_adapter(adapter: Adapter) -> types_pb2.Adapter:
     """Write an adapter."""
     return types_pb2.Adapter(adapter_id=adapter.adapter_id, rank=adapter.rank)
 
 
-def plan_to(plan: Plan, plan_id: int, sent_ps: int, live: Callable[[int], Live], needs_prompts: bool) -> pb.Plan:
-    """Write a plan; `live` finds the request behind a handle."""
-    chunks = plan.prefills
-    message = pb.Plan(
-        plan_id=plan_id,
-        start_ps=plan.at_ps,
-        sent_ps=sent_ps,
-        max_steps=plan.max_steps,
-        until_ps=plan.until_ps,
-        joins=[_join_to(sequence, live(sequence.handle), needs_prompts) for sequence in plan.joins],
-        decode=plan.decode,
-        adapter_loads=[adapter_to(adapter) for adapter in (*plan.adapter_loads, *plan.adapter_prefetches)],
-        adapter_evictions=plan.adapter_evictions,
-    )
-    if plan.leaves:
-        message.leaves_u32 = u32_bytes(sequence.handle for sequence in plan.leaves)
-    if chunks:
-        message.prefill_handles_u32 = u32_bytes(chunk.sequence.handle for chunk in chunks)
-        message.prefill_new_tokens_u32 = u32_bytes(chunk.new_tokens for chunk in chunks)
-        message.prefill_past_tokens_u32 = u32_bytes(chunk.past_tokens for chunk in chunks)
-        message.prefill_samples_u32 = u32_bytes(chunk.samples for chunk in chunks)
-    return message
+def scheduler_hello(model: str, time_scale: float) -> ToRouter:
+    """Write the answer to a router's hello."""
+    return ToRouter(hello=pb.SchedulerHello(model=model, time_scale=time_scale))
 
 
-def _join_to(sequence: Sequence, live: Live, needs_prompts: bool) -> pb.Join:
-    return pb.Join(
-        handle=sequence.handle,
-        prompt_tokens=sequence.prompt_tokens,
-        prompt_token_ids_u32=live.prompt_token_ids_u32 if needs_prompts else b"",
-        produced_token_ids_u32=u32_bytes(live.token_ids),
-        sampling=live.sampling,
-        adapter=adapter_to(sequence.adapter) if sequence.adapter is not None else None,
+def draining() -> ToRouter:
+    """Write that no new requests are wanted."""
+    return ToRouter(draining=pb.SchedulerDraining())
+
+
+def refused(handle: int, reason: RefusalReason, message: str) -> ToRouter:
+    """Write that a request ends without further tokens."""
+    return ToRouter(refused=pb.Refused(handle=handle, reason=REFUSAL_REASON[reason], message=message))
+
+
+def tokens(
+    sent_ps: int, step_ps: int, handles_u32: bytes, token_ids_u32: bytes, finished: list[FinishedMessage]
+) -> ToRouter:
+    """Write what one or more steps brought for one router."""
+    return ToRouter(
+        tokens=pb.Tokens(
+            sent_ps=sent_ps, step_ps=step_ps, handles_u32=handles_u32, token_ids_u32=token_ids_u32, finished=finished
+        )
     )
 
 
-def ran_from(step: pb.StepDone) -> Ran:
-    """Read one step's outcome."""
-    if not step.finished_handles_u32:
-        return Ran(1, step.end_ps)
-    handles = u32_array(step.finished_handles_u32)
-    reasons = u32_array(step.finish_reasons_u32)
-    return Ran(1, step.end_ps, [(handle, END_REASON[reason]) for handle, reason in zip(handles, reasons, strict=True)])
-
-
-def finished_to(live: Live, reason: EndReason, output_tokens: int, worker_id: str) -> pb.Finished:
+def finished(live: Live, reason: EndReason, output_tokens: int, worker_id: str) -> FinishedMessage:
     """Write the end of a sequence, as its router knows it."""
     return pb.Finished(
         handle=live.router_handle,
@@ -119,6 +125,80 @@ def finished_to(live: Live, reason: EndReason, output_tokens: int, worker_id: st
     )
 
 
-def take(token_ids_u32: bytes, indices: Many[int]) -> bytes:
-    """Pick some entries of a u32 array."""
-    return np.frombuffer(token_ids_u32, "<u4")[list(indices)].tobytes()
+# --- from and to workers ----------------------------------------------------------------------------------------------
+
+
+def read_worker_hello(message: pb.WorkerHello) -> WorkerHello:
+    """Read how a worker announces itself."""
+    return WorkerHello(
+        worker_id=message.worker_id,
+        gpu=message.gpu,
+        model=message.model,
+        tensor_parallel=message.tensor_parallel,
+        max_total_token_num=message.max_total_token_num,
+        step_time_model=message.step_time_model,
+        needs_prompts=message.needs_prompts,
+    )
+
+
+def read_step(message: pb.StepDone) -> StepReport:
+    """Read one step's outcome."""
+    ended: list[tuple[int, EndReason]] = []
+    if message.finished_handles_u32:
+        handles, reasons = u32_array(message.finished_handles_u32), u32_array(message.finish_reasons_u32)
+        ended = [(handle, END_REASON[reason]) for handle, reason in zip(handles, reasons, strict=True)]
+    return StepReport(
+        plan_id=message.plan_id,
+        start_ps=message.start_ps,
+        ran=Ran(1, message.end_ps, ended),
+        handles_u32=message.handles_u32,
+        token_ids_u32=message.token_ids_u32,
+        hand_back=message.hand_back,
+    )
+
+
+def welcome(time_scale: float, sent_ps: int) -> ToWorker:
+    """Write the answer to a worker's hello."""
+    return ToWorker(welcome=pb.WorkerWelcome(time_scale=time_scale, sent_ps=sent_ps))
+
+
+def interrupt(plan_id: int, at_ps: int) -> ToWorker:
+    """Write that a plan should end at the first boundary at or after a time."""
+    return ToWorker(interrupt=pb.Interrupt(plan_id=plan_id, at_ps=at_ps))
+
+
+def write_plan(plan: Plan, plan_id: int, sent_ps: int, live: Callable[[int], Live], needs_prompts: bool) -> ToWorker:
+    """Write a plan; `live` finds the request behind a handle."""
+    chunks = plan.prefills
+    message = pb.Plan(
+        plan_id=plan_id,
+        start_ps=plan.at_ps,
+        sent_ps=sent_ps,
+        max_steps=plan.max_steps,
+        until_ps=plan.until_ps,
+        joins=[_join(sequence, live(sequence.handle), needs_prompts) for sequence in plan.joins],
+        decode=plan.decode,
+        adapter_loads=[write_adapter(adapter) for adapter in (*plan.adapter_loads, *plan.adapter_prefetches)],
+        adapter_evictions=plan.adapter_evictions,
+    )
+    if plan.leaves:
+        message.leaves_u32 = u32_bytes(sequence.handle for sequence in plan.leaves)
+    if chunks:
+        message.prefill_handles_u32 = u32_bytes(chunk.sequence.handle for chunk in chunks)
+        message.prefill_new_tokens_u32 = u32_bytes(chunk.new_tokens for chunk in chunks)
+        message.prefill_past_tokens_u32 = u32_bytes(chunk.past_tokens for chunk in chunks)
+        message.prefill_samples_u32 = u32_bytes(chunk.samples for chunk in chunks)
+    return ToWorker(plan=message)
+
+
+def _join(sequence: Sequence, live: Live, needs_prompts: bool) -> pb.Join:
+    join = pb.Join(
+        handle=sequence.handle,
+        prompt_tokens=sequence.prompt_tokens,
+        prompt_token_ids_u32=live.prompt_token_ids_u32 if needs_prompts else b"",
+        produced_token_ids_u32=u32_bytes(live.token_ids),
+        adapter=write_adapter(sequence.adapter) if sequence.adapter is not None else None,
+    )
+    assert isinstance(live.sampling, pb.Sampling)
+    join.sampling.CopyFrom(live.sampling)
+    return join

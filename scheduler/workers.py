@@ -12,8 +12,6 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from lorrery.v1 import scheduler_pb2 as pb
-
 from chassis.clock import DeviceClock
 from chassis.log import get_logger
 from scheduler import wire
@@ -21,6 +19,7 @@ from scheduler.core.plan import Admitted, Cancelled, Event, Finished, FirstToken
 from scheduler.core.replica import Replica
 from scheduler.core.sequence import Sequence
 from scheduler.live import Live
+from scheduler.messages import StepReport, WorkerHello
 from scheduler.metrics import SchedulerMetrics
 from scheduler.routers import RouterLink
 
@@ -48,7 +47,7 @@ class Dispatcher:
         cluster: whose requests it serves.
     """
 
-    def __init__(self, hello: pb.WorkerHello, replica: Replica, max_total_token_num: int, cluster: Owner) -> None:
+    def __init__(self, hello: WorkerHello, replica: Replica, max_total_token_num: int, cluster: Owner) -> None:
         self.hello = hello
         self.worker_id = hello.worker_id
         self.replica = replica
@@ -65,7 +64,7 @@ class Dispatcher:
         self._interrupt_ps: int | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._soon: asyncio.Handle | None = None
-        self._outbox: list[pb.AttachResponse] = []
+        self._outbox: list[wire.ToWorker] = []
         self._wake = asyncio.Event()
         self._fan_out: _FanOut | None = None
 
@@ -90,7 +89,7 @@ class Dispatcher:
                 self._soon = asyncio.get_running_loop().call_soon(self._decide, at_ps)
         elif heeded and self._steps_left > 1 and self._interrupt_ps is None:
             self._interrupt_ps = at_ps
-            self._send(pb.AttachResponse(interrupt=pb.Interrupt(plan_id=self._plan_id, at_ps=at_ps)))
+            self._send(wire.interrupt(self._plan_id, at_ps))
 
     # --- deciding ---------------------------------------------------------------------------------------------------
 
@@ -116,12 +115,12 @@ class Dispatcher:
         self._plan_id += 1
         self._steps_left = plan.max_steps
         self._interrupt_ps = None
-        message = wire.plan_to(
+        message = wire.write_plan(
             plan, self._plan_id, self._clock.now_ps(), self._cluster.lives.__getitem__, self.hello.needs_prompts
         )
         self._metrics.plans.inc()
         self._metrics.adapter_loads.inc(len(plan.adapter_loads) + len(plan.adapter_prefetches))
-        self._send(pb.AttachResponse(plan=message))
+        self._send(message)
 
     def _idle(self, idle: Idle) -> None:
         self._plan = None
@@ -138,33 +137,33 @@ class Dispatcher:
 
     # --- what the worker did ----------------------------------------------------------------------------------------
 
-    def step_done(self, step: pb.StepDone) -> None:
+    def step_done(self, step: StepReport) -> None:
         """Commit one step, pass its tokens on, and plan again if the worker hands back."""
         if self._plan is None or step.plan_id != self._plan_id:
             return
-        if step.end_ps > step.start_ps:
+        if step.ran.end_ps > step.start_ps:
             self._commit(self._plan, step)
         if step.hand_back:
             self._plan = None
-            self._boundary_ps = step.end_ps
-            self._decide(step.end_ps)
-        elif self._interrupt_ps is not None and step.end_ps >= self._interrupt_ps:
+            self._boundary_ps = step.ran.end_ps
+            self._decide(step.ran.end_ps)
+        elif self._interrupt_ps is not None and step.ran.end_ps >= self._interrupt_ps:
             # The worker ran past the boundary at which the event should have taken effect.
             self._metrics.late_interrupts.inc()
             self._interrupt_ps = None
 
-    def _commit(self, plan: Plan, step: pb.StepDone) -> None:
-        step_ps = step.end_ps - step.start_ps
+    def _commit(self, plan: Plan, step: StepReport) -> None:
+        step_ps = step.ran.end_ps - step.start_ps
         expected_start_ps = plan.at_ps if self._steps_left == plan.max_steps else self._boundary_ps
         self._metrics.gap(step.start_ps - expected_start_ps)
         self._steps_left -= 1
-        self._boundary_ps = step.end_ps
+        self._boundary_ps = step.ran.end_ps
         if self._fan_out is None or self._fan_out.handles_u32 != step.handles_u32:
             self._fan_out = _FanOut(step.handles_u32, self._cluster.lives)
         self._fan_out.send(step.token_ids_u32, step_ps)
         self._metrics.step(plan, step_ps, len(step.handles_u32) // 4)
         started = time.thread_time()
-        events = self.replica.commit(plan, wire.ran_from(step))
+        events = self.replica.commit(plan, step.ran)
         self._metrics.commit_seconds.observe(time.thread_time() - started)
         self._handle(events)
 
@@ -183,7 +182,7 @@ class Dispatcher:
                 self._metrics.first_token(event.at_ps - event.sequence.arrived_ps)
             elif isinstance(event, Finished):
                 live = lives[event.sequence.handle]
-                live.router.finished(wire.finished_to(live, event.reason, event.output_tokens, self.worker_id))
+                live.router.finished(wire.finished(live, event.reason, event.output_tokens, self.worker_id))
                 self._metrics.finished(event.reason)
                 self._cluster.forget(live)
             elif isinstance(event, Cancelled):
@@ -192,11 +191,11 @@ class Dispatcher:
 
     # --- the stream -------------------------------------------------------------------------------------------------
 
-    def _send(self, message: pb.AttachResponse) -> None:
+    def _send(self, message: wire.ToWorker) -> None:
         self._outbox.append(message)
         self._wake.set()
 
-    async def write_all(self, write: Callable[[pb.AttachResponse], Awaitable[None]]) -> None:
+    async def write_all(self, write: Callable[[wire.ToWorker], Awaitable[None]]) -> None:
         """Write what is to be sent, in order, until cancelled."""
         while True:
             await self._wake.wait()

@@ -1,0 +1,66 @@
+"""What routers and workers say, in the scheduler's own types; `scheduler.wire` makes them.
+
+Fields named *_u32 are little-endian arrays that are passed on as they came.
+"""
+
+from array import array
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from scheduler.core.plan import Ran
+
+
+class RefusalReason(Enum):
+    """Why a request ends without (further) tokens."""
+
+    INVALID = auto()
+    NEVER_FITS = auto()
+    UNKNOWN_ADAPTER = auto()
+    QUEUE_FULL = auto()
+    NO_WORKER = auto()
+    DRAINING = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """A request, or the rest of one.
+
+    Attributes:
+        handle: its name on the router's stream.
+        produced: output that the router has already.
+        sampling: what the device needs to make its tokens; passed on unread.
+    """
+
+    handle: int
+    request_id: str
+    adapter_id: str
+    tenant_id: str
+    prompt_token_ids_u32: bytes
+    max_new_tokens: int
+    sampling: object
+    produced: "array[int]" = field(default_factory=lambda: array("I"))
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHello:
+    """How a worker announces itself."""
+
+    worker_id: str
+    gpu: str
+    model: str
+    tensor_parallel: int
+    max_total_token_num: int
+    step_time_model: str
+    needs_prompts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """The outcome of one step; with `start_ps == end_ps` no step ran, and the plan ends at a boundary already told."""
+
+    plan_id: int
+    start_ps: int
+    ran: Ran
+    handles_u32: bytes
+    token_ids_u32: bytes
+    hand_back: bool
