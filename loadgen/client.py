@@ -1,0 +1,193 @@
+"""The gRPC client: sends one request, notes when each message came and what it brought.
+
+At most `MAX_STREAMS_PER_CHANNEL` streams share a connection (1,500 on one were fine, of 2,000 some were cancelled by
+nobody), so channels are added as streams pile up. Every call is cancelled in `finally`: this grpcio never cancels a
+call that was merely dropped.
+"""
+
+import asyncio
+import sys
+import time
+import zlib
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+import grpc
+import grpc.aio
+from lorrery.v1 import router_pb2_grpc
+
+from chassis.channel import open_channel
+from chassis.errors import LorreryError
+from chassis.settings import TlsSettings
+from loadgen.wire import (
+    ClusterView,
+    FinishView,
+    GenerateRequest,
+    GenerateResponse,
+    GetClusterStatusRequest,
+    ListAdaptersRequest,
+    cluster_view,
+    finish_view,
+)
+from loadgen.workload.outcome import OK
+
+__all__ = ["MAX_STREAMS_PER_CHANNEL", "NO_FINISH", "Reception", "RouterClient"]
+
+MAX_STREAMS_PER_CHANNEL = 500
+NO_FINISH = "NO_FINISH"
+"""Status of a stream that ended without an error and without saying why."""
+_POLL_SECONDS = 0.2
+
+
+@dataclass(slots=True)
+class Reception:
+    """What one stream has brought so far; `RouterClient.receive` fills it in, so it survives a cancellation.
+
+    Attributes:
+        message_seconds: `time.monotonic()` at which each message with tokens arrived.
+        message_tokens: how many tokens each brought.
+        status: `OK`, a gRPC status name, or `NO_FINISH`; empty while the stream lasts.
+    """
+
+    message_seconds: list[float] = field(default_factory=list)
+    message_tokens: list[int] = field(default_factory=list)
+    crc32: int = 0
+    finish: FinishView | None = None
+    status: str = ""
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class _Connection:
+    channel: grpc.aio.Channel
+    stub: "router_pb2_grpc.RouterServiceAsyncStub"  # known to type checkers only
+    num_streams: int = 0
+
+
+class RouterClient:
+    """A client of one router; open it with `async with` inside the loop that uses it.
+
+    Args:
+        target: HOST:PORT or any gRPC target.
+        tls: the client's side of TLS; empty means plain text.
+    """
+
+    def __init__(self, target: str, tls: TlsSettings) -> None:
+        self.target = target
+        self._tls = tls
+        self._connections: list[_Connection] = []
+
+    async def __aenter__(self) -> Self:
+        self._connections.append(self._connect())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for connection in self._connections:
+            await connection.channel.close()
+        self._connections.clear()
+
+    async def cluster(self, timeout_seconds: float) -> ClusterView:
+        """Read the cluster's status, waiting until the router answers and a shard is connected.
+
+        Raises:
+            LorreryError: that did not happen in time.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        why = "no scheduler is connected to it"
+        while (left := deadline - time.monotonic()) > 0:
+            call = self._connections[0].stub.GetClusterStatus(
+                GetClusterStatusRequest(), timeout=left, wait_for_ready=True
+            )
+            try:
+                view = cluster_view(await call)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                    raise LorreryError(f"{self.target}: {error.code().name}: {error.details()}") from None
+                why = "nothing answers there"
+                break
+            finally:
+                call.cancel()
+            if view is not None:
+                return view
+            await asyncio.sleep(min(_POLL_SECONDS, max(deadline - time.monotonic(), 0.0)))
+        raise LorreryError(f"no cluster at {self.target} within {timeout_seconds:g} s: {why}")
+
+    async def adapters(self, timeout_seconds: float) -> list[str]:
+        """List the ids of the adapters that requests may name, as the router orders them.
+
+        Raises:
+            LorreryError: the router does not say.
+        """
+        call = self._connections[0].stub.ListAdapters(ListAdaptersRequest(), timeout=timeout_seconds)
+        try:
+            response = await call
+        except grpc.aio.AioRpcError as error:
+            raise LorreryError(f"{self.target}: ListAdapters: {error.code().name}: {error.details()}") from None
+        finally:
+            call.cancel()
+        return [adapter.adapter_id for adapter in response.adapters]
+
+    async def receive(
+        self,
+        request: GenerateRequest,
+        reception: Reception,
+        *,
+        timeout_seconds: float,
+        on_tokens: Callable[[int], None],
+    ) -> None:
+        """Send a request and note its stream in `reception`; a failed stream is noted, not raised.
+
+        Args:
+            request: what to ask for.
+            reception: a new one.
+            timeout_seconds: the call's deadline, wall time.
+            on_tokens: called with the number of tokens of each message.
+        """
+        connection = self._least_used()
+        connection.num_streams += 1
+        call = connection.stub.Generate(request, timeout=timeout_seconds)
+        try:
+            async for response in call:
+                _note(response, reception, on_tokens)
+            reception.status = OK if reception.finish is not None else NO_FINISH
+        except grpc.aio.AioRpcError as error:
+            reception.status = error.code().name
+            reception.detail = error.details() or ""
+        finally:
+            call.cancel()
+            connection.num_streams -= 1
+
+    def _connect(self) -> _Connection:
+        # Without a pool of its own a second channel would share the first one's connection.
+        channel = open_channel(self.target, self._tls, options=(("grpc.use_local_subchannel_pool", 1),))
+        return _Connection(channel, router_pb2_grpc.RouterServiceStub(channel))
+
+    def _least_used(self) -> _Connection:
+        connection = min(self._connections, key=lambda candidate: candidate.num_streams)
+        if connection.num_streams >= MAX_STREAMS_PER_CHANNEL:
+            connection = self._connect()
+            self._connections.append(connection)
+        return connection
+
+
+def _note(response: GenerateResponse, reception: Reception, on_tokens: Callable[[int], None]) -> None:
+    num_tokens = len(response.token_ids)
+    if num_tokens:
+        reception.message_seconds.append(time.monotonic())
+        reception.message_tokens.append(num_tokens)
+        reception.crc32 = zlib.crc32(_little_endian(response.token_ids), reception.crc32)
+        on_tokens(num_tokens)
+    if response.HasField("finish"):
+        reception.finish = finish_view(response.finish)
+
+
+def _little_endian(token_ids: Sequence[int]) -> bytes:
+    words = array("I", token_ids)
+    if sys.byteorder == "big":
+        words.byteswap()
+    return words.tobytes()

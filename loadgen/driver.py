@@ -1,0 +1,265 @@
+"""Plays a workload against a cluster and notes what became of each request.
+
+*Open loop*: each request is sent at its intended time, however slow the answers are; the schedule is absolute, so a
+late send never shifts the next one. *Closed loop*: so many clients send one request after another, and the intended
+send time is the sent one.
+
+The workload is in device seconds; on the wall it takes `time_scale` times as long. Outcomes are device seconds again.
+Deadlines are wall time. No more than `max_in_flight` requests are open at once; a send that must wait for one to end
+is late against its intended time and shows there.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+import numpy as np
+
+from loadgen.client import Reception, RouterClient
+from loadgen.metrics import LoadMetrics
+from loadgen.wire import GenerateRequest, generate_request
+from loadgen.workload.outcome import INTERRUPTED, OK, RequestOutcome
+from loadgen.workload.request import WorkloadRequest
+
+__all__ = ["MAX_IN_FLIGHT", "WRONG_TOKEN_COUNT", "DriveSettings", "Driver", "Tally"]
+
+MAX_IN_FLIGHT = 8000
+"""Open requests at once; 16 connections of 500 streams."""
+WRONG_TOKEN_COUNT = "WRONG_TOKEN_COUNT"  # noqa: S105  a status, no secret
+"""Status of a stream that ended well with more or fewer tokens than it was asked for, or than its usage says."""
+
+_WARMUP_CONCURRENCY = 4
+_WARMUP_OUTPUT_TOKENS = 16
+_WARMUP_FIRST_INDEX = 2**32  # beyond any workload's
+
+
+@dataclass(frozen=True, slots=True)
+class DriveSettings:
+    """How to play a workload.
+
+    Attributes:
+        seed: prompts and outputs are functions of it and the request's index.
+        ignore_eos: ask for exactly the true length; otherwise the output ends there by itself.
+        max_new_tokens: without `ignore_eos`, ask for this many if the true length is not above it.
+        timeout_seconds: deadline of each request, wall time.
+        concurrency: clients of the closed loop; None: open loop.
+        duration_seconds: closed loop: send nothing new after so many device seconds.
+        repeat: closed loop: begin the workload again at its end, with new indices and so new prompts.
+        warmup_requests: short requests sent and awaited before the run; they are in no figure.
+        max_in_flight: open loop: most requests open at once.
+    """
+
+    seed: int = 0
+    ignore_eos: bool = True
+    max_new_tokens: int | None = None
+    timeout_seconds: float = 300.0
+    concurrency: int | None = None
+    duration_seconds: float | None = None
+    repeat: bool = False
+    warmup_requests: int = 0
+    max_in_flight: int = MAX_IN_FLIGHT
+
+
+@dataclass(slots=True)
+class Tally:
+    """Where a run stands; the driver writes it, a display reads it.
+
+    Attributes:
+        num_requests: how many there will be; 0 if only time bounds the run.
+    """
+
+    num_requests: int = 0
+    num_sent: int = 0
+    num_completed: int = 0
+    num_failed: int = 0
+    output_tokens: int = 0
+    phase: str = "run"
+
+    @property
+    def num_ended(self) -> int:
+        """Requests that completed or failed."""
+        return self.num_completed + self.num_failed
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    request: WorkloadRequest
+    message: GenerateRequest
+
+
+@dataclass(slots=True)
+class Driver:
+    """Plays one workload once.
+
+    Args:
+        client: open.
+        settings: how.
+        time_scale: wall seconds per device second.
+        metrics: counts everything that is sent.
+    """
+
+    client: RouterClient
+    settings: DriveSettings
+    time_scale: float
+    metrics: LoadMetrics
+    tally: Tally = field(default_factory=Tally)
+    outcomes: list[RequestOutcome] = field(default_factory=list)
+    warmup_outcomes: list[RequestOutcome] = field(default_factory=list)
+    interrupted: bool = False
+    _start: float = field(default=0.0, init=False)
+    _into: list[RequestOutcome] = field(default_factory=list, init=False)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
+    _free: asyncio.Semaphore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._free = asyncio.Semaphore(self.settings.max_in_flight)
+
+    def stop(self) -> None:
+        """Send nothing more and cancel what is open; `run` then returns soon. For a signal handler."""
+        self.interrupted = True
+        for task in self._tasks:
+            task.cancel()
+
+    async def warm_up(self, workload: Sequence[WorkloadRequest]) -> None:
+        """Send short copies of the workload's first requests and wait for them; their ends are in `warmup_outcomes`."""
+        # Other prompts than the run's, or it would find them in a prefix cache.
+        short = [
+            replace(
+                request,
+                index=_WARMUP_FIRST_INDEX + request.index,
+                output_tokens=min(request.output_tokens, _WARMUP_OUTPUT_TOKENS),
+                hash_ids=None,
+            )
+            for request in workload[: self.settings.warmup_requests]
+        ]
+        self._begin("warm-up", len(short), self.warmup_outcomes)
+        await self._play_closed(iter(short), _WARMUP_CONCURRENCY, None)
+
+    async def run(self, workload: Sequence[WorkloadRequest]) -> None:
+        """Play the workload; returns when each request sent has ended, with `outcomes` in the order of their ends."""
+        self._begin("run", 0 if self.settings.repeat else len(workload), self.outcomes)
+        if not self.interrupted:
+            if self.settings.concurrency is None:
+                await self._play_open(workload)
+            else:
+                requests = _again_and_again(workload) if self.settings.repeat else iter(workload)
+                await self._play_closed(requests, self.settings.concurrency, self.settings.duration_seconds)
+
+    def _begin(self, phase: str, num_requests: int, into: list[RequestOutcome]) -> None:
+        tally = self.tally
+        tally.phase, tally.num_requests = phase, num_requests
+        tally.num_sent = tally.num_completed = tally.num_failed = tally.output_tokens = 0
+        self._into = into
+        self._start = time.monotonic()
+
+    async def _play_open(self, workload: Sequence[WorkloadRequest]) -> None:
+        async with asyncio.TaskGroup() as group:
+            self._own(group.create_task(self._send_at_times(group, workload)))
+
+    async def _play_closed(
+        self, requests: Iterator[WorkloadRequest], concurrency: int, duration_seconds: float | None
+    ) -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(concurrency):
+                self._own(group.create_task(self._send_in_turn(requests, duration_seconds)))
+
+    def _own(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _send_at_times(self, group: asyncio.TaskGroup, workload: Sequence[WorkloadRequest]) -> None:
+        for request in workload:
+            prepared = self._prepare(request)  # before its time, so that drawing the prompt delays nothing
+            intended = self._start + request.at_seconds * self.time_scale
+            await asyncio.sleep(0)  # when behind, streams still get their turn between two sends
+            while (left := intended - time.monotonic()) > 0:  # noqa: ASYNC110  waits for a time, not for a change
+                await asyncio.sleep(left)
+            await self._free.acquire()
+            task = group.create_task(self._one(prepared, intended))
+            self._own(task)
+            task.add_done_callback(lambda _: self._free.release())
+
+    async def _send_in_turn(self, requests: Iterator[WorkloadRequest], duration_seconds: float | None) -> None:
+        for request in requests:  # the iterator is shared: each client takes the next
+            if duration_seconds is not None and self._device_seconds(time.monotonic()) >= duration_seconds:
+                return
+            await self._one(self._prepare(request), None)
+
+    def _prepare(self, request: WorkloadRequest) -> _Prepared:
+        asked = request.output_tokens
+        if not self.settings.ignore_eos:
+            asked = max(self.settings.max_new_tokens or 0, asked)
+        message = generate_request(
+            request, seed=self.settings.seed, ignore_eos=self.settings.ignore_eos, max_new_tokens=asked
+        )
+        return _Prepared(request, message)
+
+    async def _one(self, prepared: _Prepared, intended: float | None) -> None:
+        sent = time.monotonic()
+        intended = sent if intended is None else intended
+        reception = Reception()
+        self.tally.num_sent += 1
+        self.metrics.request_sent(prepared.request.prompt_tokens, (sent - intended) / self.time_scale)
+        try:
+            await self.client.receive(
+                prepared.message,
+                reception,
+                timeout_seconds=self.settings.timeout_seconds,
+                on_tokens=self._count_tokens,
+            )
+        finally:
+            self._record(prepared.request, reception, intended, sent)
+
+    def _count_tokens(self, num_tokens: int) -> None:
+        self.tally.output_tokens += num_tokens
+        self.metrics.tokens_received(num_tokens)
+
+    def _record(self, request: WorkloadRequest, reception: Reception, intended: float, sent: float) -> None:
+        status, detail = _judge(request, reception)
+        finish = reception.finish
+        seconds = (np.array(reception.message_seconds, np.float64) - self._start) / self.time_scale
+        outcome = RequestOutcome(
+            index=request.index,
+            prompt_tokens=request.prompt_tokens,
+            intended_seconds=self._device_seconds(intended),
+            sent_seconds=self._device_seconds(sent),
+            end_seconds=self._device_seconds(time.monotonic()),
+            status=status,
+            adapter_id=request.adapter_id,
+            tenant_id=request.tenant_id,
+            message_seconds=seconds,
+            message_tokens=np.array(reception.message_tokens, np.int64),
+            detail=detail,
+            finish_reason=finish.reason if finish else "",
+            cached_tokens=finish.cached_tokens if finish else 0,
+            queue_seconds=finish.queue_seconds if finish else None,
+            worker_id=finish.worker_id if finish else "",
+            num_requeues=finish.num_requeues if finish else 0,
+            token_ids_crc32=reception.crc32 if reception.message_tokens else None,
+        )
+        self._into.append(outcome)
+        self.tally.num_completed += status == OK
+        self.tally.num_failed += status not in (OK, INTERRUPTED)
+        self.metrics.request_ended(outcome, completed=status == OK)
+
+    def _device_seconds(self, monotonic: float) -> float:
+        return (monotonic - self._start) / self.time_scale
+
+
+def _again_and_again(workload: Sequence[WorkloadRequest]) -> Iterator[WorkloadRequest]:
+    for position in count():
+        yield replace(workload[position % len(workload)], index=position)
+
+
+def _judge(request: WorkloadRequest, reception: Reception) -> tuple[str, str]:
+    """Say a request's status and why: a stream that ended well must also have brought what was asked for."""
+    if reception.status != OK or reception.finish is None:
+        return reception.status or INTERRUPTED, reception.detail
+    received = sum(reception.message_tokens)
+    if received != request.output_tokens:
+        return WRONG_TOKEN_COUNT, f"received {received} tokens; {request.output_tokens} were to come"
+    if received != reception.finish.completion_tokens:
+        return WRONG_TOKEN_COUNT, f"received {received} tokens; usage says {reception.finish.completion_tokens}"
+    return OK, ""

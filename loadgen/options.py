@@ -1,0 +1,131 @@
+"""What a run of the load generator is asked for, and what of it cannot be.
+
+Reports repeat the options, so a run can be made again.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from chassis.errors import SettingsError
+
+__all__ = ["ALL_ADAPTERS", "LoadOptions", "WorkloadName", "expand_adapters", "parse_range"]
+
+WorkloadName = Literal["slora", "azure", "mooncake", "poisson", "constant"]
+
+ALL_ADAPTERS = "all"
+"""In place of adapter ids: those that the cluster lists."""
+
+_FAMILY = re.compile(r"(.*)\{(\d+)\.\.(\d+)\}(.*)")
+_DEFAULT_RANGE = (8, 512)  # S-LoRA's synthetic suites
+_DEFAULT_DURATION_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """A run, as asked for on the command line. None: not given, the workload's own default.
+
+    Attributes:
+        duration: device seconds of the schedule (after the speed-up).
+        adapters: ids and families (`lora-{0..31}`), comma-separated; `all`: what the cluster lists.
+        adapter_dirs: slora only: names by S-LoRA's rule.
+        jitter: mooncake only: seconds over which requests of one stamp are spread.
+        skip_too_long: leave out requests that the cluster's limits would refuse.
+        timeout: of each request, wall seconds.
+    """
+
+    target: str
+    workload: WorkloadName = "poisson"
+    trace: Path | None = None
+    speed_up: float = 1.0
+    num_requests: int | None = None
+    duration: float | None = None
+    rate: float = 2.0
+    cv: float = 1.0
+    alpha: float = 1.0
+    num_adapters: int | None = None
+    adapters: str | None = None
+    adapter_dirs: str | None = None
+    adapter_exponent: float | None = None
+    input_range: tuple[int, int] = _DEFAULT_RANGE
+    output_range: tuple[int, int] = _DEFAULT_RANGE
+    jitter: float = 0.0
+    concurrency: int | None = None
+    warmup: int = 0
+    seed: int = 42
+    ignore_eos: bool = True
+    max_new_tokens: int | None = None
+    skip_too_long: bool = False
+    timeout: float = 300.0
+
+    @property
+    def schedule_seconds(self) -> float | None:
+        """How long sending goes on, device seconds; None: as long as the trace or the number of requests makes it."""
+        if self.duration is None and self.num_requests is None and self.trace is None:
+            return _DEFAULT_DURATION_SECONDS
+        return self.duration
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the workload begins again at its end: a closed loop bounded by time alone."""
+        return self.concurrency is not None and self.num_requests is None and self.schedule_seconds is not None
+
+    def check(self) -> None:
+        """Refuse what cannot be.
+
+        Raises:
+            SettingsError: names the option.
+        """
+        for option, value in (("rate", self.rate), ("cv", self.cv), ("alpha", self.alpha), ("speed-up", self.speed_up)):
+            if not 0 < value < math.inf:
+                raise SettingsError(f"--{option} is {value:g}; it must be above 0")
+        needs_trace = self.workload in ("azure", "mooncake")
+        rules: tuple[tuple[bool, str], ...] = (
+            (needs_trace and self.trace is None, f"--workload {self.workload} needs --trace FILE"),
+            (not needs_trace and self.trace is not None, f"--trace does not go with --workload {self.workload}"),
+            (bool(self.adapter_dirs) and self.workload != "slora", "--adapter-dirs goes with --workload slora only"),
+            (bool(self.adapter_dirs and self.adapters), "give --adapters or --adapter-dirs, not both"),
+            (bool(self.adapter_dirs) and self.num_adapters is None, "--adapter-dirs needs --num-adapters"),
+            (self.adapter_exponent is not None and self.workload == "slora", "slora's skew is --alpha"),
+            (self.jitter != 0 and self.workload != "mooncake", "--jitter goes with --workload mooncake only"),
+            (self.ignore_eos and self.max_new_tokens is not None, "--max-new-tokens needs --no-ignore-eos"),
+        )
+        for broken, message in rules:
+            if broken:
+                raise SettingsError(message)
+
+
+def parse_range(text: str) -> tuple[int, int]:
+    """Read `lo:hi` or a single number.
+
+    Raises:
+        SettingsError: anything else.
+    """
+    low, colon, high = text.partition(":")
+    try:
+        return int(low), int(high if colon else low)
+    except ValueError:
+        raise SettingsError(f"range {text!r}: expected LOW:HIGH or one number, in tokens") from None
+
+
+def expand_adapters(text: str) -> list[str]:
+    """Spell out a comma-separated list of ids and families: `base-ft,lora-{0..3}`.
+
+    Raises:
+        SettingsError: an empty id, a family that runs backwards, or an id twice.
+    """
+    names: list[str] = []
+    for part in (part.strip() for part in text.split(",")):
+        match = _FAMILY.fullmatch(part)
+        if match is None:
+            names.append(part)
+            continue
+        head, first, last, tail = match.groups()
+        if int(last) < int(first):
+            raise SettingsError(f"adapters: family {part!r} runs backwards")
+        names.extend(f"{head}{number}{tail}" for number in range(int(first), int(last) + 1))
+    if not all(names) or len(set(names)) < len(names):
+        raise SettingsError(f"adapters: {text!r} has an empty id or names one twice")
+    return names

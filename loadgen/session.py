@@ -1,0 +1,172 @@
+"""One run from options to report: dial, build the workload, play it, print, write."""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import uvloop
+from prometheus_client import CollectorRegistry
+from rich.console import Console
+
+from chassis.errors import LorreryError
+from chassis.metrics import new_registry, serve_metrics
+from chassis.settings import TlsSettings
+from loadgen.client import RouterClient
+from loadgen.display import show_progress
+from loadgen.driver import Driver, DriveSettings
+from loadgen.metrics import LoadMetrics
+from loadgen.options import LoadOptions
+from loadgen.own_load import OwnLoadMeter
+from loadgen.report import LoadReport, make_report, write_report
+from loadgen.source import BuiltWorkload, build_workload
+from loadgen.table import print_report
+from loadgen.wire import ClusterView
+from loadgen.workload import arrivals
+from loadgen.workload.outcome import OK
+
+__all__ = ["EXIT_FAILURES", "EXIT_INTERRUPTED", "EXIT_OK", "load_cluster", "run_load"]
+
+EXIT_OK = 0
+EXIT_FAILURES = 1
+EXIT_INTERRUPTED = 130
+
+
+def run_load(
+    options: LoadOptions,
+    *,
+    tls: TlsSettings,
+    out: Path | None,
+    metrics_address: str | None,
+    connect_timeout_seconds: float,
+    console: Console,
+) -> int:
+    """Play a workload against a cluster, print its figures and write its report; give the exit code.
+
+    Ctrl-C or SIGTERM ends the run early; what was measured until then is still reported.
+
+    Raises:
+        LorreryError: options that cannot be, a trace that cannot be read, no cluster there.
+    """
+    options.check()
+    registry = new_registry("loadgen")
+    endpoint = serve_metrics(metrics_address, registry) if metrics_address else None
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            report = runner.run(
+                load_cluster(
+                    options,
+                    tls=tls,
+                    registry=registry,
+                    connect_timeout_seconds=connect_timeout_seconds,
+                    console=console,
+                )
+            )
+    finally:
+        if endpoint is not None:
+            endpoint.close()
+    print_report(report, console)
+    if out is not None:
+        for path in write_report(report, out):
+            console.print(f"report    {path}", style="dim", highlight=False, soft_wrap=True)
+    if report.interrupted:
+        return EXIT_INTERRUPTED
+    return EXIT_FAILURES if report.summary.num_failed else EXIT_OK
+
+
+async def load_cluster(
+    options: LoadOptions,
+    *,
+    tls: TlsSettings,
+    registry: CollectorRegistry,
+    connect_timeout_seconds: float,
+    console: Console,
+) -> LoadReport:
+    """Play a workload against a cluster and give the report.
+
+    Raises:
+        LorreryError: as `run_load`.
+    """
+    async with RouterClient(options.target, tls) as client:
+        cluster = await client.cluster(connect_timeout_seconds)
+        known = await client.adapters(connect_timeout_seconds)
+        workload, num_skipped = _admissible(options, build_workload(options, known), cluster)
+        _announce(options, workload, cluster, console)
+        driver = Driver(client, _drive_settings(options), cluster.time_scale, LoadMetrics(registry))
+        own_load = OwnLoadMeter()
+        with _stopped_by_signals(driver):
+            display = asyncio.create_task(show_progress(driver.tally, own_load, console))
+            try:
+                await driver.warm_up(workload.requests)
+                own_load.restart()
+                started_at = datetime.now(UTC)
+                await driver.run(workload.requests)
+            finally:
+                display.cancel()
+                await asyncio.wait((display,))
+        return make_report(
+            options,
+            workload,
+            cluster,
+            driver.outcomes,
+            own_load.read(),
+            started_at=started_at,
+            interrupted=driver.interrupted,
+            num_skipped=num_skipped,
+            num_warmup_failed=sum(outcome.status != OK for outcome in driver.warmup_outcomes),
+        )
+
+
+def _admissible(options: LoadOptions, workload: BuiltWorkload, cluster: ClusterView) -> tuple[BuiltWorkload, int]:
+    """Leave out what the cluster would refuse, if the options say so; give how many that were."""
+    if not options.skip_too_long or cluster.max_req_input_len is None or cluster.max_req_total_len is None:
+        return workload, 0
+    kept = arrivals.fitting(workload.requests, cluster.max_req_input_len, cluster.max_req_total_len)
+    num_skipped = len(workload.requests) - len(kept)
+    if not kept:
+        raise LorreryError(
+            f"--skip-too-long leaves nothing: max_req_input_len is {cluster.max_req_input_len},"
+            f" max_req_total_len is {cluster.max_req_total_len}"
+        )
+    return BuiltWorkload(kept, workload.attribution, workload.notes), num_skipped
+
+
+def _announce(options: LoadOptions, workload: BuiltWorkload, cluster: ClusterView, console: Console) -> None:
+    requests = workload.requests
+    if options.concurrency is None:
+        what = f"{len(requests):,} requests over {requests[-1].at_seconds * cluster.time_scale:.0f} s"
+    elif options.repeats:
+        what = f"{options.concurrency} clients for {(options.schedule_seconds or 0.0) * cluster.time_scale:.0f} s"
+    else:
+        what = f"{len(requests):,} requests, {options.concurrency} at a time,"
+    console.print(f"{what} to {options.target} ({cluster.model})", highlight=False)
+    if not cluster.num_workers:
+        console.print("no worker is attached yet; requests wait for one", style="yellow")
+
+
+def _drive_settings(options: LoadOptions) -> DriveSettings:
+    return DriveSettings(
+        seed=options.seed,
+        ignore_eos=options.ignore_eos,
+        max_new_tokens=options.max_new_tokens,
+        timeout_seconds=options.timeout,
+        concurrency=options.concurrency,
+        duration_seconds=options.schedule_seconds,
+        repeat=options.repeats,
+        warmup_requests=options.warmup,
+    )
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(driver: Driver) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGINT, signal.SIGTERM)
+    for number in signals:
+        loop.add_signal_handler(number, driver.stop)
+    try:
+        yield
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)

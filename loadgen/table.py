@@ -1,0 +1,145 @@
+"""A run's figures as a table for a terminal of 100 columns."""
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from loadgen.report import LoadReport
+from loadgen.workload.outcome import INTERRUPTED, OK
+from loadgen.workload.summary import Distribution
+
+__all__ = ["print_report"]
+
+_BUSIEST = 6
+_FIRST_FAILURES = 3
+_NOTHING = "-"
+
+
+def print_report(report: LoadReport, console: Console) -> None:
+    """Print requests, latencies, throughput, the busiest adapters, and what a reader must beware of."""
+    parts: list[RenderableType] = [Text(), _headline(report), _latencies(report), _throughput(report)]
+    if len(report.summary.adapters) > 1:
+        parts.append(_adapters(report))
+    parts.append(_hanging(_notes(report), style="dim"))
+    warnings = [("!", line) for line in (*_failures(report), *report.warnings)]
+    parts.append(_hanging(warnings, style="yellow"))
+    console.print(Group(*parts), highlight=False)
+
+
+def _headline(report: LoadReport) -> Text:
+    summary = report.summary
+    text = Text()
+    text.append(f"{report.options.workload}", style="bold")
+    text.append(f" at {report.options.target}: {report.cluster.model}, {_workers(report)}\n")
+    text.append(f"{summary.num_requests:,} requests", style="bold")
+    text.append(f"  {summary.num_completed:,} completed  ")
+    text.append(f"{summary.num_failed:,} failed", style="bold red" if summary.num_failed else "bold green")
+    if summary.num_interrupted:
+        text.append(f"  {summary.num_interrupted:,} cut off", style="yellow")
+    text.append(f"  in {summary.duration_seconds:.1f} s")
+    if report.cluster.time_scale != 1:
+        text.append(f" of device time ({report.wall_seconds:.1f} s on the wall, x{report.cluster.time_scale:g})")
+    return text
+
+
+def _workers(report: LoadReport) -> str:
+    if not report.cluster.workers:
+        return "no worker"
+    return ", ".join(f"{count} x {gpu}" for gpu, count in report.cluster.workers)
+
+
+def _latencies(report: LoadReport) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    table.add_column("ms", min_width=30)
+    for name in ("mean", "p50", "p90", "p99"):
+        table.add_column(name, justify="right", min_width=9)
+    summary = report.summary
+    rows: list[tuple[str, Distribution, bool]] = [
+        ("TTFT  from the intended send", summary.from_intended.ttft_ms, True),
+        ("TTFT  from the actual send", summary.from_sent.ttft_ms, False),
+        ("TPOT  (E2E - TTFT) / (n - 1)", summary.tpot_ms, True),
+        ("ITL   gap between tokens", summary.itl_ms, True),
+        ("E2E   from the intended send", summary.from_intended.e2e_ms, True),
+        ("E2E   from the actual send", summary.from_sent.e2e_ms, False),
+        ("E2E / n, normalised TPOT", summary.from_intended.norm_tpot_ms, False),
+    ]
+    for name, values, main in rows:
+        table.add_row(name, *_cells(values), style=None if main else "dim")
+    return table
+
+
+def _throughput(report: LoadReport) -> Text:
+    summary = report.summary
+    text = Text()
+    text.append(f"{summary.output_tokens_per_second:,.1f} tokens/s out", style="bold")
+    text.append(f"  {summary.input_tokens_per_second:,.1f} tokens/s in  {summary.requests_per_second:,.2f} requests/s")
+    text.append(f"  ({summary.output_tokens:,} out, {summary.input_tokens:,} in", style="dim")
+    text.append(f", {summary.cached_tokens:,} cached)" if summary.cached_tokens else ")", style="dim")
+    return text
+
+
+def _adapters(report: LoadReport) -> Table:
+    adapters = report.summary.adapters
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    shown = adapters[:_BUSIEST]
+    title = "adapter" if len(shown) == len(adapters) else f"adapter ({len(shown)} busiest of {len(adapters)})"
+    table.add_column(title, min_width=30, max_width=36, overflow="ellipsis", no_wrap=True)
+    for name in ("requests", "failed", "tokens", "TTFT p50", "TTFT p90", "TPOT p50"):
+        table.add_column(name, justify="right")
+    for adapter in shown:
+        table.add_row(
+            Text(adapter.adapter_id),
+            f"{adapter.num_requests:,}",
+            Text(f"{adapter.num_failed:,}", style="red" if adapter.num_failed else ""),
+            f"{adapter.output_tokens:,}",
+            _ms(adapter.ttft_ms, adapter.ttft_ms.p50),
+            _ms(adapter.ttft_ms, adapter.ttft_ms.p90),
+            _ms(adapter.tpot_ms, adapter.tpot_ms.p50),
+        )
+    return table
+
+
+def _notes(report: LoadReport) -> list[tuple[str, str]]:
+    own = report.own_load
+    found = [("" if index else "workload", note) for index, note in enumerate(report.workload.notes)]
+    if report.workload.attribution:
+        found.append(("trace", report.workload.attribution))
+    load = f"{own.cpu_share:.0%} of a core, {own.peak_cpu_share:.0%} at most"
+    if own.run_queue_delay_ratio is not None:
+        load += f"; waited for a core {own.run_queue_delay_ratio:.1%} of the time"
+    found.append(("client", load))
+    return found
+
+
+def _hanging(lines: Sequence[tuple[str, str]], style: str) -> Table:
+    """Set lines with their labels in a column of its own, so that long ones wrap beside them."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style=style, no_wrap=True)
+    table.add_column(style=style, overflow="fold")
+    for label, line in lines:
+        table.add_row(Text(label), Text(line))
+    return table
+
+
+def _failures(report: LoadReport) -> list[str]:
+    """Say which statuses there were, each with the first message that came with it."""
+    found = []
+    counts = {status: count for status, count in report.summary.by_status.items() if status not in (OK, INTERRUPTED)}
+    for status, count in sorted(counts.items(), key=lambda entry: -entry[1])[:_FIRST_FAILURES]:
+        first = next(outcome for outcome in report.outcomes if outcome.status == status)
+        detail = f", request {first.index}: {first.detail[:200]}" if first.detail else ""
+        found.append(f"{count:,} x {status}{detail}")
+    return found
+
+
+def _cells(values: Distribution) -> tuple[str, ...]:
+    return tuple(_ms(values, value) for value in (values.mean, values.p50, values.p90, values.p99))
+
+
+def _ms(values: Distribution, value: float) -> str:
+    if not values.count:
+        return _NOTHING
+    return f"{value:,.1f}" if abs(value) < 1e4 else f"{value:,.0f}"

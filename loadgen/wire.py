@@ -1,0 +1,123 @@
+"""Between the wire and what the load generator thinks in: the only module here that converts."""
+
+from dataclasses import dataclass
+
+from lorrery.v1 import router_pb2, types_pb2
+from lorrery.v1.router_pb2 import (
+    GenerateRequest,
+    GenerateResponse,
+    GetClusterStatusRequest,
+    ListAdaptersRequest,
+)
+
+from loadgen.workload.prompts import output_seed, prompt_token_ids
+from loadgen.workload.request import WorkloadRequest
+
+__all__ = [
+    "ClusterView",
+    "FinishView",
+    "GenerateRequest",
+    "GenerateResponse",
+    "GetClusterStatusRequest",
+    "ListAdaptersRequest",
+    "cluster_view",
+    "finish_view",
+    "generate_request",
+]
+
+_REASONS = {
+    types_pb2.FINISH_REASON_EOS: "eos",
+    types_pb2.FINISH_REASON_STOP: "stop",
+    types_pb2.FINISH_REASON_LENGTH: "length",
+    types_pb2.FINISH_REASON_ABORTED: "aborted",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """What a run needs to know of the cluster, and what its report says of it.
+
+    Attributes:
+        time_scale: wall seconds per device second.
+        max_req_input_len: smallest of the shards', tokens; None if no shard tells.
+        max_req_total_len: the same for prompt and output together.
+        workers: (gpu, number of ready or draining workers), by gpu.
+    """
+
+    model: str
+    time_scale: float
+    num_shards: int
+    num_connected_shards: int
+    max_req_input_len: int | None
+    max_req_total_len: int | None
+    workers: tuple[tuple[str, int], ...]
+
+    @property
+    def num_workers(self) -> int:
+        """Workers that are attached."""
+        return sum(count for _, count in self.workers)
+
+
+@dataclass(frozen=True, slots=True)
+class FinishView:
+    """How a stream ended, as the server says."""
+
+    reason: str
+    completion_tokens: int
+    cached_tokens: int
+    queue_seconds: float
+    worker_id: str
+    num_requeues: int
+
+
+def generate_request(request: WorkloadRequest, *, seed: int, ignore_eos: bool, max_new_tokens: int) -> GenerateRequest:
+    """Make the message that asks for one request.
+
+    Args:
+        request: prompt length, adapter, tenant and true length are taken from it.
+        seed: of the run; prompt and output are functions of it and the request's index.
+        ignore_eos: the output is exactly `max_new_tokens` long; otherwise it ends at the true length by itself.
+        max_new_tokens: what admission must reckon with; at least the true length.
+    """
+    return GenerateRequest(
+        request_id=f"load-{seed}-{request.index}",
+        token_ids=router_pb2.TokenIds(ids=prompt_token_ids(request, seed).tolist()),
+        adapter_id=request.adapter_id or "",
+        tenant_id=request.tenant_id,
+        sampling=types_pb2.SamplingParams(ignore_eos=ignore_eos, max_new_tokens=max_new_tokens),
+        seed=output_seed(request, seed),
+        true_output_tokens=request.output_tokens,
+    )
+
+
+def finish_view(finish: router_pb2.Finish) -> FinishView:
+    """Read the last message's finish."""
+    usage = finish.usage
+    return FinishView(
+        reason=_REASONS.get(finish.reason, "unspecified"),
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+        queue_seconds=usage.queue_seconds,
+        worker_id=usage.worker_id,
+        num_requeues=usage.num_requeues,
+    )
+
+
+def cluster_view(response: router_pb2.GetClusterStatusResponse) -> ClusterView | None:
+    """Read a cluster's status; None while no shard is connected, because only a shard knows the time scale."""
+    shards = [shard for shard in response.shards if shard.connected and shard.time_scale > 0]
+    if not shards:
+        return None
+    gpus: dict[str, int] = {}
+    for shard in shards:
+        for worker in shard.workers:
+            gpus[worker.gpu] = gpus.get(worker.gpu, 0) + 1
+    return ClusterView(
+        model=shards[0].model,
+        time_scale=shards[0].time_scale,
+        num_shards=len(response.shards),
+        num_connected_shards=len(shards),
+        max_req_input_len=min((shard.max_req_input_len for shard in shards if shard.max_req_input_len), default=None),
+        max_req_total_len=min((shard.max_req_total_len for shard in shards if shard.max_req_total_len), default=None),
+        workers=tuple(sorted(gpus.items())),
+    )

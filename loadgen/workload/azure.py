@@ -1,0 +1,71 @@
+"""Reader of Azure's LLM inference traces (CSV).
+
+Source: github.com/Azure/AzurePublicDataset, `AzureLLMInferenceTrace_conv.csv`, `..._code.csv` (2023) and the one-week
+files of 2024; CC-BY 4.0; Patel et al., "Splitwise: Efficient Generative LLM Inference Using Phase Splitting", ISCA
+2024.
+
+Three columns: TIMESTAMP, ContextTokens (prompt), GeneratedTokens (output). What trips readers: lines end CR LF, the
+last one does not end at all, the 2023 files have seven fractional digits (one more than `strptime` takes) and no time
+zone. There are no prompts and no adapter or user names, so adapters assigned to it are synthetic.
+"""
+
+import re
+from collections.abc import Iterable
+from datetime import datetime
+from itertools import islice
+
+from loadgen.workload.request import TraceError, WorkloadRequest
+
+__all__ = ["ATTRIBUTION", "read_azure"]
+
+ATTRIBUTION = (
+    "Azure Public Dataset, LLM inference trace (CC-BY 4.0); Patel et al., Splitwise: Efficient Generative LLM"
+    " Inference Using Phase Splitting, ISCA 2024"
+)
+
+_HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
+_ROW = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(?:\+00:00|Z)?,(\d+),(\d+)")
+_EPOCH = datetime.fromisoformat("2000-01-01 00:00:00")
+
+
+def read_azure(lines: Iterable[str], limit: int | None = None) -> list[WorkloadRequest]:
+    """Read a trace; the first row is sent at 0.
+
+    Args:
+        lines: the file's lines, with or without their ends.
+        limit: read so many rows at most.
+
+    Returns:
+        Requests in time order; rows with equal stamps stay in file order. Rows that generated nothing count as one
+        output token, because a request without output does not exist here.
+
+    Raises:
+        TraceError: another header, or a row that does not parse.
+    """
+    numbered = iter(enumerate(lines, start=1))
+    _, header = next(numbered, (1, ""))
+    if header.strip().lstrip("\ufeff") != _HEADER:
+        raise TraceError(f"line 1: expected the header {_HEADER!r}, found {header.strip()[:80]!r}")
+    rows: list[tuple[int, int, int]] = []
+    filled = ((number, line.strip()) for number, line in numbered if line.strip())
+    for number, line in islice(filled, limit):
+        match = _ROW.fullmatch(line)
+        if match is None:
+            raise TraceError(f"line {number}: expected TIMESTAMP,tokens,tokens, found {line[:80]!r}")
+        whole, fraction, prompt_tokens, output_tokens = match.groups()
+        try:
+            nanoseconds = _nanoseconds(whole, fraction or "")
+        except ValueError as error:
+            raise TraceError(f"line {number}: {error}") from None
+        rows.append((nanoseconds, max(int(prompt_tokens), 1), max(int(output_tokens), 1)))
+    rows.sort(key=lambda row: row[0])
+    return [
+        WorkloadRequest(index, (nanoseconds - rows[0][0]) / 1e9, prompt_tokens, output_tokens)
+        for index, (nanoseconds, prompt_tokens, output_tokens) in enumerate(rows)
+    ]
+
+
+def _nanoseconds(whole: str, fraction: str) -> int:
+    # Integers, because a float of seconds since any epoch has no room for seven fractional digits.
+    since = datetime.fromisoformat(whole) - _EPOCH
+    return (since.days * 86_400 + since.seconds) * 1_000_000_000 + int(fraction.ljust(9, "0"))

@@ -1,0 +1,94 @@
+"""Reader of Mooncake's traces (JSON Lines).
+
+Source: github.com/kvcache-ai/Mooncake, `FAST25-release/traces` (Apache-2.0); Qin et al., "Mooncake: Trading More
+Storage for Less Computation", FAST 2025. Fields: `timestamp` (milliseconds from the start), `input_length`,
+`output_length` (tokens), `hash_ids` (ids of consecutive 512-token blocks of the prompt; the last is usually partial).
+
+Stamps step by about 3,000 ms: requests that share one arrived somewhere in that window, in the file's order. Replayed
+as they stand they are bursts of about ten; `spread` moves them apart. A report must say which it was.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import groupby, islice
+from typing import Any
+
+import numpy as np
+
+from loadgen.workload.request import TraceError, WorkloadRequest
+
+__all__ = ["ATTRIBUTION", "BLOCK_TOKENS", "WINDOW_SECONDS", "read_mooncake", "spread"]
+
+ATTRIBUTION = "Mooncake traces (Apache-2.0); Qin et al., Mooncake: Trading More Storage for Less Computation, FAST 2025"
+BLOCK_TOKENS = 512
+"""Prompt tokens that one of `hash_ids` stands for."""
+WINDOW_SECONDS = 3.0
+"""Distance of two stamps in the conversation trace."""
+
+
+def read_mooncake(lines: Iterable[str], limit: int | None = None) -> list[WorkloadRequest]:
+    """Read a trace; the earliest row is sent at 0.
+
+    Args:
+        lines: the file's lines, with or without their ends; empty ones are skipped.
+        limit: read so many rows at most.
+
+    Returns:
+        Requests in time order; rows with equal stamps stay in file order.
+
+    Raises:
+        TraceError: a row that does not parse, or whose `hash_ids` do not fit its length.
+    """
+    filled = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
+    rows = [_read_row(number, line) for number, line in islice(filled, limit)]
+    rows.sort(key=lambda row: row[0])
+    return [
+        WorkloadRequest(index, (stamp - rows[0][0]) / 1e3, prompt_tokens, output_tokens, hash_ids=hash_ids)
+        for index, (stamp, prompt_tokens, output_tokens, hash_ids) in enumerate(rows)
+    ]
+
+
+def spread(
+    workload: Sequence[WorkloadRequest], rng: np.random.Generator, window_seconds: float = WINDOW_SECONDS
+) -> list[WorkloadRequest]:
+    """Place requests that share a stamp at random within the window that follows it, in their order.
+
+    Args:
+        workload: in send order.
+        rng: one uniform draw per request.
+        window_seconds: length of the window, in the workload's own seconds.
+    """
+    placed: list[WorkloadRequest] = []
+    for stamp, same in groupby(workload, key=lambda request: request.at_seconds):
+        group = list(same)
+        offsets = np.sort(rng.uniform(0.0, window_seconds, len(group))).tolist()
+        placed.extend(
+            replace(request, at_seconds=stamp + offset) for request, offset in zip(group, offsets, strict=True)
+        )
+    placed.sort(key=lambda request: request.at_seconds)
+    return [replace(request, index=index) for index, request in enumerate(placed)]
+
+
+def _read_row(number: int, line: str) -> tuple[float, int, int, tuple[int, ...] | None]:
+    try:
+        row: Any = json.loads(line)
+        stamp, prompt_tokens, output_tokens = row["timestamp"], row["input_length"], row["output_length"]
+        hash_ids = row.get("hash_ids")
+    except (ValueError, TypeError, AttributeError) as error:
+        raise TraceError(f"line {number}: not a JSON object: {error}") from None
+    except KeyError as error:
+        raise TraceError(f"line {number}: no field {error}") from None
+    for name, value in (("timestamp", stamp), ("input_length", prompt_tokens), ("output_length", output_tokens)):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise TraceError(f"line {number}: {name} is {value!r}; expected a number, 0 or more")
+    prompt_tokens, output_tokens = max(int(prompt_tokens), 1), max(int(output_tokens), 1)
+    if hash_ids is None:
+        return float(stamp), prompt_tokens, output_tokens, None
+    if not isinstance(hash_ids, list) or not all(type(block) is int and block >= 0 for block in hash_ids):
+        raise TraceError(f"line {number}: hash_ids must be a list of whole numbers, 0 or more")
+    num_blocks = -(-prompt_tokens // BLOCK_TOKENS)
+    if len(hash_ids) != num_blocks:
+        raise TraceError(f"line {number}: {len(hash_ids)} hash_ids for {prompt_tokens} tokens; expected {num_blocks}")
+    return float(stamp), prompt_tokens, output_tokens, tuple(hash_ids)

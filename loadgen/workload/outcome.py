@@ -1,0 +1,85 @@
+"""What became of one request, as its client saw it. The input of every figure.
+
+Times are seconds from the start of the run; from a live run they are device seconds (wall time / `time_scale`), from
+the simulator its own. The clock is the caller's.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["INTERRUPTED", "OK", "RequestOutcome"]
+
+OK = "OK"
+"""Status of a request that got all it asked for."""
+INTERRUPTED = "INTERRUPTED"
+"""Status of a request that the end of the run cut off; neither completed nor failed."""
+
+
+def _no_seconds() -> npt.NDArray[np.float64]:
+    return np.empty(0, np.float64)
+
+
+def _no_tokens() -> npt.NDArray[np.int64]:
+    return np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestOutcome:
+    """One request's times and counts.
+
+    Attributes:
+        index: the workload's index.
+        prompt_tokens: as sent.
+        intended_seconds: when the workload wanted it sent.
+        sent_seconds: when it was sent.
+        end_seconds: when its stream ended, well or not.
+        status: `OK`, `INTERRUPTED`, or why it failed: a gRPC status name, or the client's own
+            finding (`WRONG_TOKEN_COUNT`, `NO_FINISH`).
+        adapter_id: as sent; None is the base model.
+        tenant_id: as sent.
+        message_seconds: shape (num_messages,), when each message with tokens arrived, not decreasing.
+        message_tokens: shape (num_messages,), how many tokens each brought, 1 or more.
+        detail: the error's message, or empty.
+        finish_reason: `eos`, `stop`, `length`, `aborted`, or empty if none arrived.
+        cached_tokens: prompt tokens that a prefix cache had, as the server says.
+        queue_seconds: from arrival to admission, as the server says; None if it did not say.
+        worker_id: who ran the last step, as the server says.
+        num_requeues: how often it was queued again, as the server says.
+        token_ids_crc32: of the token ids in order, as little-endian u32. Equal seeds give equal values, so it shows a
+            lost, repeated or exchanged token between two runs. None if no ids were seen.
+    """
+
+    index: int
+    prompt_tokens: int
+    intended_seconds: float
+    sent_seconds: float
+    end_seconds: float
+    status: str = OK
+    adapter_id: str | None = None
+    tenant_id: str = ""
+    message_seconds: npt.NDArray[np.float64] = field(default_factory=_no_seconds)
+    message_tokens: npt.NDArray[np.int64] = field(default_factory=_no_tokens)
+    detail: str = ""
+    finish_reason: str = ""
+    cached_tokens: int = 0
+    queue_seconds: float | None = None
+    worker_id: str = ""
+    num_requeues: int = 0
+    token_ids_crc32: int | None = None
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens received."""
+        return int(self.message_tokens.sum())
+
+    @property
+    def first_token_seconds(self) -> float | None:
+        """When the first token arrived, or None if none did."""
+        return float(self.message_seconds[0]) if len(self.message_seconds) else None
+
+    @property
+    def last_token_seconds(self) -> float | None:
+        """When the last token arrived, or None if none did."""
+        return float(self.message_seconds[-1]) if len(self.message_seconds) else None

@@ -1,0 +1,128 @@
+"""S-LoRA's synthetic workload, draw for draw.
+
+Source: S-LoRA/S-LoRA c1ddf48, `generate_requests` (Apache-2.0), rewritten from its described behaviour and checked
+against its outputs. With R requests/s over a duration of D seconds it makes n = int(R * D) requests:
+
+* adapter index = int(u * num_adapters), u of density alpha * u ** (alpha - 1) on [0, 1]. alpha = 1 is uniform,
+  alpha < 1 favours LOW indices (0.1: very), alpha > 1 favours HIGH ones. This is not Zipf; see `popularity`.
+* prompt and output lengths uniform over [low, high), the upper bound excluded.
+* gaps gamma distributed with shape 1 / cv ** 2 and scale cv ** 2 / R, so mean 1 / R and coefficient of variation cv.
+  Send times are their running sum from the first gap on; the count and not the duration ends the workload.
+
+The draws come from NumPy's legacy generator (MT19937) in exactly this order, each as one array.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from loadgen.workload.request import WorkloadRequest
+
+__all__ = ["SloraDraws", "adapter_name", "draw", "generate_requests"]
+
+
+@dataclass(frozen=True, slots=True)
+class SloraDraws:
+    """The four arrays of a workload, each of shape (n,).
+
+    Attributes:
+        adapter_index: int64, 0 <= index < max(num_adapters, 1).
+        input_len: int64, prompt tokens.
+        output_len: int64, output tokens.
+        req_time: float64, seconds from the start, not decreasing.
+    """
+
+    adapter_index: npt.NDArray[np.int64]
+    input_len: npt.NDArray[np.int64]
+    output_len: npt.NDArray[np.int64]
+    req_time: npt.NDArray[np.float64]
+
+
+def draw(
+    *,
+    num_adapters: int,
+    alpha: float,
+    req_rate: float,
+    cv: float,
+    duration: float,
+    input_range: tuple[int, int],
+    output_range: tuple[int, int],
+    seed: int = 42,
+) -> SloraDraws:
+    """Draw the arrays of a workload; equal arguments give equal bits.
+
+    Args:
+        num_adapters: 0 counts as 1 (and nobody should name it: see `generate_requests`).
+        alpha: skew, above 0.
+        req_rate: requests/s, above 0.
+        cv: coefficient of variation of the gaps, above 0.
+        duration: seconds, at least 0.
+        input_range: prompt tokens, [low, high).
+        output_range: output tokens, [low, high).
+        seed: of the legacy generator, 0 <= seed < 2 ** 32.
+
+    Raises:
+        ValueError: an argument outside its range.
+    """
+    for name, value in (("alpha", alpha), ("req_rate", req_rate), ("cv", cv)):
+        if not value > 0:
+            raise ValueError(f"{name} is {value}; it must be above 0")
+    if num_adapters < 0 or duration < 0:
+        raise ValueError(f"num_adapters ({num_adapters}) and duration ({duration}) must not be negative")
+    for name, (low, high) in (("input_range", input_range), ("output_range", output_range)):
+        if not 1 <= low < high:
+            raise ValueError(f"{name} is [{low}, {high}); it must begin at 1 or more and not be empty")
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"seed is {seed}; the legacy generator takes 0 to 2**32 - 1")
+    legacy = np.random.RandomState(seed)
+    n = int(req_rate * duration)
+    u = legacy.power(alpha, n)
+    adapter_index = (u * max(num_adapters, 1)).astype(np.int64)
+    input_len = legacy.randint(input_range[0], input_range[1], n).astype(np.int64)
+    output_len = legacy.randint(output_range[0], output_range[1], n).astype(np.int64)
+    gaps = legacy.gamma(1 / (cv * cv), cv * cv / req_rate, n)
+    return SloraDraws(adapter_index, input_len, output_len, np.cumsum(gaps))
+
+
+def adapter_name(index: int, adapter_dirs: Sequence[str]) -> str:
+    """Name adapter `index` as S-LoRA does: the directories in turn, then how many rounds were gone before."""
+    rounds, position = divmod(index, len(adapter_dirs))
+    return f"{adapter_dirs[position]}-{rounds}"
+
+
+def generate_requests(
+    draws: SloraDraws, *, adapter_dirs: Sequence[str] | None = None, adapters: Sequence[str] | None = None
+) -> list[WorkloadRequest]:
+    """Make a workload of the draws.
+
+    Args:
+        draws: what `draw` gave.
+        adapter_dirs: name index i as S-LoRA does, `adapter_name(i, adapter_dirs)`.
+        adapters: name index i `adapters[i]`; as long as the indices reach. With neither, all use the base model.
+
+    Raises:
+        ValueError: both namings at once, or `adapters` is too short.
+    """
+    if adapter_dirs and adapters:
+        raise ValueError("name adapters by adapter_dirs or by adapters, not by both")
+    highest = int(draws.adapter_index.max(initial=-1))
+    if adapters and highest >= len(adapters):
+        raise ValueError(f"adapter index {highest} was drawn; only {len(adapters)} adapters are named")
+    workload = []
+    columns = zip(
+        draws.adapter_index.tolist(),
+        draws.input_len.tolist(),
+        draws.output_len.tolist(),
+        draws.req_time.tolist(),
+        strict=True,
+    )
+    for index, (adapter, prompt_tokens, output_tokens, at_seconds) in enumerate(columns):
+        adapter_id: str | None = None
+        if adapter_dirs:
+            adapter_id = adapter_name(adapter, adapter_dirs)
+        elif adapters:
+            adapter_id = adapters[int(adapter)]
+        workload.append(WorkloadRequest(index, at_seconds, prompt_tokens, output_tokens, adapter_id))
+    return workload

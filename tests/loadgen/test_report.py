@@ -1,0 +1,153 @@
+import csv
+import json
+from datetime import UTC, datetime
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from chassis.errors import FormatError
+from loadgen.options import LoadOptions
+from loadgen.own_load import OwnLoad, OwnLoadMeter
+from loadgen.report import CSV_COLUMNS, make_report, read_report, write_report
+from loadgen.source import BuiltWorkload
+from loadgen.table import print_report
+from loadgen.wire import ClusterView
+from loadgen.workload.outcome import INTERRUPTED, RequestOutcome
+from loadgen.workload.request import WorkloadRequest
+
+CLUSTER = ClusterView("Llama-2-7B", 2.0, 1, 1, 2048, 3072, (("A100", 2),))
+
+
+def outcome(index, status="OK", adapter="lora-0", detail=""):
+    at = np.array([index + 0.5, index + 0.6, index + 0.8])
+    return RequestOutcome(
+        index=index,
+        prompt_tokens=20,
+        intended_seconds=float(index),
+        sent_seconds=index + 0.1,
+        end_seconds=index + 0.8,
+        status=status,
+        adapter_id=adapter,
+        message_seconds=at,
+        message_tokens=np.array([1, 1, 2]),
+        detail=detail,
+        token_ids_crc32=255,
+    )
+
+
+def report(outcomes, *, cpu_share=0.1, interrupted=False, delay=0.0):
+    return make_report(
+        LoadOptions(target="there:1", workload="poisson"),
+        BuiltWorkload([WorkloadRequest(0, 0.0, 20, 4)], "somebody's trace", ("adapters are synthetic",)),
+        CLUSTER,
+        outcomes,
+        OwnLoad(10.0, cpu_share, cpu_share, delay),
+        started_at=datetime(2026, 1, 2, tzinfo=UTC),
+        interrupted=interrupted,
+        num_skipped=0,
+        num_warmup_failed=0,
+    )
+
+
+def printed(made, width=100):
+    console = Console(width=width, record=True, file=None, force_terminal=False, quiet=False)
+    with console.capture() as capture:
+        print_report(made, console)
+    return capture.get()
+
+
+def test_a_written_summary_reads_back(tmp_path):
+    made = report([outcome(0), outcome(1, "UNAVAILABLE", detail="no worker")])
+    summary, _ = write_report(made, tmp_path / "deep" / "er")
+    content = read_report(summary)
+    assert content == read_report(summary.parent)
+    assert content["format_version"] == 1
+    assert content["options"]["target"] == "there:1"
+    assert content["workload"]["attribution"] == "somebody's trace"
+    assert "tpot_ms" in content["formulas"]
+    assert content["summary"]["num_failed"] == 1
+    assert content["summary"]["from_intended"]["ttft_ms"]["p50"] == pytest.approx(500)
+    assert content["slora_summary"]["num_abort"] == 1
+    assert content["started_at"] == "2026-01-02T00:00:00+00:00"
+
+
+def test_the_csv_has_a_line_per_request_in_workload_order(tmp_path):
+    made = report([outcome(1), outcome(0, adapter=None)])
+    _, requests = write_report(made, tmp_path)
+    with requests.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == CSV_COLUMNS
+    assert [row["index"] for row in rows] == ["0", "1"]
+    first = rows[0]
+    assert first["adapter_id"] == ""
+    assert first["ttft_from_intended_ms"] == "500.000"
+    assert first["ttft_from_sent_ms"] == "400.000"
+    assert first["tpot_ms"] == "100.000"
+    assert first["output_tokens"] == "4"
+    assert first["token_ids_crc32"] == "000000ff"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "not a JSON file"),
+        ("[]", "not a report"),
+        ('{"format_version": 1}', "not a report"),
+        ('{"kind": "lorrery load report", "format_version": 2}', "format_version 2 is not known"),
+        ('{"kind": "lorrery load report"}', "format_version None is not known"),
+    ],
+)
+def test_another_file_or_format_is_a_format_error(tmp_path, content, message):
+    path = tmp_path / "summary.json"
+    path.write_text(content)
+    with pytest.raises(FormatError, match=message):
+        read_report(path)
+
+
+def test_a_missing_report_is_a_format_error(tmp_path):
+    with pytest.raises(FormatError, match="No such file"):
+        read_report(tmp_path / "nothing.json")
+
+
+def test_the_table_fits_a_hundred_columns_and_says_what_matters():
+    failed = [outcome(index, "RESOURCE_EXHAUSTED", f"lora-{index}", "queue is full " * 30) for index in range(3, 12)]
+    made = report(
+        [outcome(0), outcome(1), outcome(2, INTERRUPTED), *failed], cpu_share=0.9, interrupted=True, delay=0.2
+    )
+    text = printed(made)
+    assert max(map(len, text.splitlines())) <= 100
+    for part in (
+        "2 x A100",
+        "12 requests",
+        "9 failed",
+        "TTFT  from the intended send",
+        "6 busiest of 10",
+        "somebody's trace",
+        "9 x RESOURCE_EXHAUSTED",
+        "used 90% of a core",
+        "waited for a core 20%",
+        "interrupted",
+        "of device time",
+    ):
+        assert part in " ".join(text.split()) or part in text, part
+
+
+def test_nothing_measured_shows_no_zeros():
+    text = printed(report([outcome(0, "UNAVAILABLE")]))
+    assert " 0.0 " not in text.split("tokens/s")[0]
+
+
+def test_a_report_of_no_requests_is_still_json(tmp_path):
+    summary, _ = write_report(report([]), tmp_path)
+    json.loads(summary.read_text(), parse_constant=pytest.fail)
+
+
+def test_own_load_counts_this_process():
+    meter = OwnLoadMeter()
+    sum(index * index for index in range(300_000))
+    load = meter.read()
+    assert load.cpu_share > 0
+    assert load.peak_cpu_share >= load.cpu_share
+    assert OwnLoad(1.0, 0.5, 0.6, None).warnings == ()
+    assert len(OwnLoad(1.0, 0.5, 0.9, 0.2).warnings) == 2

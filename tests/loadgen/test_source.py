@@ -1,0 +1,125 @@
+import pathlib
+
+import pytest
+
+from chassis.errors import FormatError, SettingsError
+from loadgen.options import LoadOptions, expand_adapters, parse_range
+from loadgen.source import build_workload
+
+TRACES = pathlib.Path(__file__).parents[2] / "deploy" / "traces"
+AZURE = TRACES / "azure_llm_2023_conv_excerpt.csv"
+KNOWN = ["a", "b", "c"]
+
+
+def build(**options):
+    return build_workload(LoadOptions(target="there:1", **options), KNOWN)
+
+
+def adapters_of(built):
+    return {request.adapter_id for request in built.requests}
+
+
+def test_families_and_lists_are_spelt_out():
+    assert expand_adapters("chat, lora-{0..2},x{08..10}y") == [
+        "chat",
+        "lora-0",
+        "lora-1",
+        "lora-2",
+        "x8y",
+        "x9y",
+        "x10y",
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "a,,b", "a,a", "a-{0..2},a-1", "a-{2..0}"])
+def test_impossible_lists_are_refused(text):
+    with pytest.raises(SettingsError, match="adapters"):
+        expand_adapters(text)
+
+
+def test_ranges_are_two_numbers_or_one():
+    assert parse_range("3:9") == (3, 9)
+    assert parse_range("64") == (64, 64)
+
+
+@pytest.mark.parametrize("workload", ["poisson", "constant", "slora"])
+def test_a_synthetic_workload_has_about_rate_times_duration_requests(workload):
+    built = build(workload=workload, rate=20.0, duration=30.0)
+    assert len(built.requests) == pytest.approx(600, rel=0.15)
+    assert build(workload=workload, rate=20.0, duration=30.0) == built
+    assert len(build(workload=workload, num_requests=17).requests) == 17
+
+
+@pytest.mark.parametrize("workload", ["poisson", "constant"])
+def test_speed_up_fills_the_same_duration_with_more(workload):
+    built = build(workload=workload, rate=20.0, duration=30.0, speed_up=3.0)
+    assert len(built.requests) == pytest.approx(1800, rel=0.15)
+    assert 28 < built.requests[-1].at_seconds < 30
+
+
+def test_bursty_arrivals_fill_the_whole_duration():
+    built = build(workload="poisson", rate=5.0, cv=4.0, duration=200.0)
+    assert built.requests[-1].at_seconds > 150
+
+
+def test_a_trace_is_cut_by_duration_after_its_speed_up():
+    built = build(workload="azure", trace=AZURE, speed_up=2.0, duration=10.0)
+    whole = build(workload="azure", trace=AZURE)
+    assert [request.at_seconds for request in built.requests] == [
+        request.at_seconds / 2 for request in whole.requests if request.at_seconds < 20
+    ]
+    assert len(build(workload="azure", trace=AZURE, num_requests=12).requests) == 12
+
+
+def test_jitter_spreads_mooncakes_bursts():
+    trace = TRACES / "mooncake_conversation_excerpt.jsonl"
+    plain = build(workload="mooncake", trace=trace)
+    spread = build(workload="mooncake", trace=trace, jitter=3.0)
+    assert len({request.at_seconds for request in plain.requests}) < 40
+    assert len({request.at_seconds for request in spread.requests}) == 200
+    assert "bursts" in plain.notes[0]
+    assert "spread over 3 s" in spread.notes[0]
+
+
+def test_adapters_come_from_the_list_the_cluster_or_nowhere():
+    assert adapters_of(build(num_requests=50)) == {None}
+    assert adapters_of(build(num_requests=50, adapters="all")) == {"a", "b", "c"}
+    assert adapters_of(build(num_requests=50, num_adapters=2)) == {"a", "b"}
+    assert adapters_of(build(num_requests=50, num_adapters=0, adapters="all")) == {None}
+    assert adapters_of(build(num_requests=50, adapters="x-{0..3}", num_adapters=2)) == {"x-0", "x-1"}
+    assert adapters_of(build(workload="slora", num_requests=50, num_adapters=2)) == {"a", "b"}
+    named = build(workload="slora", num_requests=50, num_adapters=3, adapter_dirs="r8,r16")
+    assert adapters_of(named) == {"r8-0", "r16-0", "r8-1"}
+
+
+def test_assigned_adapters_are_labelled_synthetic():
+    built = build(workload="azure", trace=AZURE, adapters="all", adapter_exponent=1.2)
+    assert any("adapters are synthetic: Zipf with exponent 1.2" in note for note in built.notes)
+    assert "CC-BY 4.0" in built.attribution
+
+
+def test_more_adapters_than_there_are_is_an_error():
+    with pytest.raises(SettingsError, match="the cluster lists only 3"):
+        build(num_adapters=4)
+    with pytest.raises(SettingsError, match="--adapters names only 1"):
+        build(num_adapters=4, adapters="x")
+
+
+def test_files_that_are_missing_binary_or_broken_are_told_apart(tmp_path):
+    with pytest.raises(SettingsError, match="No such file"):
+        build(workload="azure", trace=tmp_path / "x")
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(FormatError, match="not a text file"):
+        build(workload="azure", trace=binary)
+    with pytest.raises(FormatError, match="line 1"):
+        build(workload="mooncake", trace=AZURE)
+
+
+def test_an_empty_workload_is_an_error():
+    with pytest.raises(SettingsError, match="no requests"):
+        build(duration=0.0)
+    with pytest.raises(SettingsError, match="input_range"):
+        build(input_range=(0, 3))
+    with pytest.raises(SettingsError, match="the most that one run plays"):
+        build(num_requests=10**8)

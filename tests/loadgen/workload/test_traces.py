@@ -1,0 +1,114 @@
+import pathlib
+
+import numpy as np
+import pytest
+
+from loadgen.workload.azure import read_azure
+from loadgen.workload.mooncake import read_mooncake, spread
+from loadgen.workload.request import TraceError
+
+TRACES = pathlib.Path(__file__).parents[3] / "deploy" / "traces"
+HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
+
+
+def read_lines(name):
+    with (TRACES / name).open(encoding="utf-8", newline="") as file:
+        return file.readlines()
+
+
+def test_azure_reads_crlf_seven_digits_and_a_last_line_without_end():
+    lines = [HEADER, "2023-11-16 18:15:46.6805900,374,44\r\n", "2023-11-16 18:15:50.9951690,396,109"]
+    workload = read_azure(lines)
+    assert [request.at_seconds for request in workload] == [0.0, 4.314579]
+    assert [(request.prompt_tokens, request.output_tokens) for request in workload] == [(374, 44), (396, 109)]
+
+
+def test_azure_keeps_a_tenth_of_a_microsecond_and_takes_other_stamps():
+    lines = [
+        HEADER,
+        "2024-05-12 23:59:59.9999999+00:00,1,1\n",
+        "2024-05-13 00:00:00,2,2\n",
+        "\n",
+        "2024-05-13 00:00:01.5Z,3,0\n",
+    ]
+    workload = read_azure(lines)
+    assert [request.at_seconds for request in workload] == [0.0, 1e-7, 1.5000001]
+    assert workload[-1].output_tokens == 1
+
+
+def test_azure_sorts_by_time_and_stops_at_the_limit():
+    lines = [HEADER, "2023-11-16 00:00:02,2,2\n", "2023-11-16 00:00:01,1,1\n", "not read"]
+    workload = read_azure(lines, limit=2)
+    assert [(request.index, request.at_seconds, request.prompt_tokens) for request in workload] == [
+        (0, 0.0, 1),
+        (1, 1.0, 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([], "line 1: expected the header"),
+        (["a,b,c\n"], "line 1: expected the header"),
+        ([HEADER, "2023-11-16 18:15:46,1\n"], "line 2: expected TIMESTAMP"),
+        ([HEADER, "2023-11-16 18:15:46,1,-2\n"], "line 2: expected TIMESTAMP"),
+        ([HEADER, "2023-13-16 18:15:46,1,2\n"], "line 2: month"),
+    ],
+)
+def test_azure_names_the_line_that_does_not_parse(lines, message):
+    with pytest.raises(TraceError, match=message):
+        read_azure(lines)
+
+
+def test_the_committed_azure_excerpt_fits_the_demo_cluster():
+    lines = read_lines("azure_llm_2023_conv_excerpt.csv")
+    assert lines[0] == HEADER
+    assert not lines[-1].endswith("\n")
+    workload = read_azure(lines)
+    assert len(workload) == 190
+    assert workload[0].at_seconds == 0
+    assert 55 < workload[-1].at_seconds < 60
+    assert max(request.prompt_tokens for request in workload) <= 8192
+
+
+def test_mooncake_reads_milliseconds_and_block_ids():
+    lines = [
+        '{"timestamp": 3000, "input_length": 513, "output_length": 7, "hash_ids": [0, 5]}\n',
+        "\n",
+        '{"timestamp": 6000, "input_length": 512, "output_length": 1}',
+    ]
+    first, second = read_mooncake(lines)
+    assert (first.at_seconds, first.prompt_tokens, first.output_tokens, first.hash_ids) == (0.0, 513, 7, (0, 5))
+    assert (second.at_seconds, second.hash_ids) == (3.0, None)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 1: not a JSON object"),
+        ("[1]", "line 1: not a JSON object"),
+        ('{"timestamp": 0, "input_length": 3}', "line 1: no field 'output_length'"),
+        ('{"timestamp": 0, "input_length": "3", "output_length": 1}', "line 1: input_length is '3'"),
+        ('{"timestamp": 0, "input_length": 3, "output_length": -1}', "line 1: output_length is -1"),
+        ('{"timestamp": NaN, "input_length": 3, "output_length": 1}', "line 1: timestamp is nan"),
+        ('{"timestamp": 0, "input_length": 513, "output_length": 1, "hash_ids": [1]}', "1 hash_ids for 513 tokens"),
+        ('{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": ["a"]}', "hash_ids must be"),
+    ],
+)
+def test_mooncake_names_the_line_that_does_not_parse(line, message):
+    with pytest.raises(TraceError, match=message):
+        read_mooncake([line])
+
+
+def test_spread_moves_requests_apart_within_their_window_and_keeps_their_order():
+    workload = read_mooncake(read_lines("mooncake_conversation_excerpt.jsonl"))
+    placed = spread(workload, np.random.default_rng(1))
+    assert len(placed) == len(workload) == 200
+    times = [request.at_seconds for request in placed]
+    assert times == sorted(times)
+    assert len(set(times)) == 200
+    by_hash = {request.hash_ids: request.at_seconds for request in placed}
+    assert all(0 <= by_hash[request.hash_ids] - request.at_seconds < 3.0 for request in workload)
+    for stamp in {request.at_seconds for request in workload}:
+        same = [by_hash[request.hash_ids] for request in workload if request.at_seconds == stamp]
+        assert same == sorted(same)
