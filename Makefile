@@ -1,0 +1,126 @@
+# Everything a checkout needs, from Python 3.11+ and make alone. `make` lists the targets.
+#
+# PYTHON=python3.12 chooses the interpreter of a new .venv; PYTEST_ARGS='-k cancel' goes to pytest; UPGRADE=--upgrade lets
+# `make lock` move to newer versions. Every package comes from requirements/*.txt, by hash.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup setup-dev demo test lint protos protos-check protos-release lock bench clean
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?=
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+UPGRADE ?=
+
+# uv's own environment of the caller must not redirect it to another environment than ours.
+unexport VIRTUAL_ENV UV_PROJECT_ENVIRONMENT
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+# ---- environment --------------------------------------------------------------------------------------------------
+
+setup: $(VENV)/.stamp-run ## prepare .venv, with lorrery in .venv/bin
+
+setup-dev: $(VENV)/.stamp-dev ## the same, and what checks the tree
+
+# An environment that lacks pip (uv makes such) gets it; one whose interpreter is gone is made again.
+$(VENV)/.stamp-base: requirements/uv.txt
+	@set -e; found=; \
+	if ! $(BIN)/python -c '' 2>/dev/null; then \
+	  for python in $(or $(PYTHON),python3.13 python3.12 python3.11 python3); do \
+	    if "$$python" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$python; break; fi; \
+	  done; \
+	  if [ -z "$$found" ]; then \
+	    echo 'no Python 3.11 or newer with venv and ensurepip (looked for $(or $(PYTHON),python3.13 python3.12 python3.11 python3));' >&2; \
+	    echo 'name one: make PYTHON=/path/to/python3.12. On Debian the two modules are in the package python3-venv.' >&2; exit 1; \
+	  fi; \
+	  echo "making $(VENV) with $$("$$found" --version)"; \
+	  "$$found" -m venv --clear $(VENV); \
+	fi; \
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null; \
+	if ! $(BIN)/python -m pip install --quiet --only-binary=:all: --require-hashes -r requirements/uv.txt; then \
+	  echo 'uv has no wheel for this platform: pip does the rest, more slowly'; \
+	fi; \
+	touch $@
+
+# $(call install,ARGUMENTS): uv where it is there, otherwise pip; both check every hash.
+define install
+if [ -x $(BIN)/uv ]; then $(BIN)/uv pip install --quiet --python $(BIN)/python $(1); \
+else $(BIN)/python -m pip install --quiet $(1); fi
+endef
+
+# The build lock holds hatchling, so that the editable install of the project itself fetches nothing.
+$(VENV)/.stamp-run: $(VENV)/.stamp-base requirements/run.txt requirements/build.txt pyproject.toml
+	@$(call install,--require-hashes -r requirements/run.txt -r requirements/build.txt)
+	@$(call install,--no-deps --no-build-isolation --editable .)
+	@$(BIN)/lorrery --version
+	@touch $@
+
+$(VENV)/.stamp-dev: $(VENV)/.stamp-run requirements/dev.txt
+	@$(call install,--require-hashes -r requirements/dev.txt)
+	@touch $@
+
+# ---- use ----------------------------------------------------------------------------------------------------------
+
+demo: setup ## a real trace through a cluster on this machine, about a minute
+	$(BIN)/lorrery demo
+
+test: setup-dev ## every test
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+bench: setup-dev ## pace, tokens/s and CPU per token, beside a bare stream
+	$(BIN)/python -m bench $(BENCH_ARGS)
+
+lint: setup-dev ## style, types, who may import whom, the wire's style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/mypy deploy/healthcheck.py
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+	$(BIN)/buf lint
+
+clean: ## remove what was made here, .venv included
+	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ---- the wire -----------------------------------------------------------------------------------------------------
+
+PROTOS := $(wildcard protos/lorrery/*/*.proto)
+
+# $(call generate,FOLDER): the stubs of every .proto; a file without a service has no use for its empty gRPC module.
+define generate
+PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=$(1) --grpc_python_out=$(1) \
+  --mypy_out=quiet,readable_stubs:$(1) --mypy_grpc_out=quiet,readable_stubs:$(1) $(PROTOS); \
+for proto in $(PROTOS:protos/%.proto=%); do \
+  grep -q '^service ' "protos/$$proto.proto" || rm -f "$(1)/$${proto}_pb2_grpc.py" "$(1)/$${proto}_pb2_grpc.pyi"; \
+done
+endef
+
+protos: setup-dev ## regenerate the stubs from protos/**/*.proto
+	@set -e; $(call generate,protos)
+
+protos-check: setup-dev ## fail if the stubs are stale or the wire breaks the released one
+	@set -e; stubs=$$(mktemp -d); trap 'rm -rf "$$stubs"' EXIT; \
+	$(call generate,$$stubs); \
+	diff -r -x '*.proto' -x __pycache__ "$$stubs/lorrery" protos/lorrery || { echo 'stale stubs: run make protos' >&2; exit 1; }
+	$(BIN)/buf lint
+	$(BIN)/buf breaking --against protos/released.binpb
+
+protos-release: setup-dev ## make today's wire the one that protos-check compares with
+	$(BIN)/buf build --exclude-source-info -o protos/released.binpb
+
+# ---- locks --------------------------------------------------------------------------------------------------------
+
+COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
+  --no-emit-index-url --no-annotate $(UPGRADE)
+
+lock: $(VENV)/.stamp-base ## rewrite requirements/*.txt from pyproject.toml
+	$(COMPILE) pyproject.toml -o requirements/run.txt
+	$(COMPILE) pyproject.toml --group dev -c requirements/run.txt -o requirements/dev.txt
+	echo hatchling | $(COMPILE) - -c requirements/dev.txt -o requirements/build.txt
+	echo uv | $(COMPILE) - -o requirements/uv.txt

@@ -1,0 +1,109 @@
+"""docker-compose.yml and what it mounts: hardening, addresses and graces that fit the settings, valid provisioning."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from chassis.settings import Settings, load
+
+ROOT = Path(__file__).parents[2]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
+SERVICES: dict[str, Any] = COMPOSE["services"]
+OURS = ("router", "scheduler", "worker")
+HEALTH_PORTS = {"router": 50051, "scheduler": 50052, "worker": 50053}
+
+
+@pytest.fixture
+def settings(monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """What a service in a container reads."""
+    for name, value in SERVICES["router"]["environment"].items():
+        if name != "LORRERY_CONFIG":
+            monkeypatch.setenv(name, value)
+    return load(ROOT / "deploy" / "cluster.toml")
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_container_is_locked_down(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert not service.get("privileged")
+    assert "user" not in service, "the image's own numeric user holds"
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_ports_are_published_on_loopback_and_through_a_variable(name: str) -> None:
+    for port in SERVICES[name].get("ports", []):
+        assert re.fullmatch(r"127\.0\.0\.1:\$\{[A-Z]+_PORT:-\d+\}:\d+", port)
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_mounted_files_are_there_and_read_only(name: str) -> None:
+    for volume in SERVICES[name].get("volumes", []):
+        source, target, *mode = re.sub(r"\$\{[A-Z]+:-([^}]+)\}", r"\1", volume).split(":")
+        if source.startswith("./"):
+            assert (ROOT / source).exists(), volume
+            assert mode == ["ro"], f"{target} is writable"
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_commands_are_exec_form_and_health_is_asked_by_grpc(name: str) -> None:
+    service = SERVICES[name]
+    assert service["command"] == [name]
+    probe = service["healthcheck"]["test"]
+    assert probe[0] == "CMD"
+    assert probe[-2:] == ["/app/deploy/healthcheck.py", f"127.0.0.1:{HEALTH_PORTS[name]}"]
+
+
+def test_one_image_serves_all() -> None:
+    assert len({SERVICES[name]["image"] for name in (*OURS, "loadgen")}) == 1
+
+
+def test_the_environment_gives_addresses_that_other_containers_reach(settings: Settings) -> None:
+    assert settings.router.schedulers == (settings.worker.scheduler,) == ("scheduler:50052",)
+    for name, port in HEALTH_PORTS.items():
+        section = getattr(settings, name)
+        assert section.listen == f"0.0.0.0:{port}"
+        assert section.metrics == "0.0.0.0:9100"
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_stop_leaves_time_for_the_whole_drain(name: str, settings: Settings) -> None:
+    grace = SERVICES[name]["stop_grace_period"]
+    assert float(grace.removesuffix("s")) > getattr(settings, name).drain_seconds
+
+
+def test_prometheus_finds_every_replica_of_every_service() -> None:
+    prometheus = yaml.safe_load((ROOT / "deploy" / "prometheus.yml").read_text(encoding="utf-8"))
+    jobs = {job["job_name"]: job["dns_sd_configs"][0] for job in prometheus["scrape_configs"]}
+    assert jobs.keys() == set(OURS)
+    for name, discovery in jobs.items():
+        assert (discovery["names"], discovery["type"], discovery["port"]) == ([name], "A", 9100)
+
+
+def _datasources(part: Any) -> Iterator[str]:
+    if isinstance(part, dict):
+        if isinstance(part.get("datasource"), dict):
+            yield part["datasource"].get("uid", "")
+        for value in part.values():
+            yield from _datasources(value)
+    elif isinstance(part, list):
+        for value in part:
+            yield from _datasources(value)
+
+
+def test_dashboards_name_the_provisioned_datasource() -> None:
+    provisioning = ROOT / "deploy" / "grafana" / "provisioning"
+    (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())["datasources"]
+    (provider,) = yaml.safe_load((provisioning / "dashboards" / "lorrery.yml").read_text())["providers"]
+    assert provider["options"]["path"] == "/etc/grafana/dashboards"
+    assert source["url"] == "http://prometheus:9090"
+    for path in (ROOT / "deploy" / "grafana" / "dashboards").glob("*.json"):
+        uids = set(_datasources(json.loads(path.read_text(encoding="utf-8"))))
+        assert uids <= {source["uid"], "-- Grafana --"}, path.name

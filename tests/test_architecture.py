@@ -1,0 +1,178 @@
+"""Who may import whom, and what a pure room may touch (docs/architecture.md).
+
+import-linter's contracts in pyproject.toml hold between modules; what they cannot say is checked here on the syntax
+trees: which part of the standard library and of numpy a pure room uses, and where protobuf meets the core.
+"""
+
+import ast
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("chassis", "cli", "loadgen", "router", "scheduler", "simulator", "worker")
+PURE = ("scheduler/core", "worker/device", "loadgen/workload")
+
+NOT_PURE = {
+    # clocks
+    "time", "sched", "timeit",
+    # concurrency
+    "asyncio", "threading", "multiprocessing", "concurrent", "queue", "signal", "contextvars",
+    # I/O and the world outside
+    "io", "os", "pathlib", "shutil", "tempfile", "glob", "fileinput", "mmap", "select", "selectors", "socket", "ssl",
+    "subprocess", "urllib", "http", "sys", "platform", "getpass", "logging", "warnings", "sqlite3", "pickle", "shelve",
+    # chance that no generator gives
+    "random", "secrets", "uuid",
+}  # fmt: skip
+"""Modules of the standard library that read a clock, wait, do I/O, or draw from global chance."""
+
+NUMPY_RANDOM = {
+    "Generator", "BitGenerator", "SeedSequence", "PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64", "RandomState",
+}  # fmt: skip
+"""What of `numpy.random` is not global: types, to be made from a seed or passed in."""
+
+NUMPY_IO = {"load", "loadtxt", "genfromtxt", "fromfile", "save", "savetxt", "savez", "savez_compressed", "memmap"}
+
+IMPURE_CALLS = {"open", "input", "print", "exec", "eval", "__import__", "breakpoint"}
+
+CLOCK_METHODS = {"now", "utcnow", "today"}
+"""Of `datetime`, whose parsing and arithmetic are pure."""
+
+CORE_ROOMS = ("scheduler.core", "worker.device", "loadgen.workload")
+
+
+def modules(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def imports(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Yield (dotted name, line) of each import, `from a import b` as `a.b`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((name.name, node.lineno) for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: imports are absolute here"
+            yield from ((f"{node.module}.{name.name}", node.lineno) for name in node.names)
+
+
+def within(name: str, package: str) -> bool:
+    return name == package or name.startswith(package + ".")
+
+
+def dotted(node: ast.expr) -> str:
+    """Return `a.b.c` of an attribute chain; what is none gives an empty string."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (left := dotted(node.value)):
+        return f"{left}.{node.attr}"
+    return ""
+
+
+def impurities(source: str, room: str) -> list[str]:
+    """What `source`, a module of the pure room `room` (dotted), must not have."""
+    tree = ast.parse(source)
+    allowed = (room, "worker.device") if room == "scheduler.core" else (room,)
+    found = []
+    for name, line in imports(tree):
+        top = name.partition(".")[0]
+        if top == "numpy":
+            parts = name.split(".")
+            if parts[1:2] == ["random"] and len(parts) > 2 and parts[2] not in NUMPY_RANDOM:
+                found.append(f"line {line}: {name} is global chance")
+        elif top in NOT_PURE:
+            found.append(f"line {line}: {name} is not pure")
+        elif top not in sys.stdlib_module_names and not any(within(name, package) for package in allowed):
+            found.append(f"line {line}: {name} is neither of this room, nor numpy, nor the standard library")
+    seeded = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call) and (node.args or node.keywords)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_CALLS:
+            found.append(f"line {node.lineno}: {node.func.id}() is not pure")
+        if isinstance(node, ast.Attribute):
+            match dotted(node).split("."):
+                case ["np" | "numpy", "random", "default_rng"] if id(node) in seeded:
+                    pass  # a function of its seed; without one it would draw from the machine's entropy
+                case ["np" | "numpy", "random", name] if name not in NUMPY_RANDOM:
+                    found.append(f"line {node.lineno}: np.random.{name} is chance of no generator passed in")
+                case [*_, "datetime" | "date", name] if name in CLOCK_METHODS:
+                    found.append(f"line {node.lineno}: {name}() reads the clock")
+                case ["np" | "numpy", name] if name in NUMPY_IO:
+                    found.append(f"line {node.lineno}: np.{name} is I/O")
+    return found
+
+
+def test_import_linter_keeps_every_contract() -> None:
+    command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as c; c()", "--no-cache"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "protos"), "COLUMNS": "120"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " 0 broken" in done.stdout
+
+
+@pytest.mark.parametrize("path", modules(*PURE), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_pure_room_has_no_clock_no_io_and_no_chance_of_its_own(path: Path) -> None:
+    room = next(room for room in PURE if path.is_relative_to(ROOT / room))
+    assert impurities(path.read_text(encoding="utf-8"), room.replace("/", ".")) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import time",
+        "from time import monotonic",
+        "import os.path",
+        "from pathlib import Path",
+        "import logging",
+        "from datetime import datetime\ndatetime.now()",
+        "import random",
+        "import grpc",
+        "from chassis.errors import LorreryError",
+        "from scheduler.service import Scheduler",
+        "from numpy.random import shuffle",
+        "import numpy as np\nnp.random.seed(1)",
+        "import numpy as np\nrng = np.random.default_rng()",
+        "import numpy as np\nnp.loadtxt('f')",
+        "open('f')",
+        "def f():\n    import asyncio",
+    ],
+)
+def test_the_check_sees_what_is_not_pure(source: str) -> None:
+    assert len(impurities(source, "scheduler.core")) == 1
+
+
+def test_the_check_lets_pure_code_pass() -> None:
+    source = (
+        "import heapq\nimport numpy as np\nfrom numpy.random import Generator\n"
+        "from scheduler.core.limits import Limits\nfrom worker.device.batch import Batch\n"
+        "def draw(rng: np.random.Generator) -> float:\n    return float(rng.random())\n"
+        "def generator(seed: int) -> Generator:\n    return np.random.default_rng(seed)\n"
+    )
+    assert impurities(source, "scheduler.core") == []
+    assert impurities(source, "worker.device") != []
+
+
+@pytest.mark.parametrize("path", modules(*ROOMS), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_only_wire_modules_touch_both_messages_and_core_types(path: Path) -> None:
+    if path.name in ("wire.py", "service.py"):
+        return
+    names = [name for name, _ in imports(ast.parse(path.read_text(encoding="utf-8")))]
+    messages = [name for name in names if within(name, "lorrery.v1") and name.endswith("_pb2")]
+    core = [name for name in names if any(within(name, room) for room in CORE_ROOMS)]
+    assert not (messages and core), f"{messages} meet {core}: conversions live in wire.py"
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_resolves_to_this_tree(room: str) -> None:
+    spec = importlib.util.find_spec(room)
+    assert spec is not None
+    assert spec.origin == str(ROOT / room / "__init__.py")
+
+
+def test_the_wire_resolves_to_this_tree() -> None:
+    spec = importlib.util.find_spec("lorrery.v1.types_pb2")
+    assert spec is not None
+    assert spec.origin == str(ROOT / "protos" / "lorrery" / "v1" / "types_pb2.py")
