@@ -1,0 +1,64 @@
+"""What a process logs: events with key=value fields, to standard error.
+
+The standard library's records (grpc, asyncio) go the same way and look the same. Everything is set up once, before
+gRPC starts: reconfiguring logging later can deadlock with it (grpc/grpc #43421).
+"""
+
+import logging
+import sys
+from typing import cast
+
+import structlog
+from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
+
+from chassis.settings import LogSettings
+
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+def configure(log: LogSettings, service: str) -> None:
+    """Set up logging for this process; call it once, before any gRPC object exists.
+
+    Args:
+        log: level and format.
+        service: name bound to every event.
+    """
+
+    def bind_service(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+        event.setdefault("service", service)
+        return event
+
+    level = _LEVELS[log.level]
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        bind_service,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+    ]
+    render: list[Processor] = (
+        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        if log.format == "json"
+        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    )
+    structlog.configure(
+        processors=[*shared, *render],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *render],
+        )
+    )
+    logging.root.handlers = [handler]
+    # Libraries' own debug and info records are about their insides.
+    logging.root.setLevel(max(level, logging.WARNING))
+
+
+def get_logger(name: str) -> FilteringBoundLogger:
+    """Return a logger whose events carry `module=name`: `log.info("sequence_finished", output_tokens=12)`."""
+    return cast("FilteringBoundLogger", structlog.get_logger(module=name))

@@ -1,0 +1,100 @@
+"""The Prometheus endpoint of a process, and the metrics that every process has.
+
+Each process has a registry of its own, handed to whoever counts something; the global one of prometheus_client is not
+used, so that two services in one test do not meet.
+"""
+
+import threading
+from http.server import ThreadingHTTPServer
+from socketserver import TCPServer
+
+from prometheus_client import CollectorRegistry, Gauge, GCCollector, MetricsHandler, PlatformCollector, ProcessCollector
+
+from chassis.errors import LorreryError
+from chassis.version import VERSION
+
+STATES = ("starting", "ready", "draining")
+_POLL_SECONDS = 0.1
+
+
+def new_registry(service: str) -> CollectorRegistry:
+    """Return a registry with what every process shows: process, platform, garbage collector, build."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    GCCollector(registry=registry)
+    Gauge("lorrery_build_info", "Version that runs; always 1.", ["service", "version"], registry=registry).labels(
+        service, VERSION
+    ).set(1)
+    return registry
+
+
+class ServiceState:
+    """`lorrery_service_state`: where the process is in its life."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._gauge = Gauge(
+            "lorrery_service_state", "1 for the state that the process is in, else 0.", ["state"], registry=registry
+        )
+        self.set("starting")
+
+    def set(self, state: str) -> None:
+        """Enter `state`, one of `STATES`."""
+        assert state in STATES
+        for name in STATES:
+            self._gauge.labels(name).set(name == state)
+
+
+class MetricsServer:
+    """Answers `GET /metrics` in a thread of its own until closed."""
+
+    def __init__(self, server: ThreadingHTTPServer) -> None:
+        self._server = server
+        self.port: int = server.server_port
+        self._thread = threading.Thread(
+            target=server.serve_forever, args=(_POLL_SECONDS,), name="metrics endpoint", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop answering and free the port; blocks for up to a tenth of a second."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def serve_metrics(address: str, registry: CollectorRegistry) -> MetricsServer:
+    """Show `registry` on `http://address/metrics`.
+
+    Args:
+        address: HOST:PORT; port 0 takes a free one, which `.port` then tells.
+        registry: what to show.
+
+    Raises:
+        LorreryError: the address cannot be taken.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        server = _Server((host.strip("[]"), int(port)), _handler(registry))
+    except OSError as error:
+        raise LorreryError(f"metrics address {address} cannot be taken: {error.strerror or error}") from None
+    return MetricsServer(server)
+
+
+class _Server(ThreadingHTTPServer):
+    def server_bind(self) -> None:
+        # HTTPServer's own asks the resolver for the host's full name, which can take seconds.
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+
+def _handler(registry: CollectorRegistry) -> type[MetricsHandler]:
+    class Handler(MetricsHandler):
+        def do_GET(self) -> None:  # noqa: N802  http.server's name for it
+            if self.path.partition("?")[0] == "/metrics":
+                super().do_GET()
+            else:
+                self.send_error(404, "only /metrics is here")
+
+    Handler.registry = registry
+    return Handler

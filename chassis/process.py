@@ -1,0 +1,274 @@
+"""How a service's process lives: start, serve, drain, stop.
+
+Order at the start: signal handlers, metrics endpoint, gRPC server, announcement, then the service's own background
+work, which says when it is ready. Order at SIGTERM or SIGINT: health answers NOT_SERVING first, then the service
+drains within its bound, then its background work is cancelled, then the server stops, and the exit code is 0. A second
+signal ends the process at once.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, Protocol
+
+import grpc.aio
+import typer
+from prometheus_client import CollectorRegistry
+
+from chassis.errors import LorreryError, SettingsError
+from chassis.log import configure, get_logger
+from chassis.metrics import ServiceState, new_registry, serve_metrics
+from chassis.server import Health, bind, dialable, enable_reflection, new_server
+from chassis.settings import Settings, load
+from chassis.version import VERSION
+
+STOP_GRACE_SECONDS = 1.0
+"""How long calls that are still open after the drain may take to end, such as a client's watch on health."""
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Service(Protocol):
+    """What a process carries."""
+
+    name: str
+
+    def register(self, server: grpc.aio.Server) -> Sequence[str]:
+        """Add the servicers to `server`; return the full names of their gRPC services."""
+        ...
+
+    async def run(self, set_ready: Callable[[bool], Awaitable[None]]) -> None:
+        """Do everything in the background, until cancelled.
+
+        `set_ready(True)` makes health SERVING, `set_ready(False)` NOT_SERVING. To return or to raise ends the process.
+        """
+        ...
+
+    async def drain(self) -> None:
+        """Refuse new work, and return when there is none left."""
+        ...
+
+
+Made = tuple[Service, str, str, float]
+"""A service, its listen address, its metrics address, and the most seconds it may drain."""
+
+
+async def run_service(
+    service: Service,
+    *,
+    listen: str,
+    metrics: str,
+    settings: Settings,
+    drain_seconds: float,
+    registry: CollectorRegistry,
+    announce: Path | None = None,
+) -> None:
+    """Run `service` until SIGTERM, SIGINT, or the end of its `run`.
+
+    Args:
+        service: what to run.
+        listen: HOST:PORT of its gRPC server.
+        metrics: HOST:PORT of its Prometheus endpoint.
+        settings: for TLS.
+        drain_seconds: bound of the drain after a signal.
+        registry: what the endpoint shows.
+        announce: where to write `{"grpc": "host:port", "metrics": "host:port", "pid": n}` once both can be dialled.
+
+    Raises:
+        SettingsError: a certificate is missing or wrong.
+        LorreryError: an address cannot be taken.
+        BaseExceptionGroup: or whatever else the service's `run` raised.
+    """
+    log = get_logger("chassis").bind(service=service.name)
+    with _stop_requested() as stop, contextlib.ExitStack() as stack:
+        state = ServiceState(registry)
+        metrics_server = serve_metrics(metrics, registry)
+        stack.callback(metrics_server.close)
+        server, health = new_server(), Health()
+        started = False
+        try:
+            names = service.register(server)
+            await health.attach(server, names)
+            enable_reflection(server, names)
+            address = bind(server, listen, settings.server_tls)
+            await server.start()
+            started = True
+            metrics_address = dialable(metrics, metrics_server.port)
+            log.info("listening", address=address, metrics=metrics_address, version=VERSION)
+            if announce is not None:
+                _write_atomically(announce, {"grpc": address, "metrics": metrics_address, "pid": os.getpid()})
+            await _serve(service, health, state, stop, drain_seconds)
+        finally:
+            await server.stop(STOP_GRACE_SECONDS)
+            if started:
+                log.info("stopped")
+
+
+async def _serve(
+    service: Service, health: Health, state: ServiceState, stop: asyncio.Event, drain_seconds: float
+) -> None:
+    log = get_logger("chassis").bind(service=service.name)
+
+    async def set_ready(ready: bool) -> None:
+        if not stop.is_set():
+            state.set("ready" if ready else "starting")
+            await health.set(ready)
+
+    running = asyncio.create_task(service.run(set_ready), name=f"{service.name} run")
+    stopping = asyncio.create_task(stop.wait(), name="stop requested")
+    draining: asyncio.Task[None] | None = None
+    try:
+        await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
+        await health.end()
+        state.set("draining")
+        if not running.done():
+            log.info("draining", at_most_seconds=drain_seconds)
+            draining = asyncio.create_task(service.drain(), name=f"{service.name} drain")
+            await asyncio.wait((running, draining), timeout=drain_seconds, return_when=asyncio.FIRST_COMPLETED)
+            if draining.done():
+                draining.result()
+            elif not running.done():
+                log.warning("drain_cut_short", after_seconds=drain_seconds)
+    finally:
+        await _cancel(stopping, draining, running)
+    if not running.cancelled():
+        running.result()
+
+
+async def _cancel(*tasks: asyncio.Task[Any] | None) -> None:
+    """Cancel the tasks one after another, and wait for each; their outcomes stay in them."""
+    for task in tasks:
+        if task is not None and not task.done():
+            task.cancel()
+            await asyncio.wait((task,))
+
+
+@contextlib.contextmanager
+def _stop_requested() -> Iterator[asyncio.Event]:
+    """Yield an event that the first SIGTERM or SIGINT sets; the second one ends the process at once."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: signal.Signals) -> None:
+        if stop.is_set():
+            sys.stderr.flush()
+            os._exit(128 + number)
+        stop.set()
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        yield stop
+    finally:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+def _write_atomically(path: Path, content: dict[str, object]) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        raise LorreryError(f"--announce {path}: {error.strerror}") from None
+
+
+def service_command(
+    name: str,
+    help: str,  # noqa: A002  as typer calls it
+    make: Callable[[Settings, CollectorRegistry], Made],
+) -> None:
+    """Be the command line of `python -m NAME`; never returns normally.
+
+    Exit codes: 0 after a drain, 1 for an error, 2 for wrong settings or flags, 128 + n after a second signal n.
+
+    Args:
+        name: of the service.
+        help: what `--help` says first.
+        make: builds the service from the settings, counting into the registry; runs inside the event loop.
+    """
+
+    def command(
+        config: Annotated[Path | None, typer.Option(help="Settings file (TOML); default: $LORRERY_CONFIG.")] = None,
+        overrides: Annotated[
+            list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; repeatable; wins over all.")
+        ] = None,
+        announce: Annotated[
+            Path | None, typer.Option(help="Write the addresses here, as JSON, once they can be dialled.")
+        ] = None,
+        version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    ) -> None:
+        if version:
+            typer.echo(f"lorrery {name} {VERSION}")
+            return
+        _run_to_exit(name, make, config, overrides or (), announce)
+
+    # Until the loop takes over, a signal ends the process; as PID 1 it would otherwise be ignored.
+    for number in _SIGNALS:
+        signal.signal(number, _exit_unstarted)
+    app = typer.Typer(
+        add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
+    )
+    app.command(name=name, help=help)(command)
+    app(prog_name=f"python -m {name}")
+
+
+def _exit_unstarted(_number: int, _frame: object) -> NoReturn:
+    raise SystemExit(0)
+
+
+def _run_to_exit(
+    name: str,
+    make: Callable[[Settings, CollectorRegistry], Made],
+    config: Path | None,
+    overrides: Sequence[str],
+    announce: Path | None,
+) -> None:
+    try:
+        settings = load(config, overrides)
+        configure(settings.log, name)
+        registry = new_registry(name)
+
+        async def main() -> None:
+            service, listen, metrics, drain_seconds = make(settings, registry)
+            await run_service(
+                service,
+                listen=listen,
+                metrics=metrics,
+                settings=settings,
+                drain_seconds=drain_seconds,
+                registry=registry,
+                announce=announce,
+            )
+
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(main())
+    except Exception as error:  # the outermost frame: every error becomes an exit code
+        raise SystemExit(_report(name, error)) from None
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # some platforms have none
+        return None
+    return uvloop.new_event_loop
+
+
+def _report(name: str, error: Exception) -> int:
+    """Print `error`, our own as one line, others with their traceback; return the exit code."""
+    if isinstance(error, ExceptionGroup):
+        ours, others = error.split(LorreryError)
+        if others is None and ours is not None:
+            return max(_report(name, inner) for inner in ours.exceptions)
+    if isinstance(error, LorreryError):
+        typer.echo(f"{name}: error: {error}", err=True)
+        return 2 if isinstance(error, SettingsError) else 1
+    traceback.print_exception(error)
+    return 1

@@ -1,0 +1,112 @@
+"""The gRPC server of a process: health, reflection, TLS, limits."""
+
+import socket
+from collections.abc import Sequence
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from chassis.channel import MESSAGE_BYTES, read_pem
+from chassis.errors import LorreryError, SettingsError
+from chassis.settings import TlsSettings
+
+OPTIONS: tuple[tuple[str, int], ...] = (
+    # A second process on the port must fail, not take half of the connections.
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    # Tolerate clients that ping often, on idle connections too; gRPC's default closes them.
+    ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Notice clients whose host has died, so that what they own is cancelled.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+)
+
+_WILDCARDS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "::": "[::1]"}  # noqa: S104  compared, not listened on
+
+
+class Health:
+    """What `grpc.health.v1.Health` answers, for the server ("") and for each of its services."""
+
+    def __init__(self) -> None:
+        self._servicer = health.aio.HealthServicer()
+        self._names: list[str] = [""]
+
+    async def attach(self, server: grpc.aio.Server, names: Sequence[str]) -> None:
+        """Serve health on `server`: NOT_SERVING for "" and all `names` until told otherwise."""
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+        self._names = ["", *names]
+        await self.set(False)
+
+    async def set(self, serving: bool) -> None:
+        """Tell everyone who asks or watches; without effect once `end` was called."""
+        response = health_pb2.HealthCheckResponse
+        for name in self._names:
+            await self._servicer.set(name, response.SERVING if serving else response.NOT_SERVING)
+
+    async def end(self) -> None:
+        """Answer NOT_SERVING from now on, whatever `set` says later."""
+        await self._servicer.enter_graceful_shutdown()
+
+
+def new_server() -> grpc.aio.Server:
+    """Return a server with the chassis's options; call it inside the running loop."""
+    return grpc.aio.server(options=OPTIONS)
+
+
+def enable_reflection(server: grpc.aio.Server, names: Sequence[str]) -> None:
+    """Let clients ask for the descriptors of `names`, of health, and of reflection itself."""
+    reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+
+
+def bind(server: grpc.aio.Server, listen: str, tls: TlsSettings) -> str:
+    """Take the address `listen` and return the one to dial: actual port, loopback in place of a wildcard.
+
+    Raises:
+        SettingsError: a certificate is missing, unreadable or wrong.
+        LorreryError: the address cannot be taken.
+    """
+    credentials = _credentials(tls)
+    host, _, port = listen.rpartition(":")
+    _check_free(listen, host, int(port))
+    try:
+        bound = server.add_insecure_port(listen) if credentials is None else server.add_secure_port(listen, credentials)
+    except RuntimeError as error:
+        if credentials is not None:  # the address was free a moment ago
+            raise SettingsError("server_tls: gRPC does not accept this cert, key and ca") from None
+        raise LorreryError(f"address {listen} cannot be taken: {error}") from None
+    return dialable(listen, bound)
+
+
+def dialable(listen: str, port: int) -> str:
+    """Return the address to dial from this machine for a server that listens on `listen` and got `port`."""
+    host = listen.rpartition(":")[0]
+    return f"{_WILDCARDS.get(host, host)}:{port}"
+
+
+def _credentials(tls: TlsSettings) -> grpc.ServerCredentials | None:
+    key, certificate = read_pem(tls.key, "server_tls.key"), read_pem(tls.cert, "server_tls.cert")
+    if key is None or certificate is None:
+        if tls.ca is not None:
+            raise SettingsError("server_tls.ca: needs server_tls.cert and server_tls.key")
+        return None
+    return grpc.ssl_server_credentials(
+        [(key, certificate)],
+        root_certificates=read_pem(tls.ca, "server_tls.ca"),
+        require_client_auth=tls.ca is not None,
+    )
+
+
+def _check_free(listen: str, host: str, port: int) -> None:
+    # gRPC's core would log its own lines about a taken port; asking first keeps the message to one clear line.
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, proto) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen()
+    except OSError as error:
+        raise LorreryError(f"address {listen} cannot be taken: {error.strerror or error}") from None

@@ -1,0 +1,317 @@
+"""The settings of a cluster: one TOML file, read by every service and command.
+
+Precedence: defaults < file < environment (`LORRERY_SCHEDULER__MAX_NUM_SEQS=64`) < command line (`--set
+scheduler.max_num_seqs=64`). A key that does not exist, or a value that cannot be, is a `SettingsError` that names the
+key. Names follow S-LoRA (`max_total_token_num`, `batch_max_tokens`, `running_max_req_size`, `max_req_input_len`,
+`max_req_total_len`) and vLLM (`max_num_seqs`, `max_num_batched_tokens`, `max_loras`, `block_size`).
+
+Every duration is in seconds. Where a comment says *device seconds*, `time_scale` stretches it; all others are wall
+time.
+"""
+
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from chassis.errors import SettingsError
+
+FORMAT = 1
+"""Version of the settings file's format."""
+
+ENV_PREFIX = "LORRERY_"
+_NOT_SETTINGS = {"LORRERY_CONFIG", "LORRERY_SHARED"}
+
+Address = Annotated[str, Field(pattern=r"^.+:\d+$", description="HOST:PORT; port 0 takes a free one")]
+Seconds = Annotated[float, Field(ge=0)]
+PositiveSeconds = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TlsSettings(_Section):
+    """TLS of one side; empty paths mean plain text. With `ca` set a server demands client certificates."""
+
+    cert: Path | None = None
+    key: Path | None = None
+    ca: Path | None = None
+
+    @model_validator(mode="after")
+    def _pair(self) -> Self:
+        if (self.cert is None) != (self.key is None):
+            raise ValueError("cert and key go together")
+        return self
+
+
+class LogSettings(_Section):
+    """What is logged, and how."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["console", "json"] = "console"
+
+
+class AdapterSpec(_Section):
+    """One adapter, or with `count` a family of them: `id-0` ... `id-(count-1)`."""
+
+    id: Annotated[str, Field(min_length=1)]
+    rank: Count
+    count: Count | None = None
+
+
+class AdapterSettings(_Section):
+    """The adapters that requests may name."""
+
+    max_lora_rank: Count = 64
+    registry: tuple[AdapterSpec, ...] = ()
+
+    @model_validator(mode="after")
+    def _unique(self) -> Self:
+        seen: set[str] = set()
+        for name, rank in self.expand():
+            if name in seen:
+                raise ValueError(f"adapter {name!r} is listed twice")
+            if rank > self.max_lora_rank:
+                raise ValueError(f"adapter {name!r} has rank {rank}; max_lora_rank is {self.max_lora_rank}")
+            seen.add(name)
+        return self
+
+    def expand(self) -> Iterable[tuple[str, int]]:
+        """Yield (adapter id, rank) of every adapter, families spelt out."""
+        for spec in self.registry:
+            if spec.count is None:
+                yield spec.id, spec.rank
+            else:
+                yield from ((f"{spec.id}-{index}", spec.rank) for index in range(spec.count))
+
+
+class PrefixCacheSettings(_Section):
+    """Which prompt prefixes count as already computed."""
+
+    kind: Literal["none", "static_trie"] = "none"
+    corpus: Path | None = Field(default=None, description="static_trie: prompts, one JSON array of token ids a line")
+    cache_size: Annotated[int, Field(ge=0)] = 500
+
+    @model_validator(mode="after")
+    def _has_corpus(self) -> Self:
+        if self.kind == "static_trie" and self.corpus is None:
+            raise ValueError("kind = 'static_trie' needs corpus")
+        return self
+
+
+class SchedulerSettings(_Section):
+    """How batches are formed, and what a scheduler puts up with."""
+
+    listen: Address = "127.0.0.1:50052"
+    metrics: Address = "127.0.0.1:9102"
+
+    policy: Literal["req_queue", "fcfs"] = "req_queue"
+    strict: bool = Field(default=False, description="keep the published quirks of the policy's original")
+
+    max_total_token_num: Count | None = Field(
+        default=None, description="KV pool in tokens; unset: what each worker announces"
+    )
+    max_req_input_len: Count = 2048
+    max_req_total_len: Count = 3072
+    # req_queue
+    batch_max_tokens: Count | None = Field(
+        default=None, description="unset: max(max_total_token_num // 6, max_req_total_len)"
+    )
+    running_max_req_size: Count = 1000
+    prefetch: bool = Field(default=False, description="req_queue: load the next batch's adapters ahead")
+    # fcfs
+    max_num_seqs: Count = 256
+    max_num_batched_tokens: Count = 8192
+
+    prefix_cache: PrefixCacheSettings = PrefixCacheSettings()
+
+    max_waiting_requests: Count = 10_000
+    max_pending_router_tokens: Count = 1_000_000
+    worker_timeout_seconds: PositiveSeconds = 5.0
+    worker_wait_seconds: Seconds = 30.0
+    drain_seconds: Seconds = 30.0
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.max_req_input_len >= self.max_req_total_len:
+            raise ValueError(
+                f"max_req_input_len ({self.max_req_input_len}) must be less than"
+                f" max_req_total_len ({self.max_req_total_len})"
+            )
+        if self.batch_max_tokens is not None and self.batch_max_tokens < self.max_req_total_len:
+            raise ValueError(
+                f"batch_max_tokens ({self.batch_max_tokens}) must be at least"
+                f" max_req_total_len ({self.max_req_total_len})"
+            )
+        if self.policy == "fcfs" and self.max_num_batched_tokens < self.max_req_total_len:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least"
+                f" max_req_total_len ({self.max_req_total_len}): a resumed sequence is prefilled in one step"
+            )
+        if self.policy == "fcfs" and self.strict:
+            raise ValueError("strict keeps an original's quirks; fcfs has no original")
+        return self
+
+
+class OutputSettings(_Section):
+    """What the mock model answers."""
+
+    mode: Literal["random", "echo"] = "random"
+    length_model: Literal["lognormal", "llm-mock"] = Field(
+        default="lognormal", description="where EOS falls if the request gives no true length and EOS is not ignored"
+    )
+    # Azure's 2023 conversation trace: p50 129, mean 211 tokens, so sigma = sqrt(2 ln(211 / 129)).
+    length_median: PositiveSeconds = 129.0
+    length_sigma: Seconds = 0.99
+
+
+class WorkerSettings(_Section):
+    """The mock GPU, and how its worker finds its scheduler."""
+
+    scheduler: Address = "127.0.0.1:50052"
+    listen: Address = Field(default="127.0.0.1:0", description="health only")
+    metrics: Address = "127.0.0.1:0"
+
+    gpu: str = "A100-80-SXM"
+    tensor_parallel: Count = 1
+    step_time: Literal["roofline", "llm-mock"] = "roofline"
+    startup_seconds: Seconds = Field(default=0.0, description="device seconds until the weights are loaded")
+    output: OutputSettings = OutputSettings()
+
+    heartbeat_seconds: PositiveSeconds = 1.0
+    drain_seconds: Seconds = 30.0
+
+
+class RouterSettings(_Section):
+    """The client side."""
+
+    listen: Address = "127.0.0.1:50051"
+    metrics: Address = "127.0.0.1:9101"
+    schedulers: tuple[Address, ...] = ("127.0.0.1:50052",)
+
+    tokenizer: Path | None = Field(default=None, description="a tokenizer.json; unset: the built-in vocabulary")
+    max_open_requests: Count = 20_000
+    max_pending_tokens: Count = Field(default=4096, description="tokens that may wait for one slow reader")
+    max_flush_gap_seconds: Seconds = Field(default=0.08, description="longest time tokens are held back under overload")
+    resume_timeout_seconds: Seconds = 60.0
+    drain_seconds: Seconds = 30.0
+
+
+class _StrictEnv(EnvSettingsSource):
+    """The environment, in which a `LORRERY_` name that is no setting is an error."""
+
+    def __call__(self) -> dict[str, Any]:
+        for name in os.environ:
+            if name.startswith(ENV_PREFIX) and name not in _NOT_SETTINGS:
+                section = name.removeprefix(ENV_PREFIX).split("__")[0].lower()
+                if section not in self.settings_cls.model_fields:
+                    raise SettingsError(f"environment variable {name} names no setting")
+        return super().__call__()
+
+
+class Settings(BaseSettings):
+    """A whole cluster. Read it with `load`."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid",
+        frozen=True,
+        env_prefix=ENV_PREFIX,
+        env_nested_delimiter="__",
+        nested_model_default_partial_update=True,
+    )
+
+    format: int = FORMAT
+    model: str = "Llama-2-7B"
+    time_scale: Annotated[float, Field(gt=0)] = Field(default=1.0, description="2 = everything takes twice as long")
+    adapters: AdapterSettings = AdapterSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
+    worker: WorkerSettings = WorkerSettings()
+    router: RouterSettings = RouterSettings()
+    server_tls: TlsSettings = TlsSettings()
+    client_tls: TlsSettings = TlsSettings()
+    log: LogSettings = LogSettings()
+
+    @model_validator(mode="after")
+    def _known_format(self) -> Self:
+        if self.format != FORMAT:
+            raise ValueError(f"format {self.format} is not known; this version reads format {FORMAT}")
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Drop .env files and secret folders; `load` merges the file below the environment."""
+        return (init_settings, _StrictEnv(settings_cls))
+
+
+def load(path: Path | None = None, overrides: Iterable[str] = ()) -> Settings:
+    """Read the settings.
+
+    Args:
+        path: TOML file; unset: `LORRERY_CONFIG`, and if that is unset too, defaults only.
+        overrides: `section.key=value` strings; the value is TOML, or a bare string.
+
+    Raises:
+        SettingsError: a file that cannot be read, an unknown key or format, an impossible value.
+    """
+    if path is None and (name := os.environ.get("LORRERY_CONFIG")):
+        path = Path(name)
+    from_file = _read_toml(path) if path is not None else {}
+    from_command_line: dict[str, Any] = {}
+    for override in overrides:
+        _merge(from_command_line, _parse_override(override))
+    try:
+        from_environment = _StrictEnv(Settings)()
+        merged: dict[str, Any] = {}
+        for source in (from_file, from_environment, from_command_line):
+            _merge(merged, source)
+        return Settings.model_validate(merged)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"]) or "settings"
+        where = f" (file {path})" if path is not None else ""
+        what = "no such setting" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
+        raise SettingsError(f"{key}: {what}{where}") from None
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"{path}: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path}: {error}") from None
+
+
+def _parse_override(text: str) -> dict[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise SettingsError(f"--set {text}: expected section.key=value")
+    try:
+        parsed: Any = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value
+    for part in reversed(key.strip().split(".")):
+        parsed = {part: parsed}
+    result: dict[str, Any] = parsed
+    return result
+
+
+def _merge(into: dict[str, Any], source: Mapping[str, Any]) -> None:
+    for key, value in source.items():
+        if isinstance(value, Mapping) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = value if not isinstance(value, Mapping) else dict(value)

@@ -1,0 +1,5 @@
+"""`python -m cli` is `lorrery`."""
+
+from cli.main import main
+
+main()

@@ -1,0 +1,145 @@
+"""`lorrery demo`: a cluster on free ports, and a minute of a real trace through it."""
+
+import asyncio
+import contextlib
+import signal
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Self, TextIO
+
+import typer
+
+from chassis.errors import LorreryError
+from cli.cluster import ROOT, LocalCluster, cancelled_by_signals, start_python
+from cli.up import describe_exit, summary
+
+CONFIG = ROOT / "deploy" / "cluster.toml"
+TRACE = ROOT / "deploy" / "traces" / "azure_llm_2023_conv_excerpt.csv"
+FREE_PORTS = [
+    f"{section}.{key}=127.0.0.1:0" for section in ("scheduler", "worker", "router") for key in ("listen", "metrics")
+]
+_LOAD_STOP_SECONDS = 5.0
+
+app = typer.Typer(
+    add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
+)
+
+
+@app.command()
+def demo(
+    config: Annotated[Path, typer.Option(help="Settings file; the ports are free ones all the same.")] = CONFIG,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; repeatable; wins over all.")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="How many workers.")] = 2,
+    trace: Annotated[Path, typer.Option(help="Trace to play, in Azure's CSV format.")] = TRACE,
+    duration: Annotated[
+        float | None, typer.Option(min=0.0, metavar="SECONDS", help="How much of it, device seconds; default: all.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="For results and logs; default: out/demo-TIME.")
+    ] = None,
+) -> None:
+    """Run a cluster and a real trace through it, about a minute.
+
+    Starts a scheduler, workers and a router, sends them the trace's requests at their recorded times with adapters
+    drawn by a power law, shows what the clients see, and stops everything. Results and the services' logs are left in
+    a folder. Exit code: 0 if every request completed.
+    """
+    if not trace.exists():
+        raise LorreryError(f"{trace}: no such trace")
+    folder = out or Path("out") / f"demo-{datetime.now():%Y%m%d-%H%M%S}"  # noqa: DTZ005  a name, for who sits here
+    folder.mkdir(parents=True, exist_ok=True)
+    load = [
+        "--workload",
+        "azure",
+        "--trace",
+        str(trace),
+        "--adapters",
+        "all",
+        "--config",
+        str(config),
+        "--out",
+        str(folder),
+    ]
+    if duration is not None:
+        load += ["--duration", f"{duration:g}"]
+    raise typer.Exit(asyncio.run(_demo(config, [*FREE_PORTS, *(overrides or [])], workers, load, folder)))
+
+
+async def _demo(config: Path, overrides: list[str], num_workers: int, load: list[str], folder: Path) -> int:
+    code = 1
+    with cancelled_by_signals() as received, LogFiles(folder) as logs:
+        try:
+            typer.echo(f"starting a cluster; its logs go to {folder}/")
+            async with LocalCluster(config, overrides, num_workers, show=logs.write) as cluster:
+                for line in summary(cluster)[:-1]:
+                    typer.echo(line)
+                code = await _run_load(cluster, load)
+        except asyncio.CancelledError:
+            if not received:
+                raise
+    if received:
+        return 128 + received[0]
+    if code == 0:
+        typer.echo(f"results: {folder}/summary.json, {folder}/requests.csv")
+    return code
+
+
+async def _run_load(cluster: LocalCluster, arguments: list[str]) -> int:
+    """Run the load generator on the cluster; return its exit code, or 1 if a service ended meanwhile."""
+    # The load generator reads the file, but knows no --set; the environment wins over the file.
+    tls = cluster.settings.client_tls.model_dump(mode="json", exclude_none=True)
+    variables = {f"LORRERY_CLIENT_TLS__{key.upper()}": value for key, value in tls.items()}
+    loadgen = await start_python(["-m", "loadgen", "--target", cluster.router_address, *arguments], variables=variables)
+    finished = asyncio.create_task(loadgen.wait(), name="load")
+    service_ended = asyncio.create_task(cluster.unexpected_exit(), name="unexpected exit")
+    try:
+        await asyncio.wait((finished, service_ended), return_when=asyncio.FIRST_COMPLETED)
+        if service_ended.done():
+            ended = service_ended.result()
+            typer.echo(f"{ended.name} ended unexpectedly with {describe_exit(ended.exit_code)}", err=True)
+            return 1
+        return finished.result()
+    finally:
+        service_ended.cancel()
+        if not finished.done():
+            await _stop(loadgen, finished)
+
+
+async def _stop(loadgen: asyncio.subprocess.Process, finished: asyncio.Task[int]) -> None:
+    """Interrupt the load generator, which then reports what it has; kill it if that takes long or we are in a hurry."""
+    loadgen.send_signal(signal.SIGINT)
+    try:
+        await asyncio.wait((finished,), timeout=_LOAD_STOP_SECONDS)
+    finally:
+        if not finished.done():
+            with contextlib.suppress(ProcessLookupError):
+                loadgen.kill()
+            await asyncio.wait((finished,))
+
+
+class LogFiles:
+    """One file per process, `NAME.log` in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[str, TextIO] = {}
+
+    def __enter__(self) -> Self:
+        """Open nothing yet: files appear with their first line."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close all files."""
+        for file in self._files.values():
+            file.close()
+
+    def write(self, name: str, line: str) -> None:
+        """Append one line to the file of `name`, visible at once."""
+        if name not in self._files:
+            self._files[name] = (self._folder / f"{name}.log").open("a", encoding="utf-8", buffering=1)
+        self._files[name].write(line + "\n")

@@ -1,0 +1,68 @@
+"""A small service for the tests of the chassis; `python services.py --help` runs it as a process."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import grpc
+import grpc.aio
+from prometheus_client import CollectorRegistry
+
+from chassis.errors import LorreryError
+from chassis.process import Made, service_command
+from chassis.settings import Settings
+
+ECHO = "/test.Echo/Echo"
+
+
+class EchoService:
+    """Echoes bytes, and notes what happens to it. While `hold` is set, its drain does not end."""
+
+    name = "echo"
+
+    def __init__(self) -> None:
+        self.happened: list[str] = []
+        self.running = asyncio.Event()
+        self.drains = asyncio.Event()
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.fail: Exception | None = None
+
+    def register(self, server: grpc.aio.Server) -> Sequence[str]:
+        handler = grpc.unary_unary_rpc_method_handler(self.echo)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Echo", {"Echo": handler}),))
+        return ["test.Echo"]
+
+    async def echo(self, request: bytes, context: object) -> bytes:
+        return request
+
+    async def run(self, set_ready: Callable[[bool], Awaitable[None]]) -> None:
+        self.happened.append("run")
+        if self.fail is not None:
+            raise self.fail
+        await set_ready(True)
+        self.running.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.happened.append("run cancelled")
+
+    async def drain(self) -> None:
+        self.happened.append("drain")
+        self.drains.set()
+        await self.idle.wait()
+        self.happened.append("drained")
+
+
+def make(settings: Settings, registry: CollectorRegistry) -> Made:
+    service = EchoService()
+    if settings.model == "fails":
+        service.fail = ExceptionGroup("of a task group", [LorreryError("the disk is full of eels")])
+    elif settings.model == "breaks":
+        service.fail = ZeroDivisionError("1 / 0")
+    elif settings.model == "holds":
+        service.idle.clear()
+    return service, settings.router.listen, settings.router.metrics, settings.router.drain_seconds
+
+
+if __name__ == "__main__":
+    service_command("echo", "Echo bytes.", make)

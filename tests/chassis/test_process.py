@@ -1,0 +1,256 @@
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from chassis.channel import open_channel
+from chassis.errors import LorreryError
+from chassis.metrics import new_registry
+from chassis.process import run_service
+from chassis.settings import Settings, TlsSettings
+from cli.cluster import start_python
+from tests.chassis.services import ECHO, EchoService
+from tests.cluster.harness import metric, wait_until
+
+PLAIN = TlsSettings()
+
+
+class Running:
+    """A service that runs in this process."""
+
+    def __init__(self, service: EchoService, task: asyncio.Task[None], announce: Path) -> None:
+        self.service = service
+        self.task = task
+        announced = json.loads(announce.read_text())
+        self.address: str = announced["grpc"]
+        self.metrics: str = announced["metrics"]
+
+
+@contextlib.asynccontextmanager
+async def running(
+    tmp_path: Path, *, drain_seconds: float = 5.0, settings: Settings | None = None
+) -> AsyncIterator[Running]:
+    service, announce = EchoService(), tmp_path / "announce.json"
+    task = asyncio.create_task(
+        run_service(
+            service,
+            listen="127.0.0.1:0",
+            metrics="127.0.0.1:0",
+            settings=settings or Settings.model_validate({}),
+            drain_seconds=drain_seconds,
+            registry=new_registry("echo"),
+            announce=announce,
+        )
+    )
+    await asyncio.wait((task, asyncio.create_task(service.running.wait())), return_when=asyncio.FIRST_COMPLETED)
+    try:
+        yield Running(service, task, announce)
+    finally:
+        task.cancel()
+        await asyncio.wait((task,))
+
+
+async def health(channel: grpc.aio.Channel, name: str = "") -> int:
+    answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=name), timeout=10)
+    return answer.status
+
+
+async def test_health_answers_for_the_server_and_each_service(tmp_path: Path):
+    async with running(tmp_path) as up, open_channel(up.address, PLAIN) as channel:
+        assert await health(channel) == health_pb2.HealthCheckResponse.SERVING
+        assert await health(channel, "test.Echo") == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await health(channel, "test.Nothing")
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_reflection_lists_the_services(tmp_path: Path):
+    async with running(tmp_path) as up, open_channel(up.address, PLAIN) as channel:
+        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(timeout=10)
+        try:
+            await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+            answer = await call.read()
+        finally:
+            call.cancel()
+        names = {service.name for service in answer.list_services_response.service}
+    assert names == {"test.Echo", "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+
+
+async def test_messages_of_more_than_grpcs_default_limit_pass(tmp_path: Path):
+    async with running(tmp_path) as up, open_channel(up.address, PLAIN) as channel:
+        request = bytes(5 * 1024 * 1024)
+        assert await channel.unary_unary(ECHO)(request, timeout=20) == request
+
+
+async def test_metrics_endpoint_shows_process_build_and_state(tmp_path: Path):
+    async with running(tmp_path) as up:
+        assert metric(up.metrics, "process_cpu_seconds_total") > 0
+        assert metric(up.metrics, "lorrery_build_info", service="echo") == 1
+        assert metric(up.metrics, "lorrery_service_state", state="ready") == 1
+        assert metric(up.metrics, "lorrery_service_state") == 1
+
+
+async def test_second_service_on_a_port_is_an_error(tmp_path: Path):
+    async with running(tmp_path) as up:
+        with pytest.raises(LorreryError, match=rf"address {up.address} cannot be taken: Address already in use"):
+            await run_service(
+                EchoService(),
+                listen=up.address,
+                metrics="127.0.0.1:0",
+                settings=Settings.model_validate({}),
+                drain_seconds=1,
+                registry=new_registry("echo"),
+                announce=None,
+            )
+
+
+async def test_signal_makes_health_not_serving_before_the_drain_and_stops_after_it(tmp_path: Path):
+    async with running(tmp_path) as up, open_channel(up.address, PLAIN) as channel:
+        up.service.idle.clear()
+        signal.raise_signal(signal.SIGTERM)
+        await up.service.drains.wait()
+        # Draining: health says so, and calls are still answered.
+        assert await health(channel) == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert await health(channel, "test.Echo") == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert metric(up.metrics, "lorrery_service_state", state="draining") == 1
+        assert await channel.unary_unary(ECHO)(b"x", timeout=10) == b"x"
+        assert not up.task.done()
+        up.service.idle.set()
+        await up.task
+        assert up.service.happened == ["run", "drain", "drained", "run cancelled"]
+
+
+async def test_drain_is_bounded(tmp_path: Path):
+    async with running(tmp_path, drain_seconds=0.05) as up:
+        up.service.idle.clear()
+        signal.raise_signal(signal.SIGINT)
+        await up.task
+        assert up.service.happened == ["run", "drain", "run cancelled"]
+
+
+async def test_open_watch_on_health_does_not_hold_up_the_stop(tmp_path: Path):
+    async with running(tmp_path) as up, open_channel(up.address, PLAIN) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        try:
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+            signal.raise_signal(signal.SIGTERM)
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            async with asyncio.timeout(10):
+                await up.task
+        finally:
+            watch.cancel()
+
+
+# ---- as a process ---------------------------------------------------------------------------------------------------
+
+
+async def start(*arguments: str) -> asyncio.subprocess.Process:
+    script = str(Path(__file__).with_name("services.py"))
+    free = ["--set", "router.listen=127.0.0.1:0", "--set", "router.metrics=127.0.0.1:0"]
+    return await start_python(
+        [script, *free, *arguments], stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+
+
+async def finish(process: asyncio.subprocess.Process) -> tuple[int | None, str, str]:
+    out, error = await process.communicate()
+    return process.returncode, out.decode(), error.decode()
+
+
+async def start_and_wait(tmp_path: Path, *arguments: str) -> asyncio.subprocess.Process:
+    announce = tmp_path / "announce.json"
+    process = await start("--announce", str(announce), *arguments)
+    await wait_until(announce.exists)
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_process_exits_with_0_after_a_signal(tmp_path: Path, number: signal.Signals):
+    process = await start_and_wait(tmp_path)
+    process.send_signal(number)
+    code, _, error = await finish(process)
+    assert code == 0
+    assert "Traceback" not in error
+    assert error.index("draining") < error.index("stopped")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+async def test_second_signal_ends_the_process_at_once(tmp_path: Path, number: signal.Signals, code: int):
+    process = await start_and_wait(tmp_path, "--set", "model=holds", "--set", "log.format=json")
+    process.send_signal(signal.SIGTERM)
+    assert process.stderr is not None
+    events: list[str] = []
+    while "draining" not in events:
+        events.append(json.loads(await process.stderr.readline())["event"])
+    process.send_signal(number)
+    assert (await finish(process))[0] == code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "line"),
+    [
+        (["--set", "router.listenn=x:1"], 2, "echo: error: router.listenn: no such setting\n"),
+        (["--config", "/nowhere.toml"], 2, "echo: error: /nowhere.toml: No such file or directory\n"),
+        (
+            ["--set", "client_tls.ca=x", "--set", "server_tls.ca=x"],
+            2,
+            "echo: error: server_tls.ca: needs server_tls.cert",
+        ),
+        (
+            ["--set", "server_tls.cert=/nowhere.pem", "--set", "server_tls.key=/nowhere.key"],
+            2,
+            "echo: error: server_tls.key: /nowhere.key: No such file or directory\n",
+        ),
+        (
+            ["--announce", "/nowhere/announce"],
+            1,
+            "echo: error: --announce /nowhere/announce: No such file or directory",
+        ),
+        (["--set", "model=fails"], 1, "echo: error: the disk is full of eels\n"),
+    ],
+)
+async def test_our_own_errors_are_one_line(arguments: Sequence[str], code: int, line: str):
+    result, out, error = await finish(await start("--set", "log.level=error", *arguments))
+    assert result == code
+    assert error.startswith(line)
+    assert error.count("\n") == 1
+    assert out == ""
+
+
+async def test_other_errors_keep_their_traceback():
+    code, _, error = await finish(await start("--set", "model=breaks"))
+    assert code == 1
+    assert "ZeroDivisionError: 1 / 0" in error
+
+
+async def test_version_and_help():
+    assert (await finish(await start("--version")))[1].startswith("lorrery echo ")
+    code, out, _ = await finish(await start("--help"))
+    assert code == 0
+    assert all(flag in out for flag in ("--config", "--set", "--announce", "--version"))
+
+
+async def test_logs_are_json_events_with_the_service_name(tmp_path: Path):
+    process = await start_and_wait(tmp_path, "--set", "log.format=json")
+    process.send_signal(signal.SIGTERM)
+    _, _, error = await finish(process)
+    events = [json.loads(line) for line in error.splitlines()]
+    assert [event["event"] for event in events] == ["listening", "draining", "stopped"]
+    assert {event["service"] for event in events} == {"echo"}
+
+
+def test_interpreter_runs_uvloop_where_it_is_there():
+    uvloop = pytest.importorskip("uvloop")
+    from chassis.process import _loop_factory
+
+    assert _loop_factory() is uvloop.new_event_loop
+    assert sys.version_info >= (3, 11)

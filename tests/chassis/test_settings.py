@@ -1,0 +1,123 @@
+from pathlib import Path
+
+import pytest
+
+from chassis.errors import SettingsError
+from chassis.settings import Settings, load
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LORRERY_CONFIG", raising=False)
+
+
+def file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "cluster.toml"
+    path.write_text(text)
+    return path
+
+
+def test_defaults_are_a_valid_cluster():
+    assert load().scheduler.policy == "req_queue"
+
+
+def test_shipped_cluster_admits_long_prompts_and_lists_32_adapters():
+    settings = load(ROOT / "deploy" / "cluster.toml")
+    assert settings.scheduler.max_req_input_len >= 8192
+    adapters = dict(settings.adapters.expand())
+    assert len(adapters) == 32
+    assert set(adapters.values()) == {8, 16, 32, 64}
+
+
+def test_precedence_is_file_then_environment_then_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = file(tmp_path, "[scheduler]\nmax_num_seqs = 1\nrunning_max_req_size = 1\nmax_waiting_requests = 1\n")
+    monkeypatch.setenv("LORRERY_SCHEDULER__MAX_NUM_SEQS", "2")
+    monkeypatch.setenv("LORRERY_SCHEDULER__RUNNING_MAX_REQ_SIZE", "2")
+    settings = load(path, ["scheduler.max_num_seqs=3"])
+    assert settings.scheduler.max_num_seqs == 3
+    assert settings.scheduler.running_max_req_size == 2
+    assert settings.scheduler.max_waiting_requests == 1
+    assert settings.scheduler.max_req_input_len == 2048
+
+
+def test_file_is_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("LORRERY_CONFIG", str(file(tmp_path, "time_scale = 3.0")))
+    assert load().time_scale == 3.0
+
+
+def test_environment_takes_lists_as_json(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("LORRERY_ROUTER__SCHEDULERS", '["a:1", "b:2"]')
+    assert load().router.schedulers == ("a:1", "b:2")
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("worker.gpu=H100-SXM", "H100-SXM"),
+        ('worker.gpu="H100-SXM"', "H100-SXM"),
+    ],
+)
+def test_command_line_takes_toml_or_bare_strings(override: str, expected: str):
+    assert load(overrides=[override]).worker.gpu == expected
+
+
+def test_command_line_takes_lists_and_later_values_win():
+    settings = load(overrides=["router.schedulers=['a:1']", "router.schedulers=['b:2', 'c:3']"])
+    assert settings.router.schedulers == ("b:2", "c:3")
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("[scheduler]\nmax_num_seq = 1", "scheduler.max_num_seq: no such setting"),
+        ("[schedular]\n", "schedular: no such setting"),
+        ("[scheduler]\nmax_num_seqs = 0", "scheduler.max_num_seqs: "),
+        ("[scheduler]\nmax_num_seqs = 'many'", "scheduler.max_num_seqs: "),
+        (
+            "[scheduler]\nmax_req_input_len = 9000",
+            "max_req_input_len (9000) must be less than max_req_total_len (3072)",
+        ),
+        ("[router]\nlisten = 'nowhere'", "router.listen: "),
+        ("[server_tls]\ncert = 'a'", "cert and key go together"),
+        ("format = 2", "format 2 is not known"),
+        ("[adapters]\nregistry = [{id = 'a', rank = 65}]", "adapter 'a' has rank 65; max_lora_rank is 64"),
+        ("[adapters]\nregistry = [{id = 'a', rank = 8, count = 2}, {id = 'a-1', rank = 8}]", "'a-1' is listed twice"),
+        ("not toml", "cluster.toml"),
+    ],
+)
+def test_what_cannot_be_is_named(tmp_path: Path, text: str, key: str):
+    with pytest.raises(SettingsError) as caught:
+        load(file(tmp_path, text))
+    assert key in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_file_is_named(tmp_path: Path):
+    with pytest.raises(SettingsError, match=r"absent\.toml: No such file"):
+        load(tmp_path / "absent.toml")
+
+
+@pytest.mark.parametrize("name", ["LORRERY_SCHEDULAR__POLICY", "LORRERY_MODELL"])
+def test_unknown_environment_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str):
+    monkeypatch.setenv(name, "x")
+    with pytest.raises(SettingsError, match=name):
+        load()
+
+
+def test_unknown_key_of_an_environment_variable_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("LORRERY_SCHEDULER__POLICI", "x")
+    with pytest.raises(SettingsError, match=r"scheduler\.polici"):
+        load()
+
+
+def test_unknown_key_on_the_command_line_is_named():
+    with pytest.raises(SettingsError, match=r"worker\.gpus"):
+        load(overrides=["worker.gpus=2"])
+
+
+def test_settings_do_not_change():
+    settings: Settings = load()
+    with pytest.raises(ValueError, match="frozen"):
+        settings.time_scale = 2.0  # type: ignore[misc]

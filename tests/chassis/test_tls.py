@@ -1,0 +1,90 @@
+import shutil
+import subprocess
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from chassis.channel import open_channel
+from chassis.errors import SettingsError
+from chassis.server import bind, new_server
+from chassis.settings import TlsSettings
+from tests.chassis.services import ECHO, EchoService
+
+OPENSSL = shutil.which("openssl")
+pytestmark = pytest.mark.skipif(OPENSSL is None, reason="no openssl to make certificates with")
+
+
+def openssl(*arguments: str, folder: Path) -> None:
+    assert OPENSSL is not None
+    subprocess.run([OPENSSL, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an authority, a server and a client certificate of it, and an authority that nobody knows."""
+    folder = tmp_path_factory.mktemp("tls")
+    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    for name in ("ca", "stranger"):
+        openssl(
+            "req", "-x509", *key, "-keyout", f"{name}.key", "-out", f"{name}.pem", "-subj", f"/CN={name}", folder=folder
+        )
+    (folder / "san").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+    for name in ("server", "client"):
+        openssl("req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}", folder=folder)
+        openssl(
+            "x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
+            "-out", f"{name}.pem", "-extfile", "san", folder=folder,
+        )  # fmt: skip
+    return folder
+
+
+async def echo(server_tls: TlsSettings, client_tls: TlsSettings) -> bytes:
+    server = new_server()
+    EchoService().register(server)
+    address = bind(server, "127.0.0.1:0", server_tls)
+    await server.start()
+    try:
+        async with open_channel(address, client_tls) as channel:
+            return await channel.unary_unary(ECHO)(b"hello", timeout=5)
+    finally:
+        await server.stop(None)
+
+
+async def test_client_that_knows_the_authority_is_served(certificates: Path):
+    server = TlsSettings(cert=certificates / "server.pem", key=certificates / "server.key")
+    assert await echo(server, TlsSettings(ca=certificates / "ca.pem")) == b"hello"
+
+
+async def test_client_with_a_certificate_is_served_where_one_is_demanded(certificates: Path):
+    ca = certificates / "ca.pem"
+    server = TlsSettings(cert=certificates / "server.pem", key=certificates / "server.key", ca=ca)
+    client = TlsSettings(cert=certificates / "client.pem", key=certificates / "client.key", ca=ca)
+    assert await echo(server, client) == b"hello"
+
+
+@pytest.mark.parametrize("who", ["plain", "unknown authority", "without certificate", "stranger's certificate"])
+async def test_others_are_refused(certificates: Path, who: str):
+    ca = certificates / "ca.pem"
+    server = TlsSettings(cert=certificates / "server.pem", key=certificates / "server.key", ca=ca)
+    client = {
+        "plain": TlsSettings(),
+        "unknown authority": TlsSettings(
+            cert=certificates / "client.pem", key=certificates / "client.key", ca=certificates / "stranger.pem"
+        ),
+        "without certificate": TlsSettings(ca=ca),
+        "stranger's certificate": TlsSettings(
+            cert=certificates / "stranger.pem", key=certificates / "stranger.key", ca=ca
+        ),
+    }[who]
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await echo(server, client)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_certificate_that_is_none_is_a_settings_error(tmp_path: Path):
+    garbage = tmp_path / "garbage.pem"
+    garbage.write_text("not a certificate")
+    with pytest.raises(SettingsError, match="server_tls"):
+        bind(new_server(), "127.0.0.1:0", TlsSettings(cert=garbage, key=garbage))

@@ -1,0 +1,67 @@
+import asyncio
+import json
+import sys
+import types
+
+import pytest
+import typer
+
+from chassis.errors import LorreryError, SettingsError
+from chassis.version import VERSION
+from cli import main
+from cli.cluster import start_python
+
+
+async def run(*arguments: str) -> tuple[int | None, str, str]:
+    pipe = asyncio.subprocess.PIPE
+    process = await start_python(arguments, stdout=pipe, stderr=pipe)
+    out, error = await process.communicate()
+    return process.returncode, out.decode(), error.decode()
+
+
+async def test_version():
+    assert await run("-m", "cli", "--version") == (0, f"lorrery {VERSION}\n", "")
+
+
+async def test_help_lists_every_part():
+    code, out, _ = await run("-m", "cli", "--help")
+    assert code == 0
+    assert all(name in out for name in main.PARTS)
+
+
+@pytest.mark.parametrize("part", main.PARTS)
+async def test_help_of_a_part_is_its_own(part: str):
+    code, out, error = await run("-m", "cli", part, "--help")
+    assert code == 0, error
+    assert f"Usage: lorrery {part}" in out
+
+
+async def test_help_imports_no_part():
+    script = (
+        "import json, sys\nfrom cli.main import main\nsys.argv[1:] = ['--help']\n"
+        "try: main()\nfinally: print(json.dumps(sorted(sys.modules)))"
+    )
+    _, out, _ = await run("-c", script)
+    modules = set(json.loads(out.splitlines()[-1]))
+    assert "cli.main" in modules
+    assert not modules & {"numpy", "cli.up", "cli.load", "loadgen", "scheduler", "worker", "router", "rich.progress"}
+
+
+@pytest.mark.parametrize(("error", "code"), [(LorreryError("eels"), 1), (SettingsError("eels"), 2)])
+def test_our_own_errors_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: LorreryError, code: int
+):
+    app = typer.Typer()
+
+    @app.command()
+    def broken() -> None:
+        raise error
+
+    module = types.ModuleType("cli.up")
+    module.app = app  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "cli.up", module)
+    monkeypatch.setattr(sys, "argv", ["lorrery", "up"])
+    with pytest.raises(SystemExit) as caught:
+        main.main()
+    assert caught.value.code == code
+    assert capsys.readouterr().err == "lorrery: error: eels\n"

@@ -1,0 +1,129 @@
+"""Clusters of real processes for tests, and how a test waits for something to come true.
+
+async def test_something(start_cluster):
+    cluster = await start_cluster("scheduler.max_waiting_requests=2", num_workers=2)
+    ... cluster.router_address, cluster.kill("worker-0"), await cluster.restart("worker-0") ...
+    await wait_until(lambda: metric(cluster.metrics_address("scheduler"), "lorrery_scheduler_workers") == 2)
+"""
+
+import asyncio
+import contextlib
+import inspect
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Protocol
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from cli.cluster import LocalCluster
+
+POLL_SECONDS = 0.02
+
+SETTINGS = """
+format = 1
+model = "Llama-3-8B"
+
+[adapters]
+registry = [{ id = "lora", rank = 16, count = 4 }, { id = "big", rank = 64 }]
+
+[scheduler]
+listen = "127.0.0.1:0"
+metrics = "127.0.0.1:0"
+max_req_input_len = 2048
+max_req_total_len = 4096
+worker_timeout_seconds = 2.0
+worker_wait_seconds = 20.0
+drain_seconds = 5.0
+
+[worker]
+listen = "127.0.0.1:0"
+metrics = "127.0.0.1:0"
+gpu = "H100-SXM"
+heartbeat_seconds = 0.2
+drain_seconds = 5.0
+
+[router]
+listen = "127.0.0.1:0"
+metrics = "127.0.0.1:0"
+resume_timeout_seconds = 20.0
+drain_seconds = 5.0
+"""
+
+
+class StartCluster(Protocol):
+    """The `start_cluster` fixture: `overrides` as for `--set`."""
+
+    async def __call__(self, *overrides: str, num_workers: int = 1) -> LocalCluster: ...
+
+
+@contextlib.asynccontextmanager
+async def running_cluster(folder: Path, *overrides: str, num_workers: int = 1) -> AsyncIterator[LocalCluster]:
+    """Run a cluster with small, quick settings on free ports; its output goes to the test's."""
+    async with LocalCluster(
+        write_settings(folder), overrides, num_workers, show=lambda name, line: print(f"{name} | {line}")
+    ) as cluster:
+        yield cluster
+
+
+def write_settings(folder: Path, text: str = SETTINGS) -> Path:
+    """Write a settings file into `folder` and return its path."""
+    path = folder / "cluster.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def metric(address: str, name: str, **labels: str) -> float:
+    """Return what a process's Prometheus endpoint shows now: the sum of the samples that have these labels.
+
+    Args:
+        address: HOST:PORT of the endpoint.
+        name: of the sample, so with `_total`, `_count` or `_sum` where it has one.
+        labels: those to match; others do not matter. No sample that matches gives 0.
+
+    Raises:
+        LookupError: there is no such metric.
+    """
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as response:
+        families = list(text_string_to_metric_families(response.read().decode()))
+    known = False
+    total = 0.0
+    for family in families:
+        known = known or name.startswith(family.name)
+        for sample in family.samples:
+            if sample.name == name and labels.items() <= sample.labels.items():
+                total += sample.value
+    if not known:
+        raise LookupError(f"{address} shows no metric {name}; it has {sorted(family.name for family in families)}")
+    return total
+
+
+async def wait_until(
+    predicate: Callable[[], bool | Awaitable[bool]], timeout_seconds: float = 20.0, what: str = ""
+) -> None:
+    """Return as soon as `predicate` is true.
+
+    Raises:
+        AssertionError: it was not within `timeout_seconds`.
+    """
+    end = time.monotonic() + timeout_seconds
+    while True:
+        answer = predicate()
+        if inspect.isawaitable(answer):
+            answer = await answer
+        if answer:
+            return
+        assert time.monotonic() < end, (
+            f"not within {timeout_seconds:g} s: {what or inspect.getsource(predicate).strip()}"
+        )
+        await asyncio.sleep(POLL_SECONDS)
+
+
+def alive(pid: int) -> bool:
+    """Tell whether a process runs; one that has ended but was not waited for does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
