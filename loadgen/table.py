@@ -1,4 +1,4 @@
-"""A run's figures as a table for a terminal of 100 columns."""
+"""A run's figures as a table for a terminal of 80 columns or more."""
 
 from collections.abc import Sequence
 
@@ -85,10 +85,10 @@ def _adapters(report: LoadReport) -> Table:
     adapters = report.summary.adapters
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
     shown = adapters[:_BUSIEST]
-    title = "adapter" if len(shown) == len(adapters) else f"adapter ({len(shown)} busiest of {len(adapters)})"
-    table.add_column(title, min_width=30, max_width=36, overflow="ellipsis", no_wrap=True)
+    title = "adapter" if len(shown) == len(adapters) else f"busiest {len(shown)} of {len(adapters)}"
+    table.add_column(title, min_width=15, max_width=36, overflow="ellipsis", no_wrap=True)
     for name in ("requests", "failed", "tokens", "TTFT p50", "TTFT p90", "TPOT p50"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
     for adapter in shown:
         table.add_row(
             Text(adapter.adapter_id),

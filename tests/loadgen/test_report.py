@@ -122,7 +122,7 @@ def test_the_table_fits_a_hundred_columns_and_says_what_matters():
         "12 requests",
         "9 failed",
         "TTFT  from the intended send",
-        "6 busiest of 10",
+        "busiest 6 of 10",
         "somebody's trace",
         "9 x RESOURCE_EXHAUSTED",
         "used 90% of a core",
