@@ -1,0 +1,371 @@
+"""A worker attached to a scheduler that the test plays, over a real socket."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import pairwise
+
+import pytest
+from lorrery.v1 import scheduler_pb2 as pb
+from prometheus_client import CollectorRegistry
+
+from chassis.errors import SettingsError
+from chassis.settings import Settings
+from tests.worker.fake_scheduler import (
+    PATIENCE_SECONDS,
+    FakeScheduler,
+    Stream,
+    fake_scheduler,
+    from_u32,
+    join,
+    prefill_plan,
+    u32,
+)
+from worker.device.output import FinishReason
+from worker.service import WorkerService
+
+STEP_PS = 60_000_000_000
+"""llm-mock's step with next to no tokens."""
+TIME_SCALE = 0.1
+"""A tenth: such a step takes 6 ms."""
+
+
+class Worker:
+    def __init__(self, scheduler: FakeScheduler, **worker: object) -> None:
+        self.registry = CollectorRegistry()
+        settings = Settings.model_validate(
+            {
+                "time_scale": scheduler.time_scale,
+                "worker": {
+                    "scheduler": scheduler.address,
+                    "step_time": "llm-mock",
+                    "heartbeat_seconds": 0.02,
+                    **worker,
+                },
+            }
+        )
+        self.service = WorkerService(settings, self.registry)
+        self.ready = asyncio.Event()
+        self.not_ready = asyncio.Event()
+
+    async def set_ready(self, ready: bool) -> None:
+        (self.ready if ready else self.not_ready).set()
+        (self.not_ready if ready else self.ready).clear()
+
+    def metric(self, name: str, **labels: str) -> float:
+        value = self.registry.get_sample_value(f"lorrery_worker_{name}", labels)
+        assert value is not None, name
+        return value
+
+
+@asynccontextmanager
+async def running_worker(scheduler: FakeScheduler, **settings: object) -> AsyncIterator[Worker]:
+    worker = Worker(scheduler, **settings)
+    running = asyncio.create_task(worker.service.run(worker.set_ready))
+    try:
+        yield worker
+    finally:
+        running.cancel()
+        (result,) = await asyncio.gather(running, return_exceptions=True)
+        assert isinstance(result, asyncio.CancelledError)
+
+
+@asynccontextmanager
+async def attached(**settings: object) -> AsyncIterator[tuple[Worker, Stream]]:
+    async with fake_scheduler(TIME_SCALE) as scheduler, running_worker(scheduler, **settings) as worker:
+        yield worker, await scheduler.next_stream()
+
+
+async def test_worker_announces_itself_and_is_ready_once_welcomed():
+    async with attached() as (worker, stream):
+        assert stream.hello.gpu == "A100-80-SXM"
+        assert stream.hello.model == "Llama-2-7B"
+        assert stream.hello.tensor_parallel == 1
+        assert stream.hello.max_total_token_num == 107_810
+        assert stream.hello.step_time_model == "llm-mock"
+        assert stream.hello.adapter_memory_bytes == 0
+        assert not stream.hello.needs_prompts
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await worker.ready.wait()
+            await stream.heartbeat.wait()
+        assert worker.metric("attached") == 1
+        assert worker.metric("state", state="attached") == 1
+
+
+async def test_plan_gives_one_step_after_another():
+    async with attached() as (worker, stream):
+        start_ps = stream.clock.now_ps()
+        await stream.send_plan(prefill_plan(1, start_ps, join(7, 3, 6), join(9, 2, 6), max_steps=4, decode=True))
+        steps = await stream.whole_plan()
+        assert [step.plan_id for step in steps] == [1] * 4
+        assert steps[0].start_ps >= start_ps
+        assert all(after.start_ps >= before.end_ps for before, after in pairwise(steps))
+        assert all(from_u32(step.handles_u32) == [7, 9] for step in steps)
+        assert all(len(from_u32(step.token_ids_u32)) == 2 for step in steps)
+        assert [step.hand_back for step in steps] == [False, False, False, True]
+        assert worker.metric("running_sequences") == 2
+        assert worker.metric("kv_tokens") == 3 + 2 + 2 * 3
+        assert worker.metric("steps_total", kind="prefill") == 1
+        assert worker.metric("steps_total", kind="decode") == 3
+        assert worker.metric("output_tokens_total") == 8
+        assert worker.metric("prefill_tokens_total") == 5
+
+
+async def test_no_step_is_told_before_its_end():
+    async with attached() as (_, stream):
+        await stream.send_plan(prefill_plan(1, stream.clock.now_ps(), join(1, 1, 50), max_steps=5, decode=True))
+        for _ in range(5):
+            step = await stream.step()
+            assert stream.clock.now_ps() >= step.end_ps
+
+
+async def test_late_plan_makes_a_gap_and_not_a_longer_step():
+    async with attached() as (worker, stream):
+        start_ps = stream.clock.now_ps() - 100 * STEP_PS
+        await stream.send_plan(prefill_plan(1, start_ps, join(1, 1, 50), max_steps=3, decode=True))
+        steps = await stream.whole_plan()
+        boundaries = [start_ps, *(step.end_ps for step in steps)]
+        gaps = [step.start_ps - boundary for step, boundary in zip(steps, boundaries, strict=False)]
+        assert gaps[0] >= 99 * STEP_PS
+        assert all(STEP_PS < step.end_ps - step.start_ps < 1.001 * STEP_PS for step in steps)
+        assert worker.metric("gaps_total") == sum(gap > 0 for gap in gaps)
+        assert worker.metric("gap_seconds_total") == pytest.approx(sum(gaps) / 1e12)
+
+
+async def test_finish_hands_back_before_max_steps():
+    async with attached() as (worker, stream):
+        plan = prefill_plan(1, stream.clock.now_ps(), join(1, 1, 50), join(2, 1, 3), max_steps=100, decode=True)
+        await stream.send_plan(plan)
+        steps = await stream.whole_plan()
+        assert len(steps) == 3
+        assert from_u32(steps[-1].finished_handles_u32) == [2]
+        assert from_u32(steps[-1].finish_reasons_u32) == [FinishReason.LENGTH]
+        assert worker.metric("running_sequences") == 1
+
+
+async def test_until_hands_back_at_the_first_boundary_at_or_after_it():
+    async with attached() as (_, stream):
+        start_ps = stream.clock.now_ps()
+        plan = prefill_plan(1, start_ps, join(1, 1, 50), max_steps=100, decode=True)
+        plan.until_ps = start_ps + STEP_PS * 5 // 2
+        await stream.send_plan(plan)
+        *earlier, last = await stream.whole_plan()
+        assert all(step.end_ps < plan.until_ps for step in earlier)
+        assert last.end_ps >= plan.until_ps
+
+
+async def test_interrupt_in_the_future_stops_at_the_first_boundary_after_it():
+    async with fake_scheduler(1.0) as scheduler, running_worker(scheduler):
+        stream = await scheduler.next_stream()
+        start_ps = stream.clock.now_ps()
+        await stream.send_plan(prefill_plan(1, start_ps, join(1, 1, 500), max_steps=400, decode=True))
+        first = await stream.step()
+        at_ps = first.end_ps + STEP_PS * 7 // 2
+        await stream.send_interrupt(1, at_ps)
+        *earlier, last = [first, *await stream.whole_plan()]
+        assert earlier[-1].end_ps < at_ps <= last.end_ps
+
+
+async def test_interrupt_in_the_past_drops_the_step_under_way():
+    async with fake_scheduler(1.0) as scheduler, running_worker(scheduler) as worker:
+        stream = await scheduler.next_stream()
+        start_ps = stream.clock.now_ps()
+        # The second step takes 1,000 times the first one: the interrupt cannot miss it.
+        await stream.send_plan(prefill_plan(1, start_ps, join(1, 1, 500)))
+        (first,) = await stream.whole_plan()
+        plan = prefill_plan(2, first.end_ps, join(2, 3000, 500), max_steps=400, decode=True)
+        await stream.send_plan(plan)
+        await stream.send_interrupt(2, first.end_ps)
+        (none,) = await stream.whole_plan()
+        assert (none.plan_id, none.start_ps, none.end_ps) == (2, first.end_ps, first.end_ps)
+        assert not none.handles_u32
+        assert not none.finished_handles_u32
+        # Nothing of the dropped step was done: the same prefill is asked for again, without its join.
+        again = prefill_plan(3, first.end_ps, join(2, 1, 500))
+        again.ClearField("joins")
+        again.leaves_u32 = u32(2)
+        again.ClearField("prefill_handles_u32")
+        for name in ("new_tokens", "past_tokens", "samples"):
+            again.ClearField(f"prefill_{name}_u32")
+        again.decode = True
+        await stream.send_plan(again)
+        (last,) = await stream.whole_plan()
+        assert from_u32(last.handles_u32) == [1]
+        assert worker.metric("kv_tokens") == 2
+
+
+async def test_interrupt_for_a_finished_plan_is_ignored():
+    async with attached() as (_, stream):
+        await stream.send_plan(prefill_plan(1, stream.clock.now_ps(), join(1, 1, 50)))
+        (first,) = await stream.whole_plan()
+        await stream.send_interrupt(1, 0)
+        await stream.send_plan(pb.Plan(plan_id=2, start_ps=first.end_ps, max_steps=2, decode=True))
+        await stream.send_interrupt(1, 0)
+        assert len(await stream.whole_plan()) == 2
+
+
+async def test_leaving_sequence_is_forgotten():
+    async with attached() as (worker, stream):
+        await stream.send_plan(prefill_plan(1, stream.clock.now_ps(), join(1, 4, 50), join(2, 5, 50)))
+        (first,) = await stream.whole_plan()
+        await stream.send_plan(pb.Plan(plan_id=2, start_ps=first.end_ps, max_steps=1, leaves_u32=u32(1), decode=True))
+        (second,) = await stream.whole_plan()
+        assert from_u32(second.handles_u32) == [2]
+        assert worker.metric("running_sequences") == 1
+        assert worker.metric("kv_tokens") == 6
+
+
+async def test_plan_without_sequences_takes_a_step():
+    async with attached() as (worker, stream):
+        start_ps = stream.clock.now_ps()
+        await stream.send_plan(pb.Plan(plan_id=1, start_ps=start_ps, max_steps=1))
+        (step,) = await stream.whole_plan()
+        assert step.start_ps >= start_ps
+        assert step.end_ps - step.start_ps == STEP_PS
+        assert worker.metric("steps_total", kind="empty") == 1
+
+
+async def test_resumed_sequence_goes_on_where_it_was():
+    async with attached() as (_, stream):
+        await stream.send_plan(prefill_plan(1, stream.clock.now_ps(), join(1, 4, 8), max_steps=20, decode=True))
+        steps = await stream.whole_plan()
+        tokens = [token for step in steps for token in from_u32(step.token_ids_u32)]
+        assert len(tokens) == 8
+        resumed = join(1, 4, 8)
+        resumed.produced_token_ids_u32 = u32(*tokens[:3])
+        await stream.send_plan(prefill_plan(2, steps[-1].end_ps, resumed, max_steps=20, decode=True))
+        steps = await stream.whole_plan()
+        assert [token for step in steps for token in from_u32(step.token_ids_u32)] == tokens[3:]
+        assert from_u32(steps[-1].finish_reasons_u32) == [FinishReason.LENGTH]
+
+
+async def test_echo_worker_asks_for_prompts_and_repeats_them():
+    async with attached(output={"mode": "echo"}) as (_, stream):
+        assert stream.hello.needs_prompts
+        joining = join(1, 4, 100, ignore_eos=False)
+        joining.prompt_token_ids_u32 = u32(5, 6, 7, 8)
+        await stream.send_plan(prefill_plan(1, stream.clock.now_ps(), joining, max_steps=100, decode=True))
+        steps = await stream.whole_plan()
+        assert [from_u32(step.token_ids_u32) for step in steps] == [[5], [6], [7], [8]]
+        assert from_u32(steps[-1].finish_reasons_u32) == [FinishReason.EOS]
+
+
+async def test_adapters_told_by_plans_are_counted():
+    async with attached() as (worker, stream):
+        plan = prefill_plan(1, stream.clock.now_ps(), join(1, 1, 9))
+        plan.adapter_loads.add(adapter_id="a", rank=8)
+        plan.adapter_loads.add(adapter_id="b", rank=8)
+        await stream.send_plan(plan)
+        (step,) = await stream.whole_plan()
+        assert worker.metric("resident_adapters") == 2
+        await stream.send_plan(
+            pb.Plan(plan_id=2, start_ps=step.end_ps, max_steps=1, decode=True, adapter_evictions=["a"])
+        )
+        await stream.whole_plan()
+        assert worker.metric("resident_adapters") == 1
+        assert worker.metric("adapter_loads_total") == 2
+
+
+async def test_broken_stream_drops_every_sequence_and_the_worker_dials_again():
+    async with fake_scheduler(TIME_SCALE) as scheduler, running_worker(scheduler) as worker:
+        stream = await scheduler.next_stream()
+        await stream.send_plan(prefill_plan(1, stream.clock.now_ps(), join(1, 1, 5000), max_steps=5000, decode=True))
+        await stream.step()
+        stream.close()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await worker.not_ready.wait()
+        assert worker.metric("running_sequences") == 0
+        assert worker.metric("kv_tokens") == 0
+        again = await scheduler.next_stream()
+        assert again.hello.worker_id == stream.hello.worker_id
+        # The handle is free again, and so is the pacer.
+        await again.send_plan(prefill_plan(1, again.clock.now_ps(), join(1, 1, 2), max_steps=9, decode=True))
+        assert len(await again.whole_plan()) == 2
+        assert worker.metric("attachments_total") == 2
+
+
+async def test_impossible_plan_ends_the_stream_and_not_the_worker():
+    async with fake_scheduler(TIME_SCALE) as scheduler, running_worker(scheduler):
+        stream = await scheduler.next_stream()
+        await stream.send_plan(pb.Plan(plan_id=1, start_ps=0, max_steps=1, leaves_u32=u32(4)))
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await stream.ended.wait()
+        await scheduler.next_stream()
+
+
+async def test_refused_worker_stays_up_and_asks_again(monkeypatch):
+    monkeypatch.setattr("worker.service.REFUSED_RETRY_SECONDS", 0.01)
+    async with fake_scheduler(TIME_SCALE) as scheduler:
+        scheduler.refuse = "Llama-3-8B"
+        async with running_worker(scheduler) as worker:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await scheduler.refused.wait()
+            assert not worker.ready.is_set()
+            assert worker.metric("attached") == 0
+            scheduler.refuse = None
+            await scheduler.next_stream()
+
+
+async def test_stream_too_slow_for_the_steps_counts_as_broken(monkeypatch):
+    monkeypatch.setattr("worker.service.MAX_OUTGOING", 3)
+    stuck = asyncio.Event()
+
+    async def write_nothing(_call: object, _message: object) -> None:
+        await stuck.wait()
+
+    async with fake_scheduler(TIME_SCALE) as scheduler, running_worker(scheduler):
+        stream = await scheduler.next_stream()
+        monkeypatch.setattr("grpc.aio._call.StreamStreamCall.write", write_nothing)
+        await stream.send_plan(prefill_plan(1, stream.clock.now_ps(), join(1, 1, 90), max_steps=90, decode=True))
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await stream.ended.wait()
+        monkeypatch.undo()
+        await scheduler.next_stream()
+
+
+async def test_draining_worker_finishes_its_sequences_and_closes_the_stream():
+    async with attached() as (worker, stream):
+        await stream.send_plan(prefill_plan(1, stream.clock.now_ps(), join(1, 1, 6), max_steps=3, decode=True))
+        first = await stream.step()
+        draining = asyncio.create_task(worker.service.drain())
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await stream.draining.wait()
+        steps = [first, *await stream.whole_plan()]
+        assert not draining.done()
+        await stream.send_plan(pb.Plan(plan_id=2, start_ps=steps[-1].end_ps, max_steps=9, decode=True))
+        steps += await stream.whole_plan()
+        assert len(steps) == 6
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await stream.half_closed.wait()
+            await draining
+        assert worker.metric("state", state="draining") == 1
+
+
+async def test_idle_worker_drains_at_once():
+    async with attached() as (worker, stream):
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await worker.ready.wait()
+            await worker.service.drain()
+            await stream.half_closed.wait()
+
+
+async def test_worker_that_is_not_attached_drains_at_once():
+    async with fake_scheduler(TIME_SCALE) as scheduler, running_worker(scheduler, startup_seconds=3600.0) as worker:
+        assert worker.metric("attached") == 0
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await worker.service.drain()
+        assert scheduler.streams.empty()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"worker": {"gpu": "A100"}}, "GPU 'A100' is not known"),
+        ({"model": "GPT"}, "model 'GPT' is not known"),
+        ({"worker": {"gpu": "A10G", "tensor_parallel": 1}, "model": "Llama-2-13B"}, "does not fit"),
+        ({"worker": {"tensor_parallel": 3}}, "tensor_parallel 3 must divide"),
+    ],
+)
+def test_settings_that_name_no_possible_gpu_are_refused(overrides, message):
+    with pytest.raises(SettingsError, match=message):
+        WorkerService(Settings.model_validate(overrides), CollectorRegistry())

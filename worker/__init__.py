@@ -1,0 +1,1 @@
+"""The worker: a mock GPU on the wall clock, attached to one scheduler."""

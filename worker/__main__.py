@@ -1,0 +1,23 @@
+"""`python -m worker`: one mock GPU that attaches to a scheduler."""
+
+from prometheus_client import CollectorRegistry
+
+from chassis.process import Service, service_command
+from chassis.settings import Settings
+from worker.service import WorkerService
+
+HELP = (
+    "Run a mock GPU that attaches to a scheduler.\n\n"
+    "The worker dials worker.scheduler, announces its GPU, model and KV pool, and runs the scheduler's plans for as"
+    " long as that GPU would take. It answers health checks: SERVING while attached."
+)
+
+
+def make(settings: Settings, registry: CollectorRegistry) -> tuple[Service, str, str, float]:
+    """Return the service, where it listens, where its metrics are, and how long it may drain."""
+    worker = settings.worker
+    return WorkerService(settings, registry), worker.listen, worker.metrics, worker.drain_seconds
+
+
+if __name__ == "__main__":
+    service_command("worker", HELP, make)

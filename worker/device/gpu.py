@@ -1,0 +1,325 @@
+"""The batch as the mock GPU sees it: who is in it, how far each sequence is, what a step costs and gives.
+
+Positions. A sequence has p prompt tokens and, if it was resumed, r tokens produced elsewhere. Its prefill computes
+p + r tokens and gives output token number r (from 0). After that, with j tokens of output, the cache holds
+p + j - 1: the newest token is the next decode's input, enters the cache in that step, and the step gives token j.
+
+A sequence stores what it had when it began to decode; a counter of decode steps gives the rest, so a step of any batch
+updates one number and the arrays of random states, and `skip` jumps. The law: `skip(k)` leaves the same state as
+`skip(j)` then `skip(k - j)`, and as k times `advance`.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worker.device.batch import Batch, PrefillChunk, Segment
+from worker.device.output import EOS_TOKEN_ID, FinishReason, TokenIds
+from worker.device.rows import DecodeRows, DeviceSequence, Row
+from worker.device.steptime import StepTimeModel
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillWork:
+    """A prompt chunk of one sequence; see `batch.PrefillChunk`."""
+
+    handle: int
+    new_tokens: int
+    past_tokens: int
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What one step gave, in batch order (the order of joining).
+
+    Attributes:
+        handles: shape (num_tokens,), sequences that got a token.
+        token_ids: shape (num_tokens,), those tokens.
+        finished: (handle, reason) of the sequences that ended with this step; a few without a token.
+    """
+
+    handles: NDArray[np.uint32]
+    token_ids: TokenIds
+    finished: tuple[tuple[int, FinishReason], ...]
+
+
+class MockGpu:
+    """Runs steps without a clock: the caller says when, the step-time model how long.
+
+    Args:
+        step_time: how long a step takes.
+    """
+
+    def __init__(self, step_time: StepTimeModel) -> None:
+        self._step_time = step_time
+        self._rows: dict[int, Row] = {}  # in join order
+        self._num_joined = 0
+        self._decode_steps = 0
+        # Aggregates over the decoding rows. Heaps keep rows that are gone until they come up.
+        self._num_decoding = 0
+        self._kv_offset_sum = 0
+        self._by_last_step: list[tuple[int, int, Row]] = []
+        self._by_length: list[tuple[int, int, Row]] = []
+        self._partial_tokens = 0
+        self._decode_rows: DecodeRows | None = None
+        self._segment: tuple[Segment | None, int] | None = None  # with the decode step it was made at
+        self._prefills: tuple[PrefillWork, ...] = ()
+        self._decode = False
+
+    def __contains__(self, handle: int) -> bool:
+        return handle in self._rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens in the KV cache, of all sequences."""
+        return self._partial_tokens + self._decode_kv_tokens
+
+    @property
+    def _decode_kv_tokens(self) -> int:
+        return self._kv_offset_sum + self._num_decoding * self._decode_steps
+
+    def join(self, sequence: DeviceSequence) -> None:
+        """Add a sequence to the end of the batch; it waits for its prefill.
+
+        Raises:
+            ValueError: the handle is in the batch.
+        """
+        if sequence.handle in self._rows:
+            raise ValueError(f"sequence {sequence.handle} is in the batch already")
+        self._rows[sequence.handle] = Row(sequence, self._num_joined)
+        self._num_joined += 1
+
+    def leave(self, handle: int) -> None:
+        """Forget a sequence that has not ended by itself.
+
+        Raises:
+            ValueError: the handle is not in the batch.
+        """
+        self._remove(self._row(handle))
+        self._prefills = tuple(work for work in self._prefills if work.handle != handle)
+
+    def clear(self) -> None:
+        """Forget every sequence."""
+        for row in tuple(self._rows.values()):
+            self._remove(row)
+        self._prefills, self._decode = (), False
+
+    def begin(self, prefills: Iterable[PrefillWork], *, decode: bool) -> None:
+        """Say what the coming steps do: the first one the prefills, all of them (with `decode`) a token per sequence.
+
+        Every sequence that is past its prompt when a step begins decodes in it.
+
+        Raises:
+            ValueError: two chunks of one sequence; a chunk of a sequence that is not in the batch or past its prompt,
+                that does not follow on the sequence's earlier chunks, or whose `samples` does not say whether it ends
+                the prompt.
+        """
+        prefills = tuple(prefills)
+        if len({work.handle for work in prefills}) < len(prefills):
+            raise ValueError("two chunks of one sequence in one step")
+        for work in prefills:
+            row = self._row(work.handle)
+            whole = row.sequence.prompt_tokens + row.sequence.produced_tokens
+            computed = work.past_tokens + work.new_tokens
+            if row.decoding or (row.cached_tokens and work.past_tokens != row.cached_tokens) or computed > whole:
+                raise ValueError(
+                    f"sequence {work.handle} has {row.cached_tokens} of {whole} tokens in the cache;"
+                    f" a chunk of {work.new_tokens} after {work.past_tokens} does not follow"
+                )
+            if work.samples != (computed == whole):
+                raise ValueError(
+                    f"sequence {work.handle}: samples is {work.samples}, but {computed} of {whole} tokens are computed"
+                )
+        self._prefills, self._decode, self._segment = prefills, decode, None
+
+    @property
+    def steps_to_finish(self) -> int | None:
+        """How many steps may be skipped at once: until a sequence ends, that step included; None: no end in sight."""
+        if self._prefills:
+            return 1
+        if not self._decode or not self._num_decoding:
+            return None
+        return self._next_last_step() - self._decode_steps + 1
+
+    def batch(self) -> Batch:
+        """Return the next step's work."""
+        chunks: tuple[PrefillChunk, ...] = ()
+        if self._prefills:
+            chunks = tuple(PrefillChunk(work.new_tokens, work.past_tokens, work.samples) for work in self._prefills)
+        if not self._decode or not self._num_decoding:
+            return Batch(chunks)
+        return Batch(chunks, self._num_decoding, self._decode_kv_tokens, self._longest_kv())
+
+    def step_ps(self) -> int:
+        """Return how long the next step takes."""
+        if not self._prefills:
+            segment, index = self._decode_segment()
+            if segment is not None:
+                return segment.step_ps(index)
+        return self._step_time.step_ps(self.batch())
+
+    def advance(self) -> StepOutcome:
+        """Run one step; sequences that end leave the batch."""
+        prefilled = self._run_prefills()
+        handles, tokens, orders = self._decode_tokens()
+        finished = self._finish_decodes()
+        if finished:
+            # A row that ends without a token got one above.
+            silent = [row.sequence.handle for row in finished if row.ends_silently]
+            if silent:
+                keep = np.isin(handles, silent, invert=True)
+                handles, tokens, orders = handles[keep], tokens[keep], orders[keep]
+            for row in finished:
+                if row.sequence.ending.reason is FinishReason.EOS and row.sequence.echo is None:
+                    tokens[handles == row.sequence.handle] = EOS_TOKEN_ID
+        if prefilled:
+            gave = [row for row in prefilled if not (row.last_position == row.first_position and row.ends_silently)]
+            handles = np.append(handles, np.array([row.sequence.handle for row in gave], np.uint32))
+            tokens = np.append(tokens, np.array([row.token(row.first_position) for row in gave], np.uint32))
+            by_order = np.argsort(np.append(orders, [row.order for row in gave]))
+            handles, tokens = handles[by_order], tokens[by_order]
+            finished += self._admit_to_decode(prefilled)
+            finished.sort(key=lambda row: row.order)
+        return StepOutcome(
+            handles, tokens, tuple((row.sequence.handle, row.sequence.ending.reason) for row in finished)
+        )
+
+    def skip(self, num_steps: int) -> tuple[int, tuple[tuple[int, FinishReason], ...]]:
+        """Run steps without making their tokens.
+
+        Cost: constant where the step-time model has a closed form.
+
+        Args:
+            num_steps: at least 1, at most `steps_to_finish`.
+
+        Returns:
+            How long they take together, in picoseconds, and the sequences that end with the last of them.
+
+        Raises:
+            ValueError: `num_steps` is out of range.
+        """
+        limit = self.steps_to_finish
+        if num_steps < 1 or (limit is not None and num_steps > limit):
+            raise ValueError(f"cannot skip {num_steps} steps; a sequence ends after {limit}")
+        if self._prefills:
+            duration_ps = self.step_ps()
+            return duration_ps, self.advance().finished
+        segment, index = self._decode_segment()
+        if segment is not None:
+            first = Segment(segment.step_ps(index), segment.slope_ps)
+            duration_ps = first.total_ps(num_steps)
+            self._count_decode_steps(num_steps)
+        else:
+            duration_ps = 0
+            for _ in range(num_steps):
+                duration_ps += self.step_ps()
+                self._count_decode_steps(1)
+        return duration_ps, tuple((row.sequence.handle, row.sequence.ending.reason) for row in self._pop_finished())
+
+    def _row(self, handle: int) -> Row:
+        if handle not in self._rows:
+            raise ValueError(f"sequence {handle} is not in the batch")
+        return self._rows[handle]
+
+    def _remove(self, row: Row) -> None:
+        del self._rows[row.sequence.handle]
+        row.gone = True
+        if row.decoding:
+            self._num_decoding -= 1
+            self._kv_offset_sum -= row.kv_offset
+            self._decode_rows = self._segment = None
+        else:
+            self._partial_tokens -= row.cached_tokens
+
+    def _next_last_step(self) -> int:
+        while self._by_last_step[0][2].gone:
+            heappop(self._by_last_step)
+        return self._by_last_step[0][0]
+
+    def _longest_kv(self) -> int:
+        while self._by_length[0][2].gone:
+            heappop(self._by_length)
+        return self._decode_steps - self._by_length[0][0]
+
+    def _decode_segment(self) -> tuple[Segment | None, int]:
+        """Return the times of the coming decode steps, and which of them is next."""
+        if self._segment is None:
+            batch = self.batch()
+            segment = self._step_time.decode_segment(
+                batch.num_decodes, batch.decode_kv_tokens, batch.max_decode_kv_tokens
+            )
+            self._segment = segment, self._decode_steps
+        segment, first = self._segment
+        return segment, self._decode_steps - first
+
+    def _count_decode_steps(self, num_steps: int) -> None:
+        if self._decode and self._num_decoding:
+            self._decode_steps += num_steps
+
+    def _decode_tokens(self) -> tuple[NDArray[np.uint32], TokenIds, NDArray[np.int64]]:
+        """Return (handles, tokens, orders) of the decoding rows in this step, their ends not yet considered."""
+        if not self._decode or not self._num_decoding:
+            return np.empty(0, np.uint32), np.empty(0, np.uint32), np.empty(0, np.int64)
+        step = self._decode_steps
+        if self._decode_rows is None:
+            self._decode_rows = DecodeRows((row for row in self._rows.values() if row.decoding), step)
+        tokens = self._decode_rows.tokens(step, self._next_last_step() - step + 1)
+        return self._decode_rows.handles, tokens, self._decode_rows.orders
+
+    def _finish_decodes(self) -> list[Row]:
+        """Count the decode step, and take out the rows that end with it, in join order."""
+        self._count_decode_steps(1)
+        return self._pop_finished()
+
+    def _pop_finished(self) -> list[Row]:
+        finished: list[Row] = []
+        while self._num_decoding and self._next_last_step() < self._decode_steps:
+            row = heappop(self._by_last_step)[2]
+            self._remove(row)
+            finished.append(row)
+        return finished
+
+    def _run_prefills(self) -> list[Row]:
+        """Fill the cache; return the rows past their prompt, which begin to decode with the next step."""
+        past_prompt: list[Row] = []
+        for work in self._prefills:
+            row = self._rows[work.handle]
+            self._partial_tokens += work.past_tokens + work.new_tokens - row.cached_tokens
+            row.cached_tokens = work.past_tokens + work.new_tokens
+            if work.samples:
+                past_prompt.append(row)
+        if self._prefills:
+            self._prefills, self._segment = (), None
+        return past_prompt
+
+    def _drop_gone_rows(self) -> None:
+        """Keep the heaps from growing with sequences that left long before their end."""
+        for heap in (self._by_last_step, self._by_length):
+            if len(heap) > 2 * self._num_decoding + 64:
+                heap[:] = [entry for entry in heap if not entry[2].gone]
+                heapify(heap)
+
+    def _admit_to_decode(self, rows: Sequence[Row]) -> list[Row]:
+        """Let prefilled rows decode from the next step on; return those that ended with their prefill."""
+        finished: list[Row] = []
+        for row in rows:
+            if row.last_position == row.first_position:
+                self._remove(row)
+                finished.append(row)
+                continue
+            row.begin_to_decode(self._decode_steps)
+            self._partial_tokens -= row.cached_tokens
+            self._num_decoding += 1
+            self._kv_offset_sum += row.kv_offset
+            heappush(self._by_last_step, (row.last_step, row.order, row))
+            heappush(self._by_length, (-row.kv_offset, row.order, row))
+            self._decode_rows = self._segment = None
+        self._drop_gone_rows()
+        return finished

@@ -1,0 +1,42 @@
+"""llm-mock's step time (github.com/dongmingli-Ben/llm-mock, the project's seed 001).
+
+    step [s] = b * max(len) * max(len - first_new) / (FLOPS * SCALE) + OVERHEAD / OVERHEAD_SCALE
+
+over the b sequences of the batch, where len counts a sequence's tokens including this step's, and first_new those
+already computed: the whole batch pays for its longest member and for its largest piece of new work. A prefill chunk
+has len = past + new and first_new = past; a decode has len = cached + 1 and first_new = cached. An empty step costs
+the constant alone. The formula is far from a real GPU's (a 2,000-token prompt takes 8.6 s); it is kept because its
+charts are.
+"""
+
+from worker.device.batch import Batch, Segment
+
+PS_PER_SECOND = 10**12
+
+# The seed's constants: 312 TFLOPS times 1500, and 120 / 2000 s.
+UNIT_PS = round(PS_PER_SECOND / (312 * 1500))
+"""Cost of one (sequence x token x new token); the rounding is 6.4e-8 of it."""
+OVERHEAD_PS = PS_PER_SECOND * 120 // 2000
+
+
+class LlmMock:
+    """The formula above."""
+
+    name = "llm-mock"
+
+    def step_ps(self, batch: Batch) -> int:
+        """Return the step's duration."""
+        num_sequences = batch.num_decodes + len(batch.prefills)
+        longest = batch.max_decode_kv_tokens + 1 if batch.num_decodes else 0
+        most_new = 1 if batch.num_decodes else 0
+        for chunk in batch.prefills:
+            longest = max(longest, chunk.past_tokens + chunk.new_tokens)
+            most_new = max(most_new, chunk.new_tokens)
+        return num_sequences * longest * most_new * UNIT_PS + OVERHEAD_PS
+
+    def decode_segment(self, num_decodes: int, kv_tokens: int, max_kv_tokens: int) -> Segment | None:
+        """Return the times of consecutive decode steps: the longest sequence grows by one token a step."""
+        del kv_tokens  # only the longest sequence counts
+        if num_decodes == 0:
+            return Segment(OVERHEAD_PS, 0)
+        return Segment(num_decodes * (max_kv_tokens + 1) * UNIT_PS + OVERHEAD_PS, num_decodes * UNIT_PS)

@@ -1,0 +1,242 @@
+"""What the mock model answers: token ids, and where a sequence ends and why.
+
+A token id is a pure function of (model, adapter, request seed, position); the mock model reads neither the sampling
+parameters (a greedy and a sampled request with the same seed answer alike) nor the earlier output. So it does not
+matter on which worker, in which batch, or after how many resumptions a token is made.
+
+In echo mode the answer is the prompt, once, or again and again where end-of-sequence is ignored; it has no EOS token.
+
+Vocabulary: 0 unknown, 1 beginning of sequence, 2 end of sequence (S-LoRA's `eos_id`), then NUM_WORDS words.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from enum import IntEnum
+from math import exp
+from statistics import NormalDist
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+UNKNOWN_TOKEN_ID, BOS_TOKEN_ID, EOS_TOKEN_ID, FIRST_WORD_ID = 0, 1, 2, 3
+NUM_WORDS = 1905
+
+TokenIds = NDArray[np.uint32]
+Seeds = NDArray[np.uint64]
+
+_U64 = (1 << 64) - 1
+# splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014).
+TOKEN_STATE_STEP = 0x9E3779B97F4A7C15
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_S27, _S30, _S31, _S32 = (np.uint64(shift) for shift in (27, 30, 31, 32))
+_WORDS = np.uint64(NUM_WORDS)
+_LENGTH_POSITION = -2
+"""The place in a sequence's random stream that its length is drawn from; its tokens have those from 0 on."""
+_SCAN_POSITIONS = 512
+
+
+class FinishReason(IntEnum):
+    """Why a sequence ended; the values are the wire's."""
+
+    EOS = 1
+    STOP = 2
+    LENGTH = 3
+    ABORTED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """What the mock model is asked for.
+
+    Attributes:
+        seed: the request's, 0 to 2^64 - 1.
+        max_new_tokens: output tokens at most, at least 1.
+        ignore_eos: run on to `max_new_tokens` or a stop sequence.
+        true_output_tokens: a trace's output length, EOS included; None: drawn from the length model.
+        stop_sequences: token ids; the sequence ends with the token that completes one.
+    """
+
+    seed: int
+    max_new_tokens: int
+    ignore_eos: bool = False
+    true_output_tokens: int | None = None
+    stop_sequences: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Where a sequence ends.
+
+    Attributes:
+        output_tokens: how many tokens it has then, those produced before a resumption included.
+        reason: why.
+        extra_step: whether it ends one step after its last token, by a step that gives none; not with EOS, which is
+            a token.
+    """
+
+    output_tokens: int
+    reason: FinishReason
+    extra_step: bool = False
+
+
+class LengthModel(Protocol):
+    """Where the model would end by itself."""
+
+    def draw(self, seed: int, prompt_tokens: int) -> Ending:
+        """Return the natural end; equal arguments give equal ends."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LognormalLength:
+    """EOS after a lognormal number of tokens, at least 1: `median * exp(sigma * z)`, z from the seed."""
+
+    median: float
+    sigma: float
+
+    def draw(self, seed: int, prompt_tokens: int) -> Ending:
+        """Return the natural end."""
+        del prompt_tokens
+        uniform = ((_mix(seed, _LENGTH_POSITION) >> 11) + 0.5) / (1 << 53)
+        tokens = round(self.median * exp(self.sigma * NormalDist().inv_cdf(uniform)))
+        return Ending(max(1, tokens), FinishReason.EOS)
+
+
+@dataclass(frozen=True, slots=True)
+class LlmMockLength:
+    """llm-mock's: 50 tokens and a fifth of the prompt (100 more at most), then a step that only says "length"."""
+
+    def draw(self, seed: int, prompt_tokens: int) -> Ending:
+        """Return the natural end."""
+        del seed
+        return Ending(50 + min(prompt_tokens, 500) // 5, FinishReason.LENGTH, extra_step=True)
+
+
+def sequence_seed(model: str, adapter_id: str, seed: int) -> int:
+    """Return the 64-bit seed of a sequence's tokens: the request's seed with model and adapter folded in."""
+    digest = hashlib.blake2b(f"{len(model)} {model} {adapter_id}".encode(), digest_size=8).digest()
+    return _mix(seed & _U64, int.from_bytes(digest, "little"))
+
+
+def token_ids(seeds: Seeds, positions: NDArray[np.int64]) -> TokenIds:
+    """Return one word per sequence, uniform over the words and never EOS.
+
+    Args:
+        seeds: from `sequence_seed`.
+        positions: output positions from 0; broadcast against `seeds`.
+    """
+    state = seeds + (positions + 1).astype(np.uint64) * np.uint64(TOKEN_STATE_STEP)
+    return finish_token_ids(state)
+
+
+def token_state(seed: int, position: int) -> int:
+    """Return the 64-bit state behind one token; the next position's is `TOKEN_STATE_STEP` more (modulo 2^64)."""
+    return (seed + (position + 1) * TOKEN_STATE_STEP) & _U64
+
+
+def finish_token_ids(state: Seeds) -> TokenIds:
+    """Return the words of token states, as `token_ids` does of seeds and positions."""
+    z = (state ^ (state >> _S30)) * _MIX_1
+    z = (z ^ (z >> _S27)) * _MIX_2
+    z ^= z >> _S31
+    words = ((z >> _S32) * _WORDS) >> _S32
+    return words.astype(np.uint32) + np.uint32(FIRST_WORD_ID)
+
+
+def _mix(seed: int, position: int) -> int:
+    """`token_ids`' hash for one number, in full width."""
+    z = token_state(seed, position)
+    z = ((z ^ (z >> 30)) * int(_MIX_1)) & _U64
+    z = ((z ^ (z >> 27)) * int(_MIX_2)) & _U64
+    return z ^ (z >> 31)
+
+
+def ending(
+    seed: int,
+    sampling: Sampling,
+    prompt_tokens: int,
+    produced: TokenIds,
+    length_model: LengthModel,
+    echo: TokenIds | None = None,
+) -> Ending:
+    """Return where and why a sequence ends.
+
+    Of several reasons the earliest position decides, and there stop before EOS before length (S-LoRA's order).
+    `max_new_tokens` counts from the start of the output, not from a resumption. A stop sequence may begin among the
+    produced tokens; the EOS token is no part of any. Scanning for stop sequences costs
+    some ten nanoseconds per position, and ends with the first match.
+
+    Args:
+        seed: from `sequence_seed`.
+        sampling: the request's.
+        prompt_tokens: length of the prompt proper.
+        produced: output tokens made before a resumption.
+        length_model: asked if neither a true length nor `ignore_eos` is given.
+        echo: the prompt's token ids in echo mode, where the natural end is the prompt's and a true length is ignored.
+
+    Raises:
+        ValueError: `max_new_tokens` is less than 1.
+    """
+    if sampling.max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens is {sampling.max_new_tokens}; it must be at least 1")
+    end = Ending(sampling.max_new_tokens, FinishReason.LENGTH)
+    if not sampling.ignore_eos:
+        if echo is not None:
+            natural = Ending(len(echo), FinishReason.EOS)
+        elif sampling.true_output_tokens is not None:
+            natural = Ending(max(1, sampling.true_output_tokens), FinishReason.EOS)
+        else:
+            natural = length_model.draw(seed, prompt_tokens)
+        if natural.output_tokens < end.output_tokens or (
+            natural.output_tokens == end.output_tokens and not natural.extra_step
+        ):
+            end = natural
+    if sampling.stop_sequences:
+        stop = _first_stop(seed, sampling.stop_sequences, produced, end, echo)
+        if stop is not None:
+            return Ending(stop, FinishReason.STOP)
+    return end
+
+
+def tokens_between(seed: int, first: int, last: int, end: Ending, echo: TokenIds | None = None) -> TokenIds:
+    """Return the tokens at output positions `first` to `last - 1` of a sequence that ends at `end`."""
+    positions = np.arange(first, last, dtype=np.int64)
+    if echo is not None:
+        return echo[positions % len(echo)]
+    tokens = token_ids(np.array([seed], np.uint64), positions)
+    if end.reason is FinishReason.EOS and first < end.output_tokens <= last:
+        tokens[end.output_tokens - 1 - first] = EOS_TOKEN_ID
+    return tokens
+
+
+def _first_stop(
+    seed: int, stop_sequences: tuple[tuple[int, ...], ...], produced: TokenIds, end: Ending, echo: TokenIds | None
+) -> int | None:
+    """Return how many tokens the output has when a stop sequence is first complete, if that is before its end."""
+    overlap = max(len(stop) for stop in stop_sequences) - 1
+    tail = produced[len(produced) - min(overlap, len(produced)) :]
+    first = len(produced)
+    num_words = end.output_tokens - (end.reason is FinishReason.EOS and echo is None)
+    while first < num_words:
+        last = min(first + _SCAN_POSITIONS, num_words)
+        text = np.concatenate((tail, tokens_between(seed, first, last, end, echo)))
+        matches = [
+            match
+            for stop in stop_sequences
+            if (match := _first_match(text, np.array(stop, np.uint32), len(tail))) is not None
+        ]
+        if matches:
+            return first - len(tail) + min(matches)
+        tail = text[len(text) - min(overlap, len(text)) :]
+        first = last
+    return None
+
+
+def _first_match(text: TokenIds, stop: TokenIds, num_old: int) -> int | None:
+    """Return where the first occurrence of `stop` ends that is not wholly within the first `num_old` tokens."""
+    for index in np.flatnonzero(text[num_old:] == stop[-1]) + num_old + 1:
+        if index >= len(stop) and np.array_equal(text[index - len(stop) : index], stop):
+            return int(index)
+    return None

@@ -1,0 +1,132 @@
+"""A batch's sequences while they run, one by one and as arrays; `gpu` keeps them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worker.device.output import TOKEN_STATE_STEP, Ending, TokenIds, finish_token_ids, token_state, tokens_between
+
+BLOCK_STEPS = 8
+"""Steps whose tokens are made at once: numpy's cost per call is that of a few hundred tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSequence:
+    """A sequence as it joins.
+
+    Attributes:
+        handle: its 32-bit name.
+        prompt_tokens: length of the prompt proper.
+        produced_tokens: output tokens made before it was resumed.
+        seed: of its tokens, from `output.sequence_seed`.
+        ending: where it ends, from `output.ending`.
+        echo: the prompt's token ids in echo mode.
+    """
+
+    handle: int
+    prompt_tokens: int
+    produced_tokens: int
+    seed: int
+    ending: Ending
+    echo: TokenIds | None = None
+
+
+class Row:
+    """A sequence in the batch. Its `_offset` values plus the counter of decode steps give the value now.
+
+    Attributes:
+        sequence: as it joined.
+        order: of joining.
+        cached_tokens: in the KV cache; kept up only until it decodes.
+        decoding: whether it is past its prompt.
+        gone: whether it has left the batch.
+        position_offset: gives the output position of its next token.
+        kv_offset: gives its tokens in the KV cache.
+        last_step: the decode step that is its last.
+    """
+
+    __slots__ = ("cached_tokens", "decoding", "gone", "kv_offset", "last_step", "order", "position_offset", "sequence")
+
+    def __init__(self, sequence: DeviceSequence, order: int) -> None:
+        self.sequence = sequence
+        self.order = order
+        self.cached_tokens = 0
+        self.decoding = False
+        self.gone = False
+        self.position_offset = self.kv_offset = self.last_step = 0
+
+    @property
+    def first_position(self) -> int:
+        """The output position that its prefill gives."""
+        return self.sequence.produced_tokens
+
+    @property
+    def last_position(self) -> int:
+        """The output position whose step is the sequence's last."""
+        end = self.sequence.ending
+        return max(end.output_tokens - (not end.extra_step), self.first_position)
+
+    @property
+    def ends_silently(self) -> bool:
+        """Whether the last step gives no token."""
+        return self.last_position >= self.sequence.ending.output_tokens
+
+    def begin_to_decode(self, step: int) -> None:
+        """Note that the prefill has given its token, and that decode step `step` comes next."""
+        self.decoding = True
+        self.position_offset = self.first_position + 1 - step
+        self.kv_offset = self.cached_tokens - step
+        self.last_step = self.last_position - self.position_offset
+
+    def token(self, position: int) -> int:
+        """Return the token at one output position."""
+        sequence = self.sequence
+        (token,) = tokens_between(sequence.seed, position, position + 1, sequence.ending, sequence.echo)
+        return int(token)
+
+
+class DecodeRows:
+    """The decoding rows as arrays in join order, for as long as none joins or leaves.
+
+    Args:
+        rows: in join order.
+        step: the decode step that comes next.
+    """
+
+    def __init__(self, rows: Iterable[Row], step: int) -> None:
+        rows = list(rows)
+        self.orders: NDArray[np.int64] = np.array([row.order for row in rows], np.int64)
+        self.handles: NDArray[np.uint32] = np.array([row.sequence.handle for row in rows], np.uint32)
+        self._echoing = [(index, row) for index, row in enumerate(rows) if row.sequence.echo is not None]
+        self._states: NDArray[np.uint64] = np.array(
+            [token_state(row.sequence.seed, row.position_offset + step) for row in rows], np.uint64
+        )
+        self._first_step = self._block_step = step
+        self._block: NDArray[np.uint32] = np.empty((0, len(rows)), np.uint32)
+
+    def tokens(self, step: int, steps_ahead: int) -> TokenIds:
+        """Return every row's token in decode step `step`, as if no sequence ended.
+
+        Args:
+            step: never before that of an earlier call.
+            steps_ahead: how many steps are sure to come, this one included; more are not made in advance.
+        """
+        index = step - self._block_step
+        if index >= len(self._block):
+            self._block, self._block_step, index = self._make(step, min(steps_ahead, BLOCK_STEPS)), step, 0
+        tokens: TokenIds = self._block[index]
+        return tokens
+
+    def _make(self, step: int, num_steps: int) -> NDArray[np.uint32]:
+        first = step - self._first_step
+        advances = [(first + ahead) * TOKEN_STATE_STEP % 2**64 for ahead in range(num_steps)]
+        block = finish_token_ids(self._states + np.array(advances, np.uint64)[:, np.newaxis])
+        for index, row in self._echoing:
+            position = row.position_offset + step
+            sequence = row.sequence
+            block[:, index] = tokens_between(
+                sequence.seed, position, position + num_steps, sequence.ending, sequence.echo
+            )
+        return block

@@ -1,0 +1,226 @@
+"""Runs plans on the wall clock: steps begin and end at times of the scheduler's device clock.
+
+A step ends at an absolute time, its start plus what the model says it takes; the pacer sleeps until then and looks at
+the clock again when it wakes. Waking late changes no device time: the next step starts where this one ended. Only a
+worker that stood still for longer than a whole step gives way, by a gap between two steps:
+
+    start = max(the boundary before it, now - duration)
+
+The same rule places a plan's first step: a plan that arrives before the end of its own first step is in time.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from worker.device.gpu import MockGpu, PrefillWork, StepOutcome
+from worker.device.rows import DeviceSequence
+from worker.metrics import WorkerMetrics
+
+
+class Clock(Protocol):
+    """Device time, as `chassis.clock.DeviceClock` tells it."""
+
+    def now_ps(self) -> int:
+        """Return the device time now."""
+        ...
+
+    def to_monotonic(self, ps: int) -> float:
+        """Return when device time `ps` comes, in seconds of `time.monotonic()`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to run until something must be decided again; the wire's Plan.
+
+    Attributes:
+        plan_id: names it in outcomes and interrupts.
+        start_ps: the boundary at which it was decided.
+        max_steps: at least 1.
+        until_ps: hand back at the first boundary at or after this time.
+        joins: sequences new to this worker.
+        leaves: handles to forget; applied before the joins.
+        prefills: the first step's prompt chunks.
+        decode: whether every sequence past its prompt gets a token in each step.
+        adapter_loads: ids.
+        adapter_evictions: ids.
+    """
+
+    plan_id: int
+    start_ps: int
+    max_steps: int
+    until_ps: int | None = None
+    joins: tuple[DeviceSequence, ...] = ()
+    leaves: tuple[int, ...] = ()
+    prefills: tuple[PrefillWork, ...] = ()
+    decode: bool = False
+    adapter_loads: tuple[str, ...] = ()
+    adapter_evictions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One step's outcome; with `start_ps == end_ps` no step ran, and the plan ends at a boundary already told.
+
+    Attributes:
+        plan_id: the plan's.
+        start_ps: when it began.
+        end_ps: when it ended.
+        outcome: tokens and ends.
+        hand_back: the plan is over.
+    """
+
+    plan_id: int
+    start_ps: int
+    end_ps: int
+    outcome: StepOutcome
+    hand_back: bool
+
+
+NO_OUTCOME = StepOutcome(np.empty(0, np.uint32), np.empty(0, np.uint32), ())
+
+
+class _Running:
+    """The plan that runs."""
+
+    __slots__ = ("boundary_ps", "plan", "steps_left", "until_ps")
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.boundary_ps = plan.start_ps
+        self.steps_left = plan.max_steps
+        self.until_ps = math.inf if plan.until_ps is None else plan.until_ps
+
+
+class Pacer:
+    """Runs one plan after another.
+
+    Args:
+        gpu: whose steps to run.
+        clock: the scheduler's device clock, as well as it is known here.
+        metrics: what happened.
+        report: called at each step's end; must not block.
+    """
+
+    def __init__(
+        self, gpu: MockGpu, clock: Clock, metrics: WorkerMetrics, report: Callable[[StepReport], None]
+    ) -> None:
+        self._gpu, self._clock, self._metrics, self._report = gpu, clock, metrics, report
+        self._running: _Running | None = None
+        self._wake: asyncio.Future[None] | None = None
+        self._last_report_ps = 0  # when the last step's end was told
+        self._last_end_ps = -1  # and when it was due
+        self.empty = asyncio.Event()
+        """Set while no sequence is here."""
+        self.empty.set()
+
+    def start(self, plan: Plan) -> None:
+        """Take the next plan; its first step runs at once.
+
+        Raises:
+            ValueError: the plan before is not over, or this one does not fit what is here.
+        """
+        if self._running is not None:
+            raise ValueError(f"plan {plan.plan_id} came while plan {self._running.plan.plan_id} runs")
+        if plan.max_steps < 1:
+            raise ValueError(f"plan {plan.plan_id} asks for {plan.max_steps} steps")
+        for handle in plan.leaves:
+            self._gpu.leave(handle)
+        for sequence in plan.joins:
+            self._gpu.join(sequence)
+        self._gpu.begin(plan.prefills, decode=plan.decode)
+        self._metrics.adapters_changed(plan.adapter_loads, plan.adapter_evictions)
+        self._running = _Running(plan)
+        self._note_sequences()
+        self._wake_up()
+
+    def interrupt(self, plan_id: int, at_ps: int) -> None:
+        """End the plan at the first boundary at or after `at_ps` whose next step's tokens are not yet told.
+
+        The last boundary told is such a boundary: the step under way is then dropped, and nothing of it was done.
+        Ignored for a plan that is over.
+        """
+        running = self._running
+        if running is None or running.plan.plan_id != plan_id:
+            return
+        if at_ps > running.boundary_ps:
+            running.until_ps = min(running.until_ps, at_ps)
+            return
+        self._running = None
+        boundary_ps = running.boundary_ps
+        self._report(StepReport(plan_id, boundary_ps, boundary_ps, NO_OUTCOME, hand_back=True))
+        self._wake_up()
+
+    async def run(self) -> None:
+        """Run the plans that `start` brings, until cancelled."""
+        while True:
+            running = self._running
+            if running is None:
+                await self._sleep(None)
+            elif not await self._run_step(running):
+                # Behind time: let the stream be read and written all the same.
+                await asyncio.sleep(0)
+
+    async def _run_step(self, running: _Running) -> bool:
+        """Run one step, unless an interrupt drops it; return whether it was worth waiting for."""
+        duration_ps = self._gpu.step_ps()
+        start_ps = max(running.boundary_ps, self._clock.now_ps() - duration_ps)
+        end_ps = start_ps + duration_ps
+        waited = False
+        while (left_seconds := self._clock.to_monotonic(end_ps) - time.monotonic()) > 0:
+            await self._sleep(left_seconds)
+            waited = True
+            if self._running is not running:
+                return True
+        self._finish_step(running, start_ps, end_ps, -left_seconds)
+        return waited
+
+    def _finish_step(self, running: _Running, start_ps: int, end_ps: int, lag_seconds: float) -> None:
+        batch = self._gpu.batch()
+        outcome = self._gpu.advance()
+        gap_ps = start_ps - running.boundary_ps
+        running.boundary_ps = end_ps
+        running.steps_left -= 1
+        hand_back = running.steps_left == 0 or bool(outcome.finished) or end_ps >= running.until_ps
+        if hand_back:
+            self._running = None
+        self._report(StepReport(running.plan.plan_id, start_ps, end_ps, outcome, hand_back))
+
+        now_ps = self._clock.now_ps()
+        follows_on = start_ps == self._last_end_ps
+        actual_ps = now_ps - (self._last_report_ps if follows_on else start_ps)
+        self._last_report_ps, self._last_end_ps = now_ps, end_ps
+        self._metrics.step_done(batch, len(outcome.handles), end_ps - start_ps, actual_ps, gap_ps, lag_seconds)
+        self._note_sequences()
+
+    def _note_sequences(self) -> None:
+        self._metrics.hold(len(self._gpu), self._gpu.kv_tokens)
+        if len(self._gpu):
+            self.empty.clear()
+        else:
+            self.empty.set()
+
+    async def _sleep(self, seconds: float | None) -> None:
+        """Wait for `_wake_up`, at most `seconds`."""
+        loop = asyncio.get_running_loop()
+        self._wake = loop.create_future()
+        timer = None
+        if seconds is not None:
+            # Whole milliseconds, rounded up: event loops know no finer timers, and rounding down would spin.
+            timer = loop.call_later(math.ceil(seconds * 1e3) / 1e3, self._wake_up)
+        try:
+            await self._wake
+        finally:
+            self._wake = None
+            if timer is not None:
+                timer.cancel()
+
+    def _wake_up(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)

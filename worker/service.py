@@ -1,0 +1,269 @@
+"""A worker's life: load the weights, attach to the scheduler, run its plans; and again when the stream breaks.
+
+The worker dials, so nobody has to find it, and a broken stream is the loss of the worker: it forgets every sequence,
+the scheduler queues them again, and what this worker still had to say about them is dropped.
+"""
+
+import asyncio
+import os
+import random
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+
+import grpc
+import grpc.aio
+from lorrery.v1 import scheduler_pb2 as pb
+from lorrery.v1 import scheduler_pb2_grpc as pb_grpc
+from prometheus_client import CollectorRegistry
+
+from chassis.channel import open_channel
+from chassis.clock import DeviceClock
+from chassis.errors import SettingsError
+from chassis.log import get_logger
+from chassis.settings import OutputSettings, Settings
+from chassis.tasks import until_first_ends
+from worker import wire
+from worker.device.catalogue import CatalogueError, find_gpu, find_model, kv_pool_tokens
+from worker.device.gpu import MockGpu
+from worker.device.output import LengthModel, LlmMockLength, LognormalLength
+from worker.device.steptime import STEP_TIME_MODELS
+from worker.metrics import WorkerMetrics
+from worker.pacer import Pacer, StepReport
+
+WELCOME_SECONDS = 10.0
+"""How long a scheduler may take to answer the worker's hello."""
+FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 0.2, 2.0
+"""Between two attempts to attach: doubled each time, and drawn from the upper half so that workers spread."""
+REFUSED_RETRY_SECONDS = 10.0
+"""After a scheduler refused this worker: only new settings, there or here, will help."""
+CLOSE_SECONDS = 1.0
+"""How long a drained worker waits for the scheduler to close the stream."""
+MAX_OUTGOING = 4096
+"""Messages that may wait for a slow stream, a minute of 15 ms steps; one more and the stream counts as broken."""
+
+_log = get_logger("worker")
+
+_Call = grpc.aio.StreamStreamCall[pb.AttachRequest, pb.AttachResponse]
+
+
+class StreamBrokenError(Exception):
+    """The stream to the scheduler is of no more use; the message says why."""
+
+
+class WorkerService:
+    """The worker as the chassis runs it.
+
+    Args:
+        settings: of the cluster.
+        registry: where its metrics are shown.
+
+    Raises:
+        SettingsError: unknown GPU or model, or a model that does not fit.
+    """
+
+    name = "worker"
+
+    def __init__(self, settings: Settings, registry: CollectorRegistry) -> None:
+        worker = settings.worker
+        try:
+            gpu, model = find_gpu(worker.gpu), find_model(settings.model)
+            pool_tokens = kv_pool_tokens(gpu, model, worker.tensor_parallel)
+            step_time = STEP_TIME_MODELS[worker.step_time](gpu, model, worker.tensor_parallel)
+        except CatalogueError as error:
+            raise SettingsError(f"worker.gpu, worker.tensor_parallel, model: {error}") from None
+        self._settings = settings
+        self._gpu = MockGpu(step_time)
+        self._metrics = WorkerMetrics(registry, pool_tokens)
+        echo = worker.output.mode == "echo"
+        self._answers = wire.AnswerSettings(model.name, _length_model(worker.output), echo)
+        self._hello = wire.hello(
+            worker_id=f"{socket.gethostname()}-{os.getpid()}-{random.getrandbits(16):04x}",
+            gpu=gpu.name,
+            model=model.name,
+            tensor_parallel=worker.tensor_parallel,
+            kv_pool_tokens=pool_tokens,
+            step_time_model=worker.step_time,
+            needs_prompts=echo,
+        )
+        self._attachment: _Attachment | None = None
+        self._draining = False
+
+    def register(self, server: grpc.aio.Server) -> Sequence[str]:
+        """Add nothing: a worker dials, and answers health checks only."""
+        del server
+        return ()
+
+    async def run(self, set_ready: Callable[[bool], Awaitable[None]]) -> None:
+        """Load the weights, then stay attached until cancelled."""
+        await asyncio.sleep(self._settings.worker.startup_seconds * self._settings.time_scale)
+        if not self._draining:
+            await self._stay_attached(set_ready)
+        await asyncio.get_running_loop().create_future()
+
+    async def drain(self) -> None:
+        """Ask for no new sequences, and return when none is left."""
+        self._draining = True
+        self._metrics.enter("draining")
+        if self._attachment is not None:
+            await self._attachment.drain()
+
+    async def _stay_attached(self, set_ready: Callable[[bool], Awaitable[None]]) -> None:
+        address = self._settings.worker.scheduler
+        channel = open_channel(address, self._settings.client_tls)
+        num_failed = 0
+        try:
+            stub = pb_grpc.SchedulerServiceStub(channel)
+            while not self._draining:
+                self._metrics.enter("dialling")
+                attached, retry_seconds = await self._attach(stub.Attach(), set_ready)
+                if self._draining:
+                    return
+                num_failed = 0 if attached else num_failed + 1
+                if retry_seconds is None:
+                    longest = min(LAST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(num_failed, 10))
+                    retry_seconds = max(FIRST_RETRY_SECONDS, random.uniform(longest / 2, longest))
+                await asyncio.sleep(retry_seconds)
+        finally:
+            await channel.close()
+
+    async def _attach(self, call: _Call, set_ready: Callable[[bool], Awaitable[None]]) -> tuple[bool, float | None]:
+        """Attach once, and serve until the stream ends; return whether it began, and when to try again if not soon."""
+        attached = False
+        try:
+            welcome = await self._greet(call)
+            clock = DeviceClock.synced(welcome.time_scale, welcome.sent_ps)
+            attached = True
+            self._attachment = _Attachment(call, self._gpu, clock, self._metrics, self._answers)
+            self._metrics.attach(attached=True)
+            self._metrics.enter("attached")
+            _log.info("attached", scheduler=self._settings.worker.scheduler, time_scale=welcome.time_scale)
+            await set_ready(True)
+            await self._attachment.run(self._settings.worker.heartbeat_seconds)
+            _log.info("detached")
+        except StreamBrokenError as error:
+            (_log.warning if attached else _log.info)("not_attached", reason=str(error))
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                _log.error("refused", reason=error.details(), retry_seconds=REFUSED_RETRY_SECONDS)
+                return attached, REFUSED_RETRY_SECONDS
+            (_log.warning if attached else _log.info)("not_attached", reason=f"{error.code().name}: {error.details()}")
+        finally:
+            call.cancel()
+            self._attachment = None
+            if attached:
+                self._gpu.clear()
+                self._metrics.attach(attached=False)
+                await set_ready(False)
+        return attached, None
+
+    async def _greet(self, call: _Call) -> pb.WorkerWelcome:
+        try:
+            async with asyncio.timeout(WELCOME_SECONDS):
+                await call.write(self._hello)
+                message = await call.read()
+        except TimeoutError:
+            raise StreamBrokenError(f"no welcome within {WELCOME_SECONDS:g} s") from None
+        except asyncio.InvalidStateError:
+            raise StreamBrokenError("the stream ended before the welcome") from None
+        if not isinstance(message, pb.AttachResponse) or message.WhichOneof("message") != "welcome":
+            raise StreamBrokenError("the scheduler's first message is no welcome")
+        return message.welcome
+
+
+class _Attachment:
+    """One stream to the scheduler, from its welcome to its end."""
+
+    def __init__(
+        self,
+        call: _Call,
+        gpu: MockGpu,
+        clock: DeviceClock,
+        metrics: WorkerMetrics,
+        answers: wire.AnswerSettings,
+    ) -> None:
+        self._call, self._clock, self._answers = call, clock, answers
+        self._outgoing: asyncio.Queue[pb.AttachRequest] = asyncio.Queue(MAX_OUTGOING)
+        self._pacer = Pacer(gpu, clock, metrics, self._report)
+        self._ended = asyncio.Event()
+
+    async def run(self, heartbeat_seconds: float) -> None:
+        """Serve until the scheduler ends the stream.
+
+        Raises:
+            StreamBrokenError: the stream is too slow, or the scheduler says what cannot be.
+            grpc.aio.AioRpcError: the stream broke.
+        """
+        try:
+            await until_first_ends(self._read(), self._write(), self._pacer.run(), self._beat(heartbeat_seconds))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            self._ended.set()
+
+    async def drain(self) -> None:
+        """Finish the sequences that are here, tell their ends, and close the stream."""
+        self._send(wire.DRAINING)
+        ended = asyncio.ensure_future(self._ended.wait())
+        finished = asyncio.ensure_future(self._finish())
+        try:
+            await asyncio.wait((ended, finished), return_when=asyncio.FIRST_COMPLETED)
+            if not self._ended.is_set():
+                await asyncio.wait((ended,), timeout=CLOSE_SECONDS)
+        finally:
+            for task in (ended, finished):
+                task.cancel()
+
+    async def _finish(self) -> None:
+        await self._pacer.empty.wait()
+        await self._outgoing.join()
+        await self._call.done_writing()
+
+    def _report(self, report: StepReport) -> None:
+        self._send(wire.step_done(report))
+
+    def _send(self, message: pb.AttachRequest) -> None:
+        try:
+            self._outgoing.put_nowait(message)
+        except asyncio.QueueFull:
+            raise StreamBrokenError(f"{MAX_OUTGOING} messages wait for the scheduler") from None
+
+    async def _write(self) -> None:
+        while True:
+            message = await self._outgoing.get()
+            try:
+                await self._call.write(message)
+            except asyncio.InvalidStateError:
+                raise StreamBrokenError("the scheduler ended the stream") from None
+            self._outgoing.task_done()
+
+    async def _beat(self, every_seconds: float) -> None:
+        while True:
+            await asyncio.sleep(every_seconds)
+            self._send(wire.HEARTBEAT)
+
+    async def _read(self) -> None:
+        while True:
+            message = await self._call.read()
+            if not isinstance(message, pb.AttachResponse):
+                return
+            try:
+                self._receive(message)
+            except ValueError as error:
+                _log.exception("message_refused")
+                raise StreamBrokenError(str(error)) from None
+
+    def _receive(self, message: pb.AttachResponse) -> None:
+        match message.WhichOneof("message"):
+            case "plan":
+                self._clock.observe(message.plan.sent_ps)
+                self._pacer.start(wire.read_plan(message.plan, self._answers))
+            case "interrupt":
+                self._pacer.interrupt(message.interrupt.plan_id, message.interrupt.at_ps)
+            case other:
+                raise ValueError(f"the scheduler sent {other} in the middle of the stream")
+
+
+def _length_model(output: OutputSettings) -> LengthModel:
+    if output.length_model == "llm-mock":
+        return LlmMockLength()
+    return LognormalLength(output.length_median, output.length_sigma)

@@ -1,0 +1,134 @@
+"""The wire's messages to and from the worker's own records."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from lorrery.v1 import scheduler_pb2 as pb
+
+from worker.device.gpu import PrefillWork
+from worker.device.output import LengthModel, Sampling, TokenIds, ending, sequence_seed
+from worker.device.rows import DeviceSequence
+from worker.pacer import Plan, StepReport
+
+_U32 = np.dtype("<u4")
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSettings:
+    """What the mock model needs to know to answer.
+
+    Attributes:
+        model: the base model's name.
+        length_model: where EOS falls by itself.
+        echo: whether the answer is the prompt.
+    """
+
+    model: str
+    length_model: LengthModel
+    echo: bool = False
+
+
+def hello(
+    *,
+    worker_id: str,
+    gpu: str,
+    model: str,
+    tensor_parallel: int,
+    kv_pool_tokens: int,
+    step_time_model: str,
+    needs_prompts: bool,
+) -> pb.AttachRequest:
+    """Return the stream's first message."""
+    return pb.AttachRequest(
+        hello=pb.WorkerHello(
+            worker_id=worker_id,
+            gpu=gpu,
+            model=model,
+            tensor_parallel=tensor_parallel,
+            max_total_token_num=kv_pool_tokens,
+            step_time_model=step_time_model,
+            needs_prompts=needs_prompts,
+        )
+    )
+
+
+HEARTBEAT = pb.AttachRequest(heartbeat=pb.Heartbeat())
+DRAINING = pb.AttachRequest(draining=pb.WorkerDraining())
+
+
+def step_done(report: StepReport) -> pb.AttachRequest:
+    """Return the message that tells one step's outcome."""
+    outcome = report.outcome
+    step = pb.StepDone(
+        plan_id=report.plan_id,
+        start_ps=report.start_ps,
+        end_ps=report.end_ps,
+        handles_u32=_to_bytes(outcome.handles),
+        token_ids_u32=_to_bytes(outcome.token_ids),
+        hand_back=report.hand_back,
+    )
+    if outcome.finished:
+        step.finished_handles_u32 = _to_bytes(np.array([handle for handle, _ in outcome.finished], _U32))
+        step.finish_reasons_u32 = _to_bytes(np.array([reason for _, reason in outcome.finished], _U32))
+    return pb.AttachRequest(step=step)
+
+
+def read_plan(message: pb.Plan, answers: AnswerSettings) -> Plan:
+    """Return the plan, with each joining sequence's end worked out.
+
+    Raises:
+        ValueError: arrays whose lengths differ or are no multiple of four bytes, or an impossible sequence.
+    """
+    columns = (
+        _from_bytes(message.prefill_handles_u32),
+        _from_bytes(message.prefill_new_tokens_u32),
+        _from_bytes(message.prefill_past_tokens_u32),
+        _from_bytes(message.prefill_samples_u32),
+    )
+    if len({len(column) for column in columns}) > 1:
+        raise ValueError(f"plan {message.plan_id}: prefill arrays of {[len(column) for column in columns]} elements")
+    return Plan(
+        plan_id=message.plan_id,
+        start_ps=message.start_ps,
+        max_steps=message.max_steps,
+        until_ps=message.until_ps if message.HasField("until_ps") else None,
+        joins=tuple(_read_joins(message.joins, answers)),
+        leaves=tuple(_from_bytes(message.leaves_u32).tolist()),
+        prefills=tuple(
+            PrefillWork(handle, new_tokens, past_tokens, bool(samples))
+            for handle, new_tokens, past_tokens, samples in zip(*(c.tolist() for c in columns), strict=True)
+        ),
+        decode=message.decode,
+        adapter_loads=tuple(adapter.adapter_id for adapter in message.adapter_loads),
+        adapter_evictions=tuple(message.adapter_evictions),
+    )
+
+
+def _read_joins(joins: Iterable[pb.Join], answers: AnswerSettings) -> Iterable[DeviceSequence]:
+    for join in joins:
+        asked = join.sampling
+        sampling = Sampling(
+            seed=asked.seed,
+            max_new_tokens=asked.max_new_tokens,
+            ignore_eos=asked.ignore_eos,
+            true_output_tokens=asked.true_output_tokens or None,
+            stop_sequences=tuple(
+                tuple(stop) for stop in (_from_bytes(s).tolist() for s in asked.stop_sequences_u32) if stop
+            ),
+        )
+        echo = _from_bytes(join.prompt_token_ids_u32) if answers.echo else None
+        if echo is not None and len(echo) != join.prompt_tokens:
+            raise ValueError(f"sequence {join.handle}: {len(echo)} prompt token ids of {join.prompt_tokens}")
+        produced = _from_bytes(join.produced_token_ids_u32)
+        seed = sequence_seed(answers.model, join.adapter.adapter_id, sampling.seed)
+        end = ending(seed, sampling, join.prompt_tokens, produced, answers.length_model, echo)
+        yield DeviceSequence(join.handle, join.prompt_tokens, len(produced), seed, end, echo)
+
+
+def _from_bytes(array: bytes) -> TokenIds:
+    return np.frombuffer(array, _U32)
+
+
+def _to_bytes(array: TokenIds) -> bytes:
+    return array.astype(_U32, copy=False).tobytes()
