@@ -56,7 +56,7 @@ class SchedulerMetrics:
         self.output_tokens = counter("output_tokens_total", "Tokens that workers produced.")
         self.prefix_queries = counter("prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.")
         self.prefix_hits = counter("prefix_cache_hits_total", "Prompt tokens found in the prefix cache.")
-        self.adapter_loads = counter("adapter_loads_total", "Adapters that plans asked workers to have resident.")
+        self.adapter_loads = counter("adapter_loads_total", "Adapters loaded into a worker's device memory.")
         self.gap_seconds = counter("gap_seconds_total", "Time in which a worker with a plan stood still.")
         self.queue_seconds = histogram("queue_seconds", "From arrival to first admission.", WAIT_BUCKETS)
         self.ttft_seconds = histogram(

@@ -89,7 +89,6 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         if first is None or first.WhichOneof("message") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be hello")
             return
-        await context.write(wire.welcome(self._settings.time_scale, self._cluster.clock.now_ps()))
         try:
             worker = self._cluster.attach(wire.read_worker_hello(first.hello))
         except ValueError as error:
@@ -97,6 +96,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
             return
         try:
+            await context.write(wire.welcome(self._settings.time_scale, self._cluster.clock.now_ps()))
             await until_first_ends(
                 self._read_worker(request_iterator, worker), worker.write_all(context.write), self._watch(worker)
             )

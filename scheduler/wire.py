@@ -8,7 +8,7 @@ import numpy as np
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import types_pb2
 
-from scheduler.core.plan import EndReason, Plan, Ran
+from scheduler.core.plan import EndReason, Idle, Plan, Ran
 from scheduler.core.sequence import Adapter, Sequence
 from scheduler.live import Live
 from scheduler.messages import RefusalReason, StepReport, Submit, WorkerHello
@@ -189,6 +189,19 @@ def write_plan(plan: Plan, plan_id: int, sent_ps: int, live: Callable[[int], Liv
         message.prefill_past_tokens_u32 = u32_bytes(chunk.past_tokens for chunk in chunks)
         message.prefill_samples_u32 = u32_bytes(chunk.samples for chunk in chunks)
     return ToWorker(plan=message)
+
+
+def write_leaves(idle: Idle, plan_id: int, at_ps: int, sent_ps: int) -> ToWorker:
+    """Write a plan of no step, which says only what to forget; the worker does not answer it."""
+    return ToWorker(
+        plan=pb.Plan(
+            plan_id=plan_id,
+            start_ps=at_ps,
+            sent_ps=sent_ps,
+            leaves_u32=u32_bytes(sequence.handle for sequence in idle.leaves),
+            adapter_evictions=idle.adapter_evictions,
+        )
+    )
 
 
 def _join(sequence: Sequence, live: Live, needs_prompts: bool) -> pb.Join:

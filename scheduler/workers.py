@@ -15,7 +15,7 @@ from typing import Protocol
 from chassis.clock import DeviceClock
 from chassis.log import get_logger
 from scheduler import wire
-from scheduler.core.plan import Admitted, Cancelled, Event, Finished, FirstToken, Idle, Plan
+from scheduler.core.plan import Admitted, Cancelled, Event, Finished, FirstToken, Plan
 from scheduler.core.replica import Replica
 from scheduler.core.sequence import Sequence
 from scheduler.live import Live
@@ -99,14 +99,20 @@ class Dispatcher:
         at_ps = max(at_ps, self._boundary_ps)
         while True:
             started = time.thread_time()
+            loads_before = self.replica.num_adapter_loads
             decision = self.replica.plan(at_ps)
             self._metrics.plan_seconds.observe(time.thread_time() - started)
+            self._metrics.adapter_loads.inc(self.replica.num_adapter_loads - loads_before)
             self._handle(decision.events)
             if isinstance(decision, Plan):
                 self._start(decision)
                 return
+            self._plan = None
+            if decision.leaves or decision.adapter_evictions:
+                self._plan_id += 1
+                self._send(wire.write_leaves(decision, self._plan_id, at_ps, self._clock.now_ps()))
             if decision.until_ps is None or decision.until_ps > self._clock.now_ps():
-                self._idle(decision)
+                self._wait(decision.until_ps)
                 return
             at_ps = decision.until_ps
 
@@ -119,15 +125,13 @@ class Dispatcher:
             plan, self._plan_id, self._clock.now_ps(), self._cluster.lives.__getitem__, self.hello.needs_prompts
         )
         self._metrics.plans.inc()
-        self._metrics.adapter_loads.inc(len(plan.adapter_loads) + len(plan.adapter_prefetches))
         self._send(message)
 
-    def _idle(self, idle: Idle) -> None:
-        self._plan = None
-        if idle.until_ps is not None:
+    def _wait(self, until_ps: int | None) -> None:
+        if until_ps is not None:
             loop = asyncio.get_running_loop()
-            delay = self._clock.to_monotonic(idle.until_ps) - time.monotonic()
-            self._timer = loop.call_later(max(0.0, delay), self._decide, idle.until_ps)
+            delay = self._clock.to_monotonic(until_ps) - time.monotonic()
+            self._timer = loop.call_later(max(0.0, delay), self._decide, until_ps)
 
     def _stop_waiting(self) -> None:
         for handle in (self._timer, self._soon):

@@ -42,7 +42,7 @@ class Plan:
     Attributes:
         plan_id: names it in outcomes and interrupts.
         start_ps: the boundary at which it was decided.
-        max_steps: at least 1.
+        max_steps: at most so many; 0: only forget the leaves and evictions.
         until_ps: hand back at the first boundary at or after this time.
         joins: sequences new to this worker.
         leaves: handles to forget; applied before the joins.
@@ -121,24 +121,25 @@ class Pacer:
         self.empty.set()
 
     def start(self, plan: Plan) -> None:
-        """Take the next plan; its first step runs at once.
+        """Take the next plan; its first step runs at once. A plan of no step is over at once, without a report.
 
         Raises:
             ValueError: the plan before is not over, or this one does not fit what is here.
         """
         if self._running is not None:
             raise ValueError(f"plan {plan.plan_id} came while plan {self._running.plan.plan_id} runs")
-        if plan.max_steps < 1:
-            raise ValueError(f"plan {plan.plan_id} asks for {plan.max_steps} steps")
+        if not plan.max_steps and (plan.joins or plan.prefills):
+            raise ValueError(f"plan {plan.plan_id} has work and no step for it")
         for handle in plan.leaves:
             self._gpu.leave(handle)
         for sequence in plan.joins:
             self._gpu.join(sequence)
         self._gpu.begin(plan.prefills, decode=plan.decode)
         self._metrics.adapters_changed(plan.adapter_loads, plan.adapter_evictions)
-        self._running = _Running(plan)
         self._note_sequences()
-        self._wake_up()
+        if plan.max_steps:
+            self._running = _Running(plan)
+            self._wake_up()
 
     def interrupt(self, plan_id: int, at_ps: int) -> None:
         """End the plan at the first boundary at or after `at_ps` whose next step's tokens are not yet told.

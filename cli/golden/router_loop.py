@@ -88,12 +88,13 @@ class _ScriptedDevice:
         )
         self._ends[handle] = ending(0, sampling, 0, np.empty(0, np.uint32), LlmMockLength())
 
-    def accept(self, plan: Plan) -> None:
-        """Take over the batch of a new plan."""
-        for sequence in plan.leaves:
+    def accept(self, decision: Plan | Idle) -> None:
+        """Take over what a decision changes in the batch."""
+        for sequence in decision.leaves:
             del self._output_tokens[sequence.handle]
-        for sequence in plan.joins:
-            self._output_tokens[sequence.handle] = 0
+        if isinstance(decision, Plan):
+            for sequence in decision.joins:
+                self._output_tokens[sequence.handle] = 0
 
     def run_step(self, plan: Plan, at_ps: int) -> Ran:
         """Give one token to every sequence of the step."""
@@ -162,9 +163,9 @@ class _Driver:
     def _decide(self) -> None:
         self._decision = self._replica.plan(self._at_ps)
         self._unseen.clear()
+        self._device.accept(self._decision)
         if isinstance(self._decision, Plan):
             self._steps_left = self._decision.max_steps
-            self._device.accept(self._decision)
 
     def _run(self, plan: Plan) -> _Step:
         # What a plan loads, it loads before its first step.

@@ -50,7 +50,7 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """A cancelled sequence has left, with all it held."""
+    """A cancelled sequence has left, with all it held; strict S-LoRA keeps its place in the queue until it is swept."""
 
     sequence: Sequence
 
@@ -116,9 +116,18 @@ class Plan:
 
 @dataclass(slots=True)
 class Idle:
-    """Nothing to run until `until_ps` or, if that is None, until something arrives."""
+    """Nothing to run until `until_ps` or, if that is None, until something arrives.
+
+    Attributes:
+        until_ps: plan again then.
+        leaves: as in a plan; what was cancelled last must not stay on a device that has nothing else to do.
+        adapter_evictions: as in a plan.
+        events: what this decision did.
+    """
 
     until_ps: int | None
+    leaves: list[Sequence] = field(default_factory=list)
+    adapter_evictions: tuple[str, ...] = ()
     events: list[Event] = field(default_factory=list)
 
 

@@ -7,6 +7,7 @@ nowhere else. `commit` notes what the device did. `lose` gives back what is unfi
 No clock here: every time comes in as an argument, in device picoseconds.
 """
 
+from collections.abc import Iterable
 from heapq import heappop, heappush
 
 from scheduler.core.batching.base import Batching, Decode, Prefill
@@ -57,6 +58,7 @@ class Replica:
         self.running = Running()
         self.prefilling: dict[int, Sequence] = {}
         self.resident_adapters: dict[str, Adapter] = {}
+        self.num_adapter_loads = 0
         self._inbox: list[tuple[int, int, Sequence | int]] = []
         self._num_received = 0
         self._leaves: list[Sequence] = []
@@ -103,6 +105,7 @@ class Replica:
         events = self._apply_inbox(at_ps)
         next_event_ps = self._inbox[0][0] if self._inbox else None
         choice = self.batching.choose(self.running, at_ps)
+        plan: Plan | Idle
         if isinstance(choice, Prefill):
             plan = self._plan_prefill(choice.admitted, at_ps)
         elif isinstance(choice, Decode):
@@ -111,10 +114,10 @@ class Replica:
                 at_ps, max_steps, next_event_ps, decode=True, adapter_prefetches=() if self.no_lora else choice.prefetch
             )
             if not self.no_lora:
-                self.resident_adapters.update((adapter.adapter_id, adapter) for adapter in choice.prefetch)
+                self._make_resident(choice.prefetch)
         else:
             until = [time for time in (choice.until_ps, next_event_ps) if time is not None]
-            return Idle(min(until, default=None), events)
+            plan = Idle(min(until, default=None))
         plan.leaves, self._leaves = self._leaves, []
         plan.adapter_evictions = tuple(name for name in self._evictions if name not in self.resident_adapters)
         self._evictions = []
@@ -160,8 +163,14 @@ class Replica:
             plan.events.append(Admitted(sequence))
         if not self.no_lora:
             plan.adapter_loads = tuple(sorted(needed))
-            self.resident_adapters.update((adapter.adapter_id, adapter) for adapter in needed)
+            self._make_resident(plan.adapter_loads)
         return plan
+
+    def _make_resident(self, adapters: Iterable[Adapter]) -> None:
+        for adapter in adapters:
+            if adapter.adapter_id not in self.resident_adapters:
+                self.resident_adapters[adapter.adapter_id] = adapter
+                self.num_adapter_loads += 1
 
     # --- what the device did ----------------------------------------------------------------------------------------
 
@@ -231,15 +240,14 @@ class Replica:
 
     def withdraw_waiting(self) -> tuple[list[Sequence], list[Event]]:
         """Give back what waits, in order of arrival, and keep what runs (a worker that drains)."""
-        waiting = {sequence.handle: sequence for sequence in self.queue.clear()}
-        return self._give_back(waiting)
+        return self._give_back(self._clear_queue())
 
     def lose(self, at_ps: int) -> tuple[list[Sequence], list[Event]]:
         """Forget the worker: give back the unfinished sequences in order of arrival, ready to be queued elsewhere.
 
         Cancels that were still in the inbox take effect (the events tell); the replica is empty afterwards.
         """
-        unfinished = {sequence.handle: sequence for sequence in self.queue.clear()}
+        unfinished = self._clear_queue()
         for sequence in self.prefilling.values():
             sequence.requeue(None)
             unfinished[sequence.handle] = sequence
@@ -254,6 +262,10 @@ class Replica:
         self._evictions.clear()
         self.batching.emptied(at_ps)
         return self._give_back(unfinished)
+
+    def _clear_queue(self) -> dict[int, Sequence]:
+        """Empty the queue; those that strict S-LoRA has not swept yet were told of when they were cancelled."""
+        return {sequence.handle: sequence for sequence in self.queue.clear() if not sequence.aborted}
 
     def _give_back(self, unfinished: dict[int, Sequence]) -> tuple[list[Sequence], list[Event]]:
         """Add the inbox's arrivals to `unfinished`, and take out what was cancelled."""

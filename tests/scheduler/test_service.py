@@ -224,9 +224,8 @@ async def test_a_full_queue_refuses_new_requests_but_not_resumed_ones(scheduler:
 
 
 async def test_a_worker_of_another_model_is_refused(scheduler: Harness) -> None:
-    worker = await scheduler.attach(model="BLOOM-176B")
     with pytest.raises(grpc.aio.AioRpcError) as error:
-        await worker.call.read()
+        await scheduler.attach(model="BLOOM-176B")  # before any welcome
     assert error.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert "BLOOM-176B" in (error.value.details() or "")
 
@@ -295,9 +294,14 @@ async def test_a_cancel_interrupts_the_plan_and_frees_everything(scheduler: Harn
     await router.cancel(1)
     message = await asyncio.wait_for(worker.call.read(), 5)
     assert message.interrupt.plan_id == plan.plan_id
-    await router.submit(2, max_new=1)
+    # Nothing else is there to do: the worker hears of the leave by a plan of no step.
     plan = await worker.plan_that_leaves(plan)
     assert len(np.frombuffer(plan.leaves_u32, "<u4")) == 1
+    assert not plan.max_steps
+    assert scheduler.value("in_flight_requests") == scheduler.value("worker_kv_tokens", worker="w") == 0
+    await router.submit(2, max_new=1)
+    await worker.step(await worker.plan())
+    assert len((await tokens_of(router, 2))[0]) == 1
     assert scheduler.value("requests_total", outcome="cancelled") == 1
 
 
@@ -308,9 +312,10 @@ async def test_a_router_that_goes_takes_its_requests_with_it(scheduler: Harness)
     plan = await worker.plan()
     router.call.cancel()
     assert (await asyncio.wait_for(worker.call.read(), 5)).interrupt.plan_id == plan.plan_id
+    assert not (await worker.plan_that_leaves(plan)).max_steps
     other = await scheduler.route()
     await other.submit(1, max_new=1)
-    await worker.step(await worker.plan_that_leaves(plan))
+    await worker.step(await worker.plan())
     assert (await tokens_of(other, 1))[0] == [200]
     assert scheduler.value("in_flight_requests") == scheduler.value("worker_kv_tokens", worker="w") == 0
 

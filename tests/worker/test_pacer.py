@@ -185,6 +185,6 @@ async def test_second_plan_before_the_hand_back_is_refused():
         bench.pacer.start(Plan(2, 0, 1))
 
 
-async def test_plan_of_no_steps_is_refused():
-    with pytest.raises(ValueError, match="plan 1 asks for 0 steps"):
-        Bench().pacer.start(Plan(1, 0, 0))
+async def test_plan_of_no_steps_that_brings_work_is_refused():
+    with pytest.raises(ValueError, match="plan 1 has work and no step for it"):
+        Bench().pacer.start(Plan(1, 0, 0, prefills=(PrefillWork(1, 1, 0, samples=True),)))

@@ -215,6 +215,22 @@ async def test_leaving_sequence_is_forgotten():
         assert worker.metric("kv_tokens") == 6
 
 
+async def test_plan_without_steps_only_forgets():
+    async with attached() as (worker, stream):
+        plan = prefill_plan(1, stream.clock.now_ps(), join(1, 4, 50))
+        plan.adapter_loads.add(adapter_id="a", rank=8)
+        await stream.send_plan(plan)
+        (first,) = await stream.whole_plan()
+        await stream.send_plan(pb.Plan(plan_id=2, start_ps=first.end_ps, leaves_u32=u32(1), adapter_evictions=["a"]))
+        # It is over at once and answers nothing: the next plan is welcome.
+        await stream.send_plan(prefill_plan(3, first.end_ps, join(2, 5, 50)))
+        (step,) = await stream.whole_plan()
+        assert step.plan_id == 3
+        assert from_u32(step.handles_u32) == [2]
+        assert worker.metric("kv_tokens") == 5
+        assert worker.metric("resident_adapters") == 0
+
+
 async def test_plan_without_sequences_takes_a_step():
     async with attached() as (worker, stream):
         start_ps = stream.clock.now_ps()

@@ -554,7 +554,9 @@ class Plan(message.Message):
     sent_ps: builtins.int
     """The device clock when this message was made."""
     max_steps: builtins.int
-    """Run at most this many steps."""
+    """Run at most this many steps. 0: none; only forget what leaves, and wait for
+    the next plan without handing back.
+    """
     until_ps: builtins.int
     """Hand back at the first boundary at or after this time."""
     leaves_u32: builtins.bytes

@@ -26,7 +26,7 @@ class Queue(Protocol):
         ...
 
     def cancel(self, handle: int) -> Sequence | None:
-        """Remove and return a cancelled sequence. None: it does not wait here, or stays until it is swept (strict)."""
+        """Return a cancelled sequence; remove it, or mark it to be swept (strict). None: no such sequence waits."""
         ...
 
     def clear(self) -> list[Sequence]:

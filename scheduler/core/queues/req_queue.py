@@ -74,13 +74,14 @@ class ReqQueue:
         self._waiting.append(sequence)
 
     def cancel(self, handle: int) -> Sequence | None:
-        """Remove and return a waiting sequence; in strict mode only mark it."""
+        """Remove and return a waiting sequence; in strict mode only mark and return it, the first time."""
         if not self.strict:
             return self._waiting.pop(handle)
         sequence = self._waiting.get(handle)
-        if sequence is not None:
-            sequence.aborted = True
-        return None
+        if sequence is None or sequence.aborted:
+            return None
+        sequence.aborted = True
+        return sequence
 
     def clear(self) -> list[Sequence]:
         """Remove and return all that wait, in order."""

@@ -41,10 +41,13 @@ class Device:
     produced: dict[int, int] = field(default_factory=dict)
     cached: dict[int, int] = field(default_factory=dict)
 
-    def run(self, plan: Plan, at_ps: int, max_steps: int, until_ps: int | None) -> Ran:
-        for sequence in plan.leaves:
+    def forget(self, leaves: list[Sequence]) -> None:
+        for sequence in leaves:
             self.produced.pop(sequence.handle, None)
             self.cached.pop(sequence.handle, None)
+
+    def run(self, plan: Plan, at_ps: int, max_steps: int, until_ps: int | None) -> Ran:
+        self.forget(plan.leaves)
         if plan.prefills:
             end_ps = at_ps + STEP_PS + TOKEN_PS * sum(chunk.new_tokens for chunk in plan.prefills)
             for chunk in plan.prefills:
@@ -116,7 +119,9 @@ def _drive(replica: Replica, world: World, *, jump_steps: bool, check: Callable[
         check(replica)
         if isinstance(decision, Idle):
             times = [time for time in (decision.until_ps, coming[0][0] if coming else None) if time is not None]
+            device.forget(decision.leaves)
             if not times:
+                assert not device.produced, "sequences were left behind on the device"
                 return log
             at_ps = max(at_ps, min(times))
             continue
