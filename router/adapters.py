@@ -1,0 +1,132 @@
+"""Operator calls: the adapters and the state of the whole cluster, gathered from every connected shard.
+
+An adapter loaded here is remembered, and told to a shard that connects later before any request is. A shard that is not
+connected while an adapter is unloaded keeps it until it restarts.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Iterable
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
+
+from chassis.errors import InvalidRequest, RankOverLimit, Unavailable, UnknownName
+from router import wire
+from router.placement import Placement
+from router.shard import Shard
+
+CALL_SECONDS = 5.0
+"""How long a scheduler may take to answer."""
+
+_T = TypeVar("_T")
+
+
+async def list_adapters(placement: Placement, model: str) -> router_pb2.ListAdaptersResponse:
+    """Return every adapter that a connected shard knows, by id.
+
+    Raises:
+        Unavailable: no shard is connected.
+        grpc.aio.AioRpcError: a shard did not answer.
+    """
+    statuses = await _all(_status(shard) for shard in _connected(placement))
+    ranks = {adapter.adapter_id: adapter.rank for status in statuses for adapter in status.adapters}
+    return router_pb2.ListAdaptersResponse(adapters=wire.adapter_messages(dict(sorted(ranks.items()))), model=model)
+
+
+async def load(placement: Placement, adapter: types_pb2.Adapter, max_lora_rank: int) -> None:
+    """Make an adapter known to every shard, and remember it.
+
+    Raises:
+        InvalidRequest: no id, or rank 0.
+        RankOverLimit: the deployment allows no such rank.
+        Unavailable: no shard is connected.
+        grpc.aio.AioRpcError: as a shard answered; the adapter is then not remembered.
+    """
+    if not adapter.adapter_id:
+        raise InvalidRequest("adapter_id is empty")
+    if adapter.rank < 1:
+        raise InvalidRequest(f"adapter {adapter.adapter_id!r} has rank 0; it must be at least 1")
+    if adapter.rank > max_lora_rank:
+        raise RankOverLimit(f"adapter {adapter.adapter_id!r} has rank {adapter.rank}; max_lora_rank is {max_lora_rank}")
+    request = scheduler_pb2.RegisterAdapterRequest(adapter=adapter)
+    shards = _connected(placement)
+    # Remembered first, so that a shard which connects meanwhile hears of it too.
+    previous = placement.adapters.get(adapter.adapter_id)
+    placement.adapters[adapter.adapter_id] = adapter.rank
+    try:
+        await _all(shard.stub.RegisterAdapter(request, timeout=CALL_SECONDS) for shard in shards)
+    except BaseException:
+        placement.adapters.pop(adapter.adapter_id, None)
+        if previous is not None:
+            placement.adapters[adapter.adapter_id] = previous
+        raise
+
+
+async def unload(placement: Placement, adapter_id: str) -> None:
+    """Make an adapter unknown to new requests on every shard, and forget it.
+
+    Raises:
+        InvalidRequest: no id.
+        UnknownName: no shard knew it.
+        Unavailable: no shard is connected.
+        grpc.aio.AioRpcError: as a shard answered.
+    """
+    if not adapter_id:
+        raise InvalidRequest("adapter_id is empty")
+    request = scheduler_pb2.UnregisterAdapterRequest(adapter_id=adapter_id)
+    known = await _all(_unregister(shard, request) for shard in _connected(placement))
+    remembered = placement.adapters.pop(adapter_id, None) is not None
+    if not remembered and not any(known):
+        raise UnknownName(f"adapter {adapter_id!r} is not loaded")
+
+
+async def cluster_status(placement: Placement) -> router_pb2.GetClusterStatusResponse:
+    """Return every shard; one that is not connected, or does not answer, with its address only."""
+    statuses = await _all(_status_or_none(shard) for shard in placement.shards)
+    return router_pb2.GetClusterStatusResponse(
+        shards=[
+            wire.shard_status(shard.address, shard.connected, status)
+            for shard, status in zip(placement.shards, statuses, strict=True)
+        ]
+    )
+
+
+def _connected(placement: Placement) -> list[Shard]:
+    shards = [shard for shard in placement.shards if shard.connected]
+    if not shards:
+        raise Unavailable("no scheduler is connected")
+    return shards
+
+
+async def _all(calls: Iterable[Awaitable[_T]]) -> list[_T]:
+    """Await all, the first error after every one has ended: no call is left behind."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]
+
+
+async def _status(shard: Shard) -> scheduler_pb2.GetStatusResponse:
+    return await shard.stub.GetStatus(scheduler_pb2.GetStatusRequest(), timeout=CALL_SECONDS)
+
+
+async def _status_or_none(shard: Shard) -> scheduler_pb2.GetStatusResponse | None:
+    if not shard.connected:
+        return None
+    try:
+        return await _status(shard)
+    except grpc.aio.AioRpcError:
+        return None
+
+
+async def _unregister(shard: Shard, request: scheduler_pb2.UnregisterAdapterRequest) -> bool:
+    try:
+        await shard.stub.UnregisterAdapter(request, timeout=CALL_SECONDS)
+    except grpc.aio.AioRpcError as error:
+        if error.code() == grpc.StatusCode.NOT_FOUND:
+            return False
+        raise
+    return True

@@ -1,0 +1,114 @@
+"""Which shard gets a request, and what happens to requests while there is none.
+
+A request goes to the connected shard that wins its adapter's rendezvous hash, so that an adapter's requests meet on one
+shard, and stay there when another shard comes or goes. Requests for the base model spread by request id. While no shard
+accepts requests they wait, up to `resume_timeout_seconds`; when a shard's stream breaks, everything it worked on is
+placed anew, with the tokens received so far.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from hashlib import blake2b
+from uuid import uuid4
+
+from chassis.errors import Unavailable
+from chassis.settings import Settings
+from router.metrics import RouterMetrics
+from router.shard import Shard
+from router.streams import Slot
+
+
+class Placement:
+    """Every shard of the cluster, and the requests that wait for one.
+
+    Attributes:
+        adapters: rank by id of each adapter loaded at run time through this router; a shard that connects learns them
+            before any request.
+        any_connected: set once a shard has been up.
+    """
+
+    def __init__(self, settings: Settings, metrics: RouterMetrics) -> None:
+        self.router_id = uuid4().hex
+        self.adapters: dict[str, int] = {}
+        self.any_connected = asyncio.Event()
+        self._timeout_seconds = settings.router.resume_timeout_seconds
+        self._metrics = metrics
+        self._waiting: dict[Slot, asyncio.TimerHandle] = {}
+        self.shards = [Shard(address, settings, metrics, self) for address in settings.router.schedulers]
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a shard."""
+        return len(self._waiting)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests that a shard works on."""
+        return sum(shard.num_open for shard in self.shards)
+
+    async def run(self) -> None:
+        """Keep a stream to every shard, until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for shard in self.shards:
+                    tasks.create_task(shard.run(), name=f"shard {shard.address}")
+        finally:
+            for slot in list(self._waiting):
+                self.release(slot)
+                slot.fail(Unavailable("the router is stopping"))
+
+    def submit(self, slot: Slot) -> None:
+        """Give a request to a shard, now or when there is one."""
+        accepting = [shard for shard in self.shards if shard.accepts]
+        if accepting:
+            self._place(slot, accepting)
+        else:
+            loop = asyncio.get_running_loop()
+            self._waiting[slot] = loop.call_later(self._timeout_seconds, self._give_up, slot)
+
+    def release(self, slot: Slot) -> None:
+        """Forget a request wherever it is, and cancel it at its shard if it is not over."""
+        if (timer := self._waiting.pop(slot, None)) is not None:
+            timer.cancel()
+        for shard in self.shards:
+            if shard.owns(slot):
+                shard.cancel(slot)
+
+    def run_time_adapters(self) -> Mapping[str, int]:
+        """See `ShardOwner.run_time_adapters`."""
+        return self.adapters
+
+    def shard_up(self, shard: Shard) -> None:
+        """See `ShardOwner.shard_up`."""
+        self.any_connected.set()
+        waiting, self._waiting = self._waiting, {}
+        for slot, timer in waiting.items():
+            timer.cancel()
+            self._place(slot, [shard])
+
+    def shard_lost(self, slots: list[Slot]) -> None:
+        """See `ShardOwner.shard_lost`."""
+        for slot in slots:
+            self._metrics.resumed.inc()
+            self.submit(slot)
+
+    def _place(self, slot: Slot, accepting: list[Shard]) -> None:
+        request = slot.request
+        if len(accepting) == 1:
+            accepting[0].submit(slot)
+        else:
+            key = request.adapter_id or request.request_id
+            max(accepting, key=lambda shard: _weight(key, shard.address)).submit(slot)
+
+    def _give_up(self, slot: Slot) -> None:
+        del self._waiting[slot]
+        slot.fail(
+            Unavailable(
+                f"no scheduler for {self._timeout_seconds:g} s (resume_timeout_seconds);"
+                f" tried {', '.join(shard.address for shard in self.shards)}"
+            )
+        )
+
+
+def _weight(key: str, address: str) -> bytes:
+    return blake2b(f"{address}\0{key}".encode(), digest_size=8).digest()

@@ -1,0 +1,66 @@
+"""What the router knows about one request, in its own types.
+
+A request keeps everything that is needed to ask for it again elsewhere: prompt, settings, and a seed that the router
+draws where the client gave none. Together with the tokens received so far that is all that a resumption carries.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from router.sampling import SamplingParams
+
+
+class FinishReason(IntEnum):
+    """Why a sequence ended by itself; the numbers are the wire's."""
+
+    UNSPECIFIED = 0
+    EOS = 1
+    STOP = 2
+    LENGTH = 3
+    ABORTED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What one request consumed; `queue_seconds` are device seconds."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    queue_seconds: float = 0.0
+    worker_id: str = ""
+    num_requeues: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """How a sequence ended."""
+
+    reason: FinishReason
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request as a scheduler gets it.
+
+    Attributes:
+        prompt_token_ids_u32: little-endian unsigned 32-bit integers; never empty.
+        stop_token_sequences: the stop strings in the tokenizer's own spelling, for the worker.
+        seed: 64 bits; equal seeds give equal tokens.
+        true_output_tokens: a trace's true output length, which no scheduling decision sees; 0: unknown.
+    """
+
+    request_id: str
+    adapter_id: str
+    tenant_id: str
+    prompt_token_ids_u32: bytes
+    sampling: SamplingParams
+    stop_token_sequences: tuple[tuple[int, ...], ...]
+    seed: int
+    true_output_tokens: int = 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self.prompt_token_ids_u32) // 4

@@ -1,0 +1,258 @@
+"""RouterService: what clients call.
+
+`Generate` is one coroutine per request. It checks what can be checked without a scheduler, gives the request to a
+shard, and then writes one message each time its slot says so. However it ends, its slot is released in `finally`, which
+is how a client's cancellation or deadline gets to the scheduler.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import grpc
+import grpc.aio
+from lorrery.v1 import router_pb2, router_pb2_grpc
+from prometheus_client import CollectorRegistry
+
+from chassis.errors import (
+    GRPC_STATUS,
+    Internal,
+    InvalidRequest,
+    Overloaded,
+    RequestError,
+    Unattainable,
+    Unavailable,
+    UnknownName,
+)
+from chassis.log import get_logger
+from chassis.settings import Settings
+from router import adapters, wire
+from router.metrics import RouterMetrics
+from router.output import Output
+from router.placement import Placement
+from router.request import Finish, Request
+from router.stop import stop_token_sequences
+from router.streams import Slot
+from router.timing import Timing
+from router.tokenizer import open_tokenizer
+
+# A prompt of this many characters takes a millisecond or so to encode; longer ones leave the event loop for a thread.
+_LONG_PROMPT_CHARACTERS = 8192
+# How long a handler waits until a reader that was too slow has heard of it.
+FAREWELL_SECONDS = 5.0
+
+_OUTCOMES: dict[grpc.StatusCode, str] = {
+    grpc.StatusCode.INVALID_ARGUMENT: "invalid",
+    grpc.StatusCode.NOT_FOUND: "not_found",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "overloaded",
+    grpc.StatusCode.FAILED_PRECONDITION: "rank_over_limit",
+    grpc.StatusCode.UNAVAILABLE: "unavailable",
+}
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+_T = TypeVar("_T")
+_log = get_logger("router.service")
+
+
+class Router(router_pb2_grpc.RouterServiceServicer):
+    """The router as the chassis's `Service`, and as gRPC's servicer.
+
+    Raises:
+        SettingsError: the tokenizer cannot be read.
+    """
+
+    name = "router"
+
+    def __init__(self, settings: Settings, registry: CollectorRegistry) -> None:
+        self._settings = settings
+        self._tokenizer = open_tokenizer(settings.router.tokenizer)
+        self._metrics = RouterMetrics(registry)
+        self._placement = Placement(settings, self._metrics)
+        self._open_handlers = 0
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._metrics.watch(
+            open_handlers=lambda: self._open_handlers,
+            in_flight=lambda: self._placement.num_in_flight,
+            waiting=lambda: self._placement.num_waiting,
+        )
+
+    # --- the chassis's side ---
+
+    def register(self, server: grpc.aio.Server) -> Sequence[str]:
+        """Add the servicer to `server`."""
+        router_pb2_grpc.add_RouterServiceServicer_to_server(self, server)
+        return (router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name,)
+
+    async def run(self, set_ready: Callable[[bool], Awaitable[None]]) -> None:
+        """Keep the streams to the schedulers; ready once the first is up."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._placement.run(), name="placement")
+            await self._placement.any_connected.wait()
+            await set_ready(True)
+
+    async def drain(self) -> None:
+        """Refuse new requests; return when the running ones have ended."""
+        self._draining = True
+        await self._idle.wait()
+
+    # --- the client's side ---
+
+    async def Generate(  # type: ignore[override]  # noqa: N802  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, request: router_pb2.GenerateRequest, context: _Context
+    ) -> None:
+        """Stream one request's output.
+
+        Writes with `context.write` and so is a coroutine, which the generated base class does not know of: a generator
+        that is dropped between two messages would be closed only when the garbage collector finds it.
+        """
+        outcome = "failed"
+        self._open_handlers += 1
+        self._idle.clear()
+        try:
+            await self._generate(request, context)
+            outcome = "ok"
+        except asyncio.CancelledError:
+            remaining = context.time_remaining()
+            outcome = "deadline" if remaining is not None and remaining <= 0 else "cancelled"
+            raise
+        except RequestError as error:
+            outcome = _outcome(error)
+            await _abort(context, error)
+        except Exception as error:
+            _log.exception("generate_failed", request_id=request.request_id)
+            await _abort(context, Internal(str(error)))
+        finally:
+            self._metrics.request_ended(outcome)
+            self._open_handlers -= 1
+            if not self._open_handlers:
+                self._idle.set()
+
+    async def _generate(self, message: router_pb2.GenerateRequest, context: _Context) -> None:
+        timing = Timing(self._metrics)
+        if self._draining:
+            raise Unavailable("the router is draining; ask another")
+        if self._open_handlers > (limit := self._settings.router.max_open_requests):
+            raise Overloaded(f"{limit} requests are open; max_open_requests is {limit}")
+        request = await self._read(message)
+        output = Output(request, self._tokenizer)
+
+        def make_message(token_ids: list[int], finish: Finish | None, time_scale: float) -> tuple[wire.Message, bool]:
+            timing.time_scale = time_scale
+            token_ids, text, finish = output.push(token_ids, finish)
+            timing.message(len(token_ids), output.num_tokens)
+            if finish is None:
+                return wire.generate_response(token_ids, text), False
+            timing.finish(request.prompt_tokens, output.num_tokens)
+            return wire.last_response(token_ids, text, finish), True
+
+        slot = Slot(request, make_message)
+        self._placement.submit(slot)
+        try:
+            while not slot.over:
+                response = await slot.next_message()
+                if slot.over:
+                    # A stop string that only the text showed: the scheduler still works on the request.
+                    self._placement.release(slot)
+                await context.write(response)
+        except asyncio.CancelledError:
+            if not slot.cut or slot.error is None or slot.task is None or slot.task.uncancel() > 0:
+                raise
+            raise slot.error from None
+        finally:
+            self._placement.release(slot)
+
+    async def _read(self, message: router_pb2.GenerateRequest) -> Request:
+        """Check a client's message and return it as a request.
+
+        Raises:
+            RequestError: it asks for what cannot be.
+        """
+        model = self._settings.model
+        if message.model not in ("", model):
+            raise UnknownName(f"model {message.model!r} is not served here; the cluster serves {model!r}")
+        sampling = wire.sampling_params(message.sampling)
+        if message.HasField("true_output_tokens") and message.true_output_tokens < 1:
+            raise InvalidRequest("true_output_tokens must be at least 1, got 0")
+        return Request(
+            request_id=message.request_id or uuid4().hex,
+            adapter_id=message.adapter_id,
+            tenant_id=message.tenant_id,
+            prompt_token_ids_u32=wire.pack_u32(await self._prompt_token_ids(message)),
+            sampling=sampling,
+            stop_token_sequences=stop_token_sequences(sampling.stop_sequences, self._tokenizer),
+            seed=message.seed if message.HasField("seed") else random.getrandbits(64),
+            true_output_tokens=message.true_output_tokens,
+        )
+
+    async def _prompt_token_ids(self, message: router_pb2.GenerateRequest) -> Sequence[int]:
+        kind = message.WhichOneof("prompt")
+        if kind == "token_ids" and message.token_ids.ids:
+            return message.token_ids.ids
+        if kind == "text" and message.text:
+            if len(message.text) > _LONG_PROMPT_CHARACTERS:
+                return await asyncio.to_thread(self._tokenizer.encode_prompt, message.text)
+            return self._tokenizer.encode_prompt(message.text)
+        raise InvalidRequest("prompt is empty; give text or token_ids")
+
+    # --- adapters and status ---
+
+    async def ListAdapters(  # noqa: N802  gRPC's name for it
+        self, request: router_pb2.ListAdaptersRequest, context: _Context
+    ) -> router_pb2.ListAdaptersResponse:
+        """List the adapters that any connected shard knows."""
+        return await _answer(context, adapters.list_adapters(self._placement, self._settings.model))
+
+    async def LoadAdapter(  # noqa: N802  gRPC's name for it
+        self, request: router_pb2.LoadAdapterRequest, context: _Context
+    ) -> router_pb2.LoadAdapterResponse:
+        """Make an adapter known to every shard."""
+        max_lora_rank = self._settings.adapters.max_lora_rank
+        await _answer(context, adapters.load(self._placement, request.adapter, max_lora_rank))
+        return router_pb2.LoadAdapterResponse()
+
+    async def UnloadAdapter(  # noqa: N802  gRPC's name for it
+        self, request: router_pb2.UnloadAdapterRequest, context: _Context
+    ) -> router_pb2.UnloadAdapterResponse:
+        """Make an adapter unknown to every shard."""
+        await _answer(context, adapters.unload(self._placement, request.adapter_id))
+        return router_pb2.UnloadAdapterResponse()
+
+    async def GetClusterStatus(  # noqa: N802  gRPC's name for it
+        self, request: router_pb2.GetClusterStatusRequest, context: _Context
+    ) -> router_pb2.GetClusterStatusResponse:
+        """Tell how full every shard is."""
+        return await _answer(context, adapters.cluster_status(self._placement))
+
+
+async def _answer(context: _Context, answer: Awaitable[_T]) -> _T:
+    """Await an operator call's answer; ours and a scheduler's errors become the status."""
+    try:
+        return await answer
+    except RequestError as error:
+        await context.abort(GRPC_STATUS[type(error)], str(error))
+    except grpc.aio.AioRpcError as error:
+        await context.abort(error.code(), error.details() or "")
+
+
+async def _abort(context: _Context, error: RequestError) -> None:
+    """End a stream with an error's status. Never returns normally.
+
+    To a reader that has stopped reading, the status waits behind what it has not read. After a while we no longer do;
+    gRPC keeps the status for it.
+    """
+    message = "internal error; the router's log has more" if isinstance(error, Internal) else str(error)
+    try:
+        async with asyncio.timeout(FAREWELL_SECONDS):
+            await context.abort(GRPC_STATUS[type(error)], message)
+    except TimeoutError:
+        raise asyncio.CancelledError from None
+
+
+def _outcome(error: RequestError) -> str:
+    if isinstance(error, Unattainable):
+        return "unattainable"
+    return _OUTCOMES.get(GRPC_STATUS[type(error)], "failed")

@@ -1,0 +1,240 @@
+"""One scheduler as its router sees it: a Route stream that is dialled, kept, and dialled again.
+
+One task reads, one writes. What is to be written waits in two dicts, which hold at most one entry per open request;
+cancels that gather travel in one message. A handle belongs to one life of the stream and is never used twice in it.
+"""
+
+import asyncio
+import random
+from collections.abc import Mapping
+from typing import Protocol
+
+import grpc
+import grpc.aio
+from lorrery.v1 import scheduler_pb2, scheduler_pb2_grpc
+
+from chassis.channel import open_channel
+from chassis.errors import Overloaded
+from chassis.log import get_logger
+from chassis.settings import Settings
+from router import wire
+from router.metrics import RouterMetrics
+from router.streams import Fanout, Slot
+
+FIRST_RETRY_SECONDS = 0.2
+LAST_RETRY_SECONDS = 2.0
+_MAX_HANDLE = 2**32 - 1
+
+RouteCall = grpc.aio.StreamStreamCall[scheduler_pb2.RouteRequest, scheduler_pb2.RouteResponse]
+_log = get_logger("router.shard")
+
+
+class ShardOwner(Protocol):
+    """Who places requests on shards."""
+
+    router_id: str
+
+    def run_time_adapters(self) -> Mapping[str, int]:
+        """Return the rank of every adapter loaded at run time."""
+        ...
+
+    def shard_up(self, shard: "Shard") -> None:
+        """Take note that the shard accepts requests."""
+        ...
+
+    def shard_lost(self, slots: list[Slot]) -> None:
+        """Place these open requests anew; their shard is gone, or takes no new ones."""
+        ...
+
+
+class Session:
+    """One life of a Route stream, from SchedulerHello to its end.
+
+    Args:
+        call: the stream, past both hellos.
+        fanout: where its tokens go.
+    """
+
+    def __init__(self, call: RouteCall, fanout: Fanout) -> None:
+        self.fanout = fanout
+        self._call = call
+        self._next_handle = 1
+        self._submits: dict[int, Slot] = {}
+        self._cancels: list[int] = []
+        self._something_to_write = asyncio.Event()
+
+    def submit(self, slot: Slot) -> None:
+        """Ask for a request, or for the rest of it, under a new handle."""
+        handle, self._next_handle = self._next_handle, self._next_handle + 1
+        self.fanout.add(handle, slot)
+        self._submits[handle] = slot
+        self._something_to_write.set()
+
+    def cancel(self, handle: int) -> None:
+        """Tell the scheduler that a request has gone; one it has not heard of yet it never will."""
+        if self._submits.pop(handle, None) is None:
+            self._cancels.append(handle)
+            self._something_to_write.set()
+
+    async def write(self) -> None:
+        """Write what is to be written, until cancelled or the stream breaks."""
+        while True:
+            await self._something_to_write.wait()
+            self._something_to_write.clear()
+            while self._cancels or self._submits:
+                if self._cancels:
+                    handles, self._cancels = self._cancels, []
+                    await self._call.write(wire.cancel(handles))
+                if self._submits:
+                    handle = next(iter(self._submits))
+                    if handle > _MAX_HANDLE:
+                        # The next life of the stream starts to count anew, and resumes every open request.
+                        raise wire.ProtocolError("no handle is left in this life of the stream")
+                    slot = self._submits.pop(handle)
+                    await self._call.write(wire.submit(handle, slot.request, slot.token_ids))
+
+
+class Shard:
+    """One scheduler's address, and the stream to it while there is one."""
+
+    def __init__(self, address: str, settings: Settings, metrics: RouterMetrics, owner: ShardOwner) -> None:
+        self.address = address
+        self.model = ""
+        self._settings = settings
+        self._metrics = metrics
+        self._owner = owner
+        self._session: Session | None = None
+        self._draining = False
+        self._channel = open_channel(address, settings.client_tls)
+        self.stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
+        metrics.shard_connected(address, False)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the Route stream is up."""
+        return self._session is not None
+
+    @property
+    def accepts(self) -> bool:
+        """Whether new requests may go there."""
+        return self._session is not None and not self._draining
+
+    @property
+    def num_open(self) -> int:
+        """Requests that this shard works on."""
+        return len(self._session.fanout.slots) if self._session is not None else 0
+
+    def submit(self, slot: Slot) -> None:
+        """Ask this shard, which must be connected, for a request or for the rest of it."""
+        assert self._session is not None
+        self._session.submit(slot)
+
+    def owns(self, slot: Slot) -> bool:
+        """Return whether the request is open here."""
+        return self._session is not None and slot.fanout is self._session.fanout
+
+    def cancel(self, slot: Slot) -> None:
+        """Drop a request that is open here, and tell the scheduler."""
+        assert self._session is not None
+        self._session.fanout.remove(slot)
+        self._session.cancel(slot.handle)
+
+    async def run(self) -> None:
+        """Keep the stream up, until cancelled."""
+        retry_seconds = FIRST_RETRY_SECONDS
+        try:
+            while True:
+                if await self._live():
+                    retry_seconds = FIRST_RETRY_SECONDS
+                await asyncio.sleep(retry_seconds * random.uniform(0.8, 1.2))
+                retry_seconds = min(LAST_RETRY_SECONDS, 2 * retry_seconds)
+        finally:
+            await self._channel.close()
+
+    async def _live(self) -> bool:
+        """Live one life of the stream; return whether it came past the hellos."""
+        call: RouteCall = self.stub.Route(wait_for_ready=True)
+        session: Session | None = None
+        try:
+            told = dict(self._owner.run_time_adapters())
+            await call.write(wire.router_hello(self._owner.router_id, told))
+            hello = wire.scheduler_hello(await call.read())
+            if told != self._owner.run_time_adapters():
+                raise wire.ProtocolError("the adapters changed between the hellos")
+            session = self._begin(call, hello)
+            await self._serve(call, session)
+            _log.warning("shard_closed_stream", shard=self.address)
+        except* (grpc.aio.AioRpcError, asyncio.InvalidStateError, wire.ProtocolError) as errors:
+            _log.warning("shard_lost", shard=self.address, reason=_first_line(errors))
+        finally:
+            call.cancel()
+            if session is not None:
+                self._end(session)
+        return session is not None
+
+    def _begin(self, call: RouteCall, hello: wire.SchedulerHello) -> Session:
+        if hello.model != self._settings.model:
+            _log.warning("shard_serves_another_model", shard=self.address, model=hello.model, ours=self._settings.model)
+        self.model = hello.model
+        fanout = Fanout(
+            hello.time_scale,
+            max_pending_tokens=self._settings.router.max_pending_tokens,
+            max_gap_seconds=self._settings.router.max_flush_gap_seconds,
+            metrics=self._metrics,
+            on_slow_reader=self._cut_slow_reader,
+        )
+        session = self._session = Session(call, fanout)
+        self._draining = False
+        self._metrics.shard_connected(self.address, True)
+        _log.info("shard_connected", shard=self.address, model=hello.model, time_scale=hello.time_scale)
+        self._owner.shard_up(self)
+        return session
+
+    def _end(self, session: Session) -> None:
+        self._session = None
+        self._metrics.shard_connected(self.address, False)
+        self._owner.shard_lost(session.fanout.close())
+
+    async def _serve(self, call: RouteCall, session: Session) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            writer = tasks.create_task(session.write(), name=f"route writer {self.address}")
+            while isinstance(message := await call.read(), scheduler_pb2.RouteResponse):
+                self._receive(session, message)
+            writer.cancel()
+
+    def _receive(self, session: Session, message: scheduler_pb2.RouteResponse) -> None:
+        kind = message.WhichOneof("message")
+        if kind == "tokens":
+            session.fanout.deliver(wire.tokens_frame(message.tokens))
+        elif kind == "refused":
+            self._refused(session, wire.refusal(message.refused))
+        elif kind == "draining":
+            _log.info("shard_draining", shard=self.address)
+            self._draining = True
+
+    def _refused(self, session: Session, refusal: wire.Refusal) -> None:
+        slot = session.fanout.slots.get(refusal.handle)
+        if slot is None:
+            return
+        session.fanout.remove(slot)
+        if refusal.draining:
+            self._draining = True
+            self._owner.shard_lost([slot])
+        else:
+            slot.fail(refusal.error)
+
+    def _cut_slow_reader(self, slot: Slot) -> None:
+        assert self._session is not None
+        self._session.cancel(slot.handle)
+        self._metrics.slow_readers.inc()
+        limit = self._settings.router.max_pending_tokens
+        slot.cut_off(Overloaded(f"the reader left more than {limit} tokens waiting; max_pending_tokens is {limit}"))
+
+
+def _first_line(errors: BaseExceptionGroup[BaseException]) -> str:
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return str(error)

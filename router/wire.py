@@ -1,0 +1,248 @@
+"""Every conversion between protobuf messages and the router's own types.
+
+Arrays of token ids and handles travel as little-endian unsigned 32-bit `bytes`: one copy, where a repeated field costs
+a Python object per element.
+"""
+
+import sys
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
+
+from chassis.errors import (
+    Internal,
+    InvalidRequest,
+    NeverFits,
+    Overloaded,
+    RankOverLimit,
+    RequestError,
+    Unattainable,
+    Unavailable,
+    UnknownName,
+)
+from router.request import Finish, FinishReason, Request, Usage
+from router.sampling import SamplingParams, read_sampling
+
+assert array("I").itemsize == 4
+
+_REFUSALS: dict[int, type[RequestError]] = {
+    scheduler_pb2.REFUSAL_REASON_INVALID: InvalidRequest,
+    scheduler_pb2.REFUSAL_REASON_NEVER_FITS: NeverFits,
+    scheduler_pb2.REFUSAL_REASON_UNKNOWN_ADAPTER: UnknownName,
+    scheduler_pb2.REFUSAL_REASON_QUEUE_FULL: Overloaded,
+    scheduler_pb2.REFUSAL_REASON_SLO_UNATTAINABLE: Unattainable,
+    scheduler_pb2.REFUSAL_REASON_RANK_OVER_LIMIT: RankOverLimit,
+    scheduler_pb2.REFUSAL_REASON_NO_WORKER: Unavailable,
+    scheduler_pb2.REFUSAL_REASON_DRAINING: Unavailable,
+    scheduler_pb2.REFUSAL_REASON_INTERNAL: Internal,
+}
+Message = router_pb2.GenerateResponse
+"""What a client gets."""
+
+_REASONS: dict[int, FinishReason] = {int(reason): reason for reason in FinishReason}
+_SLO_UNATTAINABLE = "SLO_UNATTAINABLE"
+
+
+@dataclass(frozen=True, slots=True)
+class TokensFrame:
+    """What one or more steps produced; `handles` and `token_ids` stand beside one another."""
+
+    sent_ps: int
+    step_ps: int
+    handles: "array[int]"
+    token_ids: "array[int]"
+    finished: Sequence[tuple[int, Finish]]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerHello:
+    """A scheduler's answer to our hello."""
+
+    model: str
+    time_scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The end of a request without (further) tokens; `draining`: another shard may take it."""
+
+    handle: int
+    error: RequestError
+    draining: bool
+
+
+class ProtocolError(Exception):
+    """A peer sent what the protocol does not allow."""
+
+
+def pack_u32(values: Iterable[int]) -> bytes:
+    """Return the values as little-endian unsigned 32-bit integers."""
+    packed = array("I", values)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_u32(data: bytes) -> "array[int]":
+    """Return what `pack_u32` packed.
+
+    Raises:
+        ProtocolError: not a multiple of four bytes.
+    """
+    if len(data) % 4:
+        raise ProtocolError(f"array of {len(data)} bytes; expected a multiple of 4")
+    values = array("I")
+    values.frombytes(data)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
+
+
+# --- clients -----------------------------------------------------------------
+
+
+def sampling_params(message: types_pb2.SamplingParams) -> SamplingParams:
+    """Return the client's parameters, normalised and checked; unset fields take S-LoRA's defaults.
+
+    Raises:
+        InvalidRequest: a value out of range.
+    """
+    given: dict[str, object] = {field.name: value for field, value in message.ListFields()}
+    if "stop_sequences" in given:
+        given["stop_sequences"] = list(message.stop_sequences)
+    return read_sampling(given)
+
+
+def generate_response(token_ids: Sequence[int], text: str) -> router_pb2.GenerateResponse:
+    """Return a message of a stream that goes on."""
+    return router_pb2.GenerateResponse(token_ids=token_ids, text=text)
+
+
+def last_response(token_ids: Sequence[int], text: str, finish: Finish) -> router_pb2.GenerateResponse:
+    """Return the last message of a stream."""
+    usage = finish.usage
+    return router_pb2.GenerateResponse(
+        token_ids=token_ids,
+        text=text,
+        finish=router_pb2.Finish(
+            reason=types_pb2.FinishReason.ValueType(finish.reason),
+            usage=types_pb2.Usage(
+                prompt_tokens=usage.prompt_tokens,
+                completion_tokens=usage.completion_tokens,
+                cached_tokens=usage.cached_tokens,
+                queue_seconds=usage.queue_seconds,
+                worker_id=usage.worker_id,
+                num_requeues=usage.num_requeues,
+            ),
+        ),
+    )
+
+
+def adapter_messages(ranks: Mapping[str, int]) -> list[types_pb2.Adapter]:
+    """Return adapters, given as rank by id, in that order."""
+    return [types_pb2.Adapter(adapter_id=name, rank=rank) for name, rank in ranks.items()]
+
+
+def shard_status(address: str, connected: bool, status: scheduler_pb2.GetStatusResponse | None) -> router_pb2.Shard:
+    """Return one scheduler as clients see it; without `status` only its address is known."""
+    if status is None:
+        return router_pb2.Shard(address=address, connected=connected)
+    return router_pb2.Shard(
+        address=address,
+        connected=connected,
+        model=status.model,
+        time_scale=status.time_scale,
+        max_req_input_len=status.max_req_input_len,
+        max_req_total_len=status.max_req_total_len,
+        num_unplaced=status.num_unplaced,
+        workers=status.workers,
+    )
+
+
+# --- schedulers --------------------------------------------------------------
+
+
+def router_hello(router_id: str, adapters: Mapping[str, int]) -> scheduler_pb2.RouteRequest:
+    """Return the first message of a Route stream; `adapters`: rank by adapter id."""
+    return scheduler_pb2.RouteRequest(
+        hello=scheduler_pb2.RouterHello(
+            router_id=router_id,
+            adapters=adapter_messages(adapters),
+        )
+    )
+
+
+def submit(handle: int, request: Request, produced_token_ids: "array[int]") -> scheduler_pb2.RouteRequest:
+    """Return the message that asks for a request, or for the rest of it."""
+    return scheduler_pb2.RouteRequest(
+        submit=scheduler_pb2.Submit(
+            handle=handle,
+            request_id=request.request_id,
+            adapter_id=request.adapter_id,
+            tenant_id=request.tenant_id,
+            prompt_token_ids_u32=request.prompt_token_ids_u32,
+            produced_token_ids_u32=pack_u32(produced_token_ids),
+            sampling=scheduler_pb2.Sampling(
+                seed=request.seed,
+                max_new_tokens=request.sampling.max_new_tokens,
+                ignore_eos=request.sampling.ignore_eos,
+                true_output_tokens=request.true_output_tokens,
+                stop_sequences_u32=[pack_u32(sequence) for sequence in request.stop_token_sequences],
+            ),
+        )
+    )
+
+
+def cancel(handles: Iterable[int]) -> scheduler_pb2.RouteRequest:
+    """Return the message that cancels requests."""
+    return scheduler_pb2.RouteRequest(cancel_handles_u32=pack_u32(handles))
+
+
+def scheduler_hello(message: object) -> SchedulerHello:
+    """Return a scheduler's first message.
+
+    Raises:
+        ProtocolError: it is another message or the end of the stream, or its time scale is not positive.
+    """
+    if not isinstance(message, scheduler_pb2.RouteResponse) or not message.hello.time_scale > 0:
+        raise ProtocolError("a scheduler's first message must be SchedulerHello with a positive time_scale")
+    return SchedulerHello(message.hello.model, message.hello.time_scale)
+
+
+def tokens_frame(tokens: scheduler_pb2.Tokens) -> TokensFrame:
+    """Return one frame of tokens.
+
+    Raises:
+        ProtocolError: its arrays differ in length.
+    """
+    handles, token_ids = unpack_u32(tokens.handles_u32), unpack_u32(tokens.token_ids_u32)
+    if len(handles) != len(token_ids):
+        raise ProtocolError(f"{len(handles)} handles beside {len(token_ids)} tokens")
+    finished = [(done.handle, _finish(done)) for done in tokens.finished] if tokens.finished else ()
+    return TokensFrame(tokens.sent_ps, tokens.step_ps, handles, token_ids, finished)
+
+
+def refusal(refused: scheduler_pb2.Refused) -> Refusal:
+    """Return a refusal as the error that the client will see."""
+    kind = _REFUSALS.get(refused.reason, Internal)
+    message = refused.message or scheduler_pb2.RefusalReason.Name(refused.reason)
+    if kind is Unattainable and _SLO_UNATTAINABLE not in message:
+        message = f"{_SLO_UNATTAINABLE}: {message}"
+    return Refusal(refused.handle, kind(message), refused.reason == scheduler_pb2.REFUSAL_REASON_DRAINING)
+
+
+def _finish(done: scheduler_pb2.Finished) -> Finish:
+    usage = done.usage
+    return Finish(
+        _REASONS.get(done.reason, FinishReason.UNSPECIFIED),
+        Usage(
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            cached_tokens=usage.cached_tokens,
+            queue_seconds=usage.queue_seconds,
+            worker_id=usage.worker_id,
+            num_requeues=usage.num_requeues,
+        ),
+    )

@@ -1,0 +1,149 @@
+"""A SchedulerService whose every frame a test decides, on a real loopback port."""
+
+import asyncio
+import struct
+import time
+from collections.abc import Sequence
+
+import grpc
+import grpc.aio
+from lorrery.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
+
+STEP_PS = 10**10
+"""10 ms."""
+
+
+def u32(values: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(values)}I", *values)
+
+
+def from_u32(data: bytes) -> list[int]:
+    return [value for (value,) in struct.iter_unpack("<I", data)]
+
+
+class Route:
+    """One Route stream as the scheduler sees it."""
+
+    def __init__(self, hello: scheduler_pb2.RouterHello) -> None:
+        self.hello = hello
+        self.submits: asyncio.Queue[scheduler_pb2.Submit] = asyncio.Queue()
+        self.num_submits = 0
+        self.cancelled: list[int] = []
+        self._out: asyncio.Queue[scheduler_pb2.RouteResponse | None] = asyncio.Queue()
+
+    def send(
+        self,
+        tokens: Sequence[tuple[int, int]] = (),
+        finished: Sequence[tuple[int, int]] = (),
+        *,
+        late_seconds: float = 0.0,
+        usage: types_pb2.Usage | None = None,
+    ) -> None:
+        """Send one frame of (handle, token id) and (handle, finish reason)."""
+        frame = scheduler_pb2.Tokens(
+            sent_ps=int((time.monotonic() - late_seconds) * 10**12),
+            step_ps=STEP_PS,
+            handles_u32=u32([handle for handle, _ in tokens]),
+            token_ids_u32=u32([token_id for _, token_id in tokens]),
+            finished=[
+                scheduler_pb2.Finished(handle=handle, reason=types_pb2.FinishReason.ValueType(reason), usage=usage)
+                for handle, reason in finished
+            ],
+        )
+        self.send_raw(frame)
+
+    def send_raw(self, frame: scheduler_pb2.Tokens) -> None:
+        self._out.put_nowait(scheduler_pb2.RouteResponse(tokens=frame))
+
+    def refuse(self, handle: int, reason: int, message: str = "") -> None:
+        refused = scheduler_pb2.Refused(
+            handle=handle, reason=scheduler_pb2.RefusalReason.ValueType(reason), message=message
+        )
+        self._out.put_nowait(scheduler_pb2.RouteResponse(refused=refused))
+
+    def say_draining(self) -> None:
+        self._out.put_nowait(scheduler_pb2.RouteResponse(draining=scheduler_pb2.SchedulerDraining()))
+
+    def break_off(self) -> None:
+        self._out.put_nowait(None)
+
+    async def next_out(self) -> scheduler_pb2.RouteResponse | None:
+        return await self._out.get()
+
+
+class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
+    """Collects what the router says; `routes` are its streams in order."""
+
+    def __init__(self, time_scale: float = 1.0) -> None:
+        self.time_scale = time_scale
+        self.routes: asyncio.Queue[Route] = asyncio.Queue()
+        self.adapters: dict[str, int] = {"lora-0": 8}
+        self.address = ""
+        self.num_hellos = 0
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self, port: int = 0) -> None:
+        server = self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(self, server)
+        self.address = f"127.0.0.1:{server.add_insecure_port(f'127.0.0.1:{port}')}"
+        await server.start()
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(None)
+
+    async def Route(self, request_iterator, context):  # noqa: N802  gRPC's name for it
+        first = await anext(aiter(request_iterator))
+        self.num_hellos += 1
+        await self.may_answer.wait()
+        route = Route(first.hello)
+        self.adapters.update({adapter.adapter_id: adapter.rank for adapter in first.hello.adapters})
+        await context.write(
+            scheduler_pb2.RouteResponse(
+                hello=scheduler_pb2.SchedulerHello(model="Llama-2-7B", time_scale=self.time_scale)
+            )
+        )
+        reader = asyncio.create_task(self._read(route, request_iterator))
+        self.routes.put_nowait(route)
+        try:
+            while (message := await route.next_out()) is not None:
+                await context.write(message)
+        finally:
+            reader.cancel()
+            await asyncio.wait([reader])
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "broken off by the test")
+
+    async def _read(self, route: Route, request_iterator) -> None:
+        async for message in request_iterator:
+            if message.HasField("submit"):
+                route.num_submits += 1
+                route.submits.put_nowait(message.submit)
+            else:
+                route.cancelled += from_u32(message.cancel_handles_u32)
+
+    async def Attach(self, request_iterator, context):  # noqa: N802  gRPC's name for it
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no workers here")
+
+    async def RegisterAdapter(self, request, context):  # noqa: N802  gRPC's name for it
+        adapter = request.adapter
+        if self.adapters.setdefault(adapter.adapter_id, adapter.rank) != adapter.rank:
+            await context.abort(grpc.StatusCode.ALREADY_EXISTS, f"adapter {adapter.adapter_id!r} has another rank")
+        return scheduler_pb2.RegisterAdapterResponse()
+
+    async def UnregisterAdapter(self, request, context):  # noqa: N802  gRPC's name for it
+        if self.adapters.pop(request.adapter_id, None) is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"adapter {request.adapter_id!r} is not known")
+        return scheduler_pb2.UnregisterAdapterResponse()
+
+    async def GetStatus(self, request, context):  # noqa: N802  gRPC's name for it
+        return scheduler_pb2.GetStatusResponse(
+            model="Llama-2-7B",
+            time_scale=self.time_scale,
+            max_req_input_len=100,
+            max_req_total_len=200,
+            num_unplaced=3,
+            adapters=[types_pb2.Adapter(adapter_id=name, rank=rank) for name, rank in self.adapters.items()],
+            workers=[types_pb2.Worker(worker_id="w0", num_running=2)],
+        )

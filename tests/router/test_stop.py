@@ -1,0 +1,94 @@
+"""Stop strings."""
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from router.output import Output
+from router.request import Finish, FinishReason, Request, Usage
+from router.sampling import SamplingParams
+from router.stop import StopMatcher, stop_token_sequences
+from router.tokenizer import BuiltinTokenizer
+
+TOKENIZER = BuiltinTokenizer()
+ABC, ABLE, ABOUT = 3, 4, 5
+few_letters = st.text("ab", max_size=40)
+stop_strings = st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=4)
+
+
+def naive(text: str, stops: list[str]) -> tuple[str, bool]:
+    """Character by character: the first end at which a stop string is complete, the longest one there."""
+    for end in range(len(text) + 1):
+        complete = [stop for stop in stops if text[:end].endswith(stop)]
+        if complete:
+            return text[: end - max(map(len, complete))], True
+    return text, False
+
+
+@given(few_letters, stop_strings, st.lists(st.integers(0, 6)))
+@example("aab", ["aab", "ab"], [1, 1, 1])
+def test_equals_a_naive_matcher_however_the_text_is_split(text: str, stops: list[str], sizes: list[int]) -> None:
+    matcher = StopMatcher(stops)
+    got, at = "", 0
+    for size in [*sizes, len(text)]:
+        piece = text[at : at + size]
+        at += size
+        got += matcher.push(piece)
+        # Nothing that might belong to a stop string has left, and nothing else is held back.
+        if not matcher.matched:
+            seen = text[: min(at, len(text))]
+            held = seen[len(got) :]
+            assert seen.startswith(got)
+            assert not held or any(stop.startswith(held) for stop in stops)
+    got += matcher.flush()
+    assert (got, matcher.matched) == naive(text, stops)
+
+
+def test_stop_strings_become_token_sequences_without_bos() -> None:
+    assert stop_token_sequences(["", " abc able", " about"], TOKENIZER) == ((ABC, ABLE), (ABOUT,))
+
+
+def request(*stops: str) -> Request:
+    return Request("r", "", "", b"\1\0\0\0" * 7, SamplingParams(stop_sequences=stops), (), 1)
+
+
+def test_without_stop_strings_nothing_is_held_back() -> None:
+    output = Output(request(), TOKENIZER)
+    assert output.push([ABC], None) == ([ABC], " abc", None)
+    finish = Finish(FinishReason.LENGTH, Usage(7, 2))
+    assert output.push([ABLE], finish) == ([ABLE], " able", finish)
+    assert output.num_tokens == 2
+
+
+def test_text_is_held_until_it_cannot_be_a_stop_string() -> None:
+    output = Output(request("c abx"), TOKENIZER)
+    assert output.push([ABC], None) == ([ABC], " ab", None)
+    assert output.push([ABLE], None) == ([ABLE], "c able", None)
+    assert output.push([ABC], None) == ([ABC], " ab", None)
+    finish = Finish(FinishReason.LENGTH, Usage(7, 3))
+    assert output.push([], finish) == ([], "c", finish)
+
+
+def test_a_stop_string_across_tokens_ends_the_sequence_with_usage_counted_here() -> None:
+    output = Output(request("c ab"), TOKENIZER)
+    assert output.push([ABLE, ABC], None) == ([ABLE, ABC], " able ab", None)
+    assert output.push([ABOUT, ABLE], None) == ([ABOUT], "", Finish(FinishReason.STOP, Usage(7, 3)))
+
+
+def test_a_stop_that_the_worker_matched_keeps_its_usage() -> None:
+    output = Output(request(" able"), TOKENIZER)
+    finish = Finish(FinishReason.STOP, Usage(7, 2, cached_tokens=5, worker_id="w"))
+    assert output.push([ABC, ABLE], finish) == ([ABC, ABLE], " abc", finish)
+
+
+def test_tokens_behind_the_stop_string_are_not_counted() -> None:
+    output = Output(request("abl"), TOKENIZER)
+    finish = Finish(FinishReason.LENGTH, Usage(7, 3, cached_tokens=5, worker_id="w"))
+    expected = Finish(FinishReason.STOP, Usage(7, 2, cached_tokens=5, worker_id="w"))
+    assert output.push([ABC, ABLE, ABOUT], finish) == ([ABC, ABLE], " abc ", expected)
+
+
+def test_half_a_character_at_the_end_is_told() -> None:
+    half = TOKENIZER.encode_stop("é")[0]
+    finish = Finish(FinishReason.LENGTH, Usage(7, 1))
+    assert Output(request(), TOKENIZER).push([half], finish)[1] == "\ufffd"
+    assert Output(request("x"), TOKENIZER).push([half], finish)[1] == "\ufffd"
