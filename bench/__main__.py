@@ -1,0 +1,127 @@
+"""`python -m bench [fidelity|last-hop|core ...]`: run benchmarks, print them, and write them as JSON.
+
+Exit code 1 if something broke; never because something was slow.
+"""
+
+import asyncio
+import json
+import traceback
+from collections.abc import Callable, Coroutine
+from dataclasses import asdict
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+import uvloop
+from rich.console import Console
+
+from bench import core, fidelity, last_hop, machine, tables
+from bench.cluster import BenchBrokenError
+from chassis.errors import LorreryError
+
+FORMAT_VERSION = 1
+OUT = Path("out") / "bench.json"
+
+WIDTH = 120
+"""Columns that the widest table needs."""
+
+T = TypeVar("T")
+
+app = typer.Typer(
+    add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
+)
+
+
+class Benchmark(Enum):
+    """What can be run."""
+
+    FIDELITY = "fidelity"
+    LAST_HOP = "last-hop"
+    CORE = "core"
+
+
+@app.command()
+def main(
+    which: Annotated[list[Benchmark] | None, typer.Argument(help="Which; default: all.")] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(min=fidelity.SHORTEST_SECONDS, help="Length of the fidelity run; default: 60, with --quick 15."),
+    ] = None,
+    repetitions: Annotated[
+        int | None, typer.Option(min=1, help="Pairs of windows per batch of last-hop; default: 5, with --quick 3.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Short runs: about a minute and a half, more noise.")] = False,
+    out: Annotated[Path, typer.Option(help="Where the JSON goes.")] = OUT,
+) -> None:
+    """Measure pace, CPU per token and CPU per decision; three to four minutes. See docs/benchmarks.md.
+
+    Needs a machine with little else to do; what others took from it is part of the report.
+    """
+    console = Console()
+    console.width = max(console.width, WIDTH)
+    facts = machine.facts()
+    console.print(tables.machine(facts))
+    results: dict[str, object] = {}
+    broken: dict[str, str] = {}
+
+    def run_fidelity() -> None:
+        length = seconds if seconds is not None else 15.0 if quick else 60.0
+        with console.status(f"fidelity: {length:g} s and about ten more"):
+            result = _in_loop(lambda: fidelity.measure(length))
+        results["fidelity"] = asdict(result)
+        console.print(tables.fidelity(result))
+
+    def run_last_hop() -> None:
+        pairs = repetitions if repetitions is not None else 3 if quick else 5
+        with console.status("last hop") as status:
+            rows = _in_loop(
+                lambda: last_hop.measure(2.0 if quick else 4.0, pairs, lambda what: status.update(f"last hop: {what}"))
+            )
+        results["last_hop"] = [{**asdict(row), "void": row.void} for row in rows]
+        console.print(tables.last_hop(rows))
+
+    def run_core() -> None:
+        with console.status("core") as status:
+            rows = core.measure(
+                500 if quick else 2000, lambda row: status.update(f"core: {row.policy}, batch {row.batch}")
+            )
+        results["core"] = [asdict(row) for row in rows]
+        console.print(tables.core(rows))
+
+    runs: dict[Benchmark, Callable[[], None]] = {
+        Benchmark.FIDELITY: run_fidelity,
+        Benchmark.LAST_HOP: run_last_hop,
+        Benchmark.CORE: run_core,
+    }
+    try:
+        for benchmark in dict.fromkeys(which or Benchmark):
+            try:
+                runs[benchmark]()
+            except (BenchBrokenError, LorreryError) as error:
+                broken[benchmark.value] = str(error)
+                console.print(f"[bold red]{benchmark.value} broke:[/] {error}")
+            except Exception:
+                broken[benchmark.value] = traceback.format_exc()
+                console.print_exception()
+    finally:
+        facts["load_average_1m_at_end"] = machine.load_average()
+        console.print(f"load average of the last minute: {facts['load_average_1m_at_end']}", style="dim")
+        _write(out, {"format_version": FORMAT_VERSION, "machine": facts, **results, "broken": broken})
+        console.print(f"written to {out}", highlight=False)
+    raise typer.Exit(1 if broken else 0)
+
+
+def _in_loop(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    # The services' own kind of loop; the load generator's too.
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(make())
+
+
+def _write(path: Path, content: dict[str, object]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    app(prog_name="python -m bench")

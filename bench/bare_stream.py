@@ -1,0 +1,122 @@
+"""The yardstick of the last hop: a gRPC server that streams the same bytes over and over, and does nothing else.
+
+`python -m bench.bare_stream` prints its address and serves until its standard input closes. A call carries its pace as
+JSON: {"period_seconds": p, "message_bytes": n}. All streams of one pace are woken together on absolute deadlines, as a
+batch's tokens come, and each writes one message of pre-serialised bytes: no protobuf, no look-up, no text. Server and
+client have the chassis's gRPC options and event loop, so what the router costs beyond this is the router's own.
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+import uvloop
+
+from chassis.channel import open_channel
+from chassis.server import bind, new_server
+from chassis.settings import TlsSettings
+
+SERVICE, METHOD = "bench.BareStream", "Stream"
+
+
+class _Ticker:
+    """Counts a period after the other, and wakes everyone who waits for the next."""
+
+    def __init__(self, period_seconds: float) -> None:
+        self.count = 0
+        self.num_streams = 0
+        self._period_seconds = period_seconds
+        self._waiters: list[asyncio.Future[None]] = []
+        self._loop = asyncio.get_running_loop()
+        self._next = self._loop.time() + period_seconds
+        self._timer = self._loop.call_at(self._next, self._tick)
+
+    def close(self) -> None:
+        """Stop."""
+        self._timer.cancel()
+
+    async def wait(self) -> None:
+        """Return at the next tick."""
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    def _tick(self) -> None:
+        self.count += 1
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        # As a worker does: what is late is caught up with by one period, a longer stall is lost.
+        self._next = max(self._next, self._loop.time() - self._period_seconds) + self._period_seconds
+        self._timer = self._loop.call_at(self._next, self._tick)
+
+
+class _Server:
+    def __init__(self) -> None:
+        self._tickers: dict[float, _Ticker] = {}
+
+    async def stream(self, request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        pace = json.loads(request)
+        period_seconds, message = pace["period_seconds"], bytes(pace["message_bytes"])
+        ticker = self._tickers.get(period_seconds)
+        if ticker is None:
+            ticker = self._tickers[period_seconds] = _Ticker(period_seconds)
+        ticker.num_streams += 1
+        try:
+            num_sent = ticker.count
+            while True:
+                if num_sent == ticker.count:
+                    await ticker.wait()
+                num_sent += 1
+                await context.write(message)
+        finally:
+            ticker.num_streams -= 1
+            if not ticker.num_streams:
+                ticker.close()
+                del self._tickers[period_seconds]
+
+
+class BareClient:
+    """Opens bare streams; use it inside the loop that made it."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = open_channel(address, TlsSettings())
+        self._stream: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(
+            f"/{SERVICE}/{METHOD}"
+        )
+
+    async def receive(self, period_seconds: float, message_bytes: int, on_tokens: Callable[[int], None]) -> None:
+        """Read one stream until cancelled; `on_tokens(1)` for each message."""
+        pace = json.dumps({"period_seconds": period_seconds, "message_bytes": message_bytes})
+        call = self._stream(pace.encode())
+        try:
+            async for _ in call:
+                on_tokens(1)
+        finally:
+            call.cancel()
+
+    async def close(self) -> None:
+        """Close the channel, after the streams."""
+        await self._channel.close()
+
+
+async def serve() -> None:
+    """Serve until standard input closes."""
+    server = new_server()
+    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(_Server().stream)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
+    address = bind(server, "127.0.0.1:0", TlsSettings())
+    await server.start()
+    print(address, flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    await server.stop(1.0)
+
+
+if __name__ == "__main__":
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve())

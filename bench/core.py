@@ -1,0 +1,247 @@
+"""What the scheduler's core costs: CPU time of one plan and one commit, per step, by policy.
+
+A replica is held at a batch of 32 or 256 with 100 or 100,000 requests waiting. Each step is one `plan` and one `commit`
+of a single step. Sequences end at lengths that the core does not know, and for each that ends one is submitted, so the
+steps are the mixture of plain decodes, steps with ends, and prefills that a loaded worker sees. A live scheduler does
+less: it commits each step, but plans only when the plan is used up or a sequence has ended; that is measured apart, as
+a mean per step. Two kinds of pressure:
+
+* seats: the batch is full (`running_max_req_size`, `max_num_seqs`), the KV pool is not;
+* memory: the KV pool is full, so the head of the queue is tested against the running sequences' peak.
+
+Reference, in the same run and on the same number of sequences: a plain loop over one slotted object per sequence that
+adds a token to each, sums the KV tokens and replaces who is done - the least that a batch without aggregates costs.
+
+Times are the thread's CPU time (CLOCK_THREAD_CPUTIME_ID) less the clock's own cost, so waiting for a core does not
+count, though a cold cache after it does: the 99th percentile of a busy machine is mostly that.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler.core.catalogue import POLICIES, ReplicaLimits, build_replica
+from scheduler.core.plan import EndReason, Finished, Idle, Plan, Ran
+from scheduler.core.replica import Replica
+from scheduler.core.sequence import Adapter, Sequence
+
+BATCHES = (32, 256)
+WAITING = (100, 100_000)
+PRESSURES = ("seats", "memory")
+AIM_US, AIM_BATCH = 20.0, 256
+"""Bookkeeping of one step at this batch, from measurements of prototypes."""
+
+PROMPT_TOKENS = 256
+MIN_OUTPUT_TOKENS, MAX_OUTPUT_TOKENS = 32, 256
+NUM_ADAPTERS, RANK = 32, 16
+_STEP_PS = 15 * 10**9
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class CoreCost:
+    """CPU microseconds of one plan and one commit.
+
+    Attributes:
+        num_running: mean batch over the measured steps.
+        decode_p50_us: steps in which nobody ended and nobody entered.
+        prefill_p50_us: steps that admit.
+        mean_admitted: sequences that such a step admits.
+        live_mean_us: mean over all steps if a plan is made only where a live scheduler makes one.
+        reference_p50_us: the plain loop at the same batch.
+    """
+
+    policy: str
+    pressure: str
+    batch: int
+    waiting: int
+    num_running: float
+    p50_us: float
+    p99_us: float
+    decode_p50_us: float | None
+    prefill_p50_us: float | None
+    mean_admitted: float
+    live_mean_us: float
+    reference_p50_us: float
+
+    @property
+    def ratio(self) -> float:
+        """Median against the plain loop's."""
+        return self.p50_us / self.reference_p50_us
+
+
+def measure(num_steps: int, on_row: Callable[[CoreCost], None] = lambda row: None) -> list[CoreCost]:
+    """Measure every policy of the catalogue at every size; `on_row` is told each result as it comes."""
+    rows = []
+    for batch in BATCHES:
+        reference_us = _reference_us(batch, num_steps)
+        for policy in POLICIES:
+            for pressure in PRESSURES:
+                for waiting in WAITING:
+                    row = _measure_one(policy, pressure, batch, waiting, num_steps, reference_us)
+                    on_row(row)
+                    rows.append(row)
+    return rows
+
+
+def _measure_one(policy: str, pressure: str, batch: int, waiting: int, num_steps: int, reference_us: float) -> CoreCost:
+    world = _World(build_replica(policy, _limits(pressure, batch)), batch + waiting)
+    world.run(4 * MAX_OUTPUT_TOKENS)  # until the sequences' ages are mixed
+    samples = world.run(num_steps)
+    live = world.run(num_steps, plan_always=False)
+    clock_us = _clock_us()
+
+    def us(chosen: list[_Sample]) -> FloatArray:
+        return np.array([sample.nanoseconds for sample in chosen]) / 1e3 - clock_us
+
+    prefills = [sample for sample in samples if sample.num_admitted]
+    return CoreCost(
+        policy=policy,
+        pressure=pressure,
+        batch=batch,
+        waiting=waiting,
+        num_running=float(np.mean([sample.num_running for sample in samples])),
+        p50_us=float(np.median(us(samples))),
+        p99_us=float(np.quantile(us(samples), 0.99)),
+        decode_p50_us=_median(us([sample for sample in samples if sample.plain])),
+        prefill_p50_us=_median(us(prefills)),
+        mean_admitted=sum(sample.num_admitted for sample in prefills) / max(len(prefills), 1),
+        live_mean_us=float(np.mean(us(live))),
+        reference_p50_us=reference_us,
+    )
+
+
+def _median(values: FloatArray) -> float | None:
+    return float(np.median(values)) if len(values) else None
+
+
+def _limits(pressure: str, batch: int) -> ReplicaLimits:
+    total = PROMPT_TOKENS + MAX_OUTPUT_TOKENS
+    if pressure == "seats":
+        seats, pool = batch, 10 * batch * total
+    else:
+        # What `batch` sequences hold at half their longest output, and the adapters' share.
+        seats, pool = 4 * batch, batch * (PROMPT_TOKENS + MAX_OUTPUT_TOKENS // 2) + 4 * RANK * min(NUM_ADAPTERS, batch)
+    return ReplicaLimits(
+        max_total_token_num=pool,
+        max_req_total_len=total,
+        running_max_req_size=seats,
+        max_num_seqs=seats,
+        max_num_batched_tokens=16 * total,
+        batch_max_tokens=16 * total,
+    )
+
+
+class _Sample(NamedTuple):
+    """One step: CPU time, whether nobody ended or entered, and how many entered and ran."""
+
+    nanoseconds: int
+    plain: bool
+    num_admitted: int
+    num_running: int
+
+
+class _World:
+    """A device that ends sequences at hidden lengths, and clients that replace each that ends."""
+
+    def __init__(self, replica: Replica, num_requests: int) -> None:
+        self._replica = replica
+        self._rng = np.random.default_rng(1)
+        self._handles = count()
+        self._at_ps = 0
+        self._decode_step = 0
+        self._ends: list[tuple[int, int]] = []  # (decode step, handle)
+        for _ in range(num_requests):
+            self._submit()
+
+    def run(self, num_steps: int, *, plan_always: bool = True) -> list[_Sample]:
+        """Run so many steps and tell what each cost; unless `plan_always`, plan as a live scheduler does."""
+        replica, clock = self._replica, time.thread_time_ns
+        samples = []
+        steps_left = 0
+        plan: Plan | Idle = Idle(None)
+        for _ in range(num_steps):
+            started = clock()
+            if plan_always or not steps_left:
+                plan = replica.plan(self._at_ps)
+            planned = clock() - started
+            assert not isinstance(plan, Idle), "requests wait, so there is something to run"
+            steps_left = (steps_left or plan.max_steps) - 1
+            ran = self._device_step(plan)
+            num_running = replica.num_running
+            started = clock()
+            events = replica.commit(plan, ran)
+            nanoseconds = planned + clock() - started
+            samples.append(_Sample(nanoseconds, plan.decode and not ran.finished, len(plan.joins), num_running))
+            for event in events:
+                if isinstance(event, Finished):
+                    self._submit()
+            if ran.finished:
+                steps_left = 0
+        return samples
+
+    def _device_step(self, plan: Plan) -> Ran:
+        self._at_ps += _STEP_PS
+        if not plan.decode:
+            for sequence in plan.joins:
+                length = int(self._rng.integers(MIN_OUTPUT_TOKENS, MAX_OUTPUT_TOKENS))
+                heappush(self._ends, (self._decode_step + length - 1, sequence.handle))
+            return Ran(1, self._at_ps)
+        self._decode_step += 1
+        ran = Ran(1, self._at_ps)
+        while self._ends and self._ends[0][0] <= self._decode_step:
+            ran.finished.append((heappop(self._ends)[1], EndReason.EOS))
+        return ran
+
+    def _submit(self) -> None:
+        handle = next(self._handles)
+        adapter = Adapter(f"lora-{handle % NUM_ADAPTERS}", RANK)
+        sequence = Sequence(handle, PROMPT_TOKENS, MAX_OUTPUT_TOKENS, self._at_ps, adapter)
+        self._replica.submit(sequence, self._at_ps)
+
+
+class _Seat:
+    """One sequence of the reference loop."""
+
+    __slots__ = ("kv_tokens", "left")
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+        self.kv_tokens = PROMPT_TOKENS
+
+
+def _reference_us(batch: int, num_steps: int) -> float:
+    rng = np.random.default_rng(1)
+    lengths = rng.integers(MIN_OUTPUT_TOKENS, MAX_OUTPUT_TOKENS, size=batch * (num_steps + 1)).tolist()
+    seats = [_Seat(lengths.pop()) for _ in range(batch)]
+    samples = []
+    for _ in range(num_steps):
+        started = time.thread_time_ns()
+        kv_tokens, done = 0, []
+        for index, seat in enumerate(seats):
+            seat.left -= 1
+            seat.kv_tokens += 1
+            kv_tokens += seat.kv_tokens
+            if not seat.left:
+                done.append(index)
+        for index in done:
+            seats[index] = _Seat(lengths.pop())
+        samples.append(time.thread_time_ns() - started)
+    # Two intervals are timed for the core, one here; both are freed of their clock.
+    return float(np.median(samples)) / 1e3 - _clock_us() / 2
+
+
+def _clock_us() -> float:
+    """Return what the clock adds to a sample of two intervals."""
+    costs = []
+    for _ in range(2000):
+        started = time.thread_time_ns()
+        costs.append(time.thread_time_ns() - started)
+    return 2 * float(np.median(costs)) / 1e3

@@ -1,0 +1,157 @@
+"""The benchmarks' results as tables for a terminal.
+
+Beside a figure stands what it is meant to be (*aim*): values that prototypes of the same shape reached, on the ratios
+that survive a change of machine. An aim missed is worth a look, no failure.
+"""
+
+from collections.abc import Iterable
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from bench.core import AIM_BATCH, AIM_US, CoreCost
+from bench.fidelity import Fidelity
+from bench.last_hop import BARE, CLUSTER, LastHop
+
+ROUTER_AIM, INNER_AIM, EFFICIENCY_AIM = 1.25, 0.15, 0.8
+BUSY_DELAY = 0.1
+
+
+def machine(facts: dict[str, object]) -> Text:
+    """Show where the run is made."""
+    return Text("  ".join(f"{name} {value}" for name, value in facts.items()), style="dim")
+
+
+def fidelity(result: Fidelity) -> Group:
+    """Show the pace and its surroundings."""
+    table = Table(title="Fidelity: the wall clock at the client against the model", show_header=False)
+    verdict = "[red]void[/]" if result.void else _meets(abs(result.error_ratio) <= result.aim_ratio)
+    load = (
+        f"{result.window_seconds:.0f} s, {result.num_steps:.0f} steps ({result.num_decode_steps:.0f} decode),"
+        f" batch {result.mean_batch:.1f}, {result.num_requests} requests ended"
+    )
+    difference = (
+        f"[bold]{result.error_ratio:+.3%}[/] ({result.least_error_ratio:+.3%} to {result.most_error_ratio:+.3%}"
+        f" by where the window is cut); aim: within {result.aim_ratio:.0%}, {verdict}"
+    )
+    rows = [
+        ("load", load),
+        ("mean step, wall clock", f"{result.wall_step_seconds * 1e3:.4f} ms"),
+        ("mean step, modelled", f"{result.modelled_step_seconds * 1e3:.4f} ms"),
+        ("difference", difference),
+        ("difference without gaps", f"{result.error_ratio - result.gap_ratio:+.3%}"),
+        (
+            "gaps (worker stood still)",
+            f"{result.num_gaps}, {result.gap_ratio:.3%} of the time; {result.late_interrupts} late interrupts",
+        ),
+        ("worker lag p50, p99", _ms(result.worker_lag_seconds)),
+        ("router lag p50, p99", _ms(result.router_lag_seconds)),
+        ("probe's token gaps p50, p99, most", _ms(result.client_gap_seconds)),
+        (
+            "cores used",
+            ", ".join(f"{name} {usage.cpu_share:.0%}" for name, usage in result.usage.items()),
+        ),
+        (
+            "waited for a core",
+            ", ".join(f"{name} {_percent(usage.run_queue_delay_ratio)}" for name, usage in result.usage.items()),
+        ),
+    ]
+    for row in rows:
+        table.add_row(*row)
+    return Group(table, *_notes(result.void, result.run_queue_delay_ratio))
+
+
+def last_hop(results: Iterable[LastHop]) -> Group:
+    """Show cost per token by process, cluster beside bare stream."""
+    results = list(results)
+    table = Table(title="Last hop: CPU per token, beside a bare gRPC stream in the same run")
+    table.add_column("")
+    for result in results:
+        table.add_column(f"batch {result.batch}", justify="right")
+    table.add_column("aim", justify="right")
+
+    def row(name: str, cells: Iterable[str], aim: str = "") -> None:
+        table.add_row(name, *cells, aim)
+
+    row("time between two tokens, ms", (f"{r.step_seconds * 1e3:.2f}" for r in results))
+    row("tokens/s, cluster", (f"{r.tokens_per_second:,.0f}" for r in results))
+    row("tokens/s, bare / cluster", (f"{r.pace_ratio:.3f}" for r in results), "1")
+    row("tokens per message", (f"{r.tokens_per_message:.3f}" for r in results))
+    table.add_section()
+    for name in CLUSTER:
+        row(f"{name}, us/token", (f"{r.us_per_token[name]:.2f}" for r in results))
+    for name in BARE:
+        row(f"bare {name}, us/token", (f"{r.bare_us_per_token[name]:.2f}" for r in results))
+    for name in ("worker", "scheduler"):
+        row(f"{name}, us/step", (f"{r.us_per_step[name]:.0f}" for r in results))
+    table.add_section()
+    row("router / bare server, per message", (f"{r.router_ratio:.2f}" for r in results), f"<= {ROUTER_AIM}")
+    row("load generator / bare client, per message", (f"{r.client_ratio:.2f}" for r in results))
+    row(
+        "worker and scheduler, share of all",
+        (f"{r.inner_share:.1%}" for r in results),
+        f"<= {INNER_AIM:.0%} at 256",
+    )
+    row(
+        "tokens per CPU second of router and client / bare",
+        (f"{r.efficiency_ratio:.2f}" for r in results),
+        f">= {EFFICIENCY_AIM}",
+    )
+    table.add_section()
+    row("repetitions (void)", (f"{r.repetitions} ({r.num_void})" for r in results))
+    row("waited for a core, at most", (_percent(r.run_queue_delay_ratio) for r in results))
+    void = "; ".join(f"batch {r.batch}: {r.void}" for r in results if r.void)
+    delays = [r.run_queue_delay_ratio for r in results if r.run_queue_delay_ratio is not None]
+    return Group(table, *_notes(void, max(delays, default=None)))
+
+
+def core(rows: Iterable[CoreCost]) -> Table:
+    """Show the core's cost per step."""
+    table = Table(
+        title=f"Core: CPU of one plan and one commit, us (aim at batch {AIM_BATCH}: live mean <= {AIM_US:g} us)"
+    )
+    numbers = ("batch", "waiting", "p50", "p99", "decode", "prefill", "admitted", "live mean", "loop", "p50/loop")
+    for name in ("policy", "pressure"):
+        table.add_column(name, no_wrap=True)
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    for r in rows:
+        table.add_row(
+            r.policy,
+            r.pressure,
+            str(r.batch),
+            f"{r.waiting:,}",
+            f"{r.p50_us:.1f}",
+            f"{r.p99_us:.0f}",
+            "-" if r.decode_p50_us is None else f"{r.decode_p50_us:.1f}",
+            "-" if r.prefill_p50_us is None else f"{r.prefill_p50_us:.0f}",
+            f"{r.mean_admitted:.1f}",
+            f"{r.live_mean_us:.1f}",
+            f"{r.reference_p50_us:.1f}",
+            f"{r.ratio:.2f}",
+        )
+    return table
+
+
+def _notes(void: str, delay: float | None) -> list[Text]:
+    notes = []
+    if void:
+        notes.append(Text(f"VOID: {void}", style="bold red"))
+    if delay is None:
+        notes.append(Text("this kernel does not tell how long a process waits for a core", style="yellow"))
+    elif delay > BUSY_DELAY:
+        notes.append(Text(f"busy machine: a process waited for a core {delay:.0%} of the time", style="yellow"))
+    return notes
+
+
+def _meets(met: bool) -> str:
+    return "[green]met[/]" if met else "[yellow]missed[/]"
+
+
+def _ms(seconds: Iterable[float | None]) -> str:
+    return ", ".join("-" if value is None else f"{value * 1e3:.2f}" for value in seconds) + " ms"
+
+
+def _percent(ratio: float | None) -> str:
+    return "unknown" if ratio is None else f"{ratio:.1%}"
