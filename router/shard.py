@@ -91,7 +91,7 @@ class Session:
                         # The next life of the stream starts to count anew, and resumes every open request.
                         raise wire.ProtocolError("no handle is left in this life of the stream")
                     slot = self._submits.pop(handle)
-                    await self._call.write(wire.submit(handle, slot.request, slot.token_ids))
+                    await self._call.write(wire.submit(handle, slot.request, slot.token_ids, resumed=slot.resumed))
 
 
 class Shard:
@@ -193,7 +193,10 @@ class Shard:
     def _end(self, session: Session) -> None:
         self._session = None
         self._metrics.shard_connected(self.address, False)
-        self._owner.shard_lost(session.fanout.close())
+        slots = session.fanout.close()
+        for slot in slots:
+            slot.resumed = True
+        self._owner.shard_lost(slots)
 
     async def _serve(self, call: RouteCall, session: Session) -> None:
         async with asyncio.TaskGroup() as tasks:

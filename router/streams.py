@@ -57,14 +57,15 @@ class Slot:
         over: the last message has been made.
         fanout: where its tokens come from now; None while no shard works on it.
         handle: its number there.
+        resumed: it was with a scheduler whose stream broke.
         cut: its reader was too slow, and its handler has been cancelled for it.
         task: its handler.
         time_scale: wall seconds per device second, where it was submitted last.
     """
 
     __slots__ = (
-        *("_make_message", "cut", "error", "fanout", "finish", "handle", "over", "request", "task", "token_ids"),
-        *("time_scale", "waiter", "written"),
+        *("_make_message", "cut", "error", "fanout", "finish", "handle", "over", "request"),
+        *("resumed", "task", "time_scale", "token_ids", "waiter", "written"),
     )
 
     def __init__(self, request: Request, make_message: MakeMessage) -> None:
@@ -76,6 +77,7 @@ class Slot:
         self.error: RequestError | None = None
         self.fanout: Fanout | None = None
         self.handle = 0
+        self.resumed = False
         self.cut = False
         self.over = False
         self.waiter: asyncio.Future[Message | None] | None = None

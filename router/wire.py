@@ -174,8 +174,10 @@ def router_hello(router_id: str, adapters: Mapping[str, int]) -> scheduler_pb2.R
     )
 
 
-def submit(handle: int, request: Request, produced_token_ids: "array[int]") -> scheduler_pb2.RouteRequest:
-    """Return the message that asks for a request, or for the rest of it."""
+def submit(
+    handle: int, request: Request, produced_token_ids: "array[int]", *, resumed: bool
+) -> scheduler_pb2.RouteRequest:
+    """Return the message that asks for a request, or for the rest of it; `resumed`: it was asked for before."""
     return scheduler_pb2.RouteRequest(
         submit=scheduler_pb2.Submit(
             handle=handle,
@@ -184,6 +186,7 @@ def submit(handle: int, request: Request, produced_token_ids: "array[int]") -> s
             tenant_id=request.tenant_id,
             prompt_token_ids_u32=request.prompt_token_ids_u32,
             produced_token_ids_u32=pack_u32(produced_token_ids),
+            resumed=resumed,
             sampling=scheduler_pb2.Sampling(
                 seed=request.seed,
                 max_new_tokens=request.sampling.max_new_tokens,

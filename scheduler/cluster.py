@@ -71,7 +71,6 @@ class Cluster:
     def submit(self, submit: Submit, router: RouterLink) -> None:
         """Take in a request, or refuse it on the spot."""
         at_ps = self.clock.now_ps()
-        resumed = bool(submit.produced)
         try:
             adapter = self._known_adapter(submit.adapter_id)
             self._num_handles += 1
@@ -85,8 +84,8 @@ class Cluster:
                 prompt_token_ids=wire.u32_array(submit.prompt_token_ids_u32),
                 produced_tokens=len(submit.produced),
             )
-            if not resumed:
-                self._admissible(sequence)
+            if not submit.produced:
+                self._admissible(sequence, resumed=submit.resumed)
         except RefusedError as refusal:
             self.metrics.requests.labels("refused").inc()
             log.info("request_refused", request_id=submit.request_id, reason=refusal.message)
@@ -104,7 +103,7 @@ class Cluster:
         self.lives[sequence.handle] = live
         self.empty.clear()
         router.owned[submit.handle] = live
-        log.debug("request_arrived", request_id=submit.request_id, handle=sequence.handle, resumed=resumed)
+        log.debug("request_arrived", request_id=submit.request_id, handle=sequence.handle, resumed=submit.resumed)
         self._place_or_wait(live, at_ps)
 
     def cancel(self, router: RouterLink, router_handle: int) -> None:
@@ -139,7 +138,7 @@ class Cluster:
             )
         return adapter
 
-    def _admissible(self, sequence: Sequence) -> None:
+    def _admissible(self, sequence: Sequence, *, resumed: bool) -> None:
         if self.draining:
             raise RefusedError(RefusalReason.DRAINING, "the scheduler is about to stop")
         if sequence.prompt_tokens < 1 or sequence.max_new_tokens < 1:
@@ -158,7 +157,8 @@ class Cluster:
             )
         most = self.settings.scheduler.max_waiting_requests
         num_waiting = len(self.unplaced) + sum(worker.replica.num_waiting for worker in self.workers.values())
-        if num_waiting >= most:
+        # What a scheduler before this one took in is not turned away because it comes in all at once.
+        if num_waiting >= most and not resumed:
             raise RefusedError(
                 RefusalReason.QUEUE_FULL, f"{num_waiting} requests wait; max_waiting_requests is {most}; try later"
             )

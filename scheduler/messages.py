@@ -29,6 +29,7 @@ class Submit:
         handle: its name on the router's stream.
         produced: output that the router has already.
         sampling: what the device needs to make its tokens; passed on unread.
+        resumed: asked for before, on a stream that broke.
     """
 
     handle: int
@@ -39,6 +40,7 @@ class Submit:
     max_new_tokens: int
     sampling: object
     produced: "array[int]" = field(default_factory=lambda: array("I"))
+    resumed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

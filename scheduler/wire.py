@@ -70,6 +70,7 @@ def read_submit(message: pb.Submit) -> Submit:
         max_new_tokens=message.sampling.max_new_tokens,
         sampling=message.sampling,
         produced=u32_array(message.produced_token_ids_u32),
+        resumed=message.resumed,
     )
 
 

@@ -127,3 +127,12 @@ def alive(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state != "Z"
+
+
+async def add_process(cluster: LocalCluster, name: str, service: str, *overrides: str) -> None:
+    """Start one more process in a cluster, as `worker-9` or `router-1`, and return once it listens.
+
+    The cluster's end kills it, if it still runs then.
+    """
+    await cluster._start(name, service, list(overrides))
+    await cluster._listening(name)

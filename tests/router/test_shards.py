@@ -66,6 +66,7 @@ async def test_a_broken_stream_is_resumed_with_the_tokens_received(start_router:
     again = await router.route()
     second = await next_submit(again)
     assert from_u32(second.produced_token_ids_u32) == [3, 4]
+    assert (first.resumed, second.resumed) == (False, True)
     assert second.prompt_token_ids_u32 == first.prompt_token_ids_u32
     assert second.sampling == first.sampling
     assert second.request_id == first.request_id

@@ -63,7 +63,9 @@ class Router:
     def __init__(self, call: grpc.aio.StreamStreamCall) -> None:
         self.call = call
 
-    async def submit(self, handle: int, prompt: int = 10, max_new: int = 4, adapter: str = "", produced=()) -> None:
+    async def submit(
+        self, handle: int, prompt: int = 10, max_new: int = 4, adapter: str = "", produced=(), resumed: bool = False
+    ) -> None:
         submit = pb.Submit(
             handle=handle,
             request_id=f"request-{handle}",
@@ -71,6 +73,7 @@ class Router:
             prompt_token_ids_u32=np.arange(prompt, dtype="<u4").tobytes(),
             produced_token_ids_u32=np.array(produced, "<u4").tobytes(),
             sampling=pb.Sampling(seed=1, max_new_tokens=max_new),
+            resumed=resumed,
         )
         await self.call.write(pb.RouteRequest(submit=submit))
 
@@ -219,8 +222,9 @@ async def test_a_full_queue_refuses_new_requests_but_not_resumed_ones(scheduler:
     refused = (await router.read()).refused
     assert (refused.handle, refused.reason) == (4, pb.REFUSAL_REASON_QUEUE_FULL)
     await router.submit(5, produced=[9])
+    await router.submit(6, resumed=True)
     worker = await scheduler.attach()
-    assert len((await worker.plan()).joins) == 4
+    assert len((await worker.plan()).joins) == 5
 
 
 async def test_a_worker_of_another_model_is_refused(scheduler: Harness) -> None:

@@ -118,6 +118,7 @@ class Submit(message.Message):
     PROMPT_TOKEN_IDS_U32_FIELD_NUMBER: builtins.int
     PRODUCED_TOKEN_IDS_U32_FIELD_NUMBER: builtins.int
     SAMPLING_FIELD_NUMBER: builtins.int
+    RESUMED_FIELD_NUMBER: builtins.int
     handle: builtins.int
     """Chosen by the router, never used again on this stream."""
     request_id: builtins.str
@@ -125,6 +126,10 @@ class Submit(message.Message):
     tenant_id: builtins.str
     prompt_token_ids_u32: builtins.bytes
     produced_token_ids_u32: builtins.bytes
+    resumed: builtins.bool
+    """Asked for before, on a stream that broke: a full queue takes it all the same,
+    also if it has no tokens yet.
+    """
     @builtins.property
     def sampling(self) -> Sampling: ...
     def __init__(
@@ -137,10 +142,11 @@ class Submit(message.Message):
         prompt_token_ids_u32: builtins.bytes = ...,
         produced_token_ids_u32: builtins.bytes = ...,
         sampling: Sampling | None = ...,
+        resumed: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_id", b"adapter_id", "handle", b"handle", "produced_token_ids_u32", b"produced_token_ids_u32", "prompt_token_ids_u32", b"prompt_token_ids_u32", "request_id", b"request_id", "sampling", b"sampling", "tenant_id", b"tenant_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_id", b"adapter_id", "handle", b"handle", "produced_token_ids_u32", b"produced_token_ids_u32", "prompt_token_ids_u32", b"prompt_token_ids_u32", "request_id", b"request_id", "resumed", b"resumed", "sampling", b"sampling", "tenant_id", b"tenant_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

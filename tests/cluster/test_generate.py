@@ -1,0 +1,88 @@
+"""The thinnest path: one request through router, scheduler and one worker, and back."""
+
+import asyncio
+import random
+
+import pytest
+from lorrery.v1 import router_pb2, types_pb2
+
+from tests.cluster.client import Ask, client_of, mixed_asks
+from tests.cluster.gauges import nothing_held, scrape
+from tests.cluster.harness import StartCluster
+
+pytestmark = pytest.mark.cluster
+
+FCFS = "scheduler.policy=fcfs"
+ADAPTERS = ("", "lora-0", "lora-1", "lora-2", "lora-3", "big")
+
+
+async def test_one_request_gets_every_token_in_order(start_cluster: StartCluster):
+    cluster = await start_cluster(FCFS)
+    async with client_of(cluster) as client:
+        stream = await client.start(Ask(seed=7, prompt_tokens=20, max_new_tokens=30, adapter_id="lora-1"))
+        usage = stream.check(cluster.settings)
+        ((worker,),) = [shard.workers for shard in await client.shards()]
+        assert usage.worker_id == worker.worker_id
+        assert usage.cached_tokens == 0
+        assert usage.num_requeues == 0
+        assert 0 <= usage.queue_seconds < 60
+        assert stream.finish is not None
+        assert stream.finish.reason == types_pb2.FINISH_REASON_LENGTH
+
+        by_eos = await client.start(Ask(seed=8, max_new_tokens=100, ignore_eos=False, true_output_tokens=12))
+        by_eos.check(cluster.settings)
+        assert by_eos.finish is not None
+        assert by_eos.finish.reason == types_pb2.FINISH_REASON_EOS
+        assert len(by_eos.token_ids) == 12
+    await nothing_held(cluster)
+    assert await scrape(cluster, "router", "lorrery_router_output_tokens_total") == 42
+    assert await scrape(cluster, "scheduler", "lorrery_scheduler_output_tokens_total") == 42
+    assert await scrape(cluster, "worker-0", "lorrery_worker_output_tokens_total") == 42
+    assert await scrape(cluster, "router", "lorrery_router_requests_total", outcome="ok") == 2
+
+
+async def test_text_prompt_and_stop_string_travel_the_whole_way(start_cluster: StartCluster):
+    cluster = await start_cluster(FCFS)
+    async with client_of(cluster) as client:
+        whole = await client.start(Ask(seed=11, max_new_tokens=40))
+        words = whole.text.split()
+        stop = f" {words[9]}"
+        assert words.index(words[9]) == 9
+        message = router_pb2.GenerateRequest(
+            text="tell me about the weather",
+            seed=11,
+            sampling=types_pb2.SamplingParams(max_new_tokens=40, ignore_eos=True, stop_sequences=[stop]),
+        )
+        call = client.stub.Generate(message, timeout=20)
+        try:
+            messages = [message async for message in call]
+        finally:
+            call.cancel()
+    text = "".join(message.text for message in messages)
+    token_ids = [token_id for message in messages for token_id in message.token_ids]
+    assert text == whole.text[: whole.text.index(stop)]
+    assert token_ids == whole.token_ids[:10]
+    assert messages[-1].finish.reason == types_pb2.FINISH_REASON_STOP
+    assert messages[-1].finish.usage.completion_tokens == 10
+    await nothing_held(cluster)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["scheduler.policy=fcfs", "scheduler.max_num_seqs=8"],
+        ["scheduler.policy=req_queue", "scheduler.running_max_req_size=8"],
+        ["scheduler.policy=req_queue", "scheduler.strict=true", "scheduler.prefetch=true"],
+        ["scheduler.policy=req_queue", "worker.step_time=llm-mock", "time_scale=0.1"],
+    ],
+    ids=["fcfs", "req_queue", "req_queue strict", "llm-mock"],
+)
+async def test_every_policy_serves_a_mixed_crowd(start_cluster: StartCluster, overrides: list[str]):
+    cluster = await start_cluster(*overrides, "scheduler.max_total_token_num=4200")
+    asks = mixed_asks(24, random.Random(1), prompt=(1, 300), output=(1, 40), adapters=ADAPTERS)
+    async with client_of(cluster) as client:
+        streams = [client.start(ask) for ask in asks]
+        await asyncio.gather(*streams)
+        for stream in streams:
+            stream.check(cluster.settings)
+    await nothing_held(cluster)
