@@ -1,7 +1,6 @@
 """Operator calls: the adapters and the state of the whole cluster, gathered from every connected shard.
 
-An adapter loaded here is remembered, and told to a shard that connects later before any request is. A shard that is not
-connected while an adapter is unloaded keeps it until it restarts.
+What is loaded and unloaded here is remembered, and told to a shard that connects later before any request is.
 """
 
 import asyncio
@@ -55,6 +54,7 @@ async def load(placement: Placement, adapter: types_pb2.Adapter, max_lora_rank: 
     # Remembered first, so that a shard which connects meanwhile hears of it too.
     previous = placement.adapters.get(adapter.adapter_id)
     placement.adapters[adapter.adapter_id] = adapter.rank
+    placement.unloaded.discard(adapter.adapter_id)
     try:
         await _all(shard.stub.RegisterAdapter(request, timeout=CALL_SECONDS) for shard in shards)
     except BaseException:
@@ -76,9 +76,13 @@ async def unload(placement: Placement, adapter_id: str) -> None:
     if not adapter_id:
         raise InvalidRequest("adapter_id is empty")
     request = scheduler_pb2.UnregisterAdapterRequest(adapter_id=adapter_id)
-    known = await _all(_unregister(shard, request) for shard in _connected(placement))
+    shards = _connected(placement)
+    # Remembered first, so that a shard which connects meanwhile hears of it too.
     remembered = placement.adapters.pop(adapter_id, None) is not None
+    placement.unloaded.add(adapter_id)
+    known = await _all(_unregister(shard, request) for shard in shards)
     if not remembered and not any(known):
+        placement.unloaded.discard(adapter_id)
         raise UnknownName(f"adapter {adapter_id!r} is not loaded")
 
 

@@ -7,7 +7,7 @@ placed anew, with the tokens received so far.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from hashlib import blake2b
 from uuid import uuid4
 
@@ -24,12 +24,14 @@ class Placement:
     Attributes:
         adapters: rank by id of each adapter loaded at run time through this router; a shard that connects learns them
             before any request.
+        unloaded: ids of those unloaded at run time; a shard that connects forgets them.
         any_connected: set once a shard has been up.
     """
 
     def __init__(self, settings: Settings, metrics: RouterMetrics) -> None:
         self.router_id = uuid4().hex
         self.adapters: dict[str, int] = {}
+        self.unloaded: set[str] = set()
         self.any_connected = asyncio.Event()
         self._timeout_seconds = settings.router.resume_timeout_seconds
         self._metrics = metrics
@@ -74,9 +76,9 @@ class Placement:
             if shard.owns(slot):
                 shard.cancel(slot)
 
-    def run_time_adapters(self) -> Mapping[str, int]:
+    def run_time_adapters(self) -> tuple[Mapping[str, int], Collection[str]]:
         """See `ShardOwner.run_time_adapters`."""
-        return self.adapters
+        return self.adapters, self.unloaded
 
     def shard_up(self, shard: Shard) -> None:
         """See `ShardOwner.shard_up`."""

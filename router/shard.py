@@ -6,7 +6,7 @@ cancels that gather travel in one message. A handle belongs to one life of the s
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 import grpc
@@ -34,8 +34,8 @@ class ShardOwner(Protocol):
 
     router_id: str
 
-    def run_time_adapters(self) -> Mapping[str, int]:
-        """Return the rank of every adapter loaded at run time."""
+    def run_time_adapters(self) -> tuple[Mapping[str, int], Collection[str]]:
+        """Return the rank of every adapter loaded at run time, and the ids of those unloaded."""
         ...
 
     def shard_up(self, shard: "Shard") -> None:
@@ -156,8 +156,9 @@ class Shard:
         call: RouteCall = self.stub.Route(wait_for_ready=True)
         session: Session | None = None
         try:
-            told = dict(self._owner.run_time_adapters())
-            await call.write(wire.router_hello(self._owner.router_id, told))
+            loaded, unloaded = self._owner.run_time_adapters()
+            told = dict(loaded), set(unloaded)
+            await call.write(wire.router_hello(self._owner.router_id, *told))
             hello = wire.scheduler_hello(await call.read())
             if told != self._owner.run_time_adapters():
                 raise wire.ProtocolError("the adapters changed between the hellos")

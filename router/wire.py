@@ -6,7 +6,7 @@ a Python object per element.
 
 import sys
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
@@ -164,12 +164,19 @@ def shard_status(address: str, connected: bool, status: scheduler_pb2.GetStatusR
 # --- schedulers --------------------------------------------------------------
 
 
-def router_hello(router_id: str, adapters: Mapping[str, int]) -> scheduler_pb2.RouteRequest:
-    """Return the first message of a Route stream; `adapters`: rank by adapter id."""
+def router_hello(router_id: str, adapters: Mapping[str, int], unloaded: Collection[str]) -> scheduler_pb2.RouteRequest:
+    """Return the first message of a Route stream.
+
+    Args:
+        router_id: the router's.
+        adapters: rank by id of those loaded at run time.
+        unloaded: ids of those unloaded at run time.
+    """
     return scheduler_pb2.RouteRequest(
         hello=scheduler_pb2.RouterHello(
             router_id=router_id,
             adapters=adapter_messages(adapters),
+            unloaded_adapters=sorted(unloaded),
         )
     )
 

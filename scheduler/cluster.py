@@ -294,8 +294,10 @@ class Cluster:
 
     # --- routers ----------------------------------------------------------------------------------------------------
 
-    def connect(self, router_id: str, adapters: Iterable[Adapter]) -> RouterLink:
-        """Take in a router, and the adapters that it was told of at run time."""
+    def connect(self, router_id: str, adapters: Iterable[Adapter], unloaded: Iterable[str]) -> RouterLink:
+        """Take in a router, and what it was told of adapters at run time: those loaded, and those unloaded."""
+        for adapter_id in unloaded:
+            self.adapters.pop(adapter_id, None)
         for adapter in adapters:
             self.adapters.setdefault(adapter.adapter_id, adapter)
         router = RouterLink(router_id, self.clock, self.settings.scheduler.max_pending_router_tokens)

@@ -60,7 +60,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         if first is None or first.WhichOneof("message") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be hello")
             return
-        router = self._cluster.connect(first.hello.router_id, map(wire.read_adapter, first.hello.adapters))
+        hello = first.hello
+        adapters = map(wire.read_adapter, hello.adapters)
+        router = self._cluster.connect(hello.router_id, adapters, hello.unloaded_adapters)
         try:
             router.send(wire.scheduler_hello(self._settings.model, self._settings.time_scale))
             if self._cluster.draining:

@@ -99,6 +99,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.num_hellos += 1
         await self.may_answer.wait()
         route = Route(first.hello)
+        for adapter_id in first.hello.unloaded_adapters:
+            self.adapters.pop(adapter_id, None)
         self.adapters.update({adapter.adapter_id: adapter.rank for adapter in first.hello.adapters})
         await context.write(
             scheduler_pb2.RouteResponse(

@@ -277,10 +277,28 @@ async def test_loaded_adapters_are_told_to_every_shard_and_again_to_one_that_res
     again = await router.route(0)
     assert [(adapter.adapter_id, adapter.rank) for adapter in again.hello.adapters] == [("new", 16)]
     assert again.hello.router_id == routes[0].hello.router_id != ""
+    await router.until_connected()
     await router.stub.UnloadAdapter(router_pb2.UnloadAdapterRequest(adapter_id="new"), timeout=10)
     assert not any("new" in scheduler.adapters for scheduler in router.schedulers)
     again.break_off()
     assert list((await router.route(0)).hello.adapters) == []
+
+
+async def test_an_adapter_unloaded_while_a_shard_is_away_is_unknown_there_when_it_is_back(
+    start_router: StartRouter,
+) -> None:
+    router = await start_router(2)
+    routes = [await router.route(index) for index in range(2)]
+    await router.until_connected()
+    adapter = types_pb2.Adapter(adapter_id="new", rank=16)
+    await router.stub.LoadAdapter(router_pb2.LoadAdapterRequest(adapter=adapter), timeout=10)
+    routes[0].break_off()
+    away = router.schedulers[0].address
+    await router.until(lambda: not router.sample("lorrery_router_shard_connected", shard=away))
+    await router.stub.UnloadAdapter(router_pb2.UnloadAdapterRequest(adapter_id="new"), timeout=10)
+    await router.until(lambda: "new" not in router.schedulers[0].adapters)
+    await router.stub.LoadAdapter(router_pb2.LoadAdapterRequest(adapter=adapter), timeout=10)
+    await router.until(lambda: all("new" in scheduler.adapters for scheduler in router.schedulers))
 
 
 async def test_an_adapter_loaded_between_the_hellos_is_not_missed(start_router: StartRouter) -> None:

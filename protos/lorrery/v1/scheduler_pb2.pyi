@@ -86,20 +86,26 @@ class RouterHello(message.Message):
 
     ROUTER_ID_FIELD_NUMBER: builtins.int
     ADAPTERS_FIELD_NUMBER: builtins.int
+    UNLOADED_ADAPTERS_FIELD_NUMBER: builtins.int
     router_id: builtins.str
     @builtins.property
     def adapters(self) -> containers.RepeatedCompositeFieldContainer[types_pb2.Adapter]:
         """Adapters loaded at run time, which a restarted scheduler does not know."""
+
+    @builtins.property
+    def unloaded_adapters(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Adapters unloaded at run time, which it may still know."""
 
     def __init__(
         self,
         *,
         router_id: builtins.str = ...,
         adapters: abc.Iterable[types_pb2.Adapter] | None = ...,
+        unloaded_adapters: abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["adapters", b"adapters", "router_id", b"router_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapters", b"adapters", "router_id", b"router_id", "unloaded_adapters", b"unloaded_adapters"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
