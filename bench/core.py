@@ -26,8 +26,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.core.catalogue import POLICIES, ReplicaLimits, build_replica
+from scheduler.core.catalogue import QUEUES, ReplicaSettings, build_replica
 from scheduler.core.plan import EndReason, Finished, Idle, Plan, Ran
+from scheduler.core.queues.profile import device_profile
 from scheduler.core.replica import Replica
 from scheduler.core.sequence import Adapter, Sequence
 
@@ -82,7 +83,7 @@ def measure(num_steps: int, on_row: Callable[[CoreCost], None] = lambda row: Non
     rows = []
     for batch in BATCHES:
         reference_us = _reference_us(batch, num_steps)
-        for policy in POLICIES:
+        for policy in QUEUES:
             for pressure in PRESSURES:
                 for waiting in WAITING:
                     row = _measure_one(policy, pressure, batch, waiting, num_steps, reference_us)
@@ -92,7 +93,7 @@ def measure(num_steps: int, on_row: Callable[[CoreCost], None] = lambda row: Non
 
 
 def _measure_one(policy: str, pressure: str, batch: int, waiting: int, num_steps: int, reference_us: float) -> CoreCost:
-    world = _World(build_replica(policy, _limits(pressure, batch)), batch + waiting)
+    world = _World(build_replica(_settings(policy, pressure, batch)), batch + waiting)
     world.run(4 * MAX_OUTPUT_TOKENS)  # until the sequences' ages are mixed
     samples = world.run(num_steps)
     live = world.run(num_steps, plan_always=False)
@@ -122,14 +123,17 @@ def _median(values: FloatArray) -> float | None:
     return float(np.median(values)) if len(values) else None
 
 
-def _limits(pressure: str, batch: int) -> ReplicaLimits:
+def _settings(policy: str, pressure: str, batch: int) -> ReplicaSettings:
     total = PROMPT_TOKENS + MAX_OUTPUT_TOKENS
     if pressure == "seats":
         seats, pool = batch, 10 * batch * total
     else:
         # What `batch` sequences hold at half their longest output, and the adapters' share.
         seats, pool = 4 * batch, batch * (PROMPT_TOKENS + MAX_OUTPUT_TOKENS // 2) + 4 * RANK * min(NUM_ADAPTERS, batch)
-    return ReplicaLimits(
+    return ReplicaSettings(
+        policy=policy,
+        batch_num_adapters=NUM_ADAPTERS,
+        profile=device_profile("A100-80-SXM", "Llama-2-7B", 1, "roofline") if policy == "pets" else None,
         max_total_token_num=pool,
         max_req_total_len=total,
         running_max_req_size=seats,

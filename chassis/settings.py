@@ -12,12 +12,14 @@ time.
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from chassis.combinations import batching_of, why_senseless
 from chassis.errors import SettingsError
 
 FORMAT = 1
@@ -30,6 +32,26 @@ Address = Annotated[str, Field(pattern=r"^.+:\d+$", description="HOST:PORT; port
 Seconds = Annotated[float, Field(ge=0)]
 PositiveSeconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
+Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def _named(*names: str) -> AfterValidator:
+    """Accept these names, and the dotted name (`module:Class`) of one from outside the tree."""
+
+    def check(name: str) -> str:
+        if name not in names and ":" not in name:
+            raise ValueError(f"{name!r} is none of {', '.join(names)}, nor a dotted name, module:Class")
+        return name
+
+    return AfterValidator(check)
+
+
+POLICIES = ("req_queue", "fcfs", "vtc_fair", "abort", "cluster", "peft", "pets")
+BATCHINGS = ("slora_loop", "continuous", "mixed", "chunked", "static", "llm_mock")
+PLACEMENTS = ("least_loaded", "round_robin", "adapter_hash", "prefix_match", "power_of_two")
+PolicyName = Annotated[str, _named(*POLICIES)]
+BatchingName = Annotated[str, _named(*BATCHINGS)]
+PlacementName = Annotated[str, _named(*PLACEMENTS)]
 
 
 class _Section(BaseModel):
@@ -69,6 +91,26 @@ class AdapterSettings(_Section):
     """The adapters that requests may name."""
 
     max_lora_rank: Count = 64
+    target_modules: Literal["qkvo", "all-linear"] = Field(
+        default="qkvo", description="projections that adapters change; with the rank it gives their size"
+    )
+    slots_rule: Literal["slora", "exact"] = Field(
+        default="slora",
+        description="what an adapter takes of the KV pool: 4 x rank tokens, or as many as have its size in bytes",
+    )
+    max_loras: Count | None = Field(default=None, description="places on a worker's GPU; unset: as the KV pool allows")
+    max_cpu_loras: Count | None = Field(default=None, description="places in a worker's host memory; unset: all")
+    max_concurrent_loads: Count = 4
+    loading: Literal["background", "blocking"] = Field(
+        default="background", description="who waits for a load: the request in the queue, or the whole prefill step"
+    )
+    host_gb_per_second: PositiveSeconds = Field(
+        default=24.0, description="from pinned host memory; 24 over PCIe 4.0, 50 over 5.0"
+    )
+    disk_gb_per_second: PositiveSeconds = Field(default=2.0, description="for an adapter not in host memory yet")
+    load_failure_ratio: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0, description="share of loads that fail, drawn by scheduler.seed"
+    )
     registry: tuple[AdapterSpec, ...] = ()
 
     @model_validator(mode="after")
@@ -94,9 +136,12 @@ class AdapterSettings(_Section):
 class PrefixCacheSettings(_Section):
     """Which prompt prefixes count as already computed."""
 
-    kind: Literal["none", "static_trie"] = "none"
+    kind: Literal["none", "static_trie", "blocks"] = "none"
     corpus: Path | None = Field(default=None, description="static_trie: prompts, one JSON array of token ids a line")
     cache_size: Annotated[int, Field(ge=0)] = 500
+    share_within_plan: bool = Field(
+        default=False, description="blocks: let a prompt use what another one computes in the same step"
+    )
 
     @model_validator(mode="after")
     def _has_corpus(self) -> Self:
@@ -111,7 +156,10 @@ class SchedulerSettings(_Section):
     listen: Address = "127.0.0.1:50052"
     metrics: Address = "127.0.0.1:9102"
 
-    policy: Literal["req_queue", "fcfs"] = "req_queue"
+    policy: PolicyName = "req_queue"
+    batching: BatchingName | None = Field(
+        default=None, description="way to batch; unset: the one the policy's original has"
+    )
     strict: bool = Field(default=False, description="keep the published quirks of the policy's original")
 
     max_total_token_num: Count | None = Field(
@@ -119,17 +167,36 @@ class SchedulerSettings(_Section):
     )
     max_req_input_len: Count = 2048
     max_req_total_len: Count = 3072
-    # req_queue
+    memory: Literal["peak", "paged", "none"] = Field(
+        default="peak",
+        description="reserve everybody's peak, give out blocks and preempt when they run out, or bound the count only",
+    )
+    block_size: Count = Field(default=16, description="paged, and prefix_cache.kind = 'blocks': tokens in a block")
+    watermark: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.01, description="paged: share of the blocks that admission leaves free"
+    )
+    # S-LoRA's policies
     batch_max_tokens: Count | None = Field(
         default=None, description="unset: max(max_total_token_num // 6, max_req_total_len)"
     )
     running_max_req_size: Count = 1000
-    prefetch: bool = Field(default=False, description="req_queue: load the next batch's adapters ahead")
+    prefetch: bool = Field(default=False, description="slora_loop: load the next batch's adapters ahead")
+    fair_weights: tuple[Weight, ...] | dict[str, Weight] = Field(
+        default=(), description="vtc_fair: shares in the order of the registry, or by adapter; missing ones are 1"
+    )
+    batch_num_adapters: Count | None = Field(default=None, description="cluster: distinct adapters in a batch")
+    first_token_slo_seconds: Annotated[float, Field(gt=0.5)] = Field(
+        default=6.0, description="abort: device seconds; who waits to within half a second of it is dropped"
+    )
     # fcfs
     max_num_seqs: Count = 256
     max_num_batched_tokens: Count = 8192
 
     prefix_cache: PrefixCacheSettings = PrefixCacheSettings()
+
+    placement: PlacementName = "least_loaded"
+    log_placement: bool = Field(default=False, description="log for each request where it went and why")
+    seed: Annotated[int, Field(ge=0)] = Field(default=0, description="of what the scheduler draws at random")
 
     max_waiting_requests: Count = 10_000
     max_pending_router_tokens: Count = 1_000_000
@@ -149,13 +216,16 @@ class SchedulerSettings(_Section):
                 f"batch_max_tokens ({self.batch_max_tokens}) must be at least"
                 f" max_req_total_len ({self.max_req_total_len})"
             )
-        if self.policy == "fcfs" and self.max_num_batched_tokens < self.max_req_total_len:
+        whole_prompts = self.policy == "fcfs" and self.batching not in ("chunked", "llm_mock")
+        if whole_prompts and self.max_num_batched_tokens < self.max_req_total_len:
             raise ValueError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least"
-                f" max_req_total_len ({self.max_req_total_len}): a resumed sequence is prefilled in one step"
+                f" max_req_total_len ({self.max_req_total_len}): a resumed or preempted sequence is prefilled in one"
+                " step, unless batching = 'chunked'"
             )
-        if self.policy == "fcfs" and self.strict:
-            raise ValueError("strict keeps an original's quirks; fcfs has no original")
+        why = why_senseless(dict(self) | {"batching": self.batching or batching_of(self.policy)})
+        if why is not None:
+            raise ValueError(why)
         return self
 
 
@@ -242,6 +312,25 @@ class Settings(BaseSettings):
         if self.format != FORMAT:
             raise ValueError(f"format {self.format} is not known; this version reads format {FORMAT}")
         return self
+
+    @model_validator(mode="after")
+    def _weights_have_adapters(self) -> Self:
+        num_weights, num_adapters = len(self.scheduler.fair_weights), sum(1 for _ in self.adapters.expand())
+        if isinstance(self.scheduler.fair_weights, tuple) and num_weights > num_adapters:
+            raise ValueError(
+                f"scheduler.fair_weights has {num_weights} weights; the registry has {num_adapters} adapters"
+            )
+        return self
+
+    def fair_weights(self) -> dict[str, Fraction]:
+        """Return the weights that are set, by adapter; decimal fractions are taken as written."""
+        weights = self.scheduler.fair_weights
+        by_adapter = (
+            weights.items()
+            if isinstance(weights, dict)
+            else zip((name for name, _ in self.adapters.expand()), weights, strict=False)
+        )
+        return {name: Fraction(str(weight)) for name, weight in by_adapter}
 
     @classmethod
     def settings_customise_sources(

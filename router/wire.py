@@ -36,6 +36,7 @@ _REFUSALS: dict[int, type[RequestError]] = {
     scheduler_pb2.REFUSAL_REASON_RANK_OVER_LIMIT: RankOverLimit,
     scheduler_pb2.REFUSAL_REASON_NO_WORKER: Unavailable,
     scheduler_pb2.REFUSAL_REASON_DRAINING: Unavailable,
+    scheduler_pb2.REFUSAL_REASON_ADAPTER_LOAD: Unavailable,
     scheduler_pb2.REFUSAL_REASON_INTERNAL: Internal,
 }
 Message = router_pb2.GenerateResponse

@@ -4,25 +4,21 @@ Requests that find no worker wait here (`unplaced`), for `worker_wait_seconds` a
 """
 
 import asyncio
-import json
 from collections.abc import Iterable
-from functools import cached_property
 
 from prometheus_client import CollectorRegistry
 
 from chassis.clock import DeviceClock
-from chassis.errors import FormatError
 from chassis.log import get_logger
 from chassis.settings import Settings
 from scheduler import wire
-from scheduler.core.catalogue import PLACEMENTS, ReplicaLimits, build_replica
 from scheduler.core.limits import Limits, check_lengths
-from scheduler.core.prefix_cache.base import PrefixCache
-from scheduler.core.prefix_cache.static_trie import StaticTrie
+from scheduler.core.placements.base import Candidate
 from scheduler.core.sequence import Adapter, Sequence
 from scheduler.live import Live
 from scheduler.messages import RefusalReason, Submit, WorkerHello
 from scheduler.metrics import SchedulerMetrics
+from scheduler.replicas import ReplicaFactory
 from scheduler.routers import RouterLink
 from scheduler.workers import Dispatcher
 
@@ -53,7 +49,6 @@ class Cluster:
         self.workers: dict[str, Dispatcher] = {}
         self.routers: set[RouterLink] = set()
         self.unplaced: dict[int, Live] = {}
-        self.adapters = {name: Adapter(name, rank) for name, rank in settings.adapters.expand()}
         self.draining = False
         self.empty = asyncio.Event()
         self.metrics = SchedulerMetrics(
@@ -64,7 +59,11 @@ class Cluster:
             num_routers=lambda: len(self.routers),
         )
         self._num_handles = 0
-        self._place = PLACEMENTS["least_loaded"]
+        self._factory = ReplicaFactory(settings)
+        self._placement = self._factory.placement()
+        self.adapters: dict[str, Adapter] = {}
+        for name, rank in settings.adapters.expand():
+            self.register(name, rank)
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -82,6 +81,7 @@ class Cluster:
                 adapter=adapter,
                 tenant_id=submit.tenant_id,
                 prompt_token_ids=wire.u32_array(submit.prompt_token_ids_u32),
+                output_token_ids=submit.produced,
                 produced_tokens=len(submit.produced),
             )
             if not submit.produced:
@@ -175,18 +175,21 @@ class Cluster:
     # --- placing ----------------------------------------------------------------------------------------------------
 
     def _place_or_wait(self, live: Live, at_ps: int) -> None:
-        ready = {id(w.replica): w for w in self.workers.values() if not w.draining}
-        reasons = {key: worker.replica.queue.can_ever_admit(live.sequence) for key, worker in ready.items()}
-        fitting = [worker.replica for key, worker in ready.items() if reasons[key] is None]
-        replica = self._place(live.sequence, fitting)
-        if replica is not None:
+        ready = [worker for worker in self.workers.values() if not worker.draining]
+        reasons = [worker.replica.why_never(live.sequence) for worker in ready]
+        fitting = {worker.worker_id: worker for worker, why in zip(ready, reasons, strict=True) if why is None}
+        if fitting:
             self.unplaced.pop(live.sequence.handle, None)
             if live.unplaced is not None:
                 live.unplaced.cancel()
                 live.unplaced = None
-            ready[id(replica)].submit(live, at_ps)
+            candidates = [Candidate(name, worker.replica) for name, worker in fitting.items()]
+            choice = self._placement.place(live.sequence, candidates)
+            if self.settings.scheduler.log_placement:
+                log.info("placed", request_id=live.request_id, worker_id=choice.candidate.name, why=choice.why)
+            fitting[choice.candidate.name].submit(live, at_ps)
         elif ready:
-            self._end(live, RefusalReason.NEVER_FITS, f"no attached worker can ever take it: {reasons.popitem()[1]}")
+            self._end(live, RefusalReason.NEVER_FITS, f"no attached worker can ever take it: {reasons[0]}")
         elif live.unplaced is None:
             live.dispatcher = None
             self.unplaced[live.sequence.handle] = live
@@ -226,31 +229,17 @@ class Cluster:
             )
         if hello.worker_id in self.workers:
             raise ValueError(f"worker {hello.worker_id} is attached already")
-        own = self.settings.scheduler
-        limits = ReplicaLimits(
-            max_total_token_num=own.max_total_token_num or hello.max_total_token_num,
-            max_req_total_len=own.max_req_total_len,
-            running_max_req_size=own.running_max_req_size,
-            max_num_seqs=own.max_num_seqs,
-            max_num_batched_tokens=own.max_num_batched_tokens,
-            batch_max_tokens=own.batch_max_tokens,
-            prefetch=own.prefetch,
-            strict=own.strict,
-        )
-        replica = build_replica(
-            own.policy,
-            limits,
-            self.prefix_cache,
-            min_computed_tokens=0 if hello.step_time_model == "llm-mock" else 1,
-        )
-        worker = Dispatcher(hello, replica, limits.max_total_token_num, self)
+        settings = self._factory.replica_settings(hello)
+        worker = Dispatcher(hello, self._factory.replica(settings), settings.max_total_token_num, self)
         self.workers[hello.worker_id] = worker
         log.info(
             "worker_attached",
             worker_id=hello.worker_id,
             gpu=hello.gpu,
-            max_total_token_num=limits.max_total_token_num,
-            batch_max_tokens=limits.effective_batch_max_tokens,
+            policy=settings.policy,
+            batching=settings.batching_name,
+            max_total_token_num=settings.max_total_token_num,
+            batch_max_tokens=settings.limits.max_prompt_tokens,
         )
         self._place_again([live.sequence for live in list(self.unplaced.values())])
         return worker
@@ -275,22 +264,11 @@ class Cluster:
         )
         self._place_again(unfinished)
 
-    @cached_property
-    def prefix_cache(self) -> PrefixCache | None:
-        """The prefix cache of every replica; a static one is shared.
+    # --- adapters ---------------------------------------------------------------------------------------------------
 
-        Raises:
-            FormatError: the corpus cannot be read.
-        """
-        own = self.settings.scheduler.prefix_cache
-        if own.kind == "none" or own.corpus is None:
-            return None
-        try:
-            with own.corpus.open(encoding="utf-8") as lines:
-                prompts = [json.loads(line) for line in lines if line.strip()]
-        except (OSError, ValueError) as error:
-            raise FormatError(f"scheduler.prefix_cache.corpus {own.corpus}: {error}") from None
-        return StaticTrie.build(prompts, own.cache_size)
+    def register(self, adapter_id: str, rank: int) -> Adapter:
+        """Take in an adapter; return the one that is known by its name."""
+        return self.adapters.setdefault(adapter_id, self._factory.adapter(adapter_id, rank))
 
     # --- routers ----------------------------------------------------------------------------------------------------
 
@@ -299,7 +277,7 @@ class Cluster:
         for adapter_id in unloaded:
             self.adapters.pop(adapter_id, None)
         for adapter in adapters:
-            self.adapters.setdefault(adapter.adapter_id, adapter)
+            self.register(adapter.adapter_id, adapter.rank)
         router = RouterLink(router_id, self.clock, self.settings.scheduler.max_pending_router_tokens)
         self.routers.add(router)
         log.info("router_connected", router_id=router_id, num_adapters=len(self.adapters))

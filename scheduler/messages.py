@@ -19,6 +19,8 @@ class RefusalReason(Enum):
     QUEUE_FULL = auto()
     NO_WORKER = auto()
     DRAINING = auto()
+    SLO_UNATTAINABLE = auto()
+    ADAPTER_LOAD = auto()
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,11 +51,13 @@ class SchedulerMetrics:
             "late_interrupts_total", "Arrivals and cancels that took effect later than at the first possible boundary."
         )
         self.requeued = counter("requeued_sequences_total", "Sequences queued again after a worker was lost or left.")
+        self.preemptions = counter("preemptions_total", "Sequences that lost their place to others and wait again.")
         self.workers_lost = counter("workers_lost_total", "Workers that went without draining.")
         self.prompt_tokens = counter("prompt_tokens_total", "Prompt tokens of admitted requests.")
         self.output_tokens = counter("output_tokens_total", "Tokens that workers produced.")
-        self.prefix_queries = counter("prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.")
-        self.prefix_hits = counter("prefix_cache_hits_total", "Prompt tokens found in the prefix cache.")
+        self.prefix_queries = counter("prefix_cache_queries_total", "Input tokens looked up in the prefix cache.")
+        self.prefix_hits = counter("prefix_cache_hits_total", "Input tokens found in the prefix cache.")
+        self.prefix_evictions = counter("prefix_cache_evictions_total", "Blocks that a prefix cache gave up.")
         self.adapter_loads = counter("adapter_loads_total", "Adapters loaded into a worker's device memory.")
         self.gap_seconds = counter("gap_seconds_total", "Time in which a worker with a plan stood still.")
         self.queue_seconds = histogram("queue_seconds", "From arrival to first admission.", WAIT_BUCKETS)
@@ -69,7 +71,7 @@ class SchedulerMetrics:
         self.batch_tokens = histogram("batch_tokens", "Tokens computed in a step.", TOKEN_BUCKETS)
         self.plan_seconds = histogram("plan_cpu_seconds", "CPU time of one planning.", CPU_BUCKETS)
         self.commit_seconds = histogram("commit_cpu_seconds", "CPU time of one commit.", CPU_BUCKETS)
-        for outcome in ("eos", "stop", "length", "aborted", "cancelled", "refused"):
+        for outcome in ("eos", "stop", "length", "aborted", "cancelled", "dropped", "refused"):
             self.requests.labels(outcome)
         registry.register(_Gauges(workers, num_unplaced, num_live, num_routers))
 
@@ -93,9 +95,9 @@ class SchedulerMetrics:
         self.queue_seconds.observe(queue_ps / PS_PER_SECOND)
         self.prompt_tokens.inc(prompt_tokens)
 
-    def prefix_looked_up(self, prompt_tokens: int, cached_tokens: int) -> None:
-        """Note a look-up in the prefix cache."""
-        self.prefix_queries.inc(prompt_tokens)
+    def prefix_looked_up(self, input_tokens: int, cached_tokens: int) -> None:
+        """Note an admission's look-up in the prefix cache."""
+        self.prefix_queries.inc(input_tokens)
         self.prefix_hits.inc(cached_tokens)
 
     def first_token(self, ttft_ps: int) -> None:
@@ -144,12 +146,22 @@ class _Gauges(Collector):
         waiting = sum(worker.replica.num_waiting for worker in workers) + self._num_unplaced()
         yield gauge("waiting_requests", "Requests that wait for admission, on all workers and for one.", waiting)
         yield gauge("running_requests", "Sequences in a batch.", sum(worker.replica.num_running for worker in workers))
-        pins = sum(sequence.adapter is not None for worker in workers for sequence in list(worker.replica.running))
+        pins = sum(worker.replica.running.adapter_pins for worker in workers)
         yield gauge("adapter_pins", "Running sequences that pin an adapter.", pins)
         yield per_worker("worker_running_sequences", "Sequences in the batch.", lambda w: w.replica.num_running)
         yield per_worker("worker_waiting_sequences", "Sequences in the queue.", lambda w: w.replica.num_waiting)
         yield per_worker("worker_kv_tokens", "KV tokens that sequences hold.", lambda w: w.replica.kv_tokens)
         yield per_worker("worker_kv_pool_tokens", "Size of the KV pool.", lambda w: w.max_total_token_num)
+        blocks = GaugeMetricFamily(
+            "lorrery_scheduler_worker_kv_blocks", "Blocks of a paged KV pool.", labels=["worker", "state"]
+        )
+        for worker in workers:
+            use = worker.replica.memory.block_use(worker.replica.running)
+            if use is not None:
+                blocks.add_metric([worker.worker_id, "used"], use.used)
+                blocks.add_metric([worker.worker_id, "cached"], use.cached)
+                blocks.add_metric([worker.worker_id, "free"], use.free)
+        yield blocks
         yield per_worker(
             "worker_resident_adapters", "Adapters in the device's memory.", lambda w: len(w.replica.resident_adapters)
         )

@@ -30,7 +30,6 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._settings = settings
         self._cluster = Cluster(settings, registry)
         self._timeout_seconds = settings.scheduler.worker_timeout_seconds
-        _ = self._cluster.prefix_cache  # a corpus that cannot be read is an error now, not at the first attach
 
     # --- the process ------------------------------------------------------------------------------------------------
 
@@ -139,7 +138,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"adapter {adapter.adapter_id!r} has rank {adapter.rank}; max_lora_rank is {most}",
             )
-        known = self._cluster.adapters.setdefault(adapter.adapter_id, adapter)
+        known = self._cluster.register(adapter.adapter_id, adapter.rank)
         if known.rank != adapter.rank:
             await context.abort(
                 grpc.StatusCode.ALREADY_EXISTS, f"adapter {adapter.adapter_id!r} is known with rank {known.rank}"

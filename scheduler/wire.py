@@ -31,6 +31,8 @@ REFUSAL_REASON: dict[RefusalReason, pb.RefusalReason.ValueType] = {
     RefusalReason.QUEUE_FULL: pb.REFUSAL_REASON_QUEUE_FULL,
     RefusalReason.NO_WORKER: pb.REFUSAL_REASON_NO_WORKER,
     RefusalReason.DRAINING: pb.REFUSAL_REASON_DRAINING,
+    RefusalReason.SLO_UNATTAINABLE: pb.REFUSAL_REASON_SLO_UNATTAINABLE,
+    RefusalReason.ADAPTER_LOAD: pb.REFUSAL_REASON_ADAPTER_LOAD,
 }
 
 PS_PER_SECOND = 1e12
@@ -145,13 +147,15 @@ def read_worker_hello(message: pb.WorkerHello) -> WorkerHello:
 def read_step(message: pb.StepDone) -> StepReport:
     """Read one step's outcome."""
     ended: list[tuple[int, EndReason]] = []
+    silent: frozenset[int] = frozenset()
     if message.finished_handles_u32:
         handles, reasons = u32_array(message.finished_handles_u32), u32_array(message.finish_reasons_u32)
         ended = [(handle, END_REASON[reason]) for handle, reason in zip(handles, reasons, strict=True)]
+        silent = frozenset(handles) - frozenset(u32_array(message.handles_u32))
     return StepReport(
         plan_id=message.plan_id,
         start_ps=message.start_ps,
-        ran=Ran(1, message.end_ps, ended),
+        ran=Ran(1, message.end_ps, ended, silent),
         handles_u32=message.handles_u32,
         token_ids_u32=message.token_ids_u32,
         hand_back=message.hand_back,
@@ -179,6 +183,8 @@ def write_plan(plan: Plan, plan_id: int, sent_ps: int, live: Callable[[int], Liv
         until_ps=plan.until_ps,
         joins=[_join(sequence, live(sequence.handle), needs_prompts) for sequence in plan.joins],
         decode=plan.decode,
+        hold=plan.hold,
+        wait_ps=plan.wait_ps,
         adapter_loads=[write_adapter(adapter) for adapter in (*plan.adapter_loads, *plan.adapter_prefetches)],
         adapter_evictions=plan.adapter_evictions,
     )

@@ -15,11 +15,11 @@ from typing import Protocol
 from chassis.clock import DeviceClock
 from chassis.log import get_logger
 from scheduler import wire
-from scheduler.core.plan import Admitted, Cancelled, Event, Finished, FirstToken, Plan
+from scheduler.core.plan import Admitted, Cancelled, Dropped, DropReason, Event, Finished, FirstToken, Plan, Preempted
 from scheduler.core.replica import Replica
 from scheduler.core.sequence import Sequence
 from scheduler.live import Live
-from scheduler.messages import StepReport, WorkerHello
+from scheduler.messages import RefusalReason, StepReport, WorkerHello
 from scheduler.metrics import SchedulerMetrics
 from scheduler.routers import RouterLink
 
@@ -67,13 +67,14 @@ class Dispatcher:
         self._outbox: list[wire.ToWorker] = []
         self._wake = asyncio.Event()
         self._fan_out: _FanOut | None = None
+        self._num_evictions = 0
 
     # --- what comes in from requests --------------------------------------------------------------------------------
 
     def submit(self, live: Live, at_ps: int) -> None:
         """Give the worker's queue a request."""
         live.dispatcher = self
-        heeded = self.replica.heeds_arrivals()
+        heeded = self.replica.arrival_matters()
         self.replica.submit(live.sequence, at_ps)
         self._nudge(at_ps, heeded)
 
@@ -99,10 +100,10 @@ class Dispatcher:
         at_ps = max(at_ps, self._boundary_ps)
         while True:
             started = time.thread_time()
-            loads_before = self.replica.num_adapter_loads
+            loads_before = self.replica.adapters.num_loads
             decision = self.replica.plan(at_ps)
             self._metrics.plan_seconds.observe(time.thread_time() - started)
-            self._metrics.adapter_loads.inc(self.replica.num_adapter_loads - loads_before)
+            self._metrics.adapter_loads.inc(self.replica.adapters.num_loads - loads_before)
             self._handle(decision.events)
             if isinstance(decision, Plan):
                 self._start(decision)
@@ -173,15 +174,19 @@ class Dispatcher:
 
     def _handle(self, events: list[Event]) -> None:
         lives = self._cluster.lives
+        cache = self.replica.prefix_cache
+        if cache is not None:
+            self._metrics.prefix_evictions.inc(cache.num_evictions - self._num_evictions)
+            self._num_evictions = cache.num_evictions
         for event in events:
             if isinstance(event, Admitted):
                 live = lives[event.sequence.handle]
                 if live.queue_ps is None and event.sequence.admitted_ps is not None:
                     live.queue_ps = event.sequence.admitted_ps - event.sequence.arrived_ps
-                    live.cached_tokens = event.sequence.cached_tokens
+                    live.cached_tokens = min(event.sequence.cached_tokens, event.sequence.prompt_tokens)
                     self._metrics.admitted(live.queue_ps, event.sequence.prompt_tokens)
-                if self.replica.prefix_cache is not None:
-                    self._metrics.prefix_looked_up(event.sequence.prompt_tokens, event.sequence.cached_tokens)
+                if cache is not None:
+                    self._metrics.prefix_looked_up(event.sequence.input_tokens, event.sequence.cached_tokens)
             elif isinstance(event, FirstToken):
                 self._metrics.first_token(event.at_ps - event.sequence.arrived_ps)
             elif isinstance(event, Finished):
@@ -189,9 +194,23 @@ class Dispatcher:
                 live.router.finished(wire.finished(live, event.reason, event.output_tokens, self.worker_id))
                 self._metrics.finished(event.reason)
                 self._cluster.forget(live)
+            elif isinstance(event, Dropped):
+                self._refuse(lives[event.sequence.handle], event.reason)
+            elif isinstance(event, Preempted):
+                self._metrics.preemptions.inc()
             elif isinstance(event, Cancelled):
                 self._metrics.requests.labels("cancelled").inc()
                 self._cluster.forget(lives[event.sequence.handle])
+
+    def _refuse(self, live: Live, reason: DropReason) -> None:
+        self._metrics.requests.labels("dropped").inc()
+        if reason is DropReason.ADAPTER_LOAD and live.sequence.adapter is not None:
+            message = f"adapter {live.sequence.adapter.adapter_id!r} could not be loaded; try later"
+            live.router.refused(live.router_handle, RefusalReason.ADAPTER_LOAD, message)
+        else:
+            message = "dropped: the service level can no longer be met; try later"
+            live.router.refused(live.router_handle, RefusalReason.SLO_UNATTAINABLE, message)
+        self._cluster.forget(live)
 
     # --- the stream -------------------------------------------------------------------------------------------------
 

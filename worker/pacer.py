@@ -48,6 +48,8 @@ class Plan:
         leaves: handles to forget; applied before the joins.
         prefills: the first step's prompt chunks.
         decode: whether every sequence past its prompt gets a token in each step.
+        hold: sequences that end stay until they are told to leave; only the last to end ends the plan.
+        wait_ps: the first step waits so long for adapters on their way, and is longer by it.
         adapter_loads: ids.
         adapter_evictions: ids.
     """
@@ -60,6 +62,8 @@ class Plan:
     leaves: tuple[int, ...] = ()
     prefills: tuple[PrefillWork, ...] = ()
     decode: bool = False
+    hold: bool = False
+    wait_ps: int = 0
     adapter_loads: tuple[str, ...] = ()
     adapter_evictions: tuple[str, ...] = ()
 
@@ -134,7 +138,7 @@ class Pacer:
             self._gpu.leave(handle)
         for sequence in plan.joins:
             self._gpu.join(sequence)
-        self._gpu.begin(plan.prefills, decode=plan.decode)
+        self._gpu.begin(plan.prefills, decode=plan.decode, hold=plan.hold)
         self._metrics.adapters_changed(plan.adapter_loads, plan.adapter_evictions)
         self._note_sequences()
         if plan.max_steps:
@@ -171,6 +175,8 @@ class Pacer:
     async def _run_step(self, running: _Running) -> bool:
         """Run one step, unless an interrupt drops it; return whether it was worth waiting for."""
         duration_ps = self._gpu.step_ps()
+        if running.steps_left == running.plan.max_steps:
+            duration_ps += running.plan.wait_ps
         start_ps = max(running.boundary_ps, self._clock.now_ps() - duration_ps)
         end_ps = start_ps + duration_ps
         waited = False
@@ -188,7 +194,8 @@ class Pacer:
         gap_ps = start_ps - running.boundary_ps
         running.boundary_ps = end_ps
         running.steps_left -= 1
-        hand_back = running.steps_left == 0 or bool(outcome.finished) or end_ps >= running.until_ps
+        ended = bool(outcome.finished) and (not running.plan.hold or not self._gpu.num_unended)
+        hand_back = running.steps_left == 0 or ended or end_ps >= running.until_ps
         if hand_back:
             self._running = None
         self._report(StepReport(running.plan.plan_id, start_ps, end_ps, outcome, hand_back))

@@ -100,6 +100,8 @@ def read_plan(message: pb.Plan, answers: AnswerSettings) -> Plan:
             for handle, new_tokens, past_tokens, samples in zip(*(c.tolist() for c in columns), strict=True)
         ),
         decode=message.decode,
+        hold=message.hold,
+        wait_ps=message.wait_ps,
         adapter_loads=tuple(adapter.adapter_id for adapter in message.adapter_loads),
         adapter_evictions=tuple(message.adapter_evictions),
     )

@@ -10,17 +10,23 @@ each decision for as long as it claims to be good, or until an event that the re
 steps.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from cli.golden.kind import Mismatch, Record, compare
+from scheduler.core.adapters import AdapterOptions, Residency
+from scheduler.core.admission import BatchLimits
 from scheduler.core.batching.slora_loop import IDLE_POLL_PS, MAX_WAIT_STEPS, SloraLoop
+from scheduler.core.memory.peak import PeakMemory
 from scheduler.core.plan import AdaptersKept, EndReason, Event, Finished, Idle, Plan, Ran
-from scheduler.core.queues.req_queue import ReqQueue
-from scheduler.core.replica import Replica
+from scheduler.core.queues.base import Queue
+from scheduler.core.queues.cluster import Cluster
+from scheduler.core.queues.fifo import Fifo
+from scheduler.core.queues.vtc_fair import VtcFair
+from scheduler.core.replica import Replica, ReplicaOptions
 from scheduler.core.sequence import Adapter, Sequence
 from worker.device.output import Ending, LlmMockLength, Sampling, ending
 
@@ -28,14 +34,28 @@ STEP_PS = 30_000_000_000
 """How long the scripted device takes for a step: any time will do, since the record counts steps."""
 
 
-class SloraRouterLoop:
-    """The loop under S-LoRA's own policy."""
+QUEUES: dict[str, Callable[[Record], Queue]] = {
+    "slora": lambda config: Fifo(strict=True),
+    "vtc_fair": lambda config: VtcFair(strict=True),
+    "cluster": lambda config: Cluster(config["batch_num_adapters"], strict=True),
+}
+"""The record's policies."""
 
-    name = "router_loop/slora"
+
+class SloraRouterLoop:
+    """The loop under one of S-LoRA's policies.
+
+    Args:
+        policy: a key of `QUEUES`.
+    """
+
+    def __init__(self, policy: str) -> None:
+        self.name = f"router_loop/{policy}"
+        self._policy = policy
 
     def detect(self, record: Record) -> bool:
-        """Whether the record has the steps of a loop under the policy `slora`."""
-        return record.keys() >= {"events", "steps", "total_steps"} and record.get("policy") == "slora"
+        """Whether the record has the steps of a loop under this policy."""
+        return record.keys() >= {"events", "steps", "total_steps"} and record.get("policy") == self._policy
 
     def replay(self, record: Record) -> list[Mismatch]:
         """Drive the loop both ways and compare every step."""
@@ -114,14 +134,15 @@ class _Driver:
 
     def __init__(self, record: Record, *, holds: bool) -> None:
         config = record["config"]
-        queue = ReqQueue(
-            max_total_token_num=config["max_total_tokens"],
-            batch_max_tokens=config["batch_max_tokens"],
-            running_max_req_size=config["running_max_req_size"],
-            strict=True,
+        limits = BatchLimits(config["running_max_req_size"], config["batch_max_tokens"])
+        self._loop = SloraLoop(limits, strict=True, prefetch=config["prefetch"])
+        self._replica = Replica(
+            QUEUES[record["policy"]](config),
+            self._loop,
+            PeakMemory(config["max_total_tokens"], keep_refused=record["policy"] == "cluster"),
+            adapters=Residency(AdapterOptions(blocking=True, keep_unused=False)),
+            options=ReplicaOptions(strict=True, no_lora=config["no_lora"]),
         )
-        self._loop = SloraLoop(queue, strict=True, prefetch=config["prefetch"])
-        self._replica = Replica(self._loop, strict=True, no_lora=config["no_lora"])
         self._device = _ScriptedDevice()
         self._holds = holds
         self._lora_ranks: dict[str, int] = record["lora_ranks"]
@@ -140,7 +161,7 @@ class _Driver:
 
     def waiting_ids(self) -> list[str]:
         """Ids of those who wait, in order."""
-        return [self._ids[sequence.handle] for sequence in self._loop.queue] + self._unseen
+        return [self._ids[sequence.handle] for sequence in self._replica.queue] + self._unseen
 
     def step(self, number: int) -> _Step:
         """Apply the events due before this step, then run the loop's body once."""
@@ -206,7 +227,7 @@ class _Driver:
                     adapter = None if adapter_id is None else Adapter(adapter_id, self._lora_ranks[adapter_id])
                     self._device.expect(handle, max_new_tokens, eos_at, ignore_eos=ignore_eos)
                     sequence = Sequence(handle, input_len, max_new_tokens, self._at_ps, adapter)
-                    heeded |= self._replica.heeds_arrivals()
+                    heeded |= self._replica.arrival_matters()
                     self._replica.submit(sequence, self._at_ps)
                     self._unseen.append(request_id)
                 case ["abort", request_id]:

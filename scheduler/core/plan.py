@@ -55,6 +55,28 @@ class Cancelled:
     sequence: Sequence
 
 
+class DropReason(Enum):
+    """Why a waiting sequence was given up."""
+
+    SERVICE_LEVEL = "service level"
+    ADAPTER_LOAD = "adapter load"
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A waiting sequence was given up: its service level cannot be met, or its adapter could not be loaded."""
+
+    sequence: Sequence
+    reason: DropReason = DropReason.SERVICE_LEVEL
+
+
+@dataclass(frozen=True, slots=True)
+class Preempted:
+    """A sequence lost its place in the batch and waits again; what it had is computed anew."""
+
+    sequence: Sequence
+
+
 @dataclass(frozen=True, slots=True)
 class FirstToken:
     """A sequence got its first token at this boundary."""
@@ -80,7 +102,7 @@ class AdaptersKept:
     adapter_ids: tuple[str, ...]
 
 
-Event = Admitted | Cancelled | FirstToken | Finished | AdaptersKept
+Event = Admitted | Cancelled | Dropped | Preempted | FirstToken | Finished | AdaptersKept
 
 
 @dataclass(slots=True)
@@ -95,7 +117,9 @@ class Plan:
         leaves: sequences that left since the last plan without ending on the device.
         prefills: prompt pieces of the (then only) step.
         decode: whether every sequence past its prompt gets a token.
+        hold: whether sequences that end stay until all have ended (static batching).
         adapter_loads: adapters the batch needs; those already resident cost nothing.
+        wait_ps: how long the first step waits for adapters on their way; it is longer by that.
         adapter_prefetches: adapters to load in the background.
         adapter_evictions: adapters put out since the last plan.
         events: what this decision did.
@@ -108,6 +132,8 @@ class Plan:
     leaves: list[Sequence] = field(default_factory=list)
     prefills: list[Chunk] = field(default_factory=list)
     decode: bool = False
+    hold: bool = False
+    wait_ps: int = 0
     adapter_loads: tuple[Adapter, ...] = ()
     adapter_prefetches: tuple[Adapter, ...] = ()
     adapter_evictions: tuple[str, ...] = ()
@@ -139,8 +165,10 @@ class Ran:
         num_steps: steps that ended; at most what is left of the plan's `max_steps`.
         end_ps: end of the last of them.
         finished: sequences that ended with the last of them (handle, reason).
+        silent: those among them to which that step gave no token (llm-mock's last).
     """
 
     num_steps: int
     end_ps: int
     finished: list[tuple[int, EndReason]] = field(default_factory=list)
+    silent: frozenset[int] = frozenset()

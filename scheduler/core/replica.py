@@ -1,69 +1,98 @@
-"""One worker as the scheduler sees it: its share of the queue, its running batch, its adapters, its prefix cache.
+"""One worker as the scheduler sees it: its share of the queue, its batch, its memory, its adapters, its prefix cache.
 
 `submit` and `cancel` put an event into an inbox and nothing else. `plan` applies the events stamped at or before the
-boundary, in (time, sequence number) order, and then decides: admission, eviction and batch choice happen there and
-nowhere else. `commit` notes what the device did. `lose` gives back what is unfinished when the worker is gone.
+boundary, in (time, sequence number) order, and then decides: admission, eviction, preemption and batch choice happen
+there and nowhere else. `commit` notes what the device did. `lose` gives back what is unfinished when the worker is
+gone.
 
 No clock here: every time comes in as an argument, in device picoseconds.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from scheduler.core.batching.base import Batching, Decode, Prefill
+from scheduler.core.adapters import Residency
+from scheduler.core.admission import BatchLimits, Walk
+from scheduler.core.batching.base import Batching, Step
+from scheduler.core.memory.base import Check, Memory
 from scheduler.core.plan import (
     AdaptersKept,
     Admitted,
     Cancelled,
-    Chunk,
+    Dropped,
+    DropReason,
     EndReason,
     Event,
     Finished,
     FirstToken,
     Idle,
     Plan,
+    Preempted,
     Ran,
 )
 from scheduler.core.prefix_cache.base import PrefixCache, usable_tokens
+from scheduler.core.queues.base import Queue
 from scheduler.core.running import Running
 from scheduler.core.sequence import Adapter, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaOptions:
+    """How a replica behaves beside its policy.
+
+    Attributes:
+        strict: S-LoRA's way with a cancelled running request: one more step, then out.
+        no_lora: serve every request from the base model and move no adapter (S-LoRA's `--no-lora`).
+        min_computed_tokens: prompt tokens that are computed even if the whole prompt is cached: 1, or 0 as in llm-mock.
+    """
+
+    strict: bool = False
+    no_lora: bool = False
+    min_computed_tokens: int = 1
 
 
 class Replica:
     """A worker's batch and queue.
 
     Args:
-        batching: chooses each next step, and holds the queue.
+        queue: who waits, and in which order they are tried.
+        batching: chooses each next step.
+        memory: what fits.
         prefix_cache: what is computed already; None: nothing.
-        strict: S-LoRA's way with cancelled requests: one more step, then out.
-        no_lora: serve every request from the base model and move no adapter (S-LoRA's `--no-lora`).
-        min_computed_tokens: prompt tokens that are computed even if the whole prompt is cached: 1, or 0 as in llm-mock.
+        adapters: which ones the GPU holds.
+        options: the rest.
+        on_check: told of every memory test, in order; for validation and study.
     """
 
     def __init__(
         self,
+        queue: Queue,
         batching: Batching,
+        memory: Memory,
         *,
         prefix_cache: PrefixCache | None = None,
-        strict: bool = False,
-        no_lora: bool = False,
-        min_computed_tokens: int = 1,
+        adapters: Residency | None = None,
+        options: ReplicaOptions = ReplicaOptions(),
+        on_check: Callable[[Check], None] | None = None,
     ) -> None:
+        self.queue = queue
         self.batching = batching
-        self.queue = batching.queue
+        self.memory = memory
         self.prefix_cache = prefix_cache
-        self.strict = strict
-        self.no_lora = no_lora
-        self.min_computed_tokens = min_computed_tokens
+        self.options = options
         self.running = Running()
-        self.prefilling: dict[int, Sequence] = {}
-        self.resident_adapters: dict[str, Adapter] = {}
-        self.num_adapter_loads = 0
+        self.adapters = Residency() if adapters is None else adapters
+        self._on_check = on_check
         self._inbox: list[tuple[int, int, Sequence | int]] = []
         self._num_received = 0
+        self._joins: list[Sequence] = []
         self._leaves: list[Sequence] = []
+        self._events: list[Event] = []
         self._aborted: dict[int, Sequence] = {}
-        self._evictions: list[str] = []
+        self._ended: dict[int, EndReason] = {}
+        self._silent: set[int] = set()
+        self._full = False
 
     @property
     def num_waiting(self) -> int:
@@ -73,12 +102,17 @@ class Replica:
     @property
     def num_running(self) -> int:
         """Sequences in the batch, those in prefill included."""
-        return len(self.running) + len(self.prefilling)
+        return len(self.running)
+
+    @property
+    def resident_adapters(self) -> Mapping[str, Adapter]:
+        """Adapters on the GPU, usable now."""
+        return self.adapters.gpu
 
     @property
     def kv_tokens(self) -> int:
         """Tokens that sequences in the batch hold."""
-        return self.running.kv_tokens + sum(sequence.input_tokens for sequence in tuple(self.prefilling.values()))
+        return self.running.kv_tokens
 
     # --- events in --------------------------------------------------------------------------------------------------
 
@@ -94,135 +128,266 @@ class Replica:
         heappush(self._inbox, (at_ps, self._num_received, what))
         self._num_received += 1
 
-    def heeds_arrivals(self) -> bool:
+    def arrival_matters(self) -> bool:
         """Tell whether an arrival may change the plan that runs; a cancel always may."""
-        return self.batching.heeds_arrivals(self.running)
+        return self.queue.arrivals_read_state or self.batching.heeds_arrivals(self)
+
+    def why_never(self, sequence: Sequence) -> str | None:
+        """Return None if an empty replica would take this sequence (strict: always), else why not."""
+        if self.options.strict:
+            return None
+        limits = self.batching.limits
+        if not limits.partial and sequence.input_tokens > limits.max_prompt_tokens:
+            return f"prompt has {sequence.input_tokens} tokens; a batch takes at most {limits.max_prompt_tokens}"
+        return self.memory.can_ever_hold(sequence)
 
     # --- deciding ---------------------------------------------------------------------------------------------------
 
     def plan(self, at_ps: int) -> Plan | Idle:
         """Decide what runs from this boundary on."""
-        events = self._apply_inbox(at_ps)
-        next_event_ps = self._inbox[0][0] if self._inbox else None
-        choice = self.batching.choose(self.running, at_ps)
+        self.adapters.advance(at_ps)
+        self._apply_inbox(at_ps)
+        self._drop_unloadable()
+        self._preempt(at_ps)
+        choice = self.batching.choose(self, at_ps)
         plan: Plan | Idle
-        if isinstance(choice, Prefill):
-            plan = self._plan_prefill(choice.admitted, at_ps)
-        elif isinstance(choice, Decode):
-            max_steps = 1 if self._aborted else choice.max_steps
-            plan = Plan(
-                at_ps, max_steps, next_event_ps, decode=True, adapter_prefetches=() if self.no_lora else choice.prefetch
-            )
-            if not self.no_lora:
-                self._make_resident(choice.prefetch)
+        if isinstance(choice, Step):
+            plan = self._plan_step(choice, at_ps)
         else:
-            until = [time for time in (choice.until_ps, next_event_ps) if time is not None]
-            plan = Idle(min(until, default=None))
+            plan = Idle(_earliest(choice.until_ps, self._next_event_ps(at_ps)))
+        self._shrink_cache(0)
         plan.leaves, self._leaves = self._leaves, []
-        plan.adapter_evictions = tuple(name for name in self._evictions if name not in self.resident_adapters)
-        self._evictions = []
-        plan.events[:0] = events
+        plan.adapter_evictions = self.adapters.take_evicted()
+        plan.events, self._events = self._events, []
         return plan
 
-    def _apply_inbox(self, at_ps: int) -> list[Event]:
-        events: list[Event] = []
+    def _next_event_ps(self, at_ps: int) -> int | None:
+        inbox_ps = self._inbox[0][0] if self._inbox else None
+        return _earliest(inbox_ps, self.adapters.next_event_ps, self.queue.wakes_at_ps(at_ps))
+
+    def _plan_step(self, step: Step, at_ps: int) -> Plan:
+        joins, self._joins = self._joins, []
+        max_steps = 1 if self._aborted else min(step.max_steps, self.memory.steps_before_full(self.running))
+        plan = Plan(at_ps, max_steps, None, joins, prefills=step.chunks, decode=step.decode, hold=step.hold)
+        if not self.options.no_lora:
+            plan.adapter_loads = tuple(sorted({s.adapter for s in joins if s.adapter is not None}))
+            plan.adapter_prefetches = step.prefetch
+            for adapter in step.prefetch:
+                self.adapters.prefetch(adapter, at_ps, self.running.adapter_ids)
+            plan.wait_ps = self.adapters.wait_ps(plan.adapter_loads, at_ps) if plan.adapter_loads else 0
+        plan.until_ps = self._next_event_ps(at_ps)
+        return plan
+
+    def _apply_inbox(self, at_ps: int) -> None:
         while self._inbox and self._inbox[0][0] <= at_ps:
             _, _, what = heappop(self._inbox)
             if isinstance(what, Sequence):
                 self.queue.append(what, at_ps)
             else:
-                self._apply_cancel(what, at_ps, events)
-        return events
+                self._apply_cancel(what, at_ps)
 
-    def _apply_cancel(self, handle: int, at_ps: int, events: list[Event]) -> None:
+    def _apply_cancel(self, handle: int, at_ps: int) -> None:
         sequence = self.running.get(handle)
         if sequence is None:
-            waiting = self.queue.cancel(handle)
-            if waiting is not None:
-                events.append(Cancelled(waiting))
-        elif self.strict:
+            sequence = self.queue.cancel(handle)
+            if sequence is not None:
+                self._events.append(Cancelled(sequence))
+        elif self.options.strict:
             sequence.aborted = True
             self._aborted[handle] = sequence
         else:
-            self.running.leave(sequence)
+            self._remove(sequence)
+            self._ended.pop(handle, None)
+            self._silent.discard(handle)
             self._leaves.append(sequence)
-            events.append(Cancelled(sequence))
-            events.extend(self._offload(at_ps))
+            self._events.append(Cancelled(sequence))
+            for held, reason in self._all_held().items():
+                self._finish(held, reason, at_ps, self._events)
+            self._events += self._offload(at_ps)
 
-    def _plan_prefill(self, admitted: list[Sequence], at_ps: int) -> Plan:
-        plan = Plan(at_ps, 1, joins=admitted)
-        needed: set[Adapter] = set()
-        for sequence in admitted:
+    def _preempt(self, at_ps: int) -> None:
+        while (sequence := self.memory.victim(self.running)) is not None:
+            sequence.requeue(self._remove(sequence))
+            self._leaves.append(sequence)
+            self.queue.append(sequence, at_ps)
+            self._events.append(Preempted(sequence))
+
+    def _output_tokens(self, sequence: Sequence) -> int:
+        """Return what a sequence of the batch has produced in it."""
+        if sequence.handle in self.running.prefilling:
+            return 0
+        if sequence.handle in self.running.held:
+            return sequence.held_output_tokens
+        return sequence.output_tokens(self.running.decode_step)
+
+    def _remove(self, sequence: Sequence) -> int:
+        """Take a sequence out of the batch, and what it holds out of memory; return what it has produced in it."""
+        output_tokens = self._output_tokens(sequence)
+        self._release(sequence, output_tokens)
+        return output_tokens
+
+    def _release(self, sequence: Sequence, output_tokens: int) -> None:
+        self.running.leave(sequence)
+        self.memory.left(sequence)
+        if self.prefix_cache is not None:
+            self.prefix_cache.release(sequence, output_tokens)
+
+    def _shrink_cache(self, num_steps: int) -> None:
+        """Keep of what nobody uses only what a decode step leaves that `num_steps` others precede."""
+        if self.prefix_cache is not None:
+            self.prefix_cache.shrink(self.memory.spare_tokens(self.running, num_steps))
+
+    # --- what batching may do here ----------------------------------------------------------------------------------
+
+    def admit(self, limits: BatchLimits, at_ps: int) -> list[Sequence]:
+        """Admit waiting sequences within these limits; they are in prefill afterwards."""
+        self._full = len(self.running) >= limits.max_sequences
+        if self._full:
+            return []
+        trial = self.memory.trial(self.running)
+        walk = Walk(trial, limits, self._cached_tokens, on_check=self._on_check, on_take=self._take)
+        if not self.options.no_lora:
+            walk.has_adapter = lambda sequence: self._has_adapter(sequence, walk, at_ps)
+        dropped = self.queue.admit(walk, self.running, at_ps)
+        # Strict S-LoRA also drops those that were cancelled, which was told then.
+        self._events += [Dropped(sequence) for sequence in dropped if not sequence.aborted]
+        for sequence in walk.admitted:
             sequence.admitted_ps = at_ps
-            sequence.cached_tokens = usable_tokens(self.prefix_cache, sequence, self.min_computed_tokens)
-            self.prefilling[sequence.handle] = sequence
-            if sequence.adapter is not None:
-                needed.add(sequence.adapter)
-            new_tokens = sequence.input_tokens - sequence.cached_tokens
-            plan.prefills.append(Chunk(sequence, new_tokens, sequence.cached_tokens, samples=True))
-            plan.events.append(Admitted(sequence))
-        if not self.no_lora:
-            plan.adapter_loads = tuple(sorted(needed))
-            self._make_resident(plan.adapter_loads)
-        return plan
+            self.running.admit(sequence)
+            self.memory.admitted(sequence)
+            self._events.append(Admitted(sequence))
+        self._joins += walk.admitted
+        return walk.admitted
 
-    def _make_resident(self, adapters: Iterable[Adapter]) -> None:
-        for adapter in adapters:
-            if adapter.adapter_id not in self.resident_adapters:
-                self.resident_adapters[adapter.adapter_id] = adapter
-                self.num_adapter_loads += 1
+    def _take(self, sequence: Sequence) -> None:
+        """Pin what a sequence finds in the prefix cache before the walk goes on."""
+        sequence.cached_tokens = sequence.computed_tokens = self._cached_tokens(sequence)
+        if self.prefix_cache is not None:
+            self.prefix_cache.acquire(sequence)
+
+    def steps_blocked(self, limit: int) -> int:
+        """Return for how many decode steps `admit`, which has just admitted nobody, would go on to do so."""
+        return limit if self._full else self.queue.holds_for(self.running, self.memory, limit)
+
+    def nobody_to_try(self) -> bool:
+        """Tell whether `admit` would find nobody, and change nothing, until something arrives."""
+        return self.queue.at_rest()
+
+    def heeds_arrivals(self) -> bool:
+        """Tell whether an arrival could change what `admit` has just answered."""
+        return self.queue.heeds_arrivals()
+
+    def look_ahead(self, max_prompt_tokens: int) -> list[Sequence]:
+        """Return who would be admitted next if only the prompt limit counted."""
+        return self.queue.look_ahead(max_prompt_tokens)
+
+    def _cached_tokens(self, sequence: Sequence) -> int:
+        return usable_tokens(self.prefix_cache, sequence, self.options.min_computed_tokens)
 
     # --- what the device did ----------------------------------------------------------------------------------------
 
     def commit(self, plan: Plan, ran: Ran) -> list[Event]:
         """Advance by the steps that ran. Call it once or several times for one plan, in order."""
-        if plan.decode:
-            return self._commit_decode(ran)
-        return self._commit_prefill(plan, ran)
-
-    def _commit_prefill(self, plan: Plan, ran: Ran) -> list[Event]:
         events: list[Event] = []
+        self._silent |= ran.silent
         ended = dict(ran.finished)
-        for sequence in plan.joins:
-            self.prefilling.pop(sequence.handle)
-            if sequence.first_token_ps is None and not sequence.produced_tokens:
-                sequence.first_token_ps = ran.end_ps
-                events.append(FirstToken(sequence, ran.end_ps))
-            reason = ended.get(sequence.handle)
-            if reason is None:
-                self.running.join(sequence)
-            else:
-                events.append(Finished(sequence, reason, sequence.produced_tokens + 1, ran.end_ps))
-        # S-LoRA offloads nothing after a prefill, unless nobody is left.
-        if not len(self.running):
+        decoded_ended = {handle: reason for handle, reason in ended.items() if handle not in self.running.prefilling}
+        if plan.decode:
+            self._shrink_cache(ran.num_steps - 1)  # what the last of the steps needed, before anything is added
+            self._decode(ran.num_steps, decoded_ended)
+        self._advance_prefills(plan, ran, ended, events)
+        if plan.hold:
+            decoded_ended = self._hold(decoded_ended)
+        for handle, reason in decoded_ended.items():
+            self._finish(handle, reason, ran.end_ps, events)
+        # S-LoRA puts adapters out when decoding sequences end, and after a prefill only if nobody is left.
+        if decoded_ended:
+            events += self._offload(ran.end_ps)
+        elif ended and not len(self.running):
             self.batching.emptied(ran.end_ps)
-            events.extend(self._keep_adapters(()))
+            events += self._keep_adapters(())
         return events
 
-    def _commit_decode(self, ran: Ran) -> list[Event]:
-        events: list[Event] = []
-        running = self.running
-        running.advance(ran.num_steps)
-        self.batching.advanced(ran.num_steps)
-        ended = dict(ran.finished)
+    def _decode(self, num_steps: int, ended: dict[int, EndReason]) -> None:
+        self.queue.decoded(self.running, num_steps)
+        self.running.advance(num_steps)
+        self.batching.advanced(num_steps)
         for handle, sequence in self._aborted.items():
             if handle not in ended:
                 ended[handle] = EndReason.ABORTED
                 self._leaves.append(sequence)
         self._aborted.clear()
-        if not ended:
-            return events
+
+    def _advance_prefills(self, plan: Plan, ran: Ran, ended: dict[int, EndReason], events: list[Event]) -> None:
+        for chunk in plan.prefills:
+            sequence = chunk.sequence
+            sequence.computed_tokens += chunk.new_tokens
+            if self.prefix_cache is not None:
+                self.prefix_cache.commit(sequence)
+            if not chunk.samples:
+                continue
+            if sequence.first_token_ps is None and not sequence.produced_tokens:
+                sequence.first_token_ps = ran.end_ps
+                events.append(FirstToken(sequence, ran.end_ps))
+            reason = ended.get(sequence.handle)
+            if reason is None or plan.hold:
+                self.running.join(sequence)
+                self.memory.joined(sequence)
+                if reason is not None:
+                    self._end(sequence, reason)
+            else:
+                self._release(sequence, 1)
+                events.append(self._finished(sequence, reason, 1, ran.end_ps))
+
+    def _hold(self, ended: dict[int, EndReason]) -> dict[int, EndReason]:
+        """Note who has ended; return them all once nobody is left, so that the batch ends together."""
         for handle, reason in ended.items():
-            ending = running.get(handle)
-            assert ending is not None, f"the device ended sequence {handle}, which does not run"
-            output_tokens = ending.produced_tokens + ending.output_tokens(running.decode_step)
-            running.leave(ending)
-            events.append(Finished(ending, reason, output_tokens, ran.end_ps))
-        events.extend(self._offload(ran.end_ps))
-        return events
+            sequence = self.running.get(handle)
+            assert sequence is not None
+            self._end(sequence, reason)
+        return self._all_held()
+
+    def _end(self, sequence: Sequence, reason: EndReason) -> None:
+        self.running.hold(sequence)
+        self._ended[sequence.handle] = reason
+
+    def _all_held(self) -> dict[int, EndReason]:
+        """Return who has ended and was held, if nobody else is left."""
+        if len(self._ended) < len(self.running):
+            return {}
+        self._leaves += list(self.running.held.values())
+        ended, self._ended = self._ended, {}
+        return ended
+
+    def _finish(self, handle: int, reason: EndReason, at_ps: int, events: list[Event]) -> None:
+        sequence = self.running.get(handle)
+        assert sequence is not None, f"the device ended sequence {handle}, which does not run"
+        events.append(self._finished(sequence, reason, self._remove(sequence), at_ps))
+
+    def _finished(self, sequence: Sequence, reason: EndReason, output_tokens: int, at_ps: int) -> Finished:
+        """Tell of an end, after so many tokens in this batch; a silent last step counts among them, but gave none."""
+        output_tokens += sequence.produced_tokens - (sequence.handle in self._silent)
+        self._silent.discard(sequence.handle)
+        return Finished(sequence, reason, output_tokens, at_ps)
+
+    # --- adapters ---------------------------------------------------------------------------------------------------
+
+    def _has_adapter(self, sequence: Sequence, walk: Walk, at_ps: int) -> bool:
+        if sequence.adapter is None:
+            return True
+        pinned = self.running.adapter_ids | {s.adapter.adapter_id for s in walk.admitted if s.adapter is not None}
+        return self.adapters.require(sequence.adapter, at_ps, pinned)
+
+    def _drop_unloadable(self) -> None:
+        given_up = self.adapters.take_given_up()
+        if not given_up:
+            return
+        for sequence in [s for s in self.queue if s.adapter is not None and s.adapter.adapter_id in given_up]:
+            if self.queue.cancel(sequence.handle) is not None:
+                self._events.append(Dropped(sequence, DropReason.ADAPTER_LOAD))
 
     def _offload(self, at_ps: int) -> list[Event]:
-        """Put out the adapters that nobody uses any more, after sequences have left the running batch."""
+        """Put out the adapters that nobody uses any more, after sequences have left the batch."""
         events = self._keep_adapters(tuple(sorted(self.running.adapter_ids)))
         if not len(self.running):
             self.batching.emptied(at_ps)
@@ -230,10 +395,9 @@ class Replica:
         return events
 
     def _keep_adapters(self, adapter_ids: tuple[str, ...]) -> list[Event]:
-        if self.no_lora:
+        if self.options.no_lora or self.adapters.options.keep_unused:
             return []
-        self._evictions += [name for name in self.resident_adapters if name not in adapter_ids]
-        self.resident_adapters = {name: self.resident_adapters[name] for name in adapter_ids}
+        self.adapters.keep_only(adapter_ids)
         return [AdaptersKept(adapter_ids)]
 
     # --- leaving ----------------------------------------------------------------------------------------------------
@@ -245,23 +409,28 @@ class Replica:
     def lose(self, at_ps: int) -> tuple[list[Sequence], list[Event]]:
         """Forget the worker: give back the unfinished sequences in order of arrival, ready to be queued elsewhere.
 
-        Cancels that were still in the inbox take effect (the events tell); the replica is empty afterwards.
+        Cancels that were still in the inbox take effect (the events tell); the replica is empty afterwards. What had
+        ended but was held (static batching) has ended.
         """
         unfinished = self._clear_queue()
-        for sequence in self.prefilling.values():
-            sequence.requeue(None)
-            unfinished[sequence.handle] = sequence
-        for sequence in list(self.running):
-            self.running.leave(sequence)
-            sequence.requeue(self.running.decode_step)
-            unfinished[sequence.handle] = sequence
-        self.prefilling.clear()
-        self.resident_adapters.clear()
+        ended: list[Event] = []
+        for sequence in (*self.running.prefilling.values(), *self.running, *self.running.held.values()):
+            output_tokens = self._remove(sequence)
+            reason = self._ended.pop(sequence.handle, None)
+            if reason is not None:
+                ended.append(self._finished(sequence, reason, output_tokens, at_ps))
+            else:
+                sequence.requeue(output_tokens)
+                unfinished[sequence.handle] = sequence
+        if self.prefix_cache is not None:
+            self.prefix_cache.lose()
+        self.adapters.clear()
+        self._joins.clear()
         self._leaves.clear()
         self._aborted.clear()
-        self._evictions.clear()
         self.batching.emptied(at_ps)
-        return self._give_back(unfinished)
+        left, cancelled = self._give_back(unfinished)
+        return left, ended + cancelled
 
     def _clear_queue(self) -> dict[int, Sequence]:
         """Empty the queue; those that strict S-LoRA has not swept yet were told of when they were cancelled."""
@@ -283,3 +452,7 @@ class Replica:
         ordered = sorted(unfinished.values(), key=lambda sequence: (sequence.arrived_ps, sequence.handle))
         gone = [sequence for sequence in ordered if sequence.aborted or sequence.handle in cancelled]
         return [sequence for sequence in ordered if sequence not in gone], [Cancelled(sequence) for sequence in gone]
+
+
+def _earliest(*times: int | None) -> int | None:
+    return min((time for time in times if time is not None), default=None)

@@ -14,10 +14,21 @@ from typing import NamedTuple
 
 
 class Adapter(NamedTuple):
-    """A LoRA adapter: its id and rank."""
+    """A LoRA adapter.
+
+    Attributes:
+        exact_slots: pool slots of its weights by their true size; None: S-LoRA's rule, 4 x rank, which is right for
+            four adapted projections without grouped-query attention.
+    """
 
     adapter_id: str
     rank: int
+    exact_slots: int | None = None
+
+    @property
+    def slots(self) -> int:
+        """Slots that its weights take from the KV pool."""
+        return 4 * self.rank if self.exact_slots is None else self.exact_slots
 
 
 @dataclass(slots=True, eq=False)
@@ -29,9 +40,13 @@ class Sequence:
         arrived_ps: first arrival, device picoseconds; orders the queue, also after a loss.
         adapter: None is the base model, which counts as rank 0.
         prompt_token_ids: what prefix caches look at; may be empty where no cache does.
+        output_token_ids: a view of the whole output, as it grows (or as it will be: it is read for tokens already
+            produced only); may be empty where no prefix cache keeps output.
         produced_tokens: output made before this sequence was last queued.
         base_step: the decode-step counter at which it had no output in this batch; set when it joins.
-        cached_tokens: leading prompt tokens that a prefix cache already held when it was admitted.
+        cached_tokens: leading input tokens that a prefix cache already held when it was admitted.
+        computed_tokens: input tokens in the cache while it is in prefill.
+        held_output_tokens: its output in this batch, once it has ended and is held (static batching).
         admitted_ps: last admission into a batch, or None while it waits.
         aborted: strict S-LoRA only: cancelled, but not yet removed.
     """
@@ -43,9 +58,12 @@ class Sequence:
     adapter: Adapter | None = None
     tenant_id: str = ""
     prompt_token_ids: Tokens[int] = ()
+    output_token_ids: Tokens[int] = ()
     produced_tokens: int = 0
     base_step: int = 0
     cached_tokens: int = 0
+    computed_tokens: int = 0
+    held_output_tokens: int = 0
     admitted_ps: int | None = None
     first_token_ps: int | None = None
     num_requeues: int = 0
@@ -70,11 +88,10 @@ class Sequence:
         """Tokens produced in its present batch, at this value of the decode-step counter."""
         return decode_step - self.base_step
 
-    def requeue(self, decode_step: int | None) -> None:
-        """Turn output into input; `decode_step` is None if the sequence was not decoding."""
-        if decode_step is not None:
-            self.produced_tokens += self.output_tokens(decode_step)
+    def requeue(self, output_tokens: int) -> None:
+        """Turn what it has produced in its last batch into input, and wait again."""
+        self.produced_tokens += output_tokens
         if self.admitted_ps is not None:
             self.num_requeues += 1
         self.admitted_ps = None
-        self.cached_tokens = 0
+        self.cached_tokens = self.computed_tokens = 0

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from cli.golden import replay
+from cli.golden.kind import Skip
 from cli.golden.kinds import KINDS
 from cli.main import app as lorrery
 from cli.validate import app
@@ -66,6 +68,12 @@ def _swap_admitted(record: dict) -> None:
     next(round_ for round_ in record["rounds"] if round_["admitted"])["admitted"].append("r999")
 
 
+def _shift_counter(record: dict) -> None:
+    served = record["rounds"][-1]["served"]
+    adapter_id = next(iter(served))
+    served[adapter_id] += 0.5
+
+
 def _shift_peak(record: dict) -> None:
     next(round_ for round_ in record["rounds"] if round_["checks"])["checks"][0][1] += 1
 
@@ -80,6 +88,14 @@ CORRUPTIONS = {
     "length_limits": ("length_limits", lambda record: record.update(error="something else")),
     "trie size": ("llmmock_trie", lambda record: record.update(edges_before_prune=999)),
     "trie edges": ("llmmock_trie", lambda record: record["kept_edges"].append([999])),
+    "vtc counter": ("vtc_req_queue", _shift_counter),
+    "abort rate": ("abort_req_queue", lambda record: record["rounds"][0]["state"].update(approx_req_rate=99)),
+    "abort drops": ("abort_req_queue", lambda record: record["rounds"][0]["deadline_aborted"].append("r999")),
+    "cluster admitted": ("cluster_req_queue", _swap_admitted),
+    "peft admitted": ("peft_req_queue", _swap_admitted),
+    "pets admitted": ("pets_req_queue", _swap_admitted),
+    "llm-mock steps": ("llmmock_scheduler", lambda record: record.update(steps=record["steps"] + 1)),
+    "llm-mock times": ("llmmock_scheduler", lambda record: record["result"]["q0"].update(finish_s=1.0)),
     "step time": ("llmmock_step_time", lambda record: record.update(step_time_s=record["step_time_s"] * 1.00001)),
     "decode length": ("llmmock_decode_length", lambda record: record.update(decode_length=49)),
     "trace": ("trace_generate_requests", lambda record: record["req_time"].__setitem__(3, 0.25)),
@@ -137,14 +153,25 @@ def test_nothing_passed_is_a_failure(tmp_path, content):
     assert lines == [str(empty), "  no records", "0 passed, 0 failed, 0 skipped"]
 
 
-def test_a_part_that_does_not_exist_yet_is_skipped_with_the_reason_and_fails(tmp_path):
-    rows = [records("length_limits")[0], *records("vtc_req_queue")[:2]]
+class NotThereYet:
+    name = "ring_queue"
+
+    def detect(self, record):
+        return "ring" in record
+
+    def replay(self, record):
+        return Skip("not modelled yet: the ring queue")
+
+
+def test_a_part_that_does_not_exist_yet_is_skipped_with_the_reason_and_fails(tmp_path, monkeypatch):
+    monkeypatch.setattr(replay, "KINDS", (*KINDS, NotThereYet()))
+    rows = [records("length_limits")[0], {"ring": 1}, {"ring": 2}]
 
     exit_code, lines = golden(write(tmp_path / "mixed.jsonl", *rows))
 
     assert exit_code == 1
     assert lines[-2:] == [
-        "skipped 2 of vtc_req_queue: not modelled yet: the fair queue (virtual token counters)",
+        "skipped 2 of ring_queue: not modelled yet: the ring queue",
         "1 passed, 0 failed, 2 skipped",
     ]
 

@@ -74,8 +74,22 @@ async def test_text_prompt_and_stop_string_travel_the_whole_way(start_cluster: S
         ["scheduler.policy=req_queue", "scheduler.running_max_req_size=8"],
         ["scheduler.policy=req_queue", "scheduler.strict=true", "scheduler.prefetch=true"],
         ["scheduler.policy=req_queue", "worker.step_time=llm-mock", "time_scale=0.1"],
+        ["scheduler.policy=vtc_fair", "scheduler.fair_weights=[1, 2, 0.5]"],
+        ["scheduler.policy=abort", "scheduler.first_token_slo_seconds=60"],
+        ["scheduler.policy=cluster", "scheduler.batch_num_adapters=2", "scheduler.prefetch=true"],
+        ["scheduler.policy=cluster", "scheduler.batch_num_adapters=2", "scheduler.strict=true"],
+        ["scheduler.policy=peft", "scheduler.batching=mixed"],
+        ["scheduler.policy=pets", "scheduler.running_max_req_size=4"],
+        [
+            "scheduler.policy=fcfs",
+            "scheduler.batching=llm_mock",
+            "scheduler.memory=none",
+            "scheduler.max_num_seqs=10",
+            "worker.step_time=llm-mock",
+            "time_scale=0.1",
+        ],
     ],
-    ids=["fcfs", "req_queue", "req_queue strict", "llm-mock"],
+    ids=lambda overrides: " ".join(override.partition("=")[2] for override in overrides),
 )
 async def test_every_policy_serves_a_mixed_crowd(start_cluster: StartCluster, overrides: list[str]):
     cluster = await start_cluster(*overrides, "scheduler.max_total_token_num=4200")

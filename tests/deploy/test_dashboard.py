@@ -18,7 +18,7 @@ from chassis.metrics import ServiceState, new_registry
 from loadgen.metrics import LoadMetrics
 from loadgen.workload.outcome import OK, RequestOutcome
 from router.metrics import RouterMetrics
-from scheduler.core.catalogue import ReplicaLimits, build_replica
+from scheduler.core.catalogue import ReplicaSettings, build_replica
 from scheduler.metrics import SchedulerMetrics
 from worker.metrics import WorkerMetrics
 
@@ -56,8 +56,7 @@ def router_metrics() -> CollectorRegistry:
 
 
 def scheduler_metrics() -> CollectorRegistry:
-    limits = ReplicaLimits(max_total_token_num=1000, max_req_total_len=100)
-    replica = build_replica("fcfs", limits, None)
+    replica = build_replica(ReplicaSettings("fcfs", memory="paged", max_total_token_num=1000, max_req_total_len=100))
     worker: Any = SimpleNamespace(worker_id="one", replica=replica, max_total_token_num=1000, draining=False)
     registry = CollectorRegistry()
     SchedulerMetrics(registry, lambda: [worker], lambda: 0, lambda: 0, lambda: 0)

@@ -12,6 +12,7 @@ updates one number and the arrays of random states, and `skip` jumps. The law: `
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from math import isqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,21 +66,29 @@ class MockGpu:
         self._by_last_step: list[tuple[int, int, Row]] = []
         self._by_length: list[tuple[int, int, Row]] = []
         self._partial_tokens = 0
+        # Sequences that have ended and keep their place (static batching), with what they hold.
+        self._hold = False
+        self._held: dict[int, int] = {}
         self._decode_rows: DecodeRows | None = None
         self._segment: tuple[Segment | None, int] | None = None  # with the decode step it was made at
         self._prefills: tuple[PrefillWork, ...] = ()
         self._decode = False
 
     def __contains__(self, handle: int) -> bool:
-        return handle in self._rows
+        return handle in self._rows or handle in self._held
 
     def __len__(self) -> int:
+        return len(self._rows) + len(self._held)
+
+    @property
+    def num_unended(self) -> int:
+        """Sequences in the batch that have not ended."""
         return len(self._rows)
 
     @property
     def kv_tokens(self) -> int:
         """Tokens in the KV cache, of all sequences."""
-        return self._partial_tokens + self._decode_kv_tokens
+        return self._partial_tokens + self._decode_kv_tokens + sum(self._held.values())
 
     @property
     def _decode_kv_tokens(self) -> int:
@@ -91,17 +100,20 @@ class MockGpu:
         Raises:
             ValueError: the handle is in the batch.
         """
-        if sequence.handle in self._rows:
+        if sequence.handle in self:
             raise ValueError(f"sequence {sequence.handle} is in the batch already")
         self._rows[sequence.handle] = Row(sequence, self._num_joined)
         self._num_joined += 1
 
     def leave(self, handle: int) -> None:
-        """Forget a sequence that has not ended by itself.
+        """Forget a sequence that has not ended by itself, or was held.
 
         Raises:
             ValueError: the handle is not in the batch.
         """
+        self._segment = None
+        if self._held.pop(handle, None) is not None:
+            return
         self._remove(self._row(handle))
         self._prefills = tuple(work for work in self._prefills if work.handle != handle)
 
@@ -109,12 +121,14 @@ class MockGpu:
         """Forget every sequence."""
         for row in tuple(self._rows.values()):
             self._remove(row)
+        self._held.clear()
         self._prefills, self._decode = (), False
 
-    def begin(self, prefills: Iterable[PrefillWork], *, decode: bool) -> None:
+    def begin(self, prefills: Iterable[PrefillWork], *, decode: bool, hold: bool = False) -> None:
         """Say what the coming steps do: the first one the prefills, all of them (with `decode`) a token per sequence.
 
-        Every sequence that is past its prompt when a step begins decodes in it.
+        Every sequence that is past its prompt when a step begins decodes in it. With `hold` a sequence that ends keeps
+        its place, its KV tokens and its share of every step, until it is told to leave (static batching).
 
         Raises:
             ValueError: two chunks of one sequence; a chunk of a sequence that is not in the batch or past its prompt,
@@ -137,7 +151,7 @@ class MockGpu:
                 raise ValueError(
                     f"sequence {work.handle}: samples is {work.samples}, but {computed} of {whole} tokens are computed"
                 )
-        self._prefills, self._decode, self._segment = prefills, decode, None
+        self._prefills, self._decode, self._hold, self._segment = prefills, decode, hold, None
 
     @property
     def steps_to_finish(self) -> int | None:
@@ -155,7 +169,13 @@ class MockGpu:
             chunks = tuple(PrefillChunk(work.new_tokens, work.past_tokens, work.samples) for work in self._prefills)
         if not self._decode or not self._num_decoding:
             return Batch(chunks)
-        return Batch(chunks, self._num_decoding, self._decode_kv_tokens, self._longest_kv())
+        held_kv = self._held.values()
+        return Batch(
+            chunks,
+            self._num_decoding + len(held_kv),
+            self._decode_kv_tokens + sum(held_kv),
+            max(self._longest_kv(), *held_kv) if held_kv else self._longest_kv(),
+        )
 
     def step_ps(self) -> int:
         """Return how long the next step takes."""
@@ -164,6 +184,41 @@ class MockGpu:
             if segment is not None:
                 return segment.step_ps(index)
         return self._step_time.step_ps(self.batch())
+
+    @property
+    def can_jump(self) -> bool:
+        """Whether the coming steps have a closed form."""
+        return not self._prefills and self._decode_segment()[0] is not None
+
+    def total_ps(self, num_steps: int) -> int:
+        """Return how long the coming steps take together; more than one only if `can_jump`."""
+        if num_steps == 1:
+            return self.step_ps()
+        segment, index = self._decode_segment()
+        assert segment is not None
+        return Segment(segment.step_ps(index), segment.slope_ps).total_ps(num_steps)
+
+    def steps_to_cover(self, duration_ps: int, limit: int) -> int:
+        """Return the fewest steps, at least 1, that take at least this long, but at most `limit`. Needs `can_jump`."""
+        segment, index = self._decode_segment()
+        assert segment is not None
+        coming = Segment(segment.step_ps(index), segment.slope_ps)
+        base, slope = coming.base_ps, coming.slope_ps
+        if base <= 0:
+            return limit
+        # n base + slope n (n - 1) / 2 >= duration: the positive root, then to the exact integer.
+        doubled = 2 * base - slope
+        steps = (
+            -(-duration_ps // base)
+            if not slope
+            else (isqrt(doubled**2 + 8 * slope * max(duration_ps, 0)) - doubled) // (2 * slope)
+        )
+        steps = max(1, min(steps, limit))
+        while steps < limit and coming.total_ps(steps) < duration_ps:
+            steps += 1
+        while steps > 1 and coming.total_ps(steps - 1) >= duration_ps:
+            steps -= 1
+        return steps
 
     def advance(self) -> StepOutcome:
         """Run one step; sequences that end leave the batch."""
@@ -238,6 +293,11 @@ class MockGpu:
         else:
             self._partial_tokens -= row.cached_tokens
 
+    def _end(self, row: Row, kv_tokens: int) -> None:
+        self._remove(row)
+        if self._hold:
+            self._held[row.sequence.handle] = kv_tokens
+
     def _next_last_step(self) -> int:
         while self._by_last_step[0][2].gone:
             heappop(self._by_last_step)
@@ -250,6 +310,8 @@ class MockGpu:
 
     def _decode_segment(self) -> tuple[Segment | None, int]:
         """Return the times of the coming decode steps, and which of them is next."""
+        if self._held:  # they do not grow, so their steps have no closed form in the batch's sums
+            return None, 0
         if self._segment is None:
             batch = self.batch()
             segment = self._step_time.decode_segment(
@@ -282,7 +344,7 @@ class MockGpu:
         finished: list[Row] = []
         while self._num_decoding and self._next_last_step() < self._decode_steps:
             row = heappop(self._by_last_step)[2]
-            self._remove(row)
+            self._end(row, row.kv_offset + self._decode_steps)
             finished.append(row)
         return finished
 
@@ -311,7 +373,7 @@ class MockGpu:
         finished: list[Row] = []
         for row in rows:
             if row.last_position == row.first_position:
-                self._remove(row)
+                self._end(row, row.cached_tokens)
                 finished.append(row)
                 continue
             row.begin_to_decode(self._decode_steps)

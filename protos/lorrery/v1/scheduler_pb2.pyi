@@ -36,6 +36,7 @@ class _RefusalReasonEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_RefusalR
     REFUSAL_REASON_NO_WORKER: _RefusalReason.ValueType  # 7
     REFUSAL_REASON_DRAINING: _RefusalReason.ValueType  # 8
     REFUSAL_REASON_INTERNAL: _RefusalReason.ValueType  # 9
+    REFUSAL_REASON_ADAPTER_LOAD: _RefusalReason.ValueType  # 10
 
 class RefusalReason(_RefusalReason, metaclass=_RefusalReasonEnumTypeWrapper): ...
 
@@ -49,6 +50,7 @@ REFUSAL_REASON_RANK_OVER_LIMIT: RefusalReason.ValueType  # 6
 REFUSAL_REASON_NO_WORKER: RefusalReason.ValueType  # 7
 REFUSAL_REASON_DRAINING: RefusalReason.ValueType  # 8
 REFUSAL_REASON_INTERNAL: RefusalReason.ValueType  # 9
+REFUSAL_REASON_ADAPTER_LOAD: RefusalReason.ValueType  # 10
 
 @typing.final
 class RouteRequest(message.Message):
@@ -560,6 +562,8 @@ class Plan(message.Message):
     DECODE_FIELD_NUMBER: builtins.int
     ADAPTER_LOADS_FIELD_NUMBER: builtins.int
     ADAPTER_EVICTIONS_FIELD_NUMBER: builtins.int
+    HOLD_FIELD_NUMBER: builtins.int
+    WAIT_PS_FIELD_NUMBER: builtins.int
     plan_id: builtins.int
     start_ps: builtins.int
     """The boundary at which it was decided; its first step starts here."""
@@ -582,6 +586,12 @@ class Plan(message.Message):
     prefill_samples_u32: builtins.bytes
     decode: builtins.bool
     """Whether every sequence past its prompt gets a token too."""
+    hold: builtins.bool
+    """Sequences that end keep their place until they leave; only when the last one
+    has ended does the worker hand back (static batching).
+    """
+    wait_ps: builtins.int
+    """The first step waits this long for adapters on their way, and is longer by it."""
     @builtins.property
     def joins(self) -> containers.RepeatedCompositeFieldContainer[Join]:
         """Sequences new to this worker."""
@@ -607,10 +617,12 @@ class Plan(message.Message):
         decode: builtins.bool = ...,
         adapter_loads: abc.Iterable[types_pb2.Adapter] | None = ...,
         adapter_evictions: abc.Iterable[builtins.str] | None = ...,
+        hold: builtins.bool = ...,
+        wait_ps: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["_until_ps", b"_until_ps", "until_ps", b"until_ps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_until_ps", b"_until_ps", "adapter_evictions", b"adapter_evictions", "adapter_loads", b"adapter_loads", "decode", b"decode", "joins", b"joins", "leaves_u32", b"leaves_u32", "max_steps", b"max_steps", "plan_id", b"plan_id", "prefill_handles_u32", b"prefill_handles_u32", "prefill_new_tokens_u32", b"prefill_new_tokens_u32", "prefill_past_tokens_u32", b"prefill_past_tokens_u32", "prefill_samples_u32", b"prefill_samples_u32", "sent_ps", b"sent_ps", "start_ps", b"start_ps", "until_ps", b"until_ps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_until_ps", b"_until_ps", "adapter_evictions", b"adapter_evictions", "adapter_loads", b"adapter_loads", "decode", b"decode", "hold", b"hold", "joins", b"joins", "leaves_u32", b"leaves_u32", "max_steps", b"max_steps", "plan_id", b"plan_id", "prefill_handles_u32", b"prefill_handles_u32", "prefill_new_tokens_u32", b"prefill_new_tokens_u32", "prefill_past_tokens_u32", b"prefill_past_tokens_u32", "prefill_samples_u32", b"prefill_samples_u32", "sent_ps", b"sent_ps", "start_ps", b"start_ps", "until_ps", b"until_ps", "wait_ps", b"wait_ps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__until_ps: _TypeAlias = typing.Literal["until_ps"]  # noqa: Y015
     _WhichOneofArgType__until_ps: _TypeAlias = typing.Literal["_until_ps", b"_until_ps"]  # noqa: Y015

@@ -1,26 +1,32 @@
 """What the next step may be, and who chooses it."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from scheduler.core.queues.base import Queue
+from scheduler.core.admission import BatchLimits
+from scheduler.core.plan import Chunk
 from scheduler.core.running import Running
 from scheduler.core.sequence import Adapter, Sequence
 
 
 @dataclass(frozen=True, slots=True)
-class Prefill:
-    """Prefill these new sequences, in this order, while the running ones stall."""
+class Step:
+    """Something to run.
 
-    admitted: list[Sequence]
+    Attributes:
+        chunks: prompt pieces to compute, in the first step.
+        decode: whether every sequence past its prompt gets a token in each step.
+        max_steps: how many steps this choice holds without events; 1 with chunks.
+        prefetch: adapters to load meanwhile.
+        hold: sequences that end stay in the batch until all have ended (static batching).
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class Decode:
-    """Let every running sequence decode, for at most `max_steps` steps; meanwhile load `prefetch`."""
-
-    max_steps: int
+    chunks: list[Chunk] = field(default_factory=list)
+    decode: bool = False
+    max_steps: int = 1
     prefetch: tuple[Adapter, ...] = ()
+    hold: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +36,42 @@ class Wait:
     until_ps: int | None = None
 
 
-Choice = Prefill | Decode | Wait
+class Floor(Protocol):
+    """What a way to batch sees of its replica, and what it may do there."""
+
+    running: Running
+
+    def admit(self, limits: BatchLimits, at_ps: int) -> list[Sequence]:
+        """Admit waiting sequences within these limits; they are in prefill afterwards."""
+        ...
+
+    def steps_blocked(self, limit: int) -> int:
+        """Return for how many decode steps `admit`, which has just admitted nobody, would go on to do so."""
+        ...
+
+    def nobody_to_try(self) -> bool:
+        """Tell whether `admit` would find nobody, and change nothing, until something arrives."""
+        ...
+
+    def heeds_arrivals(self) -> bool:
+        """Tell whether an arrival could change what `admit` has just answered."""
+        ...
+
+    def look_ahead(self, max_prompt_tokens: int) -> list[Sequence]:
+        """Return who would be admitted next if only the prompt limit counted."""
+        ...
 
 
 class Batching(Protocol):
-    """Chooses the next step. Its state changes in `choose` (admission) and `advanced` (steps done) only."""
+    """Chooses the next step. Its own state changes in `choose`, `advanced` and `emptied` only."""
 
     @property
-    def queue(self) -> Queue:
-        """Who waits."""
+    def limits(self) -> BatchLimits:
+        """What one admission walk may take into a batch that is empty."""
         ...
 
-    def choose(self, running: Running, at_ps: int) -> Choice:
-        """Decide at a boundary. `Decode.max_steps` says how long the same answer would hold without events."""
+    def choose(self, floor: Floor, at_ps: int) -> Step | Wait:
+        """Decide at a boundary. `Step.max_steps` says how long the same answer would hold without events."""
         ...
 
     def advanced(self, num_decode_steps: int) -> None:
@@ -53,6 +82,14 @@ class Batching(Protocol):
         """Take note that the batch became empty at this boundary."""
         ...
 
-    def heeds_arrivals(self, running: Running) -> bool:
+    def heeds_arrivals(self, floor: Floor) -> bool:
         """Tell whether an arrival may change the last choice before it is through."""
         ...
+
+
+def whole(sequences: Iterable[Sequence]) -> list[Chunk]:
+    """Return what is left of these sequences' inputs, each in one piece."""
+    return [
+        Chunk(sequence, sequence.input_tokens - sequence.computed_tokens, sequence.computed_tokens, samples=True)
+        for sequence in sequences
+    ]

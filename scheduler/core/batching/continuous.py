@@ -4,29 +4,28 @@ At every boundary whoever may enter enters, in a prefill of their own that the r
 every running sequence decodes. A sequence leaves in the step that ends it.
 """
 
-from scheduler.core.batching.base import Choice, Decode, Prefill, Wait
-from scheduler.core.queues.base import Queue
-from scheduler.core.running import Running
+from scheduler.core.admission import BatchLimits
+from scheduler.core.batching.base import Floor, Step, Wait, whole
 
 
 class Continuous:
     """Admit at every boundary, prefill first.
 
     Args:
-        queue: who waits.
+        limits: of one prefill and of the whole batch.
     """
 
-    def __init__(self, queue: Queue) -> None:
-        self.queue = queue
+    def __init__(self, limits: BatchLimits) -> None:
+        self.limits = limits
 
-    def choose(self, running: Running, at_ps: int) -> Choice:
+    def choose(self, floor: Floor, at_ps: int) -> Step | Wait:
         """Decide at a boundary."""
-        admitted = self.queue.admit(running, at_ps)
+        admitted = floor.admit(self.limits, at_ps)
         if admitted:
-            return Prefill(admitted)
-        if not len(running):
+            return Step(whole(admitted))
+        if not len(floor.running):
             return Wait()
-        return Decode(self.queue.steps_blocked(running, running.steps_to_length()))
+        return Step(decode=True, max_steps=floor.steps_blocked(floor.running.steps_to_length()))
 
     def advanced(self, num_decode_steps: int) -> None:
         """Nothing depends on the number of steps done."""
@@ -34,6 +33,6 @@ class Continuous:
     def emptied(self, at_ps: int) -> None:
         """Nothing depends on how long the batch has been empty."""
 
-    def heeds_arrivals(self, running: Running) -> bool:
+    def heeds_arrivals(self, floor: Floor) -> bool:
         """Tell whether an arrival may matter before the last choice is through."""
-        return self.queue.heeds_arrivals()
+        return floor.heeds_arrivals()

@@ -9,9 +9,8 @@
 arrives.
 """
 
-from scheduler.core.batching.base import Choice, Decode, Prefill, Wait
-from scheduler.core.queues.req_queue import ReqQueue
-from scheduler.core.running import Running
+from scheduler.core.admission import BatchLimits
+from scheduler.core.batching.base import Floor, Step, Wait, whole
 
 MAX_WAIT_STEPS = 10
 PREFETCH_STEPS = (5, 7)
@@ -22,56 +21,59 @@ class SloraLoop:
     """S-LoRA's way to batch.
 
     Args:
-        queue: who waits.
+        limits: of a new batch.
         strict: poll when idle, on a 10 ms grid.
         prefetch: load the next batch's adapters ahead.
     """
 
-    def __init__(self, queue: ReqQueue, *, strict: bool = False, prefetch: bool = False) -> None:
-        self.queue = queue
+    def __init__(self, limits: BatchLimits, *, strict: bool = False, prefetch: bool = False) -> None:
+        self.limits = limits
         self.strict = strict
         self.prefetch = prefetch
         self.wait_steps = 0
         """Decode steps since the last prefill, at most MAX_WAIT_STEPS (S-LoRA's has_wait_tokens)."""
         self._poll_ps = 0
 
-    def choose(self, running: Running, at_ps: int) -> Choice:
+    def choose(self, floor: Floor, at_ps: int) -> Step | Wait:
         """Decide at a boundary."""
-        if not len(running):
-            return self._choose_idle(running, at_ps)
+        if not len(floor.running):
+            return self._choose_idle(floor, at_ps)
         if self.wait_steps < MAX_WAIT_STEPS:
-            return self._decode_without_trying(running)
-        admitted = self.queue.admit(running, at_ps)
+            return self._decode_without_trying(floor)
+        admitted = floor.admit(self.limits, at_ps)
         if admitted:
             self.wait_steps = 0
-            return Prefill(admitted)
-        return Decode(self.queue.steps_blocked(running, running.steps_to_length()))
+            return Step(whole(admitted))
+        return Step(decode=True, max_steps=floor.steps_blocked(floor.running.steps_to_length()))
 
-    def _choose_idle(self, running: Running, at_ps: int) -> Choice:
+    def _choose_idle(self, floor: Floor, at_ps: int) -> Step | Wait:
         if self.strict:
             since_poll_ps = at_ps - self._poll_ps
             next_poll_ps = self._poll_ps if since_poll_ps < 0 else at_ps + (-since_poll_ps) % IDLE_POLL_PS
             if next_poll_ps > at_ps:
-                return Wait(None if self.queue.heeds_arrivals() else next_poll_ps)
-        admitted = self.queue.admit(running, at_ps)
+                return Wait(None if floor.nobody_to_try() else next_poll_ps)
+        admitted = floor.admit(self.limits, at_ps)
         if admitted:
             self.wait_steps = 0
-            return Prefill(admitted)
+            return Step(whole(admitted))
+        if self.strict and floor.steps_blocked(2) < 2:  # a queue whose failed try changes what the next one does
+            return Wait(at_ps + IDLE_POLL_PS)
         return Wait()  # with nothing running, only an event can change this answer
 
-    def _decode_without_trying(self, running: Running) -> Decode:
-        steps = running.steps_to_length()
-        if len(self.queue):
+    def _decode_without_trying(self, floor: Floor) -> Step:
+        steps = floor.running.steps_to_length()
+        if not floor.nobody_to_try():
             steps = min(steps, MAX_WAIT_STEPS - self.wait_steps)
         if not self.prefetch:
-            return Decode(steps)
+            return Step(decode=True, max_steps=steps)
         for at_step in PREFETCH_STEPS:
             if self.wait_steps < at_step:
-                return Decode(min(steps, at_step - self.wait_steps))
+                return Step(decode=True, max_steps=min(steps, at_step - self.wait_steps))
             if self.wait_steps == at_step:
-                ahead = {sequence.adapter for sequence in self.queue.next_batch() if sequence.adapter is not None}
-                return Decode(1, tuple(sorted(ahead)))
-        return Decode(steps)
+                ahead = floor.look_ahead(self.limits.max_prompt_tokens)
+                adapters = {sequence.adapter for sequence in ahead if sequence.adapter is not None}
+                return Step(decode=True, prefetch=tuple(sorted(adapters)))
+        return Step(decode=True, max_steps=steps)
 
     def advanced(self, num_decode_steps: int) -> None:
         """Count the decode steps since the last prefill."""
@@ -81,6 +83,6 @@ class SloraLoop:
         """Start the idle poll's grid."""
         self._poll_ps = at_ps + IDLE_POLL_PS
 
-    def heeds_arrivals(self, running: Running) -> bool:
-        """Tell whether an arrival may matter before the last choice is through."""
-        return self.queue.heeds_arrivals()
+    def heeds_arrivals(self, floor: Floor) -> bool:
+        """Tell whether an arrival may matter before the last choice is through: only if the next step would try it."""
+        return floor.nobody_to_try() or (self.wait_steps >= MAX_WAIT_STEPS and floor.heeds_arrivals())

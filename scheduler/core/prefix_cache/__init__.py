@@ -1,6 +1,7 @@
 """Prefix caches: which leading tokens of a prompt need no computation."""
 
 from scheduler.core.prefix_cache.base import PrefixCache
+from scheduler.core.prefix_cache.blocks import BlockCache
 from scheduler.core.prefix_cache.static_trie import StaticTrie
 
-__all__ = ["PrefixCache", "StaticTrie"]
+__all__ = ["BlockCache", "PrefixCache", "StaticTrie"]

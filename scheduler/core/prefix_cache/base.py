@@ -1,7 +1,8 @@
 """What a replica asks of a prefix cache: how much of a prompt is already computed.
 
-The seam is as small as the caches behind it need. The static trie never changes once it is built, so looking is all
-there is to do with it.
+A cache may live in the KV pool and change as sequences come and go (`BlockCache`), or be fixed (`StaticTrie`, to which
+all but looking means nothing). Looking never changes anything, not even who was used last: a head of line that is
+looked up at every step would else keep its blocks for ever.
 """
 
 from collections.abc import Sequence as Tokens
@@ -11,22 +12,56 @@ from scheduler.core.sequence import Sequence
 
 
 class PrefixCache(Protocol):
-    """Knows which prompt prefixes have their keys and values in the KV pool."""
+    """Knows which prefixes have their keys and values in the KV pool."""
 
-    def match(self, prompt_token_ids: Tokens[int], adapter_id: str | None) -> int:
-        """Count the leading tokens of a prompt that are cached; mutates nothing.
+    @property
+    def num_evictions(self) -> int:
+        """Blocks given up so far because their place was needed."""
+        ...
+
+    def match(self, token_ids: Tokens[int], adapter_id: str | None) -> int:
+        """Count the leading tokens that are cached; mutates nothing.
 
         Whether all of them may be used is the caller's affair: a prompt that is cached to its last token gives its full
         length here, although most engines compute at least that last token.
 
         Args:
-            prompt_token_ids: the prompt, in order.
+            token_ids: a prompt, in order.
             adapter_id: the adapter the prompt is for, None for the base model. A cache whose contents depend on the
                 adapter answers for this one only.
 
         Returns:
-            A length in 0..len(prompt_token_ids).
+            A length in 0..len(token_ids).
         """
+        ...
+
+    def reusable(self, sequence: Sequence) -> int:
+        """Count the leading input tokens of a waiting sequence that it could take over; mutates nothing."""
+        ...
+
+    def acquire(self, sequence: Sequence) -> None:
+        """Pin the first `cached_tokens` of a sequence that enters the batch, and note that they were used."""
+        ...
+
+    def commit(self, sequence: Sequence) -> None:
+        """Let others see what a step has computed of a sequence's input: its first `computed_tokens`."""
+        ...
+
+    def release(self, sequence: Sequence, output_tokens: int) -> None:
+        """Unpin what a sequence used that leaves the batch, and keep what it leaves in the pool.
+
+        Args:
+            sequence: it has computed `computed_tokens` of its input.
+            output_tokens: it has produced so many since; the last of them was never cached.
+        """
+        ...
+
+    def shrink(self, spare_tokens: int) -> None:
+        """Give up the least recently used of what nobody pins, until it takes no more than so many tokens."""
+        ...
+
+    def lose(self) -> None:
+        """Forget what lay in a worker's memory; the worker is gone."""
         ...
 
 
@@ -35,11 +70,9 @@ def usable_tokens(cache: PrefixCache | None, sequence: Sequence, min_computed_to
 
     Args:
         cache: None holds nothing.
-        sequence: whose prompt to look up; output that it made before it was queued again is never found.
+        sequence: whose input to look up.
         min_computed_tokens: tokens that are computed even if all are cached: 1, for the logits, or 0 as in llm-mock.
     """
     if cache is None:
         return 0
-    adapter_id = sequence.adapter.adapter_id if sequence.adapter is not None else None
-    hit = cache.match(sequence.prompt_token_ids, adapter_id)
-    return max(0, min(hit, sequence.input_tokens - min_computed_tokens))
+    return max(0, min(cache.reusable(sequence), sequence.input_tokens - min_computed_tokens))

@@ -18,6 +18,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Self
 
+from scheduler.core.sequence import Sequence as Request
+
 _ROOT = 0
 
 
@@ -79,24 +81,50 @@ class StaticTrie:
         """Number of cached tokens, which is the number of nodes without the root."""
         return len(self._edges)
 
-    def match(self, prompt_token_ids: Sequence[int], adapter_id: str | None = None) -> int:
+    def match(self, token_ids: Sequence[int], adapter_id: str | None = None) -> int:
         """Count the leading tokens of a prompt that are cached; mutates nothing.
 
         Args:
-            prompt_token_ids: the prompt, in order.
+            token_ids: the prompt, in order.
             adapter_id: ignored; llm-mock knows no adapters.
 
         Returns:
-            A length in 0..len(prompt_token_ids), in as many steps.
+            A length in 0..len(token_ids), in as many steps.
         """
         del adapter_id
         node = _ROOT
-        for position, token_id in enumerate(prompt_token_ids):
+        for position, token_id in enumerate(token_ids):
             child = self._edges.get((node, token_id))
             if child is None:
                 return position
             node = child
-        return len(prompt_token_ids)
+        return len(token_ids)
+
+    # --- as a replica's cache: only looking means anything ------------------------------------------------------------
+
+    num_evictions = 0
+    """Nothing is ever given up."""
+
+    def reusable(self, sequence: Request) -> int:
+        """Count the leading prompt tokens that are cached; output that was made before is never found."""
+        return self.match(sequence.prompt_token_ids)
+
+    def acquire(self, sequence: Request) -> None:
+        """Pin nothing: nothing is ever given up."""
+
+    def commit(self, sequence: Request) -> None:
+        """Add nothing: the cache is fixed."""
+
+    def release(self, sequence: Request, output_tokens: int) -> None:
+        """Keep nothing: the cache is fixed."""
+
+    def shrink(self, spare_tokens: int) -> None:
+        """Give up nothing: the cache takes no place."""
+
+    def lose(self) -> None:
+        """Forget nothing: the cache is fixed."""
+
+    # --- inspection -------------------------------------------------------------------------------------------------
 
     def paths(self) -> list[tuple[int, ...]]:
         """List every cached prefix as its token ids, depth-first with children in token order.

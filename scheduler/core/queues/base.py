@@ -1,16 +1,19 @@
-"""What a queue must be able to do, and the waiting list that most of them share."""
+"""What a queue must be able to do, and what those share that keep one list in order of arrival."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
+from scheduler.core.admission import Blocked, Walk
+from scheduler.core.memory.base import Memory
 from scheduler.core.running import Running
 from scheduler.core.sequence import Sequence
 
 
 class Queue(Protocol):
-    """Decides which waiting sequences enter the batch.
+    """Decides in which order waiting sequences are tried, and where the trying ends.
 
-    `admit` is the only method that takes sequences out by decision; it is called at step boundaries only.
+    `admit` is the only method that takes sequences out by decision; it is called at step boundaries only, and not while
+    the batch has its full count.
     """
 
     def __len__(self) -> int:
@@ -33,24 +36,45 @@ class Queue(Protocol):
         """Remove and return all that wait, in order."""
         ...
 
-    def admit(self, running: Running, at_ps: int) -> list[Sequence]:
-        """Take out and return the sequences that enter the batch now, in order; empty if none may."""
-        ...
+    def admit(self, walk: Walk, running: Running, at_ps: int) -> list[Sequence]:
+        """Try waiting sequences on `walk`, and take those out that it admitted.
 
-    def steps_blocked(self, running: Running, limit: int) -> int:
-        """Return for how many decode steps `admit` would go on to return nothing, at least 1, at most `limit`.
-
-        Asked right after `admit` returned nothing. `limit` is so small that no running sequence ends within it.
-        A queue that cannot tell returns 1.
+        Returns:
+            Sequences that were dropped instead (service level); usually none.
         """
         ...
 
-    def heeds_arrivals(self) -> bool:
-        """Tell whether one more arrival could change what `admit` has just answered."""
+    def holds_for(self, running: Running, memory: Memory, limit: int) -> int:
+        """Return for how many decode steps `admit` would go on to admit nobody, at least 1, at most `limit`.
+
+        Asked right after `admit` admitted nobody. `limit` is so small that no running sequence ends within it. A queue
+        that cannot tell returns 1; so must one whose failed or empty try changes its state.
+        """
         ...
 
-    def can_ever_admit(self, sequence: Sequence) -> str | None:
-        """Return None if an empty batch would take it, else why not: what, the limit, what to do."""
+    def wakes_at_ps(self, at_ps: int) -> int | None:
+        """Return the first time after `at_ps` from which time alone changes what `admit` does (a deadline)."""
+        ...
+
+    def at_rest(self) -> bool:
+        """Tell whether a try would find nobody and change nothing, whatever the limits."""
+        ...
+
+    def heeds_arrivals(self) -> bool:
+        """Tell whether one more arrival could change what `admit` has just answered; True where `at_rest`."""
+        ...
+
+    @property
+    def arrivals_read_state(self) -> bool:
+        """Whether `append` reads what changes with every step, so that an arrival has to end the segment."""
+        ...
+
+    def look_ahead(self, max_prompt_tokens: int) -> list[Sequence]:
+        """Return who would be next if only the prompt limit counted (S-LoRA's prefetch)."""
+        ...
+
+    def decoded(self, running: Running, num_steps: int) -> None:
+        """Take note that every running sequence decoded so many tokens; called before any of them leaves."""
         ...
 
 
@@ -65,6 +89,14 @@ class WaitingList:
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._sequences.values())
+
+    def __reversed__(self) -> Iterator[Sequence]:
+        return reversed(self._sequences.values())
+
+    @property
+    def first(self) -> Sequence | None:
+        """The one that arrived first."""
+        return next(iter(self), None)
 
     def get(self, handle: int) -> Sequence | None:
         """Return the waiting sequence of that handle."""
@@ -81,12 +113,109 @@ class WaitingList:
         """Remove one that is known to wait."""
         del self._sequences[handle]
 
+    def remove_all(self, sequences: Iterable[Sequence]) -> None:
+        """Remove sequences that are known to wait."""
+        for sequence in sequences:
+            del self._sequences[sequence.handle]
+
     def pop(self, handle: int) -> Sequence | None:
         """Remove and return the sequence of that handle, if it waits."""
         return self._sequences.pop(handle, None)
+
+    def mark(self, handle: int) -> Sequence | None:
+        """Mark a sequence as cancelled, and return it the first time; it stays."""
+        sequence = self._sequences.get(handle)
+        if sequence is None or sequence.aborted:
+            return None
+        sequence.aborted = True
+        return sequence
 
     def clear(self) -> list[Sequence]:
         """Remove and return all, in order."""
         sequences = list(self._sequences.values())
         self._sequences.clear()
         return sequences
+
+
+class ListedQueue:
+    """A queue, but for `admit`, that keeps one list in order of arrival and says who stopped its last walk.
+
+    Args:
+        strict: a cancelled sequence is only marked, as in S-LoRA; when it goes is the queue's own matter.
+    """
+
+    arrivals_read_state = False
+
+    def __init__(self, *, strict: bool = False) -> None:
+        self.strict = strict
+        self._waiting = WaitingList()
+        self._blocked: tuple[Sequence, Blocked] | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._waiting)
+
+    def append(self, sequence: Sequence, at_ps: int) -> None:
+        """Let a sequence wait at the end; one that was queued before at its place by first arrival."""
+        self._waiting.append(sequence)
+
+    def cancel(self, handle: int) -> Sequence | None:
+        """Remove and return a waiting sequence; in strict mode only mark and return it, the first time."""
+        return self._waiting.mark(handle) if self.strict else self._waiting.pop(handle)
+
+    def clear(self) -> list[Sequence]:
+        """Remove and return all that wait, in order."""
+        return self._waiting.clear()
+
+    def holds_for(self, running: Running, memory: Memory, limit: int) -> int:
+        """Return after how many decode steps the one that ended the walk may fit."""
+        return steps_until_admissible(self._blocked, running, memory, limit)
+
+    def wakes_at_ps(self, at_ps: int) -> int | None:
+        """Return None: time alone changes nothing."""
+        return None
+
+    def at_rest(self) -> bool:
+        """Tell whether nobody waits but cancelled ones."""
+        return all(sequence.aborted for sequence in self._waiting)
+
+    def heeds_arrivals(self) -> bool:
+        """Tell that an arrival could enter: it may come before those that were refused."""
+        return True
+
+    def look_ahead(self, max_prompt_tokens: int) -> list[Sequence]:
+        """Return who would be next in queue order if only the prompt limit counted."""
+        return prompts_within(self, max_prompt_tokens)
+
+    def decoded(self, running: Running, num_steps: int) -> None:
+        """Nothing depends on what the running sequences do."""
+
+
+def steps_until_admissible(
+    blocked: tuple[Sequence, Blocked] | None, running: Running, memory: Memory, limit: int
+) -> int:
+    """Return after how many decode steps a refused sequence may be admissible: only what memory refused can change."""
+    if blocked is None or blocked[1] is not Blocked.MEMORY:
+        return limit
+    return memory.steps_until_fits(running, blocked[0], limit)
+
+
+def prompts_within(sequences: Iterable[Sequence], max_prompt_tokens: int) -> list[Sequence]:
+    """Return the first sequences, cancelled ones left out, whose inputs have at most so many tokens together."""
+    within: list[Sequence] = []
+    prompt_tokens = 0
+    for sequence in sequences:
+        if sequence.aborted:
+            continue
+        prompt_tokens += sequence.input_tokens
+        if prompt_tokens > max_prompt_tokens:
+            break
+        within.append(sequence)
+    return within
+
+
+def adapter_key(sequence: Sequence) -> str | None:
+    """Return the sequence's adapter id; None is the base model."""
+    return None if sequence.adapter is None else sequence.adapter.adapter_id

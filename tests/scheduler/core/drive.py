@@ -10,12 +10,14 @@ from scheduler.core.plan import (
     AdaptersKept,
     Admitted,
     Cancelled,
+    Dropped,
     EndReason,
     Event,
     Finished,
     FirstToken,
     Idle,
     Plan,
+    Preempted,
     Ran,
 )
 from scheduler.core.replica import Replica
@@ -40,35 +42,43 @@ class Device:
     true_lengths: dict[int, int]
     produced: dict[int, int] = field(default_factory=dict)
     cached: dict[int, int] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
 
-    def forget(self, leaves: list[Sequence]) -> None:
-        for sequence in leaves:
+    def forget(self, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
             self.produced.pop(sequence.handle, None)
             self.cached.pop(sequence.handle, None)
+            self.ended.discard(sequence.handle)
 
-    def run(self, plan: Plan, at_ps: int, max_steps: int, until_ps: int | None) -> Ran:
-        self.forget(plan.leaves)
-        if plan.prefills:
-            end_ps = at_ps + STEP_PS + TOKEN_PS * sum(chunk.new_tokens for chunk in plan.prefills)
-            for chunk in plan.prefills:
-                self.produced[chunk.sequence.handle] = chunk.sequence.produced_tokens + 1
-                self.cached[chunk.sequence.handle] = chunk.sequence.input_tokens
-            return Ran(1, end_ps, self._ended([chunk.sequence.handle for chunk in plan.prefills]))
-        end_ps, steps = at_ps, 0
+    def run(self, plan: Plan, at_ps: int, max_steps: int, until_ps: int | None, chunks: bool = True) -> Ran:
+        """Run steps until the first sequence ends, `max_steps` or `until_ps`."""
+        end_ps, steps = at_ps + plan.wait_ps, 0
         while True:
-            end_ps += STEP_PS + TOKEN_PS * sum(self.cached.values())
-            steps += 1
-            for handle in self.produced:
+            work = plan.prefills if chunks and not steps else []
+            end_ps += STEP_PS + TOKEN_PS * sum(chunk.new_tokens for chunk in work)
+            stepping = list(self.produced) if plan.decode else []
+            end_ps += TOKEN_PS * sum(self.cached[handle] for handle in stepping)
+            stepping = [handle for handle in stepping if handle not in self.ended]
+            for handle in stepping:
                 self.produced[handle] += 1
                 self.cached[handle] += 1
-            ended = self._ended(list(self.produced))
+            for chunk in work:
+                if chunk.samples:
+                    self.produced[chunk.sequence.handle] = chunk.sequence.produced_tokens + 1
+                    self.cached[chunk.sequence.handle] = chunk.sequence.input_tokens
+                    stepping.append(chunk.sequence.handle)
+            steps += 1
+            ended = self._ended(stepping, hold=plan.hold)
             if ended or steps == max_steps or (until_ps is not None and end_ps >= until_ps):
                 return Ran(steps, end_ps, ended)
 
-    def _ended(self, handles: list[int]) -> list[tuple[int, EndReason]]:
-        ended = [handle for handle in handles if self.produced[handle] >= self.true_lengths[handle]]
+    def _ended(self, handles: list[int], *, hold: bool) -> list[tuple[int, EndReason]]:
+        ended = [h for h in handles if h not in self.ended and self.produced[h] >= self.true_lengths[h]]
         for handle in ended:
-            del self.produced[handle], self.cached[handle]
+            if hold:
+                self.ended.add(handle)
+            else:
+                del self.produced[handle], self.cached[handle]
         return [(handle, EndReason.EOS) for handle in ended]
 
 
@@ -76,27 +86,35 @@ Log = list[tuple[object, ...]]
 
 
 def note(event: Event, at_ps: int) -> tuple[object, ...]:
-    if isinstance(event, Admitted):
-        return ("admitted", at_ps, event.sequence.handle, event.sequence.cached_tokens)
-    if isinstance(event, Cancelled):
-        return ("cancelled", at_ps, event.sequence.handle)
-    if isinstance(event, FirstToken):
-        return ("first", event.at_ps, event.sequence.handle)
-    if isinstance(event, Finished):
-        return ("finished", event.at_ps, event.sequence.handle, event.reason.value, event.output_tokens)
-    assert isinstance(event, AdaptersKept)
-    return ("kept", at_ps, event.adapter_ids)
+    match event:
+        case Admitted(sequence):
+            return ("admitted", at_ps, sequence.handle, sequence.cached_tokens)
+        case Cancelled(sequence):
+            return ("cancelled", at_ps, sequence.handle)
+        case Dropped(sequence):
+            return ("dropped", at_ps, sequence.handle)
+        case Preempted(sequence):
+            return ("preempted", at_ps, sequence.handle)
+        case FirstToken(sequence, first_ps):
+            return ("first", first_ps, sequence.handle)
+        case Finished(sequence, reason, output_tokens, end_ps):
+            return ("finished", end_ps, sequence.handle, reason.value, output_tokens)
+        case AdaptersKept(adapter_ids):
+            return ("kept", at_ps, adapter_ids)
 
 
-def step_by_step(replica: Replica, world: World, check: Callable[[Replica], None] = lambda replica: None) -> Log:
+Check = Callable[[Replica], None]
+
+
+def step_by_step(replica: Replica, world: World, check: Check = lambda replica: None) -> Log:
     return _drive(replica, world, jump_steps=False, check=check)
 
 
-def jump(replica: Replica, world: World, check: Callable[[Replica], None] = lambda replica: None) -> Log:
+def jump(replica: Replica, world: World, check: Check = lambda replica: None) -> Log:
     return _drive(replica, world, jump_steps=True, check=check)
 
 
-def _drive(replica: Replica, world: World, *, jump_steps: bool, check: Callable[[Replica], None]) -> Log:
+def _drive(replica: Replica, world: World, *, jump_steps: bool, check: Check) -> Log:
     coming: list[tuple[int, int, Sequence | int]] = [(at, 0, sequence) for at, sequence, _ in world.arrivals]
     coming += [(at, 1, handle) for at, handle in world.cancels]
     coming.sort(key=lambda event: event[:2])
@@ -116,17 +134,17 @@ def _drive(replica: Replica, world: World, *, jump_steps: bool, check: Callable[
         hand_in(at_ps)
         decision = replica.plan(at_ps)
         log += [note(event, at_ps) for event in decision.events]
+        device.forget(decision.leaves)
         check(replica)
         if isinstance(decision, Idle):
             times = [time for time in (decision.until_ps, coming[0][0] if coming else None) if time is not None]
-            device.forget(decision.leaves)
             if not times:
-                assert not device.produced, "sequences were left behind on the device"
+                assert not device.produced
                 return log
             at_ps = max(at_ps, min(times))
             continue
         until_ps = decision.until_ps
-        bounding = [at for at, kind, _ in coming if kind == 1 or replica.heeds_arrivals()]
+        bounding = [at for at, kind, _ in coming if kind == 1 or replica.arrival_matters()]
         if bounding:
             until_ps = bounding[0] if until_ps is None else min(until_ps, bounding[0])
         ran = device.run(decision, at_ps, decision.max_steps if jump_steps else 1, until_ps)

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.reservation import PeakReservation, steps_until_fits
+from scheduler.core.memory.reservation import PeakReservation, RunningPeak
 from scheduler.core.running import Running
 from scheduler.core.sequence import Sequence
 
@@ -56,8 +56,12 @@ def test_steps_until_fits_is_the_first_step_at_which_the_candidate_fits(
     for handle, (prompt, budget) in enumerate(present):
         running.join(Sequence(handle, prompt, budget))
     limit = running.steps_to_length()
-    answer = steps_until_fits(running, *candidate, pool, limit)
+    peak_of = RunningPeak()
+    answer = peak_of.steps_until_at_most(running, *candidate, pool, limit)
     for step in range(1, answer + 1):
         running.advance(1)
-        fits = PeakReservation(*running.reservations()).peak_with(*candidate) <= pool
+        peak_now = PeakReservation(*running.reservations()).peak_with(*candidate)
+        kept, since = peak_of.of(running)
+        assert step == limit or (kept.peak_with(*candidate, since), since) == (peak_now, step)
+        fits = peak_now <= pool
         assert fits == (step == answer) or step == limit

@@ -38,6 +38,7 @@ class PeakReservation:
 
     def _index(self) -> None:
         count = len(self._left)
+        self._ascending = -self._left
         self._held_before = np.concatenate(([0], np.cumsum(self._held)))
         peaks = self._left * np.arange(1, count + 1) + self._held_before[1:]
         # greatest value among those before / at and after a position; the candidate adds its own tokens to the latter
@@ -45,9 +46,12 @@ class PeakReservation:
         after = np.maximum.accumulate((peaks + self._left)[::-1])[::-1] if count else peaks
         self._after = np.concatenate((after, [np.iinfo(np.int64).min // 2]))
 
-    def peak_with(self, held: int, left: int) -> int:
-        """Return the peak, in tokens, if one more sequence were there."""
-        return int(self.peaks_with_after(held, left, np.zeros(1, np.int64))[0])
+    def peak_with(self, held: int, left: int, after: int = 0) -> int:
+        """Return the peak, in tokens, if one more sequence were there after so many decode steps of the others."""
+        position = int(np.searchsorted(self._ascending, -(left + after), side="right"))
+        own = left * (position + 1) + int(self._held_before[position]) + after * position + held
+        behind = int(self._after[position]) - after + held
+        return max(int(self._before[position]), own, behind)
 
     def peaks_with_after(self, held: int, left: int, steps: Int64s) -> Int64s:
         """Return the peak with a waiting sequence after each of these numbers of decode steps.
@@ -61,7 +65,7 @@ class PeakReservation:
             shape (k,), int64.
         """
         # Position of the newcomer: after all that have as many tokens left or more (the sort is stable).
-        position = np.searchsorted(-self._left, -(left + steps), side="right")
+        position = np.searchsorted(self._ascending, -(left + steps), side="right")
         own = left * (position + 1) + self._held_before[position] + steps * position + held
         behind = self._after[position] - steps + held
         peaks: Int64s = np.maximum(np.maximum(self._before[position], own), behind)
@@ -69,27 +73,47 @@ class PeakReservation:
 
     def add(self, held: int, left: int) -> None:
         """Take one more sequence into the set."""
-        position = int(np.searchsorted(-self._left, -left, side="right"))
+        position = int(np.searchsorted(self._ascending, -left, side="right"))
         self._left = np.insert(self._left, position, left)
         self._held = np.insert(self._held, position, held)
         self._index()
 
 
-def steps_until_fits(running: Running, held: int, left: int, pool_tokens: int, limit: int) -> int:
-    """Return after how many decode steps a waiting sequence's peak is at most `pool_tokens`.
+class RunningPeak:
+    """The peak reservation of a batch, made once for as long as nobody comes or goes.
 
-    Args:
-        running: the batch; none of it may end within `limit` steps.
-        held: tokens the waiting sequence would hold on entry.
-        left: tokens it would then have left.
-        pool_tokens: what the pool offers, adapters deducted.
-        limit: the answer where it is this or more.
-
-    Returns:
-        At least 1, at most `limit`.
+    What moves with the decode steps is known in closed form, so a test at a later step asks the same reservation.
     """
-    if limit <= 1:
-        return limit
-    peaks = PeakReservation(*running.reservations()).peaks_with_after(held, left, np.arange(1, limit))
-    fits = np.flatnonzero(peaks <= pool_tokens)
-    return int(fits[0]) + 1 if len(fits) else limit
+
+    def __init__(self) -> None:
+        self._version = -1
+        self._step = 0
+        self._reservation = PeakReservation(np.empty(0, np.int64), np.empty(0, np.int64))
+
+    def of(self, running: Running) -> tuple[PeakReservation, int]:
+        """Return the reservation, and how many decode steps ago it was made."""
+        if running.prefilling or running.version != self._version:
+            self._reservation = PeakReservation(*running.reservations())
+            self._step = running.decode_step
+            self._version = -1 if running.prefilling else running.version
+        return self._reservation, running.decode_step - self._step
+
+    def steps_until_at_most(self, running: Running, held: int, left: int, pool_tokens: int, limit: int) -> int:
+        """Return after how many decode steps a waiting sequence's peak is at most `pool_tokens`.
+
+        Args:
+            running: the batch; none of it may end within `limit` steps.
+            held: tokens the waiting sequence would hold on entry.
+            left: tokens it would then have left.
+            pool_tokens: what the pool offers, adapters deducted.
+            limit: the answer where it is this or more.
+
+        Returns:
+            At least 1, at most `limit`.
+        """
+        if limit <= 1:
+            return limit
+        reservation, since = self.of(running)
+        peaks = reservation.peaks_with_after(held, left, np.arange(since + 1, since + limit))
+        fits = np.flatnonzero(peaks <= pool_tokens)
+        return int(fits[0]) + 1 if len(fits) else limit

@@ -1,0 +1,41 @@
+"""What an adapter costs on the base model: slots of the KV pool, and time to load. Asks the device for its figures."""
+
+from dataclasses import dataclass
+
+from scheduler.core.adapters import Tier
+from scheduler.core.sequence import Adapter
+from worker.device.catalogue import find_model, kv_bytes_per_token
+from worker.device.lora_load import adapter_bytes, load_ps
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterCosts:
+    """Costs of the adapters of one base model.
+
+    Attributes:
+        model: the base model's name.
+        target_modules: the projections that adapters change: "qkvo" or "all-linear".
+        host_gb_per_second: rate from pinned host memory.
+        disk_gb_per_second: rate from disk.
+
+    Raises:
+        CatalogueError: by every method, if no such model is known.
+    """
+
+    model: str
+    target_modules: str
+    host_gb_per_second: float
+    disk_gb_per_second: float
+
+    def size_bytes(self, rank: int) -> int:
+        """Return the size of an adapter."""
+        return adapter_bytes(find_model(self.model), rank, self.target_modules)
+
+    def exact_slots(self, rank: int) -> int:
+        """Return how many tokens' KV take as much memory, rounded up."""
+        return -(-self.size_bytes(rank) // kv_bytes_per_token(find_model(self.model)))
+
+    def load_ps(self, adapter: Adapter, tier: Tier) -> int:
+        """Return how long a load from a tier takes, in picoseconds."""
+        disk = self.disk_gb_per_second if tier is Tier.DISK else None
+        return load_ps(find_model(self.model), self.size_bytes(adapter.rank), self.host_gb_per_second, disk)

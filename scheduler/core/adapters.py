@@ -1,0 +1,224 @@
+"""Which adapters a worker's GPU holds, and when the next one will be there.
+
+Three tiers. Every registered adapter is on disk; a worker's host memory caches those it has read (`max_cpu_loras`), its
+GPU those it serves (`max_loras`). A load takes what the device model says for the tier it comes from. At most
+`max_concurrent_loads` are under way; a further one begins when one of these ends.
+
+A GPU place is taken from the load's beginning. If none is free, the least recently used adapter that no sequence pins
+makes room; if all are pinned, the load waits for a sequence to leave.
+
+* background (default): whoever needs an adapter that is not there waits in the queue while the batch goes on; the end
+  of the load is a timed event, and the batch ends its segment at the boundary after it.
+* blocking (S-LoRA): the sequence enters at once, and its prefill step waits for what is left of the load.
+
+A load may fail, and begins anew. In the background mode the adapter is given up after `max_load_attempts`, and its
+waiters are dropped.
+
+`keep_unused = False` is S-LoRA's way: an adapter leaves the GPU as soon as no running sequence uses it.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from enum import Enum
+
+from scheduler.core.sequence import Adapter
+
+
+class Tier(Enum):
+    """Where an adapter's weights are."""
+
+    HOST = "host"
+    DISK = "disk"
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterOptions:
+    """Rules of residency.
+
+    Attributes:
+        max_loras: places on the GPU; None: only the pool bounds them.
+        max_cpu_loras: places in host memory; None: all that were ever read.
+        max_concurrent_loads: loads under way at once.
+        max_load_attempts: how often a load is tried.
+        blocking: let the prefill step wait for the load, not the sequence in the queue.
+        keep_unused: keep what nobody uses until its place is needed.
+    """
+
+    max_loras: int | None = None
+    max_cpu_loras: int | None = None
+    max_concurrent_loads: int = 4
+    max_load_attempts: int = 3
+    blocking: bool = False
+    keep_unused: bool = True
+
+
+LoadTime = Callable[[Adapter, Tier], int]
+"""How long a load from a tier takes, in picoseconds."""
+
+LoadFails = Callable[[Adapter, int], bool]
+"""Whether the n-th load (from 0) of an adapter fails."""
+
+
+@dataclass(slots=True)
+class _Load:
+    adapter: Adapter
+    ready_ps: int
+    fails: bool
+
+
+class Residency:
+    """The adapters of one worker.
+
+    Args:
+        options: the rules.
+        load_ps: how long a load takes.
+        load_fails: which loads fail.
+    """
+
+    def __init__(
+        self,
+        options: AdapterOptions = AdapterOptions(),
+        load_ps: LoadTime = lambda adapter, tier: 0,
+        load_fails: LoadFails = lambda adapter, attempt: False,
+    ) -> None:
+        self.options = options
+        self.gpu: dict[str, Adapter] = {}
+        """Usable adapters, least recently used first."""
+        self.host: dict[str, Adapter] = {}
+        """Adapters cached in host memory, least recently used first."""
+        self.num_loads = 0
+        self.num_failed_loads = 0
+        self._load_ps = load_ps
+        self._load_fails = load_fails
+        self._loading: dict[str, _Load] = {}
+        self._waiting: dict[str, Adapter] = {}
+        self._attempts: dict[str, int] = {}
+        self._given_up: dict[str, Adapter] = {}
+        self._evicted: list[str] = []
+
+    @property
+    def next_event_ps(self) -> int | None:
+        """When the next load ends; None: none is under way."""
+        return min((load.ready_ps for load in self._loading.values()), default=None)
+
+    # --- asking -----------------------------------------------------------------------------------------------------
+
+    def require(self, adapter: Adapter, at_ps: int, pinned: Collection[str]) -> bool:
+        """Ask for an adapter for a sequence that would enter now; return whether it may.
+
+        In the background mode this begins the load if the adapter is not there and a place can be had. Asking again
+        changes nothing. `pinned` are the adapters that sequences of the batch use.
+        """
+        name = adapter.adapter_id
+        if name in self.gpu:
+            self.gpu[name] = self.gpu.pop(name)
+            return True
+        if name not in self._loading:
+            if not self._make_place(pinned):
+                return False
+            self._waiting[name] = adapter
+            self._begin_waiting(at_ps)
+            self.advance(at_ps)  # a load that takes no time
+        return self.options.blocking or name in self.gpu
+
+    def prefetch(self, adapter: Adapter, at_ps: int, pinned: Collection[str]) -> None:
+        """Begin to load an adapter that will be needed, if a place can be had without putting out a pinned one."""
+        if adapter.adapter_id not in self.gpu and adapter.adapter_id not in self._loading and self._make_place(pinned):
+            self._waiting[adapter.adapter_id] = adapter
+            self._begin_waiting(at_ps)
+
+    def wait_ps(self, adapters: Collection[Adapter], at_ps: int) -> int:
+        """Return how long a step that begins now waits for these adapters (blocking), and take them as loaded."""
+        now_ps = at_ps
+        for adapter in adapters:
+            while adapter.adapter_id not in self.gpu:
+                next_ps = self.next_event_ps
+                assert next_ps is not None, f"adapter {adapter.adapter_id} was not asked for"
+                now_ps = max(now_ps, next_ps)
+                self.advance(now_ps)
+        return now_ps - at_ps
+
+    def _make_place(self, pinned: Collection[str]) -> bool:
+        most = self.options.max_loras
+        taken = len(self.gpu) + len(self._loading) + len(self._waiting)
+        if most is None or taken < most:
+            return True
+        victim = next((name for name in self.gpu if name not in pinned), None)
+        if victim is None:
+            return False
+        self._evict(victim)
+        return True
+
+    def _evict(self, name: str) -> None:
+        del self.gpu[name]
+        self._evicted.append(name)
+
+    def _begin_waiting(self, at_ps: int) -> None:
+        while self._waiting and len(self._loading) < self.options.max_concurrent_loads:
+            name = next(iter(self._waiting))
+            adapter = self._waiting.pop(name)
+            attempt = self._attempts.get(name, 0)
+            tier = Tier.HOST if name in self.host else Tier.DISK
+            self.num_loads += 1
+            self._loading[name] = _Load(
+                adapter, at_ps + self._load_ps(adapter, tier), self._load_fails(adapter, attempt)
+            )
+
+    # --- time -------------------------------------------------------------------------------------------------------
+
+    def advance(self, at_ps: int) -> None:
+        """Let the loads that have ended by now take effect, in order of their ends."""
+        while (next_ps := self.next_event_ps) is not None and next_ps <= at_ps:
+            name, load = min(self._loading.items(), key=lambda entry: (entry[1].ready_ps, entry[0]))
+            del self._loading[name]
+            if load.fails:
+                self._failed(load.adapter)
+            else:
+                self._attempts.pop(name, None)
+                self.gpu[name] = load.adapter
+                self._cache_on_host(load.adapter)
+            self._begin_waiting(load.ready_ps)
+
+    def _failed(self, adapter: Adapter) -> None:
+        name = adapter.adapter_id
+        self.num_failed_loads += 1
+        self._attempts[name] = self._attempts.get(name, 0) + 1
+        if self.options.blocking or self._attempts[name] < self.options.max_load_attempts:
+            self._waiting[name] = adapter
+        else:
+            del self._attempts[name]
+            self._given_up[name] = adapter
+
+    def _cache_on_host(self, adapter: Adapter) -> None:
+        self.host.pop(adapter.adapter_id, None)
+        self.host[adapter.adapter_id] = adapter
+        most = self.options.max_cpu_loras
+        if most is not None and len(self.host) > most:
+            del self.host[next(iter(self.host))]
+
+    # --- what changed -----------------------------------------------------------------------------------------------
+
+    def keep_only(self, adapter_ids: Collection[str]) -> None:
+        """Put out every usable adapter but these (S-LoRA's offload)."""
+        for name in [name for name in self.gpu if name not in adapter_ids]:
+            self._evict(name)
+
+    def take_evicted(self) -> tuple[str, ...]:
+        """Return, once, who was put out and has not come back."""
+        evicted, self._evicted = self._evicted, []
+        return tuple(dict.fromkeys(name for name in evicted if name not in self.gpu))
+
+    def take_given_up(self) -> frozenset[str]:
+        """Return, once, the adapters whose load was given up."""
+        given_up, self._given_up = self._given_up, {}
+        return frozenset(given_up)
+
+    def clear(self) -> None:
+        """Forget all that the worker held."""
+        self.gpu.clear()
+        self.host.clear()
+        self._loading.clear()
+        self._waiting.clear()
+        self._attempts.clear()
+        self._given_up.clear()
+        self._evicted.clear()

@@ -1,0 +1,60 @@
+"""Chunked prefill: decode first, then as much of the prompts as the step's token budget leaves.
+
+Sarathi-Serve (OSDI 2024), DeepSpeed-FastGen's SplitFuse (2024), vLLM's `enable_chunked_prefill`. Every decoding
+sequence gets its token in every step; a long prompt is computed over several steps and never stalls anybody for longer
+than one step of `max_num_batched_tokens`. The oldest prompt under way comes first; new ones enter only where budget is
+left.
+"""
+
+from dataclasses import replace
+
+from scheduler.core.admission import BatchLimits
+from scheduler.core.batching.base import Floor, Step, Wait
+from scheduler.core.plan import Chunk
+from scheduler.core.sequence import Sequence
+
+
+class Chunked:
+    """Split prompts over steps.
+
+    Args:
+        limits: `max_prompt_tokens` is the token budget of a step; more than `max_sequences`, so that decoding leaves
+            room for a prompt.
+    """
+
+    def __init__(self, limits: BatchLimits) -> None:
+        self.limits = replace(limits, partial=True)
+
+    def choose(self, floor: Floor, at_ps: int) -> Step | Wait:
+        """Decide at a boundary."""
+        running = floor.running
+        budget = self.limits.max_prompt_tokens - running.num_decoding
+        chunks: list[Chunk] = []
+        for sequence in running.prefilling.values():
+            budget = self._chunk(sequence, budget, chunks)
+        if budget > 0:
+            for sequence in floor.admit(replace(self.limits, max_prompt_tokens=budget), at_ps):
+                budget = self._chunk(sequence, budget, chunks)
+        if chunks:
+            return Step(chunks, decode=running.num_decoding > 0)
+        if not running.num_decoding:
+            return Wait()
+        return Step(decode=True, max_steps=floor.steps_blocked(running.steps_to_length()))
+
+    def _chunk(self, sequence: Sequence, budget: int, chunks: list[Chunk]) -> int:
+        """Add a chunk of this sequence as far as the budget goes, and return what is left of it."""
+        left = sequence.input_tokens - sequence.computed_tokens
+        new_tokens = min(left, budget)
+        if new_tokens > 0 or not left:
+            chunks.append(Chunk(sequence, new_tokens, sequence.computed_tokens, samples=new_tokens == left))
+        return budget - new_tokens
+
+    def advanced(self, num_decode_steps: int) -> None:
+        """Nothing depends on the number of steps done."""
+
+    def emptied(self, at_ps: int) -> None:
+        """Nothing depends on how long the batch has been empty."""
+
+    def heeds_arrivals(self, floor: Floor) -> bool:
+        """Tell whether an arrival may matter before the last choice is through."""
+        return floor.heeds_arrivals()

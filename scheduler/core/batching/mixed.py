@@ -1,0 +1,42 @@
+"""Continuous batching with mixed steps: a step prefills newcomers and decodes the rest (Orca, OSDI 2022; llm-mock).
+
+No step is given to prefill alone, but every running sequence waits for the whole of a newcomer's prompt. The tokens of
+a step, one per decoding sequence and the newcomers' prompts, stay within the prompt limit.
+"""
+
+from dataclasses import replace
+
+from scheduler.core.admission import BatchLimits
+from scheduler.core.batching.base import Floor, Step, Wait, whole
+
+
+class Mixed:
+    """Admit at every boundary, prefill and decode in one step.
+
+    Args:
+        limits: `max_prompt_tokens` bounds the tokens of a whole step.
+    """
+
+    def __init__(self, limits: BatchLimits) -> None:
+        self.limits = limits
+
+    def choose(self, floor: Floor, at_ps: int) -> Step | Wait:
+        """Decide at a boundary."""
+        num_decoding = floor.running.num_decoding
+        left = replace(self.limits, max_prompt_tokens=self.limits.max_prompt_tokens - num_decoding)
+        admitted = floor.admit(left, at_ps)
+        if admitted:
+            return Step(whole(admitted), decode=num_decoding > 0)
+        if not num_decoding:
+            return Wait()
+        return Step(decode=True, max_steps=floor.steps_blocked(floor.running.steps_to_length()))
+
+    def advanced(self, num_decode_steps: int) -> None:
+        """Nothing depends on the number of steps done."""
+
+    def emptied(self, at_ps: int) -> None:
+        """Nothing depends on how long the batch has been empty."""
+
+    def heeds_arrivals(self, floor: Floor) -> bool:
+        """Tell whether an arrival may matter before the last choice is through."""
+        return floor.heeds_arrivals()

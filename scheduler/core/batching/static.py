@@ -1,0 +1,36 @@
+"""Static ("naive", synchronous) batching: a batch is formed, runs until its longest sequence has ended, then the next.
+
+Nobody enters a batch that runs, and nobody leaves it: a sequence that has ended keeps its place, its KV tokens and its
+share of every step, as padding does, and its stream ends with the batch. Tokens are streamed as they come.
+"""
+
+from scheduler.core.admission import BatchLimits
+from scheduler.core.batching.base import Floor, Step, Wait, whole
+
+
+class Static:
+    """One batch after another.
+
+    Args:
+        limits: of a batch.
+    """
+
+    def __init__(self, limits: BatchLimits) -> None:
+        self.limits = limits
+
+    def choose(self, floor: Floor, at_ps: int) -> Step | Wait:
+        """Decide at a boundary."""
+        if len(floor.running):
+            return Step(decode=True, max_steps=floor.running.steps_to_last_length(), hold=True)
+        admitted = floor.admit(self.limits, at_ps)
+        return Step(whole(admitted), hold=True) if admitted else Wait()
+
+    def advanced(self, num_decode_steps: int) -> None:
+        """Nothing depends on the number of steps done."""
+
+    def emptied(self, at_ps: int) -> None:
+        """Nothing depends on how long the batch has been empty."""
+
+    def heeds_arrivals(self, floor: Floor) -> bool:
+        """Tell that no arrival matters while a batch runs."""
+        return not len(floor.running)

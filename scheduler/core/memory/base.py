@@ -1,0 +1,105 @@
+"""What a memory rule must be able to do."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from scheduler.core.running import Running
+from scheduler.core.sequence import Sequence
+
+NEVER = 1 << 62
+"""More steps than any run has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One test of an admission walk; every figure includes the candidate.
+
+    Attributes:
+        peak_tokens: what the pool would hold at its worst.
+        adapter_slots: what the distinct adapters take from it.
+        num_sequences: sequences counted, those running and those taken in this walk.
+        fits: whether memory suffices.
+    """
+
+    sequence: Sequence
+    peak_tokens: int
+    adapter_slots: int
+    num_sequences: int
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BlockUse:
+    """Who has the blocks of a paged pool; `used + cached + free` is all of them.
+
+    Attributes:
+        used: by sequences and adapters; one that several share counts once.
+        cached: kept by a prefix cache, and free for whoever needs them.
+        free: by nobody. Negative where the coming decode step needs more than there are: somebody must go.
+    """
+
+    used: int
+    cached: int
+    free: int
+
+
+class Trial(Protocol):
+    """Memory as one admission walk sees it: what is in use, and what the walk has taken so far."""
+
+    def test(self, sequence: Sequence) -> Check:
+        """Test one more sequence."""
+        ...
+
+    def take(self, sequence: Sequence) -> None:
+        """Count a sequence that passed as taken."""
+        ...
+
+
+class Memory(Protocol):
+    """A replica's KV pool."""
+
+    def trial(self, running: Running) -> Trial:
+        """Begin an admission walk. The pool does not change before `admitted`."""
+        ...
+
+    def steps_until_fits(self, running: Running, sequence: Sequence, limit: int) -> int:
+        """Return after how many decode steps a waiting sequence that does not fit now will: 1 to `limit`.
+
+        `limit` is so small that no running sequence ends within it, and nothing prefills. 1 where it cannot be told.
+        """
+        ...
+
+    def can_ever_hold(self, sequence: Sequence) -> str | None:
+        """Return None if an empty pool holds the sequence to its end, else why not: what, the limit, what to do."""
+        ...
+
+    def admitted(self, sequence: Sequence) -> None:
+        """Give a sequence what it needs for its prefill."""
+        ...
+
+    def joined(self, sequence: Sequence) -> None:
+        """Take note that a sequence has its first token and will grow by one in every decode step."""
+        ...
+
+    def left(self, sequence: Sequence) -> None:
+        """Take back what a sequence had."""
+        ...
+
+    def steps_before_full(self, running: Running) -> int:
+        """Return how many decode steps the running sequences can surely go on; NEVER if reserved in full."""
+        ...
+
+    def victim(self, running: Running) -> Sequence | None:
+        """Return who must be preempted next so that the coming decode step has room; usually nobody."""
+        ...
+
+    def spare_tokens(self, running: Running, num_steps: int) -> int:
+        """Return the tokens that a decode step leaves which `num_steps` others precede; a prefix cache may keep them.
+
+        Blocks that a sequence uses are the sequence's, also where a prefix cache knows them.
+        """
+        ...
+
+    def block_use(self, running: Running) -> BlockUse | None:
+        """Return who has the blocks; None where the pool has none."""
+        ...

@@ -1,0 +1,65 @@
+"""How many KV blocks a set of growing sequences needs, now and after any number of decode steps.
+
+Every decoding sequence gains one token per step, so sequence i holds `g + h_i` tokens when the decode-step counter is
+g, and needs ceil((g + h_i) / size) blocks. Write h_i + size - 1 = q_i * size + r_i with 0 <= r_i < size, and
+g = G * size + s likewise. Then
+
+    sum of blocks = sum(q_i) + n * G + number of sequences with r_i >= size - s
+
+so a count of sequences per residue r is all there is to keep: a step costs nothing, a question O(size), whatever the
+batch. After `size` steps everybody has taken exactly one block more, whence the first step that runs out is whole
+periods and a scan of at most `size` residues.
+"""
+
+
+class BlockGrowth:
+    """Growing sequences by the residue of their length.
+
+    Args:
+        block_size: tokens in a block.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self._num_at: list[int] = [0] * block_size
+        self._whole_blocks = 0
+        self._num = 0
+
+    def __len__(self) -> int:
+        return self._num
+
+    def add(self, tokens_at_0: int) -> None:
+        """Count a sequence that would hold so many tokens at decode step 0; may be negative."""
+        self._change(tokens_at_0, 1)
+
+    def remove(self, tokens_at_0: int) -> None:
+        """Count a sequence no more that was added with the same number."""
+        self._change(tokens_at_0, -1)
+
+    def _change(self, tokens_at_0: int, by: int) -> None:
+        whole, residue = divmod(tokens_at_0 + self.block_size - 1, self.block_size)
+        self._whole_blocks += by * whole
+        self._num_at[residue] += by
+        self._num += by
+
+    def blocks(self, decode_step: int) -> int:
+        """Return the blocks that all need when the decode-step counter is here."""
+        periods, phase = divmod(decode_step, self.block_size)
+        one_more = sum(self._num_at[self.block_size - phase :]) if phase else 0
+        return self._whole_blocks + self._num * periods + one_more
+
+    def steps_within(self, decode_step: int, spare_blocks: int) -> int:
+        """Return for how many further steps all grow by no more than `spare_blocks` (>= 0) blocks together.
+
+        There must be a sequence: without one there is no end to it.
+        """
+        size = self.block_size
+        periods, spare_blocks = divmod(spare_blocks, self._num)
+        steps = periods * size
+        for step in range(decode_step, decode_step + size):
+            # From `step` to the next one those cross a border whose residue completes the block.
+            spare_blocks -= self._num_at[-(step + 1) % size]
+            if spare_blocks < 0:
+                break
+            steps += 1
+        return steps

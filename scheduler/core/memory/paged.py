@@ -1,0 +1,200 @@
+"""Paged KV memory: blocks on demand, and preemption when they run out.
+
+vLLM's way (Kwon et al., SOSP 2023; vllm/core/block_manager.py and scheduler.py of its first engine). The pool is cut
+into blocks of `block_size` tokens. A sequence enters when the blocks of its input are there; it takes another block
+when it crosses a block's border. If the next decode step finds none, the sequence that arrived last gives up all it has
+and waits again; what it had produced is input then, and is computed anew ("recompute").
+
+    needed blocks = sum of ceil(tokens / block_size) - shared ones counted twice
+
+where a sequence's tokens include the one that the coming decode step caches: input + output so far. So a batch whose
+need fits can decode, and admission, which may not bring the need above the pool, leaves decoding its blocks. A
+watermark (a share of the pool) stays free at admission beside what runs, so that the newcomer's first blocks are not
+taken from somebody at once; an empty batch needs none, or one sequence of nearly the pool's size could never come back.
+
+Adapters in use take their slots from the same pool, in whole blocks together. Blocks of a prefix cache that several
+sequences pin count once. Those that nobody pins are free memory: the cache gives them up as they are needed.
+"""
+
+from typing import Protocol
+
+from scheduler.core.memory.base import NEVER, BlockUse, Check, Trial
+from scheduler.core.memory.growth import BlockGrowth
+from scheduler.core.running import Running
+from scheduler.core.sequence import Adapter, Sequence
+
+
+class SharedBlocks(Protocol):
+    """What is asked of a prefix cache whose blocks sequences share."""
+
+    @property
+    def num_pins(self) -> int:
+        """Blocks that sequences of the batch use; one that two use counts twice."""
+        ...
+
+    @property
+    def num_pinned(self) -> int:
+        """Distinct blocks that sequences of the batch use."""
+        ...
+
+    @property
+    def num_unpinned(self) -> int:
+        """Blocks that nobody uses, kept until their place is needed."""
+        ...
+
+    def num_shareable(self, sequence: Sequence) -> int:
+        """Count the blocks that a waiting sequence would find, and that others pin already."""
+        ...
+
+
+class PagedMemory:
+    """A pool of blocks.
+
+    Args:
+        pool_tokens: size of the pool, adapters included; what is left of the last block is not used.
+        block_size: tokens in a block.
+        watermark: share of the blocks that admission leaves free beside a batch.
+        shared: blocks that a prefix cache holds in this pool; None: nothing is shared.
+    """
+
+    def __init__(
+        self, pool_tokens: int, *, block_size: int = 16, watermark: float = 0.01, shared: SharedBlocks | None = None
+    ) -> None:
+        self.block_size = block_size
+        self.num_blocks = pool_tokens // block_size
+        self.watermark_blocks = int(watermark * self.num_blocks)
+        self.shared = shared
+        self._pool_tokens = pool_tokens
+        self._growth = BlockGrowth(block_size)
+        self._tokens_at_0: dict[int, int] = {}
+        self._prefill_blocks: dict[int, int] = {}
+        self._num_prefill_blocks = 0
+
+    # --- how much is needed -----------------------------------------------------------------------------------------
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Return the blocks that so many tokens or slots take."""
+        return -(-num_tokens // self.block_size)
+
+    def newcomer_blocks(self, sequence: Sequence) -> int:
+        """Return the blocks of an input and of the first token after it, unless that is the last."""
+        return self.blocks_for(sequence.input_tokens + (sequence.budget_tokens > 1))
+
+    def needed_blocks(self, running: Running, num_steps: int = 0) -> int:
+        """Return the blocks that the batch needs for a decode step that `num_steps` others precede; O(block_size)."""
+        blocks = self._growth.blocks(running.decode_step + num_steps) + self._num_prefill_blocks
+        if self.shared is not None:
+            blocks += self.shared.num_pinned - self.shared.num_pins
+        return blocks
+
+    def _room(self, adapter_slots: int) -> int:
+        return self.num_blocks - self.blocks_for(adapter_slots)
+
+    def block_use(self, running: Running) -> BlockUse:
+        """Return who has the blocks, those counted that the coming decode step takes."""
+        used = self.blocks_for(running.adapter_slots) + self.needed_blocks(running)
+        cached = self.shared.num_unpinned if self.shared is not None else 0
+        return BlockUse(used, cached, self.num_blocks - used - cached)
+
+    def spare_tokens(self, running: Running, num_steps: int) -> int:
+        """Return the tokens of whole blocks that a decode step leaves which `num_steps` others precede."""
+        return (self._room(running.adapter_slots) - self.needed_blocks(running, num_steps)) * self.block_size
+
+    # --- who may enter ----------------------------------------------------------------------------------------------
+
+    def trial(self, running: Running) -> Trial:
+        """Begin an admission walk. Cost: O(block_size)."""
+        return _PagedTrial(self, running)
+
+    def steps_until_fits(self, running: Running, sequence: Sequence, limit: int) -> int:
+        """Return `limit`: while nobody leaves, the batch only grows."""
+        return limit
+
+    def can_ever_hold(self, sequence: Sequence) -> str | None:
+        """Return None if an empty pool holds the sequence to its end, else why not."""
+        slots = sequence.adapter.slots if sequence.adapter is not None else 0
+        tokens = sequence.input_tokens + sequence.budget_tokens - 1  # the last token produced is never cached
+        if self.blocks_for(tokens) <= self._room(slots):
+            return None
+        return (
+            f"prompt and output need {tokens} tokens and the adapter takes {slots} slots;"
+            f" max_total_token_num is {self._pool_tokens}, in blocks of {self.block_size}"
+        )
+
+    # --- coming and going -------------------------------------------------------------------------------------------
+
+    def admitted(self, sequence: Sequence) -> None:
+        """Take the blocks of its input and of the first token after it."""
+        blocks = self.newcomer_blocks(sequence)
+        self._prefill_blocks[sequence.handle] = blocks
+        self._num_prefill_blocks += blocks
+
+    def joined(self, sequence: Sequence) -> None:
+        """Let it grow by a token in every decode step."""
+        self._num_prefill_blocks -= self._prefill_blocks.pop(sequence.handle)
+        self._tokens_at_0[sequence.handle] = tokens_at_0 = sequence.input_tokens - sequence.base_step
+        self._growth.add(tokens_at_0)
+
+    def left(self, sequence: Sequence) -> None:
+        """Take back its blocks."""
+        tokens_at_0 = self._tokens_at_0.pop(sequence.handle, None)
+        if tokens_at_0 is not None:
+            self._growth.remove(tokens_at_0)
+        else:
+            self._num_prefill_blocks -= self._prefill_blocks.pop(sequence.handle)
+
+    # --- running out ------------------------------------------------------------------------------------------------
+
+    def steps_before_full(self, running: Running) -> int:
+        """Return how many decode steps have their blocks; exact, at least 1 where `victim` has found nobody."""
+        if not len(self._growth):
+            return NEVER
+        spare = self._room(running.adapter_slots) - self.needed_blocks(running)
+        return 1 + self._growth.steps_within(running.decode_step, max(0, spare))
+
+    def victim(self, running: Running) -> Sequence | None:
+        """Return the sequence that arrived last, if the next decode step lacks blocks; never the only one.
+
+        Cost: O(block_size) where nothing lacks, else O(batch).
+        """
+        if self.needed_blocks(running) <= self._room(running.adapter_slots) or len(running) == 1:
+            return None  # alone it has its blocks to the end, see `can_ever_hold`
+        present: list[Sequence] = [*running, *running.prefilling.values()]
+        return max(present, key=lambda sequence: (sequence.arrived_ps, sequence.handle))
+
+
+class _PagedTrial:
+    """One walk over candidates. What it takes is not in the memory's counts yet, but pins its shared blocks already."""
+
+    def __init__(self, memory: PagedMemory, running: Running) -> None:
+        self._memory = memory
+        self._running = running
+        self._num_sequences = len(running)
+        self._taken_blocks = 0
+        self._new_adapters: set[str] = set()
+        self._adapter_slots = running.adapter_slots
+
+    def test(self, sequence: Sequence) -> Check:
+        """Test one more sequence."""
+        memory = self._memory
+        slots = self._slots_with(sequence.adapter)
+        blocks = memory.needed_blocks(self._running) + self._taken_blocks + memory.newcomer_blocks(sequence)
+        if memory.shared is not None:
+            blocks -= memory.shared.num_shareable(sequence)
+        most = memory.num_blocks - memory.blocks_for(slots)
+        if self._num_sequences:
+            most -= memory.watermark_blocks
+        return Check(sequence, blocks * memory.block_size, slots, self._num_sequences + 1, blocks <= most)
+
+    def take(self, sequence: Sequence) -> None:
+        """Count a sequence that passed as taken."""
+        self._adapter_slots = self._slots_with(sequence.adapter)
+        self._taken_blocks += self._memory.newcomer_blocks(sequence)
+        self._num_sequences += 1
+        if sequence.adapter is not None:
+            self._new_adapters.add(sequence.adapter.adapter_id)
+
+    def _slots_with(self, adapter: Adapter | None) -> int:
+        if adapter is None or self._running.uses(adapter.adapter_id) or adapter.adapter_id in self._new_adapters:
+            return self._adapter_slots
+        return self._adapter_slots + adapter.slots

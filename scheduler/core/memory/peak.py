@@ -1,0 +1,159 @@
+"""S-LoRA's memory rule: admit only who fits with everybody at the worst moment, so that nobody is ever preempted.
+
+The pool also holds the weights of the adapters in use; `Adapter.slots` says how many of its slots each takes.
+
+    peak(running + new) < pool - slots of the distinct adapters             S-LoRA (strictly below)
+    peak(running + new) <= pool - slots of the distinct adapters            exact
+
+S-LoRA charges a newcomer (input + 1 held, max_new_tokens - 1 left), one token more than the same sequence after its
+prefill; `exact` charges it (input + 1, max_new_tokens - 2), since the last token produced is never cached.
+"""
+
+from scheduler.core.memory.base import NEVER, BlockUse, Check, Trial
+from scheduler.core.memory.reservation import PeakReservation, RunningPeak
+from scheduler.core.running import Running
+from scheduler.core.sequence import Adapter, Sequence
+
+
+class PeakMemory:
+    """Reservation of the peak.
+
+    Args:
+        pool_tokens: size of the pool, adapters included.
+        exact: mend S-LoRA's charge of one token too many and its strict comparison.
+        together: nobody leaves before all have ended (static batching), so the peak is everybody's end.
+        keep_refused: a refused candidate stays counted for the rest of the walk, as S-LoRA's cluster policy has it.
+        report_peaks: let checks carry the exact peak also where a bound shows that the candidate fits.
+    """
+
+    def __init__(
+        self,
+        pool_tokens: int,
+        *,
+        exact: bool = False,
+        together: bool = False,
+        keep_refused: bool = False,
+        report_peaks: bool = False,
+    ) -> None:
+        self.pool_tokens = pool_tokens
+        self.exact = exact
+        self.together = together
+        self.keep_refused = keep_refused
+        self.report_peaks = report_peaks
+        self.running_peak = RunningPeak()
+
+    def charge(self, sequence: Sequence) -> tuple[int, int]:
+        """Return what a newcomer is charged: (tokens held, tokens left after the next)."""
+        return sequence.input_tokens + 1, sequence.budget_tokens - (2 if self.exact else 1)
+
+    def most_tokens(self, adapter_slots: int) -> int:
+        """Return the highest peak that is let in beside these adapters."""
+        return self.pool_tokens - adapter_slots - (0 if self.exact else 1)
+
+    def trial(self, running: Running) -> Trial:
+        """Begin an admission walk. Cost: O(batch)."""
+        return _PeakTrial(self, running)
+
+    def steps_until_fits(self, running: Running, sequence: Sequence, limit: int) -> int:
+        """Return after how many decode steps a waiting sequence fits; exact."""
+        slots = running.adapter_slots_with(sequence.adapter)
+        return self.running_peak.steps_until_at_most(running, *self.charge(sequence), self.most_tokens(slots), limit)
+
+    def can_ever_hold(self, sequence: Sequence) -> str | None:
+        """Return None if an empty pool holds the sequence to its end, else why not."""
+        slots = sequence.adapter.slots if sequence.adapter is not None else 0
+        held, left = self.charge(sequence)
+        if held + left <= self.most_tokens(slots):
+            return None
+        return (
+            f"prompt and output need {held + left} tokens and the adapter takes {slots} slots;"
+            f" max_total_token_num is {self.pool_tokens}"
+        )
+
+    def admitted(self, sequence: Sequence) -> None:
+        """Reserve nothing: the next walk counts whoever runs."""
+
+    def joined(self, sequence: Sequence) -> None:
+        """Reserve nothing: the next walk counts whoever runs."""
+
+    def left(self, sequence: Sequence) -> None:
+        """Free nothing: the next walk counts whoever runs."""
+
+    def steps_before_full(self, running: Running) -> int:
+        """Return NEVER: everybody's peak is reserved."""
+        return NEVER
+
+    def victim(self, running: Running) -> Sequence | None:
+        """Return nobody: everybody's peak is reserved."""
+        return None
+
+    def spare_tokens(self, running: Running, num_steps: int) -> int:
+        """Return what sequences and adapters will not hold; what is reserved for later is free until then."""
+        held = running.kv_tokens + num_steps * running.num_decoding + running.adapter_slots
+        return max(0, self.pool_tokens - held)
+
+    def block_use(self, running: Running) -> BlockUse | None:
+        """Return None: the pool is counted in tokens."""
+        return None
+
+
+class _PeakTrial:
+    """One walk over candidates.
+
+    No peak is higher than what all hold together in the end. As long as that fits, it costs one addition a candidate;
+    only then the exact peak is computed.
+    """
+
+    def __init__(self, memory: PeakMemory, running: Running) -> None:
+        self._memory = memory
+        self._running = running
+        self._taken: list[tuple[int, int]] = []
+        self._total_tokens = 0 if memory.together else running.reserved_tokens
+        self._reservation: PeakReservation | None = None
+        self._num_reserved = 0
+        self._num_present = 0 if memory.together else len(running)
+        self._new_adapters: set[str] = set()
+        self._adapter_slots = running.adapter_slots
+
+    def test(self, sequence: Sequence) -> Check:
+        """Test one more sequence."""
+        memory = self._memory
+        held, left = memory.charge(sequence)
+        slots = self._slots_with(sequence.adapter)
+        most = memory.most_tokens(slots)
+        peak = self._total_tokens + held + left
+        if not memory.together and (peak > most or memory.report_peaks):
+            peak = self._exact_peak(held, left)
+        check = Check(sequence, peak, slots, self._num_present + len(self._taken) + 1, peak <= most)
+        if memory.keep_refused:
+            self._add(sequence)
+        return check
+
+    def take(self, sequence: Sequence) -> None:
+        """Count a sequence that passed as taken."""
+        if not self._memory.keep_refused:
+            self._add(sequence)
+
+    def _exact_peak(self, held: int, left: int) -> int:
+        if not self._taken:
+            reservation, since = self._memory.running_peak.of(self._running)
+            return reservation.peak_with(held, left, since)
+        if self._reservation is None:
+            self._reservation = PeakReservation(*self._running.reservations())
+        for taken in self._taken[self._num_reserved :]:
+            self._reservation.add(*taken)
+        self._num_reserved = len(self._taken)
+        return self._reservation.peak_with(held, left)
+
+    def _slots_with(self, adapter: Adapter | None) -> int:
+        if adapter is None or self._running.uses(adapter.adapter_id) or adapter.adapter_id in self._new_adapters:
+            return self._adapter_slots
+        return self._adapter_slots + adapter.slots
+
+    def _add(self, sequence: Sequence) -> None:
+        held, left = self._memory.charge(sequence)
+        self._taken.append((held, left))
+        self._total_tokens += held + left
+        self._adapter_slots = self._slots_with(sequence.adapter)
+        if sequence.adapter is not None:
+            self._new_adapters.add(sequence.adapter.adapter_id)

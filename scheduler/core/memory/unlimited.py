@@ -1,0 +1,69 @@
+"""No memory rule: whoever the count lets in fits (llm-mock, which knows no memory)."""
+
+from scheduler.core.memory.base import NEVER, BlockUse, Check
+from scheduler.core.running import Running
+from scheduler.core.sequence import Sequence
+
+
+class UnlimitedMemory:
+    """A pool without end."""
+
+    def trial(self, running: Running) -> "_UnlimitedTrial":
+        """Begin an admission walk."""
+        return _UnlimitedTrial(running)
+
+    def steps_until_fits(self, running: Running, sequence: Sequence, limit: int) -> int:
+        """Return 1: memory refuses nobody."""
+        return 1
+
+    def can_ever_hold(self, sequence: Sequence) -> str | None:
+        """Return None: everybody fits."""
+        return None
+
+    def admitted(self, sequence: Sequence) -> None:
+        """Reserve nothing."""
+
+    def joined(self, sequence: Sequence) -> None:
+        """Nothing depends on growth."""
+
+    def left(self, sequence: Sequence) -> None:
+        """Free nothing."""
+
+    def steps_before_full(self, running: Running) -> int:
+        """Return NEVER."""
+        return NEVER
+
+    def victim(self, running: Running) -> Sequence | None:
+        """Return nobody."""
+        return None
+
+    def spare_tokens(self, running: Running, num_steps: int) -> int:
+        """Return more than anybody has."""
+        return NEVER
+
+    def block_use(self, running: Running) -> BlockUse | None:
+        """Return None: there are no blocks."""
+        return None
+
+
+class _UnlimitedTrial:
+    """One walk; it counts sequences and tokens for whoever listens to the checks."""
+
+    def __init__(self, running: Running) -> None:
+        self._num_sequences = len(running)
+        self._tokens = running.reserved_tokens
+        self._adapter_slots = running.adapter_slots
+
+    def test(self, sequence: Sequence) -> Check:
+        """Let a sequence pass."""
+        tokens = self._tokens + _most_tokens(sequence)
+        return Check(sequence, tokens, self._adapter_slots, self._num_sequences + 1, fits=True)
+
+    def take(self, sequence: Sequence) -> None:
+        """Count a sequence as taken."""
+        self._num_sequences += 1
+        self._tokens += _most_tokens(sequence)
+
+
+def _most_tokens(sequence: Sequence) -> int:
+    return sequence.input_tokens + sequence.budget_tokens - 1

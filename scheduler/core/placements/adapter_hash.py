@@ -1,0 +1,37 @@
+"""Adapter residency by rendezvous hash with bounded load.
+
+Each adapter ranks the workers by a hash of its name and theirs (Thaler and Ravishankar, 1998), and its sequences go to
+the first in its ranking that has room: load at most `LOAD_FACTOR` times the mean (consistent hashing with bounded
+loads; Mirrokni, Thorup and Zadimoghaddam, SODA 2018). So an adapter is resident on few workers, each worker serves few
+adapters, and when a worker comes or goes only the adapters that ranked it first move. Sequences of the base model go to
+the least loaded worker.
+"""
+
+from collections.abc import Sequence as Many
+from hashlib import blake2b
+
+from scheduler.core.placements.base import Candidate, Choice, least_loaded, load_bound
+from scheduler.core.sequence import Sequence
+
+LOAD_FACTOR = 1.25
+
+
+class AdapterHash:
+    """See the module."""
+
+    def place(self, sequence: Sequence, candidates: Many[Candidate]) -> Choice:
+        """Choose the first worker in the adapter's ranking that has room."""
+        if sequence.adapter is None:
+            chosen = least_loaded(candidates)
+            return Choice(chosen, f"no adapter; least load, {chosen.load}")
+        name = sequence.adapter.adapter_id
+        most = load_bound(candidates, LOAD_FACTOR)
+        ranking = sorted(candidates, key=lambda candidate: _weight(name, candidate.name), reverse=True)
+        for place, candidate in enumerate(ranking, start=1):
+            if candidate.load <= most:
+                return Choice(candidate, f"number {place} in the ranking of {name}; load {candidate.load} of {most}")
+        raise AssertionError("the least loaded worker is always within the bound")
+
+
+def _weight(adapter_id: str, worker_id: str) -> bytes:
+    return blake2b(f"{worker_id}\0{adapter_id}".encode(), digest_size=8).digest()

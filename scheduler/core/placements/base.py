@@ -1,0 +1,57 @@
+"""What a placement rule sees and answers."""
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from math import ceil
+from typing import Protocol
+
+from scheduler.core.replica import Replica
+from scheduler.core.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A worker that could take the sequence.
+
+    Attributes:
+        name: the worker's id; the same for as long as it is attached.
+        replica: its state.
+    """
+
+    name: str
+    replica: Replica
+
+    @property
+    def load(self) -> int:
+        """Sequences it has, waiting and running."""
+        return self.replica.num_waiting + self.replica.num_running
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The worker chosen, and why: for the decision log."""
+
+    candidate: Candidate
+    why: str
+
+
+class Placement(Protocol):
+    """Chooses a worker. It may remember what it chose; it never changes a replica."""
+
+    def place(self, sequence: Sequence, candidates: Many[Candidate]) -> Choice:
+        """Choose one of the candidates, of which there is at least one, in order of attaching."""
+        ...
+
+
+def least_loaded(candidates: Many[Candidate]) -> Candidate:
+    """Return the candidate with the fewest sequences; ties: fewest KV tokens, then the first to attach."""
+    return min(candidates, key=lambda candidate: (candidate.load, candidate.replica.kv_tokens))
+
+
+def load_bound(candidates: Many[Candidate], factor: float, extra: int = 1) -> int:
+    """Return the load that a preferred worker may have at most before it takes another sequence.
+
+    It is the mean load, the new sequence included, times `factor`, and at least `extra` above the least.
+    """
+    loads = [candidate.load for candidate in candidates]
+    return max(ceil(factor * (sum(loads) + 1) / len(loads)) - 1, min(loads) + extra)

@@ -1,0 +1,31 @@
+"""Least loaded, with adapter affinity.
+
+The worker with the fewest sequences, unless one where the sequence's adapter is on the GPU is not much fuller: at most
+`MAX_EXTRA_SEQUENCES` more, or `MAX_LOAD_RATIO` times as many. Adapters take memory on each worker that runs them, so
+keeping the requests of one adapter together leaves more of it for sequences; the bound keeps a popular adapter from
+filling one worker while others idle.
+"""
+
+from collections.abc import Sequence as Many
+
+from scheduler.core.placements.base import Candidate, Choice, least_loaded
+from scheduler.core.sequence import Sequence
+
+MAX_EXTRA_SEQUENCES = 4
+MAX_LOAD_RATIO = 1.25
+
+
+class LeastLoaded:
+    """See the module."""
+
+    def place(self, sequence: Sequence, candidates: Many[Candidate]) -> Choice:
+        """Choose the least loaded worker, or one that has the adapter and is not much fuller."""
+        least = least_loaded(candidates)
+        if sequence.adapter is not None:
+            most = max(least.load + MAX_EXTRA_SEQUENCES, least.load * MAX_LOAD_RATIO)
+            name = sequence.adapter.adapter_id
+            holders = [c for c in candidates if c.load <= most and name in c.replica.resident_adapters]
+            if holders:
+                chosen = least_loaded(holders)
+                return Choice(chosen, f"has adapter {name}; load {chosen.load}, the least is {least.load}")
+        return Choice(least, f"least load, {least.load}")

@@ -1,0 +1,31 @@
+"""Power of two choices: two workers at random, the less loaded of them (Mitzenmacher, 1996).
+
+Nearly as even as looking at all of them, for the price of looking at two; and several schedulers that do it do not all
+run to the same worker.
+"""
+
+from collections.abc import Sequence as Many
+
+import numpy as np
+
+from scheduler.core.placements.base import Candidate, Choice, least_loaded
+from scheduler.core.sequence import Sequence
+
+
+class PowerOfTwo:
+    """See the module.
+
+    Args:
+        rng: draws the two.
+    """
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+
+    def place(self, sequence: Sequence, candidates: Many[Candidate]) -> Choice:
+        """Draw two workers and choose the less loaded."""
+        drawn = self._rng.choice(len(candidates), size=min(2, len(candidates)), replace=False)
+        pair = [candidates[int(index)] for index in sorted(drawn)]
+        chosen = least_loaded(pair)
+        others = ", ".join(f"{candidate.name} with {candidate.load}" for candidate in pair if candidate is not chosen)
+        return Choice(chosen, f"load {chosen.load}" + (f"; the other was {others}" if others else ""))

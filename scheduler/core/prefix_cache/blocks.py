@@ -1,0 +1,311 @@
+"""A prefix cache of KV blocks that grows and shrinks with what a worker computes.
+
+vLLM's automatic prefix caching (docs/design/prefix_caching.md), kept as a tree as in SGLang's RadixAttention (Zheng et
+al., 2024): a node is one full block of tokens after all the blocks above it. Each adapter has its own root, so two
+adapters never share, whatever their tokens. Blocks are compared by their tokens themselves, so there is no hash that
+could collide.
+
+* A sequence that enters pins the blocks it finds. What a step has computed of its prompt becomes visible, and pinned,
+  when that step is committed. Output becomes visible when the sequence leaves or is preempted: few ever ask for it
+  before, and between two decode steps nothing changes.
+* Two sequences that one plan admits both compute what they have in common; then the second's copies are given back and
+  it uses the first's. With `share_within_plan` the second finds the first's blocks at once, as vLLM allows, since
+  a step writes a layer's KV before any sequence reads it.
+* What nobody pins is kept until its place is needed, and goes leaf by leaf, the least recently used first.
+
+Whoever pins a block pins all above it, and whoever lets go does so from the leaf up. So the order in which blocks were
+let go is the order in which they may be evicted, and a leaf always comes before its parent: no search, no heap.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator
+from collections.abc import Sequence as Tokens
+from dataclasses import dataclass
+
+from scheduler.core.sequence import Sequence
+
+_TOKEN_BYTES = array("I").itemsize
+
+
+class _Node:
+    """A block of tokens in its place; `pins` sequences of the batch use it."""
+
+    __slots__ = ("children", "key", "parent", "pins")
+
+    def __init__(self, parent: "_Node | None", key: bytes) -> None:
+        self.parent = parent
+        self.key = key
+        self.children: dict[bytes, _Node] = {}
+        self.pins = 0
+
+
+@dataclass(slots=True)
+class _Use:
+    """What a sequence of the batch pins.
+
+    Attributes:
+        nodes: from the root down.
+        input_bytes: the tokens of its whole input; shorter where they are not known.
+        num_found: of the nodes, those that were there before this sequence showed its own ahead of its step.
+    """
+
+    nodes: list[_Node]
+    input_bytes: bytes
+    num_found: int = 0
+
+
+@dataclass(slots=True)
+class _Found:
+    """The last look-up: whose, when, and what."""
+
+    sequence: Sequence
+    input_tokens: int
+    version: int
+    input_bytes: bytes
+    nodes: list[_Node]
+
+
+class BlockCache:
+    """The cached blocks of one worker.
+
+    Args:
+        block_size: tokens in a block.
+        share_within_plan: let a sequence use blocks that another one computes in the same step.
+        min_computed_tokens: tokens of an input that are computed even if all are cached.
+    """
+
+    def __init__(self, block_size: int = 16, *, share_within_plan: bool = False, min_computed_tokens: int = 1) -> None:
+        self.block_size = block_size
+        self.share_within_plan = share_within_plan
+        self.min_computed_tokens = min_computed_tokens
+        self._num_evictions = 0
+        self._num_pins = 0
+        self._num_pinned = 0
+        self._roots: dict[str | None, _Node] = {}
+        self._uses: dict[int, _Use] = {}
+        self._unpinned: OrderedDict[_Node, None] = OrderedDict()
+        """Least recently used first; children before their parents."""
+        self._version = 0
+        """Counts the changes of the tree."""
+        self._found: _Found | None = None
+
+    @property
+    def num_evictions(self) -> int:
+        """Blocks given up so far because their place was needed."""
+        return self._num_evictions
+
+    @property
+    def num_pins(self) -> int:
+        """Blocks that sequences of the batch use; one that two use counts twice."""
+        return self._num_pins
+
+    @property
+    def num_pinned(self) -> int:
+        """Distinct blocks that sequences of the batch use."""
+        return self._num_pinned
+
+    @property
+    def num_unpinned(self) -> int:
+        """Blocks that nobody uses, kept until their place is needed."""
+        return len(self._unpinned)
+
+    # --- looking ----------------------------------------------------------------------------------------------------
+
+    def match(self, token_ids: Tokens[int], adapter_id: str | None) -> int:
+        """Count the leading tokens that are cached, whole blocks; mutates nothing."""
+        return len(self._walk(adapter_id, _as_bytes(token_ids))) * self.block_size
+
+    def reusable(self, sequence: Sequence) -> int:
+        """Count the leading input tokens of a waiting sequence that it could take over, whole blocks."""
+        return len(self._find(sequence).nodes) * self.block_size
+
+    def num_shareable(self, sequence: Sequence) -> int:
+        """Count the blocks that a waiting sequence would find, and that others pin already."""
+        num = 0
+        for node in self._find(sequence).nodes:
+            if not node.pins:
+                break
+            num += 1
+        return num
+
+    def _find(self, sequence: Sequence) -> _Found:
+        """Look up a sequence's input, or remember: a blocked head of line is asked for again and again."""
+        found = self._found
+        again = found is not None and found.sequence is sequence and found.input_tokens == sequence.input_tokens
+        if found is not None and again and found.version == self._version:
+            return found
+        data = found.input_bytes if found is not None and again else self._bytes(sequence, sequence.produced_tokens)
+        nodes = self._walk(_adapter_id(sequence), data)
+        del nodes[max(0, sequence.input_tokens - self.min_computed_tokens) // self.block_size :]
+        self._found = _Found(sequence, sequence.input_tokens, self._version, data, nodes)
+        return self._found
+
+    def _walk(self, adapter_id: str | None, data: bytes) -> list[_Node]:
+        """Return the nodes of the leading blocks of these tokens, as far as there are any."""
+        nodes: list[_Node] = []
+        node = self._roots.get(adapter_id)
+        if node is not None:
+            for key in self._keys(data, 0):
+                node = node.children.get(key)
+                if node is None:
+                    break
+                nodes.append(node)
+        return nodes
+
+    def _keys(self, data: bytes, first: int) -> Iterator[bytes]:
+        """Yield the full blocks of these tokens, from the `first` on."""
+        size = self.block_size * _TOKEN_BYTES
+        for start in range(first * size, len(data) - size + 1, size):
+            yield data[start : start + size]
+
+    def _bytes(self, sequence: Sequence, num_outputs: int) -> bytes:
+        """Return the prompt and the first outputs of a sequence, as far as their tokens are known."""
+        prompt = _as_bytes(sequence.prompt_token_ids)
+        if not num_outputs or len(sequence.prompt_token_ids) < sequence.prompt_tokens:
+            return prompt
+        return prompt + _as_bytes(sequence.output_token_ids[:num_outputs])
+
+    # --- coming and going -------------------------------------------------------------------------------------------
+
+    def acquire(self, sequence: Sequence) -> None:
+        """Pin the first `cached_tokens` of a sequence that enters the batch."""
+        found = self._find(sequence)
+        use = _Use([], found.input_bytes)
+        self._uses[sequence.handle] = use
+        for node in found.nodes[: sequence.cached_tokens // self.block_size]:
+            self._pin(use, node)
+        if self.share_within_plan:
+            there = self._walk(_adapter_id(sequence), use.input_bytes)
+            self._show(sequence, use, sequence.input_tokens)
+            use.num_found = len(there)
+
+    def commit(self, sequence: Sequence) -> None:
+        """Let others see the full blocks among the first `computed_tokens` of a sequence's input."""
+        use = self._uses[sequence.handle]
+        self._show(sequence, use, sequence.computed_tokens)
+        if self.share_within_plan:
+            self._take_back(use, sequence.computed_tokens // self.block_size)
+
+    def release(self, sequence: Sequence, output_tokens: int) -> None:
+        """Unpin what a sequence used that leaves the batch; its full blocks stay, its last used."""
+        use = self._uses.pop(sequence.handle)
+        cached_tokens = sequence.computed_tokens + max(0, output_tokens - 1)
+        data = use.input_bytes
+        if cached_tokens > sequence.input_tokens:
+            data = self._bytes(sequence, sequence.produced_tokens + output_tokens - 1)
+        path = list(use.nodes)
+        for key in self._keys(data[: cached_tokens * _TOKEN_BYTES], len(path)):
+            path.append(self._child(path[-1] if path else self._root(sequence), key))
+        for node in use.nodes:
+            self._unpin(node)
+        for node in reversed(path):
+            if not node.pins:
+                self._unpinned[node] = None
+                self._unpinned.move_to_end(node)
+
+    def _take_back(self, use: _Use, num_blocks: int) -> None:
+        """Hide again what a sequence showed ahead of its step, and the step did not get to (a long prompt's chunk).
+
+        Nobody has found it meanwhile: who does not get all of its prompt into a step is the last that enters with it.
+        One that was in prefill before may have computed the same in this very step; then it is there.
+        """
+        while len(use.nodes) > num_blocks:
+            node = use.nodes.pop()
+            self._unpin(node)
+            if node.pins:
+                continue
+            if len(use.nodes) >= use.num_found:
+                self._remove(node)
+            else:
+                self._unpinned[node] = None
+
+    def _show(self, sequence: Sequence, use: _Use, num_tokens: int) -> None:
+        """Pin the full blocks among the first tokens of its input; make those that are not there."""
+        parent = use.nodes[-1] if use.nodes else self._root(sequence)
+        for key in self._keys(use.input_bytes[: num_tokens * _TOKEN_BYTES], len(use.nodes)):
+            parent = self._child(parent, key)
+            self._pin(use, parent)
+
+    def _root(self, sequence: Sequence) -> _Node:
+        adapter_id = _adapter_id(sequence)
+        root = self._roots.get(adapter_id)
+        if root is None:
+            root = self._roots[adapter_id] = _Node(None, b"")
+        return root
+
+    def _child(self, parent: _Node, key: bytes) -> _Node:
+        child = parent.children.get(key)
+        if child is None:
+            child = parent.children[key] = _Node(parent, key)
+            self._version += 1
+        return child
+
+    def _pin(self, use: _Use, node: _Node) -> None:
+        use.nodes.append(node)
+        if not node.pins:
+            self._num_pinned += 1
+            self._unpinned.pop(node, None)
+        node.pins += 1
+        self._num_pins += 1
+
+    def _unpin(self, node: _Node) -> None:
+        node.pins -= 1
+        self._num_pins -= 1
+        self._num_pinned -= not node.pins
+
+    # --- giving up --------------------------------------------------------------------------------------------------
+
+    def shrink(self, spare_tokens: int) -> None:
+        """Evict unpinned leaves, the least recently used first, until what is left takes at most so many tokens."""
+        num_spare = max(0, spare_tokens) // self.block_size
+        while len(self._unpinned) > num_spare:
+            node, _ = self._unpinned.popitem(last=False)
+            self._remove(node)
+            self._num_evictions += 1
+
+    def _remove(self, node: _Node) -> None:
+        assert node.parent is not None, "a root is no block"
+        assert not node.children, "a block is evicted before the blocks that follow it"
+        del node.parent.children[node.key]
+        self._version += 1
+
+    def lose(self) -> None:
+        """Forget every block; the worker is gone."""
+        self._roots.clear()
+        self._uses.clear()
+        self._unpinned.clear()
+        self._num_pins = self._num_pinned = 0
+        self._version += 1
+        self._found = None
+
+    # --- inspection -------------------------------------------------------------------------------------------------
+
+    def paths(self) -> list[tuple[str | None, tuple[int, ...], int]]:
+        """List every block: its adapter, all tokens from the root to its end, and its pins.
+
+        Those that somebody pins come first, in order of tokens; then the others, in the order in which they would go.
+        """
+        pinned: list[tuple[str | None, tuple[int, ...], int]] = []
+        tokens_of: dict[_Node, tuple[str | None, tuple[int, ...]]] = {}
+        for adapter_id, root in self._roots.items():
+            tokens_of[root] = (adapter_id, ())
+            nodes = [root]
+            while nodes:
+                node = nodes.pop()
+                for child in node.children.values():
+                    tokens = (*tokens_of[node][1], *array("I", child.key))
+                    tokens_of[child] = (adapter_id, tokens)
+                    if child.pins:
+                        pinned.append((adapter_id, tokens, child.pins))
+                    nodes.append(child)
+        pinned.sort(key=lambda path: (path[0] or "", path[1]))
+        return pinned + [(*tokens_of[node], 0) for node in self._unpinned]
+
+
+def _as_bytes(token_ids: Tokens[int]) -> bytes:
+    return array("I", token_ids).tobytes()
+
+
+def _adapter_id(sequence: Sequence) -> str | None:
+    return sequence.adapter.adapter_id if sequence.adapter is not None else None

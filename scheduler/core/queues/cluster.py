@@ -1,0 +1,134 @@
+"""A few adapters at once: requests of the adapters in the batch go first.
+
+S-LoRA's `cluster` (slora/server/router/cluster_req_queue.py, commit c1ddf48; `--batch-num-adapters k`). Fewer adapters
+in a batch make its LoRA part cheaper, and leave more of the pool to sequences.
+
+The walk goes over the requests whose adapter is in the batch, in order of arrival, then over the others as long as the
+batch has room for another adapter, and ends at the first refusal. At most `MAX_OVERTAKES` sequences enter past the one
+that has waited longest; then nobody does until it has.
+
+`strict` keeps the original's:
+
+* `soft_cap`: the limit only says when to prefer the batch's adapters. With fewer than k running, a new batch may bring
+  any number; with k, the second pass brings others all the same. The base model counts as an adapter.
+* `polluted_test`: a candidate that was refused in the first pass stays counted for the second, and may count twice.
+* `cancelled_vanish`: with k adapters running, cancelled requests that the walk met are removed even if nobody enters,
+  but not if all that wait are cancelled; with fewer, they stay listed until a batch forms.
+* `no_bound`: an adapter may starve while those in the batch go on to get requests.
+
+Each has a counterpart in the default: a hard limit (the base model is free), one walk, cancelled ones leave at once,
+and the bound above. The pollution is the memory rule's, `PeakMemory(keep_refused=True)`.
+
+Cost: a walk looks at every waiting sequence in the worst case, some tenth of a microsecond each.
+"""
+
+from collections.abc import Iterator
+
+from scheduler.core.admission import Walk
+from scheduler.core.memory.base import Memory
+from scheduler.core.queues.base import ListedQueue, adapter_key
+from scheduler.core.queues.patience import MAX_OVERTAKES, Patience
+from scheduler.core.running import Running
+from scheduler.core.sequence import Sequence
+
+
+class Cluster(ListedQueue):
+    """Prefer the adapters in the batch.
+
+    Args:
+        max_adapters: distinct adapters in a batch (S-LoRA's `batch_num_adapters`), at least 1.
+        strict: keep S-LoRA's bugs.
+        max_overtakes: so many sequences may enter past the one that has waited longest.
+    """
+
+    def __init__(self, max_adapters: int, *, strict: bool = False, max_overtakes: int = MAX_OVERTAKES) -> None:
+        super().__init__(strict=strict)
+        self.max_adapters = max_adapters
+        self._patience = Patience(max_overtakes)
+        self._in_two_passes = False
+
+    def admit(self, walk: Walk, running: Running, at_ps: int) -> list[Sequence]:
+        """Walk in the order above."""
+        self._blocked = None
+        if self.strict:
+            self._admit_as_slora(walk, running)
+            return []
+        head = self._waiting.first
+        if head is None:
+            return []
+        left = self._patience.left(head)
+        for sequence in self._order(running, head, head_first=not left):
+            if not left and sequence is not head and head not in walk.admitted:
+                break
+            if not walk.admit(sequence):
+                self._blocked = walk.refused
+                break
+            left -= left > 0
+        self._patience.note(head, walk.admitted)
+        self._waiting.remove_all(walk.admitted)
+        return []
+
+    def _order(self, running: Running, head: Sequence, *, head_first: bool) -> Iterator[Sequence]:
+        """Yield who may be tried, in order; each that is yielded is taken to enter."""
+        adapter_ids: set[str | None] = {None, *running.adapter_ids}
+
+        def has_room(sequence: Sequence) -> bool:
+            return adapter_key(sequence) in adapter_ids or len(adapter_ids) <= self.max_adapters
+
+        if head_first:
+            if not has_room(head):
+                return
+            adapter_ids.add(adapter_key(head))
+            yield head
+        preferred = frozenset(adapter_ids)
+        others: list[Sequence] = []
+        for sequence in self._waiting:
+            if head_first and sequence is head:
+                continue
+            if adapter_key(sequence) in preferred:
+                yield sequence
+            else:
+                others.append(sequence)
+        for sequence in others:
+            if has_room(sequence):
+                adapter_ids.add(adapter_key(sequence))
+                yield sequence
+
+    # --- S-LoRA's way -----------------------------------------------------------------------------------------------
+
+    def _admit_as_slora(self, walk: Walk, running: Running) -> None:
+        in_batch: set[str | None] = set(running.adapter_ids)
+        if len(running) > running.adapter_pins:
+            in_batch.add(None)
+        self._in_two_passes = len(in_batch) >= self.max_adapters
+        if not self._in_two_passes:
+            met = self._walk(walk, list(self._waiting))
+            self._blocked = walk.refused
+            if walk.admitted:
+                self._waiting.remove_all((*walk.admitted, *met))
+            return
+        if self.at_rest():
+            return
+        waiting = list(self._waiting)
+        while waiting[0].aborted:
+            self._waiting.remove(waiting.pop(0).handle)
+        met = self._walk(walk, [sequence for sequence in waiting if adapter_key(sequence) in in_batch])
+        seen = {sequence.handle for sequence in (*walk.admitted, *met)}
+        met += self._walk(walk, [sequence for sequence in waiting if sequence.handle not in seen])
+        self._waiting.remove_all((*walk.admitted, *met))
+
+    def _walk(self, walk: Walk, sequences: list[Sequence]) -> list[Sequence]:
+        """Try sequences up to the first refusal; return the cancelled ones met."""
+        met: list[Sequence] = []
+        for sequence in sequences:
+            if sequence.aborted:
+                met.append(sequence)
+            elif not walk.admit(sequence):
+                break
+        return met
+
+    def holds_for(self, running: Running, memory: Memory, limit: int) -> int:
+        """Return after how many decode steps the one that ended the walk may fit; with two passes (strict) 1."""
+        if self._in_two_passes and len(self):
+            return 1
+        return super().holds_for(running, memory, limit)

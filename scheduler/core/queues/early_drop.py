@@ -1,0 +1,191 @@
+"""Early drop by service level: give up whom the deadline has passed, and under overload serve the newest first.
+
+S-LoRA's `abort` (slora/server/router/abort_req_queue.py, commit c1ddf48; its paper's early abort). A request that has
+waited so long that its first token would come later than the service level (6 s, half a second of which is kept for
+the prefill) is dropped. If requests arrive faster than they are served, the walk goes from the newest backwards, since
+the oldest will miss their deadline anyway; otherwise from the oldest. It ends at the first refusal.
+
+Overload is judged from two moving averages, each 0.7 x the latest + 0.3 x the old: requests that arrived since the last
+batch was formed, and requests in a batch. It is there when the former is not less.
+
+`strict` keeps the original's:
+
+* `rate_per_try`: the average of arrivals takes a sample at every try, not at every batch, so the same arrivals count
+  again and again, and a failed try changes the next.
+* `rate_of_listed`: a sample is the growth of the list, so drops and cancels count as negative arrivals; averages are
+  cut to integers, towards zero.
+* `cancelled_are_dropped`: a cancelled request stays listed until a batch forms or its deadline passes, and is then
+  reported as dropped (a replica has told of the cancel, and does not tell again).
+* `requeued_are_dropped`: a request that lost its worker meets the same deadline.
+
+In the default a sample is counted arrivals, one is taken per batch, averages are integers in thousandths, and who was
+in a batch before (requeued, preempted) is never dropped.
+
+Cost of a walk: as many tests as sequences enter, and one, and what is dropped; strict: O(cancelled) more.
+"""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from scheduler.core.admission import Walk
+from scheduler.core.memory.base import Memory
+from scheduler.core.queues.base import ListedQueue
+from scheduler.core.running import Running
+from scheduler.core.sequence import Sequence
+
+FIRST_TOKEN_SLO_PS = 6_000_000_000_000
+"""S-LoRA's service level."""
+PREFILL_ALLOWANCE_PS = 500_000_000_000
+"""S-LoRA's guess of what lies between admission and the first token."""
+
+
+class EarlyDrop(ListedQueue):
+    """Drop late ones; newest first under overload. In queue order the newest is the first, as in S-LoRA.
+
+    Args:
+        first_token_slo_ps: who would get a first token so long after arrival is dropped; over PREFILL_ALLOWANCE_PS.
+        strict: keep S-LoRA's bugs.
+    """
+
+    def __init__(self, first_token_slo_ps: int = FIRST_TOKEN_SLO_PS, *, strict: bool = False) -> None:
+        super().__init__(strict=strict)
+        self.longest_wait_ps = first_token_slo_ps - PREFILL_ALLOWANCE_PS
+        self.overload: Overload = SloraOverload() if strict else MeanOverload()
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return reversed(self._waiting)
+
+    def append(self, sequence: Sequence, at_ps: int) -> None:
+        """Let a sequence wait in front of those that arrived before it."""
+        super().append(sequence, at_ps)
+        self.overload.arrived()
+
+    def admit(self, walk: Walk, running: Running, at_ps: int) -> list[Sequence]:
+        """Drop who is late, then walk; return the dropped, the newest first."""
+        self._blocked = None
+        overloaded = self.overload.judge(len(self))
+        dropped = self._late(at_ps)
+        self._waiting.remove_all(dropped)
+        met: list[Sequence] = []
+        for sequence in reversed(self._waiting) if overloaded else self._waiting:
+            if sequence.aborted:
+                met.append(sequence)
+            elif not walk.admit(sequence):
+                self._blocked = walk.refused
+                break
+        if walk.admitted:
+            self._waiting.remove_all((*walk.admitted, *met))
+            self.overload.formed(len(walk.admitted), len(self))
+        return dropped[::-1]
+
+    def _late(self, at_ps: int) -> list[Sequence]:
+        late: list[Sequence] = []
+        for sequence in self._waiting:
+            if at_ps - sequence.arrived_ps < self.longest_wait_ps:
+                break
+            if self._may_drop(sequence):
+                late.append(sequence)
+        return late
+
+    def _may_drop(self, sequence: Sequence) -> bool:
+        return self.strict or not sequence.num_requeues
+
+    def holds_for(self, running: Running, memory: Memory, limit: int) -> int:
+        """Return after how many decode steps the one that ended the walk may fit; 1 while tries change the rate."""
+        if not self.overload.settled(len(self)):
+            return 1
+        return super().holds_for(running, memory, limit)
+
+    def wakes_at_ps(self, at_ps: int) -> int | None:
+        """Return the next deadline."""
+        deadlines = (s.arrived_ps + self.longest_wait_ps for s in self._waiting if self._may_drop(s))
+        return next((deadline for deadline in deadlines if deadline > at_ps), None)
+
+    def at_rest(self) -> bool:
+        """Tell whether nobody waits, cancelled ones included, and a try would not change the rate."""
+        return not len(self) and self.overload.settled(0)
+
+
+class Overload(Protocol):
+    """Tells whether requests arrive faster than they are served."""
+
+    def arrived(self) -> None:
+        """Take note of an arrival."""
+        ...
+
+    def judge(self, num_listed: int) -> bool:
+        """Tell at a try with so many listed, late ones included."""
+        ...
+
+    def formed(self, num_admitted: int, num_left: int) -> None:
+        """Take note of a batch, and of how many are left."""
+        ...
+
+    def settled(self, num_listed: int) -> bool:
+        """Tell whether one more try would change nothing."""
+        ...
+
+
+class SloraOverload:
+    """S-LoRA's averages, in its names and its doubles; they start as its do.
+
+    Attributes:
+        req_rate: `apprx_req_rate`.
+        batch_size: `apprx_bs`.
+        last_req_num: how many were left when the last batch was formed.
+    """
+
+    def __init__(self) -> None:
+        self.req_rate = 1
+        self.batch_size = 1
+        self.last_req_num = 0
+
+    def arrived(self) -> None:
+        """Nothing: only the list is looked at."""
+
+    def judge(self, num_listed: int) -> bool:
+        """Take a sample and tell."""
+        self.req_rate = self._next_rate(num_listed)
+        return self.req_rate >= self.batch_size
+
+    def _next_rate(self, num_listed: int) -> int:
+        return int(0.7 * (num_listed - self.last_req_num) + 0.3 * self.req_rate)
+
+    def formed(self, num_admitted: int, num_left: int) -> None:
+        """Take a sample of batch sizes."""
+        self.last_req_num = num_left
+        self.batch_size = max(int(0.7 * num_admitted + 0.3 * self.batch_size), 1)
+
+    def settled(self, num_listed: int) -> bool:
+        """Tell whether the rate is at its fixed point."""
+        return self._next_rate(num_listed) == self.req_rate
+
+
+class MeanOverload:
+    """Averages of counted arrivals and batch sizes, one sample per batch, in thousandths; they start at one."""
+
+    def __init__(self) -> None:
+        self._num_arrived = 0
+        self._arrivals = self._batch_size = 1000
+
+    def arrived(self) -> None:
+        """Count an arrival."""
+        self._num_arrived += 1
+
+    def judge(self, num_listed: int) -> bool:
+        """Tell, as if a batch were formed now."""
+        return self._mean(self._num_arrived, self._arrivals) >= self._batch_size
+
+    def formed(self, num_admitted: int, num_left: int) -> None:
+        """Take both samples."""
+        self._arrivals = self._mean(self._num_arrived, self._arrivals)
+        self._batch_size = self._mean(num_admitted, self._batch_size)
+        self._num_arrived = 0
+
+    @staticmethod
+    def _mean(number: int, old: int) -> int:
+        return (7000 * number + 3 * old) // 10
+
+    def settled(self, num_listed: int) -> bool:
+        """Tell that a try changes nothing."""
+        return True

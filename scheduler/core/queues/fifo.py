@@ -1,0 +1,43 @@
+"""First come first served with head-of-line blocking.
+
+S-LoRA's request queue (slora/server/router/req_queue.py, commit c1ddf48), and vLLM's order. The walk goes from the head
+and ends at the first sequence that is refused.
+
+`strict` keeps what S-LoRA does with cancelled requests (named `cancelled_stay_listed` in the docs): a waiting one is
+skipped in the walk but stays listed until a batch forms, so a queue of cancelled requests only is never swept. Without
+it they leave at once.
+
+Cost of a walk: as many tests as sequences enter, and one; it does not grow with the queue.
+"""
+
+from scheduler.core.admission import Walk
+from scheduler.core.queues.base import ListedQueue
+from scheduler.core.running import Running
+from scheduler.core.sequence import Sequence
+
+
+class Fifo(ListedQueue):
+    """First come first served.
+
+    Args:
+        strict: keep S-LoRA's way with cancelled requests.
+    """
+
+    def admit(self, walk: Walk, running: Running, at_ps: int) -> list[Sequence]:
+        """Walk from the head. Cost: as many tests as sequences enter, and one."""
+        passed_over: list[Sequence] = []
+        self._blocked = None
+        for sequence in self._waiting:
+            if sequence.aborted:
+                passed_over.append(sequence)
+            elif not walk.admit(sequence):
+                self._blocked = walk.refused
+                break
+        if walk.admitted:
+            # S-LoRA drops as many from the front as it has seen: admitted ones and cancelled ones among them.
+            self._waiting.remove_all((*walk.admitted, *passed_over))
+        return []
+
+    def heeds_arrivals(self) -> bool:
+        """Tell whether an arrival could be admitted: only if nobody blocks the head of the line."""
+        return self.at_rest()

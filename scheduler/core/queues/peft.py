@@ -1,0 +1,75 @@
+"""One adapter at a time, as if its weights were merged into the base model's.
+
+S-LoRA's `peft` (slora/server/router/peft_req_queue.py, commit c1ddf48), its model of HuggingFace PEFT: a batch serves
+one adapter (the base model is one too), and the next adapter has its turn when the batch has drained.
+
+The batch's adapter, or with nothing running that of the request that has waited longest, is walked in order of arrival
+up to the first refusal. At most `MAX_OVERTAKES` sequences enter past the one that has waited longest; then the batch
+drains, and that one's adapter is next.
+
+`strict` keeps the original's:
+
+* `counts_others`: instead of that bound, the batch drains if more than 30 requests of other adapters are listed before
+  the first of its own. A single request of another adapter may starve.
+* `cancelled_stay_listed`: a cancelled request is never removed; it counts among the 30, and at the head of the list it
+  chooses the adapter, for which a batch may then never form.
+
+Cost: a walk looks at every waiting sequence in the worst case, some tenth of a microsecond each.
+"""
+
+from collections.abc import Iterator
+
+from scheduler.core.admission import Walk
+from scheduler.core.queues.base import ListedQueue, adapter_key
+from scheduler.core.queues.patience import MAX_OVERTAKES, Patience
+from scheduler.core.running import Running
+from scheduler.core.sequence import Sequence
+
+
+class Peft(ListedQueue):
+    """One adapter at a time.
+
+    Args:
+        strict: keep S-LoRA's bugs.
+        max_overtakes: so many sequences may enter past the one that has waited longest.
+    """
+
+    def __init__(self, *, strict: bool = False, max_overtakes: int = MAX_OVERTAKES) -> None:
+        super().__init__(strict=strict)
+        self._patience = Patience(max_overtakes)
+
+    def admit(self, walk: Walk, running: Running, at_ps: int) -> list[Sequence]:
+        """Walk over the requests of one adapter."""
+        self._blocked = None
+        head = self._waiting.first
+        if head is None:
+            return []
+        first_running = running.first
+        adapter_id = adapter_key(head if first_running is None else first_running)
+        if self.strict and not self._few_others(adapter_id):
+            return []
+        left = len(self) if self.strict else self._patience.left(head)
+        for sequence in self._of(adapter_id):
+            if sequence.aborted:
+                continue
+            if not left and sequence is not head and head not in walk.admitted:
+                break
+            if not walk.admit(sequence):
+                self._blocked = walk.refused
+                break
+            left -= left > 0
+        self._patience.note(head, walk.admitted)
+        self._waiting.remove_all(walk.admitted)
+        return []
+
+    def _of(self, adapter_id: str | None) -> Iterator[Sequence]:
+        return (sequence for sequence in self._waiting if adapter_key(sequence) == adapter_id)
+
+    def _few_others(self, adapter_id: str | None) -> bool:
+        """Tell whether at most 30 requests of other adapters are listed before the first of this one."""
+        for place, sequence in enumerate(self._waiting):
+            if place > MAX_OVERTAKES:
+                return False
+            if adapter_key(sequence) == adapter_id:
+                return True
+        return len(self) <= MAX_OVERTAKES

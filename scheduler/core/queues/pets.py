@@ -1,0 +1,137 @@
+"""Batches of like lengths, cut where a cost profile says: two dynamic programs.
+
+S-LoRA's `pets` (slora/server/router/pets_req_queue.py, commit c1ddf48), after PetS (Zhou et al., USENIX ATC 2022). If
+more than `MIN_WAITING` wait:
+
+1. Each adapter's requests are sorted by prompt length and cut into chunks, so that the sum of what the adapter adds to
+   each chunk, padded to its longest prompt, is least.
+2. The chunks are sorted by their longest prompt and cut into macro batches, so that the sum of the padded prefills is
+   least. The first macro batch, which has the shortest prompts, is walked up to the first refusal.
+
+Otherwise first come first served.
+
+`strict` keeps the original's:
+
+* `no_bound`: long prompts starve while short ones arrive. The default lets at most `MAX_OVERTAKES` sequences past the
+  one that has waited longest, and is first come first served until that one has entered.
+* `whole_queue`: the programs, quadratic in what they look at, take the whole queue. The default takes the `WINDOW`
+  that have waited longest.
+* `table`: costs come from a table of even batch sizes and at most 1024 tokens; a longer prompt ended the original by
+  an assertion (here, as all that is not in the table, its cost is infinite). The default asks the device model.
+* `cancelled_stay_listed`: a cancelled request takes part in the programs, and is listed until a batch forms.
+
+Cost of a walk: the programs, O(WINDOW^2) additions (milliseconds); strict O(waiting^2).
+"""
+
+from collections.abc import Callable
+from math import inf
+from typing import TypeAlias, TypeVar
+
+from scheduler.core.admission import Walk
+from scheduler.core.queues.base import ListedQueue, adapter_key
+from scheduler.core.queues.patience import MAX_OVERTAKES, Patience
+from scheduler.core.queues.profile import Profile
+from scheduler.core.running import Running
+from scheduler.core.sequence import Sequence
+
+MIN_WAITING = 10
+"""Up to so many it is first come first served (S-LoRA's comment says 20)."""
+WINDOW = 64
+
+Costs: TypeAlias = list[float]
+_Item = TypeVar("_Item")
+
+
+class Pets(ListedQueue):
+    """PetS's coordinated batching.
+
+    Args:
+        profile: what prefills cost.
+        strict: keep S-LoRA's bugs.
+        max_overtakes: so many sequences may enter past the one that has waited longest.
+    """
+
+    def __init__(self, profile: Profile, *, strict: bool = False, max_overtakes: int = MAX_OVERTAKES) -> None:
+        super().__init__(strict=strict)
+        self._profile = profile
+        self._patience = Patience(max_overtakes)
+
+    def admit(self, walk: Walk, running: Running, at_ps: int) -> list[Sequence]:
+        """Walk over the first macro batch."""
+        self._blocked = None
+        head = self._waiting.first
+        if head is None:
+            return []
+        left = len(self) if self.strict else self._patience.left(head)
+        met: list[Sequence] = []
+        for sequence in self._first_macro_batch() if left and len(self) > MIN_WAITING else list(self._waiting):
+            if sequence.aborted:
+                met.append(sequence)
+                continue
+            if not left and sequence is not head and head not in walk.admitted:
+                break
+            if not walk.admit(sequence):
+                self._blocked = walk.refused
+                break
+            left -= left > 0
+        if walk.admitted:
+            self._patience.note(head, walk.admitted)
+            self._waiting.remove_all((*walk.admitted, *met))
+        return []
+
+    def _first_macro_batch(self) -> list[Sequence]:
+        chunks: list[list[Sequence]] = []
+        for of_adapter in self._by_adapter():
+            of_adapter.sort(key=lambda sequence: sequence.input_tokens)
+            chunks += _cut(of_adapter, self._chunk_cost)
+        chunks.sort(key=lambda chunk: chunk[-1].input_tokens)
+        first = _cut(chunks, self._macro_batch_cost)[0]
+        return [sequence for chunk in first for sequence in chunk]
+
+    def _by_adapter(self) -> list[list[Sequence]]:
+        by_adapter: dict[str | None, list[Sequence]] = {}
+        for place, sequence in enumerate(self._waiting):
+            if place >= WINDOW and not self.strict:
+                break
+            by_adapter.setdefault(adapter_key(sequence), []).append(sequence)
+        return list(by_adapter.values())
+
+    def _chunk_cost(self, chunk: list[Sequence]) -> Costs:
+        """Return the cost of each tail of these sequences of one adapter, the longest prompt last."""
+        adapter, tokens = chunk[-1].adapter, chunk[-1].input_tokens
+        rank = 0 if adapter is None else adapter.rank
+        return [self._profile.adapter(rank, len(chunk) - first, tokens) for first in range(len(chunk))]
+
+    def _macro_batch_cost(self, chunks: list[list[Sequence]]) -> Costs:
+        """Return the cost of each tail of these chunks, the longest prompt last."""
+        tokens = chunks[-1][-1].input_tokens
+        costs: Costs = []
+        num_sequences = 0
+        for chunk in reversed(chunks):
+            num_sequences += len(chunk)
+            costs.append(self._profile.prefill(num_sequences, tokens))
+        return costs[::-1]
+
+
+def _cut(what: list[_Item], tail_costs: Callable[[list[_Item]], Costs]) -> list[list[_Item]]:
+    """Cut a list into pieces so that their costs have the least sum; of equal sums the longest last piece.
+
+    Args:
+        what: at least one.
+        tail_costs: of a list, the cost of each of its tails as one piece: entry i is that of `list[i:]`.
+    """
+    least: Costs = [0]
+    begins: list[int] = []
+    for end in range(1, len(what) + 1):
+        best, begin = inf, 0
+        for first, cost in enumerate(tail_costs(what[:end])):
+            if least[first] + cost < best:
+                best, begin = least[first] + cost, first
+        least.append(best)
+        begins.append(begin)
+    pieces: list[list[_Item]] = []
+    end = len(what)
+    while end:
+        pieces.append(what[begins[end - 1] : end])
+        end = begins[end - 1]
+    return pieces[::-1]

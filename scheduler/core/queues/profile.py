@@ -1,0 +1,131 @@
+"""What a prefill costs, as the `pets` queue wants to know it: the padded batch, and what one adapter adds to it.
+
+`DeviceProfile` asks the device model. `MeasuredProfile` looks up a table with S-LoRA's rules: padded lengths in steps
+of 32 up to 1024, even batch sizes; a single prompt costs as two, an odd number as the mean of its neighbours, and what
+is not in the table is infinitely expensive.
+
+An adapter of rank r adds, per layer and adapted projection (in, out), for n tokens (Punica, arXiv 2310.18547; S-LoRA,
+arXiv 2311.03285):
+
+    max(2 n r (in + out) / (F e), (2 r (in + out) + 2 n (in + out + 2 r)) / (B e))      e: the kernels' shares
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from math import inf
+from typing import Protocol
+
+from worker.device.batch import Batch, PrefillChunk
+from worker.device.catalogue import Gpu, Model, find_gpu, find_model
+from worker.device.steptime import STEP_TIME_MODELS, StepTimeModel
+
+LENGTH_STEP = 32
+"""Lengths are padded to a multiple of this."""
+MAX_PROFILED_TOKENS = 1024
+
+
+class Profile(Protocol):
+    """Costs of a prefill, in any one unit."""
+
+    def prefill(self, num_sequences: int, tokens: int) -> float:
+        """Return the cost of prefilling so many prompts, each padded to `tokens`, without adapters."""
+        ...
+
+    def adapter(self, rank: int, num_sequences: int, tokens: int) -> float:
+        """Return what one adapter adds for so many prompts of that length."""
+        ...
+
+
+class MeasuredProfile:
+    """A table of measurements.
+
+    Args:
+        measured: (sequences, tokens, rank or 0) to seconds, even numbers and whole steps of length; None: not measured.
+    """
+
+    def __init__(self, measured: Callable[[int, int, int], float | None]) -> None:
+        self._measured = measured
+
+    def prefill(self, num_sequences: int, tokens: int) -> float:
+        """Return the cost in seconds, or infinity."""
+        return _look_up(lambda num, padded: self._measured(num, padded, 0), num_sequences, tokens)
+
+    def adapter(self, rank: int, num_sequences: int, tokens: int) -> float:
+        """Return what the adapter adds, in seconds, or infinity."""
+        return _look_up(lambda num, padded: self._added(num, padded, rank), num_sequences, tokens) if rank else 0.0
+
+    def _added(self, num_sequences: int, padded: int, rank: int) -> float | None:
+        without, with_adapter = self._measured(num_sequences, padded, 0), self._measured(num_sequences, padded, rank)
+        return None if without is None or with_adapter is None else with_adapter - without
+
+
+def _look_up(table: Callable[[int, int], float | None], num_sequences: int, tokens: int) -> float:
+    padded = _padded(tokens)
+    if not num_sequences:
+        return 0.0
+    if padded > MAX_PROFILED_TOKENS:
+        return inf
+    if num_sequences == 1:
+        num_sequences = 2
+    if num_sequences % 2 == 0:
+        cost = table(num_sequences, padded)
+        return inf if cost is None else cost
+    below, above = table(num_sequences - 1, padded), table(num_sequences + 1, padded)
+    return inf if below is None or above is None else (below + above) / 2
+
+
+class DeviceProfile:
+    """Costs in picoseconds, as integers, by the device model.
+
+    Args:
+        step_time: of the device.
+        gpu: its figures.
+        model: the base model; adapters sit on its four attention projections.
+        tensor_parallel: GPUs of a replica.
+    """
+
+    def __init__(self, step_time: StepTimeModel, gpu: Gpu, model: Model, tensor_parallel: int = 1) -> None:
+        self._step_time = step_time
+        self._flops_ps = 1 / (gpu.tflops * gpu.fit.gemm_flops * tensor_parallel)  # a TFLOPS is one per picosecond
+        self._byte_ps = 1000 / (gpu.gb_per_second * gpu.fit.gemm_bandwidth * tensor_parallel)
+        self._layers = model.num_layers
+        query, kv = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
+        self._ends = tuple(model.hidden + other for other in (query, kv, kv, query))
+        # The same few sizes come again, walk after walk.
+        self._prefill_ps = lru_cache(maxsize=8192)(self._compute_prefill_ps)
+
+    def prefill(self, num_sequences: int, tokens: int) -> int:
+        """Return the duration of that step."""
+        return self._prefill_ps(num_sequences, _padded(tokens))
+
+    def _compute_prefill_ps(self, num_sequences: int, tokens: int) -> int:
+        return self._step_time.step_ps(Batch((PrefillChunk(tokens, 0, samples=True),) * num_sequences))
+
+    def adapter(self, rank: int, num_sequences: int, tokens: int) -> int:
+        """Return how much longer the step takes."""
+        num_tokens = num_sequences * tokens
+        if not rank or not num_tokens:
+            return 0
+        per_layer = 0.0
+        for ends in self._ends:
+            arithmetic = 2 * num_tokens * rank * ends * self._flops_ps
+            traffic = (2 * rank * ends + 2 * num_tokens * (ends + 2 * rank)) * self._byte_ps
+            per_layer += max(arithmetic, traffic)
+        return round(self._layers * per_layer)
+
+
+def _padded(tokens: int) -> int:
+    return -(-tokens // LENGTH_STEP) * LENGTH_STEP
+
+
+def device_profile(gpu: str, model: str, tensor_parallel: int, step_time: str) -> DeviceProfile:
+    """Return the profile of a device by the names that workers announce.
+
+    Raises:
+        CatalogueError: no such GPU or model.
+        KeyError: no such step-time model.
+    """
+    found_gpu, found_model = find_gpu(gpu), find_model(model)
+    return DeviceProfile(
+        STEP_TIME_MODELS[step_time](found_gpu, found_model, tensor_parallel), found_gpu, found_model, tensor_parallel
+    )

@@ -1,0 +1,118 @@
+"""Builds what the core needs from the settings: replicas for workers that attach, adapters, caches, the placement."""
+
+import json
+from functools import cached_property
+
+import numpy as np
+
+from chassis.clock import PS_PER_SECOND
+from chassis.errors import FormatError, SettingsError
+from chassis.settings import Settings
+from scheduler.core.adapter_costs import AdapterCosts
+from scheduler.core.catalogue import BATCHINGS, PLACEMENTS, QUEUES, ReplicaSettings, build_replica
+from scheduler.core.placements.base import Placement
+from scheduler.core.prefix_cache.base import PrefixCache
+from scheduler.core.prefix_cache.static_trie import StaticTrie
+from scheduler.core.queues.profile import Profile, device_profile
+from scheduler.core.replica import Replica
+from scheduler.core.sequence import Adapter
+from scheduler.messages import WorkerHello
+from scheduler.plugins import find
+
+
+class ReplicaFactory:
+    """Builds the parts of one scheduler's core.
+
+    Args:
+        settings: of the cluster.
+
+    Raises:
+        SettingsError: no such model, policy, way to batch or placement.
+        FormatError: the prefix cache's corpus cannot be read.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        own = settings.adapters
+        self._costs = AdapterCosts(settings.model, own.target_modules, own.host_gb_per_second, own.disk_gb_per_second)
+        self._rng = np.random.default_rng(settings.scheduler.seed)
+        try:
+            self._costs.size_bytes(1)
+        except ValueError as error:
+            raise SettingsError(f"model: {error}") from None
+        policy, batching = settings.scheduler.policy, settings.scheduler.batching
+        self._make_queue = None if policy in QUEUES else find("scheduler.policy", policy, {})
+        self._make_batching = None if batching in (None, *BATCHINGS) else find("scheduler.batching", batching or "", {})
+        _ = self.prefix_cache  # a corpus that cannot be read is an error now, not at the first attach
+
+    def placement(self) -> Placement:
+        """Build the placement."""
+        return find("scheduler.placement", self._settings.scheduler.placement, PLACEMENTS)(self._rng)
+
+    def adapter(self, adapter_id: str, rank: int) -> Adapter:
+        """Build an adapter, with the slots that it takes of a KV pool."""
+        exact = self._settings.adapters.slots_rule == "exact"
+        return Adapter(adapter_id, rank, self._costs.exact_slots(rank) if exact else None)
+
+    @cached_property
+    def prefix_cache(self) -> PrefixCache | None:
+        """The prefix cache that every replica shares: the static one. Blocks are cached by each replica for itself."""
+        own = self._settings.scheduler.prefix_cache
+        if own.kind != "static_trie" or own.corpus is None:
+            return None
+        try:
+            with own.corpus.open(encoding="utf-8") as lines:
+                prompts = [json.loads(line) for line in lines if line.strip()]
+        except (OSError, ValueError) as error:
+            raise FormatError(f"scheduler.prefix_cache.corpus {own.corpus}: {error}") from None
+        return StaticTrie.build(prompts, own.cache_size)
+
+    def replica_settings(self, hello: WorkerHello) -> ReplicaSettings:
+        """Return what the replica of this worker is built from."""
+        own, adapters = self._settings.scheduler, self._settings.adapters
+        return ReplicaSettings(
+            policy=own.policy,
+            max_total_token_num=own.max_total_token_num or hello.max_total_token_num,
+            max_req_total_len=own.max_req_total_len,
+            batching=own.batching,
+            memory=own.memory,
+            block_size=own.block_size,
+            watermark=own.watermark,
+            cache_blocks=own.prefix_cache.kind == "blocks",
+            share_within_plan=own.prefix_cache.share_within_plan,
+            strict=own.strict,
+            running_max_req_size=own.running_max_req_size,
+            batch_max_tokens=own.batch_max_tokens,
+            max_num_seqs=own.max_num_seqs,
+            max_num_batched_tokens=own.max_num_batched_tokens,
+            prefetch=own.prefetch,
+            fair_weights=self._settings.fair_weights(),
+            batch_num_adapters=own.batch_num_adapters or 1,
+            first_token_slo_ps=round(own.first_token_slo_seconds * PS_PER_SECOND),
+            profile=_profile(hello) if own.policy == "pets" else None,
+            max_loras=adapters.max_loras,
+            max_cpu_loras=adapters.max_cpu_loras,
+            max_concurrent_loads=adapters.max_concurrent_loads,
+            blocking_loads=adapters.loading == "blocking",
+            min_computed_tokens=0 if hello.step_time_model == "llm-mock" else 1,
+        )
+
+    def replica(self, settings: ReplicaSettings) -> Replica:
+        """Build a replica."""
+        make_queue, make_batching = self._make_queue, self._make_batching
+        return build_replica(
+            settings,
+            self.prefix_cache,
+            make_queue=None if make_queue is None else lambda _settings: make_queue(),
+            make_batching=None if make_batching is None else lambda chosen: make_batching(chosen.limits),
+            load_ps=self._costs.load_ps,
+            load_fails=self._load_fails,
+        )
+
+    def _load_fails(self, adapter: Adapter, attempt: int) -> bool:
+        ratio = self._settings.adapters.load_failure_ratio
+        return ratio > 0 and float(self._rng.random()) < ratio
+
+
+def _profile(hello: WorkerHello) -> Profile:
+    return device_profile(hello.gpu, hello.model, hello.tensor_parallel, hello.step_time_model)

@@ -1,0 +1,84 @@
+"""Where requests go."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from scheduler.core.catalogue import PLACEMENTS, ReplicaSettings, build_replica
+from scheduler.core.placements.base import Candidate
+from scheduler.core.prefix_cache.static_trie import StaticTrie
+from scheduler.core.sequence import Adapter, Sequence
+
+SETTINGS = ReplicaSettings("fcfs", max_total_token_num=1000, max_req_total_len=100)
+
+
+def candidates(*loads: int) -> list[Candidate]:
+    made = []
+    for number, load in enumerate(loads):
+        replica = build_replica(SETTINGS)
+        for handle in range(load):
+            replica.submit(Sequence(1000 * number + handle, 5, 5), 0)
+        made.append(Candidate(f"w{number}", replica))
+    return made
+
+
+def placed(name: str, sequence: Sequence, among: list[Candidate], seed: int = 0) -> str:
+    choice = PLACEMENTS[name](np.random.default_rng(seed)).place(sequence, among)
+    assert choice.why
+    return choice.candidate.name
+
+
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_every_placement_takes_the_only_worker(name: str) -> None:
+    for adapter in (None, Adapter("a", 8)):
+        assert placed(name, Sequence(1, 5, 5, adapter=adapter), candidates(3)) == "w0"
+
+
+def test_round_robin_takes_each_in_turn() -> None:
+    rule = PLACEMENTS["round_robin"](np.random.default_rng(0))
+    among = candidates(5, 0, 0)
+    assert [rule.place(Sequence(n, 5, 5), among).candidate.name for n in range(4)] == ["w0", "w1", "w2", "w0"]
+
+
+def test_least_loaded_prefers_a_worker_with_the_adapter_unless_it_is_much_fuller() -> None:
+    among = candidates(4, 1)
+    adapter = Adapter("a", 8)
+    among[0].replica.adapters.require(adapter, 0, ())
+    assert placed("least_loaded", Sequence(1, 5, 5, adapter=adapter), among) == "w0"
+    assert placed("least_loaded", Sequence(1, 5, 5, adapter=Adapter("b", 8)), among) == "w1"
+    fuller = candidates(6, 1)
+    fuller[0].replica.adapters.require(adapter, 0, ())
+    assert placed("least_loaded", Sequence(1, 5, 5, adapter=adapter), fuller) == "w1"
+
+
+def test_adapter_hash_keeps_an_adapter_together_within_the_bound_and_moves_few_when_a_worker_goes() -> None:
+    adapters = [Adapter(f"a{n}", 8) for n in range(200)]
+    among = candidates(0, 0, 0, 0)
+    first = {a.adapter_id: placed("adapter_hash", Sequence(1, 5, 5, adapter=a), among) for a in adapters}
+    assert first == {a.adapter_id: placed("adapter_hash", Sequence(1, 5, 5, adapter=a), among) for a in adapters}
+    assert min(Counter(first.values()).values()) > 25
+    rest = [candidate for candidate in among if candidate.name != "w2"]
+    again = {a.adapter_id: placed("adapter_hash", Sequence(1, 5, 5, adapter=a), rest) for a in adapters}
+    assert all(again[name] == worker for name, worker in first.items() if worker != "w2")
+    full = candidates(20, 0, 0, 0)
+    assert all(placed("adapter_hash", Sequence(1, 5, 5, adapter=a), full) != "w0" for a in adapters)
+
+
+def test_prefix_match_goes_where_the_prompt_is_cached_unless_that_worker_is_much_fuller() -> None:
+    prompt = list(range(40))
+    sequence = Sequence(1, 40, 5, prompt_token_ids=prompt)
+    for loads, chosen in (((3, 2), "w0"), ((30, 2), "w1")):
+        among = candidates(*loads)
+        among[0].replica.prefix_cache = StaticTrie.build([prompt[:20]])
+        assert placed("prefix_match", sequence, among) == chosen
+    barely = candidates(3, 2)
+    barely[0].replica.prefix_cache = StaticTrie.build([prompt[:2]])
+    assert placed("prefix_match", sequence, barely) == "w1"
+
+
+def test_power_of_two_never_takes_the_fullest_and_is_reproducible() -> None:
+    among = candidates(9, 1, 2)
+    drawn = [placed("power_of_two", Sequence(1, 5, 5), among, seed) for seed in range(40)]
+    assert set(drawn) == {"w1", "w2"}
+    assert drawn == [placed("power_of_two", Sequence(1, 5, 5), among, seed) for seed in range(40)]

@@ -1,0 +1,28 @@
+"""Static batching on the device: what has ended keeps its place until it is told to leave."""
+
+from worker.device.gpu import MockGpu, PrefillWork
+from worker.device.llm_mock import LlmMock
+from worker.device.output import Ending, FinishReason
+from worker.device.rows import DeviceSequence
+
+
+def test_a_held_sequence_weighs_on_every_step_but_gives_no_token() -> None:
+    gpu = MockGpu(LlmMock())
+    for handle, prompt, output in ((1, 5, 2), (2, 3, 4)):
+        gpu.join(DeviceSequence(handle, prompt, 0, handle, Ending(output, FinishReason.LENGTH)))
+    gpu.begin([PrefillWork(1, 5, 0, True), PrefillWork(2, 3, 0, True)], decode=False, hold=True)
+    assert gpu.advance().finished == ()
+    gpu.begin((), decode=True, hold=True)
+    assert gpu.advance().finished == ((1, FinishReason.LENGTH),)
+    assert (gpu.num_unended, len(gpu), 1 in gpu) == (1, 2, True)
+    assert gpu.kv_tokens == 6 + 4
+    batch = gpu.batch()
+    assert (batch.num_decodes, batch.decode_kv_tokens, batch.max_decode_kv_tokens) == (2, 10, 6)
+    outcome = gpu.advance()
+    assert outcome.handles.tolist() == [2]
+    assert gpu.kv_tokens == 6 + 5
+    assert gpu.advance().finished == ((2, FinishReason.LENGTH),)
+    assert (gpu.num_unended, len(gpu)) == (0, 2)
+    for handle in (1, 2):
+        gpu.leave(handle)
+    assert (len(gpu), gpu.kv_tokens) == (0, 0)
