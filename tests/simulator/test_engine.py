@@ -1,0 +1,90 @@
+"""Jumping over steps equals running each, with the real mock GPU, placements and several workers."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from loadgen.workload.request import WorkloadRequest
+from scheduler.core.adapters import Tier
+from scheduler.core.catalogue import BATCHINGS, PLACEMENTS, ReplicaSettings, build_replica
+from scheduler.core.sequence import Adapter
+from simulator.build import build_requests, build_workers
+from simulator.engine import Simulation
+from worker.device.catalogue import find_gpu, find_model
+from worker.device.llm_mock import LlmMock
+from worker.device.output import LognormalLength
+from worker.device.roofline import Roofline
+
+ADAPTERS = {f"a{n}": Adapter(f"a{n}", 4 * (n + 1)) for n in range(4)}
+STEP_TIMES = {"roofline": Roofline(find_gpu("A10G"), find_model("Llama-2-7B")), "llm-mock": LlmMock()}
+
+workloads = st.lists(
+    st.tuples(
+        st.sampled_from([0.0, 0.0, 0.01, 0.3, 2.0]),
+        st.integers(1, 300),
+        st.integers(1, 120),
+        st.sampled_from([None, *ADAPTERS]),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+def run(
+    drawn: list[tuple[float, int, int, str | None]],
+    cancels: list[tuple[int, int]],
+    batching: str,
+    placement: str,
+    step_time: str,
+    *,
+    one_step: bool,
+) -> list[tuple[object, ...]]:
+    replica = ReplicaSettings(
+        policy="fcfs",
+        batching=batching,
+        max_total_token_num=1_500,
+        max_req_total_len=420,
+        max_num_seqs=6,
+        max_num_batched_tokens=64 if batching == "chunked" else 500,
+        max_loras=2,
+    )
+    workers = build_workers(
+        2,
+        replica,
+        STEP_TIMES[step_time],
+        lambda chosen: build_replica(chosen, load_ps=lambda a, tier: 10**9 * a.rank * (1 if tier is Tier.HOST else 9)),
+    )
+    at, workload = 0.0, []
+    for index, (gap, prompt, output, adapter) in enumerate(drawn):
+        at += gap
+        workload.append(WorkloadRequest(index, at, prompt, output, adapter))
+    requests = build_requests(workload, "Llama-2-7B", ADAPTERS, LognormalLength(100, 1))
+    simulation = Simulation(workers, PLACEMENTS[placement](np.random.default_rng(1)), one_step=one_step)
+    return [
+        (r.sequence.handle, r.outcome, r.worker, r.admitted_ps, r.first_token_ps, r.finished_ps, r.output_tokens)
+        for r in simulation.run(requests, cancels)
+    ]
+
+
+@pytest.mark.parametrize("step_time", STEP_TIMES)
+@pytest.mark.parametrize("batching", sorted(BATCHINGS))
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    drawn=workloads,
+    cancels=st.lists(st.tuples(st.integers(0, 6 * 10**12), st.integers(0, 11)), max_size=3),
+    placement=st.sampled_from(sorted(PLACEMENTS)),
+)
+def test_jumping_equals_stepping(
+    step_time: str,
+    batching: str,
+    drawn: list[tuple[float, int, int, str | None]],
+    cancels: list[tuple[int, int]],
+    placement: str,
+) -> None:
+    cancels = sorted(cancels)
+    stepped = run(drawn, cancels, batching, placement, step_time, one_step=True)
+    assert run(drawn, cancels, batching, placement, step_time, one_step=False) == stepped
+    assert sorted(handle for handle, *_ in stepped) == list(range(len(drawn)))
+    for handle, outcome, *_, output_tokens in stepped:
+        assert outcome != "finished" or output_tokens == drawn[handle][2]
