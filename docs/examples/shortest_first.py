@@ -1,0 +1,19 @@
+"""Shortest prompt first: whoever fits enters, in order of prompt length; the first refusal ends the walk."""
+
+from scheduler.core.admission import Walk
+from scheduler.core.queues.base import ListedQueue
+from scheduler.core.running import Running
+from scheduler.core.sequence import Sequence
+
+
+class ShortestFirst(ListedQueue):
+    """A queue; `ListedQueue` has the rest of it."""
+
+    def admit(self, walk: Walk, running: Running, at_ps: int) -> list[Sequence]:
+        """Try the waiting sequences on the walk, and take out those that it admitted."""
+        for sequence in sorted(self, key=lambda waiting: waiting.input_tokens):
+            if not walk.admit(sequence):
+                break
+        self._blocked = walk.refused
+        self._waiting.remove_all(walk.admitted)
+        return []
