@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import SettingsError as SourceError
 
 from chassis.combinations import batching_of, why_senseless
 from chassis.errors import SettingsError
@@ -27,10 +28,21 @@ FORMAT = 1
 
 ENV_PREFIX = "LORRERY_"
 _NOT_SETTINGS = {"LORRERY_CONFIG", "LORRERY_SHARED"}
+MAX_PORT = 65_535
+_MAX_SHOWN = 80
 
-Address = Annotated[str, Field(pattern=r"^.+:\d+$", description="HOST:PORT; port 0 takes a free one")]
-Seconds = Annotated[float, Field(ge=0)]
-PositiveSeconds = Annotated[float, Field(gt=0)]
+
+
+def _address(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > MAX_PORT:
+        raise ValueError(f"HOST:PORT expected, with a port of at most {MAX_PORT}, got {text!r}")
+    return text
+
+
+Address = Annotated[str, AfterValidator(_address), Field(description="HOST:PORT; port 0 takes a free one")]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -68,7 +80,8 @@ class TlsSettings(_Section):
     @model_validator(mode="after")
     def _pair(self) -> Self:
         if (self.cert is None) != (self.key is None):
-            raise ValueError("cert and key go together")
+            missing = "cert" if self.cert is None else "key"
+            raise ValueError(f"cert and key go together; {missing} is not set")
         return self
 
 
@@ -139,14 +152,15 @@ class PrefixCacheSettings(_Section):
     kind: Literal["none", "static_trie", "blocks"] = "none"
     corpus: Path | None = Field(default=None, description="static_trie: prompts, one JSON array of token ids a line")
     cache_size: Annotated[int, Field(ge=0)] = 500
+    trie: Path | None = Field(default=None, description="static_trie: a file that `lorrery cache` has built")
     share_within_plan: bool = Field(
         default=False, description="blocks: let a prompt use what another one computes in the same step"
     )
 
     @model_validator(mode="after")
     def _has_corpus(self) -> Self:
-        if self.kind == "static_trie" and self.corpus is None:
-            raise ValueError("kind = 'static_trie' needs corpus")
+        if self.kind == "static_trie" and (self.corpus is None) == (self.trie is None):
+            raise ValueError("kind = 'static_trie' needs corpus, or trie as `lorrery cache` builds it")
         return self
 
 
@@ -211,6 +225,11 @@ class SchedulerSettings(_Section):
                 f"max_req_input_len ({self.max_req_input_len}) must be less than"
                 f" max_req_total_len ({self.max_req_total_len})"
             )
+        if self.max_total_token_num is not None and self.max_total_token_num < self.max_req_total_len:
+            raise ValueError(
+                f"max_total_token_num ({self.max_total_token_num}) must be at least"
+                f" max_req_total_len ({self.max_req_total_len})"
+            )
         if self.batch_max_tokens is not None and self.batch_max_tokens < self.max_req_total_len:
             raise ValueError(
                 f"batch_max_tokens ({self.batch_max_tokens}) must be at least"
@@ -263,7 +282,7 @@ class RouterSettings(_Section):
 
     listen: Address = "127.0.0.1:50051"
     metrics: Address = "127.0.0.1:9101"
-    schedulers: tuple[Address, ...] = ("127.0.0.1:50052",)
+    schedulers: Annotated[tuple[Address, ...], Field(min_length=1)] = ("127.0.0.1:50052",)
 
     tokenizer: Path | None = Field(default=None, description="a tokenizer.json; unset: the built-in vocabulary")
     max_open_requests: Count = 20_000
@@ -274,7 +293,7 @@ class RouterSettings(_Section):
 
 
 class _StrictEnv(EnvSettingsSource):
-    """The environment, in which a `LORRERY_` name that is no setting is an error."""
+    """The environment, in which a `LORRERY_` name that is no setting is an error, and so is a value that is no JSON."""
 
     def __call__(self) -> dict[str, Any]:
         for name in os.environ:
@@ -282,7 +301,27 @@ class _StrictEnv(EnvSettingsSource):
                 section = name.removeprefix(ENV_PREFIX).split("__")[0].lower()
                 if section not in self.settings_cls.model_fields:
                     raise SettingsError(f"environment variable {name} names no setting")
-        return super().__call__()
+        try:
+            return super().__call__()
+        except SourceError:
+            raise self._malformed() from None
+
+    def _malformed(self) -> SettingsError:
+        """Find the variable whose value cannot be read; pydantic tells its section only."""
+        for name, value in os.environ.items():
+            if not name.startswith(ENV_PREFIX) or name in _NOT_SETTINGS:
+                continue
+            self.env_vars = {name.lower(): value}
+            try:
+                super().__call__()
+            except SourceError:
+                form = "a JSON list such as '[...]'"
+                if "__" not in name.removeprefix(ENV_PREFIX):
+                    form = f"a JSON object, or one setting of it as {name}__SETTING"
+                elif name == f"{ENV_PREFIX}ROUTER__SCHEDULERS":
+                    form = """a JSON list such as '["HOST:PORT"]'"""
+                return SettingsError(f"environment variable {name}: {form} expected, got {value!r}")
+        return SettingsError("environment: a value cannot be read")
 
 
 class Settings(BaseSettings):
@@ -298,7 +337,7 @@ class Settings(BaseSettings):
 
     format: int = FORMAT
     model: str = "Llama-2-7B"
-    time_scale: Annotated[float, Field(gt=0)] = Field(default=1.0, description="2 = everything takes twice as long")
+    time_scale: PositiveSeconds = Field(default=1.0, description="2 = everything takes twice as long")
     adapters: AdapterSettings = AdapterSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     worker: WorkerSettings = WorkerSettings()
@@ -357,22 +396,52 @@ def load(path: Path | None = None, overrides: Iterable[str] = ()) -> Settings:
     """
     if path is None and (name := os.environ.get("LORRERY_CONFIG")):
         path = Path(name)
-    from_file = _read_toml(path) if path is not None else {}
     from_command_line: dict[str, Any] = {}
     for override in overrides:
         _merge(from_command_line, _parse_override(override))
+    sources = (
+        (f"file {path}", _read_toml(path) if path is not None else {}),
+        ("environment", _StrictEnv(Settings)()),
+        ("--set", from_command_line),
+    )
+    merged: dict[str, Any] = {}
+    for _, source in sources:
+        _merge(merged, source)
     try:
-        from_environment = _StrictEnv(Settings)()
-        merged: dict[str, Any] = {}
-        for source in (from_file, from_environment, from_command_line):
-            _merge(merged, source)
         return Settings.model_validate(merged)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"]) or "settings"
-        where = f" (file {path})" if path is not None else ""
-        what = "no such setting" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
-        raise SettingsError(f"{key}: {what}{where}") from None
+        what = _in_words(error)
+    raise SettingsError(f"{what} ({_culprit(what, sources)})")
+
+
+def _in_words(error: ValidationError) -> str:
+    """Say the first thing that is wrong: the key, what is expected, and the value."""
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"]) or "settings"
+    if first["type"] == "extra_forbidden":
+        return f"{key}: no such setting"
+    message, value = first["msg"], first["input"]
+    # What we wrote ourselves tells the value where it matters; a whole section is none.
+    if first["type"] == "value_error" or (isinstance(value, dict) and first["type"] == "missing"):
+        return f"{key}: {message.removeprefix('Value error, ')}"
+    shown = repr(value)
+    if len(shown) > _MAX_SHOWN:
+        shown = f"{shown[:_MAX_SHOWN]}..."
+    return f"{key}: {message}, got {shown}"
+
+
+def _culprit(what: str, sources: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
+    """Name the source with which the settings first have this fault; each may only be wrong beside those before it."""
+    merged: dict[str, Any] = {}
+    name = ""
+    for name, source in sources:
+        _merge(merged, source)
+        try:
+            Settings.model_validate(merged)
+        except ValidationError as error:
+            if _in_words(error) == what:
+                break
+    return name
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ PARTS = {
     "up": "Run a cluster on this machine: scheduler, workers, router.",
     "load": "Send a workload to a cluster, and report what its clients see.",
     "demo": "Run a cluster and a real trace through it, about a minute.",
+    "cache": "Build a static prefix cache from a corpus of prompts.",
     "validate": "Hold the shipped code against results of the programs it models.",
 }
 """Subcommand and what it does; `cli.NAME.app` is its typer application."""

@@ -1,12 +1,11 @@
 """Builds what the core needs from the settings: replicas for workers that attach, adapters, caches, the placement."""
 
-import json
 from functools import cached_property
 
 import numpy as np
 
 from chassis.clock import PS_PER_SECOND
-from chassis.errors import FormatError, SettingsError
+from chassis.errors import SettingsError
 from chassis.settings import Settings
 from scheduler.core.adapter_costs import AdapterCosts
 from scheduler.core.catalogue import BATCHINGS, PLACEMENTS, QUEUES, ReplicaSettings, build_replica
@@ -18,6 +17,7 @@ from scheduler.core.replica import Replica
 from scheduler.core.sequence import Adapter
 from scheduler.messages import WorkerHello
 from scheduler.plugins import find
+from scheduler.trie_file import read_corpus, read_trie
 
 
 class ReplicaFactory:
@@ -28,7 +28,7 @@ class ReplicaFactory:
 
     Raises:
         SettingsError: no such model, policy, way to batch or placement.
-        FormatError: the prefix cache's corpus cannot be read.
+        FormatError: the prefix cache's corpus or file cannot be read.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -58,14 +58,12 @@ class ReplicaFactory:
     def prefix_cache(self) -> PrefixCache | None:
         """The prefix cache that every replica shares: the static one. Blocks are cached by each replica for itself."""
         own = self._settings.scheduler.prefix_cache
-        if own.kind != "static_trie" or own.corpus is None:
+        if own.kind != "static_trie":
             return None
-        try:
-            with own.corpus.open(encoding="utf-8") as lines:
-                prompts = [json.loads(line) for line in lines if line.strip()]
-        except (OSError, ValueError) as error:
-            raise FormatError(f"scheduler.prefix_cache.corpus {own.corpus}: {error}") from None
-        return StaticTrie.build(prompts, own.cache_size)
+        if own.trie is not None:
+            return read_trie(own.trie)
+        assert own.corpus is not None
+        return StaticTrie.build(read_corpus(own.corpus), own.cache_size)
 
     def replica_settings(self, hello: WorkerHello) -> ReplicaSettings:
         """Return what the replica of this worker is built from."""

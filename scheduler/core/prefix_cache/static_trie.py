@@ -15,7 +15,7 @@ memory beside the prompts follows the size of the result, and nothing recurses, 
 
 import heapq
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Self
 
 from scheduler.core.sequence import Sequence as Request
@@ -50,7 +50,12 @@ class StaticTrie:
         self._edges = edges
 
     @classmethod
-    def build(cls, prompts: Iterable[Sequence[int]], max_tokens: int | None = None) -> Self:
+    def build(
+        cls,
+        prompts: Iterable[Sequence[int]],
+        max_tokens: int | None = None,
+        on_kept: Callable[[int], None] = lambda num_kept: None,
+    ) -> Self:
         """Make the cache from known prompts.
 
         Takes O(P log P) comparisons of prompts and O(K log K) steps for P prompts and K nodes on the frontier.
@@ -58,6 +63,7 @@ class StaticTrie:
         Args:
             prompts: token ids of each; one that occurs twice counts twice, an empty one adds nothing.
             max_tokens: how many cached tokens (nodes) to keep, >= 0; None keeps all.
+            on_kept: told how many are kept, after each.
 
         Raises:
             ValueError: max_tokens is negative.
@@ -72,9 +78,28 @@ class StaticTrie:
             kept = heapq.heappop(frontier)
             node = len(edges) + 1
             edges[kept.parent, kept.token_id] = node
+            on_kept(node)
             for child in _children(sorted_prompts, kept.first, kept.end, kept.depth, node):
                 heapq.heappush(frontier, child)
         return cls(edges)
+
+    @classmethod
+    def of_nodes(cls, parents: Sequence[int], token_ids: Sequence[int]) -> Self:
+        """Make the cache from what `nodes` gave.
+
+        Raises:
+            ValueError: the lengths differ, a parent does not come before its child, or two children are alike.
+        """
+        edges: dict[tuple[int, int], int] = {}
+        for node, (parent, token_id) in enumerate(zip(parents, token_ids, strict=True), start=1):
+            if not 0 <= parent < node or (parent, token_id) in edges:
+                raise ValueError(f"node {node} (parent {parent}, token {token_id}) cannot be")
+            edges[parent, token_id] = node
+        return cls(edges)
+
+    def nodes(self) -> tuple[list[int], list[int]]:
+        """Return parent and token id of each node, in order of nodes; the first is node 1, the root is 0."""
+        return [parent for parent, _ in self._edges], [token_id for _, token_id in self._edges]
 
     @property
     def num_tokens(self) -> int:

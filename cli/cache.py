@@ -1,0 +1,82 @@
+"""`lorrery cache`: build llm-mock's static prefix cache from a corpus, and keep it as a file."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from chassis.errors import FormatError
+from chassis.version import VERSION
+from router.tokenizer import open_tokenizer
+from scheduler.core.prefix_cache.static_trie import StaticTrie
+from scheduler.trie_file import read_corpus, write_trie
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+_REPORT_EVERY = 256
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"lorrery {VERSION}")
+        raise typer.Exit
+
+
+@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+def cache(
+    corpus: Annotated[Path, typer.Argument(help="Prompts, one a line: JSON arrays of token ids, or with --text text.")],
+    out: Annotated[Path, typer.Option(help="Where the cache goes.")],
+    cache_size: Annotated[int, typer.Option(min=0, help="How many tokens (edges of the trie) to keep.")] = 500,
+    text: Annotated[bool, typer.Option("--text", help="The corpus is text; tokenise it as the router would.")] = False,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="A tokenizer.json for --text; default: the built-in vocabulary.")
+    ] = None,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Build a static prefix cache: the most common prefixes of a corpus, as llm-mock does.
+
+    Use it with
+
+      scheduler.prefix_cache.kind = "static_trie"
+      scheduler.prefix_cache.trie = "FILE"
+    """
+    del version
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as progress:
+        prompts = _tokenised(corpus, tokenizer, progress) if text else read_corpus(corpus)
+        trie = StaticTrie.build(prompts, cache_size, on_kept=_reporting(progress, cache_size))
+    write_trie(trie, out)
+    hits = sum(trie.match(prompt) for prompt in prompts)
+    typer.echo(
+        f"{out}: {trie.num_tokens:,} of {cache_size:,} tokens kept from {len(prompts):,} prompts;"
+        f" a prompt of the corpus finds {hits / max(len(prompts), 1):.2f} of its {_mean_length(prompts):.1f} tokens"
+    )
+
+
+def _reporting(progress: Progress, cache_size: int) -> Callable[[int], None]:
+    task = progress.add_task("keeping tokens", total=cache_size)
+
+    def on_kept(num_kept: int) -> None:
+        if num_kept % _REPORT_EVERY == 0 or num_kept == cache_size:
+            progress.update(task, completed=num_kept)
+
+    return on_kept
+
+
+def _tokenised(corpus: Path, tokenizer: Path | None, progress: Progress) -> list[list[int]]:
+    encode = open_tokenizer(tokenizer).encode_prompt
+    try:
+        lines = [line for line in corpus.read_text(encoding="utf-8").splitlines() if line]
+    except (OSError, UnicodeDecodeError) as error:
+        raise FormatError(f"{corpus}: {error}") from None
+    return [list(encode(line)) for line in progress.track(lines, description="tokenising")]
+
+
+def _mean_length(prompts: list[list[int]]) -> float:
+    return sum(map(len, prompts)) / max(len(prompts), 1)
