@@ -2,6 +2,11 @@
 
 import gc
 
+from chassis.interrupt import exit_on_signals
+
+if __name__ == "__main__":
+    exit_on_signals()  # before the imports, which take most of a second
+
 from prometheus_client import CollectorRegistry
 
 from chassis.process import Made, service_command
@@ -11,6 +16,19 @@ from router.service import Router
 # A step's burst of messages makes some thousand objects that are gone after it. At Python's own 700 each burst sets off
 # a collection that finds nothing; this takes up to a tenth off the CPU of a message.
 _COLLECT_AFTER_OBJECTS = 20_000
+
+HELP = """Run a router: the client side of a cluster.
+
+Clients call it over gRPC: Generate streams one request's tokens and text, and there are calls for adapters and for the
+state of the cluster. The router turns text into tokens and back, gives each request to a scheduler, and resumes it if
+that scheduler is lost. It dials every scheduler of router.schedulers, again and again, and answers health checks:
+SERVING once the first is connected.
+
+Settings: the [router] section of the cluster file (listen, schedulers, tokenizer, limits for clients), and model. It
+reads adapters.max_lora_rank and scheduler.max_req_input_len too, so give all services of a cluster the same file.
+
+Example: python -m router --config lorrery.toml --set router.listen=0.0.0.0:50051
+"""
 
 
 def _make(settings: Settings, registry: CollectorRegistry) -> Made:
@@ -23,4 +41,4 @@ def _make(settings: Settings, registry: CollectorRegistry) -> Made:
 
 
 if __name__ == "__main__":
-    service_command("router", "Run a router: the client side of a cluster.", _make)
+    service_command("router", HELP, _make)

@@ -13,6 +13,7 @@ from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
 
 from chassis.errors import InvalidRequest, RankOverLimit, Unavailable, UnknownName
 from router import wire
+from router.checks import check_name, quoted
 from router.placement import Placement
 from router.shard import Shard
 
@@ -38,17 +39,19 @@ async def load(placement: Placement, adapter: types_pb2.Adapter, max_lora_rank: 
     """Make an adapter known to every shard, and remember it.
 
     Raises:
-        InvalidRequest: no id, or rank 0.
+        InvalidRequest: no id, one that is too long, or rank 0.
         RankOverLimit: the deployment allows no such rank.
         Unavailable: no shard is connected.
         grpc.aio.AioRpcError: as a shard answered; the adapter is then not remembered.
     """
     if not adapter.adapter_id:
         raise InvalidRequest("adapter_id is empty")
+    check_name("adapter_id", adapter.adapter_id)
+    name = quoted(adapter.adapter_id)
     if adapter.rank < 1:
-        raise InvalidRequest(f"adapter {adapter.adapter_id!r} has rank 0; it must be at least 1")
+        raise InvalidRequest(f"adapter {name} has rank 0; it must be at least 1")
     if adapter.rank > max_lora_rank:
-        raise RankOverLimit(f"adapter {adapter.adapter_id!r} has rank {adapter.rank}; max_lora_rank is {max_lora_rank}")
+        raise RankOverLimit(f"adapter {name} has rank {adapter.rank}; max_lora_rank is {max_lora_rank}")
     request = scheduler_pb2.RegisterAdapterRequest(adapter=adapter)
     shards = _connected(placement)
     # Remembered first, so that a shard which connects meanwhile hears of it too.
@@ -68,13 +71,14 @@ async def unload(placement: Placement, adapter_id: str) -> None:
     """Make an adapter unknown to new requests on every shard, and forget it.
 
     Raises:
-        InvalidRequest: no id.
+        InvalidRequest: no id, or one that is too long.
         UnknownName: no shard knew it.
         Unavailable: no shard is connected.
         grpc.aio.AioRpcError: as a shard answered.
     """
     if not adapter_id:
         raise InvalidRequest("adapter_id is empty")
+    check_name("adapter_id", adapter_id)
     request = scheduler_pb2.UnregisterAdapterRequest(adapter_id=adapter_id)
     shards = _connected(placement)
     # Remembered first, so that a shard which connects meanwhile hears of it too.
@@ -83,7 +87,7 @@ async def unload(placement: Placement, adapter_id: str) -> None:
     known = await _all(_unregister(shard, request) for shard in shards)
     if not remembered and not any(known):
         placement.unloaded.discard(adapter_id)
-        raise UnknownName(f"adapter {adapter_id!r} is not loaded")
+        raise UnknownName(f"adapter {quoted(adapter_id)} is not loaded")
 
 
 async def cluster_status(placement: Placement) -> router_pb2.GetClusterStatusResponse:

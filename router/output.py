@@ -13,6 +13,9 @@ class Output:
     Args:
         request: whose stop strings cut the text.
         tokenizer: for the text.
+
+    Attributes:
+        num_tokens: those that `push` has returned.
     """
 
     def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
@@ -22,19 +25,24 @@ class Output:
         self._stop = StopMatcher(stop_strings) if stop_strings else None
         self.num_tokens = 0
 
+    @property
+    def stopped(self) -> bool:
+        """Whether the text has come to a stop string; nothing is to be written behind it."""
+        return self._stop is not None and self._stop.matched
+
     def push(self, token_ids: list[int], finish: Finish | None) -> tuple[list[int], str, Finish | None]:
         """Take new tokens, and the finish if they are the last.
 
         Returns:
-            What to write: tokens, text, finish. A stop string that only the text shows ends the sequence here: tokens
-            behind it are left out, and the finish is made of what is known.
+            What to write: tokens, text, finish. Tokens behind a stop string are left out. Where only the text shows
+            one, `stopped` is set and there is no finish: the caller ends the sequence and asks `stop_finish`.
         """
         if self._stop is not None:
             token_ids, text, finish = self._push_until_stop(self._stop, token_ids, finish)
         else:
             text = self._detokenizer.push(token_ids)
         self.num_tokens += len(token_ids)
-        if finish is not None and (self._stop is None or not self._stop.matched):
+        if finish is not None and not self.stopped:
             rest = self._detokenizer.flush()
             text += rest if self._stop is None else self._stop.push(rest) + self._stop.flush()
         return token_ids, text, finish
@@ -46,9 +54,21 @@ class Output:
         for index, token_id in enumerate(token_ids):
             pieces.append(stop.push(self._detokenizer.push((token_id,))))
             if stop.matched:
-                return token_ids[: index + 1], "".join(pieces), self._stopped(self.num_tokens + index + 1, finish)
+                if finish is not None:
+                    finish = _stop_finish(finish.usage, self.num_tokens + index + 1)
+                return token_ids[: index + 1], "".join(pieces), finish
         return token_ids, "".join(pieces), finish
 
-    def _stopped(self, completion_tokens: int, finish: Finish | None) -> Finish:
-        usage = finish.usage if finish is not None else Usage(self._request.prompt_tokens, 0)
-        return Finish(FinishReason.STOP, replace(usage, completion_tokens=completion_tokens))
+    def stop_finish(self, upstream: Finish | None) -> Finish:
+        """Return the finish of a sequence that has stopped here.
+
+        Args:
+            upstream: how the sequence ended for its scheduler, which has gone on behind the stop string; None: it has
+                not said.
+        """
+        usage = upstream.usage if upstream is not None else Usage(self._request.prompt_tokens, 0)
+        return _stop_finish(usage, self.num_tokens)
+
+
+def _stop_finish(usage: Usage, completion_tokens: int) -> Finish:
+    return Finish(FinishReason.STOP, replace(usage, completion_tokens=completion_tokens))

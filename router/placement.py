@@ -14,6 +14,7 @@ from uuid import uuid4
 from chassis.errors import Unavailable
 from chassis.settings import Settings
 from router.metrics import RouterMetrics
+from router.request import Finish
 from router.shard import Shard
 from router.streams import Slot
 
@@ -75,6 +76,19 @@ class Placement:
         for shard in self.shards:
             if shard.owns(slot):
                 shard.cancel(slot)
+
+    def withdraw(self, slot: Slot) -> "asyncio.Future[Finish | None]":
+        """Release a request, and return what will be done with the finish that its shard knows; None: no shard does.
+
+        See `Fanout.withdraw`.
+        """
+        for shard in self.shards:
+            if shard.owns(slot):
+                return shard.withdraw(slot)
+        self.release(slot)
+        known: asyncio.Future[Finish | None] = asyncio.get_running_loop().create_future()
+        known.set_result(slot.finish)
+        return known
 
     def run_time_adapters(self) -> tuple[Mapping[str, int], Collection[str]]:
         """See `ShardOwner.run_time_adapters`."""

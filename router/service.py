@@ -7,6 +7,7 @@ is how a client's cancellation or deadline gets to the scheduler.
 
 import asyncio
 import random
+from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -29,6 +30,7 @@ from chassis.errors import (
 from chassis.log import get_logger
 from chassis.settings import Settings
 from router import adapters, wire
+from router.checks import check_name, check_text, check_token_ids, quoted
 from router.metrics import RouterMetrics
 from router.output import Output
 from router.placement import Placement
@@ -38,8 +40,10 @@ from router.streams import Slot
 from router.timing import Timing
 from router.tokenizer import open_tokenizer
 
-# A prompt of this many characters takes a millisecond or so to encode; longer ones leave the event loop for a thread.
-_LONG_PROMPT_CHARACTERS = 8192
+# A text of this many characters takes a millisecond or so to encode; longer ones leave the event loop for a thread.
+_LONG_TEXT_CHARACTERS = 8192
+# How long the finish of a stream that has stopped here waits for what its scheduler knows of it.
+LAST_WORD_SECONDS = 1.0
 # How long a handler waits until a reader that was too slow has heard of it.
 FAREWELL_SECONDS = 5.0
 
@@ -145,7 +149,8 @@ class Router(router_pb2_grpc.RouterServiceServicer):
             token_ids, text, finish = output.push(token_ids, finish)
             timing.message(len(token_ids), output.num_tokens)
             if finish is None:
-                return wire.generate_response(token_ids, text), False
+                # Without a finish but stopped: a stop string that only the text showed, see `_finish_stopped`.
+                return wire.generate_response(token_ids, text), output.stopped
             timing.finish(request.prompt_tokens, output.num_tokens)
             return wire.last_response(token_ids, text, finish), True
 
@@ -154,10 +159,11 @@ class Router(router_pb2_grpc.RouterServiceServicer):
         try:
             while not slot.over:
                 response = await slot.next_message()
-                if slot.over:
-                    # A stop string that only the text showed: the scheduler still works on the request.
-                    self._placement.release(slot)
-                await context.write(response)
+                if slot.over and not response.HasField("finish"):
+                    await self._finish_stopped(slot, output, response, context)
+                    timing.finish(request.prompt_tokens, output.num_tokens)
+                else:
+                    await context.write(response)
         except asyncio.CancelledError:
             if not slot.cut or slot.error is None or slot.task is None or slot.task.uncancel() > 0:
                 raise
@@ -165,15 +171,36 @@ class Router(router_pb2_grpc.RouterServiceServicer):
         finally:
             self._placement.release(slot)
 
+    async def _finish_stopped(self, slot: Slot, output: Output, response: wire.Message, context: _Context) -> None:
+        """End a stream at a stop string that only its text showed: the scheduler still works on the request.
+
+        Its cancel is answered with what the request has consumed. The text does not wait for that, the finish does.
+        """
+        last_word = self._placement.withdraw(slot)
+        try:
+            await context.write(response)
+            done, _ = await asyncio.wait([last_word], timeout=LAST_WORD_SECONDS)
+            upstream = last_word.result() if done else None
+        finally:
+            last_word.cancel()
+        await context.write(wire.last_response((), "", output.stop_finish(upstream)))
+
     async def _read(self, message: router_pb2.GenerateRequest) -> Request:
         """Check a client's message and return it as a request.
 
         Raises:
             RequestError: it asks for what cannot be.
         """
+        for field, value in (
+            ("model", message.model),
+            ("adapter_id", message.adapter_id),
+            ("tenant_id", message.tenant_id),
+            ("request_id", message.request_id),
+        ):
+            check_name(field, value)
         model = self._settings.model
         if message.model not in ("", model):
-            raise UnknownName(f"model {message.model!r} is not served here; the cluster serves {model!r}")
+            raise UnknownName(f"model {quoted(message.model)} is not served here; the cluster serves {model!r}")
         sampling = wire.sampling_params(message.sampling)
         if message.HasField("true_output_tokens") and message.true_output_tokens < 1:
             raise InvalidRequest("true_output_tokens must be at least 1, got 0")
@@ -183,7 +210,7 @@ class Router(router_pb2_grpc.RouterServiceServicer):
             tenant_id=message.tenant_id,
             prompt_token_ids_u32=wire.pack_u32(await self._prompt_token_ids(message)),
             sampling=sampling,
-            stop_token_sequences=stop_token_sequences(sampling.stop_sequences, self._tokenizer),
+            stop_token_sequences=await self._stop_token_sequences(sampling.stop_sequences),
             seed=message.seed if message.HasField("seed") else random.getrandbits(64),
             true_output_tokens=message.true_output_tokens,
         )
@@ -191,12 +218,24 @@ class Router(router_pb2_grpc.RouterServiceServicer):
     async def _prompt_token_ids(self, message: router_pb2.GenerateRequest) -> Sequence[int]:
         kind = message.WhichOneof("prompt")
         if kind == "token_ids" and message.token_ids.ids:
-            return message.token_ids.ids
-        if kind == "text" and message.text:
-            if len(message.text) > _LONG_PROMPT_CHARACTERS:
-                return await asyncio.to_thread(self._tokenizer.encode_prompt, message.text)
-            return self._tokenizer.encode_prompt(message.text)
+            token_ids = array("I", message.token_ids.ids)
+            check_token_ids("token_ids", token_ids, self._tokenizer.vocab_size)
+            return token_ids
+        if kind == "text" and (text := message.text):
+            check_text("text", text, self._tokenizer, self._settings.scheduler.max_req_input_len)
+            if len(text) > _LONG_TEXT_CHARACTERS:
+                return await asyncio.to_thread(self._tokenizer.encode_prompt, text)
+            return self._tokenizer.encode_prompt(text)
         raise InvalidRequest("prompt is empty; give text or token_ids")
+
+    async def _stop_token_sequences(self, stop_strings: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        if not stop_strings:
+            return ()
+        together = "".join(stop_strings)
+        check_text("stop_sequences", together, self._tokenizer, self._settings.scheduler.max_req_input_len)
+        if len(together) > _LONG_TEXT_CHARACTERS:
+            return await asyncio.to_thread(stop_token_sequences, stop_strings, self._tokenizer)
+        return stop_token_sequences(stop_strings, self._tokenizer)
 
     # --- adapters and status ---
 

@@ -19,6 +19,7 @@ from chassis.log import get_logger
 from chassis.settings import Settings
 from router import wire
 from router.metrics import RouterMetrics
+from router.request import Finish
 from router.streams import Fanout, Slot
 
 FIRST_RETRY_SECONDS = 0.2
@@ -70,11 +71,17 @@ class Session:
         self._submits[handle] = slot
         self._something_to_write.set()
 
-    def cancel(self, handle: int) -> None:
-        """Tell the scheduler that a request has gone; one it has not heard of yet it never will."""
-        if self._submits.pop(handle, None) is None:
-            self._cancels.append(handle)
-            self._something_to_write.set()
+    def cancel(self, handle: int) -> bool:
+        """Tell the scheduler that a request has gone; one it has not heard of yet it never will.
+
+        Returns:
+            Whether it is told, and so will answer.
+        """
+        if self._submits.pop(handle, None) is not None:
+            return False
+        self._cancels.append(handle)
+        self._something_to_write.set()
+        return True
 
     async def write(self) -> None:
         """Write what is to be written, until cancelled or the stream breaks."""
@@ -138,6 +145,17 @@ class Shard:
         assert self._session is not None
         self._session.fanout.remove(slot)
         self._session.cancel(slot.handle)
+
+    def withdraw(self, slot: Slot) -> "asyncio.Future[Finish | None]":
+        """Cancel a request that is open here, and return what will be done with the scheduler's word on it.
+
+        See `Fanout.withdraw`.
+        """
+        assert self._session is not None
+        last_word = self._session.fanout.withdraw(slot)
+        if not self._session.cancel(slot.handle):
+            last_word.set_result(None)
+        return last_word
 
     async def run(self) -> None:
         """Keep the stream up, until cancelled."""
@@ -217,10 +235,9 @@ class Shard:
             self._draining = True
 
     def _refused(self, session: Session, refusal: wire.Refusal) -> None:
-        slot = session.fanout.slots.get(refusal.handle)
+        slot = session.fanout.refused(refusal.handle)
         if slot is None:
             return
-        session.fanout.remove(slot)
         if refusal.draining:
             self._draining = True
             self._owner.shard_lost([slot])

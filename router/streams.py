@@ -165,6 +165,7 @@ class Fanout:
         on_slow_reader: Callable[[Slot], None],
     ) -> None:
         self.slots: dict[int, Slot] = {}
+        self._withdrawn: dict[int, asyncio.Future[Finish | None]] = {}
         self.time_scale = time_scale
         self._clock: DeviceClock | None = None
         self._max_pending_tokens = max_pending_tokens
@@ -185,6 +186,28 @@ class Fanout:
         """Expect no more tokens for `slot`; what still comes is dropped."""
         del self.slots[slot.handle]
         slot.fanout = None
+
+    def withdraw(self, slot: Slot) -> "asyncio.Future[Finish | None]":
+        """Expect only the finish of `slot`, with which the scheduler answers its cancel.
+
+        Returns:
+            What is done once the finish is here, or with None once it cannot come any more. To be cancelled by a caller
+            that no longer waits.
+        """
+        handle = slot.handle
+        self.remove(slot)
+        future = self._withdrawn[handle] = self._loop.create_future()
+        future.add_done_callback(lambda _: self._withdrawn.pop(handle, None))
+        return future
+
+    def refused(self, handle: int) -> Slot | None:
+        """Expect nothing more under `handle`; return its slot if it is open."""
+        slot = self.slots.get(handle)
+        if slot is not None:
+            self.remove(slot)
+        elif (future := self._withdrawn.get(handle)) is not None and not future.done():
+            future.set_result(None)
+        return slot
 
     def hold(self) -> bool:
         """Return whether a stream's next token should wait for the flush, and see to it that there is one."""
@@ -218,6 +241,8 @@ class Fanout:
                 self.remove(slot)
                 slot.finish = finish
                 awake.append(slot)
+            elif (future := self._withdrawn.get(handle)) is not None and not future.done():
+                future.set_result(finish)
         # Only now: a message has all tokens of its frame, and the last one has the finish too.
         for slot in awake:
             slot.wake()
@@ -236,6 +261,9 @@ class Fanout:
             self._timer.cancel()
         slots = list(self.slots.values())
         self.slots.clear()
+        for future in self._withdrawn.values():
+            if not future.done():
+                future.set_result(None)
         for slot in slots:
             slot.fanout = None
             if len(slot.token_ids) > slot.written:

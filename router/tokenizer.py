@@ -28,6 +28,8 @@ FIRST_WORD_ID = 3
 # The Unigram model takes the split with the highest sum of scores. One word beats any spelling by bytes, and the names
 # of the special tokens, typed into a prompt, lose to their spelling.
 _WORD_SCORE, _BYTE_SCORE, _SPECIAL_SCORE = -1.0, -20.0, -1e9
+# From here on the milliseconds of an encoding outweigh the 20 us that it costs to do it without Python's lock.
+_LONG_CHARACTERS = 4096
 
 
 class Detokenizer(Protocol):
@@ -43,7 +45,15 @@ class Detokenizer(Protocol):
 
 
 class Tokenizer(Protocol):
-    """A vocabulary."""
+    """A vocabulary.
+
+    Attributes:
+        vocab_size: token ids in prompts must be below it.
+        longest_token_bytes: no token stands for more bytes of text than this, one for unknown words aside.
+    """
+
+    vocab_size: int
+    longest_token_bytes: int
 
     def encode_prompt(self, text: str) -> list[int]:
         """Return the token ids of a prompt, the beginning-of-sequence token first where the vocabulary has one."""
@@ -67,6 +77,11 @@ def open_tokenizer(path: Path | None) -> Tokenizer:
     return BuiltinTokenizer() if path is None else FileTokenizer(path)
 
 
+MAX_VOCABULARY = 1 << 20
+"""More tokens than any model has. Prompts of token ids come from the clients' own tokenizers, which the built-in
+vocabulary knows nothing of, so with it any such id will do."""
+
+
 class BuiltinTokenizer:
     """The vocabulary of the table above."""
 
@@ -76,8 +91,9 @@ class BuiltinTokenizer:
         vocabulary = [(name, _SPECIAL_SCORE) for name in ("<unk>", "<s>", "</s>")]
         vocabulary += [(byte_names[ord(" ")] + word, _WORD_SCORE) for word in words]
         vocabulary += [(name, _BYTE_SCORE) for name in byte_names]
-        self.vocab_size = len(vocabulary)
+        self.vocab_size = MAX_VOCABULARY
         self.num_words = len(words)
+        self.longest_token_bytes = max(len(f" {word}".encode()) for word in words)
         # One piece per id. None: part of a character, for `_ByteDetokenizer` to put together.
         self._pieces: list[str | None] = ["", "", "", *(" " + word for word in words)]
         self._first_byte_id = len(self._pieces)
@@ -88,11 +104,11 @@ class BuiltinTokenizer:
 
     def encode_prompt(self, text: str) -> list[int]:
         """See `Tokenizer.encode_prompt`."""
-        return [BOS_ID, *self._model.encode(text).ids]
+        return [BOS_ID, *_encode(self._model, text)]
 
     def encode_stop(self, text: str) -> list[int]:
         """See `Tokenizer.encode_stop`."""
-        return self._model.encode(text).ids
+        return _encode(self._model, text)
 
     def detokenizer(self) -> Detokenizer:
         """See `Tokenizer.detokenizer`."""
@@ -142,14 +158,18 @@ class FileTokenizer:
             self._model = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception for every fault of a file
             raise SettingsError(f"router.tokenizer: {path}: {error}") from None
+        vocabulary = self._model.get_vocab(with_added_tokens=True)
+        self.vocab_size = 1 + max(vocabulary.values(), default=-1)
+        # As the file spells them, which takes no fewer bytes than the text they stand for.
+        self.longest_token_bytes = max((len(name.encode()) for name in vocabulary), default=1)
 
     def encode_prompt(self, text: str) -> list[int]:
         """See `Tokenizer.encode_prompt`."""
-        return self._model.encode(text).ids
+        return _encode(self._model, text)
 
     def encode_stop(self, text: str) -> list[int]:
         """See `Tokenizer.encode_stop`."""
-        return self._model.encode(text, add_special_tokens=False).ids
+        return _encode(self._model, text, add_special_tokens=False)
 
     def detokenizer(self) -> Detokenizer:
         """See `Tokenizer.detokenizer`."""
@@ -170,6 +190,17 @@ class _LibraryDetokenizer:
     def flush(self) -> str:
         """Return nothing: the library drops the bytes of a character that never became whole."""
         return ""
+
+
+def _encode(model: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    """Return the token ids of `text`; while a long one is encoded, other threads go on.
+
+    The library's `encode` keeps Python's lock to the end, its `encode_batch_fast` does not.
+    """
+    if len(text) < _LONG_CHARACTERS:
+        return model.encode(text, add_special_tokens=add_special_tokens).ids
+    (encoding,) = model.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    return encoding.ids
 
 
 def _byte_names() -> list[str]:

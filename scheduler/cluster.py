@@ -14,6 +14,7 @@ from chassis.settings import Settings
 from scheduler import wire
 from scheduler.core.limits import Limits, check_lengths
 from scheduler.core.placements.base import Candidate
+from scheduler.core.plan import EndReason
 from scheduler.core.sequence import Adapter, Sequence
 from scheduler.live import Live
 from scheduler.messages import RefusalReason, Submit, WorkerHello
@@ -107,7 +108,10 @@ class Cluster:
         self._place_or_wait(live, at_ps)
 
     def cancel(self, router: RouterLink, router_handle: int) -> None:
-        """Withdraw a request; unknown handles are ignored, since it may just have ended."""
+        """Withdraw a request; unknown handles are ignored, since it may just have ended.
+
+        The router is told at once what the request has consumed, for a stream that it ends by itself needs to say so.
+        """
         live = router.owned.get(router_handle)
         if live is None:
             return
@@ -115,6 +119,8 @@ class Cluster:
             self.metrics.requests.labels("cancelled").inc()
             self.forget(live)
         else:
+            worker_id = live.dispatcher.worker_id if live.queue_ps is not None else ""
+            router.finished(wire.finished(live, EndReason.ABORTED, len(live.token_ids), worker_id))
             live.dispatcher.cancel(live, self.clock.now_ps())
 
     def forget(self, live: Live) -> None:

@@ -29,7 +29,7 @@ async def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncItera
         "scheduler.policy=fcfs",
         "scheduler.max_num_seqs=1",
         "scheduler.max_waiting_requests=2",
-        "scheduler.max_total_token_num=3000",
+        "scheduler.max_total_token_num=4096",
         "router.max_pending_tokens=64",
     ) as cluster:
         yield cluster
@@ -74,11 +74,11 @@ ROWS = {
         INVALID,
         ["2000 tokens", "max_new_tokens is 2100", "max_req_total_len is 4096"],
     ),
-    "over the pool": (Ask(1, 1500, 1500).message(), INVALID, ["1500 tokens", "max_total_token_num", "3000"]),
+    "over the pool": (Ask(1, 2000, 2096).message(), INVALID, ["2000 tokens", "max_total_token_num", "4096"]),
     "over the pool with its adapter": (
-        Ask(1, 1500, 1400, adapter_id="big").message(),
+        Ask(1, 2000, 1900, adapter_id="big").message(),
         INVALID,
-        ["2899", "256", "max_total_token_num is 3000"],
+        ["3899", "256", "max_total_token_num is 4096"],
     ),
     "unknown adapter": (Ask(1, adapter_id="nobody").message(), MISSING, ["adapter_id", "'nobody'"]),
     "unknown model": (Ask(1, model="GPT-9").message(), MISSING, ["model", "'GPT-9'", "'Llama-3-8B'"]),

@@ -67,6 +67,37 @@ async def test_text_prompt_and_stop_string_travel_the_whole_way(start_cluster: S
     await nothing_held(cluster)
 
 
+async def test_stop_string_that_only_the_text_shows_tells_the_whole_usage(start_cluster: StartCluster):
+    cluster = await start_cluster(FCFS)
+    stop = "fixed"  # not how the vocabulary spells the word behind a space, so the worker goes on
+    whole_message, message = (
+        router_pb2.GenerateRequest(
+            text="hi",
+            seed=7,
+            sampling=types_pb2.SamplingParams(max_new_tokens=40, ignore_eos=True, stop_sequences=stop_sequences),
+        )
+        for stop_sequences in ([], [stop])
+    )
+    async with client_of(cluster) as client:
+        # A step is running whenever the others arrive, so they wait for its end.
+        before = client.start(Ask(seed=1, max_new_tokens=2000))
+        await before.at(1)
+        whole = [part async for part in client.stub.Generate(whole_message, timeout=20)]
+        parts = [part async for part in client.stub.Generate(message, timeout=20)]
+        ((worker,),) = [shard.workers for shard in await client.shards()]
+        assert not before.over
+        before.cancel()
+    whole_text = "".join(part.text for part in whole)
+    assert "".join(part.text for part in parts) == whole_text[: whole_text.index(stop)]
+    finish = parts[-1].finish
+    assert finish.reason == types_pb2.FINISH_REASON_STOP
+    assert finish.usage.completion_tokens == sum(len(part.token_ids) for part in parts) < 40
+    assert finish.usage.worker_id == worker.worker_id
+    assert finish.usage.prompt_tokens == whole[-1].finish.usage.prompt_tokens
+    assert 0 < finish.usage.queue_seconds < 60
+    await nothing_held(cluster)
+
+
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -2,8 +2,9 @@
 
 import grpc
 import pytest
-from lorrery.v1 import types_pb2
+from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
 
+from router import service
 from tests.router.conftest import StartRouter, everything, failure, next_submit
 
 LENGTH = types_pb2.FINISH_REASON_LENGTH
@@ -162,12 +163,74 @@ async def test_a_stop_string_that_only_the_text_shows_cancels_upstream(start_rou
     assert submit.sampling.stop_sequences_u32[1] == (1907).to_bytes(4, "little")
     for token_id in (4, 3, 5):
         route.send([(submit.handle, token_id)])
+    await router.until(lambda: route.cancelled == [submit.handle])
+    # The step that ran meanwhile, then the scheduler's word on what the request has consumed.
+    route.send([(submit.handle, 6)])
+    usage = types_pb2.Usage(
+        prompt_tokens=3, completion_tokens=4, cached_tokens=2, queue_seconds=0.5, worker_id="w0", num_requeues=1
+    )
+    route.send(finished=[(submit.handle, types_pb2.FINISH_REASON_ABORTED)], usage=usage)
     token_ids, text, finish = await everything(call)
     assert (token_ids, text) == ([4, 3, 5], " able ab")
-    assert finish.reason == types_pb2.FINISH_REASON_STOP
-    assert (finish.usage.prompt_tokens, finish.usage.completion_tokens) == (3, 3)
-    await router.until(lambda: route.cancelled == [submit.handle])
+    usage.completion_tokens = 3
+    assert finish == router_pb2.Finish(reason=types_pb2.FINISH_REASON_STOP, usage=usage)
+    assert await call.code() == grpc.StatusCode.OK
     await router.until_empty()
+    assert router.sample("lorrery_router_requests_total", outcome="ok") == 1
+    assert router.sample("lorrery_router_time_per_output_token_seconds_count") == 1
+
+
+async def test_a_stopped_stream_whose_scheduler_says_nothing_ends_with_what_is_known(
+    start_router: StartRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "LAST_WORD_SECONDS", 0.01)
+    router = await start_router()
+    route = await router.route()
+    call = router.generate(" about abc", sampling=types_pb2.SamplingParams(stop_sequences=["c ab"]))
+    handle = (await next_submit(route)).handle
+    route.send([(handle, 3), (handle, 5)])
+    token_ids, text, finish = await everything(call)
+    assert (token_ids, text, finish.reason) == ([3, 5], " ab", types_pb2.FINISH_REASON_STOP)
+    assert finish.usage == types_pb2.Usage(prompt_tokens=3, completion_tokens=2)
+    # What comes too late is for nobody.
+    route.send([(handle, 6)], [(handle, types_pb2.FINISH_REASON_ABORTED)])
+    await router.until(lambda: router.sample("lorrery_router_dropped_tokens_total") == 1)
+    await router.until_empty()
+
+
+@pytest.mark.parametrize("end", ["lost", "refused"])
+async def test_a_stopped_stream_does_not_wait_for_a_scheduler_that_will_not_answer(
+    start_router: StartRouter, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setattr(service, "LAST_WORD_SECONDS", 60.0)
+    router = await start_router()
+    route = await router.route()
+    call = router.generate(" about abc", sampling=types_pb2.SamplingParams(stop_sequences=["c ab"]))
+    handle = (await next_submit(route)).handle
+    route.send([(handle, 3), (handle, 5)])
+    await router.until(lambda: route.cancelled == [handle])
+    if end == "lost":
+        route.break_off()
+    else:
+        route.refuse(handle, scheduler_pb2.REFUSAL_REASON_SLO_UNATTAINABLE)
+    assert (await everything(call))[2].usage == types_pb2.Usage(prompt_tokens=3, completion_tokens=2)
+    await router.until_empty()
+    assert route.num_submits == 1
+
+
+async def test_a_client_that_leaves_a_stopped_stream_leaves_nothing(
+    start_router: StartRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "LAST_WORD_SECONDS", 60.0)
+    router = await start_router()
+    route = await router.route()
+    call = router.generate(" about abc", sampling=types_pb2.SamplingParams(stop_sequences=["c ab"]))
+    handle = (await next_submit(route)).handle
+    route.send([(handle, 3), (handle, 5)])
+    await router.until(lambda: route.cancelled == [handle])
+    call.cancel()
+    await router.until_empty()
+    assert route.cancelled == [handle]
 
 
 async def test_times_are_counted_in_device_seconds(start_router: StartRouter) -> None:

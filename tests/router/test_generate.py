@@ -1,9 +1,15 @@
 """One request through a router: what the scheduler is asked, what the client gets."""
 
+import threading
+
 import grpc
+import grpc.aio
+import pytest
 from lorrery.v1 import router_pb2, types_pb2
 
-from tests.router.conftest import StartRouter, everything, failure, next_submit
+from router.checks import MAX_QUOTED_CHARACTERS
+from router.tokenizer import BuiltinTokenizer
+from tests.router.conftest import TIMEOUT_SECONDS, StartRouter, everything, failure, next_submit
 from tests.router.fake_scheduler import from_u32
 
 LENGTH = types_pb2.FINISH_REASON_LENGTH
@@ -48,9 +54,9 @@ async def test_a_prompt_travels_down_and_its_tokens_come_back_in_order(start_rou
 async def test_token_ids_are_taken_as_they_are(start_router: StartRouter) -> None:
     router = await start_router()
     route = await router.route()
-    call = router.generate(token_ids=router_pb2.TokenIds(ids=[9, 8, 2**32 - 1]))
+    call = router.generate(token_ids=router_pb2.TokenIds(ids=[9, 8, 2163]))
     submit = await next_submit(route)
-    assert from_u32(submit.prompt_token_ids_u32) == [9, 8, 2**32 - 1]
+    assert from_u32(submit.prompt_token_ids_u32) == [9, 8, 2163]
     route.send(finished=[(submit.handle, LENGTH)])
     assert (await everything(call))[:2] == ([], "")
 
@@ -90,6 +96,11 @@ async def test_bad_input_never_reaches_the_scheduler(start_router: StartRouter) 
             invalid,
             "temperature must > 0.0, got nan",
         ),
+        (
+            router.generate(token_ids=router_pb2.TokenIds(ids=[3, 2**20 - 1, 2**20, 2**32 - 1])),
+            invalid,
+            "token_ids[2] is 1048576; the vocabulary has 1048576 tokens, so at most 1048575 is allowed",
+        ),
         (router.generate(true_output_tokens=0), invalid, "true_output_tokens must be at least 1, got 0"),
         (
             router.generate(model="GPT-9"),
@@ -102,5 +113,86 @@ async def test_bad_input_never_reaches_the_scheduler(start_router: StartRouter) 
         assert (error.code(), error.details()) == (code, message)
     await router.until_empty()
     assert route.num_submits == 0
-    assert router.sample("lorrery_router_requests_total", outcome="invalid") == 6
+    assert router.sample("lorrery_router_requests_total", outcome="invalid") == 7
     assert router.sample("lorrery_router_requests_total", outcome="not_found") == 1
+
+
+@pytest.mark.parametrize("field", ["model", "adapter_id", "tenant_id", "request_id"])
+async def test_a_name_that_is_too_long_is_refused_and_quoted_in_part(start_router: StartRouter, field: str) -> None:
+    router = await start_router()
+    message = router_pb2.GenerateRequest(text=" about")
+    setattr(message, field, "x" * 513)
+    error = await failure(router.stub.Generate(message))
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert error.details() == (
+        f"{field} has 513 characters; at most 512 are allowed; it begins '{'x' * MAX_QUOTED_CHARACTERS}'..."
+    )
+
+
+async def test_a_long_name_is_quoted_in_part(start_router: StartRouter) -> None:
+    router = await start_router()
+    error = await failure(router.generate(model="x" * 512))
+    assert error.code() == grpc.StatusCode.NOT_FOUND
+    assert (error.details() or "").startswith(f"model '{'x' * MAX_QUOTED_CHARACTERS}'... is not served here")
+
+
+async def test_adapter_ids_of_operator_calls_have_the_same_limit(start_router: StartRouter) -> None:
+    router = await start_router()
+    adapter = types_pb2.Adapter(adapter_id="x" * 513, rank=8)
+    for call in (
+        router.stub.LoadAdapter(router_pb2.LoadAdapterRequest(adapter=adapter)),
+        router.stub.UnloadAdapter(router_pb2.UnloadAdapterRequest(adapter_id=adapter.adapter_id)),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert (caught.value.details() or "").startswith("adapter_id has 513 characters; at most 512 are allowed")
+
+
+@pytest.mark.parametrize("field", ["text", "stop_sequences"])
+async def test_a_text_that_can_never_fit_is_refused_before_it_is_encoded(
+    start_router: StartRouter, monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    router = await start_router()
+    encoded: list[str] = []
+    text = "é" * 600_000
+    if field == "text":
+        monkeypatch.setattr(BuiltinTokenizer, "encode_prompt", lambda _, given: encoded.append(given))
+        error = await failure(router.generate(text))
+    else:
+        monkeypatch.setattr(BuiltinTokenizer, "encode_stop", lambda _, given: encoded.append(given))
+        error = await failure(router.generate(sampling=types_pb2.SamplingParams(stop_sequences=[text])))
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    longest = BuiltinTokenizer().longest_token_bytes
+    assert error.details() == (
+        f"{field} has 1200000 bytes; max_req_input_len is 2048 tokens, which are {2048 * longest} bytes at most"
+        f" (the longest token has {longest}); give a shorter one"
+    )
+    assert encoded == []
+
+
+async def test_streams_go_on_while_a_long_prompt_is_encoded(
+    start_router: StartRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router = await start_router()
+    route = await router.route()
+    running = router.generate()
+    handle = (await next_submit(route)).handle
+    begun, may_end = threading.Event(), threading.Event()
+    encode = BuiltinTokenizer.encode_prompt
+
+    def slowly(self: BuiltinTokenizer, text: str) -> list[int]:
+        begun.set()
+        assert may_end.wait(TIMEOUT_SECONDS)
+        return encode(self, text)
+
+    monkeypatch.setattr(BuiltinTokenizer, "encode_prompt", slowly)
+    long = router.generate(" about" * 2000)
+    await router.until(begun.is_set)
+    route.send([(handle, 3)], [(handle, LENGTH)])
+    assert (await everything(running))[0] == [3]
+    may_end.set()
+    submit = await next_submit(route)
+    assert len(from_u32(submit.prompt_token_ids_u32)) == 2001
+    route.send(finished=[(submit.handle, LENGTH)])
+    await everything(long)

@@ -23,6 +23,7 @@ Reason = scheduler_pb2.RefusalReason
         ("SLO_UNATTAINABLE", "RESOURCE_EXHAUSTED", "SLO_UNATTAINABLE: why"),
         ("RANK_OVER_LIMIT", "FAILED_PRECONDITION", "why"),
         ("NO_WORKER", "UNAVAILABLE", "why"),
+        ("ADAPTER_LOAD", "UNAVAILABLE", "why"),
         ("INTERNAL", "INTERNAL", "internal error; the router's log has more"),
         ("UNSPECIFIED", "INTERNAL", "internal error; the router's log has more"),
     ],
@@ -39,7 +40,7 @@ async def test_a_refusal_becomes_its_status(start_router: StartRouter, reason: s
 
 
 async def test_every_refusal_reason_has_a_test() -> None:
-    tested = 10  # those above, and DRAINING below
+    tested = 11  # those above, and DRAINING below
     assert len(Reason.values()) == tested
 
 

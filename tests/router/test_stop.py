@@ -68,10 +68,15 @@ def test_text_is_held_until_it_cannot_be_a_stop_string() -> None:
     assert output.push([], finish) == ([], "c", finish)
 
 
-def test_a_stop_string_across_tokens_ends_the_sequence_with_usage_counted_here() -> None:
+def test_a_stop_string_across_tokens_ends_the_sequence_with_tokens_counted_here() -> None:
     output = Output(request("c ab"), TOKENIZER)
     assert output.push([ABLE, ABC], None) == ([ABLE, ABC], " able ab", None)
-    assert output.push([ABOUT, ABLE], None) == ([ABOUT], "", Finish(FinishReason.STOP, Usage(7, 3)))
+    assert not output.stopped
+    assert output.push([ABOUT, ABLE], None) == ([ABOUT], "", None)
+    assert output.stopped
+    upstream = Finish(FinishReason.ABORTED, Usage(7, 5, 2, 0.5, "w", 1))
+    assert output.stop_finish(upstream) == Finish(FinishReason.STOP, Usage(7, 3, 2, 0.5, "w", 1))
+    assert output.stop_finish(None) == Finish(FinishReason.STOP, Usage(7, 3))
 
 
 def test_a_stop_that_the_worker_matched_keeps_its_usage() -> None:

@@ -1,5 +1,6 @@
 """The built-in vocabulary, and one from a file."""
 
+import threading
 from importlib import resources
 from pathlib import Path
 
@@ -29,6 +30,30 @@ def test_every_word_with_its_space_is_one_token() -> None:
     for index, word in enumerate(WORDS):
         assert BUILTIN.encode_prompt(" " + word) == [1, 3 + index]
         assert detokenized([3 + index]) == " " + word
+
+
+def test_no_token_has_more_text_than_the_longest() -> None:
+    texts = [detokenized([token_id]) for token_id in range(3, 1908)]
+    assert max(len(text.encode()) for text in texts) == BUILTIN.longest_token_bytes
+
+
+def test_a_long_text_encodes_like_its_parts() -> None:
+    part = " about the wéather, 世界!"
+    assert BUILTIN.encode_stop(part * 1000) == BUILTIN.encode_stop(part) * 1000
+
+
+def test_other_threads_go_on_while_a_long_text_is_encoded() -> None:
+    text = " about above" * 20_000
+    encoded: list[list[int]] = []
+    thread = threading.Thread(target=lambda: encoded.append(BUILTIN.encode_prompt(text)))
+    turns = 0
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.001)
+        turns += 1
+    assert len(encoded[0]) == 40_001
+    # With Python's lock held throughout, the thread has ended, or nearly, before the first turn.
+    assert turns > 5
 
 
 def test_special_tokens_have_no_text() -> None:
@@ -91,6 +116,8 @@ def test_a_tokenizer_file_brings_its_own_vocabulary(tokenizer_file: Path) -> Non
     assert isinstance(tokenizer, FileTokenizer)
     token_ids = tokenizer.encode_prompt("héllo 世界")
     assert token_ids[0] == 256
+    assert (tokenizer.vocab_size, tokenizer.longest_token_bytes) == (257, len("<bos>"))
+    assert tokenizer.encode_prompt("ab" * 5000) == [256, *tokenizer.encode_stop("ab") * 5000]
     assert tokenizer.encode_stop("héllo 世界") == token_ids[1:]
     detokenizer = tokenizer.detokenizer()
     assert "".join(detokenizer.push([token_id]) for token_id in token_ids) + detokenizer.flush() == "héllo 世界"
