@@ -4,6 +4,7 @@ Each process has a registry of its own, handed to whoever counts something; the 
 used, so that two services in one test do not meet.
 """
 
+import errno
 import threading
 from http.server import ThreadingHTTPServer
 from socketserver import TCPServer
@@ -87,7 +88,8 @@ def serve_metrics(address: str, registry: CollectorRegistry) -> MetricsServer:
     try:
         server = _Server((host.strip("[]"), int(port)), _handler(registry))
     except OSError as error:
-        raise LorreryError(f"metrics address {address} cannot be taken: {error.strerror or error}") from None
+        hint = "; another cluster may be running" if error.errno == errno.EADDRINUSE else ""
+        raise LorreryError(f"metrics address {address} cannot be taken: {error.strerror or error}{hint}") from None
     return MetricsServer(server)
 
 

@@ -15,13 +15,14 @@ import sys
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, Protocol
+from typing import Annotated, Any, Protocol
 
 import grpc.aio
 import typer
 from prometheus_client import CollectorRegistry
 
 from chassis.errors import LorreryError, SettingsError
+from chassis.interrupt import exit_on_signals, handled_by
 from chassis.log import configure, get_logger
 from chassis.metrics import ServiceState, new_registry, serve_metrics
 from chassis.server import Health, bind, dialable, enable_reflection, new_server
@@ -30,8 +31,6 @@ from chassis.version import VERSION
 
 STOP_GRACE_SECONDS = 1.0
 """How long calls that are still open after the drain may take to end, such as a client's watch on health."""
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Service(Protocol):
@@ -161,13 +160,8 @@ def _stop_requested() -> Iterator[asyncio.Event]:
             os._exit(128 + number)
         stop.set()
 
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, on_signal, number)
-    try:
+    with handled_by(loop, on_signal):
         yield stop
-    finally:
-        for number in _SIGNALS:
-            loop.remove_signal_handler(number)
 
 
 def _write_atomically(path: Path, content: dict[str, object]) -> None:
@@ -186,7 +180,8 @@ def service_command(
 ) -> None:
     """Be the command line of `python -m NAME`; never returns normally.
 
-    Exit codes: 0 after a drain, 1 for an error, 2 for wrong settings or flags, 128 + n after a second signal n.
+    Exit codes: 0 after a drain, 1 for an error, 2 for wrong settings or flags, 128 + n after a second signal n, or
+    after one before the service runs.
 
     Args:
         name: of the service.
@@ -209,18 +204,15 @@ def service_command(
             return
         _run_to_exit(name, make, config, overrides or (), announce)
 
-    # Until the loop takes over, a signal ends the process; as PID 1 it would otherwise be ignored.
-    for number in _SIGNALS:
-        signal.signal(number, _exit_unstarted)
+    exit_on_signals()  # until the loop takes over
     app = typer.Typer(
-        add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # it would take "[scheduler]" for markup
+        context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.command(name=name, help=help)(command)
     app(prog_name=f"python -m {name}")
-
-
-def _exit_unstarted(_number: int, _frame: object) -> NoReturn:
-    raise SystemExit(0)
 
 
 def _run_to_exit(

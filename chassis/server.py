@@ -88,7 +88,7 @@ def dialable(listen: str, port: int) -> str:
 
 
 def _credentials(tls: TlsSettings) -> grpc.ServerCredentials | None:
-    key, certificate = read_pem(tls.key, "server_tls.key"), read_pem(tls.cert, "server_tls.cert")
+    certificate, key = read_pem(tls.cert, "server_tls.cert"), read_pem(tls.key, "server_tls.key")
     if key is None or certificate is None:
         if tls.ca is not None:
             raise SettingsError("server_tls.ca: needs server_tls.cert and server_tls.key")

@@ -16,7 +16,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings import SettingsError as SourceError
 
@@ -32,7 +32,6 @@ MAX_PORT = 65_535
 _MAX_SHOWN = 80
 
 
-
 def _address(text: str) -> str:
     host, _, port = text.rpartition(":")
     if not host or not (port.isascii() and port.isdigit()) or int(port) > MAX_PORT:
@@ -44,6 +43,7 @@ Address = Annotated[str, AfterValidator(_address), Field(description="HOST:PORT;
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+_PathOrNone = Annotated[Path | None, BeforeValidator(lambda path: path or None)]
 Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -73,9 +73,9 @@ class _Section(BaseModel):
 class TlsSettings(_Section):
     """TLS of one side; empty paths mean plain text. With `ca` set a server demands client certificates."""
 
-    cert: Path | None = None
-    key: Path | None = None
-    ca: Path | None = None
+    cert: _PathOrNone = None
+    key: _PathOrNone = None
+    ca: _PathOrNone = None
 
     @model_validator(mode="after")
     def _pair(self) -> Self:
@@ -315,13 +315,18 @@ class _StrictEnv(EnvSettingsSource):
             try:
                 super().__call__()
             except SourceError:
-                form = "a JSON list such as '[...]'"
-                if "__" not in name.removeprefix(ENV_PREFIX):
-                    form = f"a JSON object, or one setting of it as {name}__SETTING"
-                elif name == f"{ENV_PREFIX}ROUTER__SCHEDULERS":
-                    form = """a JSON list such as '["HOST:PORT"]'"""
+                form = self._form(name)
                 return SettingsError(f"environment variable {name}: {form} expected, got {value!r}")
         return SettingsError("environment: a value cannot be read")
+
+    def _form(self, name: str) -> str:
+        """Say what a variable's value must look like."""
+        kind: Any = self.settings_cls
+        for part in name.removeprefix(ENV_PREFIX).lower().split("__"):
+            kind = kind.model_fields[part].annotation
+            if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+                return f"""a JSON list such as '{'["HOST:PORT"]' if part == "schedulers" else "[...]"}'"""
+        return f"a JSON object, or one setting of it as {name}__SETTING"
 
 
 class Settings(BaseSettings):
@@ -380,8 +385,8 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Drop .env files and secret folders; `load` merges the file below the environment."""
-        return (init_settings, _StrictEnv(settings_cls))
+        """Take only what is given: `load` merges file, environment and command line, and must know what came whence."""
+        return (init_settings,)
 
 
 def load(path: Path | None = None, overrides: Iterable[str] = ()) -> Settings:
@@ -392,7 +397,8 @@ def load(path: Path | None = None, overrides: Iterable[str] = ()) -> Settings:
         overrides: `section.key=value` strings; the value is TOML, or a bare string.
 
     Raises:
-        SettingsError: a file that cannot be read, an unknown key or format, an impossible value.
+        SettingsError: a file that cannot be read, an unknown key or format, an impossible value; names the file, the
+            environment or `--set`, whichever it came with.
     """
     if path is None and (name := os.environ.get("LORRERY_CONFIG")):
         path = Path(name)
@@ -421,8 +427,8 @@ def _in_words(error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         return f"{key}: no such setting"
     message, value = first["msg"], first["input"]
-    # What we wrote ourselves tells the value where it matters; a whole section is none.
-    if first["type"] == "value_error" or (isinstance(value, dict) and first["type"] == "missing"):
+    # Our own messages tell the values that matter; where a key is missing, the value would be its whole section.
+    if first["type"] in ("value_error", "missing"):
         return f"{key}: {message.removeprefix('Value error, ')}"
     shown = repr(value)
     if len(shown) > _MAX_SHOWN:
@@ -433,15 +439,14 @@ def _in_words(error: ValidationError) -> str:
 def _culprit(what: str, sources: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
     """Name the source with which the settings first have this fault; each may only be wrong beside those before it."""
     merged: dict[str, Any] = {}
-    name = ""
     for name, source in sources:
         _merge(merged, source)
         try:
             Settings.model_validate(merged)
         except ValidationError as error:
             if _in_words(error) == what:
-                break
-    return name
+                return name
+    raise AssertionError("all sources together have the fault")
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from chassis.errors import FormatError
-from chassis.version import VERSION
+from cli.version import VersionOption
 from router.tokenizer import open_tokenizer
 from scheduler.core.prefix_cache.static_trie import StaticTrie
 from scheduler.trie_file import read_corpus, write_trie
@@ -17,12 +17,6 @@ from scheduler.trie_file import read_corpus, write_trie
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 _REPORT_EVERY = 256
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"lorrery {VERSION}")
-        raise typer.Exit
 
 
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -34,9 +28,7 @@ def cache(
     tokenizer: Annotated[
         Path | None, typer.Option(help="A tokenizer.json for --text; default: the built-in vocabulary.")
     ] = None,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
+    version: VersionOption = False,
 ) -> None:
     """Build a static prefix cache: the most common prefixes of a corpus, as llm-mock does.
 

@@ -25,6 +25,7 @@ from grpc_health.v1 import health_pb2
 
 from chassis.channel import open_channel
 from chassis.errors import LorreryError
+from chassis.interrupt import SIGNALS, handled_by
 from chassis.settings import Settings, load
 
 ROOT = Path(__file__).parent.parent
@@ -361,14 +362,8 @@ def cancelled_by_signals() -> Iterator[list[signal.Signals]]:
         received.append(number)
         task.cancel()
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    for number in numbers:
-        loop.add_signal_handler(number, on_signal, number)
-    try:
+    with handled_by(loop, on_signal, (*SIGNALS, signal.SIGHUP)):
         yield received
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
 
 
 def _last_words(process: ServiceProcess) -> str:

@@ -13,6 +13,7 @@ import typer
 from chassis.errors import LorreryError
 from cli.cluster import ROOT, LocalCluster, cancelled_by_signals, start_python
 from cli.up import describe_exit, summary
+from cli.version import VersionOption
 
 CONFIG = ROOT / "deploy" / "cluster.toml"
 TRACE = ROOT / "deploy" / "traces" / "azure_llm_2023_conv_excerpt.csv"
@@ -22,7 +23,10 @@ FREE_PORTS = [
 _LOAD_STOP_SECONDS = 5.0
 
 app = typer.Typer(
-    add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
@@ -40,6 +44,7 @@ def demo(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="For results and logs; default: out/demo-TIME.")
     ] = None,
+    version: VersionOption = False,
 ) -> None:
     """Run a cluster and a real trace through it, about a minute.
 
@@ -47,10 +52,10 @@ def demo(
     drawn by a power law, shows what the clients see, and stops everything. Results and the services' logs are left in
     a folder. Exit code: 0 if every request completed.
     """
+    del version
     if not trace.exists():
         raise LorreryError(f"{trace}: no such trace")
     folder = out or Path("out") / f"demo-{datetime.now():%Y%m%d-%H%M%S}"  # noqa: DTZ005  a name, for who sits here
-    folder.mkdir(parents=True, exist_ok=True)
     load = [
         "--workload",
         "azure",
@@ -70,10 +75,12 @@ def demo(
 
 async def _demo(config: Path, overrides: list[str], num_workers: int, load: list[str], folder: Path) -> int:
     code = 1
-    with cancelled_by_signals() as received, LogFiles(folder) as logs:
+    logs = LogFiles(folder)
+    cluster = LocalCluster(config, overrides, num_workers, show=logs.write)  # an error of the settings, before a folder
+    with cancelled_by_signals() as received, logs:
         try:
             typer.echo(f"starting a cluster; its logs go to {folder}/")
-            async with LocalCluster(config, overrides, num_workers, show=logs.write) as cluster:
+            async with cluster:
                 for line in summary(cluster)[:-1]:
                     typer.echo(line)
                 code = await _run_load(cluster, load)
@@ -110,7 +117,7 @@ async def _run_load(cluster: LocalCluster, arguments: list[str]) -> int:
 
 async def _stop(loadgen: asyncio.subprocess.Process, finished: asyncio.Task[int]) -> None:
     """Interrupt the load generator, which then reports what it has; kill it if that takes long or we are in a hurry."""
-    loadgen.send_signal(signal.SIGINT)
+    loadgen.send_signal(signal.SIGTERM)  # which Python, unlike SIGINT, takes without a word from its first moment on
     try:
         await asyncio.wait((finished,), timeout=_LOAD_STOP_SECONDS)
     finally:
@@ -128,7 +135,15 @@ class LogFiles:
         self._files: dict[str, TextIO] = {}
 
     def __enter__(self) -> Self:
-        """Open nothing yet: files appear with their first line."""
+        """Make the folder; files appear with their first line.
+
+        Raises:
+            LorreryError: it cannot be made.
+        """
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LorreryError(f"--out {self._folder}: {error.strerror}") from None
         return self
 
     def __exit__(

@@ -1,65 +1,11 @@
-"""The `lorrery` command: finds the part that a subcommand names, and hands it the arguments.
+"""The entry point of `lorrery`: signals first, so that Ctrl-C while it imports is no traceback, then `cli.app`."""
 
-Each part is imported when it is called, so that `lorrery --help` is quick and one part cannot break another.
-"""
-
-import sys
-from importlib import import_module
-from typing import Annotated
-
-import typer
-
-from chassis.errors import LorreryError, SettingsError
-from chassis.version import VERSION
-
-PARTS = {
-    "up": "Run a cluster on this machine: scheduler, workers, router.",
-    "load": "Send a workload to a cluster, and report what its clients see.",
-    "demo": "Run a cluster and a real trace through it, about a minute.",
-    "cache": "Build a static prefix cache from a corpus of prompts.",
-    "validate": "Hold the shipped code against results of the programs it models.",
-}
-"""Subcommand and what it does; `cli.NAME.app` is its typer application."""
-
-_PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
-
-app = typer.Typer(
-    help="A working model of a multi-tenant LoRA inference cluster that needs no GPU.",
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"lorrery {VERSION}")
-        raise typer.Exit
-
-
-@app.callback()
-def _lorrery(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
-    del version
-
-
-def _run_part(context: typer.Context) -> None:
-    part: typer.Typer = import_module(f"cli.{context.info_name}").app
-    part(args=context.args, prog_name=f"lorrery {context.info_name}")
-
-
-for _name, _help in PARTS.items():
-    app.command(_name, help=_help, add_help_option=False, context_settings=_PASS_ON)(_run_part)
+from chassis.interrupt import exit_on_signals
 
 
 def main() -> None:
-    """Run the command line. Exit codes: 1 for an error, 2 for wrong settings or flags."""
-    try:
-        app(prog_name="lorrery")
-    except LorreryError as error:
-        typer.echo(f"lorrery: error: {error}", err=True)
-        sys.exit(2 if isinstance(error, SettingsError) else 1)
+    """Be the command `lorrery`; never returns normally."""
+    exit_on_signals()
+    from cli.app import run
+
+    run()

@@ -12,6 +12,7 @@ import typer
 
 from chassis.settings import Settings
 from cli.cluster import ROOT, LocalCluster, cancelled_by_signals
+from cli.version import VersionOption
 
 DEFAULT_CONFIG = ROOT / "deploy" / "cluster.toml"
 
@@ -19,7 +20,10 @@ _COLOURS = ("cyan", "green", "magenta", "blue", "bright_cyan", "bright_green", "
 _OWN_COLOUR = "yellow"
 
 app = typer.Typer(
-    add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
@@ -35,12 +39,14 @@ def up(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; repeatable; wins over all.")
     ] = None,
     workers: Annotated[int, typer.Option(min=0, help="How many workers.")] = 2,
+    version: VersionOption = False,
 ) -> None:
     """Run a cluster on this machine: scheduler, workers, router.
 
     Prints where everything is once it serves. Ctrl-C drains and stops it; a second one kills it. If a process ends by
     itself, the rest is stopped and the exit code is 1.
     """
+    del version
     raise typer.Exit(asyncio.run(_up(config or default_config(), overrides or [], workers)))
 
 

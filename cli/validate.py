@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from cli.golden.replay import Failure, FileReport, KindReport, Report, replay_files
+from cli.version import VersionOption
 
 MAX_FAILURES_SHOWN = 5
 """Failed records shown per kind and file."""
@@ -23,13 +24,15 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
 @app.callback()
-def validate() -> None:
+def validate(version: VersionOption = False) -> None:
     """Hold the shipped code against results of the programs it models."""
+    del version
 
 
 @app.command()
@@ -42,8 +45,8 @@ def golden(
     its fields, not by the file's name, so files may be renamed, cut and mixed.
 
     Prints per file and kind how many cases are reproduced, shows the first ones that are not, and closes with
-    "N passed, N failed, N skipped". Exits with 1 if anything failed, nothing passed, or a case is about a part that
-    does not exist yet.
+    "N passed, N failed, N skipped". Exits with 1 if anything failed, nothing passed, a file has no cases, or a case is
+    about a part that does not exist yet.
     """
     report = replay_files(files)
     for line in render(report):
@@ -58,14 +61,13 @@ def render(report: Report) -> list[str]:
     for file in report.files:
         lines += _render_file(file)
     lines += _render_skips(report)
+    lines += [f"no records in {path}" for path in report.empty]
     lines.append(f"{report.passed} passed, {report.failed} failed, {report.skipped} skipped")
     return lines
 
 
 def _render_file(file: FileReport) -> list[str]:
     lines = [str(file.path)]
-    if not file.kinds:
-        lines.append("  no records")
     for kind in file.kinds.values():
         counts = {"passed": kind.passed, "failed": len(kind.failures), "skipped": len(kind.skip_reasons)}
         lines.append(f"  {kind.kind}: " + ", ".join(f"{count} {what}" for what, count in counts.items() if count))

@@ -19,6 +19,7 @@ ALL_ADAPTERS = "all"
 """In place of adapter ids: those that the cluster lists."""
 
 _FAMILY = re.compile(r"(.*)\{(\d+)\.\.(\d+)\}(.*)")
+_TRACE_ALONE = "--trace does not go with --workload {}; add --workload azure (CSV) or mooncake (JSON Lines)"
 _DEFAULT_RANGE = (8, 512)  # S-LoRA's synthetic suites
 _DEFAULT_DURATION_SECONDS = 60.0
 
@@ -84,7 +85,7 @@ class LoadOptions:
         needs_trace = self.workload in ("azure", "mooncake")
         rules: tuple[tuple[bool, str], ...] = (
             (needs_trace and self.trace is None, f"--workload {self.workload} needs --trace FILE"),
-            (not needs_trace and self.trace is not None, f"--trace does not go with --workload {self.workload}"),
+            (not needs_trace and self.trace is not None, _TRACE_ALONE.format(self.workload)),
             (bool(self.adapter_dirs) and self.workload != "slora", "--adapter-dirs goes with --workload slora only"),
             (bool(self.adapter_dirs and self.adapters), "give --adapters or --adapter-dirs, not both"),
             (bool(self.adapter_dirs) and self.num_adapters is None, "--adapter-dirs needs --num-adapters"),

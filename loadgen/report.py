@@ -14,7 +14,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from chassis.errors import FormatError, LorreryError
+from chassis.errors import FormatError, LorreryError, SettingsError
 from chassis.version import VERSION
 from loadgen.options import LoadOptions
 from loadgen.own_load import OwnLoad
@@ -24,7 +24,7 @@ from loadgen.workload.outcome import OK, RequestOutcome
 from loadgen.workload.slora_summary import SloraSummary, slora_summary
 from loadgen.workload.summary import FORMULAS, Summary, summarise
 
-__all__ = ["CSV_COLUMNS", "FORMAT_VERSION", "LoadReport", "make_report", "read_report", "write_report"]
+__all__ = ["CSV_COLUMNS", "FORMAT_VERSION", "LoadReport", "check_folder", "make_report", "read_report", "write_report"]
 
 FORMAT_VERSION = 1
 """Of the JSON summary. Another number: another meaning of some field."""
@@ -127,6 +127,21 @@ def make_report(
         num_skipped=num_skipped,
         num_warmup_failed=num_warmup_failed,
     )
+
+
+def check_folder(folder: Path) -> None:
+    """Find out before a run whether a report can be written after it; makes nothing.
+
+    Raises:
+        SettingsError: the folder is a file, or can be neither made nor written to.
+    """
+    nearest = folder.absolute()
+    while not nearest.exists() and nearest != nearest.parent:
+        nearest = nearest.parent
+    if not nearest.is_dir():
+        raise SettingsError(f"--out {folder}: {nearest} is not a folder")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise SettingsError(f"--out {folder}: {nearest} cannot be written to")
 
 
 def write_report(report: LoadReport, folder: Path) -> tuple[Path, Path]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import signal
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from rich.console import Console
 
 from chassis.errors import LorreryError
+from chassis.interrupt import handled_by
 from chassis.metrics import new_registry, serve_metrics
 from chassis.settings import TlsSettings
 from loadgen.client import RouterClient
@@ -20,7 +20,7 @@ from loadgen.driver import Driver, DriveSettings
 from loadgen.metrics import LoadMetrics
 from loadgen.options import LoadOptions
 from loadgen.own_load import OwnLoadMeter
-from loadgen.report import LoadReport, make_report, write_report
+from loadgen.report import LoadReport, check_folder, make_report, write_report
 from loadgen.source import BuiltWorkload, build_workload
 from loadgen.table import print_report
 from loadgen.wire import ClusterView
@@ -51,6 +51,8 @@ def run_load(
         LorreryError: options that cannot be, a trace that cannot be read, no cluster there.
     """
     options.check()
+    if out is not None:
+        check_folder(out)
     registry = new_registry("loadgen")
     endpoint = serve_metrics(metrics_address, registry) if metrics_address else None
     try:
@@ -161,12 +163,5 @@ def _drive_settings(options: LoadOptions) -> DriveSettings:
 
 @contextlib.contextmanager
 def _stopped_by_signals(driver: Driver) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    signals = (signal.SIGINT, signal.SIGTERM)
-    for number in signals:
-        loop.add_signal_handler(number, driver.stop)
-    try:
+    with handled_by(asyncio.get_running_loop(), lambda _number: driver.stop()):
         yield
-    finally:
-        for number in signals:
-            loop.remove_signal_handler(number)

@@ -14,6 +14,7 @@ from loadgen.workload.request import TraceError, WorkloadRequest
 __all__ = ["BuiltWorkload", "build_workload"]
 
 _DEFAULT_EXPONENT = 1.0
+_NO_ADAPTERS = "base model only; --adapters all or --num-adapters N draws adapters"
 _MAX_REQUESTS = 10_000_000
 
 
@@ -78,8 +79,10 @@ def _slora(options: LoadOptions, known_adapters: Sequence[str]) -> BuiltWorkload
     )
     dirs = expand_adapters(options.adapter_dirs) if options.adapter_dirs and num_adapters else None
     requests = slora.generate_requests(draws, adapter_dirs=dirs, adapters=adapters or None)
-    note = f"synthetic: S-LoRA's generator, adapters by power(alpha={options.alpha:g}) over {num_adapters}"
-    return BuiltWorkload(arrivals.scale(requests, options.speed_up), "", (note,))
+    notes: tuple[str, ...] = ("synthetic: S-LoRA's generator", _NO_ADAPTERS)
+    if num_adapters:
+        notes = (f"synthetic: S-LoRA's generator, adapters by power(alpha={options.alpha:g}) over {num_adapters}",)
+    return BuiltWorkload(arrivals.scale(requests, options.speed_up), "", notes)
 
 
 def _other(options: LoadOptions, known_adapters: Sequence[str]) -> BuiltWorkload:
@@ -103,7 +106,7 @@ def _other(options: LoadOptions, known_adapters: Sequence[str]) -> BuiltWorkload
     requests = arrivals.limit(requests, options.num_requests, cut)
     adapters = _adapter_names(options, known_adapters)
     if not adapters:
-        return BuiltWorkload(requests, attribution, notes)
+        return BuiltWorkload(requests, attribution, (*notes, _NO_ADAPTERS))
     exponent = _DEFAULT_EXPONENT if options.adapter_exponent is None else options.adapter_exponent
     indices = popularity.zipf_indices(len(adapters), len(requests), exponent, rng)
     note = f"adapters are synthetic: Zipf with exponent {exponent:g} over {len(adapters)}"

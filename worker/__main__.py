@@ -1,5 +1,10 @@
 """`python -m worker`: one mock GPU that attaches to a scheduler."""
 
+from chassis.interrupt import exit_on_signals
+
+if __name__ == "__main__":
+    exit_on_signals()  # before the imports, which take most of a second
+
 from prometheus_client import CollectorRegistry
 
 from chassis.process import Service, service_command

@@ -79,8 +79,13 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether something passed, and nothing failed or had to be skipped."""
-        return self.passed > 0 and self.failed == 0 and self.skipped == 0
+        """Whether something passed, nothing failed or had to be skipped, and no file was empty."""
+        return self.passed > 0 and self.failed == 0 and self.skipped == 0 and not self.empty
+
+    @property
+    def empty(self) -> list[Path]:
+        """Files without a record: they check nothing, which is hardly what was meant."""
+        return [file.path for file in self.files if not file.kinds]
 
     def _kinds(self) -> Iterator[KindReport]:
         for file in self.files:

@@ -198,7 +198,7 @@ async def test_second_signal_ends_the_process_at_once(tmp_path: Path, number: si
 @pytest.mark.parametrize(
     ("arguments", "code", "line"),
     [
-        (["--set", "router.listenn=x:1"], 2, "echo: error: router.listenn: no such setting\n"),
+        (["--set", "router.listenn=x:1"], 2, "echo: error: router.listenn: no such setting (--set)\n"),
         (["--config", "/nowhere.toml"], 2, "echo: error: /nowhere.toml: No such file or directory\n"),
         (
             ["--set", "client_tls.ca=x", "--set", "server_tls.ca=x"],
@@ -208,7 +208,7 @@ async def test_second_signal_ends_the_process_at_once(tmp_path: Path, number: si
         (
             ["--set", "server_tls.cert=/nowhere.pem", "--set", "server_tls.key=/nowhere.key"],
             2,
-            "echo: error: server_tls.key: /nowhere.key: No such file or directory\n",
+            "echo: error: server_tls.cert: /nowhere.pem: No such file or directory\n",
         ),
         (
             ["--announce", "/nowhere/announce"],
@@ -237,6 +237,27 @@ async def test_version_and_help():
     code, out, _ = await finish(await start("--help"))
     assert code == 0
     assert all(flag in out for flag in ("--config", "--set", "--announce", "--version"))
+
+
+async def test_help_of_a_service_keeps_what_is_in_brackets():
+    pipe = asyncio.subprocess.PIPE
+    process = await start_python(["-m", "scheduler", "--help"], stdout=pipe, stderr=pipe)
+    code, out, _ = await finish(process)
+    assert code == 0
+    assert "[scheduler]" in out
+    assert "[adapters]" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("LORRERY_ROUTER__SCHEDULERS", "127.0.0.1:5"), ("LORRERY_SCHEDULER", "foo")]
+)
+async def test_malformed_variable_is_one_line(name: str, value: str):
+    pipe = asyncio.subprocess.PIPE
+    process = await start_python(["-m", "scheduler"], stdout=pipe, stderr=pipe, variables={name: value})
+    code, out, error = await finish(process)
+    assert (code, out) == (2, "")
+    assert error.startswith(f"scheduler: error: environment variable {name}: a JSON ")
+    assert error.endswith(f" expected, got {value!r}\n")
 
 
 async def test_logs_are_json_events_with_the_service_name(tmp_path: Path):

@@ -85,6 +85,21 @@ def test_command_line_takes_lists_and_later_values_win():
         ("[adapters]\nregistry = [{id = 'a', rank = 65}]", "adapter 'a' has rank 65; max_lora_rank is 64"),
         ("[adapters]\nregistry = [{id = 'a', rank = 8, count = 2}, {id = 'a-1', rank = 8}]", "'a-1' is listed twice"),
         ("not toml", "cluster.toml"),
+        ("[server_tls]\ncert = 'a'", "server_tls: cert and key go together; key is not set"),
+        ("[router]\nlisten = 'nowhere'", "HOST:PORT expected, with a port of at most 65535, got 'nowhere'"),
+        (
+            "[router]\nlisten = 'here:65536'",
+            "router.listen: HOST:PORT expected, with a port of at most 65535, got 'her",
+        ),
+        ("[router]\nschedulers = ['a:1', 'b']", "router.schedulers.1: HOST:PORT expected"),
+        ("[router]\nschedulers = []", "router.schedulers: "),
+        ("time_scale = inf", "time_scale: Input should be a finite number, got inf"),
+        ("time_scale = nan", "time_scale: Input should be a finite number, got nan"),
+        ("[scheduler]\nmax_num_seqs = 0", "got 0 (file "),
+        (
+            "[scheduler]\nmax_total_token_num = 3000",
+            "max_total_token_num (3000) must be at least max_req_total_len (3072)",
+        ),
     ],
 )
 def test_what_cannot_be_is_named(tmp_path: Path, text: str, key: str):
@@ -110,6 +125,45 @@ def test_unknown_key_of_an_environment_variable_is_named(monkeypatch: pytest.Mon
     monkeypatch.setenv("LORRERY_SCHEDULER__POLICI", "x")
     with pytest.raises(SettingsError, match=r"scheduler\.polici"):
         load()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("LORRERY_ROUTER__SCHEDULERS", "127.0.0.1:5", """a JSON list such as '["HOST:PORT"]'"""),
+        ("LORRERY_SCHEDULER", "foo", "a JSON object, or one setting of it as LORRERY_SCHEDULER__SETTING"),
+        ("LORRERY_ADAPTERS__REGISTRY", "lora", "a JSON list such as '[...]'"),
+        ("LORRERY_WORKER__OUTPUT", "echo", "a JSON object, or one setting of it as LORRERY_WORKER__OUTPUT__SETTING"),
+    ],
+)
+def test_malformed_environment_variable_is_named_with_its_value_and_form(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, expected: str
+):
+    monkeypatch.setenv("LORRERY_TIME_SCALE", "2")
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError) as caught:
+        load()
+    assert str(caught.value) == f"environment variable {name}: {expected} expected, got {value!r}"
+
+
+def test_the_source_of_what_cannot_be_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = file(tmp_path, "[scheduler]\nmax_req_total_len = 5000")
+    with pytest.raises(SettingsError, match=r"max_req_total_len \(5000\) \(--set\)$"):
+        load(path, ["scheduler.max_req_input_len=5000"])
+    monkeypatch.setenv("LORRERY_WORKER__HEARTBEAT_SECONDS", "0")
+    with pytest.raises(SettingsError, match=r"got '0' \(environment\)$"):
+        load(path)
+    with pytest.raises(SettingsError, match=r"got -1 \(--set\)$"):
+        load(path, ["worker.heartbeat_seconds=-1"])
+    assert load(path, ["worker.heartbeat_seconds=1"]).worker.heartbeat_seconds == 1
+    monkeypatch.delenv("LORRERY_WORKER__HEARTBEAT_SECONDS")
+    with pytest.raises(SettingsError, match=r"\(file .*cluster\.toml\)$"):
+        load(file(tmp_path, "[worker]\nheartbeat_seconds = -1"), ["scheduler.max_num_seqs=3", "worker.scheduler=a:1"])
+
+
+def test_empty_certificate_paths_mean_plain_text():
+    tls = load(overrides=["server_tls.cert=", "server_tls.key="]).server_tls
+    assert tls.cert is tls.key is None
 
 
 def test_unknown_key_on_the_command_line_is_named():

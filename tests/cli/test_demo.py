@@ -50,6 +50,17 @@ async def test_demo_fails_if_a_request_fails(tmp_path: Path):
     assert process.returncode == 1, out.decode()
 
 
+async def test_wrong_settings_leave_no_folder(tmp_path: Path):
+    out = tmp_path / "out"
+    process = await start_python(
+        ["-m", "cli", "demo", "--set", "scheduler.max_num_seqs=0", "--out", str(out)], stderr=asyncio.subprocess.PIPE
+    )
+    _, error = await process.communicate()
+    assert process.returncode == 2
+    assert b"scheduler.max_num_seqs" in error
+    assert not out.exists()
+
+
 @pytest.mark.parametrize("moment", ["starting", "loading"])
 async def test_ctrl_c_at_any_moment_leaves_no_process(tmp_path: Path, moment: str):
     process = await start(tmp_path, trace(tmp_path, (1, 100, 3000), (40, 100, 8)))
@@ -64,6 +75,7 @@ async def test_ctrl_c_at_any_moment_leaves_no_process(tmp_path: Path, moment: st
     process.send_signal(signal.SIGINT)
     out, _ = await process.communicate()
     assert process.returncode == 130, out.decode()
+    assert "Traceback" not in out.decode()
     assert not [pid for pid in seen if alive(pid)]
 
 

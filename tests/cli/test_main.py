@@ -8,7 +8,7 @@ import typer
 
 from chassis.errors import LorreryError, SettingsError
 from chassis.version import VERSION
-from cli import main
+from cli import app as command
 from cli.cluster import start_python
 
 
@@ -26,14 +26,19 @@ async def test_version():
 async def test_help_lists_every_part():
     code, out, _ = await run("-m", "cli", "--help")
     assert code == 0
-    assert all(name in out for name in main.PARTS)
+    assert all(name in out for name in command.PARTS)
 
 
-@pytest.mark.parametrize("part", main.PARTS)
+@pytest.mark.parametrize("part", command.PARTS)
 async def test_help_of_a_part_is_its_own(part: str):
     code, out, error = await run("-m", "cli", part, "--help")
     assert code == 0, error
     assert f"Usage: lorrery {part}" in out
+
+
+@pytest.mark.parametrize("part", command.PARTS)
+async def test_version_of_a_part(part: str):
+    assert await run("-m", "cli", part, "--version") == (0, f"lorrery {part} {VERSION}\n", "")
 
 
 async def test_help_imports_no_part():
@@ -43,7 +48,7 @@ async def test_help_imports_no_part():
     )
     _, out, _ = await run("-c", script)
     modules = set(json.loads(out.splitlines()[-1]))
-    assert "cli.main" in modules
+    assert "cli.app" in modules
     assert not modules & {"numpy", "cli.up", "cli.load", "loadgen", "scheduler", "worker", "router", "rich.progress"}
 
 
@@ -62,6 +67,6 @@ def test_our_own_errors_are_one_line(
     monkeypatch.setitem(sys.modules, "cli.up", module)
     monkeypatch.setattr(sys, "argv", ["lorrery", "up"])
     with pytest.raises(SystemExit) as caught:
-        main.main()
+        command.run()
     assert caught.value.code == code
     assert capsys.readouterr().err == "lorrery: error: eels\n"

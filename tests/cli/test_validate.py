@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from cli.app import app as lorrery
 from cli.golden import replay
 from cli.golden.kind import Skip
 from cli.golden.kinds import KINDS
-from cli.main import app as lorrery
 from cli.validate import app
 
 EXCERPTS = Path(__file__).parent.parent / "golden"
@@ -150,7 +150,17 @@ def test_nothing_passed_is_a_failure(tmp_path, content):
     exit_code, lines = golden(empty)
 
     assert exit_code == 1
-    assert lines == [str(empty), "  no records", "0 passed, 0 failed, 0 skipped"]
+    assert lines == [str(empty), f"no records in {empty}", "0 passed, 0 failed, 0 skipped"]
+
+
+def test_an_empty_file_among_good_ones_is_a_failure_that_names_it(tmp_path):
+    good, empty = EXCERPTS / "req_queue.jsonl", tmp_path / "empty.jsonl"
+    empty.touch()
+
+    exit_code, lines = golden(good, empty, good)
+
+    assert exit_code == 1
+    assert lines[-2] == f"no records in {empty}"
 
 
 class NotThereYet:

@@ -116,6 +116,8 @@ async def test_a_broken_trace_is_one_line_that_names_it(start_router, tmp_path):
         (["--max-new-tokens", "5"], "needs --no-ignore-eos"),
         (["--jitter", "3"], "mooncake only"),
         (["--config", "nowhere.toml"], "nowhere.toml"),
+        (["--trace", "x"], "add --workload azure (CSV) or mooncake (JSON Lines)"),
+        (["--out", "pyproject.toml/deeper"], "--out pyproject.toml/deeper: "),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(arguments, message):

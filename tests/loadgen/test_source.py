@@ -98,6 +98,12 @@ def test_assigned_adapters_are_labelled_synthetic():
     assert "CC-BY 4.0" in built.attribution
 
 
+@pytest.mark.parametrize("workload", ["poisson", "slora"])
+def test_a_workload_without_adapters_says_base_model_only(workload):
+    assert any(note.startswith("base model only") for note in build(workload=workload).notes)
+    assert not any("base model" in note for note in build(workload=workload, num_adapters=2).notes)
+
+
 def test_more_adapters_than_there_are_is_an_error():
     with pytest.raises(SettingsError, match="the cluster lists only 3"):
         build(num_adapters=4)

@@ -1,0 +1,62 @@
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from chassis.interrupt import handled_by
+from cli.cluster import start_python
+from tests.cluster.harness import wait_until
+
+# Stands in for a library that takes long to import.
+SLOW = """
+import os, pathlib, signal
+pathlib.Path(os.environ["MARK"]).touch()
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "arguments", [["scheduler"], ["worker"], ["router"], ["loadgen"], ["cli", "demo"], ["cli", "load"], ["cli", "up"]]
+)
+async def test_a_signal_while_a_program_imports_ends_it_without_a_word(
+    tmp_path: Path, arguments: list[str], number: signal.Signals
+):
+    slow, mark = tmp_path / "grpc" / "__init__.py", tmp_path / "mark"
+    slow.parent.mkdir()
+    slow.write_text(SLOW)
+    process = await start_python(
+        ["-m", *arguments],
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        variables={"PYTHONPATH": str(tmp_path), "MARK": str(mark)},
+    )
+    await wait_until(mark.exists)
+    process.send_signal(number)
+    out, _ = await process.communicate()
+    assert (process.returncode, out.decode()) == (128 + number, "")
+
+
+async def test_handlers_are_put_back_after_the_loops_own():
+    received: list[int] = []
+    came = asyncio.Event()
+
+    def note(number: signal.Signals) -> None:
+        received.append(number)
+        came.set()
+
+    def before(number: int, _frame: object) -> None:
+        received.append(-number)
+
+    original = signal.signal(signal.SIGTERM, before)
+    try:
+        with handled_by(asyncio.get_running_loop(), note, (signal.SIGTERM,)):
+            os.kill(os.getpid(), signal.SIGTERM)
+            await came.wait()
+        assert signal.getsignal(signal.SIGTERM) is before
+    finally:
+        signal.signal(signal.SIGTERM, original)
+    assert received == [signal.SIGTERM]
