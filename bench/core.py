@@ -26,9 +26,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from chassis.tables import read_tables
 from scheduler.core.catalogue import QUEUES, ReplicaSettings, build_replica
+from scheduler.core.devices import TABLES_PACKAGE, Devices
 from scheduler.core.plan import EndReason, Finished, Idle, Plan, Ran
-from scheduler.core.queues.profile import device_profile
 from scheduler.core.replica import Replica
 from scheduler.core.sequence import Adapter, Sequence
 
@@ -133,7 +134,9 @@ def _settings(policy: str, pressure: str, batch: int) -> ReplicaSettings:
     return ReplicaSettings(
         policy=policy,
         batch_num_adapters=NUM_ADAPTERS,
-        profile=device_profile("A100-80-SXM", "Llama-2-7B", 1, "roofline") if policy == "pets" else None,
+        profile=Devices(read_tables(TABLES_PACKAGE)).profile("A100-80-SXM", "Llama-2-7B", 1, "roofline")
+        if policy == "pets"
+        else None,
         max_total_token_num=pool,
         max_req_total_len=total,
         running_max_req_size=seats,

@@ -260,6 +260,18 @@ class OutputSettings(_Section):
     length_sigma: Seconds = 0.99
 
 
+class LoraSettings(_Section):
+    """How the engine computes adapters; docs/step-time.md says what each costs."""
+
+    padding: Literal["none", "batch", "max_lora_rank"] = Field(
+        default="none", description="rank that kernels run at: each adapter's, the batch's largest, the deployment's"
+    )
+    launch_us: Annotated[float, Field(ge=0)] = Field(
+        default=5.0, description="microseconds per kernel, two per projection; 1 to 2 inside a CUDA graph"
+    )
+    sharded: bool = Field(default=False, description="tensor parallelism cuts both matrices of an adapter")
+
+
 class WorkerSettings(_Section):
     """The mock GPU, and how its worker finds its scheduler."""
 
@@ -269,12 +281,23 @@ class WorkerSettings(_Section):
 
     gpu: str = "A100-80-SXM"
     tensor_parallel: Count = 1
-    step_time: Literal["roofline", "llm-mock"] = "roofline"
+    step_time: Literal["roofline", "naive-roofline", "llm-mock", "table"] = "roofline"
+    profile: Path | None = Field(default=None, description="table: CSV of measured steps")
+    engine: str = Field(default="present-day", description="the CPU's share of a step, and which kernels run")
+    weight_dtype: Literal["float16", "bfloat16", "fp8", "int8", "int4"] = "bfloat16"
+    kv_dtype: Literal["float16", "bfloat16", "fp8"] = "bfloat16"
+    lora: LoraSettings = LoraSettings()
     startup_seconds: Seconds = Field(default=0.0, description="device seconds until the weights are loaded")
     output: OutputSettings = OutputSettings()
 
     heartbeat_seconds: PositiveSeconds = 1.0
     drain_seconds: Seconds = 30.0
+
+    @model_validator(mode="after")
+    def _has_profile(self) -> Self:
+        if self.step_time == "table" and self.profile is None:
+            raise ValueError("step_time = 'table' needs profile")
+        return self
 
 
 class RouterSettings(_Section):
@@ -342,6 +365,7 @@ class Settings(BaseSettings):
 
     format: int = FORMAT
     model: str = "Llama-2-7B"
+    catalogue: tuple[Path, ...] = Field(default=(), description="TOML files with further GPUs, models, engines")
     time_scale: PositiveSeconds = Field(default=1.0, description="2 = everything takes twice as long")
     adapters: AdapterSettings = AdapterSettings()
     scheduler: SchedulerSettings = SchedulerSettings()

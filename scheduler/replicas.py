@@ -7,12 +7,12 @@ import numpy as np
 from chassis.clock import PS_PER_SECOND
 from chassis.errors import SettingsError
 from chassis.settings import Settings
-from scheduler.core.adapter_costs import AdapterCosts
+from chassis.tables import read_tables
 from scheduler.core.catalogue import BATCHINGS, PLACEMENTS, QUEUES, ReplicaSettings, build_replica
+from scheduler.core.devices import TABLES_PACKAGE, Devices
 from scheduler.core.placements.base import Placement
 from scheduler.core.prefix_cache.base import PrefixCache
 from scheduler.core.prefix_cache.static_trie import StaticTrie
-from scheduler.core.queues.profile import Profile, device_profile
 from scheduler.core.replica import Replica
 from scheduler.core.sequence import Adapter
 from scheduler.messages import WorkerHello
@@ -34,9 +34,12 @@ class ReplicaFactory:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         own = settings.adapters
-        self._costs = AdapterCosts(settings.model, own.target_modules, own.host_gb_per_second, own.disk_gb_per_second)
         self._rng = np.random.default_rng(settings.scheduler.seed)
         try:
+            self._devices = Devices(read_tables(TABLES_PACKAGE, settings.catalogue))
+            self._costs = self._devices.adapter_costs(
+                settings.model, own.target_modules, own.host_gb_per_second, own.disk_gb_per_second
+            )
             self._costs.size_bytes(1)
         except ValueError as error:
             raise SettingsError(f"model: {error}") from None
@@ -87,7 +90,9 @@ class ReplicaFactory:
             fair_weights=self._settings.fair_weights(),
             batch_num_adapters=own.batch_num_adapters or 1,
             first_token_slo_ps=round(own.first_token_slo_seconds * PS_PER_SECOND),
-            profile=_profile(hello) if own.policy == "pets" else None,
+            profile=self._devices.profile(hello.gpu, hello.model, hello.tensor_parallel, hello.step_time_model)
+            if own.policy == "pets"
+            else None,
             max_loras=adapters.max_loras,
             max_cpu_loras=adapters.max_cpu_loras,
             max_concurrent_loads=adapters.max_concurrent_loads,
@@ -110,7 +115,3 @@ class ReplicaFactory:
     def _load_fails(self, adapter: Adapter, attempt: int) -> bool:
         ratio = self._settings.adapters.load_failure_ratio
         return ratio > 0 and float(self._rng.random()) < ratio
-
-
-def _profile(hello: WorkerHello) -> Profile:
-    return device_profile(hello.gpu, hello.model, hello.tensor_parallel, hello.step_time_model)

@@ -66,17 +66,20 @@ def build_requests(
             tenant_id=request.tenant_id,
             prompt_token_ids=prompt_token_ids(request, seed).tolist() if with_prompts else (),
         )
-        yield at_ps, SimulatedRequest(sequence, _device(request, model, length_model, seed))
+        yield at_ps, SimulatedRequest(sequence, _device(request, model, adapter, length_model, seed))
 
 
 def _device(
-    request: WorkloadRequest, model: str, length_model: LengthModel, seed: int
+    request: WorkloadRequest, model: str, adapter: Adapter | None, length_model: LengthModel, seed: int
 ) -> Callable[[int], DeviceSequence]:
     def join(produced_tokens: int) -> DeviceSequence:
         drawn = sequence_seed(model, request.adapter_id or "", output_seed(request, seed))
         sampling = Sampling(drawn, request.output_tokens, true_output_tokens=request.output_tokens)
         produced = np.zeros(produced_tokens, np.uint32)
         end = ending(drawn, sampling, request.prompt_tokens, produced, length_model)
-        return DeviceSequence(request.index, request.prompt_tokens, produced_tokens, drawn, end)
+        name, rank = ("", 0) if adapter is None else (adapter.adapter_id, adapter.rank)
+        return DeviceSequence(
+            request.index, request.prompt_tokens, produced_tokens, drawn, end, adapter_id=name, adapter_rank=rank
+        )
 
     return join

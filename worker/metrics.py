@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from worker.device.batch import Batch
+from worker.device.cost import PARTS, StepCost
 
 STATES = ("loading", "dialling", "attached", "draining")
 
@@ -22,9 +23,13 @@ class WorkerMetrics:
     Args:
         registry: where they are shown.
         kv_pool_tokens: size of the KV pool.
+        peak_flops: of one GPU's data sheet, per second.
+        peak_bytes: of one GPU's memory, per second.
     """
 
-    def __init__(self, registry: CollectorRegistry, kv_pool_tokens: int) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, kv_pool_tokens: int, *, peak_flops: float = 0.0, peak_bytes: float = 0.0
+    ) -> None:
         steps = Counter("lorrery_worker_steps_total", "Steps run, by what they did.", ["kind"], registry=registry)
         self._steps = {kind: steps.labels(kind) for kind in ("prefill", "decode", "mixed", "empty")}
         self._modelled = Histogram(
@@ -33,6 +38,31 @@ class WorkerMetrics:
             buckets=_STEP_BUCKETS + _LONG_STEP_BUCKETS,
             registry=registry,
         )
+        parts = Counter(
+            "lorrery_worker_step_part_seconds_total",
+            "Device seconds of steps by what takes them, as the step-time model divides them.",
+            ["kind"],
+            registry=registry,
+        )
+        self._parts = [(name, parts.labels(name)) for name in PARTS]
+        self._flops = Counter(
+            "lorrery_worker_flops_total", "Floating-point operations of one GPU, modelled.", registry=registry
+        )
+        self._memory_bytes = Counter(
+            "lorrery_worker_memory_bytes_total",
+            "Bytes of one GPU's memory read and written, modelled.",
+            registry=registry,
+        )
+        Gauge(
+            "lorrery_worker_peak_flops_per_second",
+            "Floating-point operations per second of one GPU's data sheet.",
+            registry=registry,
+        ).set(peak_flops)
+        Gauge(
+            "lorrery_worker_peak_memory_bytes_per_second",
+            "Memory bandwidth of one GPU's data sheet.",
+            registry=registry,
+        ).set(peak_bytes)
         self._actual = Histogram(
             "lorrery_worker_step_actual_seconds",
             "Device seconds by the wall clock between the ends of two steps, or from its start where a step follows"
@@ -117,12 +147,20 @@ class WorkerMetrics:
         self._resident.set(len(self._adapters))
 
     def step_done(
-        self, batch: Batch, output_tokens: int, modelled_ps: int, actual_ps: int, gap_ps: int, lag_seconds: float
+        self,
+        batch: Batch,
+        cost: StepCost,
+        output_tokens: int,
+        modelled_ps: int,
+        actual_ps: int,
+        gap_ps: int,
+        lag_seconds: float,
     ) -> None:
         """Note one step.
 
         Args:
             batch: what it computed.
+            cost: where its time goes.
             output_tokens: what it gave.
             modelled_ps: how long it takes.
             actual_ps: how long it took by the wall clock, in device time.
@@ -142,6 +180,11 @@ class WorkerMetrics:
         self._batch_tokens.observe(prefill_tokens + num_decodes)
         self._output_tokens.inc(output_tokens)
         self._modelled.observe(modelled_ps / _PS_PER_SECOND)
+        for name, counter in self._parts:
+            if part_ps := getattr(cost, name):
+                counter.inc(part_ps / _PS_PER_SECOND)
+        self._flops.inc(cost.flops)
+        self._memory_bytes.inc(cost.num_bytes)
         self._actual.observe(actual_ps / _PS_PER_SECOND)
         self._lag.observe(lag_seconds)
         if gap_ps > 0:

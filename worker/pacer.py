@@ -204,7 +204,8 @@ class Pacer:
         follows_on = start_ps == self._last_end_ps
         actual_ps = now_ps - (self._last_report_ps if follows_on else start_ps)
         self._last_report_ps, self._last_end_ps = now_ps, end_ps
-        self._metrics.step_done(batch, len(outcome.handles), end_ps - start_ps, actual_ps, gap_ps, lag_seconds)
+        cost = self._gpu.step_cost(batch)
+        self._metrics.step_done(batch, cost, len(outcome.handles), end_ps - start_ps, actual_ps, gap_ps, lag_seconds)
         self._note_sequences()
 
     def _note_sequences(self) -> None:

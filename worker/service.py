@@ -23,7 +23,8 @@ from chassis.log import get_logger
 from chassis.settings import OutputSettings, Settings
 from chassis.tasks import until_first_ends
 from worker import wire
-from worker.device.catalogue import CatalogueError, find_gpu, find_model, kv_pool_tokens
+from worker.build import deployment_of
+from worker.device.errors import CatalogueError
 from worker.device.gpu import MockGpu
 from worker.device.output import LengthModel, LlmMockLength, LognormalLength
 from worker.device.steptime import STEP_TIME_MODELS
@@ -65,15 +66,18 @@ class WorkerService:
 
     def __init__(self, settings: Settings, registry: CollectorRegistry) -> None:
         worker = settings.worker
+        deployment = deployment_of(settings)
+        gpu, model = deployment.gpu, deployment.model
         try:
-            gpu, model = find_gpu(worker.gpu), find_model(settings.model)
-            pool_tokens = kv_pool_tokens(gpu, model, worker.tensor_parallel)
-            step_time = STEP_TIME_MODELS[worker.step_time](gpu, model, worker.tensor_parallel)
+            pool_tokens = deployment.kv_pool_tokens()
+            step_time = STEP_TIME_MODELS[worker.step_time](deployment)
         except CatalogueError as error:
             raise SettingsError(f"worker.gpu, worker.tensor_parallel, model: {error}") from None
         self._settings = settings
         self._gpu = MockGpu(step_time)
-        self._metrics = WorkerMetrics(registry, pool_tokens)
+        self._metrics = WorkerMetrics(
+            registry, pool_tokens, peak_flops=gpu.tflops * 1e12, peak_bytes=gpu.gb_per_second * 1e9
+        )
         echo = worker.output.mode == "echo"
         self._answers = wire.AnswerSettings(model.name, _length_model(worker.output), echo)
         self._hello = wire.hello(

@@ -125,7 +125,10 @@ def _read_joins(joins: Iterable[pb.Join], answers: AnswerSettings) -> Iterable[D
         produced = _from_bytes(join.produced_token_ids_u32)
         seed = sequence_seed(answers.model, join.adapter.adapter_id, sampling.seed)
         end = ending(seed, sampling, join.prompt_tokens, produced, answers.length_model, echo)
-        yield DeviceSequence(join.handle, join.prompt_tokens, len(produced), seed, end, echo)
+        adapter = join.adapter
+        yield DeviceSequence(
+            join.handle, join.prompt_tokens, len(produced), seed, end, echo, adapter.adapter_id, adapter.rank
+        )
 
 
 def _from_bytes(array: bytes) -> TokenIds:

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 from scheduler.core.adapters import Tier
 from scheduler.core.sequence import Adapter
-from worker.device.catalogue import find_model, kv_bytes_per_token
-from worker.device.lora_load import adapter_bytes, load_ps
+from worker.device.architecture import Model
+from worker.device.lora import Targets, adapter_bytes, load_ps
+from worker.device.memory import kv_bytes_per_token
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,29 +14,29 @@ class AdapterCosts:
     """Costs of the adapters of one base model.
 
     Attributes:
-        model: the base model's name.
+        model: the base model.
         target_modules: the projections that adapters change: "qkvo" or "all-linear".
         host_gb_per_second: rate from pinned host memory.
         disk_gb_per_second: rate from disk.
 
     Raises:
-        CatalogueError: by every method, if no such model is known.
+        CatalogueError: by every method, if such adapters of this model are not modelled.
     """
 
-    model: str
-    target_modules: str
+    model: Model
+    target_modules: Targets
     host_gb_per_second: float
     disk_gb_per_second: float
 
     def size_bytes(self, rank: int) -> int:
         """Return the size of an adapter."""
-        return adapter_bytes(find_model(self.model), rank, self.target_modules)
+        return adapter_bytes(self.model, rank, self.target_modules)
 
     def exact_slots(self, rank: int) -> int:
         """Return how many tokens' KV take as much memory, rounded up."""
-        return -(-self.size_bytes(rank) // kv_bytes_per_token(find_model(self.model)))
+        return -(-self.size_bytes(rank) // kv_bytes_per_token(self.model))
 
     def load_ps(self, adapter: Adapter, tier: Tier) -> int:
         """Return how long a load from a tier takes, in picoseconds."""
         disk = self.disk_gb_per_second if tier is Tier.DISK else None
-        return load_ps(find_model(self.model), self.size_bytes(adapter.rank), self.host_gb_per_second, disk)
+        return load_ps(self.model, self.size_bytes(adapter.rank), self.host_gb_per_second, disk)

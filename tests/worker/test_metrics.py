@@ -3,6 +3,10 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
+from tests.worker.device.known import deployment
+from worker.device.batch import Batch, LoraWork, PrefillChunk
+from worker.device.cost import PARTS
+from worker.device.roofline import Roofline
 from worker.metrics import WorkerMetrics
 
 
@@ -41,3 +45,24 @@ def test_new_attachment_begins_with_an_empty_device(metrics: WorkerMetrics, regi
     metrics.attach(attached=True)
     metrics.adapters_changed(["a"], [])
     assert adapters(registry) == (1, 2)
+
+
+def test_parts_of_steps_add_up_to_the_modelled_time(metrics: WorkerMetrics, registry: CollectorRegistry):
+    model = Roofline(deployment("H100", "Llama-3-8B", 2, engine="present-day"))
+    lora = LoraWork.of([(16, 5), (64, 900)])
+    for batch in (Batch((PrefillChunk(900, 0, samples=True),), 5, 500, 100, lora), Batch((), 6, 1500, 900)):
+        step_ps = model.step_ps(batch)
+        metrics.step_done(batch, model.step_cost(batch), 6, step_ps, step_ps, 0, 0.0)
+    read = registry.get_sample_value
+    parts = {part: read("lorrery_worker_step_part_seconds_total", {"kind": part}) or 0.0 for part in PARTS}
+    assert sum(parts.values()) == pytest.approx(read("lorrery_worker_step_modelled_seconds_sum"))
+    assert {part for part, seconds in parts.items() if not seconds} == {"whole"}
+    assert read("lorrery_worker_flops_total") > 2 * 6.9e9 / 2 * 900
+    assert read("lorrery_worker_memory_bytes_total") > 2 * 14e9 / 2
+
+
+def test_peaks_are_the_data_sheets():
+    registry = CollectorRegistry()
+    WorkerMetrics(registry, 1000, peak_flops=1e15, peak_bytes=2e12)
+    assert registry.get_sample_value("lorrery_worker_peak_flops_per_second") == 1e15
+    assert registry.get_sample_value("lorrery_worker_peak_memory_bytes_per_second") == 2e12

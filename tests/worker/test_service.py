@@ -376,7 +376,7 @@ async def test_worker_that_is_not_attached_drains_at_once():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"worker": {"gpu": "A100"}}, "GPU 'A100' is not known"),
+        ({"worker": {"gpu": "A1000X"}}, "GPU 'A1000X' is not known"),
         ({"model": "GPT"}, "model 'GPT' is not known"),
         ({"worker": {"gpu": "A10G", "tensor_parallel": 1}, "model": "Llama-2-13B"}, "does not fit"),
         ({"worker": {"tensor_parallel": 3}}, "tensor_parallel 3 must divide"),

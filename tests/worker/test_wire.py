@@ -27,6 +27,10 @@ def test_plan_is_read_whole():
     (sequence,) = plan.joins
     assert (sequence.handle, sequence.prompt_tokens, sequence.produced_tokens) == (5, 10, 0)
     assert sequence.seed == sequence_seed("Llama-2-7B", "lora-0", 5)
+    assert (sequence.adapter_id, sequence.adapter_rank) == (
+        message.joins[0].adapter.adapter_id,
+        message.joins[0].adapter.rank,
+    )
     assert sequence.ending == Ending(8, FinishReason.LENGTH)
 
 

@@ -4,6 +4,7 @@ These records are all that a step-time model sees: counts and lengths, never req
 too (a policy that estimates, a simulator that jumps).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -23,6 +24,40 @@ class PrefillChunk:
 
 
 @dataclass(frozen=True, slots=True)
+class LoraWork:
+    """What one step asks of LoRA adapters: sums over the distinct adapters a of the batch, of rank r_a.
+
+    Attributes:
+        num_adapters: distinct adapters.
+        rank_sum: sum of r_a.
+        max_rank: the largest r_a.
+        num_tokens: sum of n_a, the tokens of the step that belong to sequences with an adapter.
+        rank_tokens: sum of r_a n_a.
+    """
+
+    num_adapters: int = 0
+    rank_sum: int = 0
+    max_rank: int = 0
+    num_tokens: int = 0
+    rank_tokens: int = 0
+
+    @classmethod
+    def of(cls, adapters: Iterable[tuple[int, int]]) -> "LoraWork":
+        """Sum up the (rank, tokens) of distinct adapters."""
+        pairs = tuple(adapters)
+        return cls(
+            len(pairs),
+            sum(rank for rank, _ in pairs),
+            max((rank for rank, _ in pairs), default=0),
+            sum(tokens for _, tokens in pairs),
+            sum(rank * tokens for rank, tokens in pairs),
+        )
+
+
+NO_LORA = LoraWork()
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """One step's work.
 
@@ -34,12 +69,17 @@ class Batch:
         num_decodes: sequences past their prompt that get one token.
         decode_kv_tokens: sum over the decodes of the tokens already in the KV cache before the step.
         max_decode_kv_tokens: the largest term of that sum; 0 without decodes.
+        lora: what adapters have to do.
+        decode_lengths: the terms of that sum, in any order. Of use only beside prefills, for an engine that computes
+            both in one attention kernel; without them it takes every decode to be as long as the longest.
     """
 
     prefills: tuple[PrefillChunk, ...] = ()
     num_decodes: int = 0
     decode_kv_tokens: int = 0
     max_decode_kv_tokens: int = 0
+    lora: LoraWork = NO_LORA
+    decode_lengths: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

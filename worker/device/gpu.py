@@ -17,7 +17,9 @@ from math import isqrt
 import numpy as np
 from numpy.typing import NDArray
 
+from worker.device.adapters import DecodingAdapters
 from worker.device.batch import Batch, PrefillChunk, Segment
+from worker.device.cost import StepCost
 from worker.device.output import EOS_TOKEN_ID, FinishReason, TokenIds
 from worker.device.rows import DecodeRows, DeviceSequence, Row
 from worker.device.steptime import StepTimeModel
@@ -63,12 +65,13 @@ class MockGpu:
         # Aggregates over the decoding rows. Heaps keep rows that are gone until they come up.
         self._num_decoding = 0
         self._kv_offset_sum = 0
+        self._adapters = DecodingAdapters()
         self._by_last_step: list[tuple[int, int, Row]] = []
         self._by_length: list[tuple[int, int, Row]] = []
         self._partial_tokens = 0
         # Sequences that have ended and keep their place (static batching), with what they hold.
         self._hold = False
-        self._held: dict[int, int] = {}
+        self._held: dict[int, tuple[DeviceSequence, int]] = {}
         self._decode_rows: DecodeRows | None = None
         self._segment: tuple[Segment | None, int] | None = None  # with the decode step it was made at
         self._prefills: tuple[PrefillWork, ...] = ()
@@ -88,7 +91,7 @@ class MockGpu:
     @property
     def kv_tokens(self) -> int:
         """Tokens in the KV cache, of all sequences."""
-        return self._partial_tokens + self._decode_kv_tokens + sum(self._held.values())
+        return self._partial_tokens + self._decode_kv_tokens + sum(kv_tokens for _, kv_tokens in self._held.values())
 
     @property
     def _decode_kv_tokens(self) -> int:
@@ -112,7 +115,9 @@ class MockGpu:
             ValueError: the handle is not in the batch.
         """
         self._segment = None
-        if self._held.pop(handle, None) is not None:
+        held = self._held.pop(handle, None)
+        if held is not None:
+            self._adapters.remove(held[0])
             return
         self._remove(self._row(handle))
         self._prefills = tuple(work for work in self._prefills if work.handle != handle)
@@ -121,7 +126,8 @@ class MockGpu:
         """Forget every sequence."""
         for row in tuple(self._rows.values()):
             self._remove(row)
-        self._held.clear()
+        for handle in tuple(self._held):
+            self.leave(handle)
         self._prefills, self._decode = (), False
 
     def begin(self, prefills: Iterable[PrefillWork], *, decode: bool, hold: bool = False) -> None:
@@ -164,18 +170,19 @@ class MockGpu:
 
     def batch(self) -> Batch:
         """Return the next step's work."""
-        chunks: tuple[PrefillChunk, ...] = ()
-        if self._prefills:
-            chunks = tuple(PrefillChunk(work.new_tokens, work.past_tokens, work.samples) for work in self._prefills)
-        if not self._decode or not self._num_decoding:
-            return Batch(chunks)
-        held_kv = self._held.values()
-        return Batch(
-            chunks,
-            self._num_decoding + len(held_kv),
-            self._decode_kv_tokens + sum(held_kv),
-            max(self._longest_kv(), *held_kv) if held_kv else self._longest_kv(),
-        )
+        decode = self._decode and self._num_decoding > 0
+        if not self._prefills:
+            if not decode:
+                return Batch()
+            return Batch((), *self._decode_sums(), self._adapters.work)
+        chunks = tuple(PrefillChunk(work.new_tokens, work.past_tokens, work.samples) for work in self._prefills)
+        prefills = ((self._rows[work.handle].sequence, work.new_tokens) for work in self._prefills)
+        lora = self._adapters.work_with(prefills, decode=decode)
+        if not decode:
+            return Batch(chunks, lora=lora)
+        lengths = [row.kv_offset + self._decode_steps for row in self._rows.values() if row.decoding]
+        lengths += (kv_tokens for _, kv_tokens in self._held.values())
+        return Batch(chunks, *self._decode_sums(), lora, tuple(lengths))
 
     def step_ps(self) -> int:
         """Return how long the next step takes."""
@@ -184,6 +191,10 @@ class MockGpu:
             if segment is not None:
                 return segment.step_ps(index)
         return self._step_time.step_ps(self.batch())
+
+    def step_cost(self, batch: Batch) -> StepCost:
+        """Return where the time of a step goes, as `batch` described it."""
+        return self._step_time.step_cost(batch)
 
     @property
     def can_jump(self) -> bool:
@@ -289,6 +300,7 @@ class MockGpu:
         if row.decoding:
             self._num_decoding -= 1
             self._kv_offset_sum -= row.kv_offset
+            self._adapters.remove(row.sequence)
             self._decode_rows = self._segment = None
         else:
             self._partial_tokens -= row.cached_tokens
@@ -296,7 +308,15 @@ class MockGpu:
     def _end(self, row: Row, kv_tokens: int) -> None:
         self._remove(row)
         if self._hold:
-            self._held[row.sequence.handle] = kv_tokens
+            self._held[row.sequence.handle] = row.sequence, kv_tokens
+            self._adapters.add(row.sequence)
+
+    def _decode_sums(self) -> tuple[int, int, int]:
+        """Return the number of decodes in a step, the sum of their KV tokens, and the longest; held ones count."""
+        num, total, longest = self._num_decoding, self._decode_kv_tokens, self._longest_kv()
+        for _, kv_tokens in self._held.values():
+            num, total, longest = num + 1, total + kv_tokens, max(longest, kv_tokens)
+        return num, total, longest
 
     def _next_last_step(self) -> int:
         while self._by_last_step[0][2].gone:
@@ -315,7 +335,7 @@ class MockGpu:
         if self._segment is None:
             batch = self.batch()
             segment = self._step_time.decode_segment(
-                batch.num_decodes, batch.decode_kv_tokens, batch.max_decode_kv_tokens
+                batch.num_decodes, batch.decode_kv_tokens, batch.max_decode_kv_tokens, batch.lora
             )
             self._segment = segment, self._decode_steps
         segment, first = self._segment
@@ -380,6 +400,7 @@ class MockGpu:
             self._partial_tokens -= row.cached_tokens
             self._num_decoding += 1
             self._kv_offset_sum += row.kv_offset
+            self._adapters.add(row.sequence)
             heappush(self._by_last_step, (row.last_step, row.order, row))
             heappush(self._by_length, (-row.kv_offset, row.order, row))
             self._decode_rows = self._segment = None

@@ -9,7 +9,8 @@ the constant alone. The formula is far from a real GPU's (a 2,000-token prompt t
 charts are.
 """
 
-from worker.device.batch import Batch, Segment
+from worker.device.batch import NO_LORA, Batch, LoraWork, Segment
+from worker.device.cost import StepCost
 
 PS_PER_SECOND = 10**12
 
@@ -34,9 +35,15 @@ class LlmMock:
             most_new = max(most_new, chunk.new_tokens)
         return num_sequences * longest * most_new * UNIT_PS + OVERHEAD_PS
 
-    def decode_segment(self, num_decodes: int, kv_tokens: int, max_kv_tokens: int) -> Segment | None:
+    def step_cost(self, batch: Batch) -> StepCost:
+        """Return the step's duration by part: the formula's constant, and the rest, which it does not divide."""
+        return StepCost(host=OVERHEAD_PS, whole=self.step_ps(batch) - OVERHEAD_PS)
+
+    def decode_segment(
+        self, num_decodes: int, kv_tokens: int, max_kv_tokens: int, lora: LoraWork = NO_LORA
+    ) -> Segment | None:
         """Return the times of consecutive decode steps: the longest sequence grows by one token a step."""
-        del kv_tokens  # only the longest sequence counts
+        del kv_tokens, lora  # only the longest sequence counts, and adapters cost nothing
         if num_decodes == 0:
             return Segment(OVERHEAD_PS, 0)
         return Segment(num_decodes * (max_kv_tokens + 1) * UNIT_PS + OVERHEAD_PS, num_decodes * UNIT_PS)

@@ -23,6 +23,8 @@ class DeviceSequence:
         seed: of its tokens, from `output.sequence_seed`.
         ending: where it ends, from `output.ending`.
         echo: the prompt's token ids in echo mode.
+        adapter_id: of its LoRA adapter; empty for the base model.
+        adapter_rank: of that adapter; 0 for the base model.
     """
 
     handle: int
@@ -31,6 +33,8 @@ class DeviceSequence:
     seed: int
     ending: Ending
     echo: TokenIds | None = None
+    adapter_id: str = ""
+    adapter_rank: int = 0
 
 
 class Row:

@@ -7,10 +7,13 @@ that sums are exact: a run planned again in the middle of a segment gives bit-eq
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from worker.device.batch import Batch, Segment
-from worker.device.catalogue import Gpu, Model
+from worker.device.batch import NO_LORA, Batch, LoraWork, Segment
+from worker.device.cost import StepCost
+from worker.device.deployment import Deployment
 from worker.device.llm_mock import LlmMock
+from worker.device.naive import NaiveRoofline
 from worker.device.roofline import Roofline
+from worker.device.table import ProfileTable
 
 
 class StepTimeModel(Protocol):
@@ -22,18 +25,25 @@ class StepTimeModel(Protocol):
         ...
 
     def step_ps(self, batch: Batch) -> int:
-        """Return the step's duration; never negative, never shorter for a larger batch."""
+        """Return the step's duration; never negative, and (by formula) never shorter for a larger batch."""
         ...
 
-    def decode_segment(self, num_decodes: int, kv_tokens: int, max_kv_tokens: int) -> Segment | None:
+    def step_cost(self, batch: Batch) -> StepCost:
+        """Return the step's duration by part; the parts add up to `step_ps` exactly."""
+        ...
+
+    def decode_segment(
+        self, num_decodes: int, kv_tokens: int, max_kv_tokens: int, lora: LoraWork = NO_LORA
+    ) -> Segment | None:
         """Return the times of the steps of a batch of decodes that nothing joins and nothing leaves.
 
-        Step i equals `step_ps(Batch((), num_decodes, kv_tokens + i * num_decodes, max_kv_tokens + i))` exactly.
+        Step i equals `step_ps(Batch((), num_decodes, kv_tokens + i * num_decodes, max_kv_tokens + i, lora))` exactly.
 
         Args:
             num_decodes: sequences in the batch.
             kv_tokens: sum of their cached tokens before step 0.
             max_kv_tokens: the largest term of that sum.
+            lora: what their adapters have to do in each step.
 
         Returns:
             None where the times have no such form: ask `step_ps` step by step.
@@ -41,13 +51,15 @@ class StepTimeModel(Protocol):
         ...
 
 
-def _llm_mock(gpu: Gpu, model: Model, tensor_parallel: int) -> StepTimeModel:
-    del gpu, model, tensor_parallel  # seed 001 times every model alike
+def _llm_mock(deployment: Deployment) -> StepTimeModel:
+    del deployment  # seed 001 times every model alike
     return LlmMock()
 
 
-STEP_TIME_MODELS: Mapping[str, Callable[[Gpu, Model, int], StepTimeModel]] = {
+STEP_TIME_MODELS: Mapping[str, Callable[[Deployment], StepTimeModel]] = {
     "roofline": Roofline,
+    "naive-roofline": NaiveRoofline,
     "llm-mock": _llm_mock,
+    "table": ProfileTable,
 }
-"""Settings name -> builder from (GPU, model, tensor-parallel degree)."""
+"""Settings name -> builder."""

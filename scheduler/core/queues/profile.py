@@ -15,9 +15,10 @@ from functools import lru_cache
 from math import inf
 from typing import Protocol
 
+from worker.device.architecture import Model
 from worker.device.batch import Batch, PrefillChunk
-from worker.device.catalogue import Gpu, Model, find_gpu, find_model
-from worker.device.steptime import STEP_TIME_MODELS, StepTimeModel
+from worker.device.hardware import Gpu
+from worker.device.steptime import StepTimeModel
 
 LENGTH_STEP = 32
 """Lengths are padded to a multiple of this."""
@@ -116,16 +117,3 @@ class DeviceProfile:
 
 def _padded(tokens: int) -> int:
     return -(-tokens // LENGTH_STEP) * LENGTH_STEP
-
-
-def device_profile(gpu: str, model: str, tensor_parallel: int, step_time: str) -> DeviceProfile:
-    """Return the profile of a device by the names that workers announce.
-
-    Raises:
-        CatalogueError: no such GPU or model.
-        KeyError: no such step-time model.
-    """
-    found_gpu, found_model = find_gpu(gpu), find_model(model)
-    return DeviceProfile(
-        STEP_TIME_MODELS[step_time](found_gpu, found_model, tensor_parallel), found_gpu, found_model, tensor_parallel
-    )

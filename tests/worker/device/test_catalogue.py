@@ -1,16 +1,16 @@
-"""GPUs and models by name, and what fits."""
+"""GPUs, models and engines by name, tables of one's own, and what fits."""
 
 import pytest
 
-from worker.device.catalogue import (
-    GPUS,
-    MODELS,
-    CatalogueError,
-    find_gpu,
-    find_model,
-    kv_bytes_per_token,
-    kv_pool_tokens,
-)
+from chassis.tables import read_tables
+from tests.worker.device.known import CATALOGUE
+from worker.device.architecture import precision
+from worker.device.catalogue import FORMAT, PACKAGE, Catalogue
+from worker.device.errors import CatalogueError
+from worker.device.memory import kv_bytes_per_token, kv_pool_tokens, weight_bytes
+
+SHIPPED = read_tables(PACKAGE)
+OWN_GPU = {"name": "X1", "tflops": 100, "memory_gb": 10.5, "gb_per_second": 500, "num_sms": 50}
 
 
 @pytest.mark.parametrize(
@@ -35,36 +35,141 @@ from worker.device.catalogue import (
     ],
 )
 def test_model_sizes_are_the_published_ones(name, billions, kv_bytes):
-    model = find_model(name)
+    model = CATALOGUE.model(name)
     assert round(model.num_parameters / 1e9, 2) == billions
     assert kv_bytes_per_token(model) == kv_bytes
 
 
-def test_names_are_unique_and_listed():
-    assert len(GPUS) == 15
-    assert len(MODELS) == 16
+def entries(kind: str) -> list[dict]:
+    return [entry for _, table in SHIPPED for entry in table.get(kind, ())]
+
+
+@pytest.mark.parametrize("entry", entries("model"), ids=lambda entry: entry["name"])
+def test_every_model_has_the_parameters_it_is_known_by(entry):
+    model = CATALOGUE.model(entry["name"])
+    assert model.num_parameters / 1e9 == pytest.approx(entry["published_billions"], rel=0.02)
+
+
+def test_every_entry_says_where_its_figures_are_from():
+    names = [f"{kind} {entry['name']}" for kind in ("gpu", "model") for entry in entries(kind)]
+    names += [
+        f"{kind[:-1]} {name}"
+        for _, table in SHIPPED
+        for kind in ("fits", "links", "engines")
+        for name in table.get(kind, ())
+    ]
+    assert len(names) == len(set(names)) > 80
+    assert all(CATALOGUE.sources[name] for name in names)
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [
+        ("a100", "A100-80-SXM"),
+        ("h100", "H100-SXM"),
+        ("rtx4090", "RTX-4090"),
+        ("rtxpro6000", "RTX-PRO-6000"),
+        ("NVIDIA-H200".removeprefix("NVIDIA-"), "H200-SXM"),
+    ],
+)
+def test_gpus_are_known_by_the_names_of_profiles(asked, name):
+    assert CATALOGUE.gpu(asked).name == name
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [
+        ("Llama-3.1-8B", "Llama-3-8B"),
+        ("meta-llama/Llama-3.1-70B-Instruct", "Llama-3-70B"),
+        ("meta-llama/Llama-2-7b-chat-hf", "Llama-2-7B"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "Mixtral-8x7B"),
+        ("CodeLlama-34b", "CodeLlama-34B"),
+        ("internlm/internlm-20b", "internlm-20B"),
+        ("huggyllama/llama-7b", "Llama-2-7B"),
+        ("bloom-176b", "BLOOM-176B"),
+    ],
+)
+def test_models_are_known_by_the_names_of_checkpoints(asked, name):
+    assert CATALOGUE.model(asked).name == name
 
 
 def test_unknown_names_are_answered_with_the_known_ones():
-    with pytest.raises(CatalogueError, match=r"GPU 'A100' is not known; known: .*A100-80-SXM"):
-        find_gpu("A100")
+    with pytest.raises(CatalogueError, match=r"GPU 'A1' is not known; known: .*A100-80-SXM"):
+        CATALOGUE.gpu("A1")
     with pytest.raises(CatalogueError, match="model 'GPT' is not known; known: Llama-2-7B, "):
-        find_model("GPT")
+        CATALOGUE.model("GPT")
+    with pytest.raises(CatalogueError, match="engine 'fast' is not known; known: present-day, "):
+        CATALOGUE.engine("fast")
+
+
+def test_own_tables_add_and_replace():
+    own = {
+        "format": FORMAT,
+        "gpu": [OWN_GPU, {**OWN_GPU, "name": "A40", "fit": "a40", "all_reduce": "dgx-a100"}],
+        "links": {"pcie-4": {"us": 1, "gb_per_second": 2}},
+    }
+    catalogue = Catalogue([*SHIPPED, ("own.toml", own)])
+    assert catalogue.gpu("x1").fit == catalogue.fits["default"]
+    assert catalogue.gpu("x1").all_reduce.us == 1
+    assert catalogue.gpu("A40").tflops == 100
+    assert catalogue.gpu("A40").fit == CATALOGUE.gpu("A40").fit
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({}, r"own\.toml: format None is not known"),
+        ({"format": FORMAT, "gpus": []}, r"own\.toml: gpus has no meaning here"),
+        ({"format": FORMAT, "gpu": [{**OWN_GPU, "sms": 3}]}, r"own\.toml: gpu 'X1': sms has no meaning here"),
+        ({"format": FORMAT, "gpu": [{"name": "X1"}]}, r"own\.toml: gpu 'X1': tflops is missing"),
+        ({"format": FORMAT, "gpu": [{**OWN_GPU, "tflops": "9"}]}, r"gpu 'X1': tflops cannot be '9'"),
+        ({"format": FORMAT, "gpu": [{**OWN_GPU, "num_sms": 1.5}]}, r"gpu 'X1': num_sms cannot be 1\.5"),
+        ({"format": FORMAT, "gpu": [{**OWN_GPU, "fit": "z"}]}, r"gpu 'X1': fit 'z' is not known; known: default"),
+        ({"format": FORMAT, "gpu": [{**OWN_GPU, "all_reduce": "z"}]}, r"gpu 'X1': all_reduce 'z' is not known"),
+        ({"format": FORMAT, "gpu": [{"tflops": 1}]}, r"gpu None: "),
+        ({"format": FORMAT, "model": [{"name": "M", "num_layers": 0}]}, r"model 'M': num_layers|model 'M': hidden"),
+        ({"format": FORMAT, "engines": {"e": {"attention": "both"}}}, r"engines\.e: attention is 'both'"),
+        ({"format": FORMAT, "fits": {"f": {"gemm_us": 3}}}, r"fits\.f: gemm_flops is missing"),
+    ],
+)
+def test_a_table_that_cannot_be_is_refused_by_name(table, message):
+    with pytest.raises(CatalogueError, match=message):
+        Catalogue([*SHIPPED, ("own.toml", table)])
 
 
 def test_pool_is_what_the_weights_leave():
-    a100, llama = find_gpu("A100-80-SXM"), find_model("Llama-2-7B")
-    assert kv_pool_tokens(a100, llama) == (72_000_000_000 - 2_000_000_000 - llama.weight_bytes) // 524_288
-    assert kv_pool_tokens(find_gpu("H100-SXM"), find_model("Llama-3-8B")) // 1000 == 411
+    a100, llama = CATALOGUE.gpu("A100-80-SXM"), CATALOGUE.model("Llama-2-7B")
+    assert kv_pool_tokens(a100, llama) == (72_000_000_000 - 2_000_000_000 - 2 * llama.num_parameters) // 524_288
+    assert kv_pool_tokens(CATALOGUE.gpu("H100-SXM"), CATALOGUE.model("Llama-3-8B")) // 1000 == 411
+
+
+def test_small_numbers_make_room():
+    h100, llama = CATALOGUE.gpu("H100-SXM"), CATALOGUE.model("Llama-3-70B")
+    assert weight_bytes(llama, precision("int4", "fp8")) < 0.3 * weight_bytes(llama)
+    assert kv_pool_tokens(h100, llama, 1, precision("int4", "fp8")) > 150_000
+    assert kv_bytes_per_token(llama, 1, precision("bfloat16", "fp8")) * 2 == kv_bytes_per_token(llama)
+    with pytest.raises(CatalogueError, match="weight dtype 'int3' is not known; known: float16"):
+        precision("int3", "fp8")
+    with pytest.raises(CatalogueError, match="KV dtype 'int4' is not known; known: float16"):
+        precision("fp8", "int4")
 
 
 def test_kv_heads_are_held_more_than_once_on_more_gpus_than_heads():
-    assert kv_bytes_per_token(find_model("Llama-3-8B"), 16) == 2 * kv_bytes_per_token(find_model("Llama-3-8B"), 8)
+    llama = CATALOGUE.model("Llama-3-8B")
+    assert kv_bytes_per_token(llama, 16) == 2 * kv_bytes_per_token(llama, 8)
 
 
 def test_what_does_not_fit_is_refused_with_the_sum():
+    a100, llama = CATALOGUE.gpu("A100-80-SXM"), CATALOGUE.model("Llama-3-70B")
     with pytest.raises(CatalogueError, match=r"0\.9 x 80 GB x 1 - 2 GB x 1 - 141\.1 GB of weights = -71\.1 GB"):
-        kv_pool_tokens(find_gpu("A100-80-SXM"), find_model("Llama-3-70B"))
+        kv_pool_tokens(a100, llama)
     with pytest.raises(CatalogueError, match="does not fit on 2 x A100-80-SXM"):
-        kv_pool_tokens(find_gpu("A100-80-SXM"), find_model("Llama-3-70B"), 2)
-    assert kv_pool_tokens(find_gpu("A100-80-SXM"), find_model("Llama-3-70B"), 4) > 400_000
+        kv_pool_tokens(a100, llama, 2)
+    assert kv_pool_tokens(a100, llama, 4) > 400_000
+    with pytest.raises(CatalogueError, match=r"141\.1 GB of weights - 200\.0 GB of adapters = -61\.1 GB"):
+        kv_pool_tokens(a100, llama, 4, adapter_bytes=200 * 10**9)
+
+
+def test_kv_heads_that_cannot_be_shared_out_are_refused():
+    with pytest.raises(CatalogueError, match="Phi-4 has 10 KV heads; tensor_parallel 4 must divide them"):
+        kv_pool_tokens(CATALOGUE.gpu("H100"), CATALOGUE.model("Phi-4"), 4)

@@ -8,18 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from worker.device.batch import Batch, PrefillChunk
-from worker.device.catalogue import find_gpu, find_model
+from tests.worker.device.known import deployment
+from worker.device.batch import NO_LORA, Batch, LoraWork, PrefillChunk
 from worker.device.gpu import MockGpu, PrefillWork
 from worker.device.llm_mock import LlmMock
 from worker.device.output import Ending, FinishReason, tokens_between
-from worker.device.roofline import HOSTS, Roofline
+from worker.device.roofline import Roofline
 from worker.device.rows import DeviceSequence
 from worker.device.steptime import StepTimeModel
 
 LLM_MOCK = LlmMock()
-ROOFLINE = Roofline(find_gpu("A100-80-SXM"), find_model("Llama-2-7B"))
-LAUNCH_BOUND = Roofline(find_gpu("H100-SXM"), find_model("Llama-3-8B"), host=HOSTS["vllm-2023-h100"])
+ROOFLINE = Roofline(deployment("A100-80-SXM", "Llama-2-7B"))
+LAUNCH_BOUND = Roofline(deployment("H100-SXM", "Llama-3-8B", engine="vllm-2023"))
 STEP_TIMES: list[StepTimeModel] = [LLM_MOCK, ROOFLINE, LAUNCH_BOUND]
 
 endings = st.builds(Ending, st.integers(1, 30), st.sampled_from(FinishReason)) | st.builds(
@@ -29,8 +29,17 @@ endings = st.builds(Ending, st.integers(1, 30), st.sampled_from(FinishReason)) |
 
 def sequences(handle: int) -> st.SearchStrategy[DeviceSequence]:
     echo = st.none() | st.lists(st.integers(3, 50), min_size=1, max_size=5).map(lambda ids: np.array(ids, np.uint32))
+    adapter_ranks = st.sampled_from([("", 0), ("", 0), ("a", 8), ("b", 64), ("c", 8)])
     return st.builds(
-        DeviceSequence, st.just(handle), st.integers(1, 60), st.integers(0, 8), st.integers(0, 2**64 - 1), endings, echo
+        lambda prompt, produced, seed, end, echo, adapter: DeviceSequence(
+            handle, prompt, produced, seed, end, echo, *adapter
+        ),
+        st.integers(1, 60),
+        st.integers(0, 8),
+        st.integers(0, 2**64 - 1),
+        endings,
+        echo,
+        adapter_ranks,
     )
 
 
@@ -65,7 +74,15 @@ class PlainGpu:
     def work(self, prefills: list[PrefillWork], *, decode: bool) -> Batch:
         kv = [s.cached for s in self.batch.values() if s.decoding] if decode else []
         chunks = tuple(PrefillChunk(w.new_tokens, w.past_tokens, w.samples) for w in prefills)
-        return Batch(chunks, len(kv), sum(kv), max(kv, default=0))
+        users: dict[str, tuple[int, int]] = {}
+        new_tokens = {w.handle: w.new_tokens for w in prefills}
+        for handle, plain in self.batch.items():
+            num = new_tokens.get(handle, int(plain.decoding and decode))
+            name, rank = plain.sequence.adapter_id, plain.sequence.adapter_rank
+            if name and num:
+                users[name] = rank, users.get(name, (rank, 0))[1] + num
+        lora = LoraWork.of(users.values()) if users else NO_LORA
+        return Batch(chunks, len(kv), sum(kv), max(kv, default=0), lora, tuple(kv) if chunks else ())
 
     def advance(self, prefills: list[PrefillWork], *, decode: bool):
         chunks = {work.handle: work for work in prefills}

@@ -1,14 +1,21 @@
 """The roofline against the values that its formulas and constants are published with, and its shape."""
 
+from dataclasses import replace
+
 import pytest
 
+from tests.worker.device.known import CATALOGUE, deployment
+from worker.device.architecture import precision
+from worker.device.attention import prefill_waves
 from worker.device.batch import Batch, PrefillChunk
-from worker.device.catalogue import CatalogueError, find_gpu, find_model
-from worker.device.roofline import HOSTS, HostCost, Kernels, Roofline, prefill_waves
+from worker.device.cost import PARTS
+from worker.device.engine import Engine
+from worker.device.errors import CatalogueError
+from worker.device.roofline import Roofline
 
-# The tables that the constants were fitted to: Vidur's time the add and not the head, LLMServingSim's the opposite.
-VIDUR = Kernels(separate_add=True, head=False)
-SERVING_SIM = Kernels(separate_add=False, head=True)
+# The tables that the constants were fitted to: Vidur's time the add and not the head, vLLM's the opposite.
+VIDUR = "vidur-kernels"
+VLLM = "vllm-kernels"
 
 
 def decodes(num: int, kv_tokens: int) -> Batch:
@@ -19,48 +26,63 @@ def prefill(new_tokens: int, past_tokens: int) -> Batch:
     return Batch((PrefillChunk(new_tokens, past_tokens, samples=True),))
 
 
+def mixed(new_tokens: int, past_tokens: int, num: int, kv_tokens: int) -> Batch:
+    return Batch((PrefillChunk(new_tokens, past_tokens, samples=True),), num, num * kv_tokens, kv_tokens)
+
+
 @pytest.mark.parametrize(
-    ("gpu", "model", "degree", "kernels", "batch", "gpu_step_ms"),
+    ("gpu", "model", "degree", "engine", "batch", "gpu_step_ms"),
     [
         ("A100-80-SXM", "Llama-2-7B", 1, VIDUR, decodes(1, 512), 10.074),
         ("A100-80-SXM", "Llama-2-7B", 1, VIDUR, decodes(32, 512), 15.285),
         ("A100-80-SXM", "Llama-2-7B", 1, VIDUR, prefill(1024, 0), 70.957),
         ("A100-80-SXM", "Llama-2-70B", 2, VIDUR, decodes(64, 1024), 64.395),
         ("A100-80-SXM", "Llama-2-70B", 2, VIDUR, prefill(512, 1024), 204.618),
-        (
-            "A100-80-SXM",
-            "Llama-2-70B",
-            2,
-            VIDUR,
-            Batch((PrefillChunk(512, 0, samples=True),), 32, 32 * 2048, 2048),
-            224.301,
-        ),
-        ("RTX-PRO-6000", "Llama-3-8B", 1, SERVING_SIM, decodes(64, 2048), 23.537),
-        ("RTX-PRO-6000", "Llama-3-8B", 1, SERVING_SIM, prefill(1024, 2048), 47.457),
+        ("A100-80-SXM", "Llama-2-70B", 2, VIDUR, mixed(512, 0, 32, 2048), 224.301),
+        ("RTX-PRO-6000", "Llama-3-8B", 1, VLLM, decodes(64, 2048), 23.537),
+        ("RTX-PRO-6000", "Llama-3-8B", 1, VLLM, prefill(1024, 2048), 47.457),
+        ("RTX-PRO-6000", "Llama-3-8B", 1, VLLM, mixed(512, 1024, 64, 2048), 43.831),
         ("A40", "Llama-2-7B", 1, VIDUR, decodes(32, 512), 39.818),
     ],
 )
-def test_gpu_step_is_the_published_one(gpu, model, degree, kernels, batch, gpu_step_ms):
-    roofline = Roofline(find_gpu(gpu), find_model(model), degree, kernels=kernels)
+def test_gpu_step_is_the_published_one(gpu, model, degree, engine, batch, gpu_step_ms):
+    roofline = Roofline(deployment(gpu, model, degree, engine))
     assert round(roofline.gpu_step_ps(batch) / 1e9, 3) == gpu_step_ms
 
 
 def test_host_adds_its_share_per_step_and_per_sequence():
-    roofline = Roofline(find_gpu("A100-80-SXM"), find_model("Llama-2-7B"))
+    roofline = Roofline(deployment("A100-80-SXM", "Llama-2-7B", engine="present-day"))
     batch = decodes(32, 512)
     assert roofline.step_ps(batch) - roofline.gpu_step_ps(batch) == 2_640_000_000
     assert roofline.step_ps(Batch()) == 2_000_000_000
 
 
+def test_engine_of_2023_pays_for_each_prompt_and_each_of_its_tokens():
+    known = deployment("H100-SXM", "Llama-2-70B", 2, engine="vllm-2023")
+    roofline, engine = Roofline(known), known.engine
+    assert engine.name == "vllm-2023-h100"
+    batch = prefill(1000, 0)
+    host_ms = engine.step_ms + engine.sequence_ms + engine.prefill_ms + 1000 * engine.prefill_token_ms
+    assert roofline.step_ps(batch) - roofline.gpu_step_ps(batch) == pytest.approx(host_ms * 1e9)
+
+
 def test_slow_launches_bound_the_step_and_leave_no_closed_form():
-    gpu, model = find_gpu("H100-SXM"), find_model("Llama-3-8B")
-    launch_bound = Roofline(gpu, model, host=HOSTS["vllm-2023-h100"])
+    slow = Engine("slow", launch_ms=0.326, step_ms=4.3, sequence_ms=0.31)
+    launch_bound = Roofline(replace(deployment("H100-SXM", "Llama-3-8B"), engine=slow))
     batch = decodes(1, 100)
     assert launch_bound.step_ps(batch) == round((32 * 0.326 + 4.3 + 0.31) * 1e9)
     assert launch_bound.decode_segment(1, 100, 100) is None
     assert launch_bound.decode_segment(64, 64 * 8000, 8000) is not None
-    free = Roofline(gpu, model, host=HostCost(0, 0, 0, 0))
+    free = Roofline(deployment("H100-SXM", "Llama-3-8B"))
     assert free.step_ps(batch) == free.gpu_step_ps(batch)
+    waiting = launch_bound.step_cost(batch)
+    assert waiting.host == launch_bound.step_ps(batch) - free.gpu_step_ps(batch)
+
+
+def test_modern_engine_uses_the_attention_of_today():
+    old, new = (Roofline(deployment("A100-80-SXM", "Llama-2-7B", engine=e)) for e in (None, "present-day"))
+    batch = prefill(2000, 0)
+    assert new.gpu_step_ps(batch) < old.gpu_step_ps(batch)
 
 
 def test_waves_of_one_prompt_are_tiles_over_sms():
@@ -74,14 +96,79 @@ def test_longest_tiles_run_first():
     assert prefill_waves(chunks, 2, 3) == 2 * (1000 + 32 + 132) + 2 * (32 + 132)
 
 
+def test_one_attention_kernel_knows_each_decode_or_takes_it_for_the_longest():
+    unified = Roofline(deployment("RTX-4090", "Llama-3-8B", engine=VLLM))
+    chunk = PrefillChunk(512, 0, samples=True)
+    each = Batch((chunk,), 64, 63 * 100 + 8000, 8000, decode_lengths=(8000, *[100] * 63))
+    unknown = Batch((chunk,), 64, 63 * 100 + 8000, 8000)
+    alike = Batch((chunk,), 64, 64 * 8000, 8000)
+    assert unified.step_ps(each) < unified.step_ps(unknown) <= unified.step_ps(alike)
+
+
 def test_experts_cost_more_weights_as_the_batch_grows():
-    gpu, mixture = find_gpu("H100-SXM"), find_model("Mixtral-8x7B")
-    dense = find_model("Mistral-7B")
-    few, many = (Roofline(gpu, mixture, 2).step_ps(decodes(n, 0)) for n in (1, 64))
-    dense_few, dense_many = (Roofline(gpu, dense, 2).step_ps(decodes(n, 0)) for n in (1, 64))
+    mixture, dense = (Roofline(deployment("H100-SXM", name, 2)) for name in ("Mixtral-8x7B", "Mistral-7B"))
+    few, many = (mixture.step_ps(decodes(n, 0)) for n in (1, 64))
+    dense_few, dense_many = (dense.step_ps(decodes(n, 0)) for n in (1, 64))
     assert many - few > 2 * (dense_many - dense_few)
+
+
+def test_grouped_queries_read_less_of_the_cache():
+    grouped, alone = (Roofline(deployment("A100-80-SXM", name)) for name in ("Llama-3-8B", "Llama-2-7B"))
+
+    def per_token(model: Roofline) -> float:
+        return (model.gpu_step_ps(decodes(32, 3000)) - model.gpu_step_ps(decodes(32, 1000))) / 64_000
+
+    assert per_token(alone) == pytest.approx(4 * per_token(grouped), rel=1e-5)
+
+
+def test_eight_bits_halve_the_time_of_what_is_read():
+    exact = Roofline(deployment("H100-SXM", "Llama-3-70B", 4))
+    small = Roofline(deployment("H100-SXM", "Llama-3-70B", 4, precision=precision("fp8", "fp8")))
+    one = decodes(1, 0)
+    weights, small_weights = (m.step_cost(one).memory for m in (exact, small))
+    assert 0.48 < small_weights / weights < 0.56
+    long = decodes(64, 8000)
+    assert small.step_cost(long).attention < 0.54 * exact.step_cost(long).attention
+    assert small.step_cost(prefill(4096, 0)).compute < 0.55 * exact.step_cost(prefill(4096, 0)).compute
+    # A GPU without 8-bit products unpacks, and computes as before.
+    plain, unpacked = (
+        Roofline(deployment("A100-80-SXM", "Llama-3-8B", precision=precision(dtype, "bfloat16")))
+        for dtype in ("bfloat16", "fp8")
+    )
+    assert unpacked.step_cost(prefill(4096, 0)).compute == pytest.approx(
+        plain.step_cost(prefill(4096, 0)).compute, rel=0.02
+    )
+
+
+def test_large_products_run_in_larger_tiles_where_the_gpu_has_them():
+    h100 = Roofline(deployment("H100-SXM", "Llama-2-70B"))
+    assert h100.linear_seconds(520) == pytest.approx(h100.linear_seconds(768), rel=0.02)
+    assert h100.linear_seconds(520) > 1.25 * h100.linear_seconds(512)
+
+
+@pytest.mark.parametrize("engine", ["present-day", "vllm-2023", "vllm-kernels"])
+def test_parts_add_up_to_the_step_exactly(engine):
+    model = Roofline(deployment("A100-80-SXM", "Llama-2-70B", 4, engine=engine))
+    for batch in (
+        decodes(1, 0),
+        decodes(200, 3000),
+        prefill(1, 0),
+        prefill(5000, 1000),
+        mixed(700, 3, 9, 512),
+        Batch(),
+    ):
+        cost = model.step_cost(batch)
+        assert cost.total_ps == model.step_ps(batch)
+        assert all(getattr(cost, part) >= 0 for part in PARTS)
+
+
+def test_work_is_two_flops_per_weight_and_token_and_every_weight_read():
+    llama = CATALOGUE.model("Llama-2-7B")
+    cost = Roofline(deployment("A100-80-SXM", "Llama-2-7B")).step_cost(decodes(1, 0))
+    assert cost.flops == pytest.approx(2 * (llama.layer_parameters + llama.head_parameters), rel=1e-3)
+    assert cost.num_bytes == pytest.approx(2 * (llama.layer_parameters + llama.head_parameters), rel=1e-2)
 
 
 def test_degree_that_does_not_divide_the_heads_is_refused():
     with pytest.raises(CatalogueError, match=r"Qwen2\.5-7B has 28 heads .* tensor_parallel 8"):
-        Roofline(find_gpu("A100-80-SXM"), find_model("Qwen2.5-7B"), 8)
+        Roofline(deployment("A100-80-SXM", "Qwen2.5-7B", 8))

@@ -4,75 +4,138 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.device.batch import Batch, PrefillChunk
-from worker.device.catalogue import find_gpu, find_model
+from tests.worker.device.known import deployment
+from worker.device.batch import NO_LORA, Batch, LoraWork, PrefillChunk
 from worker.device.llm_mock import LlmMock
+from worker.device.lora import LoraKernels
+from worker.device.naive import NaiveRoofline
+from worker.device.profile import read_profile
 from worker.device.roofline import Roofline
 from worker.device.steptime import STEP_TIME_MODELS, StepTimeModel
 
-MODELS: list[StepTimeModel] = [
+CLOSED: list[StepTimeModel] = [
     LlmMock(),
-    Roofline(find_gpu("A100-80-SXM"), find_model("Llama-2-7B")),
-    Roofline(find_gpu("A10G"), find_model("Qwen2.5-7B"), 2),
-    Roofline(find_gpu("H100-NVL"), find_model("Mixtral-8x7B"), 4),
+    Roofline(deployment("A100-80-SXM", "Llama-2-7B", engine="present-day")),
+    Roofline(deployment("A10G", "Qwen2.5-7B", 2, lora=LoraKernels("all-linear", "batch"))),
+    Roofline(deployment("H100-NVL", "Mixtral-8x7B", 4, lora=LoraKernels("qkvo", 64, 1.5, sharded=True))),
 ]
+SOMETIMES_CLOSED: list[StepTimeModel] = [
+    NaiveRoofline(deployment("A100-80-SXM", "Llama-2-7B")),
+    NaiveRoofline(deployment("L4", "Qwen3-30B-A3B", 4)),
+    Roofline(deployment("H100-SXM", "Llama-3-8B", engine="vllm-2023")),
+]
+UNIFIED: list[StepTimeModel] = [
+    Roofline(deployment("RTX-4090", "Llama-3-8B", engine="vllm-kernels")),
+    Roofline(deployment("H100-SXM", "Llama-2-70B", 8, engine="present-day-unified")),
+]
+FORMULAS = CLOSED + SOMETIMES_CLOSED + UNIFIED
 
 tokens = st.integers(0, 5000)
 chunks = st.builds(PrefillChunk, st.integers(1, 3000), tokens, st.booleans())
+# Adapters of a batch: rank and tokens.
+adapters = st.lists(st.tuples(st.sampled_from([8, 16, 32, 64, 128]), st.integers(1, 600)), max_size=40)
 
 
-@st.composite
-def batches(draw: st.DrawFn) -> Batch:
-    kv = draw(st.lists(tokens, max_size=6))
-    return Batch(tuple(draw(st.lists(chunks, max_size=5))), len(kv), sum(kv), max(kv, default=0))
+def batch_of(prefills: list[PrefillChunk], kv: list[int], lora: LoraWork = NO_LORA) -> Batch:
+    return Batch(tuple(prefills), len(kv), sum(kv), max(kv, default=0), lora, tuple(kv))
+
+
+prefill_lists = st.lists(chunks, max_size=5)
+kv_lists = st.lists(tokens, max_size=40)
+
+
+def not_shorter(model: StepTimeModel, larger: Batch, smaller: Batch) -> None:
+    assert model.step_ps(larger) >= model.step_ps(smaller) * (1 - 1e-9)
 
 
 def test_settings_names_build_the_model_of_that_name():
+    profile = read_profile(["phase,batch_size,kv_len,prefill_chunk,step_ms", "decode,1,10,,5", "prefill,,,10,6"])
     for name, build in STEP_TIME_MODELS.items():
-        assert build(find_gpu("A100-80-SXM"), find_model("Llama-2-7B"), 1).name == name
+        assert build(deployment("A100-80-SXM", "Llama-2-7B", profile=profile)).name == name
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", CLOSED)
 @settings(deadline=None)
-@given(kv=st.lists(tokens, min_size=1, max_size=300), steps=st.integers(0, 2000))
-def test_segment_is_the_step_time_bit_for_bit(model, kv, steps):
-    num, total, longest = len(kv), sum(kv), max(kv)
-    segment = model.decode_segment(num, total, longest)
+@given(kv=st.lists(tokens, min_size=1, max_size=300), steps=st.integers(0, 2000), adapters=adapters)
+def test_segment_is_the_step_time_bit_for_bit(model, kv, steps, adapters):
+    num, total, longest, lora = len(kv), sum(kv), max(kv), LoraWork.of(adapters)
+    segment = model.decode_segment(num, total, longest, lora)
     assert segment is not None
-    later = Batch((), num, total + steps * num, longest + steps)
+    later = Batch((), num, total + steps * num, longest + steps, lora)
     assert segment.step_ps(steps) == model.step_ps(later)
-    again = model.decode_segment(num, later.decode_kv_tokens, later.max_decode_kv_tokens)
+    again = model.decode_segment(num, later.decode_kv_tokens, later.max_decode_kv_tokens, lora)
     assert again is not None
     assert again.step_ps(0) == segment.step_ps(steps)
     assert segment.total_ps(steps) + again.total_ps(7) == segment.total_ps(steps + 7)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", SOMETIMES_CLOSED)
 @settings(deadline=None)
-@given(batch=batches(), chunk=chunks)
-def test_a_further_chunk_never_shortens_a_step(model, batch, chunk):
-    larger = Batch((*batch.prefills, chunk), batch.num_decodes, batch.decode_kv_tokens, batch.max_decode_kv_tokens)
-    assert model.step_ps(larger) >= model.step_ps(batch)
+@given(kv=st.lists(tokens, min_size=1, max_size=500), steps=st.integers(0, 2000), adapters=adapters)
+def test_a_segment_that_is_given_is_exact(model, kv, steps, adapters):
+    num, total, longest, lora = len(kv), sum(kv), max(kv), LoraWork.of(adapters)
+    segment = model.decode_segment(num, total, longest, lora)
+    if segment is not None:
+        assert segment.step_ps(steps) == model.step_ps(Batch((), num, total + steps * num, longest + steps, lora))
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", FORMULAS)
 @settings(deadline=None)
-@given(batch=batches(), kv=tokens)
-def test_a_further_decode_never_shortens_a_step(model, batch, kv):
-    larger = Batch(
-        batch.prefills, batch.num_decodes + 1, batch.decode_kv_tokens + kv, max(batch.max_decode_kv_tokens, kv)
-    )
-    assert model.step_ps(larger) >= model.step_ps(batch)
+@given(prefills=prefill_lists, kv=kv_lists, adapters=adapters)
+def test_parts_add_up_to_the_step(model, prefills, kv, adapters):
+    batch = batch_of(prefills, kv, LoraWork.of(adapters))
+    assert model.step_cost(batch).total_ps == model.step_ps(batch)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", FORMULAS)
 @settings(deadline=None)
-@given(batch=batches(), chunk=chunks, new=st.integers(0, 500), past=st.integers(0, 500))
-def test_a_longer_chunk_or_more_context_never_shortens_a_step(model, batch, chunk, new, past):
-    def step_ps(last: PrefillChunk) -> int:
-        return model.step_ps(
-            Batch((*batch.prefills, last), batch.num_decodes, batch.decode_kv_tokens, batch.max_decode_kv_tokens)
-        )
+@given(prefills=prefill_lists, kv=kv_lists, chunk=chunks)
+def test_a_further_chunk_never_shortens_a_step(model, prefills, kv, chunk):
+    not_shorter(model, batch_of([*prefills, chunk], kv), batch_of(prefills, kv))
 
+
+@pytest.mark.parametrize("model", FORMULAS)
+@settings(deadline=None)
+@given(prefills=prefill_lists, kv=kv_lists, another=tokens)
+def test_a_further_decode_never_shortens_a_step(model, prefills, kv, another):
+    not_shorter(model, batch_of(prefills, [*kv, another]), batch_of(prefills, kv))
+
+
+@pytest.mark.parametrize("model", FORMULAS)
+@settings(deadline=None)
+@given(prefills=prefill_lists, kv=kv_lists, chunk=chunks, new=st.integers(0, 500), past=st.integers(0, 500))
+def test_a_longer_chunk_or_more_context_never_shortens_a_step(model, prefills, kv, chunk, new, past):
     longer = PrefillChunk(chunk.new_tokens + new, chunk.past_tokens + past, samples=True)
-    assert step_ps(longer) >= step_ps(chunk)
+    not_shorter(model, batch_of([*prefills, longer], kv), batch_of([*prefills, chunk], kv))
+
+
+@pytest.mark.parametrize("model", FORMULAS)
+@settings(deadline=None)
+@given(prefills=prefill_lists, kv=st.lists(tokens, min_size=1, max_size=40), more=st.integers(1, 500))
+def test_more_context_of_a_decode_never_shortens_a_step(model, prefills, kv, more):
+    not_shorter(model, batch_of(prefills, [kv[0] + more, *kv[1:]]), batch_of(prefills, kv))
+
+
+@pytest.mark.parametrize("model", FORMULAS)
+@settings(deadline=None)
+@given(prefills=prefill_lists, kv=st.lists(tokens, min_size=1, max_size=40), adapters=adapters, data=st.data())
+def test_an_adapter_or_a_token_or_a_rank_more_never_shortens_a_step(model, prefills, kv, adapters, data):
+    smaller = batch_of(prefills, kv, LoraWork.of(adapters))
+    one_more = [*adapters, data.draw(st.tuples(st.integers(1, 256), st.integers(1, 600)))]
+    not_shorter(model, batch_of(prefills, kv, LoraWork.of(one_more)), smaller)
+    if adapters:
+        (rank, num), *rest = adapters
+        more_rank, more_num = data.draw(st.integers(0, 64)), data.draw(st.integers(0, 64))
+        larger = LoraWork.of([(rank + more_rank, num + more_num), *rest])
+        not_shorter(model, batch_of(prefills, kv, larger), smaller)
+
+
+@pytest.mark.parametrize("model", FORMULAS)
+@settings(deadline=None)
+@given(prefills=prefill_lists, kv=kv_lists)
+def test_no_adapters_cost_exactly_nothing(model, prefills, kv):
+    batch = batch_of(prefills, kv)
+    assert batch.lora == LoraWork.of([])
+    cost = model.step_cost(batch)
+    assert cost.lora == 0
+    assert model.step_ps(batch) == model.step_ps(batch_of(prefills, kv, LoraWork()))

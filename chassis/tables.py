@@ -1,0 +1,33 @@
+"""Reads TOML files: those that ship with a package, and those that the settings name.
+
+What the tables mean is the reader's business; the pure rooms build their records from them.
+"""
+
+import tomllib
+from collections.abc import Iterable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from chassis.errors import SettingsError
+
+Table = dict[str, Any]
+
+
+def read_tables(package: str, extra: Iterable[Path] = ()) -> list[tuple[str, Table]]:
+    """Return (file name, table) of each TOML file in the package's folder `data`, by name, then of the extra ones.
+
+    Raises:
+        SettingsError: an extra file that cannot be read or is no TOML; the message names it.
+    """
+    folder = files(package) / "data"
+    shipped = sorted((file for file in folder.iterdir() if file.name.endswith(".toml")), key=lambda file: file.name)
+    tables = [(file.name, tomllib.loads(file.read_text(encoding="utf-8"))) for file in shipped]
+    for path in extra:
+        try:
+            tables.append((str(path), tomllib.loads(path.read_text(encoding="utf-8"))))
+        except OSError as error:
+            raise SettingsError(f"{path}: {error.strerror}") from None
+        except tomllib.TOMLDecodeError as error:
+            raise SettingsError(f"{path}: {error}") from None
+    return tables

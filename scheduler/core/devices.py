@@ -1,0 +1,62 @@
+"""What the core asks of the device, by the names that settings and workers use.
+
+The catalogue's tables are read by the shell: a pure room opens no files.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from scheduler.core.adapter_costs import AdapterCosts
+from scheduler.core.queues.profile import DeviceProfile
+from worker.device.catalogue import PACKAGE, Catalogue
+from worker.device.deployment import Deployment
+from worker.device.steptime import STEP_TIME_MODELS
+
+TABLES_PACKAGE = PACKAGE
+"""Whose folder `data` holds the shipped tables."""
+
+ENGINE = "present-day"
+"""Workers do not announce theirs; for costs that are compared with one another any will do."""
+
+
+class Devices:
+    """GPUs, models and engines by name.
+
+    Args:
+        tables: (where a table comes from, the table), as `worker.device.catalogue` wants them.
+
+    Raises:
+        CatalogueError: a table that is not of the form.
+    """
+
+    def __init__(self, tables: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+        self._catalogue = Catalogue(tables)
+
+    def adapter_costs(
+        self,
+        model: str,
+        target_modules: Literal["qkvo", "all-linear"],
+        host_gb_per_second: float,
+        disk_gb_per_second: float,
+    ) -> AdapterCosts:
+        """Return what the adapters of a base model cost.
+
+        Raises:
+            CatalogueError: no such model.
+        """
+        return AdapterCosts(self._catalogue.model(model), target_modules, host_gb_per_second, disk_gb_per_second)
+
+    def profile(self, gpu: str, model: str, tensor_parallel: int, step_time: str) -> DeviceProfile:
+        """Return the profile of a device by the names that workers announce.
+
+        A `table` is known to its worker alone; such a device is taken for its roofline.
+
+        Raises:
+            CatalogueError: no such GPU or model.
+            KeyError: no such step-time model.
+        """
+        known = self._catalogue.gpu(gpu)
+        engine = self._catalogue.engine(ENGINE, known)
+        deployment = Deployment(known, self._catalogue.model(model), tensor_parallel, engine=engine)
+        build = STEP_TIME_MODELS["roofline" if step_time == "table" else step_time]
+        return DeviceProfile(build(deployment), deployment.gpu, deployment.model, tensor_parallel)

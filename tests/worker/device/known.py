@@ -1,0 +1,17 @@
+"""The shipped catalogue, and deployments by name, for tests."""
+
+from typing import Any
+
+from chassis.tables import read_tables
+from worker.device.catalogue import PACKAGE, Catalogue
+from worker.device.deployment import Deployment
+
+CATALOGUE = Catalogue(read_tables(PACKAGE))
+
+
+def deployment(gpu: str, model: str, tensor_parallel: int = 1, engine: str | None = None, **more: Any) -> Deployment:
+    """The kernels alone without an engine's name."""
+    known_gpu = CATALOGUE.gpu(gpu)
+    if engine is not None:
+        more["engine"] = CATALOGUE.engine(engine, known_gpu)
+    return Deployment(known_gpu, CATALOGUE.model(model), tensor_parallel, **more)

@@ -1,0 +1,74 @@
+"""From settings to what the mock GPU is."""
+
+from pathlib import Path
+
+import pytest
+
+from chassis.errors import SettingsError
+from chassis.settings import Settings, load
+from worker.build import deployment_of
+from worker.device.lora import LoraKernels
+from worker.device.steptime import STEP_TIME_MODELS
+
+PROFILE = """gpu,model,tp,phase,batch_size,kv_len,prefill_chunk,step_ms,quality
+a100,llama-2-7b,1,decode,1,100,,10,ok
+a100,llama-2-7b,1,prefill,,,100,20,ok
+a100,llama-2-7b,1,prefill,,,200,25,suspect
+a100,llama-2-7b,2,decode,1,100,,6,ok
+h100,llama-2-7b,1,decode,1,100,,7,ok
+nobodys,llama-2-7b,1,decode,1,100,,7,ok
+,,1,decode,8,100,,12,ok
+"""
+
+
+def settings(*overrides: str) -> Settings:
+    return load(None, overrides)
+
+
+def test_defaults_are_sixteen_bits_and_an_engine_of_today():
+    deployment = deployment_of(settings())
+    assert (deployment.gpu.name, deployment.model.name) == ("A100-80-SXM", "Llama-2-7B")
+    assert deployment.engine.name == "present-day"
+    assert deployment.fit.prefill_flops == 0.45
+    assert (deployment.precision.weight_bytes, deployment.precision.kv_bytes) == (2, 2)
+
+
+def test_every_way_to_compute_adapters_can_be_set():
+    deployment = deployment_of(
+        settings(
+            "adapters.max_lora_rank=128",
+            "adapters.target_modules=all-linear",
+            "worker.lora.padding=max_lora_rank",
+            "worker.lora.launch_us=1.5",
+            "worker.lora.sharded=true",
+        )
+    )
+    assert deployment.lora == LoraKernels("all-linear", 128, 1.5, sharded=True)
+
+
+def test_a_profile_serves_the_rows_of_this_deployment(tmp_path: Path):
+    path = tmp_path / "profile.csv"
+    path.write_text(PROFILE)
+    deployment = deployment_of(settings("worker.step_time=table", f"worker.profile={path}"))
+    assert [row.step_ms for row in deployment.profile] == [10, 20, 12]
+    assert STEP_TIME_MODELS["table"](deployment).name == "table"
+
+
+def test_engine_of_2023_is_the_one_measured_on_this_gpu():
+    assert deployment_of(settings("worker.engine=vllm-2023", "worker.gpu=h100")).engine.name == "vllm-2023-h100"
+    assert deployment_of(settings("worker.engine=vllm-2023", "worker.gpu=l40s")).engine.name == "vllm-2023"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("worker.engine=fast", "engine 'fast' is not known"),
+        ("worker.profile=none.csv", "none.csv: .*No such file"),
+        ("worker.step_time=table", "needs profile"),
+        ("worker.weight_dtype=int3", "worker.weight_dtype"),
+        ('catalogue=["none.toml"]', r"none\.toml: No such file"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(override: str, message: str):
+    with pytest.raises(SettingsError, match=message):
+        deployment_of(settings(override))

@@ -1,0 +1,89 @@
+"""From settings to the mock GPU: reads catalogues and profiles, and says what the replica is."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from chassis.errors import SettingsError
+from chassis.settings import AdapterSettings, LoraSettings, Settings
+from chassis.tables import read_tables
+from worker.device.architecture import Model, precision
+from worker.device.catalogue import PACKAGE, Catalogue
+from worker.device.deployment import Deployment
+from worker.device.errors import CatalogueError
+from worker.device.hardware import Gpu
+from worker.device.lora import LoraKernels
+from worker.device.profile import ProfileError, ProfileRow, read_profile
+
+
+def read_catalogue(extra: Iterable[Path] = ()) -> Catalogue:
+    """Read the shipped catalogue and further files, which win.
+
+    Raises:
+        SettingsError: a file that cannot be read or is not of the form.
+    """
+    try:
+        return Catalogue(read_tables(PACKAGE, extra))
+    except CatalogueError as error:
+        raise SettingsError(str(error)) from None
+
+
+def read_profile_file(path: Path) -> list[ProfileRow]:
+    """Read a CSV file of measured steps.
+
+    Raises:
+        SettingsError: a file that cannot be read, or a row that cannot be; the message names file and line.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return read_profile(file)
+    except (OSError, UnicodeDecodeError, ProfileError) as error:
+        raise SettingsError(f"{path}: {error}") from None
+
+
+def own_rows(
+    rows: Iterable[ProfileRow], catalogue: Catalogue, gpu: Gpu, model: Model, tensor_parallel: int
+) -> list[ProfileRow]:
+    """Return the rows that are about one deployment; a row that names no GPU or model is about any."""
+
+    def about(row: ProfileRow) -> bool:
+        try:
+            return (
+                (not row.gpu or catalogue.gpu(row.gpu) == gpu)
+                and (not row.model or catalogue.model(row.model) == model)
+                and row.tensor_parallel == tensor_parallel
+            )
+        except CatalogueError:
+            return False
+
+    return [row for row in rows if row.quality == "ok" and about(row)]
+
+
+def deployment_of(settings: Settings) -> Deployment:
+    """Return what a worker of these settings is.
+
+    Raises:
+        SettingsError: a file that cannot be read, or names that are not known or do not go together.
+    """
+    worker = settings.worker
+    catalogue = read_catalogue(settings.catalogue)
+    try:
+        gpu, model = catalogue.gpu(worker.gpu), catalogue.model(settings.model)
+        profile: list[ProfileRow] = []
+        if worker.profile is not None:
+            profile = own_rows(read_profile_file(worker.profile), catalogue, gpu, model, worker.tensor_parallel)
+        return Deployment(
+            gpu,
+            model,
+            worker.tensor_parallel,
+            precision(worker.weight_dtype, worker.kv_dtype),
+            catalogue.engine(worker.engine, gpu),
+            _lora(worker.lora, settings.adapters),
+            profile,
+        )
+    except CatalogueError as error:
+        raise SettingsError(f"worker.gpu, worker.engine, model: {error}") from None
+
+
+def _lora(lora: LoraSettings, adapters: AdapterSettings) -> LoraKernels:
+    padding = adapters.max_lora_rank if lora.padding == "max_lora_rank" else lora.padding
+    return LoraKernels(adapters.target_modules, padding, lora.launch_us, lora.sharded)

@@ -1,0 +1,175 @@
+"""What a model is to a step-time model: its shapes, in which precision, and one GPU's share of them.
+
+The figures and their sources are in `data/models.toml`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from worker.device.errors import CatalogueError
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One transformer.
+
+    Attributes:
+        name: as settings spell it.
+        num_layers: transformer layers.
+        hidden: hidden size.
+        num_heads: query heads.
+        num_kv_heads: key-value heads.
+        head_size: elements of one head.
+        ffn: inner size of the feed-forward part (of one expert).
+        vocabulary: tokens.
+        gated: whether the feed-forward part has a gate beside its up projection.
+        num_experts: feed-forward parts per layer.
+        experts_per_token: how many of them a token uses.
+        rotary: whether positions enter by rotation.
+        post_norm: whether the feed-forward part has a norm of its own.
+        tied_head: whether the head shares the embedding's weights.
+    """
+
+    name: str
+    num_layers: int
+    hidden: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    ffn: int
+    vocabulary: int
+    gated: bool = True
+    num_experts: int = 1
+    experts_per_token: int = 1
+    rotary: bool = True
+    post_norm: bool = True
+    tied_head: bool = False
+
+    @property
+    def layer_parameters(self) -> int:
+        """Weights of all layers, norms and biases left out."""
+        return self.num_layers * (self._attention_parameters + self.num_experts * self._expert_parameters)
+
+    @property
+    def active_layer_parameters(self) -> int:
+        """Weights of all layers that one token meets."""
+        return self.num_layers * (self._attention_parameters + self.experts_per_token * self._expert_parameters)
+
+    @property
+    def head_parameters(self) -> int:
+        """Weights of the language-model head."""
+        return self.vocabulary * self.hidden
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Weights of the embedding and the head; once, if they share them."""
+        return (1 if self.tied_head else 2) * self.head_parameters
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights, norms and biases left out."""
+        return self.layer_parameters + self.embedding_parameters
+
+    def distinct_experts(self, num_tokens: int) -> float:
+        """Return how many experts of a layer `num_tokens` tokens are expected to meet: E (1 - (1 - k/E)^n)."""
+        return self.num_experts * (1 - (1 - self.experts_per_token / self.num_experts) ** num_tokens)
+
+    @property
+    def _attention_parameters(self) -> int:
+        heads = self.num_heads + 2 * self.num_kv_heads
+        return self.hidden * heads * self.head_size + self.num_heads * self.head_size * self.hidden
+
+    @property
+    def _expert_parameters(self) -> int:
+        return (3 if self.gated else 2) * self.hidden * self.ffn
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """How many bytes a number takes.
+
+    The embedding and the head stay in 16 bits, and so do activations. 8-bit floating-point weights are multiplied in
+    8 bits where the GPU can; 4-bit and 8-bit integer weights are unpacked and multiplied in 16 bits.
+
+    Attributes:
+        weight_bytes: of a layer's weight.
+        kv_bytes: of an element of the KV cache.
+        fp8_compute: whether matrix products run in 8 bits where the GPU can.
+    """
+
+    weight_bytes: float = 2.0
+    kv_bytes: int = 2
+    fp8_compute: bool = False
+
+
+WEIGHT_DTYPES: Mapping[str, tuple[float, bool]] = {
+    "float16": (2.0, False),
+    "bfloat16": (2.0, False),
+    "fp8": (1.0, True),
+    "int8": (1.0, False),
+    # 4 bits, and a 16-bit scale and a 4-bit zero point per group of 128 weights, as AWQ and GPTQ store them.
+    "int4": (0.5 + 2.5 / 128, False),
+}
+"""Name -> (bytes per weight, multiplied in 8 bits)."""
+KV_DTYPES: Mapping[str, int] = {"float16": 2, "bfloat16": 2, "fp8": 1}
+"""Name -> bytes per element."""
+
+
+def precision(weight_dtype: str, kv_dtype: str) -> Precision:
+    """Return the precision of those names.
+
+    Raises:
+        CatalogueError: no such name; the message lists those there are.
+    """
+    if weight_dtype not in WEIGHT_DTYPES:
+        raise CatalogueError(f"weight dtype {weight_dtype!r} is not known; known: {', '.join(WEIGHT_DTYPES)}")
+    if kv_dtype not in KV_DTYPES:
+        raise CatalogueError(f"KV dtype {kv_dtype!r} is not known; known: {', '.join(KV_DTYPES)}")
+    weight_bytes, fp8_compute = WEIGHT_DTYPES[weight_dtype]
+    return Precision(weight_bytes, KV_DTYPES[kv_dtype], fp8_compute)
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One GPU's share of a model: heads and inner sizes divided, the hidden size whole.
+
+    With more GPUs than KV heads each GPU holds a whole head, so heads are held more than once.
+    """
+
+    queries: int
+    kv: int
+    ffn: int
+    vocabulary: int
+
+    @classmethod
+    def of(cls, model: Model, tensor_parallel: int) -> "Shard":
+        """Cut a model; sizes in elements.
+
+        Raises:
+            CatalogueError: the degree does not divide the model.
+        """
+        check_split(model, tensor_parallel)
+        return cls(
+            queries=model.num_heads // tensor_parallel * model.head_size,
+            kv=max(model.num_kv_heads // tensor_parallel, 1) * model.head_size,
+            ffn=model.ffn // tensor_parallel,
+            vocabulary=-(-model.vocabulary // tensor_parallel),
+        )
+
+
+def check_split(model: Model, tensor_parallel: int) -> None:
+    """Check that a model can be cut into equal shards.
+
+    Raises:
+        CatalogueError: the degree does not divide what has to be divided.
+    """
+    if model.num_heads % tensor_parallel or model.ffn % tensor_parallel:
+        raise CatalogueError(
+            f"{model.name} has {model.num_heads} heads and a feed-forward size of {model.ffn};"
+            f" tensor_parallel {tensor_parallel} must divide both"
+        )
+    if model.num_kv_heads % tensor_parallel and tensor_parallel % model.num_kv_heads:
+        raise CatalogueError(
+            f"{model.name} has {model.num_kv_heads} KV heads;"
+            f" tensor_parallel {tensor_parallel} must divide them or be a multiple of them"
+        )

@@ -1,0 +1,47 @@
+"""One replica as a step-time model sees it: the model, the GPUs it is cut over, and how the engine runs it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from worker.device.architecture import Model, Precision
+from worker.device.engine import KERNELS_ONLY, Engine
+from worker.device.hardware import Gpu, KernelFit
+from worker.device.lora import REAL_RANKS, LoraKernels
+from worker.device.memory import SIXTEEN_BITS, kv_pool_tokens
+from worker.device.profile import ProfileRow
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """One replica.
+
+    Attributes:
+        gpu: each of its GPUs.
+        model: what it serves.
+        tensor_parallel: number of GPUs.
+        precision: of weights and KV cache.
+        engine: the CPU's share, and which kernels run; nothing of the CPU by default.
+        lora: how adapters are computed.
+        profile: measured steps, for the model `table`.
+    """
+
+    gpu: Gpu
+    model: Model
+    tensor_parallel: int = 1
+    precision: Precision = SIXTEEN_BITS
+    engine: Engine = KERNELS_ONLY
+    lora: LoraKernels = REAL_RANKS
+    profile: Sequence[ProfileRow] = ()
+
+    @property
+    def fit(self) -> KernelFit:
+        """How close the kernels come to the data sheet, with this engine's attention."""
+        return self.gpu.modern_fit if self.engine.modern_attention else self.gpu.fit
+
+    def kv_pool_tokens(self, adapter_bytes: int = 0) -> int:
+        """Return how many tokens of KV cache fit; see `memory.kv_pool_tokens`.
+
+        Raises:
+            CatalogueError: the weights do not fit; the message shows the sum.
+        """
+        return kv_pool_tokens(self.gpu, self.model, self.tensor_parallel, self.precision, adapter_bytes)

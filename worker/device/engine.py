@@ -1,0 +1,40 @@
+"""What an inference engine is to a step-time model: the CPU's share of a step, and which kernels run.
+
+The figures and their sources are in `data/engines.toml`.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One engine.
+
+    Attributes:
+        name: as settings spell it.
+        launch_ms: of the CPU per layer; a floor under the GPU's time. 0 with CUDA graphs.
+        step_ms: of the CPU, added to each step.
+        sequence_ms: added for each sequence that gets a token.
+        prefill_ms: added once to a step with any prefill.
+        prefill_token_ms: added for each prompt token of the step.
+        attention: whether a step with prefill and decode runs two attention kernels or one; see `attention`.
+        modern_attention: whether to use the GPU's `modern_fit`.
+        separate_add: whether the residual add is a kernel of its own.
+        head: whether the language-model head is part of the step.
+    """
+
+    name: str
+    launch_ms: float = 0.0
+    step_ms: float = 0.0
+    sequence_ms: float = 0.0
+    prefill_ms: float = 0.0
+    prefill_token_ms: float = 0.0
+    attention: Literal["split", "unified"] = "split"
+    modern_attention: bool = False
+    separate_add: bool = False
+    head: bool = True
+
+
+KERNELS_ONLY = Engine("kernels-only")
+"""No CPU at all."""

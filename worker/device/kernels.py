@@ -1,0 +1,154 @@
+"""Times of the linear kernels of one step: matrix products, elementwise kernels, all-reduce. Seconds, bytes, FLOP.
+
+For a model with L layers, hidden size h, q query and kv KV elements per token, feed-forward size f, vocabulary V, cut
+over T GPUs (q/T, kv/T, f/T, V/T below); a GPU with F FLOPS and B bytes per second; n tokens; weights of w bytes:
+
+    gemm(n, N, K) = sqrt(C^2 + M^2) + t_gemm        C = 2 m N K / (F e)       M = (wNK + 2nK + 2nN) / (B e)
+    m             = n rounded up to whole tiles, of 64 rows up to 256 tokens and of `gemm_tile` rows beyond
+    elem(bytes)   = bytes / (B e) + t_elem
+    linear        = gemm(n, q + 2kv, h) + gemm(n, h, q) + gemm(n, (1+gated)f, h) + gemm(n, h, f)
+                  + elem(4hn) norm + elem(4hn) post norm + elem(4(q+kv)n) rotation + elem((6 if gated else 4) fn) act
+                  + elem(6hn) residual add, unless fused into the norm
+    allreduce     = alpha + 2 (T-1)/T * 2nh / bus   two per layer, if T > 1
+    head          = gemm(sampling sequences, V, h)  in 16 bits
+
+Mixture of experts: E (1 - (1 - k/E)^n) experts' weights are read, and k experts' arithmetic is done per token.
+
+The smooth maximum of C and M is split between compute and memory in proportion to their squares.
+"""
+
+from dataclasses import dataclass
+from math import sqrt
+
+from worker.device.architecture import Model, Precision, Shard
+from worker.device.hardware import Gpu, KernelFit
+
+TILE = 64
+"""Rows of attention queries, and of a small matrix product, that one block computes."""
+LARGE_ROWS = 256
+"""Rows beyond which a matrix product runs in the GPU's larger tiles."""
+
+
+@dataclass(slots=True)
+class KernelTimes:
+    """Sums over kernels, to which more are added.
+
+    Attributes:
+        compute: seconds.
+        memory: seconds.
+        constant: seconds.
+        flops: floating-point operations.
+        num_bytes: memory traffic.
+    """
+
+    compute: float = 0.0
+    memory: float = 0.0
+    constant: float = 0.0
+    flops: float = 0.0
+    num_bytes: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return self.compute + self.memory + self.constant
+
+    def add(self, other: "KernelTimes", times: int = 1) -> None:
+        """Add another sum, `times` over."""
+        self.compute += other.compute * times
+        self.memory += other.memory * times
+        self.constant += other.constant * times
+        self.flops += other.flops * times
+        self.num_bytes += other.num_bytes * times
+
+
+class LinearKernels:
+    """Everything of a step but attention, on one GPU.
+
+    Raises:
+        CatalogueError: the degree does not divide the model.
+    """
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        fit: KernelFit,
+        model: Model,
+        tensor_parallel: int,
+        precision: Precision,
+        *,
+        separate_add: bool,
+    ) -> None:
+        self._model, self._shard, self._fit = model, Shard.of(model, tensor_parallel), fit
+        self._degree, self._link, self._separate_add = tensor_parallel, gpu.link(tensor_parallel), separate_add
+        self._weight_bytes = precision.weight_bytes
+        self._flops_per_second = gpu.tflops * 1e12
+        self._layer_flops_per_second = self._flops_per_second
+        if precision.fp8_compute and gpu.fp8_tflops is not None:
+            self._layer_flops_per_second = gpu.fp8_tflops * 1e12
+        self._bytes_per_second = gpu.gb_per_second * 1e9
+
+    def layer(self, num_tokens: int) -> KernelTimes:
+        """Return what one layer takes for `num_tokens` tokens."""
+        n, model, shard = num_tokens, self._model, self._shard
+        hidden, q, kv, ffn = model.hidden, shard.queries, shard.kv, shard.ffn
+        experts = model.experts_per_token
+        times = KernelTimes()
+        self._gemm(times, n, q + 2 * kv, hidden)
+        self._gemm(times, n, hidden, q)
+        self._expert_gemm(times, n, (2 if model.gated else 1) * ffn, hidden)
+        self._expert_gemm(times, n, hidden, ffn)
+        self._elementwise(times, 4 * hidden * n)
+        self._elementwise(times, (6 if model.gated else 4) * ffn * n * experts)
+        if model.post_norm:
+            self._elementwise(times, 4 * hidden * n)
+        if model.rotary:
+            self._elementwise(times, 4 * (q + kv) * n)
+        if self._separate_add:
+            self._elementwise(times, 6 * hidden * n)
+        return times
+
+    def head(self, num_samples: int) -> KernelTimes:
+        """Return what the language-model head takes for `num_samples` sequences; nothing for none."""
+        times = KernelTimes()
+        if num_samples:
+            self._product(times, num_samples, self._shard.vocabulary, self._model.hidden, 1.0, 1, 2.0)
+        return times
+
+    def all_reduce_seconds(self, num_tokens: int) -> float:
+        """Return what one sum over the replica's GPUs takes."""
+        if self._degree == 1:
+            return 0.0
+        ring_bytes = 2 * (self._degree - 1) / self._degree * num_tokens * self._model.hidden * 2
+        return self._link.us * 1e-6 + ring_bytes / (self._link.gb_per_second * 1e9)
+
+    def _gemm(self, times: KernelTimes, rows: int, columns: int, inner: int) -> None:
+        self._product(times, rows, columns, inner, 1.0, 1, self._weight_bytes)
+
+    def _expert_gemm(self, times: KernelTimes, rows: int, columns: int, inner: int) -> None:
+        model = self._model
+        read = 1.0 if model.num_experts == 1 else model.distinct_experts(rows)
+        self._product(times, rows, columns, inner, read, model.experts_per_token, self._weight_bytes)
+
+    def _product(
+        self, times: KernelTimes, rows: int, columns: int, inner: int, read: float, copies: int, weight_bytes: float
+    ) -> None:
+        """Add one matrix product: `read` weight matrices are read, and every row meets `copies` of them."""
+        fit = self._fit
+        per_second = self._layer_flops_per_second if weight_bytes == self._weight_bytes else self._flops_per_second
+        tile = TILE if rows <= LARGE_ROWS else fit.gemm_tile
+        padded_rows = tile * -(-rows // tile) * copies
+        compute = 2 * padded_rows * columns * inner / (per_second * fit.gemm_flops)
+        num_bytes = weight_bytes * columns * inner * read + 2 * rows * copies * (inner + columns)
+        memory = num_bytes / (self._bytes_per_second * fit.gemm_bandwidth)
+        both = sqrt(compute * compute + memory * memory)
+        times.compute += compute * compute / both
+        times.memory += memory * memory / both
+        times.constant += fit.gemm_us * 1e-6
+        times.flops += 2 * rows * copies * columns * inner
+        times.num_bytes += num_bytes
+
+    def _elementwise(self, times: KernelTimes, num_bytes: int) -> None:
+        fit = self._fit
+        times.memory += num_bytes / (self._bytes_per_second * fit.elementwise_bandwidth)
+        times.constant += fit.elementwise_us * 1e-6
+        times.num_bytes += num_bytes

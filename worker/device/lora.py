@@ -1,0 +1,222 @@
+"""What LoRA adapters cost: memory, the way to the GPU, and time in a step.
+
+A projection from `in` to `out` elements has, at rank r, a matrix A of in x r and a matrix B of r x out. For the
+distinct adapters a of a batch with n_a tokens each, per layer and adapted projection:
+
+    bytes  = 2 sum_a r_a (in + out) + 2 sum_a n_a (in + out + 2 r_a)      flops = 2 sum_a n_a r_a (in + out)
+    t      = max(flops / (F e), bytes / (B e')) + 2 t_launch              shrink (x A), then expand (B)
+    lora   = L * sum over the adapted projections of t;  nothing without adapters
+
+Kernels that pad replace every r_a by the largest rank: of the batch (S-LoRA's bmm) or that they were built for (vLLM's
+max_lora_rank). Tensor parallelism follows the base layer: a column-parallel projection cuts B, a row-parallel one A,
+and the partial sums join the base layer's own all-reduce; `sharded` cuts both, and sums the rank-sized product.
+
+Loading an adapter takes, with k copies of `bytes` in all, from host memory, and from disk first:
+
+    t_load = t_request + k * 10 us + bytes / host link + bytes / disk
+
+10 us a copy and 0.3 ms a request are usual costs of asynchronous copies (Punica's paper reports about 2 ms for a 7B
+adapter of rank 16 over PCIe 4.0).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Literal
+
+from worker.device.architecture import Model, Precision, Shard
+from worker.device.batch import LoraWork
+from worker.device.errors import CatalogueError
+from worker.device.hardware import Gpu
+from worker.device.memory import SIXTEEN_BITS, kv_bytes_per_token
+
+_PS_PER_SECOND = 10**12
+
+Targets = Literal["qkvo", "all-linear"]
+
+FLOPS_SHARE = 0.25
+"""Of peak FLOPS in a shrink or expand kernel: small ranks fill few tensor cores. An assumption."""
+BANDWIDTH_SHARE = 0.6
+"""Of peak bandwidth, gathered by adapter. An assumption, within what Punica and S-LoRA publish."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoraKernels:
+    """How an engine computes adapters.
+
+    Attributes:
+        targets: adapted projections: the attention's four, or every linear one.
+        padding: "none": each adapter at its rank; "batch": at the largest of the batch; a number: at this rank.
+        launch_us: per kernel, two kernels per projection. 5 launched one by one, 1 to 2 in a CUDA graph.
+        sharded: whether tensor parallelism cuts both matrices.
+    """
+
+    targets: Targets = "qkvo"
+    padding: Literal["none", "batch"] | int = "none"
+    launch_us: float = 5.0
+    sharded: bool = False
+
+
+REAL_RANKS = LoraKernels()
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """One adapted projection, whole: elements in and out, and which side tensor parallelism cuts."""
+
+    inner: int
+    outer: int
+    column_parallel: bool
+
+
+def projections(model: Model, targets: Targets) -> Sequence[Projection]:
+    """Return the adapted projections of one layer.
+
+    Raises:
+        CatalogueError: adapters on a mixture's experts, which are not modelled.
+    """
+    hidden, queries = model.hidden, model.num_heads * model.head_size
+    kv = model.num_kv_heads * model.head_size
+    found = [
+        Projection(hidden, queries, column_parallel=True),
+        Projection(hidden, kv, column_parallel=True),
+        Projection(hidden, kv, column_parallel=True),
+        Projection(queries, hidden, column_parallel=False),
+    ]
+    if targets == "all-linear":
+        if model.num_experts > 1:
+            raise CatalogueError(f"{model.name} has experts; adapters on experts are not modelled, use targets qkvo")
+        found += [Projection(hidden, model.ffn, column_parallel=True)] * (2 if model.gated else 1)
+        found.append(Projection(model.ffn, hidden, column_parallel=False))
+    return found
+
+
+def adapter_bytes(model: Model, rank: int, targets: Targets = "qkvo") -> int:
+    """Return the bytes of one adapter in 16 bits: 2 r L sum(in + out)."""
+    return 2 * rank * model.num_layers * sum(p.inner + p.outer for p in projections(model, targets))
+
+
+def adapter_slots(
+    model: Model,
+    rank: int,
+    rule: Literal["slora", "exact"],
+    targets: Targets = "qkvo",
+    tensor_parallel: int = 1,
+    precision: Precision = SIXTEEN_BITS,
+) -> int:
+    """Return how many token slots of the KV pool an adapter takes.
+
+    S-LoRA charges four slots per rank, which is right for four projections of h x h only; "exact" divides the bytes.
+    """
+    if rule == "slora":
+        return 4 * rank
+    return ceil(adapter_bytes(model, rank, targets) / kv_bytes_per_token(model, tensor_parallel, precision))
+
+
+REQUEST_SECONDS = 300e-6
+COPY_SECONDS = 10e-6
+PAGEABLE_SHARE = 1 / 3.5
+"""Of PCIe's rate from pageable host memory, which is copied once more on the way: 3 to 4 times slower."""
+DISK_GB_PER_SECOND = 2.0
+"""NVMe: 1 to 3."""
+TIERS = ("gpu", "pinned", "pageable", "disk")
+
+
+def load_ps(
+    model: Model,
+    size_bytes: float,
+    host_gb_per_second: float,
+    disk_gb_per_second: float | None = None,
+    *,
+    copies_per_layer: int = 1,
+) -> int:
+    """Return how long a load takes, in picoseconds.
+
+    Args:
+        model: gives the number of copies.
+        size_bytes: of the adapter.
+        host_gb_per_second: usable rate from pinned host memory: 24 over PCIe 4.0, 50 over 5.0.
+        disk_gb_per_second: where it comes from disk first; None: it is in host memory.
+        copies_per_layer: 1 if stored in one piece per layer, 8 if A and B of four projections are apart.
+    """
+    copies = model.num_layers * copies_per_layer
+    seconds = REQUEST_SECONDS + copies * COPY_SECONDS + size_bytes / (host_gb_per_second * 1e9)
+    if disk_gb_per_second is not None:
+        seconds += size_bytes / (disk_gb_per_second * 1e9)
+    return round(seconds * _PS_PER_SECOND)
+
+
+def adapter_load_ps(
+    gpu: Gpu, model: Model, rank: int, tier: str = "pinned", targets: Targets = "qkvo", tensor_parallel: int = 1
+) -> int:
+    """Return how long an adapter takes to get into the GPU's memory from where it is.
+
+    With tensor parallelism each GPU loads its share over a link of its own.
+
+    Args:
+        gpu: whose PCIe link it takes.
+        model: whose adapter.
+        rank: of the adapter.
+        tier: where it is, one of `TIERS`; "gpu" takes nothing.
+        targets: adapted projections.
+        tensor_parallel: number of GPUs.
+
+    Raises:
+        CatalogueError: no such tier.
+    """
+    if tier not in TIERS:
+        raise CatalogueError(f"tier {tier!r} is not known; known: {', '.join(TIERS)}")
+    if tier == "gpu":
+        return 0
+    host = gpu.pcie_gb_per_second * (PAGEABLE_SHARE if tier == "pageable" else 1.0)
+    size_bytes = adapter_bytes(model, rank, targets) / tensor_parallel
+    return load_ps(model, size_bytes, host, DISK_GB_PER_SECOND if tier == "disk" else None)
+
+
+class LoraCost:
+    """The formulas above for one model on one GPU of a replica."""
+
+    def __init__(self, gpu: Gpu, model: Model, tensor_parallel: int, kernels: LoraKernels) -> None:
+        Shard.of(model, tensor_parallel)
+        self._layers, self._kernels, self._degree = model.num_layers, kernels, tensor_parallel
+        self._flops_per_second = gpu.tflops * 1e12 * FLOPS_SHARE
+        self._bytes_per_second = gpu.gb_per_second * 1e9 * BANDWIDTH_SHARE
+        self._link = gpu.link(tensor_parallel)
+        self._shapes = [self._cut(p) for p in projections(model, kernels.targets)]
+
+    def _cut(self, whole: Projection) -> tuple[int, int, int]:
+        """Return one GPU's (elements in, elements out, elements of A and B per rank)."""
+        inner, outer, degree = whole.inner, whole.outer, self._degree
+        if whole.column_parallel:
+            outer = max(outer // degree, 1)
+            held = (inner // degree if self._kernels.sharded else inner) + outer
+        else:
+            inner //= degree
+            held = inner + (outer // degree if self._kernels.sharded else outer)
+        return inner, outer, held
+
+    def step(self, work: LoraWork) -> tuple[float, float, float]:
+        """Return the step's (seconds, FLOP, bytes); nothing of anything without adapters."""
+        if not work.num_adapters:
+            return 0.0, 0.0, 0.0
+        rank_sum, rank_tokens = self._padded(work)
+        seconds = flops = num_bytes = 0.0
+        for inner, outer, held in self._shapes:
+            kernel_bytes = 2 * rank_sum * held + 2 * (work.num_tokens * (inner + outer) + 2 * rank_tokens)
+            kernel_flops = 2 * rank_tokens * held
+            kernel_seconds = max(kernel_flops / self._flops_per_second, kernel_bytes / self._bytes_per_second)
+            seconds += kernel_seconds + 2 * self._kernels.launch_us * 1e-6
+            flops += kernel_flops
+            num_bytes += kernel_bytes
+            if self._kernels.sharded and self._degree > 1:
+                ring = 2 * (self._degree - 1) / self._degree * rank_tokens * 2
+                seconds += self._link.us * 1e-6 + ring / (self._link.gb_per_second * 1e9)
+        return self._layers * seconds, self._layers * flops, self._layers * num_bytes
+
+    def _padded(self, work: LoraWork) -> tuple[int, int]:
+        """Return the sums of ranks over adapters and over tokens, as the kernels see them."""
+        padding = self._kernels.padding
+        if padding == "none":
+            return work.rank_sum, work.rank_tokens
+        rank = work.max_rank if padding == "batch" else max(padding, work.max_rank)
+        return work.num_adapters * rank, work.num_tokens * rank

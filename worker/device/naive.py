@@ -1,0 +1,140 @@
+"""The roofline as it is drawn on a napkin: the larger of arithmetic and memory traffic, at the data sheet's peaks.
+
+    compute = (2 P n + 2 V h s + 4 L q d sum_i c_i (p_i + c_i / 2) + lora) / (T F)
+    memory  = (w P' + 2 V h + sum_i (p_i + c_i) * KV bytes per token + lora) / (T B)
+    step    = max(compute, memory)
+
+P are the layers' weights that a token meets, P' those that are read, n = sum c_i tokens, s sequences that get a token.
+No constants, no kernels, no CPU: a lower bound that real steps miss by 10 % where they are large, and by a factor where
+they are small. It is here to be compared with.
+
+Integer arithmetic: compute and memory are sums of coefficients each rounded once: for (n, s), for a pair of tokens in
+attention, for a token of KV cache, and for a batch's adapters.
+"""
+
+from functools import lru_cache
+
+from worker.device.architecture import check_split
+from worker.device.batch import NO_LORA, Batch, LoraWork, Segment
+from worker.device.cost import StepCost
+from worker.device.deployment import Deployment
+from worker.device.lora import LoraCost
+from worker.device.memory import kv_bytes_per_token
+
+_PS_PER_SECOND = 10**12
+
+
+class NaiveRoofline:
+    """The formulas above for one deployment.
+
+    Raises:
+        CatalogueError: the degree does not divide the model, or its adapters are not modelled.
+    """
+
+    name = "naive-roofline"
+
+    def __init__(self, deployment: Deployment) -> None:
+        model, degree, precision = deployment.model, deployment.tensor_parallel, deployment.precision
+        check_split(model, degree)
+        self._model, self._weight_bytes = model, precision.weight_bytes
+        tflops = deployment.gpu.tflops
+        if precision.fp8_compute and deployment.gpu.fp8_tflops is not None:
+            tflops = deployment.gpu.fp8_tflops
+        self._flops_per_second = tflops * 1e12 * degree
+        self._bytes_per_second = deployment.gpu.gb_per_second * 1e9 * degree
+        self._kv_token_bytes = kv_bytes_per_token(model, degree, precision)
+        self._pair_flops = 4 * model.num_layers * model.num_heads * model.head_size
+        self._kv_token_ps = _ps(self._kv_token_bytes / self._bytes_per_second)
+        self._half_pair_ps = _ps(self._pair_flops / self._flops_per_second / 2)
+        self._lora = LoraCost(deployment.gpu, model, degree, deployment.lora)
+        self._degree = degree
+        self._size_ps = lru_cache(maxsize=4096)(self._compute_size_ps)
+        self._lora_ps = lru_cache(maxsize=4096)(self._compute_lora_ps)
+
+    def step_ps(self, batch: Batch) -> int:
+        """Return the step's duration; 0 if the batch is empty."""
+        return max(self._both_ps(batch))
+
+    def step_cost(self, batch: Batch) -> StepCost:
+        """Return the step's duration as what bounds it, compute or memory; its work is exact."""
+        compute_ps, memory_ps = self._both_ps(batch)
+        num_tokens, num_samples, half_pairs, kv_tokens = _sizes(batch)
+        flops, num_bytes = self._work(num_tokens, num_samples) if num_tokens else (0.0, 0.0)
+        _, lora_flops, lora_bytes = self._lora.step(batch.lora)
+        return StepCost(
+            compute=compute_ps if compute_ps > memory_ps else 0,
+            memory=0 if compute_ps > memory_ps else memory_ps,
+            flops=(flops + half_pairs / 2 * self._pair_flops) / self._degree + lora_flops,
+            num_bytes=(num_bytes + kv_tokens * self._kv_token_bytes) / self._degree + lora_bytes,
+        )
+
+    def decode_segment(
+        self, num_decodes: int, kv_tokens: int, max_kv_tokens: int, lora: LoraWork = NO_LORA
+    ) -> Segment | None:
+        """Return the times of consecutive decode steps, unless what bounds them would change."""
+        compute_ps, memory_ps = self._both_ps(Batch((), num_decodes, kv_tokens, max_kv_tokens, lora))
+        compute_slope = num_decodes * 2 * self._half_pair_ps
+        memory_slope = num_decodes * self._kv_token_ps
+        if compute_ps >= memory_ps and compute_slope >= memory_slope:
+            return Segment(compute_ps, compute_slope)
+        if memory_ps >= compute_ps and memory_slope >= compute_slope:
+            return Segment(memory_ps, memory_slope)
+        return None
+
+    def linear_seconds(self, num_tokens: int) -> float:
+        """Return what all layers take without attention."""
+        flops, num_bytes = self._work(num_tokens, 0)
+        return max(flops / self._flops_per_second, num_bytes / self._bytes_per_second)
+
+    def _both_ps(self, batch: Batch) -> tuple[int, int]:
+        """Return the times of arithmetic and of memory traffic."""
+        num_tokens, num_samples, half_pairs, kv_tokens = _sizes(batch)
+        if not num_tokens:
+            return 0, 0
+        compute_ps, memory_ps = self._size_ps(num_tokens, num_samples)
+        lora_compute_ps, lora_memory_ps = self._lora_ps(batch.lora)
+        return (
+            compute_ps + half_pairs * self._half_pair_ps + lora_compute_ps,
+            memory_ps + kv_tokens * self._kv_token_ps + lora_memory_ps,
+        )
+
+    def _work(self, num_tokens: int, num_samples: int) -> tuple[float, float]:
+        """Return (FLOP, bytes) of everything that depends on the counts of tokens and samples alone."""
+        model = self._model
+        flops = 2.0 * model.active_layer_parameters * num_tokens + 2.0 * model.head_parameters * num_samples
+        read: float = model.layer_parameters
+        if model.num_experts > 1:
+            per_expert = (model.layer_parameters - model.active_layer_parameters) / (
+                model.num_experts - model.experts_per_token
+            )
+            read = model.layer_parameters - (model.num_experts - model.distinct_experts(num_tokens)) * per_expert
+        num_bytes = self._weight_bytes * read
+        return flops, num_bytes + 2.0 * model.head_parameters if num_samples else num_bytes
+
+    def _compute_size_ps(self, num_tokens: int, num_samples: int) -> tuple[int, int]:
+        flops, num_bytes = self._work(num_tokens, num_samples)
+        return _ps(flops / self._flops_per_second), _ps(num_bytes / self._bytes_per_second)
+
+    def _compute_lora_ps(self, lora: LoraWork) -> tuple[int, int]:
+        _, flops, num_bytes = self._lora.step(lora)  # of one GPU
+        return (
+            _ps(flops * self._degree / self._flops_per_second),
+            _ps(num_bytes * self._degree / self._bytes_per_second),
+        )
+
+
+def _sizes(batch: Batch) -> tuple[int, int, int, int]:
+    """Return tokens, samples, half pairs of tokens that attend, and tokens of KV cache read or written."""
+    num_tokens = num_samples = batch.num_decodes
+    half_pairs = 2 * batch.decode_kv_tokens + batch.num_decodes
+    kv_tokens = batch.decode_kv_tokens + batch.num_decodes
+    for chunk in batch.prefills:
+        num_tokens += chunk.new_tokens
+        num_samples += chunk.samples
+        half_pairs += chunk.new_tokens * (2 * chunk.past_tokens + chunk.new_tokens)
+        kv_tokens += chunk.past_tokens + chunk.new_tokens
+    return num_tokens, num_samples, half_pairs, kv_tokens
+
+
+def _ps(seconds: float) -> int:
+    return round(seconds * _PS_PER_SECOND)

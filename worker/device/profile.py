@@ -1,0 +1,159 @@
+"""Measured steps: one row per batch, as profilers write them.
+
+Columns (others are ignored, empty cells mean not measured): `phase`; `batch_size`, `kv_len` for decodes;
+`prefill_chunk`, `prefill_kv_prefix` for prefills; `num_tokens` for the linear part; the time in milliseconds of the
+whole step, `measured_step_ms` or `step_ms`, of its linear part, `measured_linear_ms`, and of its attention, `attn_ms`.
+Of use where the file holds more than one profile: `gpu`, `model`, `tp`, `source`, `quality`, `num_layers`.
+
+Phases: `decode`: each of `batch_size` sequences adds one token at context `kv_len`; `prefill`: `batch_size` sequences
+(1 if empty) of `prefill_chunk` new tokens after `prefill_kv_prefix` cached ones; `mixed`: one such chunk and
+`batch_size` - 1 decodes; `linear`: everything of a step of `num_tokens` tokens but attention.
+"""
+
+import csv
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from worker.device.batch import Batch, PrefillChunk
+
+PHASES = ("linear", "decode", "prefill", "mixed")
+
+
+class ProfileError(ValueError):
+    """A row that cannot be; the message names the line."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileRow:
+    """One measured step.
+
+    Attributes:
+        source: of the measurement.
+        gpu: as the file spells it.
+        model: as the file spells it.
+        tensor_parallel: degree.
+        phase: one of `PHASES`.
+        quality: "ok" if nothing is said.
+        num_layers: of the profiled model, if said.
+        num_tokens: computed in the step.
+        batch_size: sequences; for `mixed` the prefill counts as one.
+        kv_len: tokens in the cache of each decode.
+        prefill_chunk: new prompt tokens.
+        prefill_prefix: cached tokens before them.
+        step_ms: the whole step.
+        linear_ms: without attention, all-reduce, head.
+        attention_ms: attention alone.
+    """
+
+    source: str
+    gpu: str
+    model: str
+    tensor_parallel: int
+    phase: str
+    quality: str
+    num_layers: int | None
+    num_tokens: int
+    batch_size: int
+    kv_len: int
+    prefill_chunk: int
+    prefill_prefix: int
+    step_ms: float | None
+    linear_ms: float | None
+    attention_ms: float | None
+
+    @property
+    def measured_ms(self) -> float | None:
+        """The time that the phase is about."""
+        return self.linear_ms if self.phase == "linear" else self.step_ms
+
+    def batch(self) -> Batch:
+        """Return the step's work."""
+        chunk = PrefillChunk(self.prefill_chunk, self.prefill_prefix, samples=True)
+        match self.phase:
+            case "prefill":
+                return Batch((chunk,) * self.batch_size)
+            case "decode":
+                return Batch((), self.batch_size, self.batch_size * self.kv_len, self.kv_len)
+            case _:
+                num_decodes = self.batch_size - 1
+                return Batch((chunk,), num_decodes, num_decodes * self.kv_len, self.kv_len)
+
+
+def read_profile(lines: Iterable[str]) -> list[ProfileRow]:
+    """Read the rows of a CSV file with a header; rows without the time that their phase is about are left out.
+
+    Raises:
+        ProfileError: no header that fits, or a row that cannot be; the message names the line.
+    """
+    reader = csv.DictReader(lines)
+    columns = set(reader.fieldnames or ())
+    if "phase" not in columns or not columns & {"step_ms", "measured_step_ms", "measured_linear_ms"}:
+        raise ProfileError("line 1: no header with phase and measured_step_ms (or step_ms, or measured_linear_ms)")
+    rows: list[ProfileRow] = []
+    for cells in reader:
+        try:
+            row = _read_row(cells)
+        except ValueError as error:
+            raise ProfileError(f"line {reader.line_num}: {error}") from None
+        if row.measured_ms is not None:
+            rows.append(row)
+    return rows
+
+
+def _read_row(cells: Mapping[str, str | None]) -> ProfileRow:
+    phase = (cells["phase"] or "").strip()
+    if phase not in PHASES:
+        raise ValueError(f"phase {phase!r} is not known; known: {', '.join(PHASES)}")
+    batch_size = _count(cells, "batch_size")
+    chunk, kv_len = _count(cells, "prefill_chunk"), _count(cells, "kv_len")
+    if phase == "decode" and batch_size is None:
+        raise ValueError("a decode needs batch_size")
+    if phase in ("prefill", "mixed") and not chunk:
+        raise ValueError(f"phase {phase} needs prefill_chunk")
+    num_tokens = _count(cells, "num_tokens")
+    if phase == "linear" and not num_tokens:
+        raise ValueError("phase linear needs num_tokens")
+    step_ms = _milliseconds(cells, "measured_step_ms")
+    return ProfileRow(
+        source=cells.get("source") or "",
+        gpu=cells.get("gpu") or "",
+        model=cells.get("model") or "",
+        tensor_parallel=_count(cells, "tp") or 1,
+        phase=phase,
+        quality=cells.get("quality") or "ok",
+        num_layers=_count(cells, "num_layers"),
+        num_tokens=num_tokens or 0,
+        batch_size=max(batch_size or 1, 1),
+        kv_len=kv_len or 0,
+        prefill_chunk=chunk or 0,
+        prefill_prefix=_count(cells, "prefill_kv_prefix") or 0,
+        step_ms=step_ms if step_ms is not None else _milliseconds(cells, "step_ms"),
+        linear_ms=_milliseconds(cells, "measured_linear_ms"),
+        attention_ms=_milliseconds(cells, "attn_ms"),
+    )
+
+
+def _count(cells: Mapping[str, str | None], column: str) -> int | None:
+    text = (cells.get(column) or "").strip()
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"{column} is {text!r}; it must be a whole number") from None
+    if value < 0 or value != int(value):
+        raise ValueError(f"{column} is {text!r}; it must be a whole number")
+    return int(value)
+
+
+def _milliseconds(cells: Mapping[str, str | None], column: str) -> float | None:
+    text = (cells.get(column) or "").strip()
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"{column} is {text!r}; it must be a number") from None
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{column} is {text!r}; it must be more than 0")
+    return value
