@@ -16,6 +16,8 @@ PARTS = {
     "up": "Run a cluster on this machine: scheduler, workers, router.",
     "load": "Send a workload to a cluster, and report what its clients see.",
     "demo": "Run a cluster and a real trace through it, about a minute.",
+    "plan": "Say what a deployment can serve, and how many GPUs a rate needs.",
+    "calibrate": "Fit a GPU's kernel constants to your own profile of it.",
     "cache": "Build a static prefix cache from a corpus of prompts.",
     "validate": "Hold the shipped code against results of the programs it models.",
 }

@@ -1,7 +1,7 @@
 """`lorrery validate`: holds the shipped code against what other programs did.
 
 `golden` replays golden records (JSON Lines, see `cli/golden`). Its last line is `N passed, N failed, N skipped` and
-nothing else, for scripts to read.
+nothing else, for scripts to read. `steptime` holds the step-time models against measured steps.
 """
 
 import json
@@ -9,9 +9,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
+from chassis.errors import SettingsError
+from chassis.tables import read_tables
+from cli import validate_steptime
 from cli.golden.replay import Failure, FileReport, KindReport, Report, replay_files
+from cli.output import write
 from cli.version import VersionOption
+from worker.device.catalogue import PACKAGE, Catalogue
+from worker.device.errors import CatalogueError
+from worker.device.steptime import STEP_TIME_MODELS
 
 MAX_FAILURES_SHOWN = 5
 """Failed records shown per kind and file."""
@@ -52,6 +60,42 @@ def golden(
     for line in render(report):
         typer.echo(line)
     if not report.ok:
+        raise typer.Exit(1)
+
+
+@app.command()
+def steptime(
+    file: Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="CSV of measured steps.")],
+    step_time: Annotated[
+        str, typer.Option("--step-time", metavar="NAME", help=f"One of {', '.join(STEP_TIME_MODELS)}.")
+    ] = "roofline",
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", dir_okay=False, help="Write the errors there too.")
+    ] = None,
+    catalogue: Annotated[
+        list[Path] | None, typer.Option(help="TOML with further GPUs, models, engines; repeatable.")
+    ] = None,
+    all_qualities: Annotated[bool, typer.Option("--all", help="Count rows whose quality is not ok as well.")] = False,
+) -> None:
+    """Hold a step-time model against measured steps.
+
+    Prints the mean absolute percentage error (MAPE) and the 95th percentile of the error per source, GPU, model and
+    phase. docs/step-time.md says what FILE holds. Exits with 1 if no row could be compared.
+    """
+    if step_time not in STEP_TIME_MODELS:
+        raise SettingsError(f"--step-time {step_time}: no such model; there are {', '.join(STEP_TIME_MODELS)}")
+    try:
+        known = Catalogue(read_tables(PACKAGE, catalogue or ()))
+    except CatalogueError as error:
+        raise SettingsError(str(error)) from None
+    rows = validate_steptime.read_file(file)
+    comparison = validate_steptime.compare(rows, known, step_time, all_qualities=all_qualities)
+    Console(soft_wrap=True, highlight=False).print(validate_steptime.render(comparison))
+    for reason, num_rows in comparison.left_out.items():
+        typer.echo(f"left out {num_rows} rows: {reason}")
+    if json_file is not None:
+        write(json_file, validate_steptime.to_json(comparison))
+    if not comparison.rows:
         raise typer.Exit(1)
 
 

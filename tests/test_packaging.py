@@ -76,6 +76,7 @@ def test_the_wheel_holds_every_room_and_the_stubs(tmp_path: Path) -> None:
     for wanted in ("router", "scheduler/core", "worker/device", "loadgen/workload", "simulator", "chassis", "cli"):
         assert f"{wanted}/__init__.py" in names
     assert "lorrery/v1/types_pb2.py" in names
+    assert {f"worker/device/data/{name}.toml" for name in ("gpus", "models", "engines")} <= set(names)
     assert any(name.endswith("licenses/NOTICE") for name in names)
 
 

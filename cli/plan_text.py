@@ -1,0 +1,226 @@
+"""How `lorrery plan` writes its answers: tables, a plot of characters, sentences."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from worker.device.capacity import Point, Workload
+from worker.device.lora import adapter_load_ps
+from worker.device.memory import weight_bytes
+
+if TYPE_CHECKING:
+    from cli.plan import Claim, ClaimAnswer, Level, Plan
+
+COLUMNS = 124
+"""Width that every table here fits in."""
+PLOT_COLUMNS, PLOT_ROWS = 60, 12
+
+
+def show_one(console: Console, plan: "Plan", work: Workload, level: "Level", claim: "Claim | None") -> None:
+    """Write everything about one deployment."""
+    console.print(f"[bold]{plan.name}[/bold]: prompts of {work.prompt_tokens} tokens, answers of {work.output_tokens}")
+    if plan.refused is not None or plan.capacity is None:
+        console.print(plan.refused)
+        return
+    for line in _fits(plan, work):
+        console.print(line)
+    console.print()
+    console.print(_points(plan.points))
+    console.print()
+    for line in draw_points(plan.points):
+        console.print(line, markup=False)
+    console.print()
+    for line in (*_service(plan, level), *_claim_lines(plan, claim)):
+        console.print(line)
+
+
+def show_many(console: Console, plans: Sequence["Plan"], work: Workload, level: "Level", claim: "Claim | None") -> None:
+    """Write one line per deployment."""
+    console.print(
+        f"prompts of {work.prompt_tokens} tokens, answers of {work.output_tokens};"
+        f" service level: {_level(level)}; times in ms, rates in tokens/s"
+    )
+    table = Table(box=None, pad_edge=False)
+    table.add_column("deployment", no_wrap=True)
+    names = ["TTFT", "ITL b=1", "8", "32", "one stream", "peak (b)", "in level (b)", "KV tokens"]
+    if level.rate is not None:
+        names.append(f"GPUs for {level.rate:g}/s")
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    for plan in plans:
+        if plan.capacity is None or plan.peak is None:
+            table.add_row(plan.name, *["-"] * len(names))
+            continue
+        capacity = plan.capacity
+        best = "none" if plan.best is None else f"{_whole(plan.best.total_tokens)} ({plan.best.concurrency})"
+        row = [
+            f"{capacity.ttft() * 1e3:.0f}",
+            *(f"{capacity.itl(b) * 1e3:.1f}" if b <= capacity.max_concurrency else "-" for b in (1, 8, 32)),
+            f"{1 / capacity.itl(1):.0f}",
+            f"{_whole(plan.peak.total_tokens)} ({plan.peak.concurrency})",
+            best,
+            _thousands(capacity.kv_pool_tokens),
+        ]
+        if level.rate is not None:
+            row.append("-" if plan.num_replicas is None else str(plan.num_replicas * plan.num_gpus))
+        table.add_row(plan.name, *row)
+    console.print(table)
+    for plan in plans:
+        if plan.refused is not None:
+            console.print(plan.refused)
+    if claim is not None:
+        console.print()
+        console.print(_claim_heading(claim))
+        console.print(_claims(plans, claim))
+
+
+def draw_points(points: Sequence[Point]) -> list[str]:
+    """Draw E2E over tokens/s in all, a number of streams at each point."""
+    if len(points) < 2:
+        return []
+    widest, highest = max(p.total_tokens for p in points), max(p.e2e for p in points)
+    canvas = [[" "] * (PLOT_COLUMNS + 8) for _ in range(PLOT_ROWS + 1)]
+    for point in points:
+        row = PLOT_ROWS - round(point.e2e / highest * PLOT_ROWS)
+        column = round(point.total_tokens / widest * PLOT_COLUMNS)
+        label = str(point.concurrency)
+        if all(mark == " " for mark in canvas[row][column : column + len(label) + 1]):
+            canvas[row][column : column + len(label)] = label
+        else:
+            canvas[row][column] = "+"
+    lines = ["E2E seconds; at each point the number of streams"]
+    for index, marks in enumerate(canvas):
+        tick = f"{highest * (PLOT_ROWS - index) / PLOT_ROWS:7.1f}" if index % 3 == 0 else " " * 7
+        lines.append(f"{tick} |{''.join(marks).rstrip()}")
+    lines.append(" " * 8 + "+" + "-" * PLOT_COLUMNS)
+    left, middle, right = "0", _whole(widest / 2), f"{_whole(widest)} tokens/s in all"
+    half = PLOT_COLUMNS // 2
+    lines.append(" " * 9 + left + middle.rjust(half - len(left) + len(middle) // 2) + right.rjust(half))
+    return lines
+
+
+def _fits(plan: "Plan", work: Workload) -> list[str]:
+    capacity = plan.capacity
+    assert capacity is not None
+    deployment, gpu = capacity.deployment, capacity.deployment.gpu
+    memory = gpu.memory_gb * plan.num_gpus
+    weights = weight_bytes(deployment.model, deployment.precision) / 1e9
+    adapters = f" - {capacity.adapter_bytes / 1e9:.1f} adapters" if work.num_adapters else ""
+    left = 0.9 * memory - 2 * plan.num_gpus - weights - capacity.adapter_bytes / 1e9
+    room = f"memory: 0.9 x {memory:g} - {2 * plan.num_gpus} - {weights:.1f} weights{adapters} = {left:.1f} GB"
+    lines = [f"{room} for {capacity.kv_pool_tokens} KV tokens: {capacity.max_concurrency} streams at once"]
+    if work.num_adapters:
+        rank, targets = max(work.adapter_ranks), deployment.lora.targets
+        loads = [
+            f"{adapter_load_ps(gpu, deployment.model, rank, tier, targets, plan.num_gpus) / 1e9:.1f} ms from {where}"
+            for tier, where in (("pinned", "pinned memory"), ("pageable", "pageable memory"), ("disk", "disk"))
+        ]
+        lines.append(f"an adapter of rank {rank} that is not resident delays its first token by {', '.join(loads)}")
+    return lines
+
+
+def _points(points: Sequence[Point]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("streams", "TTFT ms", "ITL ms", "TPOT ms", "E2E s", "tok/s each", "tok/s all", "req/s", "KV %"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("limit", no_wrap=True)
+    for point in points:
+        share = f" {point.shares[point.limit]:.0%}" if point.limit in point.shares else ""
+        table.add_row(
+            str(point.concurrency),
+            f"{point.ttft * 1e3:.0f}",
+            f"{point.itl * 1e3:.1f}",
+            f"{point.tpot * 1e3:.1f}",
+            f"{point.e2e:.1f}",
+            f"{point.stream_tokens:.1f}",
+            f"{point.total_tokens:.0f}",
+            f"{point.requests:.2f}",
+            f"{point.kv_ratio * 100:.0f}",
+            point.limit + share,
+        )
+    return table
+
+
+def _service(plan: "Plan", level: "Level") -> list[str]:
+    assert plan.capacity is not None
+    assert plan.peak is not None
+    lines: list[str] = []
+    if plan.best is None:
+        one = plan.capacity.point(1)
+        missed = "TTFT" if level.ttft is not None and one.ttft > level.ttft else "TPOT"
+        lines.append(f"service level {_level(level)}: not even one stream keeps its {missed}")
+    else:
+        best = plan.best
+        lines.append(
+            f"service level {_level(level)}: {best.concurrency} streams, {_whole(best.total_tokens)} tokens/s in all,"
+            f" {best.requests:.2f} requests/s; held back by {plan.held_back_by}"
+        )
+    if level.rate is not None and plan.best is not None and plan.num_replicas is not None:
+        lines.append(
+            f"{level.rate:g} requests/s at {level.use:.0%} of that: {plan.num_replicas} replicas,"
+            f" {plan.num_replicas * plan.num_gpus} GPUs"
+        )
+    return lines
+
+
+def _claim_lines(plan: "Plan", claim: "Claim | None") -> list[str]:
+    answer = plan.claim
+    if claim is None or answer is None:
+        return []
+    lines = [_claim_heading(claim)]
+    lines.append(f"  first token: {'true' if answer.ttft_holds else 'false'}, {answer.ttft * 1e3:.0f} ms unloaded")
+    verdict = "true" if answer.stream_holds else "false"
+    lines.append(f"  rate, read as one stream's: {verdict}, at most {answer.stream_tokens:.0f} tokens/s")
+    lines.append(f"  rate, read as all streams' together: {_together(answer)}")
+    return lines
+
+
+def _claim_heading(claim: "Claim") -> str:
+    return (
+        f'claim "{claim.prompt_tokens} tokens in, first token within {claim.ttft:g} s,'
+        f' {claim.tokens_per_second:g} tokens/s":'
+    )
+
+
+def _claims(plans: Sequence["Plan"], claim: "Claim") -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("deployment", no_wrap=True)
+    table.add_column(f"TTFT of {claim.prompt_tokens}", justify="right")
+    table.add_column("rate as one stream's", no_wrap=True)
+    table.add_column("rate as all streams' together", no_wrap=True)
+    for plan in plans:
+        answer = plan.claim
+        if answer is None:
+            table.add_row(plan.name, "does not fit", "", "")
+            continue
+        holds = "true" if answer.ttft_holds else "false"
+        alone = "true" if answer.stream_holds else "false"
+        table.add_row(
+            plan.name, f"{holds}, {answer.ttft * 1e3:.0f} ms", f"{alone}, {answer.stream_tokens:.0f}", _together(answer)
+        )
+    return table
+
+
+def _together(answer: "ClaimAnswer") -> str:
+    if answer.total_streams is None or answer.total_itl is None:
+        return "false, at any concurrency that fits"
+    return f"true from {answer.total_streams} streams on (ITL {answer.total_itl * 1e3:.1f} ms)"
+
+
+def _level(level: "Level") -> str:
+    parts = []
+    if level.ttft is not None:
+        parts.append(f"TTFT {level.ttft:g} s")
+    if level.tpot is not None:
+        parts.append(f"TPOT {level.tpot * 1e3:g} ms")
+    return ", ".join(parts) or "none"
+
+
+def _whole(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _thousands(value: int) -> str:
+    return f"{value / 1e6:.2f}M" if value >= 1e6 else f"{value / 1e3:.0f}k"

@@ -1,0 +1,108 @@
+"""`lorrery calibrate`: finds the constants that a profile was made with, and writes what the settings read."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from chassis.errors import FormatError, SettingsError
+from cli.calibrate import app
+from tests.worker.device.known import CATALOGUE
+from worker.build import read_catalogue
+from worker.device.batch import Batch, PrefillChunk
+from worker.device.deployment import Deployment
+from worker.device.hardware import KernelFit
+from worker.device.roofline import Roofline
+
+TRUE_FIT = KernelFit(0.62, 0.80, 7.0, 0.70, 2.0, 0.75, 0.55, 9.0, 128)
+SHEET = ["--tflops", "200", "--memory-gb", "48", "--gb-per-second", "1000", "--num-sms", "90"]
+
+
+def calibrate(*arguments: str) -> str:
+    result = CliRunner().invoke(app, [*arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def profile(path: Path, *, host_ms: float = 0.0, gpu: str = "Z1") -> Path:
+    """A profile as a GPU with `TRUE_FIT` would give it."""
+    chip = replace(CATALOGUE.gpu("A100"), name=gpu, tflops=200, memory_gb=48, gb_per_second=1000, num_sms=90)
+    model = Roofline(
+        Deployment(chip.with_fit(TRUE_FIT), CATALOGUE.model("Llama-3-8B"), engine=CATALOGUE.engine("vllm-kernels"))
+    )
+    lines = ["gpu,model,phase,num_tokens,batch_size,kv_len,prefill_chunk,prefill_kv_prefix,step_ms,measured_linear_ms"]
+    for num in (1, 8, 32, 128):
+        for kv in (128, 1024, 4096):
+            ms = model.step_ps(Batch((), num, num * kv, kv)) / 1e9 + host_ms
+            lines.append(f"{gpu},Llama-3-8B,decode,,{num},{kv},,,{ms:.4f},")
+    for new in (64, 300, 512, 1500, 4000):
+        for past in (0, 2000):
+            ms = model.step_ps(Batch((PrefillChunk(new, past, samples=True),))) / 1e9 + host_ms
+            lines.append(f"{gpu},Llama-3-8B,prefill,,,,{new},{past},{ms:.4f},")
+    lines += [
+        f"{gpu},Llama-3-8B,linear,{num},,,,,,{model.linear_seconds(num) * 1e3:.4f}"
+        for num in (1, 16, 64, 128, 512, 1024, 3000)
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def errors(output: str) -> dict[str, float]:
+    """Phase -> MAPE after the fit."""
+    found = re.findall(r"^(decode|prefill|linear) +\d+ +[\d.]+ +([\d.]+)", output, re.MULTILINE)
+    return {phase: float(mape) for phase, mape in found}
+
+
+def test_a_new_gpu_is_fitted_and_its_file_serves(tmp_path):
+    out = tmp_path / "z1.toml"
+    output = calibrate(str(profile(tmp_path / "p.csv")), *SHEET, "--out", str(out))
+    assert errors(output).keys() == {"linear", "decode", "prefill"}
+    assert all(mape < 1.0 for mape in errors(output).values()), output
+    gpu = read_catalogue([out]).gpu("Z1")
+    assert gpu.tflops == 200
+    assert gpu.fit.gemm_tile == 128
+    assert gpu.fit.gemm_bandwidth == pytest.approx(TRUE_FIT.gemm_bandwidth, rel=0.1)
+    assert gpu.fit.decode_bandwidth == pytest.approx(TRUE_FIT.decode_bandwidth, rel=0.1)
+    assert gpu.fit.prefill_flops == pytest.approx(TRUE_FIT.prefill_flops, rel=0.15)
+
+
+def test_the_cpus_share_is_fitted_if_asked(tmp_path):
+    out = tmp_path / "z1.toml"
+    path = profile(tmp_path / "p.csv", host_ms=3.0)
+    output = calibrate(str(path), *SHEET, "--host", "--out", str(out))
+    assert all(mape < 2.0 for mape in errors(output).values()), output
+    assert read_catalogue([out]).engine("z1-engine").step_ms == pytest.approx(3.0, abs=0.8)
+
+
+def test_constants_that_no_row_tells_stay(tmp_path):
+    lines = profile(tmp_path / "p.csv").read_text().splitlines()
+    (tmp_path / "q.csv").write_text("\n".join(line for line in lines if ",prefill," not in line))
+    output = calibrate(str(tmp_path / "q.csv"), *SHEET)
+    assert re.search(r"prefill_flops +0\.47 +0\.47", output)
+
+
+def test_a_known_gpu_needs_no_data_sheet(tmp_path):
+    output = calibrate(str(profile(tmp_path / "p.csv", gpu="L40S")))
+    assert "fitting 29 rows of L40S" in output
+
+
+def test_what_cannot_be_fitted_is_refused(tmp_path):
+    path = profile(tmp_path / "p.csv")
+    with pytest.raises(SettingsError, match=r"GPU 'Z1' is not known.*give its data sheet with --tflops"):
+        calibrate(str(path))
+    with pytest.raises(SettingsError, match="--tflops, --memory-gb, --gb-per-second and --num-sms go together"):
+        calibrate(str(path), "--tflops", "3")
+    with pytest.raises(FormatError, match="0 rows of A40 to fit to"):
+        calibrate(str(path), "--gpu", "A40")
+    header, *rows = path.read_text().splitlines()
+    path.write_text("\n".join([header, *rows, rows[0].replace("Z1", "Z2")]))
+    with pytest.raises(SettingsError, match="rows of Z1, Z2: say which with --gpu"):
+        calibrate(str(path), *SHEET)
+    path.write_text("\n".join([header, *(row.replace("Llama-3-8B", "") for row in rows)]))
+    with pytest.raises(SettingsError, match="rows that name no model: say which with --model"):
+        calibrate(str(path), *SHEET)
+    assert "fitting 29 rows" in calibrate(str(path), *SHEET, "--model", "Llama-3-8B")

@@ -1,0 +1,154 @@
+"""`lorrery plan`: what it says, draws and refuses."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from chassis.errors import LorreryError, SettingsError
+from cli.app import app as lorrery
+from cli.plan import app
+from cli.plan_text import draw_points
+from worker.device.capacity import Point
+
+
+def plan(*arguments: str) -> str:
+    result = CliRunner().invoke(app, [*arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+LLAMA_8B = ["--model", "Llama-3-8B", "--gpu", "H100"]
+
+
+def test_one_deployment_is_shown_over_concurrency():
+    output = plan(*LLAMA_8B, "--rate", "20")
+    assert "memory: 0.9 x 80 - 2 - 16.1 weights = 53.9 GB for 411529 KV tokens: 182 streams at once" in output
+    rows = [line.split() for line in output.splitlines() if re.match(r" *\d+ +\d+ +[\d.]+ +[\d.]+ ", line)]
+    assert [int(row[0]) for row in rows] == [1, 2, 4, 8, 16, 32, 64, 128, 182]
+    assert re.search(r"^ *182 .* 100 +KV space", output, re.MULTILINE)
+    assert re.search(r"service level TTFT 1 s, TPOT 50 ms: 182 streams, .* held back by KV space", output)
+    assert re.search(r"20 requests/s at 80% of that: \d+ replicas, \d+ GPUs", output)
+
+
+def test_the_sales_claim_is_answered_in_both_readings():
+    output = plan(*LLAMA_8B)
+    assert 'claim "3500 tokens in, first token within 1 s, 300 tokens/s":' in output
+    assert re.search(r"first token: true, \d\d ms unloaded", output)
+    assert re.search(r"read as one stream's: false, at most 1\d\d tokens/s", output)
+    assert re.search(r"read as all streams' together: true from 3 streams on", output)
+    assert "claim" not in plan(*LLAMA_8B, "--claim", "")
+    assert "first token: false" in plan(*LLAMA_8B, "--claim", "3500,0.01,9")
+    assert "true, at most" in plan(*LLAMA_8B, "--claim", "3500,0.01,9")
+
+
+def test_several_deployments_are_compared_and_what_does_not_fit_shows_its_sum():
+    output = plan("--model", "Llama-3-8B", "--model", "Llama-3-70B", "--gpu", "H100", "--tp", "1", "--tp", "4")
+    assert len(re.findall(r"^Llama-3-\d+B on \d x H100-SXM  ", output, re.MULTILINE)) == 8
+    assert "0.9 x 80 GB x 1 - 2 GB x 1 - 141.1 GB of weights = -71.1 GB for the KV cache" in output
+    assert all(len(line) <= 124 for line in output.splitlines() if "does not fit on" not in line)
+
+
+def test_nothing_that_fits_is_an_error():
+    result = CliRunner().invoke(app, ["--model", "Llama-3-70B", "--gpu", "A10G"])
+    assert result.exit_code == 1
+    assert "does not fit on 1 x A10G" in result.output
+    result = CliRunner().invoke(app, ["--tp", "3"])
+    assert result.exit_code == 1
+    assert "tensor_parallel 3 must divide" in result.output
+
+
+def test_a_request_larger_than_the_cache_is_told():
+    result = CliRunner().invoke(app, ["--model", "Llama-2-7B", "--gpu", "A10G", "--prompt", "20000"])
+    assert result.exit_code == 1
+    assert "less than one request's 20500" in result.output
+
+
+def test_figures_are_written_as_json(tmp_path):
+    plan(*LLAMA_8B, "--tp", "1", "--tp", "2", "--rate", "30", "--json", str(tmp_path / "plan.json"))
+    written = json.loads((tmp_path / "plan.json").read_text())
+    assert written["workload"]["prompt_tokens"] == 1750
+    one, two = written["plans"]
+    assert two["gpus"] == 2 * two["replicas"]
+    assert one["points"][0].keys() >= {"ttft", "itl", "tpot", "e2e", "stream_tokens", "total_tokens", "limit"}
+    assert one["claim"]["stream_holds"] is False
+
+
+def test_precision_engine_and_adapters_come_from_the_settings(tmp_path):
+    exact = plan(*LLAMA_8B)
+    small = plan(*LLAMA_8B, "--set", "worker.weight_dtype=fp8", "--set", "worker.kv_dtype=fp8")
+    assert exact != small
+    assert "9.1 weights" in small
+    config = tmp_path / "cluster.toml"
+    config.write_text('model = "Llama-3-8B"\n[worker]\ngpu = "H100"\nengine = "vllm-2023"\n')
+    assert "Llama-3-8B on 1 x H100-SXM" in plan("--config", str(config))
+    adapters = plan(*LLAMA_8B, "--adapters", "40", "--rank", "8,64")
+    assert "adapters = " in adapters
+    assert "an adapter of rank 64 that is not resident delays its first token by" in adapters
+    naive = plan(*LLAMA_8B, "--set", "worker.step_time=naive-roofline")
+    assert naive != exact
+    assert "whole step" in plan(*LLAMA_8B, "--set", "worker.step_time=llm-mock", "--tpot", "1")
+
+
+def test_a_service_level_nobody_keeps_is_told():
+    assert "not even one stream keeps its TPOT" in plan(*LLAMA_8B, "--tpot", "0.001")
+    assert "not even one stream keeps its TTFT" in plan(*LLAMA_8B, "--ttft", "0.001")
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png"])
+def test_latency_is_plotted_against_throughput(tmp_path, suffix):
+    pytest.importorskip("matplotlib", reason="make setup-dev installs it")
+    path = tmp_path / f"plan.{suffix}"
+    plan(*LLAMA_8B, "--tp", "1", "--tp", "2", "--plot", str(path))
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG" if suffix == "png" else b"<?xml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--gpu", "X9"], "GPU 'X9' is not known"),
+        (["--model", "X9"], "model 'X9' is not known"),
+        (["--rank", "8,x"], "--rank 8,x: expected whole numbers"),
+        (["--concurrency", "0"], "--concurrency 0: every number must be at least 1"),
+        (["--claim", "3500,1"], "--claim 3500,1: expected TOKENS,SECONDS,TOKENS/S"),
+        (["--claim", "0,1,1"], "--claim 0,1,1: every number must be more than 0"),
+        (["--json", "/nowhere/plan.json"], "/nowhere/plan.json: No such file or directory"),
+        (["--plot", "plan.gif"], "--plot plan.gif: the name must end in .svg, .png, .pdf"),
+        (["--set", "worker.step_time=table"], "step_time = 'table' needs profile"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments, message):
+    with pytest.raises((SettingsError, LorreryError), match=re.escape(message)):
+        plan(*arguments)
+
+
+def test_points_that_fall_together_are_marked_once():
+    def point(concurrency: int, total: float, e2e: float) -> Point:
+        return Point(concurrency, 1, 1, 1, e2e, 1, total, 1, 0.1, "compute", {})
+
+    lines = draw_points([point(1, 100, 1), point(2, 101, 1), point(128, 1000, 10)])
+    assert any("128" in line for line in lines)
+    assert any("+" in line for line in lines[1:-2])
+    assert draw_points([point(1, 1, 1)]) == []
+
+
+def test_the_command_is_listed():
+    assert "plan" in CliRunner().invoke(lorrery, ["--help"]).output
+
+
+def test_own_catalogue_files_are_read(tmp_path: Path):
+    own = tmp_path / "own.toml"
+    own.write_text(
+        'format = 1\n[[gpu]]\nname = "X9"\ntflops = 100\nmemory_gb = 40\ngb_per_second = 900\nnum_sms = 50\n'
+    )
+    assert "on 1 x X9" in plan("--model", "Llama-3-8B", "--gpu", "x9", "--set", f'catalogue=["{own}"]')
+    own.write_text("format = [")
+    with pytest.raises(SettingsError, match=r"own\.toml"):
+        plan("--set", f'catalogue=["{own}"]')
+    with pytest.raises(SettingsError, match=r"none\.toml: No such file"):
+        plan("--set", 'catalogue=["none.toml"]')
