@@ -22,16 +22,18 @@ from loadgen.workload.request import WorkloadRequest
 from loadgen.workload.slora import draw, generate_requests
 from scheduler.core.adapters import Tier
 from scheduler.core.catalogue import PLACEMENTS, ReplicaSettings, build_replica
-from scheduler.core.queues.profile import device_profile
+from scheduler.core.queues.profile import DeviceProfile
 from scheduler.core.replica import Replica
 from scheduler.core.sequence import Adapter
 from simulator.build import build_requests, build_workers
 from simulator.engine import SimulatedRequest, Simulation
-from worker.device.catalogue import find_gpu, find_model, kv_pool_tokens
-from worker.device.lora_load import adapter_bytes, load_ps
+from worker.build import read_catalogue
+from worker.device.deployment import Deployment
+from worker.device.lora import adapter_bytes, load_ps
 from worker.device.output import LognormalLength
 from worker.device.roofline import Roofline
 
+CATALOGUE = read_catalogue()
 TRACES = Path(__file__).parent.parent / "deploy" / "traces"
 PS_PER_MS = 1e9
 PCIE_GB_PER_SECOND, DISK_GB_PER_SECOND = 24.0, 2.0
@@ -48,15 +50,21 @@ class Setup:
     adapters: dict[str, Adapter]
     with_prompts: bool = False
 
+    @property
+    def deployment(self) -> Deployment:
+        """Each worker's device."""
+        gpu, model = CATALOGUE.gpu(self.gpu), CATALOGUE.model(self.model)
+        return Deployment(gpu, model, engine=CATALOGUE.engine("present-day", gpu))
+
     def replica_settings(self, **changes: object) -> ReplicaSettings:
         """Return the settings of its replicas."""
-        pool = kv_pool_tokens(find_gpu(self.gpu), find_model(self.model))
+        pool = self.deployment.kv_pool_tokens()
         base = ReplicaSettings("req_queue", pool, 9_216, max_num_batched_tokens=9_216, batch_max_tokens=9_216)
         return replace(base, **changes)  # type: ignore[arg-type]
 
     def run(self, settings: ReplicaSettings, placement: str = "least_loaded") -> "Result":
         """Run the whole load."""
-        gpu, model = find_gpu(self.gpu), find_model(self.model)
+        model = self.deployment.model
 
         def make(chosen: ReplicaSettings) -> Replica:
             return build_replica(
@@ -69,7 +77,7 @@ class Setup:
                 ),
             )
 
-        workers = build_workers(self.num_workers, settings, Roofline(gpu, model), make)
+        workers = build_workers(self.num_workers, settings, Roofline(self.deployment), make)
         simulation = Simulation(workers, PLACEMENTS[placement](np.random.default_rng(1)))
         requests = build_requests(
             self.workload, self.model, self.adapters, LognormalLength(129, 1), with_prompts=self.with_prompts
@@ -181,7 +189,8 @@ def tables() -> Iterable[tuple[str, Columns, list[tuple[str, Result]]]]:
         "TTFT p99, 3 hottest adapters": lambda r: f"{r.ttft_ms(0.99, lambda q: _name(q) in popular):,.0f}",
         "TTFT p99, others": lambda r: f"{r.ttft_ms(0.99, lambda q: _name(q) not in popular):,.0f}",
     }
-    profile = device_profile(hot.gpu, hot.model, 1, "roofline")
+    device = hot.deployment
+    profile = DeviceProfile(Roofline(device), device.gpu, device.model)
     queues = ("req_queue", "vtc_fair", "abort", "cluster", "peft", "pets")
     yield (
         "Queues (batching slora_loop)",

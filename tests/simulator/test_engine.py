@@ -11,13 +11,13 @@ from scheduler.core.catalogue import BATCHINGS, PLACEMENTS, ReplicaSettings, bui
 from scheduler.core.sequence import Adapter
 from simulator.build import build_requests, build_workers
 from simulator.engine import Simulation
-from worker.device.catalogue import find_gpu, find_model
+from tests.worker.device.known import deployment
 from worker.device.llm_mock import LlmMock
 from worker.device.output import LognormalLength
 from worker.device.roofline import Roofline
 
 ADAPTERS = {f"a{n}": Adapter(f"a{n}", 4 * (n + 1)) for n in range(4)}
-STEP_TIMES = {"roofline": Roofline(find_gpu("A10G"), find_model("Llama-2-7B")), "llm-mock": LlmMock()}
+STEP_TIMES = {"roofline": Roofline(deployment("A10G", "Llama-2-7B", engine="present-day")), "llm-mock": LlmMock()}
 
 workloads = st.lists(
     st.tuples(

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chassis.tables import read_tables
 from scheduler.core.admission import BatchLimits
 from scheduler.core.batching.continuous import Continuous
 from scheduler.core.batching.llm_mock import LlmMock
+from scheduler.core.devices import TABLES_PACKAGE, Devices
 from scheduler.core.memory.base import NEVER
 from scheduler.core.memory.peak import PeakMemory
 from scheduler.core.memory.unlimited import UnlimitedMemory
@@ -21,7 +23,7 @@ from scheduler.core.queues.early_drop import PREFILL_ALLOWANCE_PS, EarlyDrop
 from scheduler.core.queues.fifo import Fifo
 from scheduler.core.queues.peft import Peft
 from scheduler.core.queues.pets import MIN_WAITING, Pets, _cut
-from scheduler.core.queues.profile import DeviceProfile, MeasuredProfile, device_profile
+from scheduler.core.queues.profile import DeviceProfile, MeasuredProfile
 from scheduler.core.queues.vtc_fair import INPUT_PRICE, OUTPUT_PRICE, VtcFair
 from scheduler.core.replica import Replica, ReplicaOptions
 from scheduler.core.sequence import Adapter, Sequence
@@ -383,7 +385,7 @@ def test_a_measured_profile_looks_up_as_slora_does() -> None:
 
 
 def test_the_devices_profile_grows_with_rank_number_and_length() -> None:
-    profile = device_profile("A100-80-SXM", "Llama-2-7B", 1, "roofline")
+    profile = Devices(read_tables(TABLES_PACKAGE)).profile("A100-80-SXM", "Llama-2-7B", 1, "roofline")
     assert isinstance(profile, DeviceProfile)
     assert 0 < profile.prefill(1, 100) < profile.prefill(4, 100) < profile.prefill(4, 900)
     assert 0 == profile.adapter(0, 4, 100) < profile.adapter(8, 4, 100) < profile.adapter(64, 4, 100)
