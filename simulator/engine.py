@@ -1,97 +1,33 @@
 """The cluster under a virtual clock: the same core and the same mock GPU, without a wall clock, a socket or a thread.
 
-A worker's plan runs in one jump to its last step, or to the first boundary at or after an event that it heeds; the law
-of the core (commit(k) equals commit(j), plan, commit(k - j)) makes that equal to running every step. Between arrivals
-the workers do not meet, so one heap of next boundaries drives them all.
+Between arrivals workers do not meet, so one heap of their next boundaries drives them all; each jumps from plan to plan
+(`simulator.worker`). The law of the core, commit(k) equals commit(j), plan, commit(k - j), makes that equal to running
+every step.
 
-Order at one time: arrivals and cancels first, in the order given, then the workers' boundaries, in order of attaching.
-So an arrival at a boundary is seen there, as it is live.
+Order at one time: arrivals first, then cancels, deadlines and faults in the order given, then the workers' boundaries
+in order of attaching. So an arrival at a boundary is seen there, as it is live.
+
+Schedulers (shards) share nothing but the clock: a request belongs to the one that `choose_shard` names, as a router
+does it.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from heapq import heappop, heappush
 
-from scheduler.core.placements.base import Candidate, Placement
-from scheduler.core.plan import (
-    Admitted,
-    Cancelled,
-    Dropped,
-    EndReason,
-    Event,
-    Finished,
-    FirstToken,
-    Idle,
-    Plan,
-    Preempted,
-    Ran,
-)
-from scheduler.core.replica import Replica
-from scheduler.core.sequence import Sequence
-from worker.device.gpu import MockGpu, PrefillWork
-from worker.device.output import FinishReason
-from worker.device.rows import DeviceSequence
+from scheduler.core.placements.base import Placement
+from scheduler.core.plan import Admitted, Cancelled, Dropped, DropReason, Event, Finished, Idle
+from scheduler.core.sequence import Sequence as CoreSequence
+from simulator.request import SimulatedRequest
+from simulator.worker import SimulatedWorker
 
-END_REASON = {
-    FinishReason.EOS: EndReason.EOS,
-    FinishReason.STOP: EndReason.STOP,
-    FinishReason.LENGTH: EndReason.LENGTH,
-}
+NEVER = 1 << 62
+"""A time after every other."""
 
-
-@dataclass(slots=True, eq=False)
-class SimulatedRequest:
-    """One request: what comes in, and what became of it.
-
-    Attributes:
-        sequence: as the core sees it.
-        device: as the GPU sees it, its hidden end in it, given what was produced before.
-        outcome: "finished", "cancelled", "dropped" or "refused"; None while it lives.
-    """
-
-    sequence: Sequence
-    device: Callable[[int], DeviceSequence]
-    outcome: str | None = None
-    reason: EndReason | None = None
-    admitted_ps: int | None = None
-    first_token_ps: int | None = None
-    finished_ps: int | None = None
-    output_tokens: int = 0
-    cached_tokens: int = 0
-    num_preemptions: int = 0
-    worker: str = ""
-
-
-@dataclass(slots=True)
-class Totals:
-    """What a run counted."""
-
-    num_steps: int = 0
-    num_plans: int = 0
-    busy_ps: int = 0
-    end_ps: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class SimulatedWorker:
-    """One worker: its replica, its GPU, and the plan that runs.
-
-    Attributes:
-        silent: sequences whose last step gives no token (llm-mock).
-    """
-
-    name: str
-    replica: Replica
-    gpu: MockGpu
-    order: int = 0
-    plan: Plan | None = None
-    start_ps: int = 0
-    steps: int = 0
-    end_ps: int | None = None
-    boundary_ps: int = 0
-    version: int = 0
-    silent: set[int] = field(default_factory=set)
-    totals: Totals = field(default_factory=Totals)
+Refuse = Callable[[SimulatedRequest], str | None]
+"""Says why a request may not come in; None: it may."""
+Follow = Callable[[SimulatedRequest, int], SimulatedRequest | None]
+"""Says which request its client sends next, given one that has ended and the time; None: no further one."""
 
 
 class Simulation:
@@ -99,191 +35,280 @@ class Simulation:
 
     Args:
         workers: in order of attaching.
-        placement: who gets a request.
+        placement: who gets a request; with several shards one each, in order.
         one_step: plan before every step, as the oracle does; slow.
+        refuse: checks requests as they arrive.
+        choose_shard: index of the scheduler that gets a request; needed with several.
+        timeout_ps: requests not over so long after their arrival are cancelled.
+        worker_wait_ps: how long a request waits while its scheduler has no worker.
+
+    Attributes:
+        now_ps: the clock.
+        shards: the workers that are attached to each scheduler.
     """
 
-    def __init__(self, workers: Iterable[SimulatedWorker], placement: Placement, *, one_step: bool = False) -> None:
+    def __init__(
+        self,
+        workers: Iterable[SimulatedWorker],
+        placement: Placement | Sequence[Placement],
+        *,
+        one_step: bool = False,
+        refuse: Refuse | None = None,
+        choose_shard: Callable[[SimulatedRequest], int] | None = None,
+        timeout_ps: int | None = None,
+        worker_wait_ps: int = 30 * 10**12,
+    ) -> None:
         self.workers = list(workers)
         for order, worker in enumerate(self.workers):
             worker.order = order
-        self._placement = placement
+        self._placements = placement if isinstance(placement, Sequence) else [placement]
+        self.shards: list[list[SimulatedWorker]] = [[] for _ in self._placements]
+        for worker in self.workers:
+            self.shards[worker.shard].append(worker)
+        self.now_ps = 0
+        self.num_events = 0
         self._one_step = one_step
+        self._refuse = refuse
+        self._choose_shard = choose_shard
+        self._timeout_ps = timeout_ps
+        self._worker_wait_ps = worker_wait_ps
         self._requests: dict[int, SimulatedRequest] = {}
         self._worker_of: dict[int, SimulatedWorker] = {}
+        self._unplaced: list[dict[int, tuple[int, SimulatedRequest]]] = [{} for _ in self._placements]  # since when
         self._boundaries: list[tuple[int, int, int]] = []  # (time, order of the worker, version)
+        self._timed: list[tuple[int, int, Callable[[], None]]] = []  # (time, number, what)
+        self._num_timed = 0
+        self._ended: list[SimulatedRequest] = []
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have arrived and are not over."""
+        return len(self._requests)
+
+    def at(self, at_ps: int, happen: Callable[[], None]) -> None:
+        """Let something happen at a time: a cancel, a fault."""
+        heappush(self._timed, (at_ps, self._num_timed, happen))
+        self._num_timed += 1
 
     def run(
-        self, arrivals: Iterable[tuple[int, SimulatedRequest]], cancels: Iterable[tuple[int, int]] = ()
+        self,
+        arrivals: Iterable[tuple[int, SimulatedRequest]],
+        cancels: Iterable[tuple[int, int]] = (),
+        *,
+        follow: Follow | None = None,
     ) -> Iterator[SimulatedRequest]:
         """Run until nothing is left to do; yield each request as it ends.
 
         Args:
             arrivals: (time in picoseconds, request), in order of time.
-            cancels: (time in picoseconds, handle), in order of time.
+            cancels: (time in picoseconds, handle).
+            follow: a closed loop's next requests, which arrive as one ends.
         """
+        for at_ps, handle in cancels:
+            self.at(at_ps, partial(self.cancel, handle))
         coming = iter(arrivals)
-        leaving = iter(cancels)
-        arrival, cancel = next(coming, None), next(leaving, None)
-        ended: list[SimulatedRequest] = []
+        arrival = next(coming, None)
+        arrival_ps = NEVER if arrival is None else arrival[0]
+        boundaries, timed, ended, workers = self._boundaries, self._timed, self._ended, self.workers
         while True:
-            boundary_ps = self._next_boundary_ps()
-            next_ps = min((e[0] for e in (arrival, cancel) if e is not None), default=None)
-            if next_ps is not None and (boundary_ps is None or next_ps <= boundary_ps):
-                if arrival is not None and arrival[0] == next_ps:
-                    self._arrive(*arrival, ended)
-                    arrival = next(coming, None)
-                else:
-                    assert cancel is not None
-                    self._cancel(*cancel)
-                    cancel = next(leaving, None)
-            elif boundary_ps is not None:
-                _, order, _ = heappop(self._boundaries)
-                self._at_boundary(self.workers[order], boundary_ps, ended)
+            while boundaries and workers[boundaries[0][1]].version != boundaries[0][2]:
+                heappop(boundaries)
+            boundary_ps = boundaries[0][0] if boundaries else NEVER
+            timed_ps = timed[0][0] if timed else NEVER
+            if arrival is not None and arrival_ps <= boundary_ps and arrival_ps <= timed_ps:
+                self.now_ps = arrival_ps
+                self._arrive(arrival[1])
+                arrival = next(coming, None)
+                if arrival is not None:
+                    arrival_ps = arrival[0]
+            elif timed_ps <= boundary_ps:
+                if not timed:
+                    return
+                self.now_ps = timed_ps
+                heappop(timed)[2]()
             else:
-                return
-            yield from ended
-            ended.clear()
+                self.now_ps = boundary_ps
+                self._at_boundary(workers[heappop(boundaries)[1]], boundary_ps)
+            if ended:
+                if follow is not None:
+                    self._send_next(follow)
+                yield from ended
+                ended.clear()
 
-    def _next_boundary_ps(self) -> int | None:
-        heap = self._boundaries
-        while heap and self.workers[heap[0][1]].version != heap[0][2]:
-            heappop(heap)
-        return heap[0][0] if heap else None
+    def _send_next(self, follow: Follow) -> None:
+        for request in self._ended:
+            following = follow(request, self.now_ps)
+            if following is not None:
+                self.at(self.now_ps, partial(self._arrive, following))
 
     # --- from outside -----------------------------------------------------------------------------------------------
 
-    def _arrive(self, at_ps: int, request: SimulatedRequest, ended: list[SimulatedRequest]) -> None:
-        sequence = request.sequence
-        candidates = [
-            Candidate(worker.name, worker.replica)
-            for worker in self.workers
-            if worker.replica.why_never(sequence) is None
-        ]
-        if not candidates:
-            request.outcome = "refused"
-            ended.append(request)
+    def _arrive(self, request: SimulatedRequest) -> None:
+        if self._refuse is not None and (why := self._refuse(request)) is not None:
+            self._close(request, "refused", why)
             return
-        if len(candidates) > 1:
-            for worker in self.workers:
-                self._catch_up(worker, at_ps)
-        chosen = self._placement.place(sequence, candidates).candidate.name
-        worker = next(worker for worker in self.workers if worker.name == chosen)
-        self._requests[sequence.handle] = request
-        self._worker_of[sequence.handle] = worker
-        heeded = worker.replica.arrival_matters()
-        worker.replica.submit(sequence, at_ps)
-        self._nudge(worker, at_ps, heeded=heeded)
+        if self._choose_shard is not None:
+            request.shard = self._choose_shard(request)
+        self._requests[request.handle] = request
+        if self._timeout_ps is not None:
+            self.at(self.now_ps + self._timeout_ps, partial(self._time_out, request))
+        self._place(request)
 
-    def _catch_up(self, worker: SimulatedWorker, at_ps: int) -> None:
-        """Commit the steps of the running plan that have ended before now, so that placement sees the present state."""
-        if worker.plan is None or worker.steps == 1:
+    def _place(self, request: SimulatedRequest) -> None:
+        """Give a request to a worker of its scheduler, now or when there is one."""
+        workers = self.shards[request.shard]
+        fitting = [worker for worker in workers if worker.replica.why_never(request) is None]
+        if len(fitting) == 1:
+            worker = fitting[0]
+            if len(workers) > 1:  # a placement may remember what it chose
+                self._placements[request.shard].place(request, [worker.candidate])
+        elif fitting:
+            worker = self._choose(request, fitting)
+        else:
+            self._wait_or_refuse(request, workers)
             return
-        done = worker.gpu.steps_to_cover(at_ps - worker.start_ps, worker.steps) - 1
-        if done:
-            duration_ps, finished = worker.gpu.skip(done)
-            assert not finished
-            worker.start_ps += duration_ps
-            worker.steps -= done
-            worker.totals.num_steps += done
-            worker.totals.busy_ps += duration_ps
-            events = worker.replica.commit(worker.plan, Ran(done, worker.start_ps))
-            assert not events
+        self._worker_of[request.handle] = worker
+        replica = worker.replica
+        heeded = replica.arrival_matters()
+        replica.submit(request, self.now_ps)
+        self._nudge(worker, heeded=heeded)
 
-    def _cancel(self, at_ps: int, handle: int) -> None:
+    def _choose(self, request: SimulatedRequest, fitting: list[SimulatedWorker]) -> SimulatedWorker:
+        for worker in fitting:
+            worker.catch_up(self.now_ps)
+        candidates = [worker.candidate for worker in fitting]
+        chosen = self._placements[request.shard].place(request, candidates).candidate
+        return fitting[candidates.index(chosen)]
+
+    def _wait_or_refuse(self, request: SimulatedRequest, workers: list[SimulatedWorker]) -> None:
+        if workers:
+            del self._requests[request.handle]
+            self._close(request, "refused", workers[0].replica.why_never(request) or "")
+            return
+        self._unplaced[request.shard][request.handle] = self.now_ps, request
+        self.at(self.now_ps + self._worker_wait_ps, partial(self._wait_in_vain, request, self.now_ps))
+
+    def _wait_in_vain(self, request: SimulatedRequest, since_ps: int) -> None:
+        unplaced = self._unplaced[request.shard]
+        if unplaced.get(request.handle, (None, request))[0] == since_ps:
+            del unplaced[request.handle], self._requests[request.handle]
+            self._close(request, "refused", "no worker has attached")
+
+    def cancel(self, handle: int) -> None:
+        """Withdraw a request now; ignored if it is over."""
+        request = self._requests.get(handle)
+        if request is None:
+            return
         worker = self._worker_of.get(handle)
         if worker is not None:
-            worker.replica.cancel(handle, at_ps)
-            self._nudge(worker, at_ps, heeded=True)
+            worker.replica.cancel(handle, self.now_ps)
+            self._nudge(worker, heeded=True)
+        else:
+            del self._unplaced[request.shard][handle], self._requests[handle]
+            self._close(request, "cancelled")
 
-    def _nudge(self, worker: SimulatedWorker, at_ps: int, *, heeded: bool) -> None:
+    def _time_out(self, request: SimulatedRequest) -> None:
+        if request.outcome is None:
+            request.detail = "deadline exceeded"
+            self.cancel(request.handle)
+
+    def _nudge(self, worker: SimulatedWorker, *, heeded: bool) -> None:
         if worker.plan is None:
-            self._schedule(worker, max(at_ps, worker.boundary_ps))
-        elif heeded and worker.steps > 1 and worker.end_ps is not None and worker.end_ps > at_ps:
-            worker.steps = worker.gpu.steps_to_cover(at_ps - worker.start_ps, worker.steps)
-            self._schedule(worker, worker.start_ps + worker.gpu.total_ps(worker.steps))
+            self._schedule(worker, max(self.now_ps, worker.boundary_ps))
+        elif heeded and (boundary_ps := worker.interrupt(self.now_ps)) is not None:
+            self._schedule(worker, boundary_ps)
 
     def _schedule(self, worker: SimulatedWorker, at_ps: int) -> None:
         worker.version += 1
         worker.end_ps = at_ps
         heappush(self._boundaries, (at_ps, worker.order, worker.version))
 
+    # --- workers that come and go -----------------------------------------------------------------------------------
+
+    def lose(self, worker: SimulatedWorker) -> None:
+        """Let a worker die now; what it had is queued again elsewhere. Ignored if it is gone."""
+        shard = self.shards[worker.shard]
+        if worker not in shard:
+            return
+        worker.catch_up(self.now_ps)
+        shard.remove(worker)
+        worker.version += 1
+        worker.plan, worker.end_ps = None, None
+        unfinished, events = worker.replica.lose(max(self.now_ps, worker.boundary_ps))
+        worker.gpu.clear()
+        self._handle(worker, events)
+        for sequence in unfinished:
+            request = self._requests[sequence.handle]
+            del self._worker_of[sequence.handle]
+            self._place(request)
+
+    def attach(self, worker: SimulatedWorker) -> None:
+        """Let a worker that was lost come back now, with nothing; it gets what waits for one."""
+        shard = self.shards[worker.shard]
+        if worker in shard:
+            return
+        worker.renew(self.now_ps)
+        shard.append(worker)
+        waiting, self._unplaced[worker.shard] = self._unplaced[worker.shard], {}
+        for _, request in waiting.values():
+            self._place(request)
+
     # --- boundaries -------------------------------------------------------------------------------------------------
 
-    def _at_boundary(self, worker: SimulatedWorker, at_ps: int, ended: list[SimulatedRequest]) -> None:
-        if worker.plan is not None:
-            self._commit(worker, worker.plan, at_ps, ended)
+    def _at_boundary(self, worker: SimulatedWorker, at_ps: int) -> None:
+        plan = worker.plan
+        if plan is not None:
+            events = worker.finish(plan, at_ps, self._requests)
+            if events:
+                self._handle(worker, events)
         worker.boundary_ps = at_ps
         decision = worker.replica.plan(at_ps)
         worker.totals.num_plans += 1
-        self._handle(worker, decision.events, ended)
-        for sequence in decision.leaves:
-            worker.gpu.leave(sequence.handle)
-        if isinstance(decision, Idle):
-            worker.plan, worker.end_ps = None, None
-            worker.version += 1
-            if decision.until_ps is not None:
-                self._schedule(worker, max(at_ps, decision.until_ps))
+        if decision.events:
+            self._handle(worker, decision.events)
+        if decision.leaves:
+            for sequence in decision.leaves:
+                worker.gpu.leave(sequence.handle)
+        if not isinstance(decision, Idle):
+            self._schedule(worker, worker.start(decision, at_ps, self._requests, one_step=self._one_step))
+        elif decision.until_ps is not None:
+            self._schedule(worker, max(at_ps, decision.until_ps))
         else:
-            self._start(worker, decision, at_ps)
+            worker.end_ps = None
+            worker.version += 1
 
-    def _start(self, worker: SimulatedWorker, plan: Plan, at_ps: int) -> None:
-        gpu = worker.gpu
-        for sequence in plan.joins:
-            joining = self._requests[sequence.handle].device(sequence.produced_tokens)
-            gpu.join(joining)
-            if joining.ending.extra_step:
-                worker.silent.add(sequence.handle)
-        prefills = [
-            PrefillWork(chunk.sequence.handle, chunk.new_tokens, chunk.past_tokens, chunk.samples)
-            for chunk in plan.prefills
-        ]
-        gpu.begin(prefills, decode=plan.decode, hold=plan.hold)
-        steps = 1
-        if not self._one_step and plan.max_steps > 1 and gpu.can_jump:
-            steps = min(plan.max_steps, gpu.steps_to_finish or plan.max_steps)
-            if plan.until_ps is not None and steps > 1:
-                steps = gpu.steps_to_cover(plan.until_ps - at_ps - plan.wait_ps, steps)
-        worker.plan, worker.start_ps, worker.steps = plan, at_ps + plan.wait_ps, steps
-        self._schedule(worker, worker.start_ps + gpu.total_ps(steps))
-
-    def _commit(self, worker: SimulatedWorker, plan: Plan, at_ps: int, ended: list[SimulatedRequest]) -> None:
-        duration_ps, finished = worker.gpu.skip(worker.steps)
-        worker.totals.num_steps += worker.steps
-        worker.totals.busy_ps += duration_ps
-        worker.totals.end_ps = at_ps
-        worker.plan = None
-        silent = frozenset(handle for handle, _ in finished if handle in worker.silent)
-        worker.silent -= silent
-        ran = Ran(worker.steps, at_ps, [(handle, END_REASON[reason]) for handle, reason in finished], silent)
-        self._handle(worker, worker.replica.commit(plan, ran), ended)
-
-    def _handle(self, worker: SimulatedWorker, events: Iterable[Event], ended: list[SimulatedRequest]) -> None:
+    def _handle(self, worker: SimulatedWorker, events: Iterable[Event]) -> None:
         for event in events:
-            match event:
-                case Admitted(sequence):
-                    request = self._requests[sequence.handle]
-                    if request.admitted_ps is None:
-                        request.admitted_ps, request.cached_tokens = sequence.admitted_ps, sequence.cached_tokens
-                case FirstToken(sequence, at_ps):
-                    self._requests[sequence.handle].first_token_ps = at_ps
-                case Preempted(sequence):
-                    self._requests[sequence.handle].num_preemptions += 1
-                case Finished(sequence, reason, output_tokens, at_ps):
-                    request = self._end(sequence, worker, "finished", ended)
-                    request.reason, request.output_tokens, request.finished_ps = reason, output_tokens, at_ps
-                case Cancelled(sequence):
-                    self._end(sequence, worker, "cancelled", ended)
-                case Dropped(sequence):
-                    self._end(sequence, worker, "dropped", ended)
-                case _:
-                    pass
+            if isinstance(event, Finished):
+                request = self._end(event.sequence, worker)
+                request.outcome, request.reason = "finished", event.reason
+                request.output_tokens, request.finished_ps = event.output_tokens, event.at_ps
+                self._ended.append(request)
+            elif isinstance(event, Admitted):
+                request = self._requests[event.sequence.handle]
+                if request.first_admitted_ps is None:
+                    request.first_admitted_ps = request.admitted_ps
+                    request.first_cached_tokens = min(request.cached_tokens, request.prompt_tokens)
+            elif isinstance(event, Cancelled):
+                request = self._end(event.sequence, worker)
+                outcome = "timed out" if request.detail else "cancelled"
+                self._close(request, outcome, request.detail)
+            elif isinstance(event, Dropped):
+                self._close(self._end(event.sequence, worker), "dropped", _DROPPED[event.reason])
 
-    def _end(
-        self, sequence: Sequence, worker: SimulatedWorker, outcome: str, ended: list[SimulatedRequest]
-    ) -> SimulatedRequest:
-        request = self._requests.pop(sequence.handle)
-        del self._worker_of[sequence.handle]
-        request.outcome, request.worker = outcome, worker.name
-        ended.append(request)
+    def _end(self, sequence: CoreSequence, worker: SimulatedWorker) -> SimulatedRequest:
+        handle = sequence.handle
+        del self._worker_of[handle]
+        request = self._requests.pop(handle)
+        request.worker = worker.name
         return request
+
+    def _close(self, request: SimulatedRequest, outcome: str, detail: str = "") -> None:
+        request.outcome, request.detail, request.finished_ps = outcome, detail, self.now_ps
+        self._ended.append(request)
+
+
+_DROPPED = {
+    DropReason.SERVICE_LEVEL: "dropped: the service level can no longer be met; try later",
+    DropReason.ADAPTER_LOAD: "its adapter could not be loaded; try later",
+}

@@ -26,11 +26,11 @@ from scheduler.core.queues.profile import DeviceProfile
 from scheduler.core.replica import Replica
 from scheduler.core.sequence import Adapter
 from simulator.build import build_requests, build_workers
-from simulator.engine import SimulatedRequest, Simulation
+from simulator.engine import Simulation
+from simulator.request import SimulatedRequest
 from worker.build import read_catalogue
 from worker.device.deployment import Deployment
 from worker.device.lora import adapter_bytes, load_ps
-from worker.device.output import LognormalLength
 from worker.device.roofline import Roofline
 
 CATALOGUE = read_catalogue()
@@ -79,9 +79,7 @@ class Setup:
 
         workers = build_workers(self.num_workers, settings, Roofline(self.deployment), make)
         simulation = Simulation(workers, PLACEMENTS[placement](np.random.default_rng(1)))
-        requests = build_requests(
-            self.workload, self.model, self.adapters, LognormalLength(129, 1), with_prompts=self.with_prompts
-        )
+        requests = build_requests(self.workload, self.model, self.adapters, with_prompts=self.with_prompts)
         done = list(simulation.run(requests))
         return Result(done, sum(worker.replica.adapters.num_loads for worker in workers))
 

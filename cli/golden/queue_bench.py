@@ -130,7 +130,7 @@ class QueueBench:
         return [request_id, adapter, sequence.prompt_tokens, sequence.max_new_tokens, int(sequence.aborted)]
 
     def _running_row(self, sequence: Sequence) -> list[Any]:
-        output_tokens = sequence.produced_tokens + sequence.output_tokens(self._running.decode_step)
+        output_tokens = sequence.produced_tokens + sequence.output_tokens_at(self._running.decode_step)
         row = self._waiting_row(sequence)
         return [*row[:-1], output_tokens, row[-1]]
 

@@ -218,7 +218,7 @@ class Replica:
             return 0
         if sequence.handle in self.running.held:
             return sequence.held_output_tokens
-        return sequence.output_tokens(self.running.decode_step)
+        return sequence.output_tokens_at(self.running.decode_step)
 
     def _remove(self, sequence: Sequence) -> int:
         """Take a sequence out of the batch, and what it holds out of memory; return what it has produced in it."""

@@ -173,7 +173,7 @@ class Running:
     def hold(self, sequence: Sequence) -> None:
         """Let a decoding sequence that has ended keep what it holds, and grow no more."""
         del self._decoding[sequence.handle], self._finish_steps[sequence.handle], self._held_at_0[sequence.handle]
-        sequence.held_output_tokens = sequence.output_tokens(self.decode_step)
+        sequence.held_output_tokens = sequence.output_tokens_at(self.decode_step)
         self._kv_tokens += sequence.base_step + sequence.held_output_tokens - 1
         self.held[sequence.handle] = sequence
         self._changed()

@@ -84,7 +84,7 @@ class Sequence:
         """The decode-step counter at which its budget is used up, if nothing ends it before."""
         return self.base_step + self.budget_tokens
 
-    def output_tokens(self, decode_step: int) -> int:
+    def output_tokens_at(self, decode_step: int) -> int:
         """Tokens produced in its present batch, at this value of the decode-step counter."""
         return decode_step - self.base_step
 

@@ -13,7 +13,6 @@ from simulator.build import build_requests, build_workers
 from simulator.engine import Simulation
 from tests.worker.device.known import deployment
 from worker.device.llm_mock import LlmMock
-from worker.device.output import LognormalLength
 from worker.device.roofline import Roofline
 
 ADAPTERS = {f"a{n}": Adapter(f"a{n}", 4 * (n + 1)) for n in range(4)}
@@ -59,7 +58,7 @@ def run(
     for index, (gap, prompt, output, adapter) in enumerate(drawn):
         at += gap
         workload.append(WorkloadRequest(index, at, prompt, output, adapter))
-    requests = build_requests(workload, "Llama-2-7B", ADAPTERS, LognormalLength(100, 1))
+    requests = build_requests(workload, "Llama-2-7B", ADAPTERS)
     simulation = Simulation(workers, PLACEMENTS[placement](np.random.default_rng(1)), one_step=one_step)
     return [
         (r.sequence.handle, r.outcome, r.worker, r.admitted_ps, r.first_token_ps, r.finished_ps, r.output_tokens)

@@ -196,13 +196,27 @@ class MockGpu:
         """Return where the time of a step goes, as `batch` described it."""
         return self._step_time.step_cost(batch)
 
-    @property
-    def can_jump(self) -> bool:
-        """Whether the coming steps have a closed form."""
-        return not self._prefills and self._decode_segment()[0] is not None
+    def run_length(self, max_steps: int, duration_ps: int | None = None) -> int:
+        """Return how many of the coming steps may run in one jump: until a sequence ends, or what is asked for.
+
+        Args:
+            max_steps: at most so many, at least 1.
+            duration_ps: stop at the first end of a step so long after the start; None: no such bound.
+        """
+        if self._prefills or self._decode_segment()[0] is None:
+            return 1
+        if self._decode and self._num_decoding:
+            max_steps = min(max_steps, self._next_last_step() - self._decode_steps + 1)
+        if duration_ps is None or max_steps == 1:
+            return max_steps
+        return self.steps_to_cover(duration_ps, max_steps)
+
+    def use(self, step_time: StepTimeModel) -> None:
+        """Take what another model says for steps that have not begun."""
+        self._step_time, self._segment = step_time, None
 
     def total_ps(self, num_steps: int) -> int:
-        """Return how long the coming steps take together; more than one only if `can_jump`."""
+        """Return how long the coming steps take together; more than one only as `run_length` says."""
         if num_steps == 1:
             return self.step_ps()
         segment, index = self._decode_segment()
@@ -210,7 +224,7 @@ class MockGpu:
         return Segment(segment.step_ps(index), segment.slope_ps).total_ps(num_steps)
 
     def steps_to_cover(self, duration_ps: int, limit: int) -> int:
-        """Return the fewest steps, at least 1, that take at least this long, but at most `limit`. Needs `can_jump`."""
+        """Return the fewest steps, at least 1, that take at least this long, but at most `limit`; needs a closed form."""
         segment, index = self._decode_segment()
         assert segment is not None
         coming = Segment(segment.step_ps(index), segment.slope_ps)

@@ -152,7 +152,7 @@ class PagedMachine(RuleBasedStateMachine):
         running, cache = self.replica.running, self.replica.prefix_cache
         used, cached, free = self._use()
         assert used + cached + free == self.num_blocks
-        held = {s.handle: s.input_tokens + s.output_tokens(running.decode_step) for s in running}
+        held = {s.handle: s.input_tokens + s.output_tokens_at(running.decode_step) for s in running}
         held |= {s.handle: s.input_tokens + (s.budget_tokens > 1) for s in running.prefilling.values()}
         distinct = -(-running.adapter_slots // BLOCK) + sum(-(-tokens // BLOCK) for tokens in held.values())
         if isinstance(cache, BlockCache):

@@ -123,7 +123,7 @@ def worlds(draw: st.DrawFn) -> World:
 
 def nothing_is_negative_or_over(replica: Replica, pool: int, most: int) -> None:
     running = replica.running
-    held = sum(s.input_tokens + s.output_tokens(running.decode_step) - 1 for s in running)
+    held = sum(s.input_tokens + s.output_tokens_at(running.decode_step) - 1 for s in running)
     held += sum(s.input_tokens for s in running.prefilling.values())
     held += sum(s.input_tokens + s.held_output_tokens - 1 for s in running.held.values())
     assert running.kv_tokens == held

@@ -1,0 +1,185 @@
+"""One worker under the virtual clock: its replica, its GPU, and the plan that runs.
+
+A plan runs in one jump to its last step, or to the first boundary at or after an event that it heeds. What is known of
+the steps (when they end, who ends with them) is known when the plan starts; it is committed when the clock gets there.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from scheduler.core.placements.base import Candidate
+from scheduler.core.plan import EndReason, Event, Plan, Ran
+from scheduler.core.replica import Replica
+from simulator.request import SimulatedRequest
+from worker.device.gpu import MockGpu, PrefillWork
+from worker.device.output import FinishReason
+from worker.device.steptime import StepTimeModel
+
+END_REASON = {
+    FinishReason.EOS: EndReason.EOS,
+    FinishReason.STOP: EndReason.STOP,
+    FinishReason.LENGTH: EndReason.LENGTH,
+}
+
+
+class StepObserver(Protocol):
+    """Told of the steps that ran, in order of time for each worker."""
+
+    def ran(self, worker: "SimulatedWorker", plan: Plan, start_ps: int, num_steps: int, end_ps: int) -> None:
+        """Take note of steps of one plan that have ended, before they are committed.
+
+        Args:
+            worker: whose; its GPU has not moved on yet.
+            plan: the plan they belong to.
+            start_ps: when the first of them began, adapters waited for.
+            num_steps: how many.
+            end_ps: when the last of them ended.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class Totals:
+    """What a run counted."""
+
+    num_steps: int = 0
+    num_plans: int = 0
+    busy_ps: int = 0
+    end_ps: int = 0
+
+
+class SimulatedWorker:
+    """See the module.
+
+    Args:
+        name: its id.
+        make_replica: makes its replica, anew after the worker was lost.
+        gpu: its device.
+        shard: index of the scheduler it belongs to.
+
+    Attributes:
+        order: of attaching; decides who comes first at one time.
+        boundary_ps: the last boundary at which it planned.
+        version: of its entry in the clock's heap.
+    """
+
+    __slots__ = (
+        "_make_replica",
+        "_may_be_silent",
+        "boundary_ps",
+        "candidate",
+        "end_ps",
+        "gpu",
+        "name",
+        "observer",
+        "order",
+        "plan",
+        "replica",
+        "shard",
+        "start_ps",
+        "steps",
+        "totals",
+        "version",
+    )
+
+    def __init__(self, name: str, make_replica: Callable[[], Replica], gpu: MockGpu, shard: int = 0) -> None:
+        self.name = name
+        self.gpu = gpu
+        self.shard = shard
+        self.order = 0
+        self.plan: Plan | None = None
+        self.start_ps = 0
+        self.steps = 0
+        self.end_ps: int | None = None
+        self.boundary_ps = 0
+        self.version = 0
+        self.totals = Totals()
+        self.observer: StepObserver | None = None
+        self._make_replica = make_replica
+        self._may_be_silent = False
+        self.replica = make_replica()
+        self.candidate = Candidate(name, self.replica)
+
+    def renew(self, at_ps: int) -> None:
+        """Come back with nothing, after it was lost."""
+        self.replica = self._make_replica()
+        self.candidate = Candidate(self.name, self.replica)
+        self.boundary_ps = at_ps
+
+    def start(self, plan: Plan, at_ps: int, requests: dict[int, SimulatedRequest], *, one_step: bool) -> int:
+        """Begin to run a plan; return when it hands back if nothing interrupts it.
+
+        Args:
+            plan: the replica's.
+            at_ps: now.
+            requests: the simulation's, by handle.
+            one_step: hand back after every step.
+        """
+        gpu = self.gpu
+        for sequence in plan.joins:
+            request = requests[sequence.handle]
+            gpu.join(request.device())
+            if request.ending.extra_step:
+                self._may_be_silent = True
+        prefills = [
+            PrefillWork(chunk.sequence.handle, chunk.new_tokens, chunk.past_tokens, chunk.samples)
+            for chunk in plan.prefills
+        ]
+        gpu.begin(prefills, decode=plan.decode, hold=plan.hold)
+        steps = 1
+        self.start_ps = start_ps = at_ps + plan.wait_ps
+        if plan.max_steps > 1 and not one_step:
+            steps = gpu.run_length(plan.max_steps, None if plan.until_ps is None else plan.until_ps - start_ps)
+        self.plan, self.steps = plan, steps
+        return start_ps + gpu.total_ps(steps)
+
+    def interrupt(self, at_ps: int) -> int | None:
+        """Cut the plan at its first boundary at or after this time; return that boundary, None if it stays."""
+        if self.steps == 1 or self.end_ps is None or self.end_ps <= at_ps:
+            return None
+        self.steps = self.gpu.steps_to_cover(at_ps - self.start_ps, self.steps)
+        return self.start_ps + self.gpu.total_ps(self.steps)
+
+    def finish(self, plan: Plan, at_ps: int, requests: dict[int, SimulatedRequest]) -> list[Event]:
+        """End the plan at this boundary: run and commit what is left of its steps."""
+        steps = self.steps
+        if self.observer is not None:
+            self.observer.ran(self, plan, self.start_ps, steps, at_ps)
+        duration_ps, finished = self.gpu.skip(steps)
+        totals = self.totals
+        totals.num_steps += steps
+        totals.busy_ps += duration_ps
+        totals.end_ps = at_ps
+        self.plan = None
+        if not finished:
+            return self.replica.commit(plan, Ran(steps, at_ps))
+        ended = [(handle, END_REASON[reason]) for handle, reason in finished]
+        silent: frozenset[int] = frozenset()
+        if self._may_be_silent:
+            silent = frozenset(handle for handle, _ in finished if requests[handle].ending.extra_step)
+        return self.replica.commit(plan, Ran(steps, at_ps, ended, silent))
+
+    def catch_up(self, at_ps: int) -> None:
+        """Commit the steps of the running plan that have ended before now, so that all may see the present state."""
+        plan = self.plan
+        if plan is None or self.steps == 1:
+            return
+        done = self.gpu.steps_to_cover(at_ps - self.start_ps, self.steps) - 1
+        if not done:
+            return
+        end_ps = self.start_ps + self.gpu.total_ps(done)
+        if self.observer is not None:
+            self.observer.ran(self, plan, self.start_ps, done, end_ps)
+        duration_ps, finished = self.gpu.skip(done)
+        assert not finished
+        self.start_ps = end_ps
+        self.steps -= done
+        self.totals.num_steps += done
+        self.totals.busy_ps += duration_ps
+        events = self.replica.commit(plan, Ran(done, end_ps))
+        assert not events
+
+    def slow_down(self, step_time: StepTimeModel) -> None:
+        """Let steps take what another model says, from the next plan on."""
+        self.gpu.use(step_time)
