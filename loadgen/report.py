@@ -6,13 +6,17 @@ attribution, so that it can be read without this program. Times are device secon
 
 import csv
 import json
+import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from chassis.errors import FormatError, LorreryError, SettingsError
 from chassis.version import VERSION
@@ -20,11 +24,20 @@ from loadgen.options import LoadOptions
 from loadgen.own_load import OwnLoad
 from loadgen.source import BuiltWorkload
 from loadgen.wire import ClusterView
-from loadgen.workload.outcome import OK, RequestOutcome
+from loadgen.workload.outcome_table import OutcomeTable
 from loadgen.workload.slora_summary import SloraSummary, slora_summary
 from loadgen.workload.summary import FORMULAS, Summary, summarise
 
-__all__ = ["CSV_COLUMNS", "FORMAT_VERSION", "LoadReport", "check_folder", "make_report", "read_report", "write_report"]
+__all__ = [
+    "CSV_COLUMNS",
+    "FORMAT_VERSION",
+    "LoadReport",
+    "SimulationCost",
+    "check_folder",
+    "make_report",
+    "read_report",
+    "write_report",
+]
 
 FORMAT_VERSION = 1
 """Of the JSON summary. Another number: another meaning of some field."""
@@ -62,12 +75,35 @@ CSV_COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
+class SimulationCost:
+    """What a simulated run took.
+
+    Attributes:
+        cpu_seconds: of the simulation itself, workload and report left out.
+        simulated_seconds: device time from the first arrival to the last end.
+        num_steps: steps of all workers.
+        num_plans: decisions that led to them.
+        num_workers: all of them.
+        events: what happened beside requests, in words: faults.
+    """
+
+    cpu_seconds: float
+    simulated_seconds: float
+    num_steps: int
+    num_plans: int
+    num_workers: int
+    events: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class LoadReport:
-    """A finished run.
+    """A finished run, live or simulated.
 
     Attributes:
         started_at: UTC.
-        wall_seconds: from the first send to the last end, wall time.
+        own_load: of a live run.
+        simulation: of a simulated one.
+        wall_seconds: from the first send to the last end, wall time; of a simulated run as it would be live.
         num_skipped: requests left out because the cluster's limits would refuse them.
         num_warmup_failed: warm-up requests that failed; they are in no figure.
     """
@@ -75,10 +111,11 @@ class LoadReport:
     options: LoadOptions
     workload: BuiltWorkload
     cluster: ClusterView
-    outcomes: Sequence[RequestOutcome]
+    outcomes: OutcomeTable
     summary: Summary
     slora: SloraSummary
-    own_load: OwnLoad
+    own_load: OwnLoad | None
+    simulation: SimulationCost | None
     started_at: datetime
     wall_seconds: float
     interrupted: bool
@@ -88,7 +125,7 @@ class LoadReport:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What a reader of the figures must know."""
-        found = list(self.own_load.warnings)
+        found = list(self.own_load.warnings) if self.own_load is not None else []
         if self.interrupted:
             found.append(f"interrupted: {self.summary.num_interrupted} open requests were cut off")
         if self.num_skipped:
@@ -102,25 +139,26 @@ def make_report(
     options: LoadOptions,
     workload: BuiltWorkload,
     cluster: ClusterView,
-    outcomes: Sequence[RequestOutcome],
-    own_load: OwnLoad,
+    outcomes: OutcomeTable,
     *,
+    own_load: OwnLoad | None = None,
+    simulation: SimulationCost | None = None,
     started_at: datetime,
-    interrupted: bool,
-    num_skipped: int,
-    num_warmup_failed: int,
+    interrupted: bool = False,
+    num_skipped: int = 0,
+    num_warmup_failed: int = 0,
 ) -> LoadReport:
     """Compute the figures of a run."""
-    ordered = sorted(outcomes, key=lambda outcome: outcome.index)
-    summary = summarise(ordered)
+    summary = summarise(outcomes)
     return LoadReport(
         options=options,
         workload=workload,
         cluster=cluster,
-        outcomes=ordered,
+        outcomes=outcomes,
         summary=summary,
-        slora=_slora_figures(ordered, summary.duration_seconds),
+        slora=_slora_figures(outcomes, summary.duration_seconds),
         own_load=own_load,
+        simulation=simulation,
         started_at=started_at,
         wall_seconds=summary.duration_seconds * cluster.time_scale,
         interrupted=interrupted,
@@ -153,7 +191,7 @@ def write_report(report: LoadReport, folder: Path) -> tuple[Path, Path]:
     summary, requests = folder / SUMMARY_FILE, folder / REQUESTS_FILE
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _replace(requests, "".join(_csv(report.outcomes)))
+        _replace(requests, _csv(report.outcomes))
         _replace(summary, json.dumps(to_json(report), indent=2) + "\n")
     except OSError as error:
         raise LorreryError(f"report: {error.filename}: {error.strerror}") from None
@@ -207,74 +245,72 @@ def to_json(report: LoadReport) -> dict[str, Any]:
         "formulas": FORMULAS,
         "summary": asdict(report.summary),
         "slora_summary": asdict(report.slora),
-        "load_generator": {"wall_seconds_of_run": report.wall_seconds, **asdict(report.own_load)},
+        **_how_it_ran(report),
     }
 
 
-def _slora_figures(outcomes: Sequence[RequestOutcome], duration_seconds: float) -> SloraSummary:
+def _how_it_ran(report: LoadReport) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if report.own_load is not None:
+        found["load_generator"] = {"wall_seconds_of_run": report.wall_seconds, **asdict(report.own_load)}
+    if report.simulation is not None:
+        found["simulation"] = asdict(report.simulation)
+    return found
+
+
+def _slora_figures(table: OutcomeTable, duration_seconds: float) -> SloraSummary:
     # S-LoRA's clock starts at the real send, and its rate is the offered one.
-    rows = [
-        (
-            outcome.prompt_tokens,
-            outcome.output_tokens,
-            outcome.end_seconds - outcome.sent_seconds,
-            _since(outcome.first_token_seconds, outcome.sent_seconds) if outcome.status == OK else None,
-        )
-        for outcome in outcomes
-    ]
-    span = max((outcome.intended_seconds for outcome in outcomes), default=0.0)
-    return slora_summary(rows, duration_seconds, req_rate=len(outcomes) / span if span > 0 else 0.0)
+    firsts = np.where(table.ok, table.first_token_seconds - table.sent_seconds, np.nan)
+    rows = zip(
+        table.prompt_tokens.tolist(),
+        table.output_tokens.tolist(),
+        (table.end_seconds - table.sent_seconds).tolist(),
+        (None if math.isnan(first) else first for first in firsts.tolist()),
+        strict=True,
+    )
+    span = float(table.intended_seconds.max(initial=0.0))
+    return slora_summary(list(rows), duration_seconds, req_rate=len(table) / span if span > 0 else 0.0)
 
 
-def _csv(outcomes: Iterable[RequestOutcome]) -> Iterable[str]:
+def _csv(table: OutcomeTable) -> str:
+    intended, sent, first, last = (
+        table.intended_seconds,
+        table.sent_seconds,
+        table.first_token_seconds,
+        table.last_token_seconds,
+    )
+    tokens = table.output_tokens
+    tpot = np.divide(last - first, tokens - 1, out=np.full(len(table), np.nan), where=tokens > 1)
+    per_token = np.divide(last - sent, tokens, out=np.full(len(table), np.nan), where=tokens > 0)
+    columns = (
+        table.index.tolist(),
+        table.status,
+        (adapter_id or "" for adapter_id in table.adapter_id),
+        table.tenant_id,
+        table.prompt_tokens.tolist(),
+        tokens.tolist(),
+        table.cached_tokens.tolist(),
+        *(_numbers(seconds, 6) for seconds in (intended, sent, first, last, table.end_seconds)),
+        *(_numbers(seconds * 1e3, 3) for seconds in (first - intended, first - sent, last - intended, last - sent)),
+        *(_numbers(seconds * 1e3, 3) for seconds in (tpot, per_token)),
+        _numbers(table.queue_seconds, 6),
+        table.num_messages.tolist(),
+        table.num_requeues.tolist(),
+        table.worker_id,
+        table.finish_reason,
+        ("" if crc is None else f"{crc:08x}" for crc in table.token_ids_crc32),
+        (table.detail.get(row, "") for row in range(len(table))),
+    )
+    assert len(columns) == len(CSV_COLUMNS)
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
-    writer.writerows(_csv_row(outcome) for outcome in outcomes)
-    yield text.getvalue()
+    writer.writerows(zip(*columns, strict=True))
+    return text.getvalue()
 
 
-def _csv_row(outcome: RequestOutcome) -> tuple[str | int, ...]:
-    first, last, output_tokens = outcome.first_token_seconds, outcome.last_token_seconds, outcome.output_tokens
-    e2e = _since(last, outcome.sent_seconds)
-    span = _since(last, first) if first is not None else None
-    row = (
-        outcome.index,
-        outcome.status,
-        outcome.adapter_id or "",
-        outcome.tenant_id,
-        outcome.prompt_tokens,
-        output_tokens,
-        outcome.cached_tokens,
-        _number(outcome.intended_seconds, 6),
-        _number(outcome.sent_seconds, 6),
-        _number(first, 6),
-        _number(last, 6),
-        _number(outcome.end_seconds, 6),
-        _number(_since(first, outcome.intended_seconds), 3, 1e3),
-        _number(_since(first, outcome.sent_seconds), 3, 1e3),
-        _number(_since(last, outcome.intended_seconds), 3, 1e3),
-        _number(e2e, 3, 1e3),
-        _number(span / (output_tokens - 1) if span is not None and output_tokens > 1 else None, 3, 1e3),
-        _number(e2e / output_tokens if e2e is not None else None, 3, 1e3),
-        _number(outcome.queue_seconds, 6),
-        len(outcome.message_tokens),
-        outcome.num_requeues,
-        outcome.worker_id,
-        outcome.finish_reason,
-        "" if outcome.token_ids_crc32 is None else f"{outcome.token_ids_crc32:08x}",
-        outcome.detail,
-    )
-    assert len(row) == len(CSV_COLUMNS)
-    return row
-
-
-def _since(at: float | None, origin: float) -> float | None:
-    return None if at is None else at - origin
-
-
-def _number(value: float | None, digits: int, factor: float = 1.0) -> str:
-    return "" if value is None else f"{value * factor:.{digits}f}"
+def _numbers(values: npt.NDArray[np.float64], digits: int) -> Iterator[str]:
+    return ("" if math.isnan(value) else f"{value:.{digits}f}" for value in values.tolist())
 
 
 def _replace(path: Path, content: str) -> None:

@@ -26,6 +26,7 @@ from loadgen.table import print_report
 from loadgen.wire import ClusterView
 from loadgen.workload import arrivals
 from loadgen.workload.outcome import OK
+from loadgen.workload.outcome_table import OutcomeTable
 
 __all__ = ["EXIT_FAILURES", "EXIT_INTERRUPTED", "EXIT_OK", "load_cluster", "run_load"]
 
@@ -112,8 +113,8 @@ async def load_cluster(
             options,
             workload,
             cluster,
-            driver.outcomes,
-            own_load.read(),
+            OutcomeTable.of(driver.outcomes),
+            own_load=own_load.read(),
             started_at=started_at,
             interrupted=driver.interrupted,
             num_skipped=num_skipped,

@@ -7,7 +7,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from loadgen.report import LoadReport
+from loadgen.report import LoadReport, SimulationCost
 from loadgen.workload.outcome import INTERRUPTED, OK
 from loadgen.workload.summary import Distribution
 
@@ -33,7 +33,8 @@ def _headline(report: LoadReport) -> Text:
     summary = report.summary
     text = Text()
     text.append(f"{report.options.workload}", style="bold")
-    text.append(f" at {report.options.target}: {report.cluster.model}, {_workers(report)}\n")
+    where = "simulated" if report.simulation is not None else f"at {report.options.target}"
+    text.append(f" {where}: {report.cluster.model}, {_workers(report)}\n")
     text.append(f"{summary.num_requests:,} requests", style="bold")
     text.append(f"  {summary.num_completed:,} completed  ")
     text.append(f"{summary.num_failed:,} failed", style="bold red" if summary.num_failed else "bold green")
@@ -103,15 +104,29 @@ def _adapters(report: LoadReport) -> Table:
 
 
 def _notes(report: LoadReport) -> list[tuple[str, str]]:
-    own = report.own_load
     found = [("" if index else "workload", note) for index, note in enumerate(report.workload.notes)]
     if report.workload.attribution:
         found.append(("trace", report.workload.attribution))
+    if report.simulation is not None:
+        found.append(("simulator", _cost(report.simulation)))
+        found += [("" if index else "faults", event) for index, event in enumerate(report.simulation.events)]
+    own = report.own_load
+    if own is None:
+        return found
     load = f"{own.cpu_share:.0%} of a core, {own.peak_cpu_share:.0%} at most"
     if own.run_queue_delay_ratio is not None:
         load += f"; waited for a core {own.run_queue_delay_ratio:.1%} of the time"
     found.append(("client", load))
     return found
+
+
+def _cost(cost: SimulationCost) -> str:
+    """Say what a simulation took: `1,000 s in 0.5 s (x 2,000)`."""
+    speed = f" (x {cost.simulated_seconds / cost.cpu_seconds:,.0f})" if cost.cpu_seconds > 0 else ""
+    return (
+        f"{cost.simulated_seconds:,.1f} s of device time in {cost.cpu_seconds:,.2f} s of CPU{speed};"
+        f" {cost.num_steps:,} steps in {cost.num_plans:,} plans"
+    )
 
 
 def _hanging(lines: Sequence[tuple[str, str]], style: str) -> Table:
@@ -129,8 +144,9 @@ def _failures(report: LoadReport) -> list[str]:
     found = []
     counts = {status: count for status, count in report.summary.by_status.items() if status not in (OK, INTERRUPTED)}
     for status, count in sorted(counts.items(), key=lambda entry: -entry[1])[:_FIRST_FAILURES]:
-        first = next(outcome for outcome in report.outcomes if outcome.status == status)
-        detail = f", request {first.index}: {first.detail[:200]}" if first.detail else ""
+        row = report.outcomes.status.index(status)
+        detail = report.outcomes.detail.get(row, "")
+        detail = f", request {report.outcomes.index[row]}: {detail[:200]}" if detail else ""
         found.append(f"{count:,} x {status}{detail}")
     return found
 

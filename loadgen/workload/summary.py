@@ -18,13 +18,12 @@ send to the last end of any measured request.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from loadgen.workload.outcome import INTERRUPTED, OK, RequestOutcome
+from loadgen.workload.outcome_table import OutcomeTable
 
 __all__ = [
     "BASE_MODEL",
@@ -35,7 +34,6 @@ __all__ = [
     "Summary",
     "distribution",
     "summarise",
-    "token_gaps",
 ]
 
 BASE_MODEL = "(base model)"
@@ -121,88 +119,84 @@ class Summary:
     adapters: tuple[AdapterSummary, ...]
 
 
-def distribution(values: npt.NDArray[np.float64]) -> Distribution:
-    """Describe a sample, shape (n,)."""
-    if not len(values):
+def distribution(values: npt.NDArray[np.float64], counts: npt.NDArray[np.int64] | None = None) -> Distribution:
+    """Describe a sample.
+
+    Args:
+        values: shape (n,).
+        counts: shape (n,), how often each is in the sample; None: once.
+    """
+    if counts is None:
+        counts = np.ones(len(values), np.int64)
+    order = np.argsort(values, kind="stable")
+    values, before = values[order], np.cumsum(counts[order])
+    size = int(before[-1]) if len(before) else 0
+    if not size:
         return Distribution()
-    p50, p90, p99 = np.percentile(values, (50, 90, 99)).tolist()
-    return Distribution(len(values), float(values.mean()), p50, p90, p99)
+    # The k-th value of the whole sample, from 0, is the first with more than k values up to it.
+    ranks = np.array((0.5, 0.9, 0.99)) * (size - 1)
+    low, high = (
+        values[np.searchsorted(before, np.floor(ranks) + up, side="right").clip(max=len(values) - 1)] for up in (0, 1)
+    )
+    p50, p90, p99 = (low + (high - low) * (ranks - np.floor(ranks))).tolist()
+    mean = float(values @ counts[order]) / size
+    return Distribution(size, mean, p50, p90, p99)
 
 
-def token_gaps(
-    message_seconds: npt.NDArray[np.float64], message_tokens: npt.NDArray[np.int64]
-) -> npt.NDArray[np.float64]:
-    """Give one request's gaps between tokens, seconds; shape (output tokens - tokens of the first message,)."""
-    if len(message_seconds) < 2:  # no gap without a second message
-        return np.empty(0, np.float64)
-    tokens = message_tokens[1:]
-    return np.repeat(np.diff(message_seconds) / tokens, tokens)
-
-
-def summarise(outcomes: Iterable[RequestOutcome]) -> Summary:
+def summarise(table: OutcomeTable) -> Summary:
     """Compute all figures of a run's measured requests (leave its warm-up out)."""
-    every = list(outcomes)
-    completed = [outcome for outcome in every if _has_latency(outcome)]
-    columns = _columns(completed)
-    num_interrupted = sum(outcome.status == INTERRUPTED for outcome in every)
-    num_ok = sum(outcome.status == OK for outcome in every)
-    duration = 0.0
-    if every:
-        duration = max(outcome.end_seconds for outcome in every) - min(outcome.sent_seconds for outcome in every)
-    input_tokens = sum(outcome.prompt_tokens for outcome in completed)
-    output_tokens = int(columns.output_tokens.sum())
-    num_messages = sum(len(outcome.message_tokens) for outcome in completed)
-    gaps = [token_gaps(outcome.message_seconds, outcome.message_tokens) for outcome in completed]
+    has_latency = table.completed
+    completed = _Columns.of(table, has_latency)
+    num_interrupted, num_ok = int(table.interrupted.sum()), int(table.ok.sum())
+    duration = float(table.end_seconds.max() - table.sent_seconds.min()) if len(table) else 0.0
+    num_messages = int(table.num_messages[has_latency].sum())
     per_second = 1 / duration if duration > 0 else 0.0
+    input_tokens, output_tokens = int(completed.prompt_tokens.sum()), int(completed.output_tokens.sum())
     return Summary(
-        num_requests=len(every),
+        num_requests=len(table),
         num_completed=num_ok,
-        num_failed=len(every) - num_ok - num_interrupted,
+        num_failed=len(table) - num_ok - num_interrupted,
         num_interrupted=num_interrupted,
-        by_status=dict(sorted(Counter(outcome.status for outcome in every).items())),
+        by_status=dict(sorted(Counter(table.status).items())),
         duration_seconds=duration,
         requests_per_second=num_ok * per_second,
         input_tokens=input_tokens,
         output_tokens=output_tokens,
         input_tokens_per_second=input_tokens * per_second,
         output_tokens_per_second=output_tokens * per_second,
-        cached_tokens=sum(outcome.cached_tokens for outcome in completed),
-        num_requeues=sum(outcome.num_requeues for outcome in every),
+        cached_tokens=int(table.cached_tokens[has_latency].sum()),
+        num_requeues=int(table.num_requeues.sum()),
         tokens_per_message=output_tokens / num_messages if num_messages else 0.0,
-        from_intended=_latencies(columns, columns.intended),
-        from_sent=_latencies(columns, columns.sent),
-        tpot_ms=_tpot(columns),
-        itl_ms=distribution(np.concatenate(gaps) * 1e3 if gaps else np.empty(0, np.float64)),
-        send_delay_ms=distribution(
-            np.array([outcome.sent_seconds - outcome.intended_seconds for outcome in every], np.float64) * 1e3
-        ),
-        adapters=_adapters(every),
+        from_intended=_latencies(completed, completed.intended),
+        from_sent=_latencies(completed, completed.sent),
+        tpot_ms=_tpot(completed),
+        itl_ms=distribution(table.gaps.seconds * 1e3, table.gaps.counts),
+        send_delay_ms=distribution((table.sent_seconds - table.intended_seconds) * 1e3),
+        adapters=_adapters(table),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
+    """What latencies are made of, of some requests."""
+
     intended: npt.NDArray[np.float64]
     sent: npt.NDArray[np.float64]
     first: npt.NDArray[np.float64]
     last: npt.NDArray[np.float64]
+    prompt_tokens: npt.NDArray[np.int64]
     output_tokens: npt.NDArray[np.int64]
 
-
-def _has_latency(outcome: RequestOutcome) -> bool:
-    return outcome.status == OK and len(outcome.message_seconds) > 0
-
-
-def _columns(completed: Sequence[RequestOutcome]) -> _Columns:
-    times = np.array(
-        [
-            (outcome.intended_seconds, outcome.sent_seconds, outcome.message_seconds[0], outcome.message_seconds[-1])
-            for outcome in completed
-        ],
-        np.float64,
-    ).reshape(len(completed), 4)
-    output_tokens = np.array([outcome.output_tokens for outcome in completed], np.int64)
-    return _Columns(times[:, 0], times[:, 1], times[:, 2], times[:, 3], output_tokens)
+    @classmethod
+    def of(cls, table: OutcomeTable, which: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> "_Columns":
+        return cls(
+            table.intended_seconds[which],
+            table.sent_seconds[which],
+            table.first_token_seconds[which],
+            table.last_token_seconds[which],
+            table.prompt_tokens[which],
+            table.output_tokens[which],
+        )
 
 
 def _latencies(columns: _Columns, origin: npt.NDArray[np.float64]) -> OriginLatencies:
@@ -220,23 +214,26 @@ def _tpot(columns: _Columns) -> Distribution:
     return distribution(spans / (columns.output_tokens[several] - 1) * 1e3)
 
 
-def _adapters(every: Sequence[RequestOutcome]) -> tuple[AdapterSummary, ...]:
-    groups: dict[str, list[RequestOutcome]] = {}
-    for outcome in every:
-        groups.setdefault(outcome.adapter_id or BASE_MODEL, []).append(outcome)
-    busiest = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
-    return tuple(_adapter(adapter_id, group) for adapter_id, group in busiest)
-
-
-def _adapter(adapter_id: str, group: Sequence[RequestOutcome]) -> AdapterSummary:
-    columns = _columns([outcome for outcome in group if _has_latency(outcome)])
-    latencies = _latencies(columns, columns.intended)
-    return AdapterSummary(
-        adapter_id=adapter_id,
-        num_requests=len(group),
-        num_failed=sum(outcome.status not in (OK, INTERRUPTED) for outcome in group),
-        output_tokens=int(columns.output_tokens.sum()),
-        ttft_ms=latencies.ttft_ms,
-        tpot_ms=_tpot(columns),
-        e2e_ms=latencies.e2e_ms,
-    )
+def _adapters(table: OutcomeTable) -> tuple[AdapterSummary, ...]:
+    rows_of: dict[str, list[int]] = {}
+    for row, adapter_id in enumerate(table.adapter_id):
+        rows_of.setdefault(adapter_id or BASE_MODEL, []).append(row)
+    failed, completed = ~(table.ok | table.interrupted), table.completed
+    busiest = sorted(rows_of.items(), key=lambda entry: (-len(entry[1]), entry[0]))
+    found: list[AdapterSummary] = []
+    for adapter_id, its_rows in busiest:
+        rows = np.array(its_rows, np.int64)
+        columns = _Columns.of(table, rows[completed[rows]])
+        latencies = _latencies(columns, columns.intended)
+        found.append(
+            AdapterSummary(
+                adapter_id=adapter_id,
+                num_requests=len(rows),
+                num_failed=int(failed[rows].sum()),
+                output_tokens=int(columns.output_tokens.sum()),
+                ttft_ms=latencies.ttft_ms,
+                tpot_ms=_tpot(columns),
+                e2e_ms=latencies.e2e_ms,
+            )
+        )
+    return tuple(found)

@@ -9,6 +9,7 @@ from loadgen import client as client_module
 from loadgen.client import RouterClient
 from loadgen.driver import Driver, DriveSettings
 from loadgen.metrics import LoadMetrics
+from loadgen.workload.outcome_table import OutcomeTable
 from loadgen.workload.prompts import prompt_token_ids
 from loadgen.workload.request import WorkloadRequest
 from loadgen.workload.summary import summarise
@@ -145,7 +146,7 @@ async def test_a_client_that_is_held_up_does_not_hide_the_wait(start_router):
     driver = await drive(router, requests, max_in_flight=1)
     await opening
     assert router.max_open == 1
-    summary = summarise([outcome for outcome in driver.outcomes if outcome.index > 0])
+    summary = summarise(OutcomeTable.of(outcome for outcome in driver.outcomes if outcome.index > 0))
     # The stall of request 0 made all others late: seen from the intended time, not from the sent one.
     assert summary.from_intended.ttft_ms.p50 > 400
     assert summary.from_sent.ttft_ms.p50 < summary.from_intended.ttft_ms.p50 / 2
@@ -158,7 +159,7 @@ async def test_time_scale_stretches_the_schedule_and_figures_are_device_seconds(
     second = max(driver.outcomes, key=lambda outcome: outcome.index)
     assert second.intended_seconds == pytest.approx(0.05, abs=1e-6)
     # 40 ms on the wall are 10 ms on the device; a busy machine only makes them longer.
-    assert 9 < summarise(driver.outcomes).tpot_ms.p50 < 35
+    assert 9 < summarise(OutcomeTable.of(driver.outcomes)).tpot_ms.p50 < 35
 
 
 async def test_the_closed_loop_keeps_its_number_of_clients(start_router):
@@ -193,7 +194,7 @@ async def test_stop_keeps_what_is_done_and_cancels_what_is_open(start_router):
     requests.append(WorkloadRequest(5, 3600.0, 5, 6))
     driver = await drive(router, requests, stop_when=lambda router: len(router.requests) == 5)
     assert driver.interrupted
-    by_status = summarise(driver.outcomes).by_status
+    by_status = summarise(OutcomeTable.of(driver.outcomes)).by_status
     assert by_status == {"INTERRUPTED": 3, "OK": 2}
     await nothing_open(router)
 

@@ -14,6 +14,7 @@ from loadgen.source import BuiltWorkload
 from loadgen.table import print_report
 from loadgen.wire import ClusterView
 from loadgen.workload.outcome import INTERRUPTED, RequestOutcome
+from loadgen.workload.outcome_table import OutcomeTable
 from loadgen.workload.request import WorkloadRequest
 
 CLUSTER = ClusterView("Llama-2-7B", 2.0, 1, 1, 2048, 3072, (("A100", 2),))
@@ -41,8 +42,8 @@ def report(outcomes, *, cpu_share=0.1, interrupted=False, delay=0.0):
         LoadOptions(target="there:1", workload="poisson"),
         BuiltWorkload([WorkloadRequest(0, 0.0, 20, 4)], "somebody's trace", ("adapters are synthetic",)),
         CLUSTER,
-        outcomes,
-        OwnLoad(10.0, cpu_share, cpu_share, delay),
+        OutcomeTable.of(outcomes),
+        own_load=OwnLoad(10.0, cpu_share, cpu_share, delay),
         started_at=datetime(2026, 1, 2, tzinfo=UTC),
         interrupted=interrupted,
         num_skipped=0,

@@ -6,8 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.workload.outcome import INTERRUPTED, RequestOutcome
+from loadgen.workload.outcome_table import OutcomeTable, token_gaps
 from loadgen.workload.slora_summary import slora_summary
-from loadgen.workload.summary import BASE_MODEL, distribution, summarise, token_gaps
+from loadgen.workload.summary import BASE_MODEL, distribution
+from loadgen.workload.summary import summarise as summarise_table
+
+
+def summarise(outcomes):
+    return summarise_table(OutcomeTable.of(outcomes))
 
 
 def outcome(index=0, *, intended=0.0, sent=0.0, at=(), tokens=(), status="OK", adapter=None, prompt=10):
@@ -134,3 +140,18 @@ def test_gaps_add_up_however_tokens_were_coalesced(rows):
     assert summary.from_intended.ttft_ms.mean >= summary.from_sent.ttft_ms.mean - 1e-6
     assert summary.from_sent.e2e_ms.p99 >= summary.from_sent.ttft_ms.p50 - 1e-6
     assert sum(adapter.num_requests for adapter in summary.adapters) == len(rows)
+
+
+@given(
+    pairs=st.lists(st.tuples(st.floats(-1e3, 1e3, allow_nan=False), st.integers(0, 5)), max_size=40),
+)
+def test_a_counted_sample_is_described_like_the_same_sample_spelt_out(pairs):
+    values = np.array([value for value, _ in pairs], np.float64)
+    counts = np.array([count for _, count in pairs], np.int64)
+    counted, spelt_out = distribution(values, counts), distribution(np.repeat(values, counts))
+    assert counted.count == spelt_out.count
+    assert (counted.p50, counted.p90, counted.p99) == (spelt_out.p50, spelt_out.p90, spelt_out.p99)
+    assert counted.mean == pytest.approx(spelt_out.mean)
+    if counted.count:
+        quantiles = np.percentile(np.repeat(values, counts), (50, 90, 99))
+        assert [counted.p50, counted.p90, counted.p99] == pytest.approx(quantiles.tolist())

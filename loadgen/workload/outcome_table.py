@@ -1,0 +1,131 @@
+"""What became of every request of a run, column by column: what reports are made of.
+
+A live run collects `RequestOutcome`s, the simulator fills the columns itself; a million requests take some 250 MB.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from loadgen.workload.outcome import INTERRUPTED, OK, RequestOutcome
+
+__all__ = ["OutcomeTable", "TokenGaps", "token_gaps"]
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenGaps:
+    """Gaps between tokens, pooled over requests.
+
+    Attributes:
+        seconds: shape (n,), the gaps.
+        counts: shape (n,), how often there was each.
+    """
+
+    seconds: Floats
+    counts: Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OutcomeTable:
+    """One row a request, in order of index; columns have one length, and the meaning of `RequestOutcome`'s fields.
+
+    Attributes:
+        first_token_seconds: NaN where no token came, as in `last_token_seconds`.
+        queue_seconds: NaN where nobody said.
+        num_messages: messages with tokens.
+        detail: by row, where there is any.
+        gaps: between the tokens of completed requests; of simulated ones, of all that ran.
+    """
+
+    index: Ints
+    status: Sequence[str]
+    adapter_id: Sequence[str | None]
+    tenant_id: Sequence[str]
+    prompt_tokens: Ints
+    output_tokens: Ints
+    cached_tokens: Ints
+    num_messages: Ints
+    num_requeues: Ints
+    intended_seconds: Floats
+    sent_seconds: Floats
+    first_token_seconds: Floats
+    last_token_seconds: Floats
+    end_seconds: Floats
+    queue_seconds: Floats
+    worker_id: Sequence[str]
+    finish_reason: Sequence[str]
+    token_ids_crc32: Sequence[int | None]
+    detail: dict[int, str]
+    gaps: TokenGaps
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def ok(self) -> npt.NDArray[np.bool_]:
+        """Shape (n,): which got all they asked for."""
+        return self._has(OK)
+
+    @property
+    def interrupted(self) -> npt.NDArray[np.bool_]:
+        """Shape (n,): which the end of the run cut off."""
+        return self._has(INTERRUPTED)
+
+    @property
+    def completed(self) -> npt.NDArray[np.bool_]:
+        """Shape (n,): which count in latencies: well ended, with a token."""
+        return self.ok & ~np.isnan(self.first_token_seconds)
+
+    def _has(self, status: str) -> npt.NDArray[np.bool_]:
+        return np.fromiter((one == status for one in self.status), np.bool_, len(self.status))
+
+    @classmethod
+    def of(cls, outcomes: Iterable[RequestOutcome]) -> "OutcomeTable":
+        """Lay out what a live run has collected."""
+        rows = sorted(outcomes, key=lambda outcome: outcome.index)
+        completed = [row for row in rows if row.status == OK]
+        gaps = [token_gaps(row.message_seconds, row.message_tokens) for row in completed]
+        pooled = np.concatenate(gaps) if gaps else np.empty(0, np.float64)
+        return cls(
+            index=_ints(row.index for row in rows),
+            status=[row.status for row in rows],
+            adapter_id=[row.adapter_id for row in rows],
+            tenant_id=[row.tenant_id for row in rows],
+            prompt_tokens=_ints(row.prompt_tokens for row in rows),
+            output_tokens=_ints(row.output_tokens for row in rows),
+            cached_tokens=_ints(row.cached_tokens for row in rows),
+            num_messages=_ints(len(row.message_tokens) for row in rows),
+            num_requeues=_ints(row.num_requeues for row in rows),
+            intended_seconds=_floats(row.intended_seconds for row in rows),
+            sent_seconds=_floats(row.sent_seconds for row in rows),
+            first_token_seconds=_floats(row.first_token_seconds for row in rows),
+            last_token_seconds=_floats(row.last_token_seconds for row in rows),
+            end_seconds=_floats(row.end_seconds for row in rows),
+            queue_seconds=_floats(row.queue_seconds for row in rows),
+            worker_id=[row.worker_id for row in rows],
+            finish_reason=[row.finish_reason for row in rows],
+            token_ids_crc32=[row.token_ids_crc32 for row in rows],
+            detail={position: row.detail for position, row in enumerate(rows) if row.detail},
+            gaps=TokenGaps(pooled, np.ones(len(pooled), np.int64)),
+        )
+
+
+def token_gaps(message_seconds: Floats, message_tokens: Ints) -> Floats:
+    """Give one request's gaps between tokens, seconds; shape (output tokens - tokens of the first message,)."""
+    if len(message_seconds) < 2:  # no gap without a second message
+        return np.empty(0, np.float64)
+    tokens = message_tokens[1:]
+    return np.repeat(np.diff(message_seconds) / tokens, tokens)
+
+
+def _ints(values: Iterable[int]) -> Ints:
+    return np.fromiter(values, np.int64)
+
+
+def _floats(values: Iterable[float | None]) -> Floats:
+    return np.fromiter((np.nan if value is None else value for value in values), np.float64)
