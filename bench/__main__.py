@@ -1,4 +1,4 @@
-"""`python -m bench [fidelity|last-hop|core ...]`: run benchmarks, print them, and write them as JSON.
+"""`python -m bench [fidelity|last-hop|core|sim-speed ...]`: run benchmarks, print them, and write them as JSON.
 
 Exit code 1 if something broke; never because something was slow.
 """
@@ -16,7 +16,7 @@ import typer
 import uvloop
 from rich.console import Console
 
-from bench import core, fidelity, last_hop, machine, tables
+from bench import core, fidelity, last_hop, machine, sim_speed, tables
 from bench.cluster import BenchBrokenError
 from chassis.errors import LorreryError
 
@@ -39,6 +39,7 @@ class Benchmark(Enum):
     FIDELITY = "fidelity"
     LAST_HOP = "last-hop"
     CORE = "core"
+    SIM_SPEED = "sim-speed"
 
 
 @app.command()
@@ -89,10 +90,19 @@ def main(
         results["core"] = [asdict(row) for row in rows]
         console.print(tables.core(rows))
 
+    def run_sim_speed() -> None:
+        with console.status("sim-speed") as status:
+            result = sim_speed.measure(
+                sim_speed.QUICK if quick else sim_speed.Sizes(), lambda what: status.update(f"sim-speed: {what}")
+            )
+        results["sim_speed"] = result.as_json()
+        console.print(tables.sim_speed(result))
+
     runs: dict[Benchmark, Callable[[], None]] = {
         Benchmark.FIDELITY: run_fidelity,
         Benchmark.LAST_HOP: run_last_hop,
         Benchmark.CORE: run_core,
+        Benchmark.SIM_SPEED: run_sim_speed,
     }
     try:
         for benchmark in dict.fromkeys(which or Benchmark):

@@ -13,6 +13,7 @@ from rich.text import Text
 from bench.core import AIM_BATCH, AIM_US, CoreCost
 from bench.fidelity import Fidelity
 from bench.last_hop import BARE, CLUSTER, LastHop
+from bench.sim_speed import BARE_AIM, GROWTH_AIM, LENGTH_AIM, MEMORY_AIM_MB, PEERS, RATE_AIM, SimSpeed
 
 ROUTER_AIM, INNER_AIM, EFFICIENCY_AIM = 1.25, 0.15, 0.8
 BUSY_DELAY = 0.1
@@ -132,6 +133,46 @@ def core(rows: Iterable[CoreCost]) -> Table:
             f"{r.ratio:.2f}",
         )
     return table
+
+
+def sim_speed(result: SimSpeed) -> Group:
+    """Show what a simulated request costs, beside the bare loop."""
+    table = Table(title="Simulator: CPU of a whole run, beside a bare closed-form loop")
+    table.add_column("load", overflow="fold")
+    for name in ("requests", "us/request", "requests/s", "tokens/s", "bare us/request", "ours / bare"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in result.rows.values():
+        bare_us, ratio = row.bare_us_per_request, row.bare_ratio
+        table.add_row(
+            row.title,
+            f"{row.num_requests:,}",
+            f"{row.us_per_request:.2f}",
+            f"{row.requests_per_second:,.0f}",
+            f"{row.requests_per_second * row.output_tokens / row.num_requests:,.0f}",
+            "-" if bare_us is None else f"{bare_us:.2f}",
+            "-" if ratio is None else f"{ratio:.2f}",
+        )
+    aims = Table(show_header=False, box=None)
+    rows, large = result.rows, f"{result.rows['uniform'].num_requests:,}"
+    figures = [
+        ("Vidur's run, ours / bare", rows["vidur"].bare_ratio or 0.0, BARE_AIM, ".2f"),
+        ("uniform, ours / bare", rows["uniform"].bare_ratio or 0.0, BARE_AIM, ".2f"),
+        (f"uniform, peak memory with {large} requests, MB", rows["uniform"].peak_rss_mb or 0.0, MEMORY_AIM_MB, ".0f"),
+        (
+            f"uniform, cost per request with {large} / {rows['uniform small'].num_requests:,}",
+            result.growth_ratio,
+            GROWTH_AIM,
+            ".2f",
+        ),
+        ("uniform, cost with outputs twice as long / as they are", result.length_ratio, LENGTH_AIM, ".2f"),
+    ]
+    for name, value, aim, form in figures:
+        aims.add_row(name, f"{value:{form}}", f"aim: at most {aim:g}", _meets(value <= aim))
+    rate = rows["vidur"].requests_per_second
+    aims.add_row("Vidur's run, requests/s", f"{rate:,.0f}", f"aim: {RATE_AIM:,.0f}", _meets(rate >= RATE_AIM))
+    for peer, figure in PEERS.items():
+        aims.add_row(f"the same, {peer} peer, on another machine", figure, "for scale", "")
+    return Group(table, aims)
 
 
 def _notes(void: str, delay: float | None) -> list[Text]:

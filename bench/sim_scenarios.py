@@ -1,0 +1,255 @@
+"""What bench/sim_speed.py simulates: four loads, each with its cluster.
+
+* vidur: 2,000 requests of a Vidur run with that run's configuration (../shared/data/vidur_conv_vllm.csv). Where the
+  file is absent, as many drawn with the same rate and length statistics.
+* uniform: Poisson arrivals at 10/s, prompts and outputs uniform over 8 ... 512, on one H100 with Llama-3-8B, which runs
+  about 29 of them at a time; and the same with outputs twice as long.
+* multi-LoRA: S-LoRA's default workload (lengths 8 ... 512, 200 adapters all as popular, ranks 64, 32, 16, 8, 32 places
+  on the GPU) on one A10G with Llama-2-7B, under req_queue and S-LoRA's loop, at 4 % more than it can serve: the queue
+  only grows.
+* mooncake: the conversation trace as it is, bursts included, on four H100s with Llama-3-8B, chunked prefill, paged KV
+  memory, block caches, and placement by prefix. The committed excerpt where ../shared is absent.
+"""
+
+import csv
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.bare_sim import BareCost
+from loadgen.workload.mooncake import read_mooncake
+from loadgen.workload.popularity import uniform_indices
+from loadgen.workload.request import WorkloadRequest
+from scheduler.core.adapters import LoadTime, Tier
+from scheduler.core.catalogue import ReplicaSettings
+from scheduler.core.sequence import Adapter
+from worker.build import read_catalogue
+from worker.device.batch import Batch, PrefillChunk
+from worker.device.deployment import Deployment
+from worker.device.lora import adapter_bytes, load_ps
+from worker.device.roofline import Roofline
+from worker.device.steptime import StepTimeModel
+
+PROJECT = Path(__file__).resolve().parent.parent
+SHARED = Path(os.environ.get("LORRERY_SHARED") or PROJECT.parent / "shared") / "data"
+EXCERPT = PROJECT / "deploy" / "traces" / "mooncake_conversation_excerpt.jsonl"
+
+HOST_GB_PER_SECOND, DISK_GB_PER_SECOND = 24.0, 2.0
+MULTI_LORA_RATE = 1.45
+RANKS = (64, 32, 16, 8)
+NUM_ADAPTERS = 200
+_ROWS_AT_ONCE = 10_000
+
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A workload by column, in order of time.
+
+    Attributes:
+        at_seconds: send times.
+        prompt_tokens: lengths.
+        output_tokens: true lengths.
+        adapter_ids: names; None: the base model for all.
+        hash_ids: ids of the prompts' blocks; None: prompts are lengths only.
+    """
+
+    at_seconds: NDArray[np.float64]
+    prompt_tokens: Counts
+    output_tokens: Counts
+    adapter_ids: Sequence[str] | None = None
+    hash_ids: Sequence[tuple[int, ...] | None] | None = None
+
+    def __len__(self) -> int:
+        return len(self.at_seconds)
+
+    def requests(self) -> Iterator[WorkloadRequest]:
+        """Yield the requests one by one."""
+        adapter_ids, hash_ids = self.adapter_ids, self.hash_ids
+        columns = self.at_seconds, self.prompt_tokens, self.output_tokens
+        for start in range(0, len(self), _ROWS_AT_ONCE):
+            rows = zip(*(column[start : start + _ROWS_AT_ONCE].tolist() for column in columns), strict=True)
+            for index, (at_seconds, prompt_tokens, output_tokens) in enumerate(rows, start):
+                yield WorkloadRequest(
+                    index,
+                    at_seconds,
+                    prompt_tokens,
+                    output_tokens,
+                    None if adapter_ids is None else adapter_ids[index],
+                    hash_ids=None if hash_ids is None else hash_ids[index],
+                )
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A load and its cluster.
+
+    Attributes:
+        title: what it is, for the report.
+        columns: the load.
+        model: name of the base model.
+        replica: settings of each worker's replica.
+        step_time: of each worker's GPU.
+        bare_cost: of the bare loop's steps, the same GPU's in a straight line.
+        adapters: by name.
+        adapter_load_ps: how long an adapter's load takes.
+        num_workers: all alike.
+        placement: who gets a request.
+    """
+
+    title: str
+    columns: Columns
+    model: str
+    replica: ReplicaSettings
+    step_time: StepTimeModel
+    bare_cost: BareCost
+    adapters: Mapping[str, Adapter] = field(default_factory=dict)
+    adapter_load_ps: LoadTime = lambda adapter, tier: 0
+    num_workers: int = 1
+    placement: str = "least_loaded"
+
+
+def vidur(num_requests: int = 2000) -> Scenario:
+    """The Vidur run: prefill first, 4,096 tokens and 256 sequences in a batch, 7,424 blocks of 16 tokens."""
+    path = SHARED / "vidur_conv_vllm.csv"
+    if path.exists():
+        title = "Vidur's run: conversation lengths, 4/s, A100, Llama-2-7B"
+        columns = _read_vidur(path, num_requests)
+    else:
+        title = f"SYNTHETIC stand-in for Vidur's run, as {path.name} is absent: its rate and length statistics"
+        columns = _like_vidur(num_requests)
+    device = _deployment("A100-80-SXM", "Llama-2-7B")
+    replica = ReplicaSettings("fcfs", 7424 * 16, 4096, "continuous", "paged", max_num_batched_tokens=4096)
+    return _scenario(title, columns, device, replica)
+
+
+def uniform(num_requests: int, output_factor: int = 1) -> Scenario:
+    """Uniform lengths at 10/s; outputs may be a whole multiple as long."""
+    rng = np.random.default_rng(1)
+    at_seconds = np.cumsum(rng.exponential(0.1, num_requests))
+    prompts, outputs = rng.integers(8, 513, (2, num_requests))
+    outputs = outputs * output_factor
+    device = _deployment("H100-SXM", "Llama-3-8B")
+    replica = ReplicaSettings("fcfs", device.kv_pool_tokens(), 512 + 512 * output_factor)
+    title = "uniform 8-512 tokens, 10/s, H100, Llama-3-8B"
+    if output_factor != 1:
+        title += f", outputs {output_factor} times as long"
+    return _scenario(title, Columns(at_seconds, prompts, outputs), device, replica)
+
+
+def multi_lora(num_requests: int) -> Scenario:
+    """S-LoRA's default workload over 200 adapters, a little faster than the GPU."""
+    rng = np.random.default_rng(2)
+    at_seconds = np.cumsum(rng.exponential(1 / MULTI_LORA_RATE, num_requests))
+    prompts, outputs = rng.integers(8, 513, (2, num_requests))
+    adapters = {f"lora-{n}": Adapter(f"lora-{n}", RANKS[n % len(RANKS)]) for n in range(NUM_ADAPTERS)}
+    names = list(adapters)
+    chosen = [names[index] for index in uniform_indices(NUM_ADAPTERS, num_requests, rng).tolist()]
+    device = _deployment("A10G", "Llama-2-7B")
+    replica = ReplicaSettings("req_queue", device.kv_pool_tokens(), 1024, "slora_loop", max_loras=32)
+    return _scenario(
+        f"{NUM_ADAPTERS} adapters, req_queue, slora_loop, {MULTI_LORA_RATE:g}/s (saturated), A10G, Llama-2-7B",
+        Columns(at_seconds, prompts, outputs, chosen),
+        device,
+        replica,
+        adapters=adapters,
+        adapter_load_ps=lambda adapter, tier: load_ps(
+            device.model,
+            adapter_bytes(device.model, adapter.rank),
+            HOST_GB_PER_SECOND,
+            DISK_GB_PER_SECOND if tier is Tier.DISK else None,
+        ),
+    )
+
+
+def mooncake(num_requests: int | None = None) -> Scenario:
+    """Long prompts with shared prefixes."""
+    path = SHARED / "mooncake_conversation_first2000.jsonl"
+    path = path if path.exists() else EXCERPT
+    workload = read_mooncake(path.read_text(encoding="utf-8").splitlines(), num_requests)
+    columns = Columns(
+        np.array([request.at_seconds for request in workload]),
+        np.array([request.prompt_tokens for request in workload]),
+        np.array([request.output_tokens for request in workload]),
+        hash_ids=[request.hash_ids for request in workload],
+    )
+    device = _deployment("H100-SXM", "Llama-3-8B")
+    replica = ReplicaSettings(
+        "fcfs",
+        device.kv_pool_tokens(),
+        131_072,
+        "chunked",
+        "paged",
+        cache_blocks=True,
+    )
+    title = f"{path.stem}, block caches, 4 x H100, Llama-3-8B, prefix_match"
+    return _scenario(title, columns, device, replica, num_workers=4, placement="prefix_match")
+
+
+def _scenario(
+    title: str,
+    columns: Columns,
+    device: Deployment,
+    replica: ReplicaSettings,
+    step_time: StepTimeModel | None = None,
+    **more: object,
+) -> Scenario:
+    step_time = step_time or Roofline(device)
+    return Scenario(title, columns, device.model.name, replica, step_time, straight_line(step_time), **more)  # type: ignore[arg-type]
+
+
+def _deployment(gpu_name: str, model: str) -> Deployment:
+    catalogue = read_catalogue()
+    gpu = catalogue.gpu(gpu_name)
+    return Deployment(gpu, catalogue.model(model), engine=catalogue.engine("present-day", gpu))
+
+
+def straight_line(step_time: StepTimeModel) -> BareCost:
+    """Return costs of the bare loop that agree with a model's at three decodes and two prefills."""
+
+    def decode_ps(num_decodes: int, kv_each: int) -> int:
+        return step_time.step_ps(Batch((), num_decodes, num_decodes * kv_each, kv_each))
+
+    def prefill_ps(tokens: int) -> int:
+        return step_time.step_ps(Batch((PrefillChunk(tokens, 0, samples=True),)))
+
+    few, many, short, long = 8, 32, 256, 1024
+    kv_token_ps = (decode_ps(many, long) - decode_ps(many, short)) // (many * (long - short))
+    decodes_ps = [decode_ps(num, short) - kv_token_ps * num * short for num in (few, many)]
+    sequence_ps = (decodes_ps[1] - decodes_ps[0]) // (many - few)
+    prompt_token_ps = (prefill_ps(long) - prefill_ps(short)) // (long - short)
+    return BareCost(
+        max(prefill_ps(short) - prompt_token_ps * short, 0),
+        prompt_token_ps,
+        decodes_ps[0] - sequence_ps * few,
+        sequence_ps,
+        kv_token_ps,
+    )
+
+
+def _read_vidur(path: Path, num_requests: int) -> Columns:
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))[:num_requests]
+
+    def column(name: str, read: Callable[[str], float]) -> NDArray[np.float64]:
+        return np.array([read(row[name]) for row in rows])
+
+    return Columns(
+        column("arrival_s", float),
+        column("prompt_tokens", int).astype(np.int64),
+        column("output_tokens", int).astype(np.int64),
+    )
+
+
+def _like_vidur(num_requests: int) -> Columns:
+    """Draw lengths whose logarithms have the file's means and deviations, at most 4,096 tokens together."""
+    rng = np.random.default_rng(3)
+    at_seconds = np.cumsum(rng.exponential(1 / 4.0, num_requests))
+    prompts = np.clip(rng.lognormal(6.61, 0.97, num_requests), 1, 4079).astype(np.int64)
+    outputs = np.clip(rng.lognormal(5.04, 0.84, num_requests), 1, 4096 - prompts).astype(np.int64)
+    return Columns(at_seconds, prompts, outputs)

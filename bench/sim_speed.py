@@ -1,0 +1,271 @@
+"""What simulating a request costs: CPU time of the whole engine, beside a bare closed-form loop.
+
+The engine is the one of `lorrery simulate`: the scheduler's core and the mock GPU, nothing left out. From a workload in
+columns to the time of each first token and end, in columns; drawing the workload is not in it, making the requests is.
+The bare loop (bench/bare_sim.py) gets the same columns, and gives the same two times. The two take turns, and a ratio
+is the median over the turns; a cost is the median of its runs. CPU time is the process's, user and system.
+
+Peak memory is measured in a process of its own, which does nothing else: interpreter and libraries are in it.
+
+    python -m bench.sim_speed uniform 100000       one run, as JSON; for profilers
+"""
+
+import gc
+import json
+import resource
+import subprocess
+import sys
+import time
+from array import array
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import TypeVar
+
+import numpy as np
+
+from bench import bare_sim, sim_scenarios
+from bench.cluster import BenchBrokenError
+from bench.sim_scenarios import PROJECT, Scenario
+from scheduler.core.catalogue import PLACEMENTS, build_replica
+from simulator.build import build_requests, build_workers
+from simulator.engine import Simulation
+
+BARE_AIM, GROWTH_AIM, LENGTH_AIM, MEMORY_AIM_MB, RATE_AIM = 8.0, 1.5, 1.5, 600.0, 150_000.0
+PEERS: Mapping[str, str] = {"fastest compiled": "13,000 to 15,000", "interpreted": "650 to 700"}
+"""Requests per CPU second of other simulators on Vidur's run: a Rust replay of the Dynamo mocker, and Vidur itself."""
+
+T = TypeVar("T")
+
+SCENARIOS: Mapping[str, Callable[[int], Scenario]] = {
+    "vidur": sim_scenarios.vidur,
+    "uniform": sim_scenarios.uniform,
+    "doubled": lambda num_requests: sim_scenarios.uniform(num_requests, 2),
+    "multi-lora": sim_scenarios.multi_lora,
+    "mooncake": sim_scenarios.mooncake,
+}
+BARE_TOO = ("vidur", "uniform", "doubled")
+"""Loads that the bare loop can run too: one worker that is not overloaded, no adapters, no prefixes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much is run: requests of each load, and turns.
+
+    Attributes:
+        small_uniform: what `uniform` is compared with; and the size of the load with outputs twice as long.
+        few: turns of the large ones.
+        many: turns of the small ones, in each turn of the large ones.
+    """
+
+    vidur: int = 2_000
+    uniform: int = 1_000_000
+    small_uniform: int = 10_000
+    multi_lora: int = 200_000
+    mooncake: int = 2_000
+    few: int = 3
+    many: int = 5
+
+
+QUICK = Sizes(uniform=50_000, multi_lora=5_000, mooncake=200, few=2, many=3)
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """What a simulation of ours gives: times in picoseconds in order of the requests, -1 for one that was refused."""
+
+    num_finished: int
+    output_tokens: int
+    first_token_ps: "array[int]"
+    finished_ps: "array[int]"
+
+
+@dataclass(slots=True)
+class SpeedRow:
+    """One load's cost.
+
+    Attributes:
+        cpu_seconds: of each run of ours.
+        bare_cpu_seconds: of each run of the bare loop, in turn with ours; none where it cannot run the load.
+        peak_rss_mb: of a process that does this alone, where it was measured.
+    """
+
+    load: str
+    title: str
+    num_requests: int
+    num_finished: int = 0
+    output_tokens: int = 0
+    cpu_seconds: list[float] = field(default_factory=list)
+    bare_cpu_seconds: list[float] = field(default_factory=list)
+    peak_rss_mb: float | None = None
+
+    @property
+    def us_per_request(self) -> float:
+        """Median CPU microseconds."""
+        return median(self.cpu_seconds) / self.num_requests * 1e6
+
+    @property
+    def requests_per_second(self) -> float:
+        """Of CPU time."""
+        return 1e6 / self.us_per_request
+
+    @property
+    def bare_us_per_request(self) -> float | None:
+        """Median CPU microseconds of the bare loop."""
+        return median(self.bare_cpu_seconds) / self.num_requests * 1e6 if self.bare_cpu_seconds else None
+
+    @property
+    def bare_ratio(self) -> float | None:
+        """Ours over the bare loop's, the median over the turns."""
+        if not self.bare_cpu_seconds:
+            return None
+        return median(ours / bare for ours, bare in zip(self.cpu_seconds, self.bare_cpu_seconds, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class SimSpeed:
+    """All rows, by name; `uniform small` differs from `uniform` in size alone, and from `doubled` in lengths alone."""
+
+    rows: dict[str, SpeedRow]
+
+    @property
+    def growth_ratio(self) -> float:
+        """Cost per request of the large uniform load over the small one's."""
+        return self.rows["uniform"].us_per_request / self.rows["uniform small"].us_per_request
+
+    @property
+    def length_ratio(self) -> float:
+        """Cost per request with outputs twice as long over that with outputs as they are."""
+        pairs = zip(self.rows["doubled"].cpu_seconds, self.rows["uniform small"].cpu_seconds, strict=True)
+        return median(doubled / base for doubled, base in pairs)
+
+    def as_json(self) -> dict[str, object]:
+        """Return every run, and what follows from them."""
+        rows = {
+            name: {
+                **{key: getattr(row, key) for key in SpeedRow.__slots__},
+                "us_per_request": row.us_per_request,
+                "bare_us_per_request": row.bare_us_per_request,
+                "bare_ratio": row.bare_ratio,
+            }
+            for name, row in self.rows.items()
+        }
+        return {"rows": rows, "growth_ratio": self.growth_ratio, "length_ratio": self.length_ratio}
+
+
+def simulate(scenario: Scenario) -> Times:
+    """Run a load through the engine: from its columns to the columns of its times."""
+    workers = build_workers(
+        scenario.num_workers,
+        scenario.replica,
+        scenario.step_time,
+        lambda settings: build_replica(settings, load_ps=scenario.adapter_load_ps),
+    )
+    simulation = Simulation(workers, PLACEMENTS[scenario.placement](np.random.default_rng(1)))
+    columns = scenario.columns
+    requests = build_requests(
+        columns.requests(), scenario.model, scenario.adapters, with_prompts=columns.hash_ids is not None
+    )
+    first_token_ps, finished_ps = (array("q", [-1]) * len(columns) for _ in range(2))
+    num_finished = output_tokens = 0
+    for request in simulation.run(requests):
+        if request.outcome == "finished":
+            assert request.first_token_ps is not None
+            assert request.finished_ps is not None
+            first_token_ps[request.handle] = request.first_token_ps
+            finished_ps[request.handle] = request.finished_ps
+            output_tokens += request.output_tokens
+            num_finished += 1
+    return Times(num_finished, output_tokens, first_token_ps, finished_ps)
+
+
+def simulate_bare(scenario: Scenario) -> bare_sim.BareTimes:
+    """Run a load through the bare loop, likewise."""
+    columns = scenario.columns
+    arrived_ps = np.rint(columns.at_seconds * 1e12).astype(np.int64)
+    return bare_sim.run(
+        arrived_ps.tolist(), columns.prompt_tokens.tolist(), columns.output_tokens.tolist(), scenario.bare_cost
+    )
+
+
+def measure(sizes: Sizes, on_run: Callable[[str], None] = lambda what: None) -> SimSpeed:
+    """Measure every load; `on_run` is told what comes next."""
+    vidur, multi_lora = sim_scenarios.vidur(sizes.vidur), sim_scenarios.multi_lora(sizes.multi_lora)
+    small, large = sim_scenarios.uniform(sizes.small_uniform), sim_scenarios.uniform(sizes.uniform)
+    doubled = sim_scenarios.uniform(sizes.small_uniform, 2)
+    # The small loads take turns many times, and before each of the large ones' few turns.
+    small_ones = {"vidur": vidur, "uniform small": small, "doubled": doubled}
+    scenarios = small_ones | {
+        "uniform": large,
+        "multi-lora": multi_lora,
+        "mooncake": sim_scenarios.mooncake(sizes.mooncake),
+    }
+    rows = {
+        name: SpeedRow(name.split()[0], scenario.title, len(scenario.columns)) for name, scenario in scenarios.items()
+    }
+    for _ in range(sizes.few):
+        for name in [*small_ones] * sizes.many + [name for name in scenarios if name not in small_ones]:
+            on_run(f"{name}, {rows[name].num_requests:,} requests")
+            _take_turns(rows[name], scenarios[name])
+    on_run("peak memory of the uniform load")
+    rows["uniform"].peak_rss_mb = _peak_rss_mb("uniform", sizes.uniform)
+    return SimSpeed(rows)
+
+
+def _take_turns(row: SpeedRow, scenario: Scenario) -> None:
+    seconds, times = _timed(lambda: simulate(scenario))
+    if times.num_finished != row.num_requests:
+        raise BenchBrokenError(f"{row.load}: {times.num_finished} of {row.num_requests} requests finished")
+    row.num_finished, row.output_tokens = times.num_finished, times.output_tokens
+    row.cpu_seconds.append(seconds)
+    if row.load in BARE_TOO:
+        row.bare_cpu_seconds.append(_timed(lambda: simulate_bare(scenario))[0])
+
+
+def _timed(run: Callable[[], T]) -> tuple[float, T]:
+    """Return the CPU seconds of a run, and what it gives."""
+    gc.collect()
+    started = time.process_time()
+    result = run()
+    return time.process_time() - started, result
+
+
+def _peak_rss_mb(load: str, num_requests: int) -> float:
+    command = [sys.executable, "-m", "bench.sim_speed", load, str(num_requests)]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BenchBrokenError(f"{' '.join(command[1:])} ended with {done.returncode}: {done.stderr[-2000:]}")
+    peak_rss_mb: float = json.loads(done.stdout)["peak_rss_mb"]
+    return peak_rss_mb
+
+
+def _own_peak_rss_mb() -> float:
+    """Return this process's peak since it was executed, in 1e6 bytes."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * 1024 / 1e6
+    except (OSError, StopIteration):
+        # Elsewhere this also remembers the process that started this one, up to the exec.
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
+
+
+def main() -> None:
+    """Run one load once."""
+    load, num_requests = sys.argv[1], int(sys.argv[2])
+    scenario = SCENARIOS[load](num_requests)
+    seconds, times = _timed(lambda: simulate(scenario))
+    result = {
+        "title": scenario.title,
+        "num_requests": num_requests,
+        "num_finished": times.num_finished,
+        "output_tokens": times.output_tokens,
+        "cpu_seconds": seconds,
+        "us_per_request": seconds / num_requests * 1e6,
+        "peak_rss_mb": _own_peak_rss_mb(),
+    }
+    print(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()
