@@ -16,16 +16,17 @@ from functools import partial
 from heapq import heappop, heappush
 
 from scheduler.core.placements.base import Placement
-from scheduler.core.plan import Admitted, Cancelled, Dropped, DropReason, Event, Finished, Idle
+from scheduler.core.plan import Admitted, Cancelled, Dropped, DropReason, Event, Finished, Idle, Preempted
 from scheduler.core.sequence import Sequence as CoreSequence
 from simulator.request import SimulatedRequest
+from simulator.stretch import Observer, Stretch
 from simulator.worker import SimulatedWorker
 
 NEVER = 1 << 62
 """A time after every other."""
 
-Refuse = Callable[[SimulatedRequest], str | None]
-"""Says why a request may not come in; None: it may."""
+Refuse = Callable[[SimulatedRequest], tuple[str, str] | None]
+"""Says that a request may not come in (its outcome, why); None: it may."""
 Follow = Callable[[SimulatedRequest, int], SimulatedRequest | None]
 """Says which request its client sends next, given one that has ended and the time; None: no further one."""
 
@@ -41,6 +42,7 @@ class Simulation:
         choose_shard: index of the scheduler that gets a request; needed with several.
         timeout_ps: requests not over so long after their arrival are cancelled.
         worker_wait_ps: how long a request waits while its scheduler has no worker.
+        observers: told of what runs.
 
     Attributes:
         now_ps: the clock.
@@ -57,10 +59,13 @@ class Simulation:
         choose_shard: Callable[[SimulatedRequest], int] | None = None,
         timeout_ps: int | None = None,
         worker_wait_ps: int = 30 * 10**12,
+        observers: Sequence[Observer] = (),
     ) -> None:
         self.workers = list(workers)
+        self._observer = _together(observers)
         for order, worker in enumerate(self.workers):
             worker.order = order
+            worker.observer = self._observer
         self._placements = placement if isinstance(placement, Sequence) else [placement]
         self.shards: list[list[SimulatedWorker]] = [[] for _ in self._placements]
         for worker in self.workers:
@@ -144,8 +149,8 @@ class Simulation:
     # --- from outside -----------------------------------------------------------------------------------------------
 
     def _arrive(self, request: SimulatedRequest) -> None:
-        if self._refuse is not None and (why := self._refuse(request)) is not None:
-            self._close(request, "refused", why)
+        if self._refuse is not None and (refusal := self._refuse(request)) is not None:
+            self._close(request, *refusal)
             return
         if self._choose_shard is not None:
             request.shard = self._choose_shard(request)
@@ -192,7 +197,7 @@ class Simulation:
         unplaced = self._unplaced[request.shard]
         if unplaced.get(request.handle, (None, request))[0] == since_ps:
             del unplaced[request.handle], self._requests[request.handle]
-            self._close(request, "refused", "no worker has attached")
+            self._close(request, "no worker", "no worker has attached")
 
     def cancel(self, handle: int) -> None:
         """Withdraw a request now; ignored if it is over."""
@@ -239,8 +244,12 @@ class Simulation:
         self._handle(worker, events)
         for sequence in unfinished:
             request = self._requests[sequence.handle]
+            if self._observer is not None:
+                self._observer.requeued(worker.name, request)
             del self._worker_of[sequence.handle]
             self._place(request)
+        if self._observer is not None:
+            self._observer.lost(worker.name)
 
     def attach(self, worker: SimulatedWorker) -> None:
         """Let a worker that was lost come back now, with nothing; it gets what waits for one."""
@@ -291,8 +300,13 @@ class Simulation:
                     request.first_cached_tokens = min(request.cached_tokens, request.prompt_tokens)
             elif isinstance(event, Cancelled):
                 request = self._end(event.sequence, worker)
+                if self._observer is not None:
+                    self._observer.left(worker.name, request.handle)
                 outcome = "timed out" if request.detail else "cancelled"
                 self._close(request, outcome, request.detail)
+            elif isinstance(event, Preempted):
+                if self._observer is not None:
+                    self._observer.requeued(worker.name, self._requests[event.sequence.handle])
             elif isinstance(event, Dropped):
                 self._close(self._end(event.sequence, worker), "dropped", _DROPPED[event.reason])
 
@@ -306,6 +320,35 @@ class Simulation:
     def _close(self, request: SimulatedRequest, outcome: str, detail: str = "") -> None:
         request.outcome, request.detail, request.finished_ps = outcome, detail, self.now_ps
         self._ended.append(request)
+
+
+class _Observers:
+    """Several observers as one."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._observers = observers
+
+    def ran(self, stretch: Stretch) -> None:
+        for observer in self._observers:
+            observer.ran(stretch)
+
+    def left(self, worker: str, handle: int) -> None:
+        for observer in self._observers:
+            observer.left(worker, handle)
+
+    def requeued(self, worker: str, request: SimulatedRequest) -> None:
+        for observer in self._observers:
+            observer.requeued(worker, request)
+
+    def lost(self, worker: str) -> None:
+        for observer in self._observers:
+            observer.lost(worker)
+
+
+def _together(observers: Sequence[Observer]) -> Observer | None:
+    if len(observers) > 1:
+        return _Observers(observers)
+    return observers[0] if observers else None
 
 
 _DROPPED = {

@@ -16,7 +16,7 @@ class SimulatedRequest(Sequence):
 
     Attributes:
         ending: where the device ends it. It never depends on tokens, since no stop sequences are simulated.
-        outcome: "finished", "cancelled", "dropped", "refused" or "timed out"; None while it lives.
+        outcome: a key of `outcomes.STATUS`; None while it lives.
         detail: why it was refused or dropped.
         reason: why it finished.
         first_admitted_ps: its first admission.

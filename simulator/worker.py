@@ -6,12 +6,12 @@ the steps (when they end, who ends with them) is known when the plan starts; it 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from scheduler.core.placements.base import Candidate
 from scheduler.core.plan import EndReason, Event, Plan, Ran
 from scheduler.core.replica import Replica
 from simulator.request import SimulatedRequest
+from simulator.stretch import Observer, Stretch
 from worker.device.gpu import MockGpu, PrefillWork
 from worker.device.output import FinishReason
 from worker.device.steptime import StepTimeModel
@@ -21,22 +21,6 @@ END_REASON = {
     FinishReason.STOP: EndReason.STOP,
     FinishReason.LENGTH: EndReason.LENGTH,
 }
-
-
-class StepObserver(Protocol):
-    """Told of the steps that ran, in order of time for each worker."""
-
-    def ran(self, worker: "SimulatedWorker", plan: Plan, start_ps: int, num_steps: int, end_ps: int) -> None:
-        """Take note of steps of one plan that have ended, before they are committed.
-
-        Args:
-            worker: whose; its GPU has not moved on yet.
-            plan: the plan they belong to.
-            start_ps: when the first of them began, adapters waited for.
-            num_steps: how many.
-            end_ps: when the last of them ended.
-        """
-        ...
 
 
 @dataclass(slots=True)
@@ -95,7 +79,7 @@ class SimulatedWorker:
         self.boundary_ps = 0
         self.version = 0
         self.totals = Totals()
-        self.observer: StepObserver | None = None
+        self.observer: Observer | None = None
         self._make_replica = make_replica
         self._may_be_silent = False
         self.replica = make_replica()
@@ -144,14 +128,15 @@ class SimulatedWorker:
     def finish(self, plan: Plan, at_ps: int, requests: dict[int, SimulatedRequest]) -> list[Event]:
         """End the plan at this boundary: run and commit what is left of its steps."""
         steps = self.steps
-        if self.observer is not None:
-            self.observer.ran(self, plan, self.start_ps, steps, at_ps)
+        stretch = None if self.observer is None else self._stretch(plan, steps, at_ps)
         duration_ps, finished = self.gpu.skip(steps)
         totals = self.totals
         totals.num_steps += steps
         totals.busy_ps += duration_ps
         totals.end_ps = at_ps
         self.plan = None
+        if stretch is not None:
+            self._observe(stretch, finished, requests)
         if not finished:
             return self.replica.commit(plan, Ran(steps, at_ps))
         ended = [(handle, END_REASON[reason]) for handle, reason in finished]
@@ -170,7 +155,7 @@ class SimulatedWorker:
             return
         end_ps = self.start_ps + self.gpu.total_ps(done)
         if self.observer is not None:
-            self.observer.ran(self, plan, self.start_ps, done, end_ps)
+            self.observer.ran(self._stretch(plan, done, end_ps))
         duration_ps, finished = self.gpu.skip(done)
         assert not finished
         self.start_ps = end_ps
@@ -179,6 +164,30 @@ class SimulatedWorker:
         self.totals.busy_ps += duration_ps
         events = self.replica.commit(plan, Ran(done, end_ps))
         assert not events
+
+    def _stretch(self, plan: Plan, num_steps: int, end_ps: int) -> Stretch:
+        gpu = self.gpu
+        first_ps = gpu.step_ps()
+        slope_ps = gpu.total_ps(2) - 2 * first_ps if num_steps > 1 else 0
+        num_decodes = gpu.num_decoding if plan.decode else 0
+        return Stretch(
+            self.name, plan, self.start_ps, num_steps, first_ps, slope_ps, end_ps, num_decodes, gpu.kv_tokens
+        )
+
+    def _observe(
+        self, stretch: Stretch, finished: tuple[tuple[int, FinishReason], ...], requests: dict[int, SimulatedRequest]
+    ) -> None:
+        assert self.observer is not None
+        ended = {handle for handle, _ in finished}
+        if stretch.plan.prefills:
+            stretch.newcomers = [
+                chunk.sequence.handle
+                for chunk in stretch.plan.prefills
+                if chunk.samples and chunk.sequence.handle not in ended
+            ]
+        if self._may_be_silent:
+            stretch.num_silent = sum(requests[handle].ending.extra_step for handle in ended)
+        self.observer.ran(stretch)
 
     def slow_down(self, step_time: StepTimeModel) -> None:
         """Let steps take what another model says, from the next plan on."""

@@ -89,6 +89,11 @@ class MockGpu:
         return len(self._rows)
 
     @property
+    def num_decoding(self) -> int:
+        """Sequences past their prompt that have not ended."""
+        return self._num_decoding
+
+    @property
     def kv_tokens(self) -> int:
         """Tokens in the KV cache, of all sequences."""
         return self._partial_tokens + self._decode_kv_tokens + sum(kv_tokens for _, kv_tokens in self._held.values())
@@ -224,7 +229,7 @@ class MockGpu:
         return Segment(segment.step_ps(index), segment.slope_ps).total_ps(num_steps)
 
     def steps_to_cover(self, duration_ps: int, limit: int) -> int:
-        """Return the fewest steps, at least 1, that take at least this long, but at most `limit`; needs a closed form."""
+        """Return the fewest steps, at least 1, that take at least this long, but at most `limit`. By closed form."""
         segment, index = self._decode_segment()
         assert segment is not None
         coming = Segment(segment.step_ps(index), segment.slope_ps)

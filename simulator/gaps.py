@@ -1,0 +1,87 @@
+"""Gaps between tokens (inter-token latency) of a simulated run, from its steps: nothing is kept for each token.
+
+Within a stretch of decode steps every sequence has a gap of one step. In the first of them the gap goes back to each
+one's last token: to the decode step before or, for those that came since, to the end of their own prefill. A sequence
+that was queued again has a gap from its last token to the end of its next prefill.
+"""
+
+from array import array
+
+import numpy as np
+
+from loadgen.workload.outcome_table import TokenGaps
+from simulator.request import SimulatedRequest
+from simulator.stretch import Stretch
+
+_PS_PER_SECOND = 1e12
+
+
+class GapRecorder:
+    """Gathers gaps of a whole run; 32 bytes a stretch."""
+
+    def __init__(self) -> None:
+        # Each entry: the first gap, what each further one is longer by, how many there are, and sequences that have it.
+        self._first_ps = array("q")
+        self._slope_ps = array("q")
+        self._num_gaps = array("q")
+        self._num_sequences = array("q")
+        self._decoded_ps: dict[str, int] = {}  # worker -> end of its last decode step
+        self._since_ps: dict[str, dict[int, int]] = {}  # worker -> handle -> last token, of those who came since
+        self._requeued_ps: dict[int, int] = {}  # handle -> last token
+
+    def ran(self, stretch: Stretch) -> None:
+        """Take note of the gaps that these steps ended."""
+        since = self._since_ps.setdefault(stretch.worker, {})
+        first_end_ps = stretch.start_ps + stretch.first_ps
+        if stretch.num_decodes:
+            self._decoded(stretch, since, first_end_ps)
+        for handle in stretch.newcomers:
+            since[handle] = first_end_ps
+            if self._requeued_ps and (token_ps := self._requeued_ps.pop(handle, None)) is not None:
+                self._add(first_end_ps - token_ps, 0, 1, 1)
+
+    def _decoded(self, stretch: Stretch, since: dict[int, int], first_end_ps: int) -> None:
+        num_steps, num_decodes, num_silent = stretch.num_steps, stretch.num_decodes, stretch.num_silent
+        last_ps = self._decoded_ps.get(stretch.worker, 0)
+        for token_ps in since.values():
+            self._add(first_end_ps - token_ps, 0, 1, 1)
+        silent_now = num_silent if num_steps == 1 else 0
+        self._add(first_end_ps - last_ps, 0, 1, num_decodes - len(since) - silent_now)
+        since.clear()
+        num_full = num_steps - 1 - (num_silent > 0)
+        if num_full > 0:
+            self._add(stretch.first_ps + stretch.slope_ps, stretch.slope_ps, num_full, num_decodes)
+        if num_silent and num_steps > 1:
+            last_step_ps = stretch.first_ps + stretch.slope_ps * (num_steps - 1)
+            self._add(last_step_ps, 0, 1, num_decodes - num_silent)
+        self._decoded_ps[stretch.worker] = stretch.end_ps
+
+    def left(self, worker: str, handle: int) -> None:
+        """Forget one that left its batch other than by the end of a step that gave it a token."""
+        self._since_ps.get(worker, {}).pop(handle, None)
+
+    def requeued(self, worker: str, request: SimulatedRequest) -> None:
+        """Remember when it got its last token."""
+        token_ps = self._since_ps.get(worker, {}).pop(request.handle, None)
+        if request.produced_tokens:
+            self._requeued_ps.setdefault(request.handle, token_ps or self._decoded_ps.get(worker, 0))
+
+    def lost(self, worker: str) -> None:
+        """Forget a worker's batch."""
+        self._since_ps.pop(worker, None)
+
+    def _add(self, first_ps: int, slope_ps: int, num_gaps: int, num_sequences: int) -> None:
+        if num_sequences:
+            self._first_ps.append(first_ps)
+            self._slope_ps.append(slope_ps)
+            self._num_gaps.append(num_gaps)
+            self._num_sequences.append(num_sequences)
+
+    def gaps(self) -> TokenGaps:
+        """Return them all; takes some 30 bytes a step."""
+        num_gaps = np.array(self._num_gaps, np.int64)
+        starts = np.repeat(np.cumsum(num_gaps) - num_gaps, num_gaps)
+        index = np.arange(len(starts)) - starts
+        slopes = np.repeat(np.array(self._slope_ps, np.int64), num_gaps)
+        gap_ps = np.repeat(np.array(self._first_ps, np.int64), num_gaps) + index * slopes
+        return TokenGaps(gap_ps / _PS_PER_SECOND, np.repeat(np.array(self._num_sequences, np.int64), num_gaps))

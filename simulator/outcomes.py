@@ -1,0 +1,102 @@
+"""Lays out what became of simulated requests as the columns that reports are made of."""
+
+from array import array
+
+import numpy as np
+import numpy.typing as npt
+
+from loadgen.workload.outcome import OK
+from loadgen.workload.outcome_table import OutcomeTable, TokenGaps
+from simulator.request import SimulatedRequest
+
+_PS_PER_SECOND = 1e12
+_NONE = -1
+
+STATUS = {
+    "finished": OK,
+    "cancelled": "CANCELLED",
+    "timed out": "DEADLINE_EXCEEDED",
+    "dropped": "RESOURCE_EXHAUSTED",
+    "refused": "INVALID_ARGUMENT",
+    "queue full": "RESOURCE_EXHAUSTED",
+    "no worker": "UNAVAILABLE",
+}
+"""Outcome -> the status that a client of the live cluster sees."""
+
+
+class OutcomeRecorder:
+    """Takes requests as they end, in any order, and keeps their figures only."""
+
+    def __init__(self) -> None:
+        names = ("index", "prompt", "output", "cached", "requeues", "sent", "admitted", "first", "end")
+        self._numbers = {name: array("q") for name in names}
+        self._status: list[str] = []
+        self._adapter_id: list[str | None] = []
+        self._tenant_id: list[str] = []
+        self._worker: list[str] = []
+        self._reason: list[str] = []
+        self._detail: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._status)
+
+    def add(self, request: SimulatedRequest) -> None:
+        """Take note of one that has ended."""
+        status = STATUS[request.outcome or ""]
+        row = (
+            request.handle,
+            request.prompt_tokens,
+            request.output_tokens,
+            request.first_cached_tokens,
+            request.num_requeues,
+            request.arrived_ps,
+            _NONE if request.first_admitted_ps is None else request.first_admitted_ps,
+            _NONE if request.first_token_ps is None else request.first_token_ps,
+            _NONE if request.finished_ps is None else request.finished_ps,
+        )
+        for column, value in zip(self._numbers.values(), row, strict=True):
+            column.append(value)
+        if request.detail:
+            self._detail[len(self._status)] = request.detail
+        self._status.append(status)
+        self._adapter_id.append(None if request.adapter is None else request.adapter.adapter_id)
+        self._tenant_id.append(request.tenant_id)
+        self._worker.append(request.worker)
+        self._reason.append("" if request.reason is None else request.reason.value)
+
+    def table(self, gaps: TokenGaps) -> OutcomeTable:
+        """Return all, in order of index."""
+        column = {name: np.array(values, np.int64) for name, values in self._numbers.items()}
+        order = np.argsort(column["index"], kind="stable")
+        column = {name: values[order] for name, values in column.items()}
+        rows = order.tolist()
+        finished = np.array([self._status[row] == OK for row in rows], np.bool_)
+        sent, end = column["sent"] / _PS_PER_SECOND, column["end"] / _PS_PER_SECOND
+        output_tokens = np.where(finished, column["output"], 0)
+        detail = {position: self._detail[row] for position, row in enumerate(rows) if row in self._detail}
+        return OutcomeTable(
+            index=column["index"],
+            status=[self._status[row] for row in rows],
+            adapter_id=[self._adapter_id[row] for row in rows],
+            tenant_id=[self._tenant_id[row] for row in rows],
+            prompt_tokens=column["prompt"],
+            output_tokens=output_tokens,
+            cached_tokens=column["cached"],
+            num_messages=output_tokens,
+            num_requeues=column["requeues"],
+            intended_seconds=sent,
+            sent_seconds=sent,
+            first_token_seconds=_seconds(column["first"]),
+            last_token_seconds=np.where(finished, end, _seconds(column["first"])),
+            end_seconds=end,
+            queue_seconds=_seconds(column["admitted"]) - sent,
+            worker_id=[self._worker[row] for row in rows],
+            finish_reason=[self._reason[row] for row in rows],
+            token_ids_crc32=[None] * len(rows),
+            detail=detail,
+            gaps=gaps,
+        )
+
+
+def _seconds(times_ps: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    return np.where(times_ps == _NONE, np.nan, times_ps / _PS_PER_SECOND)

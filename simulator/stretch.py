@@ -1,0 +1,59 @@
+"""What observers of a simulation are told: stretches of steps, each of one plan on one worker."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from scheduler.core.plan import Plan
+from simulator.request import SimulatedRequest
+
+
+@dataclass(slots=True)
+class Stretch:
+    """Consecutive steps of one plan; only the first has the plan's prefills.
+
+    Attributes:
+        worker: who ran them.
+        plan: what they belong to.
+        start_ps: when the first began, after any wait for adapters.
+        num_steps: how many.
+        first_ps: how long the first took.
+        slope_ps: how much longer each further one took than the one before.
+        end_ps: when the last ended.
+        num_decodes: sequences that each step gives a token, newcomers of the first left out.
+        kv_tokens: in the cache before the first, of all sequences.
+        newcomers: whose prompt ended with the first step and that go on to decode.
+        num_silent: sequences that end with the last step and get no token from it.
+    """
+
+    worker: str
+    plan: Plan
+    start_ps: int
+    num_steps: int
+    first_ps: int
+    slope_ps: int
+    end_ps: int
+    num_decodes: int
+    kv_tokens: int
+    newcomers: Sequence[int] = ()
+    num_silent: int = 0
+
+
+class Observer(Protocol):
+    """Told of what runs, in order of time for each worker."""
+
+    def ran(self, stretch: Stretch) -> None:
+        """Take note of steps that have ended."""
+        ...
+
+    def left(self, worker: str, handle: int) -> None:
+        """Take note that a sequence left a worker other than by a step that ended it."""
+        ...
+
+    def requeued(self, worker: str, request: SimulatedRequest) -> None:
+        """Take note that a sequence lost its place in a worker's batch and waits again."""
+        ...
+
+    def lost(self, worker: str) -> None:
+        """Take note that a worker has lost all that it had; its sequences have been told of before."""
+        ...
