@@ -9,12 +9,13 @@ from rich.console import Console
 from chassis.errors import LorreryError, SettingsError
 from chassis.settings import load as load_settings
 from chassis.version import VERSION
+from loadgen import flags
 from loadgen.options import LoadOptions, WorkloadName, parse_range
 from loadgen.session import run_load
 
 __all__ = ["app", "load"]
 
-_WORKLOAD, _LENGTHS, _ADAPTERS, _DRIVE, _OUTPUT = "Workload", "Lengths", "Adapters", "How it is played", "Output"
+_DRIVE, _OUTPUT = "How it is played", "Output"
 
 
 app = typer.Typer(
@@ -34,159 +35,28 @@ def _version(asked: bool) -> None:
 @app.command()
 def load(
     target: Annotated[str, typer.Option(help="The router, HOST:PORT.", metavar="HOST:PORT")] = "127.0.0.1:50051",
-    workload: Annotated[
-        str,
-        typer.Option(
-            help=f"What to play: {', '.join(get_args(WorkloadName))}.",
-            metavar="NAME",
-            rich_help_panel=_WORKLOAD,
-        ),
-    ] = "poisson",
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="azure (CSV) or mooncake (JSON Lines): the trace.", rich_help_panel=_WORKLOAD
-        ),
-    ] = None,
-    speed_up: Annotated[
-        float,
-        typer.Option(
-            metavar="FACTOR", help="Play so many times as fast as recorded or drawn.", rich_help_panel=_WORKLOAD
-        ),
-    ] = 1.0,
-    num_requests: Annotated[
-        int | None,
-        typer.Option(
-            "--num-requests", "-n", min=1, metavar="N", help="The first N requests.", rich_help_panel=_WORKLOAD
-        ),
-    ] = None,
-    duration: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            metavar="SECONDS",
-            help="Requests due within so many seconds; of synthetic workloads 60 unless -n is given.",
-            rich_help_panel=_WORKLOAD,
-        ),
-    ] = None,
-    rate: Annotated[
-        float, typer.Option(metavar="R", help="Synthetic ones: requests per second.", rich_help_panel=_WORKLOAD)
-    ] = 2.0,
-    cv: Annotated[
-        float,
-        typer.Option(
-            metavar="CV",
-            help="poisson, slora: coefficient of variation of the gaps; 1 is Poisson, more is bursts.",
-            rich_help_panel=_WORKLOAD,
-        ),
-    ] = 1.0,
-    jitter: Annotated[
-        float,
-        typer.Option(
-            min=0.0,
-            metavar="SECONDS",
-            help="mooncake: spread requests of one stamp over so many seconds (its stamps step by 3).",
-            rich_help_panel=_WORKLOAD,
-        ),
-    ] = 0.0,
-    seed: Annotated[
-        int,
-        typer.Option(
-            min=0, max=2**32 - 1, metavar="N", help="Of every draw, prompts included.", rich_help_panel=_WORKLOAD
-        ),
-    ] = 42,
-    input_range: Annotated[
-        str,
-        typer.Option(
-            metavar="LOW:HIGH",
-            help="Synthetic ones: prompt tokens (slora leaves HIGH out, as S-LoRA does).",
-            rich_help_panel=_LENGTHS,
-        ),
-    ] = "8:512",
-    output_range: Annotated[
-        str, typer.Option(metavar="LOW:HIGH", help="The same for output tokens.", rich_help_panel=_LENGTHS)
-    ] = "8:512",
-    ignore_eos: Annotated[
-        bool,
-        typer.Option(
-            help="Ask for exactly the workload's output length; otherwise the model ends there by itself.",
-            rich_help_panel=_LENGTHS,
-        ),
-    ] = True,
-    max_new_tokens: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="With --no-ignore-eos: the limit that requests name, where the true length is not above it.",
-            rich_help_panel=_LENGTHS,
-        ),
-    ] = None,
-    skip_too_long: Annotated[
-        bool,
-        typer.Option("--skip-too-long", help="Leave out what the cluster's limits refuse.", rich_help_panel=_LENGTHS),
-    ] = False,
-    adapters: Annotated[
-        str | None,
-        typer.Option(
-            metavar="IDS",
-            help="Ids and families, such as 'chat,lora-{0..31}'; 'all': those of the cluster. Unset: the base model.",
-            rich_help_panel=_ADAPTERS,
-        ),
-    ] = None,
-    num_adapters: Annotated[
-        int | None,
-        typer.Option(
-            min=0, metavar="N", help="The first N of --adapters, or of the cluster's.", rich_help_panel=_ADAPTERS
-        ),
-    ] = None,
-    adapter_exponent: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            metavar="S",
-            help="All but slora: Zipf's exponent over the adapters; 0 is uniform. Unset: 1.",
-            rich_help_panel=_ADAPTERS,
-        ),
-    ] = None,
-    alpha: Annotated[
-        float,
-        typer.Option(
-            metavar="ALPHA",
-            help="slora: its power law; 1 is uniform, less is more skewed (not Zipf's exponent).",
-            rich_help_panel=_ADAPTERS,
-        ),
-    ] = 1.0,
-    adapter_dirs: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAMES",
-            help="slora: name adapter i as S-LoRA does, name number i mod k, then -(i div k); needs --num-adapters.",
-            rich_help_panel=_ADAPTERS,
-        ),
-    ] = None,
-    concurrency: Annotated[
-        int | None,
-        typer.Option(
-            "--concurrency",
-            "-c",
-            min=1,
-            max=5000,
-            metavar="N",
-            help="Closed loop: so many clients, each sending one request after another. Unset: open loop.",
-            rich_help_panel=_DRIVE,
-        ),
-    ] = None,
-    warmup: Annotated[
-        int,
-        typer.Option(min=0, metavar="N", help="Short requests before the run, in no figure.", rich_help_panel=_DRIVE),
-    ] = 0,
-    timeout: Annotated[
-        float,
-        typer.Option(
-            min=0.001, metavar="SECONDS", help="Deadline of each request, wall seconds.", rich_help_panel=_DRIVE
-        ),
-    ] = 300.0,
+    workload: flags.Workload = "poisson",
+    trace: flags.Trace = None,
+    speed_up: flags.SpeedUp = 1.0,
+    num_requests: flags.NumRequests = None,
+    duration: flags.Duration = None,
+    rate: flags.Rate = 2.0,
+    cv: flags.Cv = 1.0,
+    jitter: flags.Jitter = 0.0,
+    seed: flags.Seed = 42,
+    input_range: flags.InputRange = "8:512",
+    output_range: flags.OutputRange = "8:512",
+    ignore_eos: flags.IgnoreEos = True,
+    max_new_tokens: flags.MaxNewTokens = None,
+    skip_too_long: flags.SkipTooLong = False,
+    adapters: flags.Adapters = None,
+    num_adapters: flags.NumAdapters = None,
+    adapter_exponent: flags.AdapterExponent = None,
+    alpha: flags.Alpha = 1.0,
+    adapter_dirs: flags.AdapterDirs = None,
+    concurrency: flags.Concurrency = None,
+    warmup: flags.Warmup = 0,
+    timeout: flags.Timeout = 300.0,
     connect_timeout: Annotated[
         float,
         typer.Option(
@@ -197,10 +67,7 @@ def load(
         Path | None,
         typer.Option(metavar="FILE", help="Settings file; its client_tls is used to dial.", rich_help_panel=_DRIVE),
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Write summary.json and requests.csv there.", rich_help_panel=_OUTPUT),
-    ] = None,
+    out: flags.Out = None,
     metrics: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", help="Show lorrery_loadgen_* to Prometheus there.", rich_help_panel=_OUTPUT),

@@ -1,0 +1,159 @@
+"""The options that say what to play, which `lorrery load` and `lorrery simulate` share.
+
+Each is the type of a command's parameter, its flag and its help in it.
+"""
+
+from pathlib import Path
+from typing import Annotated, get_args
+
+import typer
+
+from loadgen.options import WorkloadName
+
+_WORKLOAD, _LENGTHS, _ADAPTERS, _DRIVE, _OUTPUT = "Workload", "Lengths", "Adapters", "How it is played", "Output"
+
+Workload = Annotated[
+    str,
+    typer.Option(
+        help=f"What to play: {', '.join(get_args(WorkloadName))}.",
+        metavar="NAME",
+        rich_help_panel=_WORKLOAD,
+    ),
+]
+Trace = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="azure (CSV) or mooncake (JSON Lines): the trace.", rich_help_panel=_WORKLOAD),
+]
+SpeedUp = Annotated[
+    float,
+    typer.Option(metavar="FACTOR", help="Play so many times as fast as recorded or drawn.", rich_help_panel=_WORKLOAD),
+]
+NumRequests = Annotated[
+    int | None,
+    typer.Option("--num-requests", "-n", min=1, metavar="N", help="The first N requests.", rich_help_panel=_WORKLOAD),
+]
+Duration = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0,
+        metavar="SECONDS",
+        help="Requests due within so many seconds; of synthetic workloads 60 unless -n is given.",
+        rich_help_panel=_WORKLOAD,
+    ),
+]
+Rate = Annotated[
+    float, typer.Option(metavar="R", help="Synthetic ones: requests per second.", rich_help_panel=_WORKLOAD)
+]
+Cv = Annotated[
+    float,
+    typer.Option(
+        metavar="CV",
+        help="poisson, slora: coefficient of variation of the gaps; 1 is Poisson, more is bursts.",
+        rich_help_panel=_WORKLOAD,
+    ),
+]
+Jitter = Annotated[
+    float,
+    typer.Option(
+        min=0.0,
+        metavar="SECONDS",
+        help="mooncake: spread requests of one stamp over so many seconds (its stamps step by 3).",
+        rich_help_panel=_WORKLOAD,
+    ),
+]
+Seed = Annotated[
+    int,
+    typer.Option(min=0, max=2**32 - 1, metavar="N", help="Of every draw, prompts included.", rich_help_panel=_WORKLOAD),
+]
+InputRange = Annotated[
+    str,
+    typer.Option(
+        metavar="LOW:HIGH",
+        help="Synthetic ones: prompt tokens (slora leaves HIGH out, as S-LoRA does).",
+        rich_help_panel=_LENGTHS,
+    ),
+]
+OutputRange = Annotated[
+    str, typer.Option(metavar="LOW:HIGH", help="The same for output tokens.", rich_help_panel=_LENGTHS)
+]
+IgnoreEos = Annotated[
+    bool,
+    typer.Option(
+        help="Ask for exactly the workload's output length; otherwise the model ends there by itself.",
+        rich_help_panel=_LENGTHS,
+    ),
+]
+MaxNewTokens = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="With --no-ignore-eos: the limit that requests name, where the true length is not above it.",
+        rich_help_panel=_LENGTHS,
+    ),
+]
+SkipTooLong = Annotated[
+    bool,
+    typer.Option("--skip-too-long", help="Leave out what the cluster's limits refuse.", rich_help_panel=_LENGTHS),
+]
+Adapters = Annotated[
+    str | None,
+    typer.Option(
+        metavar="IDS",
+        help="Ids and families, such as 'chat,lora-{0..31}'; 'all': those of the cluster. Unset: the base model.",
+        rich_help_panel=_ADAPTERS,
+    ),
+]
+NumAdapters = Annotated[
+    int | None,
+    typer.Option(min=0, metavar="N", help="The first N of --adapters, or of the cluster's.", rich_help_panel=_ADAPTERS),
+]
+AdapterExponent = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0,
+        metavar="S",
+        help="All but slora: Zipf's exponent over the adapters; 0 is uniform. Unset: 1.",
+        rich_help_panel=_ADAPTERS,
+    ),
+]
+Alpha = Annotated[
+    float,
+    typer.Option(
+        metavar="ALPHA",
+        help="slora: its power law; 1 is uniform, less is more skewed (not Zipf's exponent).",
+        rich_help_panel=_ADAPTERS,
+    ),
+]
+AdapterDirs = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAMES",
+        help="slora: name adapter i as S-LoRA does, name number i mod k, then -(i div k); needs --num-adapters.",
+        rich_help_panel=_ADAPTERS,
+    ),
+]
+Concurrency = Annotated[
+    int | None,
+    typer.Option(
+        "--concurrency",
+        "-c",
+        min=1,
+        max=5000,
+        metavar="N",
+        help="Closed loop: so many clients, each sending one request after another. Unset: open loop.",
+        rich_help_panel=_DRIVE,
+    ),
+]
+Warmup = Annotated[
+    int,
+    typer.Option(min=0, metavar="N", help="Short requests before the run, in no figure.", rich_help_panel=_DRIVE),
+]
+Timeout = Annotated[
+    float,
+    typer.Option(min=0.001, metavar="SECONDS", help="Deadline of each request, wall seconds.", rich_help_panel=_DRIVE),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Write summary.json and requests.csv there.", rich_help_panel=_OUTPUT),
+]
