@@ -15,6 +15,7 @@ from chassis.version import VERSION
 PARTS = {
     "up": "Run a cluster on this machine: scheduler, workers, router.",
     "load": "Send a workload to a cluster, and report what its clients see.",
+    "simulate": "Run the same cluster under a virtual clock: hours of traffic in seconds.",
     "demo": "Run a cluster and a real trace through it, about a minute.",
     "plan": "Say what a deployment can serve, and how many GPUs a rate needs.",
     "calibrate": "Fit a GPU's kernel constants to your own profile of it.",

@@ -1,7 +1,7 @@
 """The command: `lorrery load`, and the same as `python -m loadgen`."""
 
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -10,7 +10,7 @@ from chassis.errors import LorreryError, SettingsError
 from chassis.settings import load as load_settings
 from chassis.version import VERSION
 from loadgen import flags
-from loadgen.options import LoadOptions, WorkloadName, parse_range
+from loadgen.options import LoadOptions, parse_range, workload_name
 from loadgen.session import run_load
 
 __all__ = ["app", "load"]
@@ -103,7 +103,7 @@ def load(
     try:
         options = LoadOptions(
             target=target,
-            workload=_workload_name(workload),
+            workload=workload_name(workload),
             trace=trace,
             speed_up=speed_up,
             num_requests=num_requests,
@@ -138,11 +138,3 @@ def load(
         typer.echo(f"lorrery load: error: {error}", err=True)
         raise typer.Exit(2 if isinstance(error, SettingsError) else 1) from None
     raise typer.Exit(code)
-
-
-def _workload_name(text: str) -> WorkloadName:
-    names: tuple[WorkloadName, ...] = get_args(WorkloadName)
-    for name in names:
-        if name == text:
-            return name
-    raise SettingsError(f"--workload {text}: expected one of {', '.join(names)}")

@@ -30,9 +30,9 @@ MAX_IN_FLIGHT = 8000
 WRONG_TOKEN_COUNT = "WRONG_TOKEN_COUNT"  # noqa: S105  a status, no secret
 """Status of a stream that ended well with more or fewer tokens than it was asked for, or than its usage says."""
 
-_WARMUP_CONCURRENCY = 4
+WARMUP_CONCURRENCY = 4
 _WARMUP_OUTPUT_TOKENS = 16
-_WARMUP_FIRST_INDEX = 2**32  # beyond any workload's
+WARMUP_FIRST_INDEX = 2**32  # beyond any workload's
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,18 +124,9 @@ class Driver:
 
     async def warm_up(self, workload: Sequence[WorkloadRequest]) -> None:
         """Send short copies of the workload's first requests and wait for them; their ends are in `warmup_outcomes`."""
-        # Other prompts than the run's, or it would find them in a prefix cache.
-        short = [
-            replace(
-                request,
-                index=_WARMUP_FIRST_INDEX + request.index,
-                output_tokens=min(request.output_tokens, _WARMUP_OUTPUT_TOKENS),
-                hash_ids=None,
-            )
-            for request in workload[: self.settings.warmup_requests]
-        ]
+        short = warmup_requests(workload, self.settings.warmup_requests)
         self._begin("warm-up", len(short), self.warmup_outcomes)
-        await self._play_closed(iter(short), _WARMUP_CONCURRENCY, None)
+        await self._play_closed(iter(short), WARMUP_CONCURRENCY, None)
 
     async def run(self, workload: Sequence[WorkloadRequest]) -> None:
         """Play the workload; returns when each request sent has ended, with `outcomes` in the order of their ends."""
@@ -144,7 +135,7 @@ class Driver:
             if self.settings.concurrency is None:
                 await self._play_open(workload)
             else:
-                requests = _again_and_again(workload) if self.settings.repeat else iter(workload)
+                requests = again_and_again(workload) if self.settings.repeat else iter(workload)
                 await self._play_closed(requests, self.settings.concurrency, self.settings.duration_seconds)
 
     def _begin(self, phase: str, num_requests: int, into: list[RequestOutcome]) -> None:
@@ -248,7 +239,23 @@ class Driver:
         return (monotonic - self._start) / self.time_scale
 
 
-def _again_and_again(workload: Sequence[WorkloadRequest]) -> Iterator[WorkloadRequest]:
+def warmup_requests(workload: Sequence[WorkloadRequest], num_requests: int) -> list[WorkloadRequest]:
+    """Return short copies of a workload's first requests, with prompts that nobody else sends.
+
+    Otherwise the run would find them in a prefix cache.
+    """
+    return [
+        replace(
+            request,
+            index=WARMUP_FIRST_INDEX + request.index,
+            output_tokens=min(request.output_tokens, _WARMUP_OUTPUT_TOKENS),
+            hash_ids=None,
+        )
+        for request in workload[:num_requests]
+    ]
+
+
+def again_and_again(workload: Sequence[WorkloadRequest]) -> Iterator[WorkloadRequest]:
     for position in count():
         yield replace(workload[position % len(workload)], index=position)
 

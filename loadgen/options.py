@@ -7,11 +7,11 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from chassis.errors import SettingsError
 
-__all__ = ["ALL_ADAPTERS", "LoadOptions", "WorkloadName", "expand_adapters", "parse_range"]
+__all__ = ["ALL_ADAPTERS", "LoadOptions", "WorkloadName", "expand_adapters", "parse_range", "workload_name"]
 
 WorkloadName = Literal["slora", "azure", "mooncake", "poisson", "constant"]
 
@@ -96,6 +96,19 @@ class LoadOptions:
         for broken, message in rules:
             if broken:
                 raise SettingsError(message)
+
+
+def workload_name(text: str) -> WorkloadName:
+    """Read a workload's name.
+
+    Raises:
+        SettingsError: no such workload.
+    """
+    names: tuple[WorkloadName, ...] = get_args(WorkloadName)
+    for name in names:
+        if name == text:
+            return name
+    raise SettingsError(f"--workload {text}: expected one of {', '.join(names)}")
 
 
 def parse_range(text: str) -> tuple[int, int]:

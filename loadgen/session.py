@@ -28,7 +28,7 @@ from loadgen.workload import arrivals
 from loadgen.workload.outcome import OK
 from loadgen.workload.outcome_table import OutcomeTable
 
-__all__ = ["EXIT_FAILURES", "EXIT_INTERRUPTED", "EXIT_OK", "load_cluster", "run_load"]
+__all__ = ["EXIT_FAILURES", "EXIT_INTERRUPTED", "EXIT_OK", "admissible", "load_cluster", "run_load"]
 
 EXIT_OK = 0
 EXIT_FAILURES = 1
@@ -95,7 +95,7 @@ async def load_cluster(
     async with RouterClient(options.target, tls) as client:
         cluster = await client.cluster(connect_timeout_seconds)
         known = await client.adapters(connect_timeout_seconds)
-        workload, num_skipped = _admissible(options, build_workload(options, known), cluster)
+        workload, num_skipped = admissible(options, build_workload(options, known), cluster)
         _announce(options, workload, cluster, console)
         driver = Driver(client, _drive_settings(options), cluster.time_scale, LoadMetrics(registry))
         own_load = OwnLoadMeter()
@@ -122,7 +122,7 @@ async def load_cluster(
         )
 
 
-def _admissible(options: LoadOptions, workload: BuiltWorkload, cluster: ClusterView) -> tuple[BuiltWorkload, int]:
+def admissible(options: LoadOptions, workload: BuiltWorkload, cluster: ClusterView) -> tuple[BuiltWorkload, int]:
     """Leave out what the cluster would refuse, if the options say so; give how many that were."""
     if not options.skip_too_long or cluster.max_req_input_len is None or cluster.max_req_total_len is None:
         return workload, 0

@@ -8,9 +8,9 @@ placed anew, with the tokens received so far.
 
 import asyncio
 from collections.abc import Collection, Mapping
-from hashlib import blake2b
 from uuid import uuid4
 
+from chassis import rendezvous
 from chassis.errors import Unavailable
 from chassis.settings import Settings
 from router.metrics import RouterMetrics
@@ -114,7 +114,7 @@ class Placement:
             accepting[0].submit(slot)
         else:
             key = request.adapter_id or request.request_id
-            max(accepting, key=lambda shard: _weight(key, shard.address)).submit(slot)
+            accepting[rendezvous.choose(key, [shard.address for shard in accepting])].submit(slot)
 
     def _give_up(self, slot: Slot) -> None:
         del self._waiting[slot]
@@ -124,7 +124,3 @@ class Placement:
                 f" tried {', '.join(shard.address for shard in self.shards)}"
             )
         )
-
-
-def _weight(key: str, address: str) -> bytes:
-    return blake2b(f"{address}\0{key}".encode(), digest_size=8).digest()

@@ -8,6 +8,7 @@ from chassis.clock import PS_PER_SECOND
 from chassis.errors import SettingsError
 from chassis.settings import Settings
 from chassis.tables import read_tables
+from scheduler.core.adapters import LoadFails
 from scheduler.core.catalogue import BATCHINGS, PLACEMENTS, QUEUES, ReplicaSettings, build_replica
 from scheduler.core.devices import TABLES_PACKAGE, Devices
 from scheduler.core.placements.base import Placement
@@ -100,8 +101,13 @@ class ReplicaFactory:
             min_computed_tokens=0 if hello.step_time_model == "llm-mock" else 1,
         )
 
-    def replica(self, settings: ReplicaSettings) -> Replica:
-        """Build a replica."""
+    def replica(self, settings: ReplicaSettings, load_fails: LoadFails = lambda adapter, attempt: False) -> Replica:
+        """Build a replica.
+
+        Args:
+            settings: of it.
+            load_fails: which loads fail, beside those that the settings let fail at random.
+        """
         make_queue, make_batching = self._make_queue, self._make_batching
         return build_replica(
             settings,
@@ -109,7 +115,7 @@ class ReplicaFactory:
             make_queue=None if make_queue is None else lambda _settings: make_queue(),
             make_batching=None if make_batching is None else lambda chosen: make_batching(chosen.limits),
             load_ps=self._costs.load_ps,
-            load_fails=self._load_fails,
+            load_fails=lambda adapter, attempt: self._load_fails(adapter, attempt) or load_fails(adapter, attempt),
         )
 
     def _load_fails(self, adapter: Adapter, attempt: int) -> bool:

@@ -11,7 +11,6 @@ from scheduler.core.replica import Replica
 from scheduler.core.sequence import Adapter
 from simulator.request import SimulatedRequest
 from simulator.worker import SimulatedWorker
-from worker.device.gpu import MockGpu
 from worker.device.output import Ending, FinishReason, LengthModel, Sampling, ending, sequence_seed
 from worker.device.steptime import StepTimeModel
 
@@ -37,9 +36,7 @@ def build_workers(
         make_replica: builds a replica, with caches and adapter loads as wanted.
         shard: which scheduler they belong to.
     """
-    return [
-        SimulatedWorker(f"worker-{n}", lambda: make_replica(settings), MockGpu(step_time), shard) for n in range(count)
-    ]
+    return [SimulatedWorker(f"worker-{n}", lambda: make_replica(settings), step_time, shard) for n in range(count)]
 
 
 def build_requests(

@@ -11,6 +11,7 @@ Schedulers (shards) share nothing but the clock: a request belongs to the one th
 does it.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from heapq import heappop, heappush
@@ -21,6 +22,7 @@ from scheduler.core.sequence import Sequence as CoreSequence
 from simulator.request import SimulatedRequest
 from simulator.stretch import Observer, Stretch
 from simulator.worker import SimulatedWorker
+from worker.device.steptime import StepTimeModel
 
 NEVER = 1 << 62
 """A time after every other."""
@@ -81,14 +83,29 @@ class Simulation:
         self._worker_of: dict[int, SimulatedWorker] = {}
         self._unplaced: list[dict[int, tuple[int, SimulatedRequest]]] = [{} for _ in self._placements]  # since when
         self._boundaries: list[tuple[int, int, int]] = []  # (time, order of the worker, version)
+        self._new_pace: dict[int, StepTimeModel] = {}  # by the worker's order, until its next boundary
         self._timed: list[tuple[int, int, Callable[[], None]]] = []  # (time, number, what)
         self._num_timed = 0
+        self._deadlines: deque[tuple[int, SimulatedRequest]] = deque()
+        self._deadline_is_timed = False
         self._ended: list[SimulatedRequest] = []
 
     @property
     def num_open(self) -> int:
         """Requests that have arrived and are not over."""
         return len(self._requests)
+
+    def num_waiting(self, shard: int) -> int:
+        """Return how many requests of a scheduler wait, for a batch or for a worker."""
+        return len(self._unplaced[shard]) + sum(worker.replica.num_waiting for worker in self.shards[shard])
+
+    def close(self) -> list[SimulatedRequest]:
+        """End every request that is still open, as interrupted; the simulation is of no more use."""
+        still_open = list(self._requests.values())
+        for request in still_open:
+            request.outcome, request.finished_ps = "interrupted", self.now_ps
+        self._requests.clear()
+        return still_open
 
     def at(self, at_ps: int, happen: Callable[[], None]) -> None:
         """Let something happen at a time: a cancel, a fault."""
@@ -156,7 +173,7 @@ class Simulation:
             request.shard = self._choose_shard(request)
         self._requests[request.handle] = request
         if self._timeout_ps is not None:
-            self.at(self.now_ps + self._timeout_ps, partial(self._time_out, request))
+            self._expect(request, self._timeout_ps)
         self._place(request)
 
     def _place(self, request: SimulatedRequest) -> None:
@@ -212,10 +229,26 @@ class Simulation:
             del self._unplaced[request.shard][handle], self._requests[handle]
             self._close(request, "cancelled")
 
-    def _time_out(self, request: SimulatedRequest) -> None:
-        if request.outcome is None:
-            request.detail = "deadline exceeded"
-            self.cancel(request.handle)
+    def _expect(self, request: SimulatedRequest, timeout_ps: int) -> None:
+        """Remember a deadline; all requests have the same time, so the oldest one's comes first."""
+        deadlines = self._deadlines
+        deadlines.append((self.now_ps + timeout_ps, request))
+        while deadlines[0][1].outcome is not None:
+            deadlines.popleft()
+        if not self._deadline_is_timed:
+            self._deadline_is_timed = True
+            self.at(deadlines[0][0], self._time_out)
+
+    def _time_out(self) -> None:
+        deadlines = self._deadlines
+        while deadlines and (deadlines[0][0] <= self.now_ps or deadlines[0][1].outcome is not None):
+            _, request = deadlines.popleft()
+            if request.outcome is None:
+                request.detail = "deadline exceeded"
+                self.cancel(request.handle)
+        self._deadline_is_timed = bool(deadlines)
+        if deadlines:
+            self.at(deadlines[0][0], self._time_out)
 
     def _nudge(self, worker: SimulatedWorker, *, heeded: bool) -> None:
         if worker.plan is None:
@@ -262,6 +295,11 @@ class Simulation:
         for _, request in waiting.values():
             self._place(request)
 
+    def change_pace(self, worker: SimulatedWorker, step_time: StepTimeModel) -> None:
+        """Let a worker's steps take what another model says, from its next boundary on."""
+        self._new_pace[worker.order] = step_time
+        self._nudge(worker, heeded=True)
+
     # --- boundaries -------------------------------------------------------------------------------------------------
 
     def _at_boundary(self, worker: SimulatedWorker, at_ps: int) -> None:
@@ -270,6 +308,8 @@ class Simulation:
             events = worker.finish(plan, at_ps, self._requests)
             if events:
                 self._handle(worker, events)
+        if self._new_pace and (step_time := self._new_pace.pop(worker.order, None)) is not None:
+            worker.use(step_time)
         worker.boundary_ps = at_ps
         decision = worker.replica.plan(at_ps)
         worker.totals.num_plans += 1

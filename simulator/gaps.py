@@ -20,6 +20,10 @@ class GapRecorder:
     """Gathers gaps of a whole run; 32 bytes a stretch."""
 
     def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget all that was."""
         # Each entry: the first gap, what each further one is longer by, how many there are, and sequences that have it.
         self._first_ps = array("q")
         self._slope_ps = array("q")

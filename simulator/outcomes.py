@@ -3,9 +3,8 @@
 from array import array
 
 import numpy as np
-import numpy.typing as npt
 
-from loadgen.workload.outcome import OK
+from loadgen.workload.outcome import INTERRUPTED, OK
 from loadgen.workload.outcome_table import OutcomeTable, TokenGaps
 from simulator.request import SimulatedRequest
 
@@ -20,14 +19,20 @@ STATUS = {
     "refused": "INVALID_ARGUMENT",
     "queue full": "RESOURCE_EXHAUSTED",
     "no worker": "UNAVAILABLE",
+    "interrupted": INTERRUPTED,
 }
 """Outcome -> the status that a client of the live cluster sees."""
 
 
 class OutcomeRecorder:
-    """Takes requests as they end, in any order, and keeps their figures only."""
+    """Takes requests as they end, in any order, and keeps their figures only.
 
-    def __init__(self) -> None:
+    Args:
+        start_ps: when the run began; all times count from there.
+    """
+
+    def __init__(self, start_ps: int = 0) -> None:
+        self._start_ps = start_ps
         names = ("index", "prompt", "output", "cached", "requeues", "sent", "admitted", "first", "end")
         self._numbers = {name: array("q") for name in names}
         self._status: list[str] = []
@@ -71,7 +76,10 @@ class OutcomeRecorder:
         column = {name: values[order] for name, values in column.items()}
         rows = order.tolist()
         finished = np.array([self._status[row] == OK for row in rows], np.bool_)
-        sent, end = column["sent"] / _PS_PER_SECOND, column["end"] / _PS_PER_SECOND
+        sent, end, admitted, first = (
+            np.where(column[name] == _NONE, np.nan, (column[name] - self._start_ps) / _PS_PER_SECOND)
+            for name in ("sent", "end", "admitted", "first")
+        )
         output_tokens = np.where(finished, column["output"], 0)
         detail = {position: self._detail[row] for position, row in enumerate(rows) if row in self._detail}
         return OutcomeTable(
@@ -86,17 +94,13 @@ class OutcomeRecorder:
             num_requeues=column["requeues"],
             intended_seconds=sent,
             sent_seconds=sent,
-            first_token_seconds=_seconds(column["first"]),
-            last_token_seconds=np.where(finished, end, _seconds(column["first"])),
+            first_token_seconds=first,
+            last_token_seconds=np.where(finished, end, first),
             end_seconds=end,
-            queue_seconds=_seconds(column["admitted"]) - sent,
+            queue_seconds=admitted - sent,
             worker_id=[self._worker[row] for row in rows],
             finish_reason=[self._reason[row] for row in rows],
             token_ids_crc32=[None] * len(rows),
             detail=detail,
             gaps=gaps,
         )
-
-
-def _seconds(times_ps: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    return np.where(times_ps == _NONE, np.nan, times_ps / _PS_PER_SECOND)

@@ -22,6 +22,7 @@ class Stretch:
         end_ps: when the last ended.
         num_decodes: sequences that each step gives a token, newcomers of the first left out.
         kv_tokens: in the cache before the first, of all sequences.
+        num_waiting: sequences in the worker's queue.
         newcomers: whose prompt ended with the first step and that go on to decode.
         num_silent: sequences that end with the last step and get no token from it.
     """
@@ -35,6 +36,7 @@ class Stretch:
     end_ps: int
     num_decodes: int
     kv_tokens: int
+    num_waiting: int
     newcomers: Sequence[int] = ()
     num_silent: int = 0
 

@@ -39,11 +39,12 @@ class SimulatedWorker:
     Args:
         name: its id.
         make_replica: makes its replica, anew after the worker was lost.
-        gpu: its device.
+        step_time: of its device.
         shard: index of the scheduler it belongs to.
 
     Attributes:
         order: of attaching; decides who comes first at one time.
+        step_time: its device's, if nothing slows it down.
         boundary_ps: the last boundary at which it planned.
         version: of its entry in the clock's heap.
     """
@@ -62,14 +63,18 @@ class SimulatedWorker:
         "replica",
         "shard",
         "start_ps",
+        "step_time",
         "steps",
         "totals",
         "version",
     )
 
-    def __init__(self, name: str, make_replica: Callable[[], Replica], gpu: MockGpu, shard: int = 0) -> None:
+    def __init__(
+        self, name: str, make_replica: Callable[[], Replica], step_time: StepTimeModel, shard: int = 0
+    ) -> None:
         self.name = name
-        self.gpu = gpu
+        self.step_time = step_time
+        self.gpu = MockGpu(step_time)
         self.shard = shard
         self.order = 0
         self.plan: Plan | None = None
@@ -84,6 +89,10 @@ class SimulatedWorker:
         self._may_be_silent = False
         self.replica = make_replica()
         self.candidate = Candidate(name, self.replica)
+
+    def use(self, step_time: StepTimeModel) -> None:
+        """Take another model's times from now on; call it at a boundary."""
+        self.gpu.use(step_time)
 
     def renew(self, at_ps: int) -> None:
         """Come back with nothing, after it was lost."""
@@ -171,7 +180,16 @@ class SimulatedWorker:
         slope_ps = gpu.total_ps(2) - 2 * first_ps if num_steps > 1 else 0
         num_decodes = gpu.num_decoding if plan.decode else 0
         return Stretch(
-            self.name, plan, self.start_ps, num_steps, first_ps, slope_ps, end_ps, num_decodes, gpu.kv_tokens
+            self.name,
+            plan,
+            self.start_ps,
+            num_steps,
+            first_ps,
+            slope_ps,
+            end_ps,
+            num_decodes,
+            gpu.kv_tokens,
+            len(self.replica.queue),
         )
 
     def _observe(
@@ -188,7 +206,3 @@ class SimulatedWorker:
         if self._may_be_silent:
             stretch.num_silent = sum(requests[handle].ending.extra_step for handle in ended)
         self.observer.ran(stretch)
-
-    def slow_down(self, step_time: StepTimeModel) -> None:
-        """Let steps take what another model says, from the next plan on."""
-        self.gpu.use(step_time)

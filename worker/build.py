@@ -1,6 +1,7 @@
 """From settings to the mock GPU: reads catalogues and profiles, and says what the replica is."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from chassis.errors import SettingsError
@@ -13,6 +14,8 @@ from worker.device.errors import CatalogueError
 from worker.device.hardware import Gpu
 from worker.device.lora import LoraKernels
 from worker.device.profile import ProfileError, ProfileRow, read_profile
+from worker.device.steps import EngineStep, StepLogError, read_steps
+from worker.device.steptime import STEP_TIME_MODELS, StepTimeModel
 
 
 def read_catalogue(extra: Iterable[Path] = ()) -> Catalogue:
@@ -37,6 +40,19 @@ def read_profile_file(path: Path) -> list[ProfileRow]:
         with path.open(encoding="utf-8", newline="") as file:
             return read_profile(file)
     except (OSError, UnicodeDecodeError, ProfileError) as error:
+        raise SettingsError(f"{path}: {error}") from None
+
+
+def read_steps_file(path: Path) -> list[EngineStep]:
+    """Read a CSV file of an engine's steps.
+
+    Raises:
+        SettingsError: a file that cannot be read, or a row that cannot be; the message names file and line.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return read_steps(file)
+    except (OSError, UnicodeDecodeError, StepLogError) as error:
         raise SettingsError(f"{path}: {error}") from None
 
 
@@ -69,7 +85,10 @@ def deployment_of(settings: Settings) -> Deployment:
     try:
         gpu, model = catalogue.gpu(worker.gpu), catalogue.model(settings.model)
         profile: list[ProfileRow] = []
-        if worker.profile is not None:
+        steps: list[EngineStep] = []
+        if worker.profile is not None and worker.step_time == "fitted":
+            steps = read_steps_file(worker.profile)
+        elif worker.profile is not None:
             profile = own_rows(read_profile_file(worker.profile), catalogue, gpu, model, worker.tensor_parallel)
         return Deployment(
             gpu,
@@ -79,9 +98,39 @@ def deployment_of(settings: Settings) -> Deployment:
             catalogue.engine(worker.engine, gpu),
             _lora(worker.lora, settings.adapters),
             profile,
+            steps,
         )
     except CatalogueError as error:
         raise SettingsError(f"worker.gpu, worker.engine, model: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A worker's device.
+
+    Attributes:
+        deployment: what it is.
+        pool_tokens: size of its KV pool.
+        step_time: how long its steps take.
+    """
+
+    deployment: Deployment
+    pool_tokens: int
+    step_time: StepTimeModel
+
+
+def device_of(settings: Settings) -> Device:
+    """Return the device of a worker of these settings.
+
+    Raises:
+        SettingsError: as `deployment_of`, or a model that does not fit.
+    """
+    deployment = deployment_of(settings)
+    try:
+        step_time = STEP_TIME_MODELS[settings.worker.step_time](deployment)
+        return Device(deployment, deployment.kv_pool_tokens(), step_time)
+    except CatalogueError as error:
+        raise SettingsError(f"worker.gpu, worker.tensor_parallel, model: {error}") from None
 
 
 def _lora(lora: LoraSettings, adapters: AdapterSettings) -> LoraKernels:

@@ -18,16 +18,13 @@ from prometheus_client import CollectorRegistry
 
 from chassis.channel import open_channel
 from chassis.clock import DeviceClock
-from chassis.errors import SettingsError
 from chassis.log import get_logger
 from chassis.settings import OutputSettings, Settings
 from chassis.tasks import until_first_ends
 from worker import wire
-from worker.build import deployment_of
-from worker.device.errors import CatalogueError
+from worker.build import device_of
 from worker.device.gpu import MockGpu
 from worker.device.output import LengthModel, LlmMockLength, LognormalLength
-from worker.device.steptime import STEP_TIME_MODELS
 from worker.metrics import WorkerMetrics
 from worker.pacer import Pacer, StepReport
 
@@ -66,17 +63,12 @@ class WorkerService:
 
     def __init__(self, settings: Settings, registry: CollectorRegistry) -> None:
         worker = settings.worker
-        deployment = deployment_of(settings)
-        gpu, model = deployment.gpu, deployment.model
-        try:
-            pool_tokens = deployment.kv_pool_tokens()
-            step_time = STEP_TIME_MODELS[worker.step_time](deployment)
-        except CatalogueError as error:
-            raise SettingsError(f"worker.gpu, worker.tensor_parallel, model: {error}") from None
+        device = device_of(settings)
+        gpu, model = device.deployment.gpu, device.deployment.model
         self._settings = settings
-        self._gpu = MockGpu(step_time)
+        self._gpu = MockGpu(device.step_time)
         self._metrics = WorkerMetrics(
-            registry, pool_tokens, peak_flops=gpu.tflops * 1e12, peak_bytes=gpu.gb_per_second * 1e9
+            registry, device.pool_tokens, peak_flops=gpu.tflops * 1e12, peak_bytes=gpu.gb_per_second * 1e9
         )
         echo = worker.output.mode == "echo"
         self._answers = wire.AnswerSettings(model.name, _length_model(worker.output), echo)
@@ -85,7 +77,7 @@ class WorkerService:
             gpu=gpu.name,
             model=model.name,
             tensor_parallel=worker.tensor_parallel,
-            kv_pool_tokens=pool_tokens,
+            kv_pool_tokens=device.pool_tokens,
             step_time_model=worker.step_time,
             needs_prompts=echo,
         )

@@ -1,0 +1,255 @@
+"""`lorrery simulate`: the cluster of a settings file under a virtual clock."""
+
+import signal
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from typer.core import TyperCommand
+
+from chassis.errors import SettingsError
+from chassis.settings import load as load_settings
+from cli.simulation import Progress as RunProgress
+from cli.simulation import SimulatedRun, SimulationOptions
+from cli.up import default_config
+from cli.version import VersionOption
+from loadgen import flags
+from loadgen.options import LoadOptions, parse_range, workload_name
+from loadgen.report import check_folder, write_report
+from loadgen.session import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_OK
+from loadgen.table import print_report
+from simulator.faults import parse_fault
+from simulator.steps import StepWriter
+from simulator.stretch import Observer
+from simulator.trace import TraceWriter
+
+STEPS_FILE, TRACE_FILE = "steps.csv", "trace.json"
+_SIMULATION, _OUTPUT = "Simulation", "Output"
+_PERFETTO = "--perfetto"
+
+
+class _Command(TyperCommand):
+    """Lets `--trace` without a value stand for `--perfetto`; with one it is the workload's trace, as in `load`."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # click's own type
+        followed = [*args[1:], "-"]
+        args = [
+            _PERFETTO if one == "--trace" and after.startswith("-") else one
+            for one, after in zip(args, followed, strict=True)
+        ]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.command(cls=_Command)
+def simulate(
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="Settings file; default: $LORRERY_CONFIG, else deploy/cluster.toml.",
+            envvar="LORRERY_CONFIG",
+            rich_help_panel=_SIMULATION,
+        ),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="One setting; repeatable; wins over all.",
+            rich_help_panel=_SIMULATION,
+        ),
+    ] = None,
+    workers: Annotated[
+        int, typer.Option(min=1, help="How many workers, of all schedulers together.", rich_help_panel=_SIMULATION)
+    ] = 2,
+    shards: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="How many schedulers; unset: as many as router.schedulers.", rich_help_panel=_SIMULATION
+        ),
+    ] = None,
+    faults: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fault",
+            metavar="FAULT",
+            help="What goes wrong, and when; repeatable. See below.",
+            rich_help_panel=_SIMULATION,
+        ),
+    ] = None,
+    one_step: Annotated[
+        bool,
+        typer.Option(
+            "--one-step", help="Decide before every step instead of jumping: slow, equal.", rich_help_panel=_SIMULATION
+        ),
+    ] = False,
+    workload: flags.Workload = "poisson",
+    trace: flags.Trace = None,
+    speed_up: flags.SpeedUp = 1.0,
+    num_requests: flags.NumRequests = None,
+    duration: flags.Duration = None,
+    rate: flags.Rate = 2.0,
+    cv: flags.Cv = 1.0,
+    jitter: flags.Jitter = 0.0,
+    seed: flags.Seed = 42,
+    input_range: flags.InputRange = "8:512",
+    output_range: flags.OutputRange = "8:512",
+    ignore_eos: flags.IgnoreEos = True,
+    max_new_tokens: flags.MaxNewTokens = None,
+    skip_too_long: flags.SkipTooLong = False,
+    adapters: flags.Adapters = None,
+    num_adapters: flags.NumAdapters = None,
+    adapter_exponent: flags.AdapterExponent = None,
+    alpha: flags.Alpha = 1.0,
+    adapter_dirs: flags.AdapterDirs = None,
+    concurrency: flags.Concurrency = None,
+    warmup: flags.Warmup = 0,
+    timeout: flags.Timeout = 300.0,
+    out: flags.Out = None,
+    steps: Annotated[
+        bool, typer.Option("--steps", help=f"Write every step to DIR/{STEPS_FILE}.", rich_help_panel=_OUTPUT)
+    ] = False,
+    perfetto: Annotated[
+        bool,
+        typer.Option(
+            _PERFETTO,
+            help=f"Write a trace of batches to DIR/{TRACE_FILE}, for ui.perfetto.dev or chrome://tracing; so does"
+            " --trace without a FILE.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = False,
+    version: VersionOption = False,
+) -> None:
+    """Run the cluster of a settings file under a virtual clock: hours of traffic in seconds.
+
+    The same settings, policies, caches, devices and workloads as live, and the same report;
+    no sockets, no waiting, and the same result each time. What it leaves out is what the
+    services themselves cost: the network, the router, a machine that is late.
+
+    For example:
+
+      lorrery simulate --rate 20 --duration 3600 --adapters all
+      lorrery simulate --workload azure --trace FILE --out out/azure --steps --perfetto
+      lorrery simulate --set scheduler.policy=fcfs --workers 4 -n 100000 --rate 40
+      lorrery simulate --fault worker_loss,at=30,worker=worker-1,for=10
+      lorrery simulate --fault slow_worker,at=0,worker=worker-0,factor=1.5
+      lorrery simulate --adapters all --fault adapter_load_failure,at=10,for=20
+
+    Exit code: 0 all completed, 1 some failed, 2 wrong usage, 130 interrupted.
+    """
+    del version
+    options = LoadOptions(
+        target="",
+        workload=workload_name(workload),
+        trace=trace,
+        speed_up=speed_up,
+        num_requests=num_requests,
+        duration=duration,
+        rate=rate,
+        cv=cv,
+        alpha=alpha,
+        num_adapters=num_adapters,
+        adapters=adapters,
+        adapter_dirs=adapter_dirs,
+        adapter_exponent=adapter_exponent,
+        input_range=parse_range(input_range),
+        output_range=parse_range(output_range),
+        jitter=jitter,
+        concurrency=concurrency,
+        warmup=warmup,
+        seed=seed,
+        ignore_eos=ignore_eos,
+        max_new_tokens=max_new_tokens,
+        skip_too_long=skip_too_long,
+        timeout=timeout,
+    )
+    run = SimulatedRun(
+        load_settings(config or default_config(), overrides or []),
+        options,
+        SimulationOptions(workers, shards, tuple(map(parse_fault, faults or [])), one_step),
+    )
+    raise typer.Exit(_run(run, out, steps=steps, perfetto=perfetto))
+
+
+def _run(run: SimulatedRun, out: Path | None, *, steps: bool, perfetto: bool) -> int:
+    if out is not None:
+        check_folder(out)
+        out.mkdir(parents=True, exist_ok=True)
+    elif steps or perfetto:
+        raise SettingsError("--steps and --perfetto need --out DIR")
+    console = Console(soft_wrap=False)
+    written: list[Path] = []
+    with ExitStack() as stack:
+        observers: list[Observer] = []
+        if out is not None and steps:
+            written.append(out / STEPS_FILE)
+            observers.append(StepWriter(stack.enter_context(written[-1].open("w", encoding="utf-8", newline=""))))
+        if out is not None and perfetto:
+            written.append(out / TRACE_FILE)
+            trace = TraceWriter(stack.enter_context(written[-1].open("w", encoding="utf-8")))
+            stack.callback(trace.close)
+            observers.append(trace)
+            run.on_end = trace.ended
+        run.observers = observers
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda _number, _frame: run.stop())
+        if sys.stderr.isatty():
+            show = stack.enter_context(_ProgressBar())
+            run.watch = show.look
+        report = run.run()
+    print_report(report, console)
+    if out is not None:
+        written = [*write_report(report, out), *written]
+        for path in written:
+            console.print(f"report    {path}", style="dim", highlight=False, soft_wrap=True)
+    if report.interrupted:
+        return EXIT_INTERRUPTED
+    return EXIT_FAILURES if report.summary.num_failed else EXIT_OK
+
+
+class _ProgressBar:
+    """Shows how far a run is on standard error: requests, simulated time, and how fast it passes."""
+
+    def __init__(self) -> None:
+        self._progress = Progress(
+            TextColumn("[bold]simulate"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            transient=True,
+            auto_refresh=False,
+        )
+        self._bar: TaskID = self._progress.add_task("", total=None, figures="")
+
+    def __enter__(self) -> "_ProgressBar":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._progress.stop()
+
+    def look(self, run: RunProgress) -> None:
+        """Show it now."""
+        elapsed = self._progress.tasks[0].elapsed or 0.0
+        rate = run.simulated_seconds / elapsed if elapsed else 0.0
+        self._progress.update(
+            self._bar,
+            completed=run.num_ended,
+            total=run.num_requests or None,
+            figures=f"{run.simulated_seconds:,.0f} s simulated, x {rate:,.0f}",
+            refresh=True,
+        )

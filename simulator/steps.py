@@ -1,0 +1,68 @@
+"""Every step of a simulation, one line each, as CSV; times in whole picoseconds."""
+
+import csv
+from typing import TextIO
+
+from simulator.request import SimulatedRequest
+from simulator.stretch import Stretch
+
+COLUMNS = (
+    "worker",
+    "step",
+    "start_ps",
+    "end_ps",
+    "step_ps",
+    "decode_sequences",
+    "prefill_sequences",
+    "prefill_tokens",
+    "kv_tokens",
+    "waiting_sequences",
+)
+
+
+class StepWriter:
+    """Writes steps as they end.
+
+    Args:
+        file: open for writing with `newline=""`.
+    """
+
+    def __init__(self, file: TextIO) -> None:
+        self._writer = csv.writer(file, lineterminator="\n")
+        self._writer.writerow(COLUMNS)
+        self._num_steps: dict[str, int] = {}
+
+    def ran(self, stretch: Stretch) -> None:
+        """Write these steps."""
+        number = self._num_steps.get(stretch.worker, 0)
+        self._num_steps[stretch.worker] = number + stretch.num_steps
+        prefill_tokens = sum(chunk.new_tokens for chunk in stretch.plan.prefills)
+        at_ps, step_ps, kv_tokens = stretch.start_ps, stretch.first_ps, stretch.kv_tokens
+        for index in range(stretch.num_steps):
+            # Only the first step of a plan has its prefills, and only then is it the only one of its stretch.
+            prefills = len(stretch.plan.prefills) if index == 0 else 0
+            self._writer.writerow(
+                (
+                    stretch.worker,
+                    number + index,
+                    at_ps,
+                    at_ps + step_ps,
+                    step_ps,
+                    stretch.num_decodes,
+                    prefills,
+                    prefill_tokens if prefills else 0,
+                    kv_tokens + index * stretch.num_decodes,
+                    stretch.num_waiting,
+                )
+            )
+            at_ps += step_ps
+            step_ps += stretch.slope_ps
+
+    def left(self, worker: str, handle: int) -> None:
+        """Nothing is written of who leaves."""
+
+    def requeued(self, worker: str, request: SimulatedRequest) -> None:
+        """Nothing is written of who waits again."""
+
+    def lost(self, worker: str) -> None:
+        """Nothing is written of workers that are lost."""

@@ -1,0 +1,125 @@
+"""A simulation as a trace to look at: Chrome's trace event format, which Perfetto reads too (ui.perfetto.dev).
+
+One process a worker: its batches (a slice for each prefill step, one for each stretch of decode steps), and counters of
+running and waiting sequences and of KV tokens. One process "requests": for each request how long it waited, was in
+prefill, and decoded. Times in microseconds of device time.
+
+Format: "Trace Event Format" (Google), JSON array form: ph X a slice, C a counter, b and e the ends of an async slice,
+i an instant, M a name.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import TextIO
+
+from simulator.request import SimulatedRequest
+from simulator.stretch import Stretch
+
+_PS_PER_US = 1e6
+_REQUESTS = 1
+_BATCHES = 1
+
+
+class TraceWriter:
+    """Writes a trace as the simulation runs; `close` ends it.
+
+    Args:
+        file: open for writing.
+    """
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._file.write("[\n")
+        self._pids: dict[str, int] = {}
+        self._any = False
+        self._write({"ph": "M", "pid": _REQUESTS, "name": "process_name", "args": {"name": "requests"}})
+
+    def close(self) -> None:
+        """Write the end; the file stays open."""
+        self._file.write("\n]\n")
+
+    def ran(self, stretch: Stretch) -> None:
+        """Write a stretch of steps, and the counters at its beginning."""
+        pid = self._pid(stretch.worker)
+        start_us = stretch.start_ps / _PS_PER_US
+        prefills = stretch.plan.prefills
+        num_sequences = stretch.num_decodes + len(prefills)
+        prefill_tokens = sum(chunk.new_tokens for chunk in prefills)
+        if not num_sequences:
+            name = "empty"
+        elif not prefills:
+            name = f"decode {stretch.num_decodes}"
+        elif stretch.num_decodes:
+            name = f"prefill {prefill_tokens} tokens, decode {stretch.num_decodes}"
+        else:
+            name = f"prefill {prefill_tokens} tokens"
+        details: dict[str, object] = {
+            "steps": stretch.num_steps,
+            "step_ms": round(stretch.first_ps / 1e9, 6),
+            "decoding_sequences": stretch.num_decodes,
+            "kv_tokens": stretch.kv_tokens,
+        }
+        if prefills:
+            details["prefills"] = {
+                str(chunk.sequence.handle): f"{chunk.new_tokens} after {chunk.past_tokens}" for chunk in prefills
+            }
+        if stretch.plan.adapter_loads:
+            details["adapters"] = [adapter.adapter_id for adapter in stretch.plan.adapter_loads]
+        self._slice(pid, name, start_us, (stretch.end_ps - stretch.start_ps) / _PS_PER_US, details)
+        for counter, value in (
+            ("running sequences", num_sequences),
+            ("waiting sequences", stretch.num_waiting),
+            ("KV tokens", stretch.kv_tokens),
+        ):
+            self._write({"ph": "C", "pid": pid, "ts": start_us, "name": counter, "args": {"value": value}})
+
+    def ended(self, request: SimulatedRequest) -> None:
+        """Write a request's phases."""
+        times = [("wait", request.arrived_ps), ("prefill", request.first_admitted_ps)]
+        times += [("decode", request.first_token_ps)]
+        known = [(name, at_ps) for name, at_ps in times if at_ps is not None]
+        ends = [at_ps for _, at_ps in known[1:]] + [request.finished_ps or request.arrived_ps]
+        details: dict[str, object] = {
+            "prompt_tokens": request.prompt_tokens,
+            "output_tokens": request.output_tokens,
+            "cached_tokens": request.first_cached_tokens,
+            "outcome": request.outcome,
+            "worker": request.worker,
+            "adapter": "" if request.adapter is None else request.adapter.adapter_id,
+        }
+        common = {"pid": _REQUESTS, "tid": 1, "cat": "request", "id": request.handle}
+        name = f"request {request.handle}"
+        begin_us, end_us = request.arrived_ps / _PS_PER_US, ends[-1] / _PS_PER_US
+        self._write({"ph": "b", **common, "name": name, "ts": begin_us, "args": details})
+        for (phase, at_ps), end_ps in zip(known, ends, strict=True):
+            self._write({"ph": "b", **common, "name": phase, "ts": at_ps / _PS_PER_US})
+            self._write({"ph": "e", **common, "name": phase, "ts": end_ps / _PS_PER_US})
+        self._write({"ph": "e", **common, "name": name, "ts": end_us})
+
+    def left(self, worker: str, handle: int) -> None:
+        """Nothing is written of who leaves: `ended` tells it."""
+
+    def requeued(self, worker: str, request: SimulatedRequest) -> None:
+        """Nothing is written of who waits again."""
+
+    def lost(self, worker: str) -> None:
+        """Nothing is written: its batches end."""
+
+    def _pid(self, worker: str) -> int:
+        pid = self._pids.get(worker)
+        if pid is None:
+            pid = self._pids[worker] = _REQUESTS + 1 + len(self._pids)
+            self._write({"ph": "M", "pid": pid, "name": "process_name", "args": {"name": worker}})
+            self._write({"ph": "M", "pid": pid, "tid": _BATCHES, "name": "thread_name", "args": {"name": "batches"}})
+        return pid
+
+    def _slice(self, pid: int, name: str, start_us: float, duration_us: float, details: Mapping[str, object]) -> None:
+        self._write(
+            {"ph": "X", "pid": pid, "tid": _BATCHES, "name": name, "ts": start_us, "dur": duration_us, "args": details}
+        )
+
+    def _write(self, event: Mapping[str, object]) -> None:
+        if self._any:
+            self._file.write(",\n")
+        self._any = True
+        self._file.write(json.dumps(event, separators=(",", ":")))
