@@ -281,8 +281,10 @@ class WorkerSettings(_Section):
 
     gpu: str = "A100-80-SXM"
     tensor_parallel: Count = 1
-    step_time: Literal["roofline", "naive-roofline", "llm-mock", "table"] = "roofline"
-    profile: Path | None = Field(default=None, description="table: CSV of measured steps")
+    step_time: Literal["roofline", "naive-roofline", "llm-mock", "table", "fitted"] = "roofline"
+    profile: Path | None = Field(
+        default=None, description="table: CSV of measured batches; fitted: CSV of an engine's steps"
+    )
     engine: str = Field(default="present-day", description="the CPU's share of a step, and which kernels run")
     weight_dtype: Literal["float16", "bfloat16", "fp8", "int8", "int4"] = "bfloat16"
     kv_dtype: Literal["float16", "bfloat16", "fp8"] = "bfloat16"
@@ -295,8 +297,8 @@ class WorkerSettings(_Section):
 
     @model_validator(mode="after")
     def _has_profile(self) -> Self:
-        if self.step_time == "table" and self.profile is None:
-            raise ValueError("step_time = 'table' needs profile")
+        if self.step_time in ("table", "fitted") and self.profile is None:
+            raise ValueError(f"step_time = {self.step_time!r} needs profile")
         return self
 
 

@@ -1,7 +1,8 @@
 """`lorrery validate`: holds the shipped code against what other programs did.
 
 `golden` replays golden records (JSON Lines, see `cli/golden`). Its last line is `N passed, N failed, N skipped` and
-nothing else, for scripts to read. `steptime` holds the step-time models against measured steps.
+nothing else, for scripts to read. `steptime` holds the step-time models against measured steps, `vidur` the simulator
+against a run of Vidur.
 """
 
 import json
@@ -13,10 +14,11 @@ from rich.console import Console
 
 from chassis.errors import SettingsError
 from chassis.tables import read_tables
-from cli import validate_steptime
+from cli import validate_steptime, validate_vidur
 from cli.golden.replay import Failure, FileReport, KindReport, Report, replay_files
 from cli.output import write
 from cli.version import VersionOption
+from cli.vidur import BatchRules
 from worker.device.catalogue import PACKAGE, Catalogue
 from worker.device.errors import CatalogueError
 from worker.device.steptime import STEP_TIME_MODELS
@@ -96,6 +98,46 @@ def steptime(
     if json_file is not None:
         write(json_file, validate_steptime.to_json(comparison))
     if not comparison.rows:
+        raise typer.Exit(1)
+
+
+@app.command()
+def vidur(
+    requests: Annotated[
+        Path, typer.Argument(metavar="REQUESTS", exists=True, dir_okay=False, help="CSV: a row per request.")
+    ],
+    steps: Annotated[
+        Path, typer.Argument(metavar="STEPS", exists=True, dir_okay=False, help="CSV: a row per engine step.")
+    ],
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="Padded tokens of a prefill (max_tokens_in_batch).")
+    ] = BatchRules().max_tokens,
+    max_sequences: Annotated[
+        int, typer.Option(min=1, help="Sequences of a batch (batch_size_cap).")
+    ] = BatchRules().max_sequences,
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens in a KV block.")] = BatchRules().block_size,
+    num_blocks: Annotated[int, typer.Option(min=1, help="KV blocks.")] = BatchRules().num_blocks,
+    watermark: Annotated[
+        float, typer.Option(min=0, max=0.99, help="Share of the blocks that admission leaves free.")
+    ] = BatchRules().watermark,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", dir_okay=False, help="Write the figures there too.")
+    ] = None,
+) -> None:
+    """Replay a run of Vidur's vLLM-style scheduler, and compare the requests' times.
+
+    Fits step times to STEPS (model "fitted" of docs/step-time.md), runs REQUESTS through the simulator with Vidur's
+    batch rules, and prints p50, p90 and p99 of the wait in the queue, TTFT, TPOT and E2E beside the recorded ones.
+    Exits with 1 if one is more than 3 % off at p50 or p99.
+    """
+    rules = BatchRules(max_tokens, max_sequences, block_size, num_blocks, watermark)
+    comparison = validate_vidur.compare(requests, steps, rules)
+    Console(soft_wrap=True, highlight=False).print(validate_vidur.render(comparison))
+    for line in validate_vidur.summary(comparison):
+        typer.echo(line)
+    if json_file is not None:
+        write(json_file, validate_vidur.to_json(comparison))
+    if not comparison.within:
         raise typer.Exit(1)
 
 

@@ -49,7 +49,7 @@ class Devices:
     def profile(self, gpu: str, model: str, tensor_parallel: int, step_time: str) -> DeviceProfile:
         """Return the profile of a device by the names that workers announce.
 
-        A `table` is known to its worker alone; such a device is taken for its roofline.
+        A `table` or a `fitted` log is known to its worker alone; such a device is taken for its roofline.
 
         Raises:
             CatalogueError: no such GPU or model.
@@ -58,5 +58,5 @@ class Devices:
         known = self._catalogue.gpu(gpu)
         engine = self._catalogue.engine(ENGINE, known)
         deployment = Deployment(known, self._catalogue.model(model), tensor_parallel, engine=engine)
-        build = STEP_TIME_MODELS["roofline" if step_time == "table" else step_time]
+        build = STEP_TIME_MODELS["roofline" if step_time in ("table", "fitted") else step_time]
         return DeviceProfile(build(deployment), deployment.gpu, deployment.model, tensor_parallel)

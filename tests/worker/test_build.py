@@ -54,6 +54,17 @@ def test_a_profile_serves_the_rows_of_this_deployment(tmp_path: Path):
     assert STEP_TIME_MODELS["table"](deployment).name == "table"
 
 
+def test_a_log_of_steps_is_what_the_fitted_model_reads(tmp_path: Path):
+    path = tmp_path / "steps.csv"
+    path.write_text("step_s,prefill_tokens,decode_seqs\n0.01,0,1\n0.02,100,0\n")
+    deployment = deployment_of(settings("worker.step_time=fitted", f"worker.profile={path}"))
+    assert len(deployment.steps) == 2
+    assert STEP_TIME_MODELS["fitted"](deployment).name == "fitted"
+    path.write_text("step_s,prefill_tokens,decode_seqs\n0.01,0,x\n")
+    with pytest.raises(SettingsError, match=r"steps\.csv: line 2: decode_seqs is 'x'"):
+        deployment_of(settings("worker.step_time=fitted", f"worker.profile={path}"))
+
+
 def test_engine_of_2023_is_the_one_measured_on_this_gpu():
     assert deployment_of(settings("worker.engine=vllm-2023", "worker.gpu=h100")).engine.name == "vllm-2023-h100"
     assert deployment_of(settings("worker.engine=vllm-2023", "worker.gpu=l40s")).engine.name == "vllm-2023"
@@ -65,6 +76,7 @@ def test_engine_of_2023_is_the_one_measured_on_this_gpu():
         ("worker.engine=fast", "engine 'fast' is not known"),
         ("worker.profile=none.csv", "none.csv: .*No such file"),
         ("worker.step_time=table", "needs profile"),
+        ("worker.step_time=fitted", "needs profile"),
         ("worker.weight_dtype=int3", "worker.weight_dtype"),
         ('catalogue=["none.toml"]', r"none\.toml: No such file"),
     ],

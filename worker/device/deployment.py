@@ -9,6 +9,7 @@ from worker.device.hardware import Gpu, KernelFit
 from worker.device.lora import REAL_RANKS, LoraKernels
 from worker.device.memory import SIXTEEN_BITS, kv_pool_tokens
 from worker.device.profile import ProfileRow
+from worker.device.steps import EngineStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class Deployment:
         engine: the CPU's share, and which kernels run; nothing of the CPU by default.
         lora: how adapters are computed.
         profile: measured steps, for the model `table`.
+        steps: a log of an engine's steps, for the model `fitted`.
     """
 
     gpu: Gpu
@@ -32,6 +34,7 @@ class Deployment:
     engine: Engine = KERNELS_ONLY
     lora: LoraKernels = REAL_RANKS
     profile: Sequence[ProfileRow] = ()
+    steps: Sequence[EngineStep] = ()
 
     @property
     def fit(self) -> KernelFit:

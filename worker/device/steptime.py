@@ -10,6 +10,7 @@ from typing import Protocol
 from worker.device.batch import NO_LORA, Batch, LoraWork, Segment
 from worker.device.cost import StepCost
 from worker.device.deployment import Deployment
+from worker.device.fitted import Fitted
 from worker.device.llm_mock import LlmMock
 from worker.device.naive import NaiveRoofline
 from worker.device.roofline import Roofline
@@ -61,5 +62,6 @@ STEP_TIME_MODELS: Mapping[str, Callable[[Deployment], StepTimeModel]] = {
     "naive-roofline": NaiveRoofline,
     "llm-mock": _llm_mock,
     "table": ProfileTable,
+    "fitted": Fitted,
 }
 """Settings name -> builder."""

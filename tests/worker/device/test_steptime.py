@@ -6,12 +6,19 @@ from hypothesis import strategies as st
 
 from tests.worker.device.known import deployment
 from worker.device.batch import NO_LORA, Batch, LoraWork, PrefillChunk
+from worker.device.fitted import Fitted
 from worker.device.llm_mock import LlmMock
 from worker.device.lora import LoraKernels
 from worker.device.naive import NaiveRoofline
 from worker.device.profile import read_profile
 from worker.device.roofline import Roofline
+from worker.device.steps import read_steps
 from worker.device.steptime import STEP_TIME_MODELS, StepTimeModel
+
+STEP_LOG = read_steps(
+    ["step_ms,prefill_tokens,decode_seqs,decode_kv_tokens,prefill_attn_pairs", "20,100,0,0,5000"]
+    + [f"{9 + num % 2 + num / 10 + kv / 4e3},0,{num},{num + kv},0" for num in (1, 2, 3, 40) for kv in (100, 900)]
+)
 
 CLOSED: list[StepTimeModel] = [
     LlmMock(),
@@ -19,6 +26,7 @@ CLOSED: list[StepTimeModel] = [
     Roofline(deployment("A10G", "Qwen2.5-7B", 2, lora=LoraKernels("all-linear", "batch"))),
     Roofline(deployment("H100-NVL", "Mixtral-8x7B", 4, lora=LoraKernels("qkvo", 64, 1.5, sharded=True))),
 ]
+FITTED: StepTimeModel = Fitted(deployment("A100-80-SXM", "Llama-2-7B", steps=STEP_LOG))
 SOMETIMES_CLOSED: list[StepTimeModel] = [
     NaiveRoofline(deployment("A100-80-SXM", "Llama-2-7B")),
     NaiveRoofline(deployment("L4", "Qwen3-30B-A3B", 4)),
@@ -51,10 +59,10 @@ def not_shorter(model: StepTimeModel, larger: Batch, smaller: Batch) -> None:
 def test_settings_names_build_the_model_of_that_name():
     profile = read_profile(["phase,batch_size,kv_len,prefill_chunk,step_ms", "decode,1,10,,5", "prefill,,,10,6"])
     for name, build in STEP_TIME_MODELS.items():
-        assert build(deployment("A100-80-SXM", "Llama-2-7B", profile=profile)).name == name
+        assert build(deployment("A100-80-SXM", "Llama-2-7B", profile=profile, steps=STEP_LOG)).name == name
 
 
-@pytest.mark.parametrize("model", CLOSED)
+@pytest.mark.parametrize("model", [*CLOSED, FITTED])
 @settings(deadline=None)
 @given(kv=st.lists(tokens, min_size=1, max_size=300), steps=st.integers(0, 2000), adapters=adapters)
 def test_segment_is_the_step_time_bit_for_bit(model, kv, steps, adapters):

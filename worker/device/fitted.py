@@ -1,0 +1,179 @@
+"""Step time fitted to a log of engine steps.
+
+    decode step    = d(b) + c_kv * KV tokens                         b sequences
+    prefill step   = p(n) + c_pair * pairs (+ c_kv * KV tokens)      n tokens: prompt tokens, and decodes beside them
+
+d and p are straight between knots, which stand where the log has rows: every count with enough of them, as long as
+there are no more than `MOST_KNOTS`. Outside they go on with the slope of the one straight line that fits all rows best.
+What stands at the knots and the c are found by least squares on relative errors, decodes first. pairs is the sum of
+m * (q + m / 2) over the prompts, m new tokens after q cached ones, as in the log (`steps`). A coefficient that would be
+negative is 0.
+
+So decode steps have a closed form, and a count that the engine is slow at (odd ones, padded ones) is slow here. What
+the log holds (CPU, head, all-reduce) is in the time, what it lacks is not; adapters are added by the formula of `lora`.
+A log may wobble, so a larger batch may take less time here.
+"""
+
+from functools import cache, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worker.device.batch import NO_LORA, Batch, LoraWork, Segment
+from worker.device.cost import StepCost
+from worker.device.deployment import Deployment
+from worker.device.errors import CatalogueError
+from worker.device.lora import LoraCost
+
+MOST_KNOTS = 256
+LEAST_ROWS = 5
+"""Rows of the log that a knot stands for; more where there would be more than `MOST_KNOTS`."""
+
+_PS_PER_SECOND = 10**12
+_ROWS_AT_ONCE = 65_536
+
+Floats = NDArray[np.float64]
+
+
+class Curve:
+    """time = base(count) + slope * work, fitted.
+
+    Args:
+        counts: of each row, not negative.
+        work: of each row.
+        seconds: of each row, more than 0.
+
+    Attributes:
+        work_seconds: the slope, at least 0.
+    """
+
+    def __init__(self, counts: Floats, work: Floats, seconds: Floats) -> None:
+        self._knots = knots = _knots(counts)
+        self._beyond = 0.0
+        if len(knots) > 1:
+            ends = knots[[0, -1]]
+            (low, high), _ = _fit(ends, counts, work, seconds)
+            self._beyond = max(0.0, float((high - low) / (ends[1] - ends[0])))
+        self._bases, self.work_seconds = _fit(knots, counts, work, seconds)
+
+    def base_seconds(self, count: int) -> float:
+        """Return the base, never below 0."""
+        knots, bases = self._knots, self._bases
+        inside = min(max(float(count), knots[0]), knots[-1])
+        return max(0.0, float(np.interp(inside, knots, bases)) + self._beyond * (count - float(inside)))
+
+
+def _knots(counts: Floats) -> Floats:
+    """Return the counts that have a value of their own, the least and the largest among them."""
+    values, num_rows = np.unique(counts, return_counts=True)
+    enough = max(LEAST_ROWS, len(counts) / MOST_KNOTS)
+    chosen, rows = [values[0]], 0
+    for value, num in zip(values[1:], num_rows[1:], strict=True):
+        rows += num
+        if rows >= enough:
+            chosen.append(value)
+            rows = 0
+    if chosen[-1] != values[-1]:
+        chosen.append(values[-1])
+    return np.array(chosen, np.float64)
+
+
+def _fit(knots: Floats, counts: Floats, work: Floats, seconds: Floats) -> tuple[Floats, float]:
+    """Return the bases at the knots, and the slope over the work: least squares on relative errors."""
+    largest = float(work.max())
+    size = len(knots) + bool(largest)
+    squares, sums = np.zeros((size, size)), np.zeros(size)
+    for start in range(0, len(counts), _ROWS_AT_ONCE):
+        rows = slice(start, start + _ROWS_AT_ONCE)
+        matrix = _hats(knots, counts[rows])
+        if largest:
+            matrix = np.column_stack((matrix, work[rows] / largest))
+        matrix /= seconds[rows, np.newaxis]
+        squares += matrix.T @ matrix
+        sums += matrix.sum(axis=0)
+    # Knots between which the rows do not tell apart get the least values that fit.
+    found = np.linalg.lstsq(squares, sums, rcond=None)[0].astype(np.float64)
+    if not largest:
+        return found, 0.0
+    if found[-1] < 0:
+        return _fit(knots, counts, np.zeros_like(work), seconds)
+    return found[:-1], float(found[-1]) / largest
+
+
+def _hats(knots: Floats, counts: Floats) -> Floats:
+    """Return each row's shares of the knots beside it; shape (rows, knots)."""
+    shares = np.zeros((len(counts), len(knots)))
+    if len(knots) == 1:
+        shares[:] = 1.0
+        return shares
+    left = np.clip(np.searchsorted(knots, counts, side="right") - 1, 0, len(knots) - 2)
+    share = (counts - knots[left]) / (knots[left + 1] - knots[left])
+    rows = np.arange(len(counts))
+    shares[rows, left] = 1.0 - share
+    shares[rows, left + 1] = share
+    return shares
+
+
+class Fitted:
+    """The rules above for one deployment's log.
+
+    Raises:
+        CatalogueError: a log without steps of decodes alone, or without prefills.
+    """
+
+    name = "fitted"
+
+    def __init__(self, deployment: Deployment) -> None:
+        log = np.array(
+            [
+                (s.seconds, s.prefill_tokens, s.num_decodes, s.decode_kv_tokens, s.prefill_pairs)
+                for s in deployment.steps
+            ],
+            np.float64,
+        ).reshape(-1, 5)
+        prefills, decodes = log[log[:, 1] > 0], log[log[:, 1] == 0]
+        for what, rows in (("steps of decodes alone", decodes), ("steps with prefill", prefills)):
+            if not len(rows):
+                raise CatalogueError(f"the log of engine steps has no {what}")
+        self._decode = Curve(decodes[:, 2], decodes[:, 3], decodes[:, 0])
+        # What decodes beside the prompts take, unless a row contradicts.
+        beside = np.minimum(prefills[:, 3] * self._decode.work_seconds, prefills[:, 0] / 2)
+        self._prefill = Curve(prefills[:, 1] + prefills[:, 2], prefills[:, 4], prefills[:, 0] - beside)
+        self._kv_token_ps = _ps(self._decode.work_seconds)
+        self._half_pair_ps = _ps(self._prefill.work_seconds / 2)
+        self._lora = LoraCost(deployment.gpu, deployment.model, deployment.tensor_parallel, deployment.lora)
+        self._decode_ps = cache(lambda count: _ps(self._decode.base_seconds(count)))
+        self._prefill_ps = cache(lambda count: _ps(self._prefill.base_seconds(count)))
+        self._lora_ps = lru_cache(maxsize=4096)(lambda work: _ps(self._lora.step(work)[0]))
+
+    def step_ps(self, batch: Batch) -> int:
+        """Return the step's duration; 0 if the batch is empty."""
+        if not batch.prefills and not batch.num_decodes:
+            return 0
+        return self._batch_ps(batch) + self._lora_ps(batch.lora)
+
+    def step_cost(self, batch: Batch) -> StepCost:
+        """Return the step's duration: adapters, and the rest, which a log does not divide."""
+        whole_ps = self.step_ps(batch)
+        lora_ps = self._lora_ps(batch.lora) if whole_ps else 0
+        return StepCost(whole=whole_ps - lora_ps, lora=lora_ps)
+
+    def decode_segment(
+        self, num_decodes: int, kv_tokens: int, max_kv_tokens: int, lora: LoraWork = NO_LORA
+    ) -> Segment | None:
+        """Return the times of consecutive decode steps: always a straight line."""
+        del max_kv_tokens
+        base_ps = self._decode_ps(num_decodes) + kv_tokens * self._kv_token_ps + self._lora_ps(lora)
+        return Segment(base_ps, num_decodes * self._kv_token_ps)
+
+    def _batch_ps(self, batch: Batch) -> int:
+        kv_ps = batch.decode_kv_tokens * self._kv_token_ps
+        if not batch.prefills:
+            return self._decode_ps(batch.num_decodes) + kv_ps
+        num_tokens = batch.num_decodes + sum(chunk.new_tokens for chunk in batch.prefills)
+        half_pairs = sum(chunk.new_tokens * (2 * chunk.past_tokens + chunk.new_tokens) for chunk in batch.prefills)
+        return self._prefill_ps(num_tokens) + half_pairs * self._half_pair_ps + kv_ps
+
+
+def _ps(seconds: float) -> int:
+    return round(seconds * _PS_PER_SECOND)
