@@ -1,7 +1,8 @@
 """What bench/sim_speed.py simulates: four loads, each with its cluster.
 
-* vidur: 2,000 requests of a Vidur run with that run's configuration (../shared/data/vidur_conv_vllm.csv). Where the
-  file is absent, as many drawn with the same rate and length statistics.
+* vidur: 2,000 requests of a Vidur run with that run's batch rules, and step times fitted to its steps
+  (../shared/data/vidur_conv_vllm*.csv). Where the files are absent, as many drawn with the same rate and length
+  statistics, under the same rules.
 * uniform: Poisson arrivals at 10/s, prompts and outputs uniform over 8 ... 512, on one H100 with Llama-3-8B, which runs
   about 29 of them at a time; and the same with outputs twice as long.
 * multi-LoRA: S-LoRA's default workload (lengths 8 ... 512, 200 adapters all as popular, ranks 64, 32, 16, 8, 32 places
@@ -11,25 +12,27 @@
   memory, block caches, and placement by prefix. The committed excerpt where ../shared is absent.
 """
 
-import csv
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bench.bare_sim import BareCost
+from cli.vidur import BatchRules, PaddedFifo, read_requests
 from loadgen.workload.mooncake import read_mooncake
 from loadgen.workload.popularity import uniform_indices
 from loadgen.workload.request import WorkloadRequest
 from scheduler.core.adapters import LoadTime, Tier
 from scheduler.core.catalogue import ReplicaSettings
+from scheduler.core.queues.base import Queue
 from scheduler.core.sequence import Adapter
-from worker.build import read_catalogue
+from worker.build import read_catalogue, read_steps_file
 from worker.device.batch import Batch, PrefillChunk
 from worker.device.deployment import Deployment
+from worker.device.fitted import Fitted
 from worker.device.lora import adapter_bytes, load_ps
 from worker.device.roofline import Roofline
 from worker.device.steptime import StepTimeModel
@@ -100,6 +103,7 @@ class Scenario:
         adapter_load_ps: how long an adapter's load takes.
         num_workers: all alike.
         placement: who gets a request.
+        make_queue: the queue, where it is not the one that the replica's policy names.
     """
 
     title: str
@@ -112,20 +116,25 @@ class Scenario:
     adapter_load_ps: LoadTime = lambda adapter, tier: 0
     num_workers: int = 1
     placement: str = "least_loaded"
+    make_queue: Callable[[ReplicaSettings], Queue] | None = None
 
 
 def vidur(num_requests: int = 2000) -> Scenario:
-    """The Vidur run: prefill first, 4,096 tokens and 256 sequences in a batch, 7,424 blocks of 16 tokens."""
-    path = SHARED / "vidur_conv_vllm.csv"
-    if path.exists():
-        title = "Vidur's run: conversation lengths, 4/s, A100, Llama-2-7B"
-        columns = _read_vidur(path, num_requests)
-    else:
-        title = f"SYNTHETIC stand-in for Vidur's run, as {path.name} is absent: its rate and length statistics"
-        columns = _like_vidur(num_requests)
+    """The Vidur run: prefill first, 4,096 padded tokens and 256 sequences in a batch, 7,424 blocks of 16 tokens."""
+    requests, steps = SHARED / "vidur_conv_vllm.csv", SHARED / "vidur_conv_vllm_steps.csv"
     device = _deployment("A100-80-SXM", "Llama-2-7B")
-    replica = ReplicaSettings("fcfs", 7424 * 16, 4096, "continuous", "paged", max_num_batched_tokens=4096)
-    return _scenario(title, columns, device, replica)
+    step_time: StepTimeModel
+    if requests.exists() and steps.exists():
+        title = "Vidur's run: conversation lengths, 4/s, 256 sequences, 7,424 blocks, fitted step times"
+        recorded = read_requests(requests, num_requests)
+        columns = Columns(recorded.arrived, recorded.prompt_tokens, recorded.output_tokens)
+        step_time = Fitted(replace(device, steps=read_steps_file(steps)))
+    else:
+        title = f"SYNTHETIC stand-in for Vidur's run ({requests.name} is absent): its rate, length statistics and rules"
+        columns, step_time = _like_vidur(num_requests), Roofline(device)
+    rules = BatchRules()
+    scenario = _scenario(title, columns, device, rules.replica_settings(), step_time)
+    return replace(scenario, make_queue=lambda settings: PaddedFifo(rules.max_tokens))
 
 
 def uniform(num_requests: int, output_factor: int = 1) -> Scenario:
@@ -229,20 +238,6 @@ def straight_line(step_time: StepTimeModel) -> BareCost:
         decodes_ps[0] - sequence_ps * few,
         sequence_ps,
         kv_token_ps,
-    )
-
-
-def _read_vidur(path: Path, num_requests: int) -> Columns:
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))[:num_requests]
-
-    def column(name: str, read: Callable[[str], float]) -> NDArray[np.float64]:
-        return np.array([read(row[name]) for row in rows])
-
-    return Columns(
-        column("arrival_s", float),
-        column("prompt_tokens", int).astype(np.int64),
-        column("output_tokens", int).astype(np.int64),
     )
 
 

@@ -160,7 +160,7 @@ def simulate(scenario: Scenario) -> Times:
         scenario.num_workers,
         scenario.replica,
         scenario.step_time,
-        lambda settings: build_replica(settings, load_ps=scenario.adapter_load_ps),
+        lambda settings: build_replica(settings, make_queue=scenario.make_queue, load_ps=scenario.adapter_load_ps),
     )
     simulation = Simulation(workers, PLACEMENTS[scenario.placement](np.random.default_rng(1)))
     columns = scenario.columns
