@@ -72,7 +72,7 @@ demo: setup ## a real trace through a cluster on this machine, about a minute
 test: setup-dev ## every test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-bench: setup-dev ## pace, tokens/s and CPU per token, beside a bare stream
+bench: setup-dev ## pace, CPU per token and per simulated request, beside bare references
 	$(BIN)/python -m bench $(BENCH_ARGS)
 
 lint: setup-dev ## style, types, who may import whom, the wire's style

@@ -52,10 +52,10 @@ def main(
     repetitions: Annotated[
         int | None, typer.Option(min=1, help="Pairs of windows per batch of last-hop; default: 5, with --quick 3.")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Short runs: about a minute and a half, more noise.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Short runs and small loads, more noise.")] = False,
     out: Annotated[Path, typer.Option(help="Where the JSON goes.")] = OUT,
 ) -> None:
-    """Measure pace, CPU per token and CPU per decision; three to four minutes. See docs/benchmarks.md.
+    """Measure pace, and CPU per token, decision and simulated request. See docs/benchmarks.md.
 
     Needs a machine with little else to do; what others took from it is part of the report.
     """
