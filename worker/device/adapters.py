@@ -52,4 +52,4 @@ class DecodingAdapters:
             if sequence.adapter_id:
                 _, tokens = users.get(sequence.adapter_id, (0, 0))
                 users[sequence.adapter_id] = sequence.adapter_rank, tokens + new_tokens
-        return LoraWork.of(users.values())
+        return LoraWork.of(users.values()) if users else NO_LORA

@@ -12,7 +12,7 @@ updates one number and the arrays of random states, and `skip` jumps. The law: `
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from math import isqrt
+from math import sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from worker.device.rows import DecodeRows, DeviceSequence, Row
 from worker.device.steptime import StepTimeModel
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PrefillWork:
     """A prompt chunk of one sequence; see `batch.PrefillChunk`."""
 
@@ -73,7 +73,9 @@ class MockGpu:
         self._hold = False
         self._held: dict[int, tuple[DeviceSequence, int]] = {}
         self._decode_rows: DecodeRows | None = None
-        self._segment: tuple[Segment | None, int] | None = None  # with the decode step it was made at
+        self._segment: Segment | None = None
+        self._segment_step: int | None = None  # the decode step that the segment begins with; None: not made
+        self._prefill_ps: int | None = None  # how long the coming step with prefills takes, once asked for
         self._prefills: tuple[PrefillWork, ...] = ()
         self._decode = False
 
@@ -119,13 +121,14 @@ class MockGpu:
         Raises:
             ValueError: the handle is not in the batch.
         """
-        self._segment = None
-        held = self._held.pop(handle, None)
+        self._segment_step = self._prefill_ps = None
+        held = self._held.pop(handle, None) if self._held else None
         if held is not None:
             self._adapters.remove(held[0])
             return
         self._remove(self._row(handle))
-        self._prefills = tuple(work for work in self._prefills if work.handle != handle)
+        if self._prefills:
+            self._prefills = tuple(work for work in self._prefills if work.handle != handle)
 
     def clear(self) -> None:
         """Forget every sequence."""
@@ -147,7 +150,12 @@ class MockGpu:
                 the prompt.
         """
         prefills = tuple(prefills)
-        if len({work.handle for work in prefills}) < len(prefills):
+        if decode != self._decode or hold != self._hold:
+            self._segment_step = None
+        self._prefills, self._decode, self._hold, self._prefill_ps = (), decode, hold, None
+        if not prefills:
+            return
+        if len(prefills) > 1 and len({work.handle for work in prefills}) < len(prefills):
             raise ValueError("two chunks of one sequence in one step")
         for work in prefills:
             row = self._row(work.handle)
@@ -162,7 +170,7 @@ class MockGpu:
                 raise ValueError(
                     f"sequence {work.handle}: samples is {work.samples}, but {computed} of {whole} tokens are computed"
                 )
-        self._prefills, self._decode, self._hold, self._segment = prefills, decode, hold, None
+        self._prefills = prefills
 
     @property
     def steps_to_finish(self) -> int | None:
@@ -194,8 +202,11 @@ class MockGpu:
         if not self._prefills:
             segment, index = self._decode_segment()
             if segment is not None:
-                return segment.step_ps(index)
-        return self._step_time.step_ps(self.batch())
+                return segment.base_ps + index * segment.slope_ps
+            return self._step_time.step_ps(self.batch())
+        if self._prefill_ps is None:
+            self._prefill_ps = self._step_time.step_ps(self.batch())
+        return self._prefill_ps
 
     def step_cost(self, batch: Batch) -> StepCost:
         """Return where the time of a step goes, as `batch` described it."""
@@ -218,7 +229,7 @@ class MockGpu:
 
     def use(self, step_time: StepTimeModel) -> None:
         """Take what another model says for steps that have not begun."""
-        self._step_time, self._segment = step_time, None
+        self._step_time, self._segment_step, self._prefill_ps = step_time, None, None
 
     def total_ps(self, num_steps: int) -> int:
         """Return how long the coming steps take together; more than one only as `run_length` says."""
@@ -226,28 +237,31 @@ class MockGpu:
             return self.step_ps()
         segment, index = self._decode_segment()
         assert segment is not None
-        return Segment(segment.step_ps(index), segment.slope_ps).total_ps(num_steps)
+        base_ps = segment.base_ps + index * segment.slope_ps
+        return num_steps * base_ps + segment.slope_ps * (num_steps * (num_steps - 1) // 2)
 
     def steps_to_cover(self, duration_ps: int, limit: int) -> int:
         """Return the fewest steps, at least 1, that take at least this long, but at most `limit`. By closed form."""
         segment, index = self._decode_segment()
         assert segment is not None
-        coming = Segment(segment.step_ps(index), segment.slope_ps)
-        base, slope = coming.base_ps, coming.slope_ps
-        if base <= 0:
+        slope = segment.slope_ps
+        base = segment.base_ps + index * slope
+        if limit * base + slope * (limit * (limit - 1) // 2) <= duration_ps or base <= 0:
             return limit
-        # n base + slope n (n - 1) / 2 >= duration: the positive root, then to the exact integer.
-        doubled = 2 * base - slope
-        steps = (
-            -(-duration_ps // base)
-            if not slope
-            else (isqrt(doubled**2 + 8 * slope * max(duration_ps, 0)) - doubled) // (2 * slope)
-        )
+        # n base + slope n (n - 1) / 2 >= duration: the positive root as a guess, then to the exact integer.
+        if slope:
+            half = base - slope / 2
+            steps = int((sqrt(half * half + 2.0 * slope * max(duration_ps, 0)) - half) / slope)
+        else:
+            steps = duration_ps // base
         steps = max(1, min(steps, limit))
-        while steps < limit and coming.total_ps(steps) < duration_ps:
+        total = steps * base + slope * (steps * (steps - 1) // 2)
+        while total < duration_ps and steps < limit:
+            total += base + slope * steps
             steps += 1
-        while steps > 1 and coming.total_ps(steps - 1) >= duration_ps:
+        while steps > 1 and total - base - slope * (steps - 1) >= duration_ps:
             steps -= 1
+            total -= base + slope * steps
         return steps
 
     def advance(self) -> StepOutcome:
@@ -272,9 +286,7 @@ class MockGpu:
             handles, tokens = handles[by_order], tokens[by_order]
             finished += self._admit_to_decode(prefilled)
             finished.sort(key=lambda row: row.order)
-        return StepOutcome(
-            handles, tokens, tuple((row.sequence.handle, row.sequence.ending.reason) for row in finished)
-        )
+        return StepOutcome(handles, tokens, _ends(finished))
 
     def skip(self, num_steps: int) -> tuple[int, tuple[tuple[int, FinishReason], ...]]:
         """Run steps without making their tokens.
@@ -290,23 +302,31 @@ class MockGpu:
         Raises:
             ValueError: `num_steps` is out of range.
         """
-        limit = self.steps_to_finish
-        if num_steps < 1 or (limit is not None and num_steps > limit):
-            raise ValueError(f"cannot skip {num_steps} steps; a sequence ends after {limit}")
         if self._prefills:
+            if num_steps != 1:
+                raise ValueError(f"cannot skip {num_steps} steps; the first has prefills")
             duration_ps = self.step_ps()
-            return duration_ps, self.advance().finished
-        segment, index = self._decode_segment()
+            past_prompt = self._run_prefills()
+            finished = self._finish_decodes()
+            if past_prompt:
+                finished += self._admit_to_decode(past_prompt)
+                finished.sort(key=_order)
+            return duration_ps, _ends(finished)
+        decodes = self._decode and self._num_decoding > 0
+        limit = self._next_last_step() - self._decode_steps + 1 if decodes else num_steps
+        if not 1 <= num_steps <= limit:
+            raise ValueError(f"cannot skip {num_steps} steps; a sequence ends after {limit}")
+        segment, _ = self._decode_segment()
         if segment is not None:
-            first = Segment(segment.step_ps(index), segment.slope_ps)
-            duration_ps = first.total_ps(num_steps)
-            self._count_decode_steps(num_steps)
+            duration_ps = self.total_ps(num_steps)
+            if decodes:
+                self._decode_steps += num_steps
         else:
             duration_ps = 0
             for _ in range(num_steps):
                 duration_ps += self.step_ps()
                 self._count_decode_steps(1)
-        return duration_ps, tuple((row.sequence.handle, row.sequence.ending.reason) for row in self._pop_finished())
+        return duration_ps, _ends(self._pop_finished()) if decodes and num_steps == limit else ()
 
     def _row(self, handle: int) -> Row:
         if handle not in self._rows:
@@ -320,7 +340,7 @@ class MockGpu:
             self._num_decoding -= 1
             self._kv_offset_sum -= row.kv_offset
             self._adapters.remove(row.sequence)
-            self._decode_rows = self._segment = None
+            self._decode_rows = self._segment_step = None
         else:
             self._partial_tokens -= row.cached_tokens
 
@@ -351,14 +371,14 @@ class MockGpu:
         """Return the times of the coming decode steps, and which of them is next."""
         if self._held:  # they do not grow, so their steps have no closed form in the batch's sums
             return None, 0
-        if self._segment is None:
-            batch = self.batch()
-            segment = self._step_time.decode_segment(
-                batch.num_decodes, batch.decode_kv_tokens, batch.max_decode_kv_tokens, batch.lora
-            )
-            self._segment = segment, self._decode_steps
-        segment, first = self._segment
-        return segment, self._decode_steps - first
+        if self._segment_step is None:
+            self._segment_step = self._decode_steps
+            if self._decode and self._num_decoding:
+                sums = self._num_decoding, self._decode_kv_tokens, self._longest_kv()
+                self._segment = self._step_time.decode_segment(*sums, self._adapters.work)
+            else:
+                self._segment = self._step_time.decode_segment(0, 0, 0)
+        return self._segment, self._decode_steps - self._segment_step
 
     def _count_decode_steps(self, num_steps: int) -> None:
         if self._decode and self._num_decoding:
@@ -396,8 +416,7 @@ class MockGpu:
             row.cached_tokens = work.past_tokens + work.new_tokens
             if work.samples:
                 past_prompt.append(row)
-        if self._prefills:
-            self._prefills, self._segment = (), None
+        self._prefills, self._prefill_ps = (), None
         return past_prompt
 
     def _drop_gone_rows(self) -> None:
@@ -422,6 +441,14 @@ class MockGpu:
             self._adapters.add(row.sequence)
             heappush(self._by_last_step, (row.last_step, row.order, row))
             heappush(self._by_length, (-row.kv_offset, row.order, row))
-            self._decode_rows = self._segment = None
+            self._decode_rows = self._segment_step = None
         self._drop_gone_rows()
         return finished
+
+
+def _order(row: Row) -> int:
+    return row.order
+
+
+def _ends(rows: list[Row]) -> tuple[tuple[int, FinishReason], ...]:
+    return tuple((row.sequence.handle, row.sequence.ending.reason) for row in rows)

@@ -54,11 +54,15 @@ class Roofline:
 
     def step_ps(self, batch: Batch) -> int:
         """Return the step's duration; the host's share alone if the batch is empty."""
-        return max(self.gpu_step_ps(batch), self._launch_ps) + self._host_ps(batch)
+        num_tokens, num_samples = _sizes(batch)
+        host_ps = self._host_ps(batch, num_tokens, num_samples)
+        return max(self._gpu_ps(batch, num_tokens, num_samples), self._launch_ps) + host_ps
 
     def gpu_step_ps(self, batch: Batch) -> int:
         """Return the time the GPU is busy with the step; 0 if the batch is empty."""
-        num_tokens, num_samples = _sizes(batch)
+        return self._gpu_ps(batch, *_sizes(batch))
+
+    def _gpu_ps(self, batch: Batch, num_tokens: int, num_samples: int) -> int:
         if not num_tokens:
             return 0
         gpu_ps = self._size_ps(num_tokens, num_samples) + self._attention.batch_ps(batch)
@@ -67,7 +71,7 @@ class Roofline:
     def step_cost(self, batch: Batch) -> StepCost:
         """Return the step's duration by part; waiting for the CPU to launch kernels is the host's."""
         num_tokens, num_samples = _sizes(batch)
-        host_ps = self._host_ps(batch)
+        host_ps = self._host_ps(batch, num_tokens, num_samples)
         if not num_tokens:
             return StepCost(host=max(0, self._launch_ps) + host_ps)
         sizes = self._size_cost(num_tokens, num_samples)
@@ -92,10 +96,16 @@ class Roofline:
         self, num_decodes: int, kv_tokens: int, max_kv_tokens: int, lora: LoraWork = NO_LORA
     ) -> Segment | None:
         """Return the times of consecutive decode steps, unless kernel launches bound the first of them."""
-        batch = Batch((), num_decodes, kv_tokens, max_kv_tokens, lora)
-        if num_decodes and self.gpu_step_ps(batch) < self._launch_ps:
+        del max_kv_tokens  # attention reads every token once, whoever's it is
+        if not num_decodes:
+            return Segment(self._launch_ps + self._host_step_ps, 0)
+        token_ps = self._attention.kv_token_ps
+        gpu_ps = self._size_ps(num_decodes, num_decodes) + kv_tokens * token_ps + self._attention.kernel_ps
+        if lora.num_adapters:
+            gpu_ps += self._lora_ps(lora)
+        if gpu_ps < self._launch_ps:
             return None  # a kink lies ahead, where the GPU becomes the slower one
-        return Segment(self.step_ps(batch), num_decodes * self._attention.kv_token_ps)
+        return Segment(gpu_ps + self._host_step_ps + self._host_sequence_ps * num_decodes, num_decodes * token_ps)
 
     def linear_seconds(self, num_tokens: int) -> float:
         """Return what all layers take without attention and all-reduce."""
@@ -105,8 +115,7 @@ class Roofline:
         """Return what all layers' attention takes."""
         return self._attention.batch_ps(batch) / _PS_PER_SECOND
 
-    def _host_ps(self, batch: Batch) -> int:
-        num_tokens, num_samples = _sizes(batch)
+    def _host_ps(self, batch: Batch, num_tokens: int, num_samples: int) -> int:
         host_ps = self._host_step_ps + self._host_sequence_ps * num_samples
         if not batch.prefills:
             return host_ps

@@ -12,9 +12,9 @@ BLOCK_STEPS = 8
 """Steps whose tokens are made at once: numpy's cost per call is that of a few hundred tokens."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DeviceSequence:
-    """A sequence as it joins.
+    """A sequence as it joins; not changed afterwards.
 
     Attributes:
         handle: its 32-bit name.
