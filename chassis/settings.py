@@ -211,6 +211,9 @@ class SchedulerSettings(_Section):
     placement: PlacementName = "least_loaded"
     log_placement: bool = Field(default=False, description="log for each request where it went and why")
     seed: Annotated[int, Field(ge=0)] = Field(default=0, description="of what the scheduler draws at random")
+    journal: _PathOrNone = Field(
+        default=None, description="JSON Lines file for what comes in and what runs, in device time; unset: none"
+    )
 
     max_waiting_requests: Count = 10_000
     max_pending_router_tokens: Count = 1_000_000

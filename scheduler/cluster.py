@@ -16,6 +16,7 @@ from scheduler.core.limits import Limits, check_lengths
 from scheduler.core.placements.base import Candidate
 from scheduler.core.plan import EndReason
 from scheduler.core.sequence import Adapter, Sequence
+from scheduler.journal import Journal
 from scheduler.live import Live
 from scheduler.messages import RefusalReason, Submit, WorkerHello
 from scheduler.metrics import SchedulerMetrics
@@ -62,9 +63,9 @@ class Cluster:
         self._num_handles = 0
         self._factory = ReplicaFactory(settings)
         self._placement = self._factory.placement()
-        self.adapters: dict[str, Adapter] = {}
-        for name, rank in settings.adapters.expand():
-            self.register(name, rank)
+        self.adapters = {name: self._factory.adapter(name, rank) for name, rank in settings.adapters.expand()}
+        path = settings.scheduler.journal
+        self.journal = None if path is None else Journal(path, settings)
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -90,8 +91,13 @@ class Cluster:
         except RefusedError as refusal:
             self.metrics.requests.labels("refused").inc()
             log.info("request_refused", request_id=submit.request_id, reason=refusal.message)
+            if self.journal is not None:
+                self.journal.refused(submit.request_id, at_ps, refusal.reason)
             router.refused(submit.handle, refusal.reason, refusal.message)
             return
+        if self.journal is not None:
+            sampling = wire.sampling_record(submit.sampling)
+            self.journal.request(sequence, submit.request_id, sampling, resumed=submit.resumed)
         live = Live(
             sequence=sequence,
             router=router,
@@ -117,6 +123,8 @@ class Cluster:
             return
         if live.dispatcher is None:
             self.metrics.requests.labels("cancelled").inc()
+            if self.journal is not None:
+                self.journal.cancelled_unplaced(live.sequence.handle, self.clock.now_ps())
             self.forget(live)
         else:
             worker_id = live.dispatcher.worker_id if live.queue_ps is not None else ""
@@ -211,6 +219,8 @@ class Cluster:
     def _end(self, live: Live, reason: RefusalReason, message: str) -> None:
         self.metrics.requests.labels("refused").inc()
         log.info("request_refused", request_id=live.request_id, reason=message)
+        if self.journal is not None:
+            self.journal.refused(live.request_id, self.clock.now_ps(), reason, live.sequence.handle)
         live.router.refused(live.router_handle, reason, message)
         self.forget(live)
 
@@ -236,7 +246,8 @@ class Cluster:
         if hello.worker_id in self.workers:
             raise ValueError(f"worker {hello.worker_id} is attached already")
         settings = self._factory.replica_settings(hello)
-        worker = Dispatcher(hello, self._factory.replica(settings), settings.max_total_token_num, self)
+        journal = None if self.journal is None else self.journal.attached(hello, self.clock.now_ps())
+        worker = Dispatcher(hello, self._factory.replica(settings), settings.max_total_token_num, self, journal)
         self.workers[hello.worker_id] = worker
         log.info(
             "worker_attached",
@@ -254,7 +265,7 @@ class Cluster:
         """Give a worker nothing new; what waits in its queue goes elsewhere, what runs stays."""
         worker.draining = True
         log.info("worker_draining", worker_id=worker.worker_id, num_running=worker.replica.num_running)
-        self._place_again(worker.give_back_waiting())
+        self._place_again(worker.give_back_waiting(self.clock.now_ps()))
 
     def detach(self, worker: Dispatcher) -> None:
         """Forget a worker whose stream has ended, and queue again what it had."""
@@ -274,14 +285,26 @@ class Cluster:
 
     def register(self, adapter_id: str, rank: int) -> Adapter:
         """Take in an adapter; return the one that is known by its name."""
-        return self.adapters.setdefault(adapter_id, self._factory.adapter(adapter_id, rank))
+        if adapter_id not in self.adapters:
+            self.adapters[adapter_id] = self._factory.adapter(adapter_id, rank)
+            if self.journal is not None:
+                self.journal.adapter(adapter_id, rank, self.clock.now_ps())
+        return self.adapters[adapter_id]
+
+    def unregister(self, adapter_id: str) -> bool:
+        """Forget an adapter; return whether it was known."""
+        if self.adapters.pop(adapter_id, None) is None:
+            return False
+        if self.journal is not None:
+            self.journal.adapter_removed(adapter_id, self.clock.now_ps())
+        return True
 
     # --- routers ----------------------------------------------------------------------------------------------------
 
     def connect(self, router_id: str, adapters: Iterable[Adapter], unloaded: Iterable[str]) -> RouterLink:
         """Take in a router, and what it was told of adapters at run time: those loaded, and those unloaded."""
         for adapter_id in unloaded:
-            self.adapters.pop(adapter_id, None)
+            self.unregister(adapter_id)
         for adapter in adapters:
             self.register(adapter.adapter_id, adapter.rank)
         router = RouterLink(router_id, self.clock, self.settings.scheduler.max_pending_router_tokens)
@@ -303,3 +326,20 @@ class Cluster:
             router.send(wire.draining())
         if not self.lives:
             self.empty.set()
+
+    # --- the journal ------------------------------------------------------------------------------------------------
+
+    async def keep_journal(self) -> None:
+        """Keep the journal's file up to date, until cancelled or until it fails; nothing to do without one."""
+        if self.journal is not None:
+            await self.journal.keep_flushed(self._gather_steps)
+
+    def close_journal(self) -> None:
+        """Write what the journal's file lacks; it is then complete."""
+        if self.journal is not None:
+            self._gather_steps()
+            self.journal.close()
+
+    def _gather_steps(self) -> None:
+        for worker in self.workers.values():
+            worker.flush_journal()

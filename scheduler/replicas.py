@@ -36,6 +36,7 @@ class ReplicaFactory:
         self._settings = settings
         own = settings.adapters
         self._rng = np.random.default_rng(settings.scheduler.seed)
+        self._num_replicas = 0
         try:
             self._devices = Devices(read_tables(TABLES_PACKAGE, settings.catalogue))
             self._costs = self._devices.adapter_costs(
@@ -109,15 +110,19 @@ class ReplicaFactory:
             load_fails: which loads fail, beside those that the settings let fail at random.
         """
         make_queue, make_batching = self._make_queue, self._make_batching
+        fails_at_random = self._random_failures()
         return build_replica(
             settings,
             self.prefix_cache,
             make_queue=None if make_queue is None else lambda _settings: make_queue(),
             make_batching=None if make_batching is None else lambda chosen: make_batching(chosen.limits),
             load_ps=self._costs.load_ps,
-            load_fails=lambda adapter, attempt: self._load_fails(adapter, attempt) or load_fails(adapter, attempt),
+            load_fails=lambda adapter, attempt: fails_at_random(adapter, attempt) or load_fails(adapter, attempt),
         )
 
-    def _load_fails(self, adapter: Adapter, attempt: int) -> bool:
+    def _random_failures(self) -> LoadFails:
+        """Return which loads of the next replica fail; it draws for itself, so others' loads do not matter."""
         ratio = self._settings.adapters.load_failure_ratio
-        return ratio > 0 and float(self._rng.random()) < ratio
+        rng = np.random.default_rng((self._settings.scheduler.seed, self._num_replicas))
+        self._num_replicas += 1
+        return lambda adapter, attempt: ratio > 0 and float(rng.random()) < ratio

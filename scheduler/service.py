@@ -1,6 +1,7 @@
 """SchedulerService: the streams of routers and workers, and the calls of operators."""
 
 import asyncio
+import atexit
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
@@ -39,8 +40,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         return [pb.DESCRIPTOR.services_by_name["SchedulerService"].full_name]
 
     async def run(self, set_ready: Callable[[bool], Awaitable[None]]) -> None:
-        """Be ready; everything happens in the streams."""
+        """Be ready; everything happens in the streams, the last of it after this has ended."""
+        atexit.register(self._cluster.close_journal)
         await set_ready(True)
+        await self._cluster.keep_journal()
         await asyncio.Event().wait()
 
     async def drain(self) -> None:
@@ -150,7 +153,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         request: pb.UnregisterAdapterRequest,
         context: grpc.aio.ServicerContext[pb.UnregisterAdapterRequest, pb.UnregisterAdapterResponse],
     ) -> pb.UnregisterAdapterResponse:
-        if self._cluster.adapters.pop(request.adapter_id, None) is None:
+        if not self._cluster.unregister(request.adapter_id):
             await context.abort(grpc.StatusCode.NOT_FOUND, f"adapter_id {request.adapter_id!r} is not known")
         return pb.UnregisterAdapterResponse()
 

@@ -76,6 +76,19 @@ def read_submit(message: pb.Submit) -> Submit:
     )
 
 
+def sampling_record(sampling: object) -> dict[str, object]:
+    """Return what a request's sampling says, in plain values, for the journal; what is not set is left out."""
+    assert isinstance(sampling, pb.Sampling)
+    said: dict[str, object] = {"seed": sampling.seed, "max_new_tokens": sampling.max_new_tokens}
+    if sampling.ignore_eos:
+        said["ignore_eos"] = True
+    if sampling.true_output_tokens:
+        said["true_output_tokens"] = sampling.true_output_tokens
+    if sampling.stop_sequences_u32:
+        said["stop_sequences"] = [list(u32_array(stop)) for stop in sampling.stop_sequences_u32]
+    return said
+
+
 def read_adapter(message: types_pb2.Adapter) -> Adapter:
     """Read an adapter."""
     return Adapter(message.adapter_id, message.rank)

@@ -9,15 +9,28 @@ Nothing here awaits; what is to be sent gathers in an outbox that the stream's w
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
 from chassis.clock import DeviceClock
 from chassis.log import get_logger
 from scheduler import wire
-from scheduler.core.plan import Admitted, Cancelled, Dropped, DropReason, Event, Finished, FirstToken, Plan, Preempted
+from scheduler.core.plan import (
+    Admitted,
+    Cancelled,
+    Dropped,
+    DropReason,
+    Event,
+    Finished,
+    FirstToken,
+    Idle,
+    Plan,
+    Preempted,
+)
 from scheduler.core.replica import Replica
 from scheduler.core.sequence import Sequence
+from scheduler.effects import Effects
+from scheduler.journal import WorkerJournal
 from scheduler.live import Live
 from scheduler.messages import RefusalReason, StepReport, WorkerHello
 from scheduler.metrics import SchedulerMetrics
@@ -45,9 +58,17 @@ class Dispatcher:
         hello: how the worker announced itself.
         replica: its batch and queue.
         cluster: whose requests it serves.
+        journal: notes what it is given and does; None: nobody does.
     """
 
-    def __init__(self, hello: WorkerHello, replica: Replica, max_total_token_num: int, cluster: Owner) -> None:
+    def __init__(
+        self,
+        hello: WorkerHello,
+        replica: Replica,
+        max_total_token_num: int,
+        cluster: Owner,
+        journal: WorkerJournal | None = None,
+    ) -> None:
         self.hello = hello
         self.worker_id = hello.worker_id
         self.replica = replica
@@ -57,11 +78,15 @@ class Dispatcher:
         self._cluster = cluster
         self._clock = cluster.clock
         self._metrics = cluster.metrics
+        self._journal = journal
+        self._effects = Effects()
+        self._num_inputs = 0
         self._plan: Plan | None = None
         self._plan_id = 0
         self._steps_left = 0
         self._boundary_ps = 0
-        self._interrupt_ps: int | None = None
+        self._interrupted = False
+        self._idle_until_ps: int | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._soon: asyncio.Handle | None = None
         self._outbox: list[wire.ToWorker] = []
@@ -74,22 +99,34 @@ class Dispatcher:
     def submit(self, live: Live, at_ps: int) -> None:
         """Give the worker's queue a request."""
         live.dispatcher = self
-        heeded = self.replica.arrival_matters()
+        if self._journal is not None:
+            self._journal.placed(self._num_inputs, live.sequence.handle, at_ps)
+        # One that comes again keeps its arrival, and may go before those that wait.
+        heeded = live.sequence.arrived_ps < at_ps or self.replica.arrival_matters()
         self.replica.submit(live.sequence, at_ps)
-        self._nudge(at_ps, heeded)
+        self._nudge(live.sequence.handle, at_ps, heeded)
 
     def cancel(self, live: Live, at_ps: int) -> None:
         """Withdraw a request."""
+        if self._journal is not None:
+            self._journal.cancelled(self._num_inputs, live.sequence.handle, at_ps)
         self.replica.cancel(live.sequence.handle, at_ps)
-        self._nudge(at_ps, heeded=True)
+        self._nudge(live.sequence.handle, at_ps, heeded=True)
 
-    def _nudge(self, at_ps: int, heeded: bool) -> None:
+    def _nudge(self, handle: int, at_ps: int, heeded: bool) -> None:
+        number, self._num_inputs = self._num_inputs, self._num_inputs + 1
+        if heeded or self._plan is None or self._effects.missed(at_ps):
+            self._effects.expect(number, handle, at_ps)
         if self._plan is None:
             # Not at once: what comes in together, such as the sequences of a lost worker, is decided on together.
+            # Nor before what a timer that fires late should have brought already.
             if self._soon is None:
-                self._soon = asyncio.get_running_loop().call_soon(self._decide, at_ps)
-        elif heeded and self._steps_left > 1 and self._interrupt_ps is None:
-            self._interrupt_ps = at_ps
+                until_ps = self._idle_until_ps
+                self._stop_waiting()
+                first_ps = at_ps if until_ps is None else min(at_ps, until_ps)
+                self._soon = asyncio.get_running_loop().call_soon(self._decide, first_ps)
+        elif heeded and self._steps_left > 1 and not self._interrupted:
+            self._interrupted = True
             self._send(wire.interrupt(self._plan_id, at_ps))
 
     # --- deciding ---------------------------------------------------------------------------------------------------
@@ -104,6 +141,7 @@ class Dispatcher:
             decision = self.replica.plan(at_ps)
             self._metrics.plan_seconds.observe(time.thread_time() - started)
             self._metrics.adapter_loads.inc(self.replica.adapters.num_loads - loads_before)
+            self._note(decision, at_ps)
             self._handle(decision.events)
             if isinstance(decision, Plan):
                 self._start(decision)
@@ -117,11 +155,20 @@ class Dispatcher:
                 return
             at_ps = decision.until_ps
 
+    def _note(self, decision: Plan | Idle, at_ps: int) -> None:
+        """Count and journal what took effect too late, and what was decided."""
+        for event in self._effects.planned(at_ps):
+            self._metrics.late_interrupts.inc()
+            if self._journal is not None:
+                self._journal.late(event, at_ps)
+        if self._journal is not None:
+            self._journal.decided(decision, at_ps)
+
     def _start(self, plan: Plan) -> None:
         self._plan = plan
         self._plan_id += 1
         self._steps_left = plan.max_steps
-        self._interrupt_ps = None
+        self._interrupted = False
         message = wire.write_plan(
             plan, self._plan_id, self._clock.now_ps(), self._cluster.lives.__getitem__, self.hello.needs_prompts
         )
@@ -129,6 +176,7 @@ class Dispatcher:
         self._send(message)
 
     def _wait(self, until_ps: int | None) -> None:
+        self._idle_until_ps = until_ps
         if until_ps is not None:
             loop = asyncio.get_running_loop()
             delay = self._clock.to_monotonic(until_ps) - time.monotonic()
@@ -139,6 +187,7 @@ class Dispatcher:
             if handle is not None:
                 handle.cancel()
         self._timer = self._soon = None
+        self._idle_until_ps = None
 
     # --- what the worker did ----------------------------------------------------------------------------------------
 
@@ -152,17 +201,15 @@ class Dispatcher:
             self._plan = None
             self._boundary_ps = step.ran.end_ps
             self._decide(step.ran.end_ps)
-        elif self._interrupt_ps is not None and step.ran.end_ps >= self._interrupt_ps:
-            # The worker ran past the boundary at which the event should have taken effect.
-            self._metrics.late_interrupts.inc()
-            self._interrupt_ps = None
 
     def _commit(self, plan: Plan, step: StepReport) -> None:
         step_ps = step.ran.end_ps - step.start_ps
         expected_start_ps = plan.at_ps if self._steps_left == plan.max_steps else self._boundary_ps
-        self._metrics.gap(step.start_ps - expected_start_ps)
+        gap_ps = step.start_ps - expected_start_ps
+        self._metrics.gap(gap_ps)
         self._steps_left -= 1
         self._boundary_ps = step.ran.end_ps
+        self._effects.stepped(step.ran.end_ps)
         if self._fan_out is None or self._fan_out.handles_u32 != step.handles_u32:
             self._fan_out = _FanOut(step.handles_u32, self._cluster.lives)
         self._fan_out.send(step.token_ids_u32, step_ps)
@@ -170,9 +217,11 @@ class Dispatcher:
         started = time.thread_time()
         events = self.replica.commit(plan, step.ran)
         self._metrics.commit_seconds.observe(time.thread_time() - started)
+        if self._journal is not None:
+            self._journal.stepped(step, gap_ps, events)
         self._handle(events)
 
-    def _handle(self, events: list[Event]) -> None:
+    def _handle(self, events: Iterable[Event]) -> None:
         lives = self._cluster.lives
         cache = self.replica.prefix_cache
         if cache is not None:
@@ -232,14 +281,33 @@ class Dispatcher:
         self._stop_waiting()
         self._plan = None
         unfinished, events = self.replica.lose(max(at_ps, self._boundary_ps))
+        if self._journal is not None:
+            for event in self._effects.awaited:
+                if event.overdue:
+                    self._journal.late(event, None)
+            self._journal.gave_back("lost", at_ps, unfinished, events)
         self._handle(events)
         return unfinished
 
-    def give_back_waiting(self) -> list[Sequence]:
+    def give_back_waiting(self, at_ps: int) -> list[Sequence]:
         """Give back what waits, while the rest runs on (a draining worker)."""
         waiting, events = self.replica.withdraw_waiting()
+        gone = {event.sequence.handle for event in events if isinstance(event, Cancelled)}
+        never = self._effects.withdrawn(gone | {sequence.handle for sequence in waiting})
+        if self._journal is not None:
+            for event in never:
+                self._journal.late(event, None)
+            self._journal.gave_back("drained", at_ps, waiting, events)
         self._handle(events)
         return waiting
+
+    def flush_journal(self) -> None:
+        """Let the journal have the steps that have gathered; not those that an event should have prevented yet.
+
+        A reader of a journal that ends there would not know that the event is late.
+        """
+        if self._journal is not None and not self._effects.any_overdue:
+            self._journal.flush()
 
 
 class _FanOut:

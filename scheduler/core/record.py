@@ -1,0 +1,100 @@
+"""What plans and steps did, in plain numbers and names: the words of the scheduler's journal.
+
+Live and simulated, the same functions describe what happened, so two runs are equal if their records are. A plan that
+goes on with what ran before says nothing new, and how often one is made depends on when the messages of a live cluster
+come; the law of the core makes it a no-op. So such a plan has no record.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+from zlib import crc32
+
+from scheduler.core.plan import (
+    AdaptersKept,
+    Admitted,
+    Cancelled,
+    Dropped,
+    Event,
+    Finished,
+    FirstToken,
+    Idle,
+    Plan,
+    Preempted,
+)
+
+FORMAT_VERSION = 1
+"""Of the journal."""
+
+Record = dict[str, Any]
+"""Names and values as JSON has them; what is empty is left out."""
+
+
+class Decisions:
+    """Describes one replica's decisions, in order."""
+
+    def __init__(self) -> None:
+        self._mode: tuple[bool, bool] | str | None = None
+
+    def record(self, decision: Plan | Idle) -> Record | None:
+        """Return what a decision changes; None: nothing."""
+        said = describe_events(decision.events)
+        if decision.leaves:
+            said["leaves"] = [sequence.handle for sequence in decision.leaves]
+        if decision.adapter_evictions:
+            said["adapter_evictions"] = list(decision.adapter_evictions)
+        mode: tuple[bool, bool] | str | None = "idle"
+        if isinstance(decision, Plan):
+            _describe_work(decision, said)
+            # Chunks and waits belong to one step; the plan after it is another one.
+            mode = None if decision.prefills or decision.wait_ps else (decision.decode, decision.hold)
+        if not said and mode is not None and mode == self._mode:
+            return None
+        self._mode = mode
+        if isinstance(decision, Plan):
+            return {"decode": decision.decode, **({"hold": True} if decision.hold else {}), **said}
+        return {"idle": True, **said}
+
+
+def _describe_work(plan: Plan, said: Record) -> None:
+    if plan.joins:
+        said["joins"] = [sequence.handle for sequence in plan.joins]
+    if plan.prefills:
+        said["prefills"] = [[chunk.sequence.handle, chunk.new_tokens, chunk.past_tokens] for chunk in plan.prefills]
+    if plan.wait_ps:
+        said["wait_ps"] = plan.wait_ps
+    if plan.adapter_loads:
+        said["adapter_loads"] = [adapter.adapter_id for adapter in plan.adapter_loads]
+    if plan.adapter_prefetches:
+        said["adapter_prefetches"] = [adapter.adapter_id for adapter in plan.adapter_prefetches]
+
+
+def describe_events(events: Iterable[Event]) -> Record:
+    """Return the events by kind, in order, each at the time of the decision or step that brought it."""
+    said: Record = {}
+    for event in events:
+        kind, what = _describe(event)
+        said.setdefault(kind, []).append(what)
+    return said
+
+
+def _describe(event: Event) -> tuple[str, Any]:
+    match event:
+        case Admitted(sequence):
+            return "admitted", [sequence.handle, sequence.cached_tokens]
+        case FirstToken(sequence):
+            return "first_tokens", sequence.handle
+        case Finished(sequence, reason, output_tokens):
+            return "finished", [sequence.handle, reason.value, output_tokens]
+        case Preempted(sequence):
+            return "preempted", [sequence.handle, sequence.produced_tokens]
+        case Dropped(sequence, reason):
+            return "dropped", [sequence.handle, reason.value]
+        case Cancelled(sequence):
+            return "cancelled", sequence.handle
+        case AdaptersKept(adapter_ids):
+            return "adapters_kept", list(adapter_ids)
+
+
+def tokens_checksum(handles_u32: bytes, token_ids_u32: bytes) -> int:
+    """Return the CRC-32 of one step's tokens: who got one, in batch order, then which; little-endian u32 arrays."""
+    return crc32(token_ids_u32, crc32(handles_u32))

@@ -1,0 +1,250 @@
+"""The scheduler's journal: what came in, and what became of it, in device time; `simulator.journal` replays it.
+
+JSON Lines; the first is the header, each further one has a `type`. docs/simulator.md describes them. A line is made as
+its event happens, so the file's order is the order in which the scheduler came to know. Steps gather first: those of
+one plan are one line, unless a plan outlives the second after which all is flushed.
+
+Nothing here waits for the disk on the event loop: lines gather in memory, and a thread writes them once a second. A
+crash costs at most what came after the last flush. A disk that fails ends the journal, not the scheduler.
+"""
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from chassis.errors import LorreryError
+from chassis.log import get_logger
+from chassis.settings import Settings
+from chassis.version import VERSION
+from scheduler.core.plan import Event, Idle, Plan
+from scheduler.core.record import FORMAT_VERSION, Decisions, Record, describe_events, tokens_checksum
+from scheduler.core.sequence import Sequence
+from scheduler.effects import Awaited
+from scheduler.messages import RefusalReason, StepReport, WorkerHello
+
+FLUSH_SECONDS = 1.0
+
+log = get_logger("scheduler.journal")
+
+
+class Journal:
+    """One scheduler's journal. A file that is there already is renamed, so that a restart hides nothing.
+
+    Args:
+        path: of the file.
+        settings: the cluster's.
+
+    Raises:
+        LorreryError: the file cannot be written.
+    """
+
+    def __init__(self, path: Path, settings: Settings) -> None:
+        self._path = path
+        self._lines: list[str] = []
+        self._num_workers = 0
+        self._writing = threading.Lock()
+        self._ended = False
+        self.with_prompts = settings.scheduler.prefix_cache.kind != "none" or settings.worker.output.mode == "echo"
+        try:
+            _move_aside(path)
+            self._file = path.open("x", encoding="utf-8")
+        except OSError as error:
+            raise LorreryError(f"scheduler.journal: {path}: {error.strerror}") from None
+        header = {"format_version": FORMAT_VERSION, "kind": "journal", "lorrery": VERSION}
+        self._add(header | {"settings": _what_matters(settings)})
+        self._write()
+
+    # --- lines ------------------------------------------------------------------------------------------------------
+
+    def request(self, sequence: Sequence, request_id: str, sampling: Record, *, resumed: bool) -> None:
+        """Note a request that was taken in."""
+        line: Record = {
+            "type": "request",
+            "handle": sequence.handle,
+            "at_ps": sequence.arrived_ps,
+            "request_id": request_id,
+            "prompt_tokens": sequence.prompt_tokens,
+            "sampling": sampling,
+        }
+        if self.with_prompts:
+            line["prompt_token_ids"] = list(sequence.prompt_token_ids)
+        if sequence.adapter is not None:
+            line["adapter_id"] = sequence.adapter.adapter_id
+        if sequence.tenant_id:
+            line["tenant_id"] = sequence.tenant_id
+        if sequence.produced_tokens:
+            line["produced_token_ids"] = list(sequence.output_token_ids)
+        if resumed:
+            line["resumed"] = True
+        self._add(line)
+
+    def refused(self, request_id: str, at_ps: int, reason: RefusalReason, handle: int | None = None) -> None:
+        """Note a request that was not taken in, or one that waited for a worker in vain."""
+        line: Record = {"type": "refused", "at_ps": at_ps, "request_id": request_id, "reason": reason.name.lower()}
+        self._add(line if handle is None else {**line, "handle": handle})
+
+    def cancelled_unplaced(self, handle: int, at_ps: int) -> None:
+        """Note a cancel of a request that no worker has."""
+        self._add({"type": "cancel", "handle": handle, "at_ps": at_ps})
+
+    def adapter(self, adapter_id: str, rank: int, at_ps: int) -> None:
+        """Note an adapter that became known at run time."""
+        self._add({"type": "adapter", "at_ps": at_ps, "adapter_id": adapter_id, "rank": rank})
+
+    def adapter_removed(self, adapter_id: str, at_ps: int) -> None:
+        """Note an adapter that is known no more."""
+        self._add({"type": "adapter_removed", "at_ps": at_ps, "adapter_id": adapter_id})
+
+    def attached(self, hello: WorkerHello, at_ps: int) -> "WorkerJournal":
+        """Note a worker that was taken in; return what notes its doings."""
+        number, self._num_workers = self._num_workers, self._num_workers + 1
+        self._add({"type": "attached", "worker": number, "at_ps": at_ps, "hello": asdict(hello)})
+        return WorkerJournal(number, self._add)
+
+    def _add(self, line: Record) -> None:
+        if not self._ended:
+            self._lines.append(json.dumps(line, separators=(",", ":")) + "\n")
+
+    # --- the file ---------------------------------------------------------------------------------------------------
+
+    async def keep_flushed(self, before: Callable[[], None]) -> None:
+        """Flush every second, until cancelled or until the file cannot be written; `before` adds what gathers."""
+        while not self._ended:
+            await asyncio.sleep(FLUSH_SECONDS)
+            before()
+            await asyncio.to_thread(self._write)
+
+    def close(self) -> None:
+        """Write the rest, and that this is all; what happens later is not noted."""
+        self._add({"type": "end"})
+        self._write()
+        self._ended = True
+        with contextlib.suppress(OSError):  # of a disk that has failed
+            self._file.close()
+
+    def _write(self) -> None:
+        with self._writing:
+            if self._ended:
+                return
+            lines = self._lines[:]
+            del self._lines[: len(lines)]
+            try:
+                self._file.write("".join(lines))
+                self._file.flush()
+            except OSError as error:
+                self._ended = True
+                log.error("journal_failed", path=str(self._path), reason=error.strerror)
+
+
+class WorkerJournal:
+    """Notes what one worker is given and does, from attaching to leaving.
+
+    Args:
+        number: the worker's; one that comes back has a new one.
+        add: adds a line.
+    """
+
+    def __init__(self, number: int, add: Callable[[Record], None]) -> None:
+        self._number = number
+        self._add_line = add
+        self._decisions = Decisions()
+        self._num_steps = 0
+        self._boundary_ps = 0
+        self._steps = _Steps()
+
+    def _add(self, kind: str, line: Record) -> None:
+        self._add_line({"type": kind, "worker": self._number, **line})
+
+    def placed(self, number: int, handle: int, at_ps: int) -> None:
+        """Note a request that the worker is given; `number` is that of the input, from 0."""
+        self._add("placed", {"input": number, "handle": handle, "at_ps": at_ps})
+
+    def cancelled(self, number: int, handle: int, at_ps: int) -> None:
+        """Note a cancel that the worker is told of."""
+        self._add("cancel", {"input": number, "handle": handle, "at_ps": at_ps})
+
+    def late(self, event: Awaited, boundary_ps: int | None) -> None:
+        """Note an input that took effect at this boundary, later than it should have; None: it left before.
+
+        `missed`: plans that had been made at that very boundary before.
+        """
+        line: Record = {"input": event.number, "handle": event.handle, "boundary_ps": boundary_ps}
+        self._add("late", {**line, "missed": event.missed} if event.missed else line)
+
+    def decided(self, decision: Plan | Idle, at_ps: int) -> None:
+        """Note a decision, if it changes anything."""
+        record = self._decisions.record(decision)
+        if record is not None:
+            self.flush()
+            self._add("plan", {"at_ps": at_ps, **record})
+
+    def stepped(self, step: StepReport, gap_ps: int, events: Iterable[Event]) -> None:
+        """Note a step; `gap_ps`: how long the worker stood still before it."""
+        steps = self._steps
+        index = len(steps.durations_ps)
+        if not index:
+            steps.start_ps = step.start_ps - gap_ps
+        if gap_ps:
+            steps.gaps.append((index, gap_ps))
+        steps.durations_ps.append(step.ran.end_ps - step.start_ps)
+        steps.checksums.append(tokens_checksum(step.handles_u32, step.token_ids_u32))
+        said = describe_events(events)
+        if said:
+            steps.events.append((index, said))
+        self._num_steps += 1
+        self._boundary_ps = step.ran.end_ps
+
+    def flush(self) -> None:
+        """Add the line of the steps that have gathered."""
+        steps = self._steps
+        if not steps.durations_ps:
+            return
+        line: Record = {"start_ps": steps.start_ps, "durations_ps": steps.durations_ps, "checksums": steps.checksums}
+        if steps.gaps:
+            line["gaps_ps"] = steps.gaps
+        if steps.events:
+            line["events"] = steps.events
+        self._add("steps", line)
+        self._steps = _Steps()
+
+    def gave_back(self, kind: str, at_ps: int, sequences: Iterable[Sequence], events: Iterable[Event]) -> None:
+        """Note that a worker drains ("drained") or is gone ("lost"), and what is to be queued again because of it."""
+        self.flush()
+        requeued = [(sequence.handle, sequence.produced_tokens) for sequence in sequences]
+        line: Record = {"at_ps": at_ps, "num_steps": self._num_steps, "boundary_ps": self._boundary_ps}
+        self._add(kind, {**line, "requeued": requeued, **describe_events(events)})
+
+
+class _Steps:
+    """Steps that have gathered for one line."""
+
+    def __init__(self) -> None:
+        self.start_ps = 0
+        self.durations_ps: list[int] = []
+        self.checksums: list[int] = []
+        self.gaps: list[tuple[int, int]] = []
+        self.events: list[tuple[int, Record]] = []
+
+
+def _what_matters(settings: Settings) -> dict[str, Any]:
+    """Return the settings that form batches and steps."""
+    addresses = {"listen", "metrics"}
+    return settings.model_dump(
+        mode="json",
+        include={"format", "model", "catalogue", "time_scale", "adapters", "scheduler", "worker"},
+        exclude={"scheduler": {"journal", *addresses}, "worker": {"scheduler", *addresses}},
+    )
+
+
+def _move_aside(path: Path) -> None:
+    """Rename what is at `path`, if anything, to the first free name with a number behind it."""
+    if path.exists():
+        number = 1
+        while (aside := path.with_name(f"{path.name}.{number}")).exists():
+            number += 1
+        path.rename(aside)

@@ -1,0 +1,137 @@
+"""The journal's file: what is written, when, and what happens when it cannot be."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import scheduler.journal as module
+from chassis.errors import LorreryError
+from chassis.settings import Settings, load
+from scheduler.core.plan import Cancelled, EndReason, Finished, FirstToken, Idle, Plan, Ran
+from scheduler.core.sequence import Sequence
+from scheduler.journal import Journal
+from scheduler.messages import StepReport, WorkerHello
+
+HELLO = WorkerHello("w", "A10G", "Llama-2-7B", 1, 6000, "roofline", needs_prompts=False)
+
+
+def settings_with(path: Path, *overrides: str) -> Settings:
+    return load(None, [f"scheduler.journal='{path}'", *overrides])
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def step(start_ps: int, end_ps: int) -> StepReport:
+    return StepReport(1, start_ps, Ran(1, end_ps), b"\1\0\0\0", b"\2\0\0\0", hand_back=False)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal.jsonl"
+
+
+@pytest.fixture
+def journal(path: Path) -> Journal:
+    return Journal(path, settings_with(path))
+
+
+def test_the_header_is_there_at_once_and_says_what_a_replay_needs(path: Path) -> None:
+    journal = Journal(path, settings_with(path, "scheduler.policy='fcfs'", "model='Llama-3-8B'"))
+    (header,) = lines_of(path)
+    journal.close()
+    assert (header["format_version"], header["kind"]) == (1, "journal")
+    assert header["settings"]["model"] == "Llama-3-8B"
+    assert header["settings"]["scheduler"]["policy"] == "fcfs"
+    assert "journal" not in header["settings"]["scheduler"]
+    assert "router" not in header["settings"]
+    assert Settings.model_validate(header["settings"]).scheduler.policy == "fcfs"
+
+
+def test_steps_of_one_plan_are_one_line_and_precede_the_next_plan(path: Path, journal: Journal) -> None:
+    worker = journal.attached(HELLO, 5)
+    sequence = Sequence(7, 10, 4)
+    worker.decided(Plan(100, 9, decode=True), 100)
+    worker.stepped(step(100, 110), 0, [FirstToken(sequence, 110)])
+    worker.stepped(step(113, 125), 3, [])
+    worker.decided(Plan(125, 9, decode=True), 125)  # goes on as before: nothing to say
+    worker.stepped(step(125, 140), 0, [Finished(sequence, EndReason.EOS, 4, 140)])
+    worker.decided(Idle(None, events=[Cancelled(sequence)]), 140)
+    journal.close()
+    _, attached, plan, steps, idle, end = lines_of(path)
+    assert (attached["worker"], attached["hello"]["gpu"]) == (0, "A10G")
+    assert plan == {"type": "plan", "worker": 0, "at_ps": 100, "decode": True}
+    assert steps["start_ps"] == 100
+    assert steps["durations_ps"] == [10, 12, 15]
+    assert steps["gaps_ps"] == [[1, 3]]
+    assert steps["events"] == [[0, {"first_tokens": [7]}], [2, {"finished": [[7, "eos", 4]]}]]
+    assert len(steps["checksums"]) == 3
+    assert idle == {"type": "plan", "worker": 0, "at_ps": 140, "idle": True, "cancelled": [7]}
+    assert end == {"type": "end"}
+
+
+def test_prompts_are_noted_only_where_a_replay_needs_them(tmp_path: Path) -> None:
+    sequence = Sequence(1, 3, 5, prompt_token_ids=(4, 5, 6))
+    for name, overrides in (("without", ()), ("with", ("scheduler.prefix_cache.kind='blocks'",))):
+        path = tmp_path / name
+        journal = Journal(path, settings_with(path, *overrides))
+        journal.request(sequence, "r", {"seed": 1, "max_new_tokens": 5}, resumed=False)
+        journal.close()
+        assert lines_of(path)[1].get("prompt_token_ids") == ([4, 5, 6] if name == "with" else None)
+
+
+def test_an_earlier_journal_is_kept_under_another_name(path: Path) -> None:
+    for _ in range(3):
+        Journal(path, settings_with(path)).close()
+    assert sorted(file.name for file in path.parent.iterdir()) == [
+        "journal.jsonl",
+        "journal.jsonl.1",
+        "journal.jsonl.2",
+    ]
+
+
+def test_a_path_that_cannot_be_written_is_an_error_that_names_the_setting(tmp_path: Path) -> None:
+    path = tmp_path / "no" / "journal.jsonl"
+    with pytest.raises(LorreryError, match=r"scheduler\.journal: .*journal\.jsonl: No such file"):
+        Journal(path, settings_with(path))
+
+
+async def test_lines_reach_the_file_while_the_scheduler_runs(
+    path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FLUSH_SECONDS", 0.001)
+    rounds = iter(range(2))
+    second = asyncio.Event()
+
+    def gather() -> None:
+        if next(rounds, None) is None:
+            second.set()
+
+    keeping = asyncio.create_task(journal.keep_flushed(gather))
+    journal.adapter("a", 8, 5)
+    await second.wait()
+    keeping.cancel()
+    await asyncio.wait([keeping])
+    assert lines_of(path)[1] == {"type": "adapter", "at_ps": 5, "adapter_id": "a", "rank": 8}
+    journal.close()
+
+
+def test_a_disk_that_fails_ends_the_journal_and_nothing_else(path: Path, journal: Journal) -> None:
+    class Full:
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+        def close(self) -> None:
+            raise OSError(28, "No space left on device")
+
+    journal._file.close()
+    journal._file = Full()  # type: ignore[assignment]
+    journal.adapter("a", 8, 5)
+    journal._write()
+    journal.adapter("b", 8, 6)
+    journal.close()
+    assert len(lines_of(path)) == 1
