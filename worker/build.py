@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chassis.errors import SettingsError
-from chassis.settings import AdapterSettings, LoraSettings, Settings
+from chassis.settings import AdapterSettings, LoraSettings, OutputSettings, Settings
 from chassis.tables import read_tables
 from worker.device.architecture import Model, precision
 from worker.device.catalogue import PACKAGE, Catalogue
@@ -13,6 +13,7 @@ from worker.device.deployment import Deployment
 from worker.device.errors import CatalogueError
 from worker.device.hardware import Gpu
 from worker.device.lora import LoraKernels
+from worker.device.output import LengthModel, LlmMockLength, LognormalLength
 from worker.device.profile import ProfileError, ProfileRow, read_profile
 from worker.device.steps import EngineStep, StepLogError, read_steps
 from worker.device.steptime import STEP_TIME_MODELS, StepTimeModel
@@ -131,6 +132,13 @@ def device_of(settings: Settings) -> Device:
         return Device(deployment, deployment.kv_pool_tokens(), step_time)
     except CatalogueError as error:
         raise SettingsError(f"worker.gpu, worker.tensor_parallel, model: {error}") from None
+
+
+def length_model_of(output: OutputSettings) -> LengthModel:
+    """Return where the mock model of these settings ends by itself."""
+    if output.length_model == "llm-mock":
+        return LlmMockLength()
+    return LognormalLength(output.length_median, output.length_sigma)
 
 
 def _lora(lora: LoraSettings, adapters: AdapterSettings) -> LoraKernels:

@@ -19,12 +19,11 @@ from prometheus_client import CollectorRegistry
 from chassis.channel import open_channel
 from chassis.clock import DeviceClock
 from chassis.log import get_logger
-from chassis.settings import OutputSettings, Settings
+from chassis.settings import Settings
 from chassis.tasks import until_first_ends
 from worker import wire
-from worker.build import device_of
+from worker.build import device_of, length_model_of
 from worker.device.gpu import MockGpu
-from worker.device.output import LengthModel, LlmMockLength, LognormalLength
 from worker.metrics import WorkerMetrics
 from worker.pacer import Pacer, StepReport
 
@@ -71,7 +70,7 @@ class WorkerService:
             registry, device.pool_tokens, peak_flops=gpu.tflops * 1e12, peak_bytes=gpu.gb_per_second * 1e9
         )
         echo = worker.output.mode == "echo"
-        self._answers = wire.AnswerSettings(model.name, _length_model(worker.output), echo)
+        self._answers = wire.AnswerSettings(model.name, length_model_of(worker.output), echo)
         self._hello = wire.hello(
             worker_id=f"{socket.gethostname()}-{os.getpid()}-{random.getrandbits(16):04x}",
             gpu=gpu.name,
@@ -257,9 +256,3 @@ class _Attachment:
                 self._pacer.interrupt(message.interrupt.plan_id, message.interrupt.at_ps)
             case other:
                 raise ValueError(f"the scheduler sent {other} in the middle of the stream")
-
-
-def _length_model(output: OutputSettings) -> LengthModel:
-    if output.length_model == "llm-mock":
-        return LlmMockLength()
-    return LognormalLength(output.length_median, output.length_sigma)

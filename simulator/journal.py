@@ -1,0 +1,192 @@
+"""Reads the scheduler's journal: what the simulation is given, and what it has to arrive at by itself.
+
+Given: requests and cancels with their stamps, on which worker each request was placed, which of them took effect late
+and where, gaps in which a worker stood still, and after which step workers drained or were lost. Expected: everything
+else, as one list of plans and steps for each worker.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from chassis.errors import FormatError
+from scheduler.core.record import FORMAT_VERSION, Record
+
+INPUTS = frozenset(
+    {"adapter", "adapter_removed", "attached", "request", "refused", "placed", "cancel", "drained", "lost"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """An input, and where it stands in the file."""
+
+    number: int
+    content: Record
+
+    @property
+    def type(self) -> str:
+        """What it is."""
+        kind: str = self.content["type"]
+        return kind
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedPlan:
+    """A decision; `record` as `scheduler.core.record.Decisions` describes it."""
+
+    line: int
+    at_ps: int
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedStep:
+    """A step.
+
+    Attributes:
+        begin_ps: the boundary before it; it began `gap_ps` later, which is given.
+        checksum: of its tokens.
+        events: as `scheduler.core.record.describe_events` has them.
+    """
+
+    line: int
+    begin_ps: int
+    gap_ps: int
+    end_ps: int
+    checksum: int
+    events: Record
+
+    @property
+    def at_ps(self) -> int:
+        """When it ended."""
+        return self.end_ps
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """Where an input took effect later than by rule.
+
+    Attributes:
+        line: number of the line that says so.
+        boundary_ps: where; None: it did not, for the worker was lost, or drained, before.
+        missed: how many plans without it had been made at that very boundary.
+    """
+
+    line: int
+    boundary_ps: int | None
+    missed: int
+
+
+@dataclass(slots=True)
+class WorkerLines:
+    """What a journal says of one worker.
+
+    Attributes:
+        expected: its plans and steps, in order.
+        late: by the number of the input.
+        stops: after how many of `expected` it drained or was lost, in order.
+    """
+
+    expected: list[ExpectedPlan | ExpectedStep] = field(default_factory=list)
+    late: dict[int, Late] = field(default_factory=dict)
+    stops: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Journal:
+    """A journal's content.
+
+    Attributes:
+        settings: those of the scheduler, as its settings file would have them.
+        version: of the program that wrote it.
+        inputs: in the order in which the scheduler came to know.
+        workers: by number, in order of attaching.
+        cut_line: number of a last line that is not whole; None: all are.
+        complete: whether the scheduler said that this is all.
+    """
+
+    settings: Record
+    version: str
+    inputs: list[Line] = field(default_factory=list)
+    workers: list[WorkerLines] = field(default_factory=list)
+    cut_line: int | None = None
+    complete: bool = False
+
+
+def read_journal(path: Path) -> Journal:
+    """Read a journal. A last line that is cut off is left out and told of.
+
+    Raises:
+        FormatError: it cannot be read, is no journal, has a format version that is not known, or a line makes no sense.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise FormatError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path}: is no journal: {error}") from None
+    lines = text.split("\n")
+    rest = lines.pop()
+    if not lines:
+        raise FormatError(f"{path}: has no header; nothing was written yet, or it is no journal")
+    journal = _header(path, lines[0])
+    if rest:
+        journal.cut_line = len(lines) + 1
+    for number, line in enumerate(lines[1:], start=2):
+        try:
+            _add(journal, number, json.loads(line))
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+            raise FormatError(f"{path}:{number}: is no line of a journal: {type(error).__name__}: {error}") from None
+    return journal
+
+
+def _header(path: Path, line: str) -> Journal:
+    try:
+        header = json.loads(line)
+        kind, version = header["kind"], header["format_version"]
+        if kind != "journal":
+            raise FormatError(f"{path}: holds {kind!r}, not a journal")
+        if version != FORMAT_VERSION:
+            raise FormatError(f"{path}: format_version {version!r} is not known; this version reads {FORMAT_VERSION}")
+        return Journal(header["settings"], header["lorrery"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError(f"{path}: is no journal: {error}") from None
+
+
+def _add(journal: Journal, number: int, content: Record) -> None:
+    if journal.complete:
+        raise ValueError("the journal had ended")
+    kind = content["type"]
+    if kind == "attached":
+        if content["worker"] != len(journal.workers):
+            raise ValueError(f"worker {content['worker']} attached as number {len(journal.workers)}")
+        journal.workers.append(WorkerLines())
+    if kind in INPUTS:
+        if kind in ("drained", "lost"):
+            worker = journal.workers[content["worker"]]
+            worker.stops.append(len(worker.expected))
+        journal.inputs.append(Line(number, content))
+    elif kind == "plan":
+        record = {key: value for key, value in content.items() if key not in ("type", "worker", "at_ps")}
+        journal.workers[content["worker"]].expected.append(ExpectedPlan(number, content["at_ps"], record))
+    elif kind == "steps":
+        journal.workers[content["worker"]].expected += _steps(number, content)
+    elif kind == "late":
+        late = Late(number, content["boundary_ps"], content.get("missed", 0))
+        journal.workers[content["worker"]].late[content["input"]] = late
+    elif kind == "end":
+        journal.complete = True
+    else:
+        raise ValueError(f"no line is a {kind!r}")
+
+
+def _steps(number: int, content: Record) -> Iterator[ExpectedStep]:
+    gaps, events = dict(content.get("gaps_ps", ())), dict(content.get("events", ()))
+    begin_ps = content["start_ps"]
+    for index, (duration_ps, checksum) in enumerate(zip(content["durations_ps"], content["checksums"], strict=True)):
+        gap_ps = gaps.get(index, 0)
+        end_ps = begin_ps + gap_ps + duration_ps
+        yield ExpectedStep(number, begin_ps, gap_ps, end_ps, checksum, events.get(index, {}))
+        begin_ps = end_ps

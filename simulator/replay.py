@@ -1,0 +1,394 @@
+"""Runs a journal's inputs through the same core and mock GPU under a virtual clock, and compares what comes out.
+
+The simulation is given what `simulator.journal` calls inputs, and follows the rule for when they take effect: at the
+first boundary at or after their stamp. It arrives by itself at every plan and every step; each is compared at once, to
+the picosecond, with what the journal says that the live cluster did. At the first difference it stops: what follows
+would differ because of it.
+
+Workers meet only where a request moves from one to another, so each is run up to the time of its next input.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from scheduler.core.plan import EndReason, Event, Idle, Plan, Ran
+from scheduler.core.record import Decisions, Record, describe_events, tokens_checksum
+from scheduler.core.replica import Replica
+from scheduler.core.sequence import Adapter
+from simulator.journal import ExpectedPlan, ExpectedStep, Journal, Late, Line, WorkerLines
+from simulator.replayed import ReplayedRequest
+from worker.device.gpu import MockGpu, PrefillWork, StepOutcome
+from worker.device.output import FinishReason, LengthModel
+
+END_REASON = {
+    FinishReason.EOS: EndReason.EOS,
+    FinishReason.STOP: EndReason.STOP,
+    FinishReason.LENGTH: EndReason.LENGTH,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayParts:
+    """What a replay is built from; made of the journal's settings as the live cluster's parts are of its own.
+
+    Attributes:
+        make_replica: of a worker, given what it announced; called in order of attaching.
+        make_gpu: the same for its device.
+        make_adapter: by name and rank.
+        adapters: those that the settings list.
+        model: the base model's name; enters the token ids.
+        length_model: where EOS falls by itself.
+        echo: whether the answer is the prompt.
+    """
+
+    make_replica: Callable[[Record], Replica]
+    make_gpu: Callable[[Record], MockGpu]
+    make_adapter: Callable[[str, int], Adapter]
+    adapters: dict[str, Adapter]
+    model: str
+    length_model: LengthModel
+    echo: bool = False
+
+
+@dataclass(slots=True)
+class Replayed:
+    """What a replay compared, and what it found.
+
+    Attributes:
+        differences: (line of the journal, what is different); empty if the runs are equal.
+        num_late: inputs that took effect late, whose boundaries were given.
+        num_gaps: times that a worker stood still between two steps, which were given.
+    """
+
+    num_requests: int = 0
+    num_workers: int = 0
+    num_lost: int = 0
+    num_cancels: int = 0
+    num_plans: int = 0
+    num_steps: int = 0
+    num_tokens: int = 0
+    num_late: int = 0
+    num_gaps: int = 0
+    differences: list[tuple[int, str]] = field(default_factory=list)
+
+
+class DifferenceError(Exception):
+    """The simulation arrives at something else.
+
+    Args:
+        line: of the journal.
+        whats: what is different.
+    """
+
+    def __init__(self, line: int, *whats: str) -> None:
+        super().__init__(line, *whats)
+        self.line = line
+        self.whats = whats
+
+
+def replay(journal: Journal, parts: ReplayParts) -> Replayed:
+    """Replay a journal."""
+    return _Replay(journal, parts).run()
+
+
+class _Replay:
+    def __init__(self, journal: Journal, parts: ReplayParts) -> None:
+        self._journal, self._parts = journal, parts
+        self._adapters = dict(parts.adapters)
+        self._requests: dict[int, ReplayedRequest] = {}
+        self._workers: list[_Worker] = []
+        self._result = Replayed()
+        self._line = 1
+
+    def run(self) -> Replayed:
+        try:
+            for line in self._journal.inputs:
+                self._line = line.number
+                self._take(line)
+            for worker in self._workers:
+                worker.run_to_stop()
+        except DifferenceError as difference:
+            self._result.differences = [(difference.line, what) for what in difference.whats]
+        except (LookupError, ValueError, TypeError, AssertionError) as error:
+            # No run can have been like this: the core or the device refuses it.
+            self._result.differences = [(self._line, f"cannot be: {type(error).__name__}: {error}")]
+        return self._result
+
+    def _take(self, line: Line) -> None:
+        content = line.content
+        match line.type:
+            case "request":
+                self._result.num_requests += 1
+                request = ReplayedRequest.read(content, self._adapters)
+                self._requests[request.sequence.handle] = request
+            case "placed":
+                self._worker(content).give(content, self._requests[content["handle"]])
+            case "cancel":
+                self._result.num_cancels += 1
+                if "worker" in content:
+                    self._worker(content).give(content, None)
+            case "attached":
+                self._result.num_workers += 1
+                self._attach(content["worker"], content["hello"])
+            case "drained" | "lost":
+                self._result.num_lost += line.type == "lost"
+                self._worker(content).give_back(line)
+            case "adapter":
+                name, rank = content["adapter_id"], content["rank"]
+                self._adapters[name] = self._parts.make_adapter(name, rank)
+            case "adapter_removed":
+                del self._adapters[content["adapter_id"]]
+            case _:  # a refused request leaves no trace
+                pass
+
+    def _attach(self, number: int, hello: Record) -> None:
+        lines = self._journal.workers[number]
+        parts = self._parts
+        self._workers.append(
+            _Worker(lines, parts.make_replica(hello), parts.make_gpu(hello), self._requests, parts, self._result)
+        )
+
+    def _worker(self, content: Record) -> "_Worker":
+        return self._workers[content["worker"]]
+
+
+@dataclass(slots=True)
+class _LateInput:
+    content: Record
+    request: ReplayedRequest | None
+    late: Late
+
+
+class _Worker:
+    """One worker of the replay.
+
+    Attributes:
+        due_ps: when to plan next, if no plan runs; None: when something comes.
+        position_ps: the boundary before the next step.
+        boundary_ps: the end of the last step.
+    """
+
+    def __init__(
+        self,
+        lines: WorkerLines,
+        replica: Replica,
+        gpu: MockGpu,
+        requests: dict[int, ReplayedRequest],
+        parts: ReplayParts,
+        result: Replayed,
+    ) -> None:
+        self._lines, self._replica, self._gpu = lines, replica, gpu
+        self._requests, self._parts, self._result = requests, parts, result
+        self._stops = deque(lines.stops)
+        self._num_seen = 0
+        self._num_steps = 0
+        self._decisions = Decisions()
+        self._late: deque[_LateInput] = deque()  # in order of their boundaries
+        self._never: deque[_LateInput] = deque()
+        self._plan: Plan | None = None
+        self._steps_left = 0
+        self._until_ps: int | None = None
+        self._due_ps: int | None = None
+        self._planned_ps = -1
+        self._position_ps = 0
+        self._boundary_ps = 0
+
+    # --- what is given ----------------------------------------------------------------------------------------------
+
+    def give(self, content: Record, request: ReplayedRequest | None) -> None:
+        """Take an arrival, or a cancel (`request` is None), at its time."""
+        late = self._lines.late.get(content["input"])
+        if late is not None:
+            self._result.num_late += 1
+            where = self._never if late.boundary_ps is None else self._late
+            where.append(_LateInput(content, request, late))
+            return
+        self._run(content["at_ps"])
+        self._deliver(content, request, content["at_ps"])
+
+    def _deliver(self, content: Record, request: ReplayedRequest | None, nudge_ps: int | None) -> None:
+        """Put an input into the inbox, and let it be heeded from `nudge_ps` on; None: never."""
+        replica, at_ps = self._replica, content["at_ps"]
+        heeded = request is None or request.sequence.arrived_ps < at_ps or replica.arrival_matters()
+        if request is None:
+            replica.cancel(content["handle"], at_ps)
+        else:
+            replica.submit(request.sequence, at_ps)
+        if nudge_ps is not None and (heeded or self._plan is None):
+            self._heed(nudge_ps)
+
+    def _heed(self, at_ps: int) -> None:
+        """Plan at the first boundary at or after this time."""
+        if self._plan is None:
+            at_ps = max(at_ps, self._boundary_ps)
+            self._due_ps = at_ps if self._due_ps is None else min(self._due_ps, at_ps)
+        else:
+            self._until_ps = at_ps if self._until_ps is None else min(self._until_ps, at_ps)
+
+    def give_back(self, line: Line) -> None:
+        """Drain or be lost, after the plans and steps that the journal has before this line."""
+        content = line.content
+        self.run_to_stop()
+        lost = line.type == "lost"
+        # What took effect before without a trace, and what never did.
+        for inputs in (self._late, self._never):
+            while inputs and (lost or inputs[0].late.line < line.number):
+                late = inputs.popleft()
+                self._deliver(late.content, late.request, None)
+        if lost:
+            sequences, events = self._replica.lose(max(content["at_ps"], self._boundary_ps))
+        else:
+            sequences, events = self._replica.withdraw_waiting()
+        record = {
+            "num_steps": self._num_steps,
+            "boundary_ps": self._boundary_ps,
+            "requeued": [[sequence.handle, sequence.produced_tokens] for sequence in sequences],
+            **describe_events(events),
+        }
+        given = ("type", "worker", "at_ps")
+        _compare(line.number, line.type, record, {k: v for k, v in content.items() if k not in given})
+        self._stops.popleft()
+
+    # --- running ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _num_wanted(self) -> int:
+        """Plans and steps before the next stop, or before the journal's end."""
+        return self._stops[0] if self._stops else len(self._lines.expected)
+
+    def run_to_stop(self) -> None:
+        """Run until all is seen that the journal has before this worker's next stop, or before its own end."""
+        num_wanted = self._num_wanted
+        if not num_wanted:
+            return
+        last = self._lines.expected[num_wanted - 1]
+        self._run(last.at_ps + 1)
+        if self._num_seen < num_wanted:
+            missing = self._lines.expected[self._num_seen]
+            raise DifferenceError(missing.line, f"the simulation has no {_name(missing)} at {missing.at_ps} ps")
+
+    def _run(self, before_ps: int) -> None:
+        """Run through all boundaries before this time, but not beyond what the journal has before the next stop."""
+        num_wanted = self._num_wanted
+        while self._num_seen < num_wanted:
+            while self._late and self._take_late():
+                pass
+            next_ps = self._next_ps()
+            if next_ps is None or next_ps >= before_ps:
+                return
+            if self._plan is None:
+                self._decide(next_ps)
+            else:
+                self._step(self._plan, next_ps)
+
+    def _take_late(self) -> bool:
+        """Deliver the first late input, and those that took effect with it, if their boundary comes next."""
+        first, next_ps = self._late[0].late, self._next_ps()
+        boundary_ps = first.boundary_ps
+        assert boundary_ps is not None
+        reached = next_ps is None or next_ps >= boundary_ps
+        if first.missed:
+            if self._planned_ps < boundary_ps:
+                if reached:  # whatever planned there without them comes first
+                    self._heed(boundary_ps)
+                return False
+            if self._plan is None and self._due_ps == boundary_ps:
+                return False  # and so do those that planned there again
+            self._plan = None  # the step under way is dropped
+        elif not reached:
+            return False
+        while self._late and (late := self._late[0].late).boundary_ps == boundary_ps and late.missed == first.missed:
+            given = self._late.popleft()
+            self._deliver(given.content, given.request, boundary_ps)
+        return True
+
+    def _decide(self, at_ps: int) -> None:
+        decision = self._replica.plan(at_ps)
+        self._planned_ps = at_ps
+        record = self._decisions.record(decision)
+        if record is not None:
+            self._see_plan(at_ps, record)
+        for sequence in decision.leaves:
+            self._gpu.leave(sequence.handle)
+        if isinstance(decision, Idle):
+            self._due_ps = decision.until_ps
+            return
+        for sequence in decision.joins:
+            parts = self._parts
+            self._gpu.join(self._requests[sequence.handle].device(parts.model, parts.length_model, echo=parts.echo))
+        prefills = [
+            PrefillWork(chunk.sequence.handle, chunk.new_tokens, chunk.past_tokens, chunk.samples)
+            for chunk in decision.prefills
+        ]
+        self._gpu.begin(prefills, decode=decision.decode, hold=decision.hold)
+        self._plan, self._due_ps, self._position_ps = decision, None, at_ps
+        self._steps_left, self._until_ps = decision.max_steps, decision.until_ps
+
+    def _next_ps(self) -> int | None:
+        """Return when the next plan is due or the next step ends; a gap before it is given."""
+        if self._plan is None:
+            return self._due_ps
+        wait_ps = self._plan.wait_ps if self._steps_left == self._plan.max_steps else 0
+        coming = self._lines.expected[self._num_seen]
+        gap_ps = coming.gap_ps if isinstance(coming, ExpectedStep) else 0
+        return self._position_ps + gap_ps + wait_ps + self._gpu.step_ps()
+
+    def _step(self, plan: Plan, end_ps: int) -> None:
+        outcome = self._gpu.advance()
+        for handle, token_id in zip(outcome.handles.tolist(), outcome.token_ids.tolist(), strict=True):
+            self._requests[handle].token_ids.append(token_id)
+        given = set(outcome.handles.tolist()) if outcome.finished else set()
+        silent = frozenset(handle for handle, _ in outcome.finished if handle not in given)
+        ended = [(handle, END_REASON[reason]) for handle, reason in outcome.finished]
+        events = self._replica.commit(plan, Ran(1, end_ps, ended, silent))
+        self._see_step(end_ps, outcome, events)
+        self._position_ps = self._boundary_ps = end_ps
+        self._steps_left -= 1
+        over = bool(outcome.finished) and (not plan.hold or not self._gpu.num_unended)
+        if over or not self._steps_left or (self._until_ps is not None and end_ps >= self._until_ps):
+            self._plan, self._due_ps = None, end_ps
+
+    # --- comparing --------------------------------------------------------------------------------------------------
+
+    def _see_plan(self, at_ps: int, record: Record) -> None:
+        expected = self._lines.expected[self._num_seen]
+        if not isinstance(expected, ExpectedPlan):
+            raise DifferenceError(expected.line, f"the simulation plans anew at {at_ps} ps, before this step")
+        _compare(expected.line, "plan", {"at_ps": at_ps, **record}, {"at_ps": expected.at_ps, **expected.record})
+        self._num_seen += 1
+        self._result.num_plans += 1
+
+    def _see_step(self, end_ps: int, outcome: StepOutcome, events: list[Event]) -> None:
+        expected = self._lines.expected[self._num_seen]
+        if not isinstance(expected, ExpectedStep):
+            raise DifferenceError(expected.line, f"the simulation runs a step to {end_ps} ps before this plan")
+        checksum = tokens_checksum(outcome.handles.astype("<u4").tobytes(), outcome.token_ids.astype("<u4").tobytes())
+        _compare(
+            expected.line,
+            "step",
+            {"begin_ps": self._position_ps, "end_ps": end_ps, "tokens": checksum, **describe_events(events)},
+            {
+                "begin_ps": expected.begin_ps,
+                "end_ps": expected.end_ps,
+                "tokens": expected.checksum,
+                **expected.events,
+            },
+        )
+        self._num_seen += 1
+        self._num_steps += 1
+        self._result.num_steps += 1
+        self._result.num_tokens += len(outcome.handles)
+        self._result.num_gaps += bool(expected.gap_ps)
+
+
+def _name(expected: ExpectedPlan | ExpectedStep) -> str:
+    return "plan" if isinstance(expected, ExpectedPlan) else "step"
+
+
+def _compare(line: int, what: str, simulated: Record, live: Record) -> None:
+    keys = [key for key in {**simulated, **live} if simulated.get(key) != live.get(key)]
+    if keys:
+        raise DifferenceError(
+            line, *(f"{what}: {key} is {simulated.get(key)} simulated, {live.get(key)} live" for key in keys)
+        )

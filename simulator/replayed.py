@@ -1,0 +1,67 @@
+"""A request of a journal: as the core sees it, and as the device does when it joins."""
+
+from array import array
+from dataclasses import dataclass
+
+import numpy as np
+
+from scheduler.core.record import Record
+from scheduler.core.sequence import Adapter, Sequence
+from worker.device.output import LengthModel, Sampling, ending, sequence_seed
+from worker.device.rows import DeviceSequence
+
+
+@dataclass(slots=True, eq=False)
+class ReplayedRequest:
+    """One request.
+
+    Attributes:
+        sequence: what the core knows.
+        sampling: what the device is asked for.
+        token_ids: its output so far, that from before a resumption included; the sequence sees it grow.
+    """
+
+    sequence: Sequence
+    sampling: Sampling
+    token_ids: "array[int]"
+
+    @classmethod
+    def read(cls, line: Record, adapters: dict[str, Adapter]) -> "ReplayedRequest":
+        """Read a line of type `request`.
+
+        Args:
+            line: its content.
+            adapters: those that are known now, by id.
+        """
+        said = line["sampling"]
+        sampling = Sampling(
+            seed=said["seed"],
+            max_new_tokens=said["max_new_tokens"],
+            ignore_eos=said.get("ignore_eos", False),
+            true_output_tokens=said.get("true_output_tokens"),
+            stop_sequences=tuple(tuple(stop) for stop in said.get("stop_sequences", ()) if stop),
+        )
+        token_ids = array("I", line.get("produced_token_ids", ()))
+        adapter_id = line.get("adapter_id")
+        sequence = Sequence(
+            handle=line["handle"],
+            prompt_tokens=line["prompt_tokens"],
+            max_new_tokens=sampling.max_new_tokens,
+            arrived_ps=line["at_ps"],
+            adapter=None if adapter_id is None else adapters[adapter_id],
+            tenant_id=line.get("tenant_id", ""),
+            prompt_token_ids=line.get("prompt_token_ids", ()),
+            output_token_ids=token_ids,
+            produced_tokens=len(token_ids),
+        )
+        return cls(sequence, sampling, token_ids)
+
+    def device(self, model: str, length_model: LengthModel, *, echo: bool) -> DeviceSequence:
+        """Return it as it joins a batch, with what it has produced before."""
+        sequence, adapter = self.sequence, self.sequence.adapter
+        name, rank = ("", 0) if adapter is None else (adapter.adapter_id, adapter.rank)
+        prompt = np.array(sequence.prompt_token_ids, np.uint32) if echo else None
+        produced = np.array(self.token_ids, np.uint32)
+        seed = sequence_seed(model, name, self.sampling.seed)
+        end = ending(seed, self.sampling, sequence.prompt_tokens, produced, length_model, prompt)
+        return DeviceSequence(sequence.handle, sequence.prompt_tokens, len(produced), seed, end, prompt, name, rank)

@@ -1,0 +1,88 @@
+"""Reading a journal: what is cut off is told, what makes no sense is an error that names the line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chassis.errors import FormatError
+from simulator.journal import ExpectedPlan, ExpectedStep, read_journal
+
+HEADER = {"format_version": 1, "kind": "journal", "lorrery": "0.1.0", "settings": {"model": "m"}}
+ATTACHED = {"type": "attached", "worker": 0, "at_ps": 0, "hello": {}}
+STEPS = {
+    "type": "steps",
+    "worker": 0,
+    "start_ps": 10,
+    "durations_ps": [5, 7],
+    "checksums": [1, 2],
+    "gaps_ps": [[1, 100]],
+    "events": [[1, {"finished": [[3, "eos", 2]]}]],
+}
+
+
+def write(path: Path, *lines: dict[str, Any] | str) -> Path:
+    path.write_text("".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal.jsonl"
+
+
+def test_steps_are_spelt_out_with_their_boundaries(path: Path) -> None:
+    plan = {"type": "plan", "worker": 0, "at_ps": 10, "decode": True, "joins": [3]}
+    journal = read_journal(write(path, HEADER, ATTACHED, plan, STEPS, {"type": "end"}))
+    assert journal.complete
+    assert journal.cut_line is None
+    assert journal.workers[0].expected == [
+        ExpectedPlan(3, 10, {"decode": True, "joins": [3]}),
+        ExpectedStep(4, 10, 0, 15, 1, {}),
+        ExpectedStep(4, 15, 100, 122, 2, {"finished": [[3, "eos", 2]]}),
+    ]
+
+
+def test_a_last_line_that_is_cut_off_is_left_out_and_told(path: Path) -> None:
+    journal = read_journal(write(path, HEADER, ATTACHED, json.dumps(STEPS)[:40]))
+    assert journal.cut_line == 3
+    assert not journal.complete
+    assert journal.workers[0].expected == []
+
+
+def test_a_stop_knows_how_much_came_before_it(path: Path) -> None:
+    lost = {"type": "lost", "worker": 0, "at_ps": 200}
+    journal = read_journal(write(path, HEADER, ATTACHED, STEPS, lost))
+    assert journal.workers[0].stops == [2]
+    assert [line.type for line in journal.inputs] == ["attached", "lost"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (("",), "has no header"),
+        (('{"format_version"',), "has no header"),
+        (("no journal\n",), "is no journal"),
+        (("[1]\n",), "is no journal"),
+        (({**HEADER, "kind": "static_trie"},), "holds 'static_trie', not a journal"),
+        (({**HEADER, "format_version": 2},), "format_version 2 is not known; this version reads 1"),
+        ((HEADER, "{}\n"), ":2: is no line of a journal: KeyError: 'type'"),
+        ((HEADER, "{\n", {"type": "end"}), ":2: is no line of a journal: JSONDecodeError"),
+        ((HEADER, {"type": "who"}), ":2: is no line of a journal: ValueError: no line is a 'who'"),
+        ((HEADER, STEPS), ":2: is no line of a journal: IndexError"),
+        ((HEADER, ATTACHED, ATTACHED), ":3: is no line of a journal: ValueError: worker 0 attached as number 1"),
+        ((HEADER, ATTACHED, {**STEPS, "checksums": [1]}), ":3: is no line of a journal: ValueError"),
+        ((HEADER, {"type": "end"}, ATTACHED), ":3: is no line of a journal: ValueError: the journal had ended"),
+    ],
+)
+def test_what_is_no_journal_is_an_error(path: Path, lines: tuple[dict[str, Any] | str, ...], message: str) -> None:
+    with pytest.raises(FormatError) as error:
+        read_journal(write(path, *lines))
+    assert str(error.value).startswith(str(path))
+    assert message in str(error.value)
+
+
+def test_a_file_that_is_not_there_is_an_error(path: Path) -> None:
+    with pytest.raises(FormatError, match="No such file"):
+        read_journal(path)

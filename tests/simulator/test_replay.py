@@ -1,0 +1,259 @@
+"""Whatever a live cluster does, its journal is replayed to the picosecond; and what was tampered with is found."""
+
+import json
+import random
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from chassis.settings import load
+from cli.simulate_journal import parts_of, replay_journal
+from simulator.journal import read_journal
+from simulator.replay import Replayed, replay
+from tests.simulator.virtual_cluster import play, virtual_time
+
+COMMON = (
+    "model='Llama-2-7B'",
+    "worker.gpu='A10G'",
+    "adapters.registry=[{id='a', rank=8, count=3}, {id='big', rank=64}]",
+    "scheduler.max_req_total_len=400",
+    "scheduler.max_req_input_len=300",
+)
+WAYS = {
+    "req_queue slora_loop": (),
+    "req_queue slora_loop strict": ("scheduler.strict=true",),
+    "req_queue prefetch": ("scheduler.prefetch=true", "adapters.max_loras=2"),
+    "fcfs continuous loads": ("scheduler.policy='fcfs'", "adapters.max_loras=2", "adapters.max_cpu_loras=2"),
+    "fcfs blocking": ("scheduler.policy='fcfs'", "adapters.loading='blocking'", "adapters.max_loras=2"),
+    "fcfs failing loads": ("scheduler.policy='fcfs'", "adapters.load_failure_ratio=0.6", "adapters.max_loras=2"),
+    "mixed": ("scheduler.policy='fcfs'", "scheduler.batching='mixed'", "scheduler.max_num_seqs=5"),
+    "chunked paged": (
+        "scheduler.policy='fcfs'",
+        "scheduler.batching='chunked'",
+        "scheduler.max_num_batched_tokens=64",
+        "scheduler.memory='paged'",
+        "scheduler.max_total_token_num=800",
+    ),
+    "chunked blocks": (
+        "scheduler.policy='fcfs'",
+        "scheduler.batching='chunked'",
+        "scheduler.max_num_batched_tokens=64",
+        "scheduler.memory='paged'",
+        "scheduler.max_total_token_num=800",
+        "scheduler.prefix_cache={kind='blocks', share_within_plan=true}",
+    ),
+    "static": ("scheduler.policy='fcfs'", "scheduler.batching='static'", "scheduler.max_num_seqs=4"),
+    "llm_mock": (
+        "scheduler.policy='fcfs'",
+        "scheduler.batching='llm_mock'",
+        "scheduler.memory='none'",
+        "scheduler.max_num_seqs=4",
+        "worker.step_time='llm-mock'",
+        "worker.output.length_model='llm-mock'",
+    ),
+    "vtc_fair": ("scheduler.policy='vtc_fair'", "scheduler.running_max_req_size=4"),
+    "abort": ("scheduler.policy='abort'", "scheduler.first_token_slo_seconds=0.8", "scheduler.running_max_req_size=3"),
+    "cluster": ("scheduler.policy='cluster'", "scheduler.batch_num_adapters=2"),
+    "peft": ("scheduler.policy='peft'",),
+    "pets": ("scheduler.policy='pets'", "scheduler.running_max_req_size=6"),
+    "echo": ("scheduler.policy='fcfs'", "worker.output.mode='echo'", "scheduler.placement='power_of_two'"),
+}
+
+
+def run(way: str, seed: int, folder: Path, num_requests: int = 40) -> Path:
+    """Let a random scenario happen; return its journal."""
+    settings = load(None, [*COMMON, *WAYS[way], f"scheduler.journal='{folder / 'journal.jsonl'}'"])
+    rng = random.Random(f"{way} {seed}")
+    path: list[Path] = []
+
+    async def main() -> None:
+        path.append(await play(settings, rng, num_requests=num_requests))
+
+    with virtual_time(rng) as run_in_virtual_time:
+        run_in_virtual_time(main())
+    return path[0]
+
+
+def replayed(path: Path) -> Replayed:
+    journal = read_journal(path)
+    return replay(journal, parts_of(journal, path))
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("way", WAYS)
+def test_a_live_run_is_replayed_exactly(way: str, seed: int, tmp_path: Path) -> None:
+    result = replayed(run(way, seed, tmp_path))
+    assert result.differences == []
+    assert result.num_requests > 0
+    assert result.num_steps > 20
+
+
+Lines = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Lines:
+    """A journal of some length, with all that may be in one."""
+    path = run("fcfs continuous loads", 27, tmp_path_factory.mktemp("journal"))
+    assert replayed(path).differences == []
+    return read_lines(path)
+
+
+def read_lines(path: Path) -> Lines:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def write_lines(folder: Path, lines: Lines) -> Path:
+    path = folder / "tampered.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def one(lines: Lines, kind: str, has: str = "type") -> tuple[int, dict[str, Any]]:
+    """The line in the middle among those of a type that have something, and its place."""
+    found = [(place, line) for place, line in enumerate(lines) if line.get("type") == kind and line.get(has)]
+    return found[len(found) // 2]
+
+
+def shorten_a_step(lines: Lines) -> int:
+    place, line = one(lines, "steps")
+    line["durations_ps"][0] -= 1
+    return place
+
+
+def move_a_plan(lines: Lines) -> int:
+    place, line = one(lines, "plan")
+    line["at_ps"] += 1
+    return place
+
+
+def remove_a_finish(lines: Lines) -> int:
+    place, line = next(
+        (place, line)
+        for place, line in enumerate(lines)
+        if line.get("type") == "steps" and any("finished" in said for _, said in line.get("events", ()))
+    )
+    for _, said in line["events"]:
+        said.pop("finished", None)
+    return place
+
+
+def change_a_token(lines: Lines) -> int:
+    place, line = one(lines, "steps")
+    line["checksums"][-1] ^= 1
+    return place
+
+
+def change_what_is_cached(lines: Lines) -> int:
+    place, line = one(lines, "plan", "admitted")
+    line["admitted"][0][1] += 1
+    return place
+
+
+def drop_a_join(lines: Lines) -> int:
+    place, line = one(lines, "plan", "joins")
+    del line["joins"][0]
+    return place
+
+
+def drop_the_last_steps(lines: Lines) -> None:
+    del lines[max(place for place, line in enumerate(lines) if line.get("type") == "steps")]
+
+
+def add_a_step(lines: Lines) -> int:
+    place = max(place for place, line in enumerate(lines) if line.get("type") == "steps")
+    lines[place]["durations_ps"].append(10**9)
+    lines[place]["checksums"].append(1)
+    return place
+
+
+def forget_that_inputs_were_late(lines: Lines) -> None:
+    lines[:] = [line for line in lines if line.get("type") != "late"]
+
+
+def lengthen_a_request(lines: Lines) -> None:
+    _, line = one(lines, "request")
+    line["sampling"] = {"seed": line["sampling"]["seed"], "max_new_tokens": 300, "ignore_eos": True}
+
+
+def shorten_the_last_gap_but_one(lines: Lines) -> None:
+    gaps = [line for line in lines if line.get("type") == "steps" and line.get("gaps_ps")]
+    gaps[-2]["gaps_ps"][0][1] -= 1
+
+
+def name_a_request_that_is_not_there(lines: Lines) -> int:
+    place, line = one(lines, "placed")
+    line["handle"] = 10_000
+    return place
+
+
+@pytest.mark.parametrize(
+    "tamper",
+    [
+        shorten_a_step,
+        move_a_plan,
+        remove_a_finish,
+        change_a_token,
+        change_what_is_cached,
+        drop_a_join,
+        drop_the_last_steps,
+        add_a_step,
+        forget_that_inputs_were_late,
+        lengthen_a_request,
+        shorten_the_last_gap_but_one,
+        name_a_request_that_is_not_there,
+    ],
+    ids=lambda tamper: tamper.__name__,
+)
+def test_what_was_tampered_with_is_found(
+    tamper: Callable[[Lines], int | None], recorded: Lines, tmp_path: Path
+) -> None:
+    lines = json.loads(json.dumps(recorded))
+    place = tamper(lines)
+    differences = replayed(write_lines(tmp_path, lines)).differences
+    assert differences
+    assert place is None or differences[0][0] == place + 1
+
+
+def test_a_journal_that_ends_anywhere_is_equal_up_to_there(recorded: Lines, tmp_path: Path) -> None:
+    rng = random.Random(1)
+    for _ in range(12):
+        lines = recorded[: rng.randint(2, len(recorded))]
+        assert replayed(write_lines(tmp_path, lines)).differences == []
+
+
+def printed(path: Path) -> tuple[int, str]:
+    out = StringIO()
+    code = replay_journal(path, Console(file=out, width=1000))
+    return code, out.getvalue()
+
+
+def test_the_command_says_what_it_compared(recorded: Lines, tmp_path: Path) -> None:
+    code, text = printed(write_lines(tmp_path, recorded))
+    assert code == 0
+    assert "compared 40 requests, " in text
+    assert " late; " in text
+    assert text.splitlines()[-1] == "equal: every batch, every time and every token"
+
+
+def test_the_command_shows_the_first_difference_with_its_line(recorded: Lines, tmp_path: Path) -> None:
+    lines = json.loads(json.dumps(recorded))
+    place = shorten_a_step(lines)
+    code, text = printed(write_lines(tmp_path, lines))
+    assert code == 1
+    assert f"tampered.jsonl:{place + 1}: step: end_ps is " in text
+    assert "equal:" not in text
+
+
+def test_the_command_says_that_a_journal_has_no_end_or_a_line_is_cut(recorded: Lines, tmp_path: Path) -> None:
+    path = write_lines(tmp_path, recorded[:-1])
+    with path.open("a") as file:
+        file.write('{"type":"en')
+    code, text = printed(path)
+    assert code == 0
+    assert f"{path}:{len(recorded)}: the line is cut off and is left out" in text
+    assert "has no end: the scheduler runs, or was killed" in text

@@ -1,0 +1,279 @@
+"""A live cluster without processes: the scheduler's and the worker's own code, on an event loop whose time jumps.
+
+Messages take random times (in order, as a stream has them), timers fire late, and now and then everything stands
+still, so all that can happen between a scheduler and its workers does, quickly and the same in every run.
+"""
+
+import asyncio
+import contextlib
+import random
+import selectors
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from lorrery.v1 import scheduler_pb2 as pb
+from prometheus_client import CollectorRegistry
+
+from chassis.clock import DeviceClock
+from chassis.settings import Settings
+from scheduler import wire as scheduler_wire
+from scheduler.cluster import Cluster
+from scheduler.messages import WorkerHello
+from scheduler.routers import RouterLink
+from worker import wire as worker_wire
+from worker.build import device_of, length_model_of
+from worker.device.gpu import MockGpu
+from worker.metrics import WorkerMetrics
+from worker.pacer import Pacer, StepReport
+
+PATCHED = ("chassis.clock", "scheduler.workers", "worker.pacer")
+START_SECONDS = 1000.0
+
+
+class VirtualTime(selectors.BaseSelector):
+    """Time that passes only while the loop waits, and a little while it works."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.now = START_SECONDS
+        self._rng = rng
+        self._inner = selectors.DefaultSelector()
+
+    def monotonic(self) -> float:
+        self.now += 1e-9  # no two stamps are the same
+        return self.now
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        assert timeout is not None, "nothing will ever happen again"
+        self.now += timeout + self._rng.expovariate(1 / 20e-6)
+        if self._rng.random() < 0.002:
+            self.now += self._rng.uniform(0.0, 0.08)  # the machine stands still
+        return self._inner.select(0)
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        return self._inner.register(fileobj, events, data)
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        return self._inner.unregister(fileobj)
+
+    def get_map(self) -> Any:
+        return self._inner.get_map()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop in virtual time."""
+
+    def __init__(self, clock: VirtualTime) -> None:
+        self.clock = clock
+        super().__init__(clock)
+
+    def time(self) -> float:
+        return self.clock.now
+
+
+class VirtualCluster:
+    """A scheduler with workers.
+
+    Args:
+        settings: of the cluster.
+        rng: for how long messages take.
+        latency_seconds: the mean of that.
+        skew_ps: how much the workers' clocks are ahead of the scheduler's, as another host's may be.
+    """
+
+    def __init__(self, settings: Settings, rng: random.Random, latency_seconds: float, skew_ps: int) -> None:
+        self.cluster = Cluster(settings, CollectorRegistry())
+        self.settings = settings
+        self.workers: list[VirtualWorker] = []
+        self._rng = rng
+        self._latency_seconds = latency_seconds
+        self.skew_ps = skew_ps
+        self.errors: list[BaseException] = []
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._num_handles = 0
+        self.router = RouterLink("router", self.cluster.clock, 10**9)
+
+    def submit(
+        self, sampling: pb.Sampling, prompt: list[int], adapter_id: str = "", produced: tuple[int, ...] = ()
+    ) -> int:
+        """Send a request; return the router's handle."""
+        self._num_handles += 1
+        message = pb.Submit(
+            handle=self._num_handles,
+            request_id=f"r{self._num_handles}",
+            adapter_id=adapter_id,
+            tenant_id="t",
+            prompt_token_ids_u32=scheduler_wire.u32_bytes(prompt),
+            produced_token_ids_u32=scheduler_wire.u32_bytes(produced),
+            sampling=sampling,
+        )
+        self.cluster.submit(scheduler_wire.read_submit(message), self.router)
+        return self._num_handles
+
+    def cancel(self, handle: int) -> None:
+        self.cluster.cancel(self.router, handle)
+
+    def attach(self) -> "VirtualWorker":
+        worker = VirtualWorker(self, len(self.workers))
+        self.workers.append(worker)
+        return worker
+
+    def ended(self, task: "asyncio.Task[None]") -> None:
+        """Note what went wrong in a worker, if anything."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.errors.append(error)
+            if not self.failed.done():
+                self.failed.set_result(None)
+
+    def delay(self) -> float:
+        return self._rng.expovariate(1 / self._latency_seconds) if self._latency_seconds else 0.0
+
+    async def over(self) -> None:
+        """Return once no request is left, or something went wrong."""
+        empty = asyncio.ensure_future(self.cluster.empty.wait())
+        await asyncio.wait([empty, self.failed], return_when=asyncio.FIRST_COMPLETED)
+        empty.cancel()
+
+    async def close(self) -> None:
+        for worker in self.workers:
+            worker.die()
+        await asyncio.sleep(1.0)
+        self.cluster.close_journal()
+
+
+class VirtualWorker:
+    """A worker, from attaching to its death."""
+
+    def __init__(self, owner: VirtualCluster, number: int) -> None:
+        settings, cluster = owner.settings, owner.cluster
+        device = device_of(settings)
+        self._owner = owner
+        self._answers = worker_wire.AnswerSettings(
+            device.deployment.model.name, length_model_of(settings.worker.output), settings.worker.output.mode == "echo"
+        )
+        hello = WorkerHello(
+            worker_id=f"w{number}",
+            gpu=device.deployment.gpu.name,
+            model=device.deployment.model.name,
+            tensor_parallel=1,
+            max_total_token_num=device.pool_tokens,
+            step_time_model=settings.worker.step_time,
+            needs_prompts=self._answers.echo,
+        )
+        self.alive = True
+        self.dispatcher = cluster.attach(hello)
+        clock = DeviceClock.synced(settings.time_scale, cluster.clock.now_ps() + owner.skew_ps)
+        metrics = WorkerMetrics(CollectorRegistry(), device.pool_tokens, peak_flops=1e15, peak_bytes=1e12)
+        self.pacer = Pacer(MockGpu(device.step_time), clock, metrics, self._report)
+        self._down: asyncio.Queue[pb.AttachResponse] = asyncio.Queue()
+        self._up: asyncio.Queue[pb.AttachRequest] = asyncio.Queue()
+        self._tasks = [
+            asyncio.create_task(job)
+            for job in (
+                self.dispatcher.write_all(self._write),
+                self._carry(self._down, self._receive),
+                self._carry(self._up, self._arrive),
+                self.pacer.run(),
+            )
+        ]
+        for task in self._tasks:
+            task.add_done_callback(owner.ended)
+
+    def drain(self) -> None:
+        """Ask for no new sequences."""
+        if self.alive:
+            self._owner.cluster.drain_worker(self.dispatcher)
+
+    def die(self) -> None:
+        """Break the stream; what is on its way is lost."""
+        if self.alive:
+            self.alive = False
+            for task in self._tasks:
+                task.cancel()
+            self._owner.cluster.detach(self.dispatcher)
+
+    async def _write(self, message: pb.AttachResponse) -> None:
+        self._down.put_nowait(message)
+
+    def _report(self, report: StepReport) -> None:
+        self._up.put_nowait(worker_wire.step_done(report))
+
+    async def _carry(self, queue: "asyncio.Queue[Any]", deliver: Callable[[Any], None]) -> None:
+        while True:
+            message = await queue.get()
+            await asyncio.sleep(self._owner.delay())
+            deliver(message)
+
+    def _receive(self, message: pb.AttachResponse) -> None:
+        if message.WhichOneof("message") == "plan":
+            self.pacer.start(worker_wire.read_plan(message.plan, self._answers))
+        else:
+            self.pacer.interrupt(message.interrupt.plan_id, message.interrupt.at_ps)
+
+    def _arrive(self, message: pb.AttachRequest) -> None:
+        self.dispatcher.step_done(scheduler_wire.read_step(message.step))
+
+
+@contextlib.contextmanager
+def virtual_time(rng: random.Random) -> Iterator[Callable[[Awaitable[None]], None]]:
+    """Patch the clocks that scheduler and worker read; yield what runs a coroutine in virtual time."""
+    clock = VirtualTime(rng)
+    fake = SimpleNamespace(monotonic=clock.monotonic, thread_time=lambda: 0.0)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in PATCHED:
+            patch.setattr(f"{module}.time", fake)
+        loop = VirtualLoop(clock)
+        try:
+            yield loop.run_until_complete
+        finally:
+            loop.close()
+
+
+async def play(settings: Settings, rng: random.Random, *, num_requests: int, num_workers: int = 2) -> Path:
+    """Run a random scenario: arrivals, cancels, workers that drain, die and come; return the journal."""
+    path = settings.scheduler.journal
+    assert path is not None
+    latency_seconds, skew_ps = rng.choice([0.0, 0.0003, 0.004, 0.03]), rng.choice([0, 0, 10**9, 3 * 10**10])
+    virtual = VirtualCluster(settings, rng, latency_seconds, skew_ps)
+    for _ in range(num_workers):
+        virtual.attach()
+    if rng.random() < 0.5:
+        virtual.cluster.register("late-adapter", 8)
+    adapters = ["", *virtual.cluster.adapters]
+    shared = [int(token) for token in np.random.default_rng(1).integers(3, 900, 200)]
+    pace = rng.choice([0.001, 0.02, 0.1])
+    for _ in range(num_requests):
+        await asyncio.sleep(rng.expovariate(1 / pace) * rng.choice([0, 1, 1]))
+        most = rng.randint(1, 80)
+        sampling = pb.Sampling(seed=rng.getrandbits(64), max_new_tokens=most, ignore_eos=rng.random() < 0.3)
+        if rng.random() < 0.5:
+            sampling.true_output_tokens = rng.randint(1, most)
+        if rng.random() < 0.2:
+            sampling.stop_sequences_u32.append(scheduler_wire.u32_bytes([rng.randint(3, 20)]))
+        prompt = shared[: rng.randint(1, 200)] + [rng.randint(3, 900) for _ in range(rng.randint(0, 40))]
+        produced = (7,) * rng.randint(1, 3) if rng.random() < 0.05 and most > 3 else ()
+        handle = virtual.submit(sampling, prompt, rng.choice(adapters), produced)
+        _chance(rng, 0.2, virtual.cancel, handle, within_seconds=rng.choice([0.0, 0.05, 1.0]))
+    for worker in list(virtual.workers):
+        _chance(rng, 0.3, worker.die, within_seconds=1.0)
+        _chance(rng, 0.2, worker.drain, within_seconds=1.0)
+    asyncio.get_running_loop().call_later(rng.random(), virtual.attach)
+    async with asyncio.timeout(1000):
+        await virtual.over()
+    await virtual.close()
+    if virtual.errors:
+        raise virtual.errors[0]
+    return path
+
+
+def _chance(
+    rng: random.Random, probability: float, what: Callable[..., object], *arguments: object, within_seconds: float
+) -> None:
+    if rng.random() < probability:
+        asyncio.get_running_loop().call_later(rng.random() * within_seconds, what, *arguments)
