@@ -202,10 +202,10 @@ class _World:
                 heappush(self._ends, (self._decode_step + length - 1, sequence.handle))
             return Ran(1, self._at_ps)
         self._decode_step += 1
-        ran = Ran(1, self._at_ps)
+        finished: list[tuple[int, EndReason]] = []
         while self._ends and self._ends[0][0] <= self._decode_step:
-            ran.finished.append((heappop(self._ends)[1], EndReason.EOS))
-        return ran
+            finished.append((heappop(self._ends)[1], EndReason.EOS))
+        return Ran(1, self._at_ps, finished)
 
     def _submit(self) -> None:
         handle = next(self._handles)

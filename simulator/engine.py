@@ -17,7 +17,7 @@ from functools import partial
 from heapq import heappop, heappush
 
 from scheduler.core.placements.base import Placement
-from scheduler.core.plan import Admitted, Cancelled, Dropped, DropReason, Event, Finished, Idle, Preempted
+from scheduler.core.plan import Admitted, Cancelled, Dropped, DropReason, Event, Finished, FirstToken, Idle, Preempted
 from scheduler.core.sequence import Sequence as CoreSequence
 from simulator.request import SimulatedRequest
 from simulator.stretch import Observer, Stretch
@@ -328,6 +328,8 @@ class Simulation:
 
     def _handle(self, worker: SimulatedWorker, events: Iterable[Event]) -> None:
         for event in events:
+            if isinstance(event, FirstToken):
+                continue  # its sequence tells
             if isinstance(event, Finished):
                 request = self._end(event.sequence, worker)
                 request.outcome, request.reason = "finished", event.reason

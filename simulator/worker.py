@@ -138,10 +138,10 @@ class SimulatedWorker:
         """End the plan at this boundary: run and commit what is left of its steps."""
         steps = self.steps
         stretch = None if self.observer is None else self._stretch(plan, steps, at_ps)
-        duration_ps, finished = self.gpu.skip(steps)
+        finished = self.gpu.jump(steps)
         totals = self.totals
         totals.num_steps += steps
-        totals.busy_ps += duration_ps
+        totals.busy_ps += at_ps - self.start_ps
         totals.end_ps = at_ps
         self.plan = None
         if stretch is not None:
@@ -165,12 +165,13 @@ class SimulatedWorker:
         end_ps = self.start_ps + self.gpu.total_ps(done)
         if self.observer is not None:
             self.observer.ran(self._stretch(plan, done, end_ps))
-        duration_ps, finished = self.gpu.skip(done)
+        finished = self.gpu.jump(done)
         assert not finished
+        self.totals.num_steps += done
+        self.totals.end_ps = end_ps
+        self.totals.busy_ps += end_ps - self.start_ps
         self.start_ps = end_ps
         self.steps -= done
-        self.totals.num_steps += done
-        self.totals.busy_ps += duration_ps
         events = self.replica.commit(plan, Ran(done, end_ps))
         assert not events
 

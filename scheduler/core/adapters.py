@@ -52,6 +52,8 @@ class AdapterOptions:
     keep_unused: bool = True
 
 
+_NOBODY: frozenset[str] = frozenset()
+
 LoadTime = Callable[[Adapter, Tier], int]
 """How long a load from a tier takes, in picoseconds."""
 
@@ -99,15 +101,17 @@ class Residency:
     @property
     def next_event_ps(self) -> int | None:
         """When the next load ends; None: none is under way."""
+        if not self._loading:
+            return None
         return min((load.ready_ps for load in self._loading.values()), default=None)
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
-    def require(self, adapter: Adapter, at_ps: int, pinned: Collection[str]) -> bool:
+    def require(self, adapter: Adapter, at_ps: int, pinned: Callable[[], Collection[str]]) -> bool:
         """Ask for an adapter for a sequence that would enter now; return whether it may.
 
         In the background mode this begins the load if the adapter is not there and a place can be had. Asking again
-        changes nothing. `pinned` are the adapters that sequences of the batch use.
+        changes nothing. `pinned` tells, if need be, the adapters that sequences of the batch use.
         """
         name = adapter.adapter_id
         if name in self.gpu:
@@ -121,7 +125,7 @@ class Residency:
             self.advance(at_ps)  # a load that takes no time
         return self.options.blocking or name in self.gpu
 
-    def prefetch(self, adapter: Adapter, at_ps: int, pinned: Collection[str]) -> None:
+    def prefetch(self, adapter: Adapter, at_ps: int, pinned: Callable[[], Collection[str]]) -> None:
         """Begin to load an adapter that will be needed, if a place can be had without putting out a pinned one."""
         if adapter.adapter_id not in self.gpu and adapter.adapter_id not in self._loading and self._make_place(pinned):
             self._waiting[adapter.adapter_id] = adapter
@@ -138,12 +142,13 @@ class Residency:
                 self.advance(now_ps)
         return now_ps - at_ps
 
-    def _make_place(self, pinned: Collection[str]) -> bool:
+    def _make_place(self, pinned: Callable[[], Collection[str]]) -> bool:
         most = self.options.max_loras
         taken = len(self.gpu) + len(self._loading) + len(self._waiting)
         if most is None or taken < most:
             return True
-        victim = next((name for name in self.gpu if name not in pinned), None)
+        in_use = pinned()
+        victim = next((name for name in self.gpu if name not in in_use), None)
         if victim is None:
             return False
         self._evict(victim)
@@ -168,6 +173,8 @@ class Residency:
 
     def advance(self, at_ps: int) -> None:
         """Let the loads that have ended by now take effect, in order of their ends."""
+        if not self._loading:
+            return
         while (next_ps := self.next_event_ps) is not None and next_ps <= at_ps:
             name, load = min(self._loading.items(), key=lambda entry: (entry[1].ready_ps, entry[0]))
             del self._loading[name]
@@ -205,11 +212,15 @@ class Residency:
 
     def take_evicted(self) -> tuple[str, ...]:
         """Return, once, who was put out and has not come back."""
+        if not self._evicted:
+            return ()
         evicted, self._evicted = self._evicted, []
         return tuple(dict.fromkeys(name for name in evicted if name not in self.gpu))
 
     def take_given_up(self) -> frozenset[str]:
         """Return, once, the adapters whose load was given up."""
+        if not self._given_up:
+            return _NOBODY
         given_up, self._given_up = self._given_up, {}
         return frozenset(given_up)
 

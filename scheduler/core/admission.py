@@ -50,9 +50,11 @@ class Walk:
         trial: memory.
         limits: count and prompt.
         cached_tokens: how many leading tokens of a sequence need no computation.
-        has_adapter: asks for a sequence's adapter; called last, for those that pass otherwise.
+        has_adapter: asks for a sequence's adapter, if it has one, given who is admitted already; called last, for
+            those that pass otherwise.
         on_take: told of every sequence that has passed, before the next is tried.
         on_check: told of every memory test, in order; for validation and study.
+        max_prompt_tokens: in place of the limits' own.
 
     Attributes:
         admitted: who has passed, in order.
@@ -64,42 +66,44 @@ class Walk:
         trial: Trial,
         limits: BatchLimits,
         cached_tokens: Callable[[Sequence], int],
-        has_adapter: Callable[[Sequence], bool] = lambda sequence: True,
+        has_adapter: Callable[[Sequence, list[Sequence]], bool] = lambda sequence, admitted: True,
         on_check: Callable[[Check], None] | None = None,
         on_take: Callable[[Sequence], None] = lambda sequence: None,
+        max_prompt_tokens: int | None = None,
     ) -> None:
         self.admitted: list[Sequence] = []
         self.refused: tuple[Sequence, Blocked] | None = None
         self._trial = trial
         self._limits = limits
         self._cached_tokens = cached_tokens
-        self.has_adapter = has_adapter
+        self._has_adapter = has_adapter
         self._on_check = on_check
         self._on_take = on_take
-        self._prompt_tokens = 0
+        self._prompt_tokens_left = limits.max_prompt_tokens if max_prompt_tokens is None else max_prompt_tokens
 
     def admit(self, sequence: Sequence) -> bool:
         """Test a sequence, and take it if it passes; return whether it did."""
+        limits = self._limits
         check = self._trial.test(sequence)
-        few_enough = check.num_sequences <= self._limits.max_sequences
+        few_enough = check.num_sequences <= limits.max_sequences
         if self._on_check is not None:
             self._on_check(
                 Check(sequence, check.peak_tokens, check.adapter_slots, check.num_sequences, check.fits and few_enough)
             )
         prompt_tokens = sequence.input_tokens
-        if not self._limits.cached_count:
+        if not limits.cached_count:
             prompt_tokens -= self._cached_tokens(sequence)
         if not few_enough:
             blocked = Blocked.COUNT
         elif not check.fits:
             blocked = Blocked.MEMORY
-        elif self._prompt_tokens + (1 if self._limits.partial else prompt_tokens) > self._limits.max_prompt_tokens:
+        elif (1 if limits.partial else prompt_tokens) > self._prompt_tokens_left:
             blocked = Blocked.PROMPT
-        elif not self.has_adapter(sequence):
+        elif sequence.adapter is not None and not self._has_adapter(sequence, self.admitted):
             blocked = Blocked.ADAPTER
         else:
             self._trial.take(sequence)
-            self._prompt_tokens += prompt_tokens
+            self._prompt_tokens_left -= prompt_tokens
             self.admitted.append(sequence)
             self._on_take(sequence)
             return True

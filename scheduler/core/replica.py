@@ -10,11 +10,12 @@ No clock here: every time comes in as an argument, in device picoseconds.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from functools import partial
 
 from scheduler.core.adapters import Residency
 from scheduler.core.admission import BatchLimits, Walk
 from scheduler.core.batching.base import Batching, Step
+from scheduler.core.inbox import Inbox
 from scheduler.core.memory.base import Check, Memory
 from scheduler.core.plan import (
     AdaptersKept,
@@ -84,20 +85,20 @@ class Replica:
         self.running = Running()
         self.adapters = Residency() if adapters is None else adapters
         self._on_check = on_check
-        self._inbox: list[tuple[int, int, Sequence | int]] = []
-        self._num_received = 0
+        self._moves_adapters = not options.no_lora and not self.adapters.options.keep_unused
+        self._inbox = Inbox()
         self._joins: list[Sequence] = []
         self._leaves: list[Sequence] = []
         self._events: list[Event] = []
         self._aborted: dict[int, Sequence] = {}
         self._ended: dict[int, EndReason] = {}
         self._silent: set[int] = set()
-        self._full = False
+        self._full = self._tried = False
 
     @property
     def num_waiting(self) -> int:
         """Sequences that wait, in the queue or still in the inbox."""
-        return len(self.queue) + sum(isinstance(what, Sequence) for _, _, what in tuple(self._inbox))
+        return len(self.queue) + self._inbox.num_arrivals
 
     @property
     def num_running(self) -> int:
@@ -118,15 +119,11 @@ class Replica:
 
     def submit(self, sequence: Sequence, at_ps: int) -> None:
         """Hand in a sequence; it is seen at the first boundary at or after `at_ps`."""
-        self._receive(at_ps, sequence)
+        self._inbox.put(at_ps, sequence)
 
     def cancel(self, handle: int, at_ps: int) -> None:
         """Withdraw a sequence; unknown handles are ignored, since it may just have finished."""
-        self._receive(at_ps, handle)
-
-    def _receive(self, at_ps: int, what: Sequence | int) -> None:
-        heappush(self._inbox, (at_ps, self._num_received, what))
-        self._num_received += 1
+        self._inbox.put(at_ps, handle)
 
     def arrival_matters(self) -> bool:
         """Tell whether an arrival may change the plan that runs; a cancel always may."""
@@ -146,45 +143,52 @@ class Replica:
     def plan(self, at_ps: int) -> Plan | Idle:
         """Decide what runs from this boundary on."""
         self.adapters.advance(at_ps)
-        self._apply_inbox(at_ps)
-        self._drop_unloadable()
-        self._preempt(at_ps)
+        while (what := self._inbox.take(at_ps)) is not None:
+            if isinstance(what, int):
+                self._apply_cancel(what, at_ps)
+            else:
+                self.queue.append(what, at_ps)
+        if given_up := self.adapters.take_given_up():
+            self._drop_unloadable(given_up)
+        if not self.memory.reserved:
+            self._preempt(at_ps)
         choice = self.batching.choose(self, at_ps)
         plan: Plan | Idle
         if isinstance(choice, Step):
             plan = self._plan_step(choice, at_ps)
         else:
-            plan = Idle(_earliest(choice.until_ps, self._next_event_ps(at_ps)))
-        self._shrink_cache(0)
-        plan.leaves, self._leaves = self._leaves, []
+            plan = Idle(_earlier(choice.until_ps, self._next_event_ps(at_ps)))
+        if self.prefix_cache is not None:
+            self._shrink_cache(self.prefix_cache, 0)
+        if self._leaves:
+            plan.leaves, self._leaves = self._leaves, []
         plan.adapter_evictions = self.adapters.take_evicted()
-        plan.events, self._events = self._events, []
+        if self._events:
+            plan.events, self._events = self._events, []
         return plan
 
     def _next_event_ps(self, at_ps: int) -> int | None:
-        inbox_ps = self._inbox[0][0] if self._inbox else None
-        return _earliest(inbox_ps, self.adapters.next_event_ps, self.queue.wakes_at_ps(at_ps))
+        next_ps = _earlier(self._inbox.next_ps, self.adapters.next_event_ps)
+        return _earlier(next_ps, self.queue.wakes_at_ps(at_ps))
 
     def _plan_step(self, step: Step, at_ps: int) -> Plan:
-        joins, self._joins = self._joins, []
-        max_steps = 1 if self._aborted else min(step.max_steps, self.memory.steps_before_full(self.running))
-        plan = Plan(at_ps, max_steps, None, joins, prefills=step.chunks, decode=step.decode, hold=step.hold)
-        if not self.options.no_lora:
-            plan.adapter_loads = tuple(sorted({s.adapter for s in joins if s.adapter is not None}))
+        max_steps = step.max_steps
+        if max_steps > 1:
+            max_steps = 1 if self._aborted else self.memory.steps_before_full(self.running, max_steps)
+        plan = Plan(at_ps, max_steps, None, prefills=step.chunks, decode=step.decode, hold=step.hold)
+        if self._joins:
+            plan.joins, self._joins = self._joins, []
+            if not self.options.no_lora:
+                loads = {s.adapter for s in plan.joins if s.adapter is not None}
+                if loads:
+                    plan.adapter_loads = tuple(sorted(loads))
+                    plan.wait_ps = self.adapters.wait_ps(plan.adapter_loads, at_ps)
+        if step.prefetch and not self.options.no_lora:
             plan.adapter_prefetches = step.prefetch
             for adapter in step.prefetch:
-                self.adapters.prefetch(adapter, at_ps, self.running.adapter_ids)
-            plan.wait_ps = self.adapters.wait_ps(plan.adapter_loads, at_ps) if plan.adapter_loads else 0
+                self.adapters.prefetch(adapter, at_ps, lambda: self.running.adapter_ids)
         plan.until_ps = self._next_event_ps(at_ps)
         return plan
-
-    def _apply_inbox(self, at_ps: int) -> None:
-        while self._inbox and self._inbox[0][0] <= at_ps:
-            _, _, what = heappop(self._inbox)
-            if isinstance(what, Sequence):
-                self.queue.append(what, at_ps)
-            else:
-                self._apply_cancel(what, at_ps)
 
     def _apply_cancel(self, handle: int, at_ps: int) -> None:
         sequence = self.running.get(handle)
@@ -232,42 +236,50 @@ class Replica:
         if self.prefix_cache is not None:
             self.prefix_cache.release(sequence, output_tokens)
 
-    def _shrink_cache(self, num_steps: int) -> None:
+    def _shrink_cache(self, cache: PrefixCache, num_steps: int) -> None:
         """Keep of what nobody uses only what a decode step leaves that `num_steps` others precede."""
-        if self.prefix_cache is not None:
-            self.prefix_cache.shrink(self.memory.spare_tokens(self.running, num_steps))
+        cache.shrink(self.memory.spare_tokens(self.running, num_steps))
 
     # --- what batching may do here ----------------------------------------------------------------------------------
 
-    def admit(self, limits: BatchLimits, at_ps: int) -> list[Sequence]:
-        """Admit waiting sequences within these limits; they are in prefill afterwards."""
-        self._full = len(self.running) >= limits.max_sequences
-        if self._full:
+    def admit(self, limits: BatchLimits, at_ps: int, max_prompt_tokens: int | None = None) -> list[Sequence]:
+        """Admit waiting sequences within these limits; they are in prefill afterwards. See `Floor.admit`."""
+        running = self.running
+        self._full = len(running) >= limits.max_sequences
+        self._tried = not self._full and not self.queue.at_rest()
+        if not self._tried:
             return []
-        trial = self.memory.trial(self.running)
-        walk = Walk(trial, limits, self._cached_tokens, on_check=self._on_check, on_take=self._take)
-        if not self.options.no_lora:
-            walk.has_adapter = lambda sequence: self._has_adapter(sequence, walk, at_ps)
-        dropped = self.queue.admit(walk, self.running, at_ps)
-        # Strict S-LoRA also drops those that were cancelled, which was told then.
-        self._events += [Dropped(sequence) for sequence in dropped if not sequence.aborted]
-        for sequence in walk.admitted:
+        walk = Walk(
+            self.memory.trial(running),
+            limits,
+            self._cached_tokens,
+            _base_model_only if self.options.no_lora else partial(self._has_adapter, at_ps),
+            on_check=self._on_check,
+            on_take=self._take,
+            max_prompt_tokens=max_prompt_tokens,
+        )
+        dropped = self.queue.admit(walk, running, at_ps)
+        if dropped:
+            # Strict S-LoRA also drops those that were cancelled, which was told then.
+            self._events += [Dropped(sequence) for sequence in dropped if not sequence.aborted]
+        admitted = walk.admitted
+        for sequence in admitted:
             sequence.admitted_ps = at_ps
-            self.running.admit(sequence)
+            running.admit(sequence)
             self.memory.admitted(sequence)
             self._events.append(Admitted(sequence))
-        self._joins += walk.admitted
-        return walk.admitted
+        self._joins += admitted
+        return admitted
 
     def _take(self, sequence: Sequence) -> None:
         """Pin what a sequence finds in the prefix cache before the walk goes on."""
-        sequence.cached_tokens = sequence.computed_tokens = self._cached_tokens(sequence)
         if self.prefix_cache is not None:
+            sequence.cached_tokens = sequence.computed_tokens = self._cached_tokens(sequence)
             self.prefix_cache.acquire(sequence)
 
     def steps_blocked(self, limit: int) -> int:
         """Return for how many decode steps `admit`, which has just admitted nobody, would go on to do so."""
-        return limit if self._full else self.queue.holds_for(self.running, self.memory, limit)
+        return self.queue.holds_for(self.running, self.memory, limit) if self._tried else limit
 
     def nobody_to_try(self) -> bool:
         """Tell whether `admit` would find nobody, and change nothing, until something arrives."""
@@ -289,13 +301,18 @@ class Replica:
     def commit(self, plan: Plan, ran: Ran) -> list[Event]:
         """Advance by the steps that ran. Call it once or several times for one plan, in order."""
         events: list[Event] = []
-        self._silent |= ran.silent
-        ended = dict(ran.finished)
-        decoded_ended = {handle: reason for handle, reason in ended.items() if handle not in self.running.prefilling}
+        ended: dict[int, EndReason] = {}
+        if ran.finished:
+            self._silent |= ran.silent
+            ended = dict(ran.finished)
+        prefilling = self.running.prefilling
+        decoded_ended = {h: reason for h, reason in ended.items() if h not in prefilling} if prefilling else ended
         if plan.decode:
-            self._shrink_cache(ran.num_steps - 1)  # what the last of the steps needed, before anything is added
+            if self.prefix_cache is not None:  # what the last of the steps needed, before anything is added
+                self._shrink_cache(self.prefix_cache, ran.num_steps - 1)
             self._decode(ran.num_steps, decoded_ended)
-        self._advance_prefills(plan, ran, ended, events)
+        if plan.prefills:
+            self._advance_prefills(plan, ran, ended, events)
         if plan.hold:
             decoded_ended = self._hold(decoded_ended)
         for handle, reason in decoded_ended.items():
@@ -312,6 +329,8 @@ class Replica:
         self.queue.decoded(self.running, num_steps)
         self.running.advance(num_steps)
         self.batching.advanced(num_steps)
+        if not self._aborted:
+            return
         for handle, sequence in self._aborted.items():
             if handle not in ended:
                 ended[handle] = EndReason.ABORTED
@@ -372,30 +391,31 @@ class Replica:
 
     # --- adapters ---------------------------------------------------------------------------------------------------
 
-    def _has_adapter(self, sequence: Sequence, walk: Walk, at_ps: int) -> bool:
-        if sequence.adapter is None:
-            return True
-        pinned = self.running.adapter_ids | {s.adapter.adapter_id for s in walk.admitted if s.adapter is not None}
+    def _has_adapter(self, at_ps: int, sequence: Sequence, admitted: list[Sequence]) -> bool:
+        assert sequence.adapter is not None
+
+        def pinned() -> frozenset[str]:
+            return self.running.adapter_ids | {s.adapter.adapter_id for s in admitted if s.adapter is not None}
+
         return self.adapters.require(sequence.adapter, at_ps, pinned)
 
-    def _drop_unloadable(self) -> None:
-        given_up = self.adapters.take_given_up()
-        if not given_up:
-            return
+    def _drop_unloadable(self, given_up: frozenset[str]) -> None:
         for sequence in [s for s in self.queue if s.adapter is not None and s.adapter.adapter_id in given_up]:
             if self.queue.cancel(sequence.handle) is not None:
                 self._events.append(Dropped(sequence, DropReason.ADAPTER_LOAD))
 
     def _offload(self, at_ps: int) -> list[Event]:
         """Put out the adapters that nobody uses any more, after sequences have left the batch."""
-        events = self._keep_adapters(tuple(sorted(self.running.adapter_ids)))
+        events: list[Event] = []
+        if self._moves_adapters:
+            events += self._keep_adapters(tuple(sorted(self.running.adapter_ids)))
         if not len(self.running):
             self.batching.emptied(at_ps)
             events += self._keep_adapters(())
         return events
 
     def _keep_adapters(self, adapter_ids: tuple[str, ...]) -> list[Event]:
-        if self.options.no_lora or self.adapters.options.keep_unused:
+        if not self._moves_adapters:
             return []
         self.adapters.keep_only(adapter_ids)
         return [AdaptersKept(adapter_ids)]
@@ -404,7 +424,7 @@ class Replica:
 
     def withdraw_waiting(self) -> tuple[list[Sequence], list[Event]]:
         """Give back what waits, in order of arrival, and keep what runs (a worker that drains)."""
-        return self._give_back(self._clear_queue())
+        return self._inbox.give_back(self._clear_queue())
 
     def lose(self, at_ps: int) -> tuple[list[Sequence], list[Event]]:
         """Forget the worker: give back the unfinished sequences in order of arrival, ready to be queued elsewhere.
@@ -429,30 +449,20 @@ class Replica:
         self._leaves.clear()
         self._aborted.clear()
         self.batching.emptied(at_ps)
-        left, cancelled = self._give_back(unfinished)
+        left, cancelled = self._inbox.give_back(unfinished)
         return left, ended + cancelled
 
     def _clear_queue(self) -> dict[int, Sequence]:
         """Empty the queue; those that strict S-LoRA has not swept yet were told of when they were cancelled."""
         return {sequence.handle: sequence for sequence in self.queue.clear() if not sequence.aborted}
 
-    def _give_back(self, unfinished: dict[int, Sequence]) -> tuple[list[Sequence], list[Event]]:
-        """Add the inbox's arrivals to `unfinished`, and take out what was cancelled."""
-        cancelled: set[int] = set()
-        kept: list[tuple[int, int, Sequence | int]] = []
-        for event in sorted(self._inbox, key=lambda event: event[:2]):
-            what = event[2]
-            if isinstance(what, Sequence):
-                unfinished[what.handle] = what
-            elif what in unfinished:
-                cancelled.add(what)
-            else:
-                kept.append(event)
-        self._inbox = kept
-        ordered = sorted(unfinished.values(), key=lambda sequence: (sequence.arrived_ps, sequence.handle))
-        gone = [sequence for sequence in ordered if sequence.aborted or sequence.handle in cancelled]
-        return [sequence for sequence in ordered if sequence not in gone], [Cancelled(sequence) for sequence in gone]
+
+def _base_model_only(sequence: Sequence, admitted: list[Sequence]) -> bool:
+    """Let every sequence enter: its adapter is not used."""
+    return True
 
 
-def _earliest(*times: int | None) -> int | None:
-    return min((time for time in times if time is not None), default=None)
+def _earlier(one: int | None, other: int | None) -> int | None:
+    if one is None:
+        return other
+    return one if other is None or one <= other else other

@@ -4,11 +4,8 @@ Every decoding sequence gets one token per decode step, so one counter (`decode_
 costs O(1) whatever the batch size. The arrays that admission rules read are rebuilt only when a sequence comes or goes.
 """
 
+from bisect import bisect_left, insort
 from collections.abc import Iterator
-from heapq import heappop, heappush
-
-import numpy as np
-from numpy.typing import NDArray
 
 from scheduler.core.sequence import Adapter, Sequence
 
@@ -30,17 +27,16 @@ class Running:
         self._decoding: dict[int, Sequence] = {}
         self.held: dict[int, Sequence] = {}
         self._kv_tokens = 0
-        self._finish_heap: list[tuple[int, int]] = []
+        # (minus the step at which its budget is used up, handle, tokens it would have held at decode step 0), sorted.
+        self._by_finish: list[tuple[int, int, int]] = []
         self._adapter_pins: dict[str, int] = {}
         self._adapter_slots = 0
         self.reserved_tokens = 0
         self.version = 0
-        self._finish_steps: dict[int, int] = {}
-        self._held_at_0: dict[int, int] = {}
-        self._arrays: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+        self._num = 0
 
     def __len__(self) -> int:
-        return len(self._decoding) + len(self.prefilling) + len(self.held)
+        return self._num
 
     def __iter__(self) -> Iterator[Sequence]:
         """Iterate over the decoding sequences."""
@@ -109,27 +105,19 @@ class Running:
             return self._adapter_slots
         return self._adapter_slots + adapter.slots
 
-    def _pin(self, adapter: Adapter | None) -> None:
-        if adapter is None:
-            return
+    def _pin(self, adapter: Adapter) -> None:
         pins = self._adapter_pins.get(adapter.adapter_id, 0)
         self._adapter_pins[adapter.adapter_id] = pins + 1
         if not pins:
             self._adapter_slots += adapter.slots
 
-    def _unpin(self, adapter: Adapter | None) -> None:
-        if adapter is None:
-            return
+    def _unpin(self, adapter: Adapter) -> None:
         pins = self._adapter_pins[adapter.adapter_id] - 1
         if pins:
             self._adapter_pins[adapter.adapter_id] = pins
         else:
             del self._adapter_pins[adapter.adapter_id]
             self._adapter_slots -= adapter.slots
-
-    def _changed(self) -> None:
-        self._arrays = None
-        self.version += 1
 
     # --- coming and going -------------------------------------------------------------------------------------------
 
@@ -142,41 +130,48 @@ class Running:
         """Let a sequence decode that has just got the token of its prefill."""
         if self.prefilling.pop(sequence.handle, None) is None:
             self._enter(sequence)
-        sequence.base_step = self.decode_step - 1
-        self._kv_tokens -= sequence.base_step
+        sequence.base_step = base_step = self.decode_step - 1
+        self._kv_tokens -= base_step
         self._decoding[sequence.handle] = sequence
-        self._finish_steps[sequence.handle] = finish_step = sequence.finish_step
-        self._held_at_0[sequence.handle] = sequence.input_tokens - sequence.base_step
-        heappush(self._finish_heap, (finish_step, sequence.handle))
-        self._changed()
+        insort(self._by_finish, (-sequence.finish_step, sequence.handle, sequence.input_tokens - base_step))
+        self.version += 1
 
     def _enter(self, sequence: Sequence) -> None:
         self._kv_tokens += sequence.input_tokens
-        self.reserved_tokens += sequence.input_tokens + sequence.budget_tokens - 1
-        self._pin(sequence.adapter)
-        self._changed()
+        self.reserved_tokens += sequence.prompt_tokens + sequence.max_new_tokens - 1
+        if sequence.adapter is not None:
+            self._pin(sequence.adapter)
+        self._num += 1
+        self.version += 1
 
     def leave(self, sequence: Sequence) -> None:
         """Remove a sequence and all it holds."""
         if self._decoding.pop(sequence.handle, None) is not None:
             self._kv_tokens += sequence.base_step
-            del self._finish_steps[sequence.handle], self._held_at_0[sequence.handle]
+            self._forget_finish(sequence)
         elif self.held.pop(sequence.handle, None) is not None:
             self._kv_tokens -= sequence.held_output_tokens - 1
         else:
             del self.prefilling[sequence.handle]
         self._kv_tokens -= sequence.input_tokens
-        self.reserved_tokens -= sequence.input_tokens + sequence.budget_tokens - 1
-        self._unpin(sequence.adapter)
-        self._changed()
+        self.reserved_tokens -= sequence.prompt_tokens + sequence.max_new_tokens - 1
+        if sequence.adapter is not None:
+            self._unpin(sequence.adapter)
+        self._num -= 1
+        self.version += 1
+
+    def _forget_finish(self, sequence: Sequence) -> None:
+        by_finish = self._by_finish
+        del by_finish[bisect_left(by_finish, (-sequence.finish_step, sequence.handle))]
 
     def hold(self, sequence: Sequence) -> None:
         """Let a decoding sequence that has ended keep what it holds, and grow no more."""
-        del self._decoding[sequence.handle], self._finish_steps[sequence.handle], self._held_at_0[sequence.handle]
+        del self._decoding[sequence.handle]
+        self._forget_finish(sequence)
         sequence.held_output_tokens = sequence.output_tokens_at(self.decode_step)
         self._kv_tokens += sequence.base_step + sequence.held_output_tokens - 1
         self.held[sequence.handle] = sequence
-        self._changed()
+        self.version += 1
 
     def advance(self, num_steps: int) -> None:
         """Let every decoding sequence get `num_steps` tokens."""
@@ -184,37 +179,25 @@ class Running:
 
     def steps_to_length(self) -> int:
         """Return the decode steps until the first sequence has used up its budget; 1 if none decodes."""
-        heap = self._finish_heap
-        while heap:
-            finish_step, handle = heap[0]
-            sequence = self._decoding.get(handle)
-            if sequence is not None and sequence.finish_step == finish_step:
-                return max(1, finish_step - self.decode_step)
-            heappop(heap)
-        return 1
+        if not self._by_finish:
+            return 1
+        return max(1, -self._by_finish[-1][0] - self.decode_step)
 
     def steps_to_last_length(self) -> int:
         """Return the decode steps until the last sequence has used up its budget; 1 if none decodes."""
-        last_step = max((sequence.finish_step for sequence in self), default=0)
-        return max(1, last_step - self.decode_step)
+        if not self._by_finish:
+            return 1
+        return max(1, -self._by_finish[0][0] - self.decode_step)
 
-    def reservations(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return what the peak test needs: (tokens left after the next one, tokens held).
+    def reservations(self) -> tuple[list[int], list[int]]:
+        """Return what the peak test needs, see `memory.reservation`: (finishes F, descending; helds h).
 
-        Shape (len(self),) each, int64, sorted by tokens left, descending. A sequence in prefill counts as if it had its
-        first token.
+        A sequence in prefill counts as if it had its first token.
         """
-        step = self.decode_step
-        if self._arrays is None:
-            finishes = np.fromiter(self._finish_steps.values(), np.int64, len(self._finish_steps))
-            helds = np.fromiter(self._held_at_0.values(), np.int64, len(self._held_at_0))
-            if self.prefilling:
-                newcomers = self.prefilling.values()
-                finishes = np.append(finishes, [step - 1 + sequence.budget_tokens for sequence in newcomers])
-                helds = np.append(helds, [sequence.input_tokens + 1 - step for sequence in newcomers])
-            order = np.argsort(-finishes, kind="stable")
-            self._arrays = finishes[order], helds[order]
-        finishes, helds = self._arrays
+        step, entries = self.decode_step, self._by_finish
         if self.prefilling:
-            self._arrays = None  # these do not move with the decode steps, so the arrays are good for now only
-        return finishes - (step + 1), helds + step
+            newcomers = self.prefilling.values()
+            entries = sorted(
+                [*entries, *((1 - step - s.budget_tokens, s.handle, s.input_tokens + 1 - step) for s in newcomers)]
+            )
+        return [-1 - entry[0] for entry in entries], [entry[2] for entry in entries]

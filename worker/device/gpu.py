@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.device.adapters import DecodingAdapters
-from worker.device.batch import Batch, PrefillChunk, Segment
+from worker.device.batch import Batch, PrefillChunk
 from worker.device.cost import StepCost
 from worker.device.output import EOS_TOKEN_ID, FinishReason, TokenIds
 from worker.device.rows import DecodeRows, DeviceSequence, Row
@@ -73,8 +73,10 @@ class MockGpu:
         self._hold = False
         self._held: dict[int, tuple[DeviceSequence, int]] = {}
         self._decode_rows: DecodeRows | None = None
-        self._segment: Segment | None = None
-        self._segment_step: int | None = None  # the decode step that the segment begins with; None: not made
+        # The coming decode steps: the first takes so long, each further one longer by the slope, if they are closed.
+        self._known = False
+        self._closed = False
+        self._next_ps = self._slope_ps = 0
         self._prefill_ps: int | None = None  # how long the coming step with prefills takes, once asked for
         self._prefills: tuple[PrefillWork, ...] = ()
         self._decode = False
@@ -121,7 +123,7 @@ class MockGpu:
         Raises:
             ValueError: the handle is not in the batch.
         """
-        self._segment_step = self._prefill_ps = None
+        self._known, self._prefill_ps = False, None
         held = self._held.pop(handle, None) if self._held else None
         if held is not None:
             self._adapters.remove(held[0])
@@ -151,7 +153,7 @@ class MockGpu:
         """
         prefills = tuple(prefills)
         if decode != self._decode or hold != self._hold:
-            self._segment_step = None
+            self._known = False
         self._prefills, self._decode, self._hold, self._prefill_ps = (), decode, hold, None
         if not prefills:
             return
@@ -200,10 +202,7 @@ class MockGpu:
     def step_ps(self) -> int:
         """Return how long the next step takes."""
         if not self._prefills:
-            segment, index = self._decode_segment()
-            if segment is not None:
-                return segment.base_ps + index * segment.slope_ps
-            return self._step_time.step_ps(self.batch())
+            return self._next_ps if self._closed_ahead() else self._step_time.step_ps(self.batch())
         if self._prefill_ps is None:
             self._prefill_ps = self._step_time.step_ps(self.batch())
         return self._prefill_ps
@@ -219,7 +218,7 @@ class MockGpu:
             max_steps: at most so many, at least 1.
             duration_ps: stop at the first end of a step so long after the start; None: no such bound.
         """
-        if self._prefills or self._decode_segment()[0] is None:
+        if self._prefills or not self._closed_ahead():
             return 1
         if self._decode and self._num_decoding:
             max_steps = min(max_steps, self._next_last_step() - self._decode_steps + 1)
@@ -229,23 +228,19 @@ class MockGpu:
 
     def use(self, step_time: StepTimeModel) -> None:
         """Take what another model says for steps that have not begun."""
-        self._step_time, self._segment_step, self._prefill_ps = step_time, None, None
+        self._step_time, self._known, self._prefill_ps = step_time, False, None
 
     def total_ps(self, num_steps: int) -> int:
         """Return how long the coming steps take together; more than one only as `run_length` says."""
         if num_steps == 1:
             return self.step_ps()
-        segment, index = self._decode_segment()
-        assert segment is not None
-        base_ps = segment.base_ps + index * segment.slope_ps
-        return num_steps * base_ps + segment.slope_ps * (num_steps * (num_steps - 1) // 2)
+        assert self._known and self._closed  # noqa: PT018  one question
+        return num_steps * self._next_ps + self._slope_ps * (num_steps * (num_steps - 1) // 2)
 
     def steps_to_cover(self, duration_ps: int, limit: int) -> int:
         """Return the fewest steps, at least 1, that take at least this long, but at most `limit`. By closed form."""
-        segment, index = self._decode_segment()
-        assert segment is not None
-        slope = segment.slope_ps
-        base = segment.base_ps + index * slope
+        assert self._known and self._closed  # noqa: PT018  one question
+        base, slope = self._next_ps, self._slope_ps
         if limit * base + slope * (limit * (limit - 1) // 2) <= duration_ps or base <= 0:
             return limit
         # n base + slope n (n - 1) / 2 >= duration: the positive root as a guess, then to the exact integer.
@@ -302,31 +297,40 @@ class MockGpu:
         Raises:
             ValueError: `num_steps` is out of range.
         """
+        if num_steps <= 1 or self._closed_ahead():
+            duration_ps = self.total_ps(num_steps) if num_steps > 1 else self.step_ps()
+            return duration_ps, self.jump(num_steps)
+        duration_ps = 0
+        finished: tuple[tuple[int, FinishReason], ...] = ()
+        for _ in range(num_steps):
+            if finished:
+                raise ValueError(f"cannot run {num_steps} steps; a sequence ends before")
+            duration_ps += self.step_ps()
+            finished = self.jump(1)
+        return duration_ps, finished
+
+    def jump(self, num_steps: int) -> tuple[tuple[int, FinishReason], ...]:
+        """Run steps without making their tokens, as `skip`; say only who ends with the last of them.
+
+        Raises:
+            ValueError: `num_steps` is out of range: more than one with prefills, or beyond a sequence's end.
+        """
+        if num_steps < 1 or (self._prefills and num_steps > 1):
+            raise ValueError(f"cannot run {num_steps} steps{'; the first has prefills' if num_steps > 0 else ''}")
         if self._prefills:
-            if num_steps != 1:
-                raise ValueError(f"cannot skip {num_steps} steps; the first has prefills")
-            duration_ps = self.step_ps()
             past_prompt = self._run_prefills()
             finished = self._finish_decodes()
             if past_prompt:
                 finished += self._admit_to_decode(past_prompt)
                 finished.sort(key=_order)
-            return duration_ps, _ends(finished)
-        decodes = self._decode and self._num_decoding > 0
-        limit = self._next_last_step() - self._decode_steps + 1 if decodes else num_steps
-        if not 1 <= num_steps <= limit:
-            raise ValueError(f"cannot skip {num_steps} steps; a sequence ends after {limit}")
-        segment, _ = self._decode_segment()
-        if segment is not None:
-            duration_ps = self.total_ps(num_steps)
-            if decodes:
-                self._decode_steps += num_steps
-        else:
-            duration_ps = 0
-            for _ in range(num_steps):
-                duration_ps += self.step_ps()
-                self._count_decode_steps(1)
-        return duration_ps, _ends(self._pop_finished()) if decodes and num_steps == limit else ()
+            return _ends(finished) if finished else ()
+        if not (self._decode and self._num_decoding):
+            return ()
+        limit = self._next_last_step() - self._decode_steps + 1
+        if num_steps > limit:
+            raise ValueError(f"cannot run {num_steps} steps; a sequence ends after {limit}")
+        self._count_decode_steps(num_steps)
+        return _ends(self._pop_finished()) if num_steps == limit else ()
 
     def _row(self, handle: int) -> Row:
         if handle not in self._rows:
@@ -340,7 +344,7 @@ class MockGpu:
             self._num_decoding -= 1
             self._kv_offset_sum -= row.kv_offset
             self._adapters.remove(row.sequence)
-            self._decode_rows = self._segment_step = None
+            self._decode_rows, self._known = None, False
         else:
             self._partial_tokens -= row.cached_tokens
 
@@ -367,22 +371,31 @@ class MockGpu:
             heappop(self._by_length)
         return self._decode_steps - self._by_length[0][0]
 
-    def _decode_segment(self) -> tuple[Segment | None, int]:
-        """Return the times of the coming decode steps, and which of them is next."""
-        if self._held:  # they do not grow, so their steps have no closed form in the batch's sums
-            return None, 0
-        if self._segment_step is None:
-            self._segment_step = self._decode_steps
-            if self._decode and self._num_decoding:
-                sums = self._num_decoding, self._decode_kv_tokens, self._longest_kv()
-                self._segment = self._step_time.decode_segment(*sums, self._adapters.work)
-            else:
-                self._segment = self._step_time.decode_segment(0, 0, 0)
-        return self._segment, self._decode_steps - self._segment_step
+    def _closed_ahead(self) -> bool:
+        """Tell whether the coming decode steps have a closed form; work it out if it is not known."""
+        if self._known:
+            return self._closed
+        self._known = True
+        segment = None
+        # Held sequences do not grow, so steps with them have no closed form in the batch's sums.
+        if self._held:
+            pass
+        elif self._decode and self._num_decoding:
+            sums = self._num_decoding, self._decode_kv_tokens, self._longest_kv()
+            segment = self._step_time.decode_segment(*sums, self._adapters.work)
+        else:
+            segment = self._step_time.decode_segment(0, 0, 0)
+        self._closed = segment is not None
+        if segment is not None:
+            self._next_ps, self._slope_ps = segment.base_ps, segment.slope_ps
+        return self._closed
 
     def _count_decode_steps(self, num_steps: int) -> None:
         if self._decode and self._num_decoding:
             self._decode_steps += num_steps
+            self._next_ps += self._slope_ps * num_steps
+            if not self._closed:
+                self._known = False
 
     def _decode_tokens(self) -> tuple[NDArray[np.uint32], TokenIds, NDArray[np.int64]]:
         """Return (handles, tokens, orders) of the decoding rows in this step, their ends not yet considered."""
@@ -441,7 +454,7 @@ class MockGpu:
             self._adapters.add(row.sequence)
             heappush(self._by_last_step, (row.last_step, row.order, row))
             heappush(self._by_length, (-row.kv_offset, row.order, row))
-            self._decode_rows = self._segment_step = None
+            self._decode_rows, self._known = None, False
         self._drop_gone_rows()
         return finished
 

@@ -1,7 +1,8 @@
 """What the next step may be, and who chooses it."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
 from typing import Protocol
 
 from scheduler.core.admission import BatchLimits
@@ -10,7 +11,7 @@ from scheduler.core.running import Running
 from scheduler.core.sequence import Adapter, Sequence
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Step:
     """Something to run.
 
@@ -22,7 +23,7 @@ class Step:
         hold: sequences that end stay in the batch until all have ended (static batching).
     """
 
-    chunks: list[Chunk] = field(default_factory=list)
+    chunks: Many[Chunk] = ()
     decode: bool = False
     max_steps: int = 1
     prefetch: tuple[Adapter, ...] = ()
@@ -41,8 +42,14 @@ class Floor(Protocol):
 
     running: Running
 
-    def admit(self, limits: BatchLimits, at_ps: int) -> list[Sequence]:
-        """Admit waiting sequences within these limits; they are in prefill afterwards."""
+    def admit(self, limits: BatchLimits, at_ps: int, max_prompt_tokens: int | None = None) -> list[Sequence]:
+        """Admit waiting sequences within these limits; they are in prefill afterwards.
+
+        Args:
+            limits: of the walk.
+            at_ps: the boundary.
+            max_prompt_tokens: in place of the limits' own, where a step has used up some of it.
+        """
         ...
 
     def steps_blocked(self, limit: int) -> int:

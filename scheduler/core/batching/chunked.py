@@ -33,7 +33,7 @@ class Chunked:
         for sequence in running.prefilling.values():
             budget = self._chunk(sequence, budget, chunks)
         if budget > 0:
-            for sequence in floor.admit(replace(self.limits, max_prompt_tokens=budget), at_ps):
+            for sequence in floor.admit(self.limits, at_ps, budget):
                 budget = self._chunk(sequence, budget, chunks)
         if chunks:
             return Step(chunks, decode=running.num_decoding > 0)

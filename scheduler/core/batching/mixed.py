@@ -4,8 +4,6 @@ No step is given to prefill alone, but every running sequence waits for the whol
 a step, one per decoding sequence and the newcomers' prompts, stay within the prompt limit.
 """
 
-from dataclasses import replace
-
 from scheduler.core.admission import BatchLimits
 from scheduler.core.batching.base import Floor, Step, Wait, whole
 
@@ -23,8 +21,7 @@ class Mixed:
     def choose(self, floor: Floor, at_ps: int) -> Step | Wait:
         """Decide at a boundary."""
         num_decoding = floor.running.num_decoding
-        left = replace(self.limits, max_prompt_tokens=self.limits.max_prompt_tokens - num_decoding)
-        admitted = floor.admit(left, at_ps)
+        admitted = floor.admit(self.limits, at_ps, self.limits.max_prompt_tokens - num_decoding)
         if admitted:
             return Step(whole(admitted), decode=num_decoding > 0)
         if not num_decoding:

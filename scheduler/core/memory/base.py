@@ -10,7 +10,7 @@ NEVER = 1 << 62
 """More steps than any run has."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Check:
     """One test of an admission walk; every figure includes the candidate.
 
@@ -58,6 +58,11 @@ class Trial(Protocol):
 class Memory(Protocol):
     """A replica's KV pool."""
 
+    @property
+    def reserved(self) -> bool:
+        """Whether whoever is admitted has all it will ever need: then nobody is preempted, and it is never asked."""
+        ...
+
     def trial(self, running: Running) -> Trial:
         """Begin an admission walk. The pool does not change before `admitted`."""
         ...
@@ -85,8 +90,8 @@ class Memory(Protocol):
         """Take back what a sequence had."""
         ...
 
-    def steps_before_full(self, running: Running) -> int:
-        """Return how many decode steps the running sequences can surely go on; NEVER if reserved in full."""
+    def steps_before_full(self, running: Running, limit: int) -> int:
+        """Return how many decode steps the running sequences can surely go on, at most `limit`."""
         ...
 
     def victim(self, running: Running) -> Sequence | None:

@@ -48,12 +48,17 @@ class BlockGrowth:
         one_more = sum(self._num_at[self.block_size - phase :]) if phase else 0
         return self._whole_blocks + self._num * periods + one_more
 
-    def steps_within(self, decode_step: int, spare_blocks: int) -> int:
+    def steps_within(self, decode_step: int, spare_blocks: int, limit: int) -> int:
         """Return for how many further steps all grow by no more than `spare_blocks` (>= 0) blocks together.
 
-        There must be a sequence: without one there is no end to it.
+        Args:
+            decode_step: the counter now.
+            spare_blocks: what they may take.
+            limit: the answer where it is this or more.
         """
         size = self.block_size
+        if self._num * (limit // size + 1) <= spare_blocks:
+            return limit
         periods, spare_blocks = divmod(spare_blocks, self._num)
         steps = periods * size
         for step in range(decode_step, decode_step + size):
@@ -62,4 +67,4 @@ class BlockGrowth:
             if spare_blocks < 0:
                 break
             steps += 1
-        return steps
+        return min(steps, limit)

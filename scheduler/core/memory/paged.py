@@ -18,7 +18,7 @@ sequences pin count once. Those that nobody pins are free memory: the cache give
 
 from typing import Protocol
 
-from scheduler.core.memory.base import NEVER, BlockUse, Check, Trial
+from scheduler.core.memory.base import BlockUse, Check, Trial
 from scheduler.core.memory.growth import BlockGrowth
 from scheduler.core.running import Running
 from scheduler.core.sequence import Adapter, Sequence
@@ -57,6 +57,8 @@ class PagedMemory:
         shared: blocks that a prefix cache holds in this pool; None: nothing is shared.
     """
 
+    reserved = False
+
     def __init__(
         self, pool_tokens: int, *, block_size: int = 16, watermark: float = 0.01, shared: SharedBlocks | None = None
     ) -> None:
@@ -88,7 +90,7 @@ class PagedMemory:
         return blocks
 
     def _room(self, adapter_slots: int) -> int:
-        return self.num_blocks - self.blocks_for(adapter_slots)
+        return self.num_blocks - self.blocks_for(adapter_slots) if adapter_slots else self.num_blocks
 
     def block_use(self, running: Running) -> BlockUse:
         """Return who has the blocks, those counted that the coming decode step takes."""
@@ -145,12 +147,12 @@ class PagedMemory:
 
     # --- running out ------------------------------------------------------------------------------------------------
 
-    def steps_before_full(self, running: Running) -> int:
+    def steps_before_full(self, running: Running, limit: int) -> int:
         """Return how many decode steps have their blocks; exact, at least 1 where `victim` has found nobody."""
-        if not len(self._growth):
-            return NEVER
+        if limit <= 1:
+            return limit
         spare = self._room(running.adapter_slots) - self.needed_blocks(running)
-        return 1 + self._growth.steps_within(running.decode_step, max(0, spare))
+        return 1 + self._growth.steps_within(running.decode_step, max(0, spare), limit - 1)
 
     def victim(self, running: Running) -> Sequence | None:
         """Return the sequence that arrived last, if the next decode step lacks blocks; never the only one.
@@ -170,6 +172,8 @@ class _PagedTrial:
         self._memory = memory
         self._running = running
         self._num_sequences = len(running)
+        # What is shared changes as sequences of this walk pin it; what they need of their own is taken at its end.
+        self._needed_blocks = memory.needed_blocks(running) if memory.shared is None else None
         self._taken_blocks = 0
         self._new_adapters: set[str] = set()
         self._adapter_slots = running.adapter_slots
@@ -178,7 +182,10 @@ class _PagedTrial:
         """Test one more sequence."""
         memory = self._memory
         slots = self._slots_with(sequence.adapter)
-        blocks = memory.needed_blocks(self._running) + self._taken_blocks + memory.newcomer_blocks(sequence)
+        needed = self._needed_blocks
+        if needed is None:
+            needed = memory.needed_blocks(self._running)
+        blocks = needed + self._taken_blocks + memory.newcomer_blocks(sequence)
         if memory.shared is not None:
             blocks -= memory.shared.num_shareable(sequence)
         most = memory.num_blocks - memory.blocks_for(slots)

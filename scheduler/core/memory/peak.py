@@ -9,7 +9,7 @@ S-LoRA charges a newcomer (input + 1 held, max_new_tokens - 1 left), one token m
 prefill; `exact` charges it (input + 1, max_new_tokens - 2), since the last token produced is never cached.
 """
 
-from scheduler.core.memory.base import NEVER, BlockUse, Check, Trial
+from scheduler.core.memory.base import BlockUse, Check, Trial
 from scheduler.core.memory.reservation import PeakReservation, RunningPeak
 from scheduler.core.running import Running
 from scheduler.core.sequence import Adapter, Sequence
@@ -25,6 +25,8 @@ class PeakMemory:
         keep_refused: a refused candidate stays counted for the rest of the walk, as S-LoRA's cluster policy has it.
         report_peaks: let checks carry the exact peak also where a bound shows that the candidate fits.
     """
+
+    reserved = True
 
     def __init__(
         self,
@@ -57,7 +59,8 @@ class PeakMemory:
     def steps_until_fits(self, running: Running, sequence: Sequence, limit: int) -> int:
         """Return after how many decode steps a waiting sequence fits; exact."""
         slots = running.adapter_slots_with(sequence.adapter)
-        return self.running_peak.steps_until_at_most(running, *self.charge(sequence), self.most_tokens(slots), limit)
+        reservation, most = self.running_peak.of(running), self.most_tokens(slots)
+        return reservation.steps_until_at_most(*self.charge(sequence), most, running.decode_step, limit)
 
     def can_ever_hold(self, sequence: Sequence) -> str | None:
         """Return None if an empty pool holds the sequence to its end, else why not."""
@@ -79,9 +82,9 @@ class PeakMemory:
     def left(self, sequence: Sequence) -> None:
         """Free nothing: the next walk counts whoever runs."""
 
-    def steps_before_full(self, running: Running) -> int:
-        """Return NEVER: everybody's peak is reserved."""
-        return NEVER
+    def steps_before_full(self, running: Running, limit: int) -> int:
+        """Return `limit`: everybody's peak is reserved."""
+        return limit
 
     def victim(self, running: Running) -> Sequence | None:
         """Return nobody: everybody's peak is reserved."""
@@ -135,15 +138,15 @@ class _PeakTrial:
             self._add(sequence)
 
     def _exact_peak(self, held: int, left: int) -> int:
+        step = self._running.decode_step
         if not self._taken:
-            reservation, since = self._memory.running_peak.of(self._running)
-            return reservation.peak_with(held, left, since)
+            return self._memory.running_peak.of(self._running).peak_with(held, left, step)
         if self._reservation is None:
             self._reservation = PeakReservation(*self._running.reservations())
         for taken in self._taken[self._num_reserved :]:
-            self._reservation.add(*taken)
+            self._reservation.add(*taken, step)
         self._num_reserved = len(self._taken)
-        return self._reservation.peak_with(held, left)
+        return self._reservation.peak_with(held, left, step)
 
     def _slots_with(self, adapter: Adapter | None) -> int:
         if adapter is None or self._running.uses(adapter.adapter_id) or adapter.adapter_id in self._new_adapters:

@@ -7,113 +7,120 @@ with left_i more tokens than now, so the pool then holds
 
 and the peak is the greatest of these (S-LoRA, router/req_queue.py, `_can_add_new_req`; LightLLM has the same).
 
-Under decode the value of each i is constant, since left falls by one and the i helds rise by one. A candidate that
-waits does not change with it, though, so the peak *with* the candidate does, and a blocked head may become admissible
-without any event. `peaks_with_after` gives that peak for many future steps at once.
+Under decode left falls by one a step and held rises by one: with F_i the decode step at which sequence i has nothing
+left after the next token, and h_i what it held at decode step 0, left_i = F_i - g and held_i = h_i + g at step g. So
+the i-th value, F_i * i + sum(h_1 ... h_i), does not change, and one index serves for as long as nobody comes or goes.
+
+A candidate that waits does not change with the steps, though, so the peak *with* the candidate does, and a blocked head
+may become admissible without any event. At step g it stands behind the p sequences that have as much left or more, and
+
+    peak = max(values before p,  left * (p + 1) + sum(h_1 ... h_p) + g * p + held,  max(values + F, from p) - g + held)
+
+For as long as p stays, the second term rises with g and the third falls, so the first step at which all three fit is
+found by going through the few values that p takes.
 """
 
-import numpy as np
-from numpy.typing import NDArray
+from bisect import bisect_right
+from collections.abc import Sequence as Many
+from itertools import accumulate
+from operator import add, mul
 
 from scheduler.core.running import Running
 
-Int64s = NDArray[np.int64]
+_LEAST = -(1 << 62)
 
 
 class PeakReservation:
     """The peak of a set of sequences, and of that set with one more.
 
+    Cost: O(n) to make, O(log n) to ask.
+
     Args:
-        left: shape (n,), int64, tokens left after the next one, descending.
-        held: shape (n,), int64, tokens held now.
+        finishes: F of each sequence, descending.
+        helds: h of each, in the same order.
     """
 
-    def __init__(self, left: Int64s, held: Int64s) -> None:
-        self._left = left
-        self._held = held
+    __slots__ = ("_after", "_ascending", "_before", "_finishes", "_held_before", "_helds")
+
+    def __init__(self, finishes: Many[int], helds: Many[int]) -> None:
+        self._finishes = list(finishes)
+        self._helds = list(helds)
         self._index()
 
     def __len__(self) -> int:
-        return len(self._left)
+        return len(self._finishes)
 
     def _index(self) -> None:
-        count = len(self._left)
-        self._ascending = -self._left
-        self._held_before = np.concatenate(([0], np.cumsum(self._held)))
-        peaks = self._left * np.arange(1, count + 1) + self._held_before[1:]
-        # greatest value among those before / at and after a position; the candidate adds its own tokens to the latter
-        self._before = np.concatenate(([0], np.maximum.accumulate(peaks)))
-        after = np.maximum.accumulate((peaks + self._left)[::-1])[::-1] if count else peaks
-        self._after = np.concatenate((after, [np.iinfo(np.int64).min // 2]))
+        finishes = self._finishes
+        self._ascending = [-finish for finish in finishes]
+        self._held_before: list[int] = [0, *accumulate(self._helds)]
+        values = list(map(add, map(mul, finishes, range(1, len(finishes) + 1)), self._held_before[1:]))
+        self._before: list[int] = [0, *accumulate(values, max)]
+        self._after: list[int] = [_LEAST, *accumulate(map(add, reversed(values), reversed(finishes)), max)]
+        self._after.reverse()
 
-    def peak_with(self, held: int, left: int, after: int = 0) -> int:
-        """Return the peak, in tokens, if one more sequence were there after so many decode steps of the others."""
-        position = int(np.searchsorted(self._ascending, -(left + after), side="right"))
-        own = left * (position + 1) + int(self._held_before[position]) + after * position + held
-        behind = int(self._after[position]) - after + held
-        return max(int(self._before[position]), own, behind)
-
-    def peaks_with_after(self, held: int, left: int, steps: Int64s) -> Int64s:
-        """Return the peak with a waiting sequence after each of these numbers of decode steps.
+    def peak_with(self, held: int, left: int, step: int) -> int:
+        """Return the peak, in tokens, if one more sequence were there at this decode step.
 
         Args:
-            held: tokens the waiting sequence would hold on entry.
-            left: tokens it would then have left.
-            steps: shape (k,), decode steps that the present set runs first; none may end within them.
-
-        Returns:
-            shape (k,), int64.
+            held: tokens that it would hold.
+            left: tokens that it would then have left after the next.
+            step: the decode-step counter.
         """
-        # Position of the newcomer: after all that have as many tokens left or more (the sort is stable).
-        position = np.searchsorted(self._ascending, -(left + steps), side="right")
-        own = left * (position + 1) + self._held_before[position] + steps * position + held
-        behind = self._after[position] - steps + held
-        peaks: Int64s = np.maximum(np.maximum(self._before[position], own), behind)
-        return peaks
+        position = bisect_right(self._ascending, -(left + step))
+        own = left * (position + 1) + self._held_before[position] + step * position + held
+        return max(self._before[position], own, self._after[position] - step + held)
 
-    def add(self, held: int, left: int) -> None:
-        """Take one more sequence into the set."""
-        position = int(np.searchsorted(self._ascending, -left, side="right"))
-        self._left = np.insert(self._left, position, left)
-        self._held = np.insert(self._held, position, held)
-        self._index()
-
-
-class RunningPeak:
-    """The peak reservation of a batch, made once for as long as nobody comes or goes.
-
-    What moves with the decode steps is known in closed form, so a test at a later step asks the same reservation.
-    """
-
-    def __init__(self) -> None:
-        self._version = -1
-        self._step = 0
-        self._reservation = PeakReservation(np.empty(0, np.int64), np.empty(0, np.int64))
-
-    def of(self, running: Running) -> tuple[PeakReservation, int]:
-        """Return the reservation, and how many decode steps ago it was made."""
-        if running.prefilling or running.version != self._version:
-            self._reservation = PeakReservation(*running.reservations())
-            self._step = running.decode_step
-            self._version = -1 if running.prefilling else running.version
-        return self._reservation, running.decode_step - self._step
-
-    def steps_until_at_most(self, running: Running, held: int, left: int, pool_tokens: int, limit: int) -> int:
-        """Return after how many decode steps a waiting sequence's peak is at most `pool_tokens`.
+    def steps_until_at_most(self, held: int, left: int, most: int, step: int, limit: int) -> int:
+        """Return after how many decode steps from `step` the peak with a waiting sequence is at most `most`.
 
         Args:
-            running: the batch; none of it may end within `limit` steps.
-            held: tokens the waiting sequence would hold on entry.
-            left: tokens it would then have left.
-            pool_tokens: what the pool offers, adapters deducted.
+            held: as in `peak_with`.
+            left: as in `peak_with`.
+            most: tokens that the pool offers.
+            step: the decode-step counter now; none of the set may end within `limit` steps.
             limit: the answer where it is this or more.
 
         Returns:
             At least 1, at most `limit`.
         """
-        if limit <= 1:
-            return limit
-        reservation, since = self.of(running)
-        peaks = reservation.peaks_with_after(held, left, np.arange(since + 1, since + limit))
-        fits = np.flatnonzero(peaks <= pool_tokens)
-        return int(fits[0]) + 1 if len(fits) else limit
+        finishes, last = self._finishes, step + limit - 1
+        at = step + 1
+        position = bisect_right(self._ascending, -(left + at))
+        while at <= last:
+            # The steps up to `same` have this position; of them those fit that are within [first, until].
+            same = finishes[position - 1] - left if position else last
+            if self._before[position] <= most:
+                first = max(at, self._after[position] + held - most)
+                own = left * (position + 1) + self._held_before[position] + held
+                until = (most - own) // position if position else (last if own <= most else step)
+                if first <= min(until, same, last):
+                    return first - step
+            if same >= last:
+                break
+            at = same + 1
+            while position and finishes[position - 1] < left + at:
+                position -= 1
+        return limit
+
+    def add(self, held: int, left: int, step: int) -> None:
+        """Take one more sequence into the set."""
+        position = bisect_right(self._ascending, -(left + step))
+        self._finishes.insert(position, left + step)
+        self._helds.insert(position, held - step)
+        self._index()
+
+
+class RunningPeak:
+    """The peak reservation of a batch, made once for as long as nobody comes or goes."""
+
+    def __init__(self) -> None:
+        self._version = -1
+        self._reservation = PeakReservation((), ())
+
+    def of(self, running: Running) -> PeakReservation:
+        """Return the reservation; good for any decode step, unless a sequence is in prefill."""
+        if running.prefilling or running.version != self._version:
+            self._reservation = PeakReservation(*running.reservations())
+            self._version = -1 if running.prefilling else running.version
+        return self._reservation

@@ -8,6 +8,8 @@ from scheduler.core.sequence import Sequence
 class UnlimitedMemory:
     """A pool without end."""
 
+    reserved = True
+
     def trial(self, running: Running) -> "_UnlimitedTrial":
         """Begin an admission walk."""
         return _UnlimitedTrial(running)
@@ -29,9 +31,9 @@ class UnlimitedMemory:
     def left(self, sequence: Sequence) -> None:
         """Free nothing."""
 
-    def steps_before_full(self, running: Running) -> int:
-        """Return NEVER."""
-        return NEVER
+    def steps_before_full(self, running: Running, limit: int) -> int:
+        """Return `limit`."""
+        return limit
 
     def victim(self, running: Running) -> Sequence | None:
         """Return nobody."""

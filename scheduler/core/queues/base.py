@@ -178,7 +178,9 @@ class ListedQueue:
         return None
 
     def at_rest(self) -> bool:
-        """Tell whether nobody waits but cancelled ones."""
+        """Tell whether nobody waits but cancelled ones, which only strict mode keeps."""
+        if not self.strict:
+            return not len(self._waiting)
         return all(sequence.aborted for sequence in self._waiting)
 
     def heeds_arrivals(self) -> bool:

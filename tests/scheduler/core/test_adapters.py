@@ -16,34 +16,34 @@ def residency(options: AdapterOptions, fails: tuple[int, ...] = ()) -> Residency
 
 def test_an_adapter_is_usable_when_its_load_has_ended_and_asking_again_changes_nothing() -> None:
     held = residency(AdapterOptions())
-    assert not held.require(A, 5, ())
-    assert not held.require(A, 6, ())
+    assert not held.require(A, 5, lambda: ())
+    assert not held.require(A, 6, lambda: ())
     assert (held.num_loads, held.next_event_ps) == (1, 105)
     held.advance(104)
     assert not held.gpu
     held.advance(105)
-    assert held.require(A, 105, ())
+    assert held.require(A, 105, lambda: ())
 
 
 def test_the_least_recently_used_unpinned_adapter_makes_room_and_comes_back_faster_from_host_memory() -> None:
     held = residency(AdapterOptions(max_loras=2))
     for adapter in (A, B):
-        held.require(adapter, 0, ())
+        held.require(adapter, 0, lambda: ())
     held.advance(1_000)
-    assert held.require(A, 1_000, ())
-    assert not held.require(C, 1_000, {"a"})
+    assert held.require(A, 1_000, lambda: ())
+    assert not held.require(C, 1_000, lambda: {"a"})
     assert held.take_evicted() == ("b",)
     held.advance(2_000)
-    assert not held.require(B, 2_000, {"a", "c"})
+    assert not held.require(B, 2_000, lambda: {"a", "c"})
     assert held.num_loads == 3
-    assert not held.require(B, 2_000, {"a"})
+    assert not held.require(B, 2_000, lambda: {"a"})
     assert (held.next_event_ps, held.take_evicted()) == (2_020, ("c",))
 
 
 def test_loads_beyond_the_limit_wait_for_one_to_end() -> None:
     held = residency(AdapterOptions(max_concurrent_loads=1))
     for adapter in (C, A):
-        held.require(adapter, 0, ())
+        held.require(adapter, 0, lambda: ())
     assert (held.num_loads, held.next_event_ps) == (1, 300)
     held.advance(300)
     assert (held.num_loads, held.next_event_ps) == (2, 400)
@@ -51,11 +51,11 @@ def test_loads_beyond_the_limit_wait_for_one_to_end() -> None:
 
 def test_a_load_that_fails_begins_anew_and_is_given_up_after_the_last_attempt() -> None:
     held = residency(AdapterOptions(max_load_attempts=2), fails=(0,))
-    held.require(A, 0, ())
+    held.require(A, 0, lambda: ())
     held.advance(1_000)
     assert ("a" in held.gpu, held.num_failed_loads) == (True, 1)
     lost = residency(AdapterOptions(max_load_attempts=2), fails=(0, 1))
-    lost.require(A, 0, ())
+    lost.require(A, 0, lambda: ())
     lost.advance(1_000)
     assert lost.take_given_up() == {"a"}
     assert not lost.take_given_up()
@@ -65,8 +65,8 @@ def test_a_load_that_fails_begins_anew_and_is_given_up_after_the_last_attempt() 
 def test_blocking_loads_let_the_step_wait_for_what_is_left() -> None:
     held = residency(AdapterOptions(blocking=True))
     held.prefetch(C, 0, ())
-    assert held.require(C, 250, ())
-    assert held.require(A, 250, ())
+    assert held.require(C, 250, lambda: ())
+    assert held.require(A, 250, lambda: ())
     assert held.wait_ps([A, C], 250) == 100
     assert set(held.gpu) == {"a", "c"}
     assert held.wait_ps([A, C], 350) == 0
@@ -76,7 +76,7 @@ def test_host_memory_forgets_the_least_recently_loaded() -> None:
     held = residency(AdapterOptions(max_cpu_loras=1, max_loras=1))
     at_ps = 0
     for adapter, loading_ps in ((A, 100), (B, 200), (A, 100)):
-        assert not held.require(adapter, at_ps, ())
+        assert not held.require(adapter, at_ps, lambda: ())
         assert held.next_event_ps == at_ps + loading_ps
         at_ps += loading_ps
         held.advance(at_ps)

@@ -22,9 +22,10 @@ from tests.scheduler.core.drive import Device, World, jump
     block_size=st.integers(1, 7),
     decode_step=st.integers(30, 70),
     spare_blocks=st.integers(0, 40),
+    limit=st.integers(1, 30),
 )
 def test_growth_is_what_counting_each_sequence_gives(
-    lengths: list[int], block_size: int, decode_step: int, spare_blocks: int
+    lengths: list[int], block_size: int, decode_step: int, spare_blocks: int, limit: int
 ) -> None:
     growth = BlockGrowth(block_size)
     for length in (*lengths, 17):
@@ -36,9 +37,10 @@ def test_growth_is_what_counting_each_sequence_gives(
 
     assert len(growth) == len(lengths)
     assert growth.blocks(decode_step) == blocks(decode_step)
-    steps = growth.steps_within(decode_step, spare_blocks)
+    steps = growth.steps_within(decode_step, spare_blocks, limit)
+    assert steps <= limit
     assert blocks(decode_step + steps) - blocks(decode_step) <= spare_blocks
-    assert blocks(decode_step + steps + 1) - blocks(decode_step) > spare_blocks
+    assert steps == limit or blocks(decode_step + steps + 1) - blocks(decode_step) > spare_blocks
 
 
 # --- any history ------------------------------------------------------------------------------------------------------
@@ -304,7 +306,7 @@ def test_steps_before_full_ends_at_the_step_that_lacks_a_block() -> None:
         memory.admitted(sequence)
         running.join(sequence)
         memory.joined(sequence)
-    steps = memory.steps_before_full(running)
+    steps = memory.steps_before_full(running, 1_000)
     assert memory.needed_blocks(running, steps - 1) <= memory.num_blocks < memory.needed_blocks(running, steps)
     running.advance(steps - 1)
     assert memory.victim(running) is None

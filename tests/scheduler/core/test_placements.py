@@ -44,11 +44,11 @@ def test_round_robin_takes_each_in_turn() -> None:
 def test_least_loaded_prefers_a_worker_with_the_adapter_unless_it_is_much_fuller() -> None:
     among = candidates(4, 1)
     adapter = Adapter("a", 8)
-    among[0].replica.adapters.require(adapter, 0, ())
+    among[0].replica.adapters.require(adapter, 0, lambda: ())
     assert placed("least_loaded", Sequence(1, 5, 5, adapter=adapter), among) == "w0"
     assert placed("least_loaded", Sequence(1, 5, 5, adapter=Adapter("b", 8)), among) == "w1"
     fuller = candidates(6, 1)
-    fuller[0].replica.adapters.require(adapter, 0, ())
+    fuller[0].replica.adapters.require(adapter, 0, lambda: ())
     assert placed("least_loaded", Sequence(1, 5, 5, adapter=adapter), fuller) == "w1"
 
 

@@ -1,6 +1,5 @@
 """The peak reservation against its definition, step by step."""
 
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,9 +20,7 @@ def peak(held_and_left: list[tuple[int, int]]) -> int:
 
 def reservation(held_and_left: list[tuple[int, int]]) -> PeakReservation:
     ordered = sorted(held_and_left, key=lambda entry: -entry[1])
-    return PeakReservation(
-        np.array([left for _, left in ordered], np.int64), np.array([held for held, _ in ordered], np.int64)
-    )
+    return PeakReservation([left for _, left in ordered], [held for held, _ in ordered])
 
 
 @given(present=st.lists(entries, max_size=8), first=entries, second=entries)
@@ -31,17 +28,17 @@ def test_peak_with_one_more_and_after_adding_it(
     present: list[tuple[int, int]], first: tuple[int, int], second: tuple[int, int]
 ) -> None:
     reserved = reservation(present)
-    assert reserved.peak_with(*first) == peak([*present, first])
-    reserved.add(*first)
+    assert reserved.peak_with(*first, 0) == peak([*present, first])
+    reserved.add(*first, 0)
     assert len(reserved) == len(present) + 1
-    assert reserved.peak_with(*second) == peak([*present, first, second])
+    assert reserved.peak_with(*second, 0) == peak([*present, first, second])
 
 
 @given(present=st.lists(entries, max_size=8), candidate=entries)
 def test_peaks_of_future_steps_equal_stepping_there(present: list[tuple[int, int]], candidate: tuple[int, int]) -> None:
-    steps = np.arange(min((left for _, left in present), default=3) + 1)
-    ahead = reservation(present).peaks_with_after(*candidate, steps)
-    assert list(ahead) == [peak([*((h + k, left - k) for h, left in present), candidate]) for k in steps.tolist()]
+    steps = range(min((left for _, left in present), default=3) + 1)
+    ahead = [reservation(present).peak_with(*candidate, step) for step in steps]
+    assert ahead == [peak([*((h + k, left - k) for h, left in present), candidate]) for k in steps]
 
 
 @given(
@@ -57,11 +54,12 @@ def test_steps_until_fits_is_the_first_step_at_which_the_candidate_fits(
         running.join(Sequence(handle, prompt, budget))
     limit = running.steps_to_length()
     peak_of = RunningPeak()
-    answer = peak_of.steps_until_at_most(running, *candidate, pool, limit)
+    kept = peak_of.of(running)
+    answer = kept.steps_until_at_most(*candidate, pool, running.decode_step, limit)
     for step in range(1, answer + 1):
         running.advance(1)
-        peak_now = PeakReservation(*running.reservations()).peak_with(*candidate)
-        kept, since = peak_of.of(running)
-        assert step == limit or (kept.peak_with(*candidate, since), since) == (peak_now, step)
+        peak_now = PeakReservation(*running.reservations()).peak_with(*candidate, running.decode_step)
+        assert peak_of.of(running) is kept
+        assert step == limit or kept.peak_with(*candidate, step) == peak_now
         fits = peak_now <= pool
         assert fits == (step == answer) or step == limit

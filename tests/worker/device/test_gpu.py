@@ -310,5 +310,5 @@ def test_handles_are_joined_once_and_left_once():
     gpu.leave(2)
     with pytest.raises(ValueError, match="2 is not in the batch"):
         gpu.leave(2)
-    with pytest.raises(ValueError, match="cannot skip 0 steps"):
+    with pytest.raises(ValueError, match="cannot run 0 steps"):
         gpu.skip(0)
