@@ -288,12 +288,16 @@ class _SimulatedCluster:
         )
         replica_settings = factory.replica_settings(hello)
         faults = [fault for fault in self._options.faults if fault.kind == LOAD_FAILURE]
+        if faults and replica_settings.adapter_options.blocking and any(fault.until_ps == NEVER for fault in faults):
+            raise SettingsError(
+                "--fault adapter_load_failure without for: a prefill that waits for the load never runs"
+            )
 
-        def fails(adapter: Adapter, attempt: int) -> bool:
-            return load_fails(faults, adapter, self.simulation.now_ps)
+        def fails(adapter: Adapter, attempt: int, at_ps: int) -> bool:
+            return load_fails(faults, adapter, at_ps)
 
         def make_replica() -> Replica:
-            return factory.replica(replica_settings, fails) if faults else factory.replica(replica_settings)
+            return factory.replica(replica_settings, fails if faults else None)
 
         return SimulatedWorker(name, make_replica, self._device.step_time, number % num_shards)
 

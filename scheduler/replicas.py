@@ -102,7 +102,7 @@ class ReplicaFactory:
             min_computed_tokens=0 if hello.step_time_model == "llm-mock" else 1,
         )
 
-    def replica(self, settings: ReplicaSettings, load_fails: LoadFails = lambda adapter, attempt: False) -> Replica:
+    def replica(self, settings: ReplicaSettings, load_fails: LoadFails | None = None) -> Replica:
         """Build a replica.
 
         Args:
@@ -111,13 +111,18 @@ class ReplicaFactory:
         """
         make_queue, make_batching = self._make_queue, self._make_batching
         fails_at_random = self._random_failures()
+
+        def fails(adapter: Adapter, attempt: int, at_ps: int) -> bool:
+            told = load_fails is not None and load_fails(adapter, attempt, at_ps)
+            return fails_at_random(adapter, attempt, at_ps) or told
+
         return build_replica(
             settings,
             self.prefix_cache,
             make_queue=None if make_queue is None else lambda _settings: make_queue(),
             make_batching=None if make_batching is None else lambda chosen: make_batching(chosen.limits),
             load_ps=self._costs.load_ps,
-            load_fails=lambda adapter, attempt: fails_at_random(adapter, attempt) or load_fails(adapter, attempt),
+            load_fails=fails,
         )
 
     def _random_failures(self) -> LoadFails:
@@ -125,4 +130,4 @@ class ReplicaFactory:
         ratio = self._settings.adapters.load_failure_ratio
         rng = np.random.default_rng((self._settings.scheduler.seed, self._num_replicas))
         self._num_replicas += 1
-        return lambda adapter, attempt: ratio > 0 and float(rng.random()) < ratio
+        return lambda adapter, attempt, at_ps: ratio > 0 and float(rng.random()) < ratio

@@ -97,11 +97,11 @@ def _number(text: str, key: str, value: str, *, least: int | None = None, above:
     return number
 
 
-def load_fails(faults: Iterable[Fault], adapter: Adapter, now_ps: int) -> bool:
-    """Tell whether a load that begins now fails."""
+def load_fails(faults: Iterable[Fault], adapter: Adapter, at_ps: int) -> bool:
+    """Tell whether a load that begins at this time fails."""
     return any(
         fault.kind == LOAD_FAILURE
-        and fault.at_ps <= now_ps < fault.until_ps
+        and fault.at_ps <= at_ps < fault.until_ps
         and fault.adapter in ("", adapter.adapter_id)
         for fault in faults
     )

@@ -57,8 +57,8 @@ _NOBODY: frozenset[str] = frozenset()
 LoadTime = Callable[[Adapter, Tier], int]
 """How long a load from a tier takes, in picoseconds."""
 
-LoadFails = Callable[[Adapter, int], bool]
-"""Whether the n-th load (from 0) of an adapter fails."""
+LoadFails = Callable[[Adapter, int, int], bool]
+"""Whether the n-th load (from 0) of an adapter fails, which begins at a time in picoseconds."""
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class Residency:
         self,
         options: AdapterOptions = AdapterOptions(),
         load_ps: LoadTime = lambda adapter, tier: 0,
-        load_fails: LoadFails = lambda adapter, attempt: False,
+        load_fails: LoadFails = lambda adapter, attempt, at_ps: False,
     ) -> None:
         self.options = options
         self.gpu: dict[str, Adapter] = {}
@@ -166,7 +166,7 @@ class Residency:
             tier = Tier.HOST if name in self.host else Tier.DISK
             self.num_loads += 1
             self._loading[name] = _Load(
-                adapter, at_ps + self._load_ps(adapter, tier), self._load_fails(adapter, attempt)
+                adapter, at_ps + self._load_ps(adapter, tier), self._load_fails(adapter, attempt, at_ps)
             )
 
     # --- time -------------------------------------------------------------------------------------------------------

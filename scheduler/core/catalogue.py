@@ -169,7 +169,7 @@ def build_replica(
     make_queue: Callable[[ReplicaSettings], Queue] | None = None,
     make_batching: Callable[[ReplicaSettings], Batching] | None = None,
     load_ps: LoadTime = lambda adapter, tier: 0,
-    load_fails: LoadFails = lambda adapter, attempt: False,
+    load_fails: LoadFails = lambda adapter, attempt, at_ps: False,
 ) -> Replica:
     """Build a replica.
 

@@ -29,15 +29,19 @@ _TOKEN_BYTES = array("I").itemsize
 
 
 class _Node:
-    """A block of tokens in its place; `pins` sequences of the batch use it."""
+    """A block of tokens in its place; `pins` sequences of the batch use it.
 
-    __slots__ = ("children", "key", "parent", "pins")
+    `computed` is not yet true of what a sequence shows ahead of its step.
+    """
+
+    __slots__ = ("children", "computed", "key", "parent", "pins")
 
     def __init__(self, parent: "_Node | None", key: bytes) -> None:
         self.parent = parent
         self.key = key
         self.children: dict[bytes, _Node] = {}
         self.pins = 0
+        self.computed = False
 
 
 @dataclass(slots=True)
@@ -47,12 +51,10 @@ class _Use:
     Attributes:
         nodes: from the root down.
         input_bytes: the tokens of its whole input; shorter where they are not known.
-        num_found: of the nodes, those that were there before this sequence showed its own ahead of its step.
     """
 
     nodes: list[_Node]
     input_bytes: bytes
-    num_found: int = 0
 
 
 @dataclass(slots=True)
@@ -176,16 +178,17 @@ class BlockCache:
         for node in found.nodes[: sequence.cached_tokens // self.block_size]:
             self._pin(use, node)
         if self.share_within_plan:
-            there = self._walk(_adapter_id(sequence), use.input_bytes)
             self._show(sequence, use, sequence.input_tokens)
-            use.num_found = len(there)
 
     def commit(self, sequence: Sequence) -> None:
         """Let others see the full blocks among the first `computed_tokens` of a sequence's input."""
         use = self._uses[sequence.handle]
         self._show(sequence, use, sequence.computed_tokens)
         if self.share_within_plan:
-            self._take_back(use, sequence.computed_tokens // self.block_size)
+            num_blocks = sequence.computed_tokens // self.block_size
+            for node in use.nodes[:num_blocks]:
+                node.computed = True
+            self._take_back(use, num_blocks)
 
     def release(self, sequence: Sequence, output_tokens: int) -> None:
         """Unpin what a sequence used that leaves the batch; its full blocks stay, its last used."""
@@ -200,6 +203,7 @@ class BlockCache:
         for node in use.nodes:
             self._unpin(node)
         for node in reversed(path):
+            node.computed = True
             if not node.pins:
                 self._unpinned[node] = None
                 self._unpinned.move_to_end(node)
@@ -208,17 +212,17 @@ class BlockCache:
         """Hide again what a sequence showed ahead of its step, and the step did not get to (a long prompt's chunk).
 
         Nobody has found it meanwhile: who does not get all of its prompt into a step is the last that enters with it.
-        One that was in prefill before may have computed the same in this very step; then it is there.
+        One that was in prefill before may have computed the same in this very step; then it stays.
         """
         while len(use.nodes) > num_blocks:
             node = use.nodes.pop()
             self._unpin(node)
             if node.pins:
                 continue
-            if len(use.nodes) >= use.num_found:
-                self._remove(node)
-            else:
+            if node.computed:
                 self._unpinned[node] = None
+            else:
+                self._remove(node)
 
     def _show(self, sequence: Sequence, use: _Use, num_tokens: int) -> None:
         """Pin the full blocks among the first tokens of its input; make those that are not there."""

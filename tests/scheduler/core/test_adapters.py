@@ -10,7 +10,7 @@ def residency(options: AdapterOptions, fails: tuple[int, ...] = ()) -> Residency
     return Residency(
         options,
         load_ps=lambda adapter, tier: adapter.rank * (10 if tier is Tier.HOST else 100),
-        load_fails=lambda adapter, attempt: attempt in fails,
+        load_fails=lambda adapter, attempt, at_ps: attempt in fails,
     )
 
 

@@ -253,6 +253,30 @@ def test_what_a_chunk_did_not_reach_is_hidden_again() -> None:
     assert (cache.num_pins, cache.num_pinned, cache.num_unpinned) == (1, 1, 0)
 
 
+def test_what_a_chunk_did_not_reach_stays_if_another_computed_it_and_ended_with_the_same_step() -> None:
+    cache = BlockCache(BLOCK, share_within_plan=True)
+    long, other = sequence(1, [1, 2, 3, 4, 5, 6, 7, 8, 9]), sequence(2, [1, 2, 3, 4, 5, 6, 0])
+    cache.acquire(long)
+    long.computed_tokens = 3
+    cache.commit(long)
+    other.cached_tokens = other.computed_tokens = cache.reusable(other)
+    cache.acquire(other)
+    assert other.cached_tokens == 2
+    long.computed_tokens = 9
+    cache.commit(long)
+    cache.release(long, 1)
+    other.computed_tokens = 3
+    cache.commit(other)
+    assert [(tokens, pins) for _, tokens, pins in cache.paths()] == [
+        ((1, 2), 1),
+        ((1, 2, 3, 4, 5, 6, 7, 8), 0),
+        ((1, 2, 3, 4, 5, 6), 0),
+        ((1, 2, 3, 4), 0),
+    ]
+    cache.shrink(0)
+    assert cache.num_unpinned == 0
+
+
 def test_leaves_go_first_and_the_least_recently_used_of_them() -> None:
     cache = BlockCache(BLOCK)
     old, new = sequence(1, [1, 2, 3, 4, 5]), sequence(2, [1, 2, 7, 8, 9])

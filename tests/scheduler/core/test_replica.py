@@ -85,7 +85,7 @@ def build(policy: str, pool: int, batch_tokens: int, most: int) -> Replica:
         settings,
         cache,
         load_ps=lambda adapter, tier: adapter.rank * (300 if tier is Tier.HOST else 2_500),
-        load_fails=lambda adapter, attempt: adapter.rank == 2 and attempt == 0,
+        load_fails=lambda adapter, attempt, at_ps: adapter.rank == 2 and attempt == 0,
     )
 
 

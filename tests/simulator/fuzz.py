@@ -1,0 +1,415 @@
+"""The fuzz corpus: whole simulations, drawn by number, in which jumping must equal planning before every step.
+
+A case is a function of its number: cluster (policy, way to batch, memory, cache, adapters, step-time model, placement,
+workers, schedulers), workload (open or closed loop) and what goes wrong (cancels, deadlines, lost and slow workers,
+loads that fail). Compared are every step's times and contents, every request's times and counts, and what workers,
+adapters and caches counted.
+
+    python -m tests.simulator.fuzz [--cases N] [--first N] [--jobs N]         (make fuzz)
+"""
+
+import argparse
+import csv
+import io
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from chassis.combinations import why_senseless
+from loadgen.workload.request import WorkloadRequest
+from scheduler.core.adapters import Tier
+from scheduler.core.catalogue import BATCHINGS, MEMORIES, PLACEMENTS, QUEUES, ReplicaSettings, build_replica
+from scheduler.core.prefix_cache.blocks import BlockCache
+from scheduler.core.prefix_cache.static_trie import StaticTrie
+from scheduler.core.queues.early_drop import PREFILL_ALLOWANCE_PS
+from scheduler.core.queues.profile import DeviceProfile
+from scheduler.core.replica import Replica
+from scheduler.core.sequence import Adapter
+from simulator.build import build_requests
+from simulator.engine import Simulation
+from simulator.faults import LOAD_FAILURE, SLOW_WORKER, WORKER_LOSS, Fault, load_fails, schedule_faults
+from simulator.gaps import GapRecorder
+from simulator.request import SimulatedRequest
+from simulator.steps import COLUMNS, StepWriter
+from simulator.worker import SimulatedWorker
+from tests.worker.device.known import deployment
+from worker.device.output import LlmMockLength
+from worker.device.profile import ProfileRow, read_profile
+from worker.device.steps import read_steps
+from worker.device.steptime import STEP_TIME_MODELS, StepTimeModel
+
+PS = 10**12
+LAST_PS = 500 * PS
+"""No case lasts so long."""
+ADAPTERS = {f"a{n}": Adapter(f"a{n}", 4 << n) for n in range(4)}
+MODEL = "Llama-2-7B"
+
+_PROFILE = """phase,batch_size,kv_len,prefill_chunk,prefill_kv_prefix,step_ms
+decode,1,0,,,9
+decode,1,800,,,10
+decode,8,0,,,11
+decode,8,800,,,17
+prefill,1,,16,0,12
+prefill,1,,400,0,55
+prefill,1,,16,200,13
+prefill,1,,400,200,60
+"""
+_STEPS = """step_ms,prefill_tokens,decode_seqs,decode_kv_tokens,prefill_attn_pairs
+9.5,0,1,100,0
+11,0,4,900,0
+12.5,0,8,3000,0
+15,40,0,0,800
+60,400,0,0,80000
+"""
+
+
+@cache
+def step_time_model(name: str) -> StepTimeModel:
+    """Build a model on an A10G; with a `launch` engine its first steps are bound by the CPU, and have a kink."""
+    kind, _, engine = name.partition(" ")
+    more: dict[str, Any] = {}
+    if kind == "table":
+        rows: list[ProfileRow] = read_profile(_PROFILE.splitlines())
+        more["profile"] = rows
+    elif kind == "fitted":
+        more["steps"] = read_steps(_STEPS.splitlines())
+    made = deployment("A10G", MODEL, engine="present-day", **more)
+    if engine == "launch":
+        made = replace(made, engine=replace(made.engine, launch_ms=0.9))
+    return STEP_TIME_MODELS[kind](made)
+
+
+MODELS = (*STEP_TIME_MODELS, "roofline launch")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case of the corpus."""
+
+    number: int
+    replica: ReplicaSettings
+    model: str
+    placement: str
+    num_workers: int
+    num_shards: int
+    loads: bool
+    trie: bool
+    workload: list[WorkloadRequest]
+    num_clients: int | None
+    cancels: list[tuple[int, int]]
+    timeout_ps: int | None
+    faults: list[Fault]
+
+    @property
+    def title(self) -> str:
+        """What it is about."""
+        own = self.replica
+        words = [own.policy, own.batching_name, own.memory, self.model, self.placement]
+        words += ["strict"] * own.strict + ["blocks"] * own.cache_blocks + ["trie"] * self.trie
+        words += ["prefetch"] * own.prefetch + ["loads"] * self.loads + [fault.kind for fault in self.faults]
+        return f"case {self.number}: {' '.join(words)}"
+
+
+def draw_case(number: int) -> Case:
+    """Draw a case; numbers that follow each other walk through policies, ways to batch and models evenly."""
+    rng = np.random.default_rng([2026, number])
+
+    def one_of(*choices: Any) -> Any:
+        return choices[int(rng.integers(len(choices)))]
+
+    policies, batchings = sorted(QUEUES), sorted(BATCHINGS)
+    while True:
+        policy, batching = policies[number % len(policies)], batchings[number // len(policies) % len(batchings)]
+        if policy != "fcfs" and batching == "llm_mock":
+            policy = "fcfs"
+        if policy == "pets" and batching == "chunked":
+            batching = "mixed"
+        strict = policy != "fcfs" and batching == "slora_loop" and rng.random() < 0.3
+        settings = {
+            "policy": policy,
+            "batching": batching,
+            "strict": strict,
+            "memory": "peak" if strict else one_of(*MEMORIES),
+            "prefetch": bool(rng.random() < 0.2),
+            "batch_num_adapters": 2 if policy == "cluster" else None,
+            "fair_weights": {"a1": 1.5} if policy == "vtc_fair" else {},
+        }
+        if why_senseless(settings) is None:
+            break
+    cached = one_of("none", "blocks", "trie") if settings["memory"] != "none" else one_of("none", "trie")
+    loads = bool(rng.random() < 0.5)
+    num_shards = int(one_of(1, 1, 1, 2))
+    num_workers = num_shards * int(one_of(1, 1, 2, 3))
+    model = MODELS[number % len(MODELS)]
+    seqs = int(rng.integers(2, 9))
+    paged = settings["memory"] == "paged"
+    # Strict S-LoRA takes in what never fits, and then waits for good; with 450 everything fits.
+    pool = int(rng.integers(300, 500) if paged else rng.integers(450 if strict else 330, 900))
+    replica = ReplicaSettings(
+        policy=policy,
+        batching=batching,
+        strict=strict,
+        memory=str(settings["memory"]),
+        prefetch=bool(settings["prefetch"]),
+        max_total_token_num=pool,
+        max_req_total_len=240,
+        block_size=int(one_of(4, 16)),
+        watermark=float(one_of(0.0, 0.05)),
+        cache_blocks=cached == "blocks",
+        share_within_plan=bool(rng.random() < 0.5),
+        running_max_req_size=seqs,
+        batch_max_tokens=int(rng.integers(240, 500)),
+        max_num_seqs=seqs,
+        max_num_batched_tokens=int(rng.integers(seqs + 8, 80))
+        if batching == "chunked"
+        else int(rng.integers(250, 500)),
+        fair_weights={"a1": Fraction(3, 2)} if policy == "vtc_fair" else {},
+        batch_num_adapters=2 if policy == "cluster" else 1,
+        first_token_slo_ps=PREFILL_ALLOWANCE_PS + int(rng.integers(1, 20)) * PS // 10,
+        profile=_profile() if policy == "pets" else None,
+        max_loras=int(rng.integers(1, 4)) if loads and not strict else None,
+        max_cpu_loras=int(rng.integers(1, 4)) if loads else None,
+        max_concurrent_loads=int(rng.integers(1, 3)),
+        blocking_loads=bool(rng.random() < 0.3),
+        min_computed_tokens=0 if model == "llm-mock" else 1,
+    )
+    return _with_load(number, rng, replica, model, num_workers, num_shards, loads, cached == "trie")
+
+
+@cache
+def _profile() -> DeviceProfile:
+    made = deployment("A10G", MODEL, engine="present-day")
+    return DeviceProfile(step_time_model("roofline"), made.gpu, made.model, 1)
+
+
+def _with_load(
+    number: int,
+    rng: np.random.Generator,
+    replica: ReplicaSettings,
+    model: str,
+    num_workers: int,
+    num_shards: int,
+    loads: bool,
+    trie: bool,
+) -> Case:
+    num_requests = int(rng.integers(4, 22))
+    gaps = rng.choice([0.0, 0.0, 0.004, 0.03, 0.25, 1.5], num_requests)
+    names = [None, *ADAPTERS]
+    workload = []
+    for index, at in enumerate(np.cumsum(gaps).tolist()):
+        prompt = int(rng.integers(1, 120))
+        # Prompts of one hash id begin alike.
+        hash_ids = (int(rng.integers(0, 3)),) if rng.random() < 0.8 else None
+        output = int(rng.integers(1, 50)) if rng.random() < 0.8 else 1
+        adapter = names[int(rng.integers(len(names)))]
+        workload.append(WorkloadRequest(index, at, prompt, output, adapter, "", hash_ids))
+    end = float(gaps.sum()) + 1.0
+    # In strict peft a cancelled request at the head stays there, and all that use other adapters wait for good.
+    patient = replica.strict and replica.policy == "peft"
+    cancels = (
+        []
+        if patient
+        else [(int(rng.random() * end * PS), int(rng.integers(num_requests))) for _ in range(int(rng.integers(0, 4)))]
+    )
+    faults: list[Fault] = []
+    if rng.random() < 0.25:
+        until = int(rng.random() * 2 * end * PS)
+        at = min(int(rng.random() * end * PS), until)
+        worker = f"worker-{int(rng.integers(num_workers))}"
+        kind = (WORKER_LOSS, SLOW_WORKER, LOAD_FAILURE)[int(rng.integers(3))]
+        factor = (Fraction(2), Fraction(3, 2), Fraction(1, 3))[int(rng.integers(3))]
+        faults.append(Fault(kind, kind, at, until, worker, "", factor))
+    return Case(
+        number=number,
+        replica=replica,
+        model=model,
+        placement=sorted(PLACEMENTS)[int(rng.integers(len(PLACEMENTS)))],
+        num_workers=num_workers,
+        num_shards=num_shards,
+        loads=loads,
+        trie=trie,
+        workload=workload,
+        num_clients=int(rng.integers(1, 6)) if rng.random() < 0.2 else None,
+        cancels=cancels,
+        timeout_ps=int(rng.integers(1, 60)) * PS // 10 if rng.random() < 0.3 and not patient else None,
+        faults=faults,
+    )
+
+
+def run_case(case: Case, *, one_step: bool) -> dict[str, Any]:
+    """Simulate a case; return everything that must not depend on how it was driven."""
+    steps, gaps = io.StringIO(), GapRecorder()
+
+    def fails(adapter: Adapter, attempt: int, at_ps: int) -> bool:
+        return load_fails(case.faults, adapter, at_ps) or (case.loads and adapter.rank == 8 and attempt == 0)
+
+    def load_ps(adapter: Adapter, tier: Tier) -> int:
+        if case.loads:
+            return 10**9 * adapter.rank * (1 if tier is Tier.HOST else 7)
+        return 10**9 if case.faults else 0  # what fails takes time, or it would fail for ever at once
+
+    def make_replica() -> Replica:
+        cache = StaticTrie.build([_tokens(n, 60) for n in range(3)], 90) if case.trie else None
+        return build_replica(
+            case.replica,
+            cache,
+            load_ps=load_ps,
+            load_fails=fails,
+        )
+
+    workers = [
+        SimulatedWorker(f"worker-{n}", make_replica, step_time_model(case.model), n % case.num_shards)
+        for n in range(case.num_workers)
+    ]
+    placements = [PLACEMENTS[case.placement](np.random.default_rng(shard)) for shard in range(case.num_shards)]
+    simulation = Simulation(
+        workers,
+        placements,
+        one_step=one_step,
+        choose_shard=(lambda request: request.prompt_tokens % case.num_shards) if case.num_shards > 1 else None,
+        timeout_ps=case.timeout_ps,
+        worker_wait_ps=PS,
+        observers=[StepWriter(steps), gaps],
+    )
+    simulation.at(LAST_PS, lambda: _check_ended(simulation, case))
+    schedule_faults(case.faults, simulation)
+    requests = build_requests(
+        case.workload,
+        MODEL,
+        ADAPTERS,
+        natural_length=LlmMockLength() if case.model == "llm-mock" and case.number % 2 else None,
+        with_prompts=case.replica.cache_blocks or case.trie,
+    )
+    ended = list(_play(simulation, requests, case))
+    still_open = simulation.close()
+    return {
+        "requests": sorted(map(_told, [*ended, *still_open])),
+        "steps": _steps(steps.getvalue()),
+        "workers": [(w.name, w.totals.num_steps, w.totals.busy_ps, w.totals.end_ps) for w in workers],
+        "adapters": [(w.replica.adapters.num_loads, w.replica.adapters.num_failed_loads) for w in workers],
+        "caches": [_cache_told(w.replica) for w in workers],
+        "gaps": _histogram(gaps),
+    }
+
+
+def _check_ended(simulation: Simulation, case: Case) -> None:
+    if simulation.num_open:
+        raise RuntimeError(f"{case.title}: {simulation.num_open} requests do not end")
+
+
+def _play(
+    simulation: Simulation, requests: Iterable[tuple[int, SimulatedRequest]], case: Case
+) -> Iterable[SimulatedRequest]:
+    if case.num_clients is None:
+        return simulation.run(requests, case.cancels)
+    built = iter(requests)
+
+    def follow(_ended: SimulatedRequest, now_ps: int) -> SimulatedRequest | None:
+        following = next(built, None)
+        if following is None:
+            return None
+        following[1].arrived_ps = now_ps
+        return following[1]
+
+    first = [following for _ in range(case.num_clients) if (following := next(built, None)) is not None]
+    for _, request in first:
+        request.arrived_ps = 0
+    return simulation.run([(0, request) for _, request in first], case.cancels, follow=follow)
+
+
+def _tokens(hash_id: int, num_tokens: int) -> list[int]:
+    request = WorkloadRequest(0, 0.0, num_tokens, 1, hash_ids=(hash_id,))
+    return next(build_requests([request], MODEL, {}, with_prompts=True))[1].prompt_token_ids[:num_tokens]  # type: ignore[return-value]
+
+
+def _told(request: SimulatedRequest) -> tuple[Any, ...]:
+    return (
+        request.handle,
+        request.outcome or "",
+        request.worker,
+        request.arrived_ps,
+        _or_never(request.first_admitted_ps),
+        _or_never(request.first_token_ps),
+        _or_never(request.finished_ps),
+        request.output_tokens,
+        request.first_cached_tokens,
+        request.num_requeues,
+        "" if request.reason is None else request.reason.value,
+    )
+
+
+def _or_never(at_ps: int | None) -> int:
+    return -1 if at_ps is None else at_ps
+
+
+def _steps(text: str) -> list[tuple[str, ...]]:
+    """Return the steps without who waits: a stretch tells that of its first step only."""
+    kept = [index for index, name in enumerate(COLUMNS) if name != "waiting_sequences"]
+    rows = [tuple(row[index] for index in kept) for row in csv.reader(io.StringIO(text))]
+    return sorted(rows)
+
+
+def _cache_told(replica: Replica) -> Any:
+    cache = replica.prefix_cache
+    return (cache.num_evictions, cache.paths()) if isinstance(cache, BlockCache) else None
+
+
+def _histogram(gaps: GapRecorder) -> dict[int, int]:
+    found: dict[int, int] = {}
+    pooled = gaps.gaps()
+    for seconds, count in zip(pooled.seconds.tolist(), pooled.counts.tolist(), strict=True):
+        gap_ps = round(seconds * PS)
+        found[gap_ps] = found.get(gap_ps, 0) + count
+    return found
+
+
+def difference(case: Case) -> str | None:
+    """Return where jumping and stepping part, or None."""
+    stepped, jumped = run_case(case, one_step=True), run_case(case, one_step=False)
+    for what, expected in stepped.items():
+        if jumped[what] == expected:
+            continue
+        if isinstance(expected, list):
+            pairs = zip(expected, jumped[what], strict=False)
+            first = next(((one, other) for one, other in pairs if one != other), None)
+            return f"{case.title}: {what}: {len(expected)} against {len(jumped[what])}; first: {first}"
+        return f"{case.title}: {what}: {expected} against {jumped[what]}"
+    return None
+
+
+def check(number: int) -> str | None:
+    """Return what is wrong with a case, or None; an exception is wrong too."""
+    try:
+        return difference(draw_case(number))
+    except Exception as error:
+        return f"case {number}: {type(error).__name__}: {error}"
+
+
+def main() -> int:
+    """Run a part of the corpus on all cores; 1 if a case fails."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=20_000)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=None, help="processes; unset: one a core")
+    options = parser.parse_args()
+    numbers = range(options.first, options.first + options.cases)
+    failed = 0
+    with ProcessPoolExecutor(options.jobs) as pool:
+        for done, wrong in enumerate(pool.map(check, numbers, chunksize=50), start=1):
+            if wrong is not None:
+                failed += 1
+                print(wrong, flush=True)
+            if done % 1000 == 0:
+                print(f"{done:,} of {len(numbers):,} cases, {failed} failed", flush=True)
+    print(f"{len(numbers):,} cases, {failed} failed")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+"""The first part of the fuzz corpus; `make fuzz` runs more of it."""
+
+import pytest
+
+from chassis.combinations import batching_of
+from scheduler.core.catalogue import BATCHINGS, MEMORIES, PLACEMENTS, QUEUES
+from tests.simulator.fuzz import MODELS, check, draw_case
+
+CASES, AT_ONCE = 3_000, 100
+
+
+@pytest.mark.parametrize("first", range(0, CASES, AT_ONCE))
+def test_jumping_equals_stepping_in_every_case(first: int) -> None:
+    assert [wrong for number in range(first, first + AT_ONCE) if (wrong := check(number)) is not None] == []
+
+
+def test_the_corpus_has_everything() -> None:
+    cases = [draw_case(number) for number in range(CASES)]
+    assert {case.replica.policy for case in cases} == set(QUEUES)
+    assert {case.replica.batching_name for case in cases} == set(BATCHINGS)
+    assert {case.replica.memory for case in cases} == set(MEMORIES)
+    assert {case.placement for case in cases} == set(PLACEMENTS)
+    assert {case.model for case in cases} == set(MODELS)
+    assert {fault.kind for case in cases for fault in case.faults} == {
+        "worker_loss",
+        "slow_worker",
+        "adapter_load_failure",
+    }
+    for policy in QUEUES:
+        ways = {case.replica.batching_name for case in cases if case.replica.policy == policy}
+        assert len(ways) >= 4
+        assert batching_of(policy) in ways
+    assert any(case.replica.strict for case in cases)
+    assert any(case.replica.cache_blocks for case in cases)
+    assert any(case.trie for case in cases)
+    assert any(case.num_clients for case in cases)
+    assert any(case.num_shards > 1 for case in cases)
