@@ -31,7 +31,7 @@ _TOKEN_BYTES = array("I").itemsize
 class _Node:
     """A block of tokens in its place; `pins` sequences of the batch use it.
 
-    `computed` is not yet true of what a sequence shows ahead of its step.
+    `computed` is kept up for `share_within_plan`: what a sequence shows ahead of its step is not yet.
     """
 
     __slots__ = ("children", "computed", "key", "parent", "pins")
@@ -193,6 +193,8 @@ class BlockCache:
     def release(self, sequence: Sequence, output_tokens: int) -> None:
         """Unpin what a sequence used that leaves the batch; its full blocks stay, its last used."""
         use = self._uses.pop(sequence.handle)
+        if self.share_within_plan:  # one that is cancelled before its first step ended has computed nothing
+            self._take_back(use, sequence.computed_tokens // self.block_size)
         cached_tokens = sequence.computed_tokens + max(0, output_tokens - 1)
         data = use.input_bytes
         if cached_tokens > sequence.input_tokens:

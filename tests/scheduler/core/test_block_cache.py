@@ -277,6 +277,14 @@ def test_what_a_chunk_did_not_reach_stays_if_another_computed_it_and_ended_with_
     assert cache.num_unpinned == 0
 
 
+def test_what_was_shown_ahead_of_a_step_that_never_ended_is_hidden_again() -> None:
+    cache = BlockCache(BLOCK, share_within_plan=True)
+    first = sequence(1, [1, 2, 3, 4, 5])
+    cache.acquire(first)
+    cache.release(first, 0)
+    assert cache.paths() == []
+
+
 def test_leaves_go_first_and_the_least_recently_used_of_them() -> None:
     cache = BlockCache(BLOCK)
     old, new = sequence(1, [1, 2, 3, 4, 5]), sequence(2, [1, 2, 7, 8, 9])
