@@ -1,0 +1,303 @@
+"""The sections of the settings file, one class each: every setting with its default, its bounds and what it means.
+
+`chassis.settings` puts them together. Every duration is in seconds. Where a comment says *device seconds*, `time_scale`
+stretches it; all others are wall time.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from chassis.combinations import batching_of, why_senseless
+
+MAX_PORT = 65_535
+
+
+def _address(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > MAX_PORT:
+        raise ValueError(f"HOST:PORT expected, with a port of at most {MAX_PORT}, got {text!r}")
+    return text
+
+
+Address = Annotated[str, AfterValidator(_address), Field(description="HOST:PORT; port 0 takes a free one")]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+_PathOrNone = Annotated[Path | None, BeforeValidator(lambda path: path or None)]
+Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def _named(*names: str) -> AfterValidator:
+    """Accept these names, and the dotted name (`module:Class`) of one from outside the tree."""
+
+    def check(name: str) -> str:
+        if name not in names and ":" not in name:
+            raise ValueError(f"{name!r} is none of {', '.join(names)}, nor a dotted name, module:Class")
+        return name
+
+    return AfterValidator(check)
+
+
+POLICIES = ("req_queue", "fcfs", "vtc_fair", "abort", "cluster", "peft", "pets")
+BATCHINGS = ("slora_loop", "continuous", "mixed", "chunked", "static", "llm_mock")
+PLACEMENTS = ("least_loaded", "round_robin", "adapter_hash", "prefix_match", "power_of_two")
+PolicyName = Annotated[str, _named(*POLICIES)]
+BatchingName = Annotated[str, _named(*BATCHINGS)]
+PlacementName = Annotated[str, _named(*PLACEMENTS)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TlsSettings(_Section):
+    """TLS of one side; empty paths mean plain text. With `ca` set a server demands client certificates."""
+
+    cert: _PathOrNone = None
+    key: _PathOrNone = None
+    ca: _PathOrNone = None
+
+    @model_validator(mode="after")
+    def _pair(self) -> Self:
+        if (self.cert is None) != (self.key is None):
+            missing = "cert" if self.cert is None else "key"
+            raise ValueError(f"cert and key go together; {missing} is not set")
+        return self
+
+
+class LogSettings(_Section):
+    """What is logged, and how."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["console", "json"] = "console"
+
+
+class AdapterSpec(_Section):
+    """One adapter, or with `count` a family of them: `id-0` ... `id-(count-1)`."""
+
+    id: Annotated[str, Field(min_length=1)]
+    rank: Count
+    count: Count | None = None
+
+
+class AdapterSettings(_Section):
+    """The adapters that requests may name."""
+
+    max_lora_rank: Count = 64
+    target_modules: Literal["qkvo", "all-linear"] = Field(
+        default="qkvo", description="projections that adapters change; with the rank it gives their size"
+    )
+    slots_rule: Literal["slora", "exact"] = Field(
+        default="slora",
+        description="what an adapter takes of the KV pool: 4 x rank tokens, or as many as have its size in bytes",
+    )
+    max_loras: Count | None = Field(default=None, description="places on a worker's GPU; unset: as the KV pool allows")
+    max_cpu_loras: Count | None = Field(default=None, description="places in a worker's host memory; unset: all")
+    max_concurrent_loads: Count = 4
+    loading: Literal["background", "blocking"] = Field(
+        default="background", description="who waits for a load: the request in the queue, or the whole prefill step"
+    )
+    host_gb_per_second: PositiveSeconds = Field(
+        default=24.0, description="from pinned host memory; 24 over PCIe 4.0, 50 over 5.0"
+    )
+    disk_gb_per_second: PositiveSeconds = Field(default=2.0, description="for an adapter not in host memory yet")
+    load_failure_ratio: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0, description="share of loads that fail, drawn by scheduler.seed"
+    )
+    registry: tuple[AdapterSpec, ...] = ()
+
+    @model_validator(mode="after")
+    def _unique(self) -> Self:
+        seen: set[str] = set()
+        for name, rank in self.expand():
+            if name in seen:
+                raise ValueError(f"adapter {name!r} is listed twice")
+            if rank > self.max_lora_rank:
+                raise ValueError(f"adapter {name!r} has rank {rank}; max_lora_rank is {self.max_lora_rank}")
+            seen.add(name)
+        return self
+
+    def expand(self) -> Iterable[tuple[str, int]]:
+        """Yield (adapter id, rank) of every adapter, families spelt out."""
+        for spec in self.registry:
+            if spec.count is None:
+                yield spec.id, spec.rank
+            else:
+                yield from ((f"{spec.id}-{index}", spec.rank) for index in range(spec.count))
+
+
+class PrefixCacheSettings(_Section):
+    """Which prompt prefixes count as already computed."""
+
+    kind: Literal["none", "static_trie", "blocks"] = "none"
+    corpus: Path | None = Field(default=None, description="static_trie: prompts, one JSON array of token ids a line")
+    cache_size: Annotated[int, Field(ge=0)] = 500
+    trie: Path | None = Field(default=None, description="static_trie: a file that `lorrery cache` has built")
+    share_within_plan: bool = Field(
+        default=False, description="blocks: let a prompt use what another one computes in the same step"
+    )
+
+    @model_validator(mode="after")
+    def _has_corpus(self) -> Self:
+        if self.kind == "static_trie" and (self.corpus is None) == (self.trie is None):
+            raise ValueError("kind = 'static_trie' needs corpus, or trie as `lorrery cache` builds it")
+        return self
+
+
+class SchedulerSettings(_Section):
+    """How batches are formed, and what a scheduler puts up with."""
+
+    listen: Address = "127.0.0.1:50052"
+    metrics: Address = "127.0.0.1:9102"
+
+    policy: PolicyName = "req_queue"
+    batching: BatchingName | None = Field(
+        default=None, description="way to batch; unset: the one the policy's original has"
+    )
+    strict: bool = Field(default=False, description="keep the published quirks of the policy's original")
+
+    max_total_token_num: Count | None = Field(
+        default=None, description="KV pool in tokens; unset: what each worker announces"
+    )
+    max_req_input_len: Count = 2048
+    max_req_total_len: Count = 3072
+    memory: Literal["peak", "paged", "none"] = Field(
+        default="peak",
+        description="reserve everybody's peak, give out blocks and preempt when they run out, or bound the count only",
+    )
+    block_size: Count = Field(default=16, description="paged, and prefix_cache.kind = 'blocks': tokens in a block")
+    watermark: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.01, description="paged: share of the blocks that admission leaves free"
+    )
+    # S-LoRA's policies
+    batch_max_tokens: Count | None = Field(
+        default=None, description="unset: max(max_total_token_num // 6, max_req_total_len)"
+    )
+    running_max_req_size: Count = 1000
+    prefetch: bool = Field(default=False, description="slora_loop: load the next batch's adapters ahead")
+    fair_weights: tuple[Weight, ...] | dict[str, Weight] = Field(
+        default=(), description="vtc_fair: shares in the order of the registry, or by adapter; missing ones are 1"
+    )
+    batch_num_adapters: Count | None = Field(default=None, description="cluster: distinct adapters in a batch")
+    first_token_slo_seconds: Annotated[float, Field(gt=0.5)] = Field(
+        default=6.0, description="abort: device seconds; who waits to within half a second of it is dropped"
+    )
+    # fcfs
+    max_num_seqs: Count = 256
+    max_num_batched_tokens: Count = 8192
+
+    prefix_cache: PrefixCacheSettings = PrefixCacheSettings()
+
+    placement: PlacementName = "least_loaded"
+    log_placement: bool = Field(default=False, description="log for each request where it went and why")
+    seed: Annotated[int, Field(ge=0)] = Field(default=0, description="of what the scheduler draws at random")
+    journal: _PathOrNone = Field(
+        default=None, description="JSON Lines file for what comes in and what runs, in device time; unset: none"
+    )
+
+    max_waiting_requests: Count = 10_000
+    max_pending_router_tokens: Count = 1_000_000
+    worker_timeout_seconds: PositiveSeconds = 5.0
+    worker_wait_seconds: Seconds = 30.0
+    drain_seconds: Seconds = 30.0
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.max_req_input_len >= self.max_req_total_len:
+            raise ValueError(
+                f"max_req_input_len ({self.max_req_input_len}) must be less than"
+                f" max_req_total_len ({self.max_req_total_len})"
+            )
+        if self.max_total_token_num is not None and self.max_total_token_num < self.max_req_total_len:
+            raise ValueError(
+                f"max_total_token_num ({self.max_total_token_num}) must be at least"
+                f" max_req_total_len ({self.max_req_total_len})"
+            )
+        if self.batch_max_tokens is not None and self.batch_max_tokens < self.max_req_total_len:
+            raise ValueError(
+                f"batch_max_tokens ({self.batch_max_tokens}) must be at least"
+                f" max_req_total_len ({self.max_req_total_len})"
+            )
+        whole_prompts = self.policy == "fcfs" and self.batching not in ("chunked", "llm_mock")
+        if whole_prompts and self.max_num_batched_tokens < self.max_req_total_len:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least"
+                f" max_req_total_len ({self.max_req_total_len}): a resumed or preempted sequence is prefilled in one"
+                " step, unless batching = 'chunked'"
+            )
+        why = why_senseless(dict(self) | {"batching": self.batching or batching_of(self.policy)})
+        if why is not None:
+            raise ValueError(why)
+        return self
+
+
+class OutputSettings(_Section):
+    """What the mock model answers."""
+
+    mode: Literal["random", "echo"] = "random"
+    length_model: Literal["lognormal", "llm-mock"] = Field(
+        default="lognormal", description="where EOS falls if the request gives no true length and EOS is not ignored"
+    )
+    # Azure's 2023 conversation trace: p50 129, mean 211 tokens, so sigma = sqrt(2 ln(211 / 129)).
+    length_median: PositiveSeconds = 129.0
+    length_sigma: Seconds = 0.99
+
+
+class LoraSettings(_Section):
+    """How the engine computes adapters; docs/step-time.md says what each costs."""
+
+    padding: Literal["none", "batch", "max_lora_rank"] = Field(
+        default="none", description="rank that kernels run at: each adapter's, the batch's largest, the deployment's"
+    )
+    launch_us: Annotated[float, Field(ge=0)] = Field(
+        default=5.0, description="microseconds per kernel, two per projection; 1 to 2 inside a CUDA graph"
+    )
+    sharded: bool = Field(default=False, description="tensor parallelism cuts both matrices of an adapter")
+
+
+class WorkerSettings(_Section):
+    """The mock GPU, and how its worker finds its scheduler."""
+
+    scheduler: Address = "127.0.0.1:50052"
+    listen: Address = Field(default="127.0.0.1:0", description="health only")
+    metrics: Address = "127.0.0.1:0"
+
+    gpu: str = "A100-80-SXM"
+    tensor_parallel: Count = 1
+    step_time: Literal["roofline", "naive-roofline", "llm-mock", "table", "fitted"] = "roofline"
+    profile: Path | None = Field(
+        default=None, description="table: CSV of measured batches; fitted: CSV of an engine's steps"
+    )
+    engine: str = Field(default="present-day", description="the CPU's share of a step, and which kernels run")
+    weight_dtype: Literal["float16", "bfloat16", "fp8", "int8", "int4"] = "bfloat16"
+    kv_dtype: Literal["float16", "bfloat16", "fp8"] = "bfloat16"
+    lora: LoraSettings = LoraSettings()
+    startup_seconds: Seconds = Field(default=0.0, description="device seconds until the weights are loaded")
+    output: OutputSettings = OutputSettings()
+
+    heartbeat_seconds: PositiveSeconds = 1.0
+    drain_seconds: Seconds = 30.0
+
+    @model_validator(mode="after")
+    def _has_profile(self) -> Self:
+        if self.step_time in ("table", "fitted") and self.profile is None:
+            raise ValueError(f"step_time = {self.step_time!r} needs profile")
+        return self
+
+
+class RouterSettings(_Section):
+    """The client side."""
+
+    listen: Address = "127.0.0.1:50051"
+    metrics: Address = "127.0.0.1:9101"
+    schedulers: Annotated[tuple[Address, ...], Field(min_length=1)] = ("127.0.0.1:50052",)
+
+    tokenizer: Path | None = Field(default=None, description="a tokenizer.json; unset: the built-in vocabulary")
+    max_open_requests: Count = 20_000
+    max_pending_tokens: Count = Field(default=4096, description="tokens that may wait for one slow reader")
+    max_flush_gap_seconds: Seconds = Field(default=0.08, description="longest time tokens are held back under overload")
+    resume_timeout_seconds: Seconds = 60.0
+    drain_seconds: Seconds = 30.0
