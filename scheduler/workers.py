@@ -101,8 +101,7 @@ class Dispatcher:
         live.dispatcher = self
         if self._journal is not None:
             self._journal.placed(self._num_inputs, live.sequence.handle, at_ps)
-        # One that comes again keeps its arrival, and may go before those that wait.
-        heeded = live.sequence.arrived_ps < at_ps or self.replica.arrival_matters()
+        heeded = self.replica.arrival_matters(again=live.sequence.arrived_ps < at_ps)
         self.replica.submit(live.sequence, at_ps)
         self._nudge(live.sequence.handle, at_ps, heeded)
 

@@ -191,7 +191,7 @@ class Simulation:
             return
         self._worker_of[request.handle] = worker
         replica = worker.replica
-        heeded = replica.arrival_matters()
+        heeded = replica.arrival_matters(again=request.arrived_ps < self.now_ps)
         replica.submit(request, self.now_ps)
         self._nudge(worker, heeded=heeded)
 

@@ -210,7 +210,7 @@ class _Worker:
     def _deliver(self, content: Record, request: ReplayedRequest | None, nudge_ps: int | None) -> None:
         """Put an input into the inbox, and let it be heeded from `nudge_ps` on; None: never."""
         replica, at_ps = self._replica, content["at_ps"]
-        heeded = request is None or request.sequence.arrived_ps < at_ps or replica.arrival_matters()
+        heeded = request is None or replica.arrival_matters(again=request.sequence.arrived_ps < at_ps)
         if request is None:
             replica.cancel(content["handle"], at_ps)
         else:

@@ -125,9 +125,13 @@ class Replica:
         """Withdraw a sequence; unknown handles are ignored, since it may just have finished."""
         self._inbox.put(at_ps, handle)
 
-    def arrival_matters(self) -> bool:
-        """Tell whether an arrival may change the plan that runs; a cancel always may."""
-        return self.queue.arrivals_read_state or self.batching.heeds_arrivals(self)
+    def arrival_matters(self, *, again: bool = False) -> bool:
+        """Tell whether an arrival may change the plan that runs; a cancel always may.
+
+        Args:
+            again: whether it was queued before (its worker was lost): it may go before those that wait.
+        """
+        return again or self.queue.arrivals_read_state or self.batching.heeds_arrivals(self)
 
     def why_never(self, sequence: Sequence) -> str | None:
         """Return None if an empty replica would take this sequence (strict: always), else why not."""

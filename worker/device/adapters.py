@@ -9,35 +9,51 @@ from worker.device.rows import DeviceSequence
 class DecodingAdapters:
     """The adapters of the decoding sequences.
 
-    Sequences of one adapter id have one rank: the scheduler refuses to register another.
+    Sequences of one adapter id have one rank: the scheduler refuses to register another. Cost: O(1) for who comes and
+    goes, O(distinct ranks) for the sums.
     """
 
     def __init__(self) -> None:
-        self._users: dict[str, tuple[int, int]] = {}  # adapter -> (rank, sequences)
+        self._users: dict[str, int] = {}  # adapter -> sequences
+        self._ranks: dict[int, int] = {}  # rank -> adapters
+        self._rank_sum = self._num_users = self._rank_users = 0
         self._work: LoraWork | None = NO_LORA
 
     def add(self, sequence: DeviceSequence) -> None:
         """Count a sequence that begins to decode."""
-        if sequence.adapter_id:
-            _, users = self._users.get(sequence.adapter_id, (0, 0))
-            self._users[sequence.adapter_id] = sequence.adapter_rank, users + 1
-            self._work = None
+        if not sequence.adapter_id:
+            return
+        rank, users = sequence.adapter_rank, self._users.get(sequence.adapter_id, 0)
+        self._users[sequence.adapter_id] = users + 1
+        if not users:
+            self._rank_sum += rank
+            self._ranks[rank] = self._ranks.get(rank, 0) + 1
+        self._num_users += 1
+        self._rank_users += rank
+        self._work = None
 
     def remove(self, sequence: DeviceSequence) -> None:
         """Forget a sequence that was counted."""
-        if sequence.adapter_id:
-            rank, users = self._users[sequence.adapter_id]
-            if users == 1:
-                del self._users[sequence.adapter_id]
-            else:
-                self._users[sequence.adapter_id] = rank, users - 1
-            self._work = None
+        if not sequence.adapter_id:
+            return
+        rank, users = sequence.adapter_rank, self._users[sequence.adapter_id]
+        if users > 1:
+            self._users[sequence.adapter_id] = users - 1
+        else:
+            del self._users[sequence.adapter_id]
+            self._rank_sum -= rank
+            self._ranks[rank] -= 1
+            if not self._ranks[rank]:
+                del self._ranks[rank]
+        self._num_users -= 1
+        self._rank_users -= rank
+        self._work = None
 
     @property
     def work(self) -> LoraWork:
         """What the adapters have to do in a step of decodes alone."""
         if self._work is None:
-            self._work = LoraWork.of(self._users.values())
+            self._work = self._sums(len(self._users), self._rank_sum, 0, self._num_users, self._rank_users)
         return self._work
 
     def work_with(self, prefills: Iterable[tuple[DeviceSequence, int]], *, decode: bool) -> LoraWork:
@@ -47,9 +63,29 @@ class DecodingAdapters:
             prefills: sequence and its tokens of each chunk.
             decode: whether the decoding sequences take part.
         """
-        users = dict(self._users) if decode else {}
+        there = self._users if decode else {}
+        newcomers: dict[str, int] = {}  # adapters that no decoding sequence has, and their ranks
+        num_tokens = rank_tokens = 0
         for sequence, new_tokens in prefills:
             if sequence.adapter_id:
-                _, tokens = users.get(sequence.adapter_id, (0, 0))
-                users[sequence.adapter_id] = sequence.adapter_rank, tokens + new_tokens
-        return LoraWork.of(users.values()) if users else NO_LORA
+                num_tokens += new_tokens
+                rank_tokens += sequence.adapter_rank * new_tokens
+                if sequence.adapter_id not in there:
+                    newcomers[sequence.adapter_id] = sequence.adapter_rank
+        rank_sum, max_rank = sum(newcomers.values()), max(newcomers.values(), default=0)
+        if not decode:
+            if not newcomers:
+                return NO_LORA
+            return LoraWork(len(newcomers), rank_sum, max_rank, num_tokens, rank_tokens)
+        return self._sums(
+            len(self._users) + len(newcomers),
+            self._rank_sum + rank_sum,
+            max_rank,
+            self._num_users + num_tokens,
+            self._rank_users + rank_tokens,
+        )
+
+    def _sums(self, num_adapters: int, rank_sum: int, max_rank: int, num_tokens: int, rank_tokens: int) -> LoraWork:
+        if not num_adapters:
+            return NO_LORA
+        return LoraWork(num_adapters, rank_sum, max(max_rank, *self._ranks, 0), num_tokens, rank_tokens)

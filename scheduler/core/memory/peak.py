@@ -139,13 +139,11 @@ class _PeakTrial:
 
     def _exact_peak(self, held: int, left: int) -> int:
         step = self._running.decode_step
-        if not self._taken:
-            return self._memory.running_peak.of(self._running).peak_with(held, left, step)
         if self._reservation is None:
-            self._reservation = PeakReservation(*self._running.reservations())
-        for taken in self._taken[self._num_reserved :]:
-            self._reservation.add(*taken, step)
-        self._num_reserved = len(self._taken)
+            self._reservation = self._memory.running_peak.of(self._running)
+        if self._num_reserved < len(self._taken):
+            self._reservation = self._reservation.with_more(self._taken[self._num_reserved :], step)
+            self._num_reserved = len(self._taken)
         return self._reservation.peak_with(held, left, step)
 
     def _slots_with(self, adapter: Adapter | None) -> int:

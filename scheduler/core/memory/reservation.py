@@ -21,6 +21,7 @@ found by going through the few values that p takes.
 """
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from itertools import accumulate
 from operator import add, mul
@@ -103,12 +104,20 @@ class PeakReservation:
                 position -= 1
         return limit
 
-    def add(self, held: int, left: int, step: int) -> None:
-        """Take one more sequence into the set."""
-        position = bisect_right(self._ascending, -(left + step))
-        self._finishes.insert(position, left + step)
-        self._helds.insert(position, held - step)
-        self._index()
+    def with_more(self, entries: Iterable[tuple[int, int]], step: int) -> "PeakReservation":
+        """Return the reservation of this set and more sequences.
+
+        Args:
+            entries: (held, left) of each, as in `peak_with`.
+            step: the decode-step counter.
+        """
+        finishes, helds, ascending = list(self._finishes), list(self._helds), list(self._ascending)
+        for held, left in entries:
+            position = bisect_right(ascending, -(left + step))
+            ascending.insert(position, -(left + step))
+            finishes.insert(position, left + step)
+            helds.insert(position, held - step)
+        return PeakReservation(finishes, helds)
 
 
 class RunningPeak:

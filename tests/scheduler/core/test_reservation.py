@@ -29,9 +29,9 @@ def test_peak_with_one_more_and_after_adding_it(
 ) -> None:
     reserved = reservation(present)
     assert reserved.peak_with(*first, 0) == peak([*present, first])
-    reserved.add(*first, 0)
-    assert len(reserved) == len(present) + 1
-    assert reserved.peak_with(*second, 0) == peak([*present, first, second])
+    more = reserved.with_more([first], 0)
+    assert (len(more), len(reserved)) == (len(present) + 1, len(present))
+    assert more.peak_with(*second, 0) == peak([*present, first, second])
 
 
 @given(present=st.lists(entries, max_size=8), candidate=entries)
