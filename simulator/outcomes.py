@@ -33,7 +33,7 @@ class OutcomeRecorder:
 
     def __init__(self, start_ps: int = 0) -> None:
         self._start_ps = start_ps
-        names = ("index", "prompt", "output", "cached", "requeues", "sent", "admitted", "first", "end")
+        names = ("index", "prompt", "output", "cached", "requeues", "sent", "admitted", "first", "last", "end")
         self._numbers = {name: array("q") for name in names}
         self._status: list[str] = []
         self._adapter_id: list[str | None] = []
@@ -57,6 +57,7 @@ class OutcomeRecorder:
             request.arrived_ps,
             _NONE if request.first_admitted_ps is None else request.first_admitted_ps,
             _NONE if request.first_token_ps is None else request.first_token_ps,
+            _last_token_ps(request),
             _NONE if request.finished_ps is None else request.finished_ps,
         )
         for column, value in zip(self._numbers.values(), row, strict=True):
@@ -76,9 +77,9 @@ class OutcomeRecorder:
         column = {name: values[order] for name, values in column.items()}
         rows = order.tolist()
         finished = np.array([self._status[row] == OK for row in rows], np.bool_)
-        sent, end, admitted, first = (
+        sent, end, admitted, first, last = (
             np.where(column[name] == _NONE, np.nan, (column[name] - self._start_ps) / _PS_PER_SECOND)
-            for name in ("sent", "end", "admitted", "first")
+            for name in ("sent", "end", "admitted", "first", "last")
         )
         output_tokens = np.where(finished, column["output"], 0)
         detail = {position: self._detail[row] for position, row in enumerate(rows) if row in self._detail}
@@ -95,7 +96,7 @@ class OutcomeRecorder:
             intended_seconds=sent,
             sent_seconds=sent,
             first_token_seconds=first,
-            last_token_seconds=np.where(finished, end, first),
+            last_token_seconds=last,
             end_seconds=end,
             queue_seconds=admitted - sent,
             worker_id=[self._worker[row] for row in rows],
@@ -104,3 +105,11 @@ class OutcomeRecorder:
             detail=detail,
             gaps=gaps,
         )
+
+
+def _last_token_ps(request: SimulatedRequest) -> int:
+    if request.outcome != "finished":
+        return _NONE if request.first_token_ps is None else request.first_token_ps
+    last_ps = request.finished_ps if request.last_token_ps is None else request.last_token_ps
+    assert last_ps is not None
+    return last_ps

@@ -22,6 +22,8 @@ class SimulatedRequest(Sequence):
         first_admitted_ps: its first admission.
         first_cached_tokens: prompt tokens that were cached then.
         finished_ps: its end, of whatever kind.
+        last_token_ps: when its last token came, if that was before its end: it was held (static batching), or its last
+            step gave none (llm-mock).
         output_tokens: tokens that its client has got in the end.
         shard: index of the scheduler that has it.
         worker: who ran it last; empty if nobody did.
@@ -34,6 +36,7 @@ class SimulatedRequest(Sequence):
     first_admitted_ps: int | None = None
     first_cached_tokens: int = 0
     finished_ps: int | None = None
+    last_token_ps: int | None = None
     output_tokens: int = 0
     shard: int = 0
     worker: str = ""

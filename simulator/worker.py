@@ -138,6 +138,7 @@ class SimulatedWorker:
         """End the plan at this boundary: run and commit what is left of its steps."""
         steps = self.steps
         stretch = None if self.observer is None else self._stretch(plan, steps, at_ps)
+        before_ps = self._last_boundary_before(plan, at_ps) if self._may_be_silent else 0
         finished = self.gpu.jump(steps)
         totals = self.totals
         totals.num_steps += steps
@@ -150,9 +151,20 @@ class SimulatedWorker:
             return self.replica.commit(plan, Ran(steps, at_ps))
         ended = [(handle, END_REASON[reason]) for handle, reason in finished]
         silent: frozenset[int] = frozenset()
+        if plan.hold:
+            for handle, _ in finished:
+                requests[handle].last_token_ps = at_ps
         if self._may_be_silent:
             silent = frozenset(handle for handle, _ in finished if requests[handle].ending.extra_step)
+            for handle in silent:
+                requests[handle].last_token_ps = before_ps
         return self.replica.commit(plan, Ran(steps, at_ps, ended, silent))
+
+    def _last_boundary_before(self, plan: Plan, at_ps: int) -> int:
+        """Return the boundary before the last step of the plan, which ends now."""
+        if self.steps > 1:
+            return at_ps - self.gpu.total_ps(self.steps) + self.gpu.total_ps(self.steps - 1)
+        return plan.at_ps if self.start_ps == plan.at_ps + plan.wait_ps else self.start_ps
 
     def catch_up(self, at_ps: int) -> None:
         """Commit the steps of the running plan that have ended before now, so that all may see the present state."""

@@ -12,7 +12,7 @@ import argparse
 import csv
 import io
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -37,6 +37,7 @@ from simulator.faults import LOAD_FAILURE, SLOW_WORKER, WORKER_LOSS, Fault, load
 from simulator.gaps import GapRecorder
 from simulator.request import SimulatedRequest
 from simulator.steps import COLUMNS, StepWriter
+from simulator.stretch import Observer
 from simulator.worker import SimulatedWorker
 from tests.worker.device.known import deployment
 from worker.device.output import LlmMockLength
@@ -245,6 +246,29 @@ def _with_load(
 def run_case(case: Case, *, one_step: bool) -> dict[str, Any]:
     """Simulate a case; return everything that must not depend on how it was driven."""
     steps, gaps = io.StringIO(), GapRecorder()
+    simulation = build_case(case, [StepWriter(steps), gaps], one_step=one_step)
+    ended = list(play_case(case, simulation))
+    still_open = simulation.close()
+    workers = simulation.workers
+    return {
+        "requests": sorted(map(_told, [*ended, *still_open])),
+        "steps": _steps(steps.getvalue()),
+        "workers": [(w.name, w.totals.num_steps, w.totals.busy_ps, w.totals.end_ps) for w in workers],
+        "adapters": [(w.replica.adapters.num_loads, w.replica.adapters.num_failed_loads) for w in workers],
+        "caches": [_cache_told(w.replica) for w in workers],
+        "gaps": _histogram(gaps),
+    }
+
+
+def simulate(case: Case) -> tuple[list[SimulatedRequest], GapRecorder]:
+    """Simulate a case by jumping; return its requests and the gaps between tokens."""
+    gaps = GapRecorder()
+    simulation = build_case(case, [gaps], one_step=False)
+    return [*play_case(case, simulation), *simulation.close()], gaps
+
+
+def build_case(case: Case, observers: Sequence[Observer], *, one_step: bool) -> Simulation:
+    """Build a case's cluster."""
 
     def fails(adapter: Adapter, attempt: int, at_ps: int) -> bool:
         return load_fails(case.faults, adapter, at_ps) or (case.loads and adapter.rank == 8 and attempt == 0)
@@ -275,10 +299,15 @@ def run_case(case: Case, *, one_step: bool) -> dict[str, Any]:
         choose_shard=(lambda request: request.prompt_tokens % case.num_shards) if case.num_shards > 1 else None,
         timeout_ps=case.timeout_ps,
         worker_wait_ps=PS,
-        observers=[StepWriter(steps), gaps],
+        observers=observers,
     )
     simulation.at(LAST_PS, lambda: _check_ended(simulation, case))
     schedule_faults(case.faults, simulation)
+    return simulation
+
+
+def play_case(case: Case, simulation: Simulation) -> Iterable[SimulatedRequest]:
+    """Run a case's workload."""
     requests = build_requests(
         case.workload,
         MODEL,
@@ -286,16 +315,7 @@ def run_case(case: Case, *, one_step: bool) -> dict[str, Any]:
         natural_length=LlmMockLength() if case.model == "llm-mock" and case.number % 2 else None,
         with_prompts=case.replica.cache_blocks or case.trie,
     )
-    ended = list(_play(simulation, requests, case))
-    still_open = simulation.close()
-    return {
-        "requests": sorted(map(_told, [*ended, *still_open])),
-        "steps": _steps(steps.getvalue()),
-        "workers": [(w.name, w.totals.num_steps, w.totals.busy_ps, w.totals.end_ps) for w in workers],
-        "adapters": [(w.replica.adapters.num_loads, w.replica.adapters.num_failed_loads) for w in workers],
-        "caches": [_cache_told(w.replica) for w in workers],
-        "gaps": _histogram(gaps),
-    }
+    return _play(simulation, requests, case)
 
 
 def _check_ended(simulation: Simulation, case: Case) -> None:
@@ -337,6 +357,7 @@ def _told(request: SimulatedRequest) -> tuple[Any, ...]:
         _or_never(request.first_admitted_ps),
         _or_never(request.first_token_ps),
         _or_never(request.finished_ps),
+        _or_never(request.last_token_ps),
         request.output_tokens,
         request.first_cached_tokens,
         request.num_requeues,
