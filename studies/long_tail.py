@@ -1,36 +1,37 @@
-"""Does a short request wait for a long one, in prefill and in decode? Asked of the live cluster, per way to batch.
+"""Does a short request wait for a long one? Seed document 000's three questions, per way to batch.
 
-    python -m studies.long_tail [--out docs/figures]
+    python -m studies.long_tail [--live] [--out docs/figures]
 
-The questions are seed document 000's. Each way to batch gets a cluster of its own (real processes, one worker with an
-A100 under `roofline`), and three figures, each beside the same without the long request:
+One worker (an A100 with Llama-3-8B) serves a stream that began before. Then come, a millisecond apart:
 
-* prefill: a prompt of 32 tokens arrives together with one of 8,000, behind it. Its time to first token.
-* stall: the longest gap between two tokens of a stream that was running already when these prompts came.
-* decode: a request for 20 tokens arrives together with one for 600, both with short prompts. Its end-to-end time.
+* budget: a prompt of nearly as many tokens as one batch may have (`batch_max_tokens`), and behind it one of 32, which
+  does not fit any more. The short one's time to first token.
+* prefill: a prompt of 8,000 tokens and behind it one of 32, which fits beside it. The short one's time to first token.
+* stall: the same; the longest gap between two tokens of the stream that was running.
+* decode: (nothing else runs) a request for 600 tokens and one for 20, short prompts. The 20 tokens' end-to-end time.
 
-Writes long_tail.csv (milliseconds, the median of the repetitions) and long_tail.svg.
+Each stands beside the same without the long request. Simulated, in about two seconds: writes long_tail.csv and
+long_tail.png. With `--live` the same questions go to a cluster of real processes for each way to batch, some four
+minutes in all; that writes long_tail_live.csv (medians), which the figure of a later simulated run shows as strokes.
 """
 
-import argparse
-import asyncio
 import csv
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from typing import Any
 
-import matplotlib as mpl
-from lorrery.v1.router_pb2 import GenerateRequest, TokenIds
-from lorrery.v1.types_pb2 import SamplingParams
+from matplotlib.figure import Figure
 
-from chassis.settings import TlsSettings
-from cli.cluster import LocalCluster
-from loadgen.client import Reception, RouterClient
+from chassis.settings import Settings
+from loadgen.workload.request import WorkloadRequest
+from simulator.request import SimulatedRequest
+from simulator.stretch import Stretch
+from studies import figure
+from studies.simulated import simulate
 
-mpl.use("svg")
-from matplotlib import pyplot as plt
-
+NAME, LIVE_NAME = "long_tail", "long_tail_live"
 WAYS = {
     "S-LoRA's loop": ("req_queue", "slora_loop"),
     "static": ("fcfs", "static"),
@@ -38,146 +39,193 @@ WAYS = {
     "mixed": ("fcfs", "mixed"),
     "chunked (512)": ("fcfs", "chunked"),
 }
-FIGURES = ("prefill", "stall", "decode")
-LONG_PROMPT, SHORT_PROMPT = 8_000, 32
-LONG_OUTPUT, SHORT_OUTPUT = 600, 20
-TIMEOUT_SECONDS = 60.0
+QUESTIONS = {
+    "budget": "Budget: TTFT of a prompt of 32 tokens\nthat no longer fits beside one of 8,190",
+    "prefill": "Prefill: TTFT of a prompt of 32 tokens\nthat fits beside one of 8,000",
+    "stall": "Stall: longest gap of a running stream\nwhile these 8,000 are prefilled",
+    "decode": "Decode: end-to-end time of 20 tokens\nasked for together with 600",
+}
+SHORT_PROMPT, LONG_PROMPT, FULL_PROMPT = 32, 8_000, 8_190
+MAX_BATCH_TOKENS, CHUNK_TOKENS = 8_200, 512
+SHORT_OUTPUT, LONG_OUTPUT, PROBE_OUTPUT = 20, 600, 4
+RUNNING_OUTPUT, RUNNING_BEFORE = 150, 20
+"""The stream that runs: its tokens, and how many it has when the others come."""
+_AFTER_SECONDS = 0.002
+"""How long after a token they come: amid a step, where no tie decides anything."""
+_BEHIND_SECONDS = 0.001
+"""By how much the short request comes after the long one, as from one client."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Row:
-    """One figure of one way to batch, in milliseconds: without and with the long request."""
+    """One question to one way to batch, in milliseconds: without and with the long request."""
 
     way: str
-    figure: str
+    question: str
     without_ms: float
     with_ms: float
 
 
-class Client:
-    """Sends requests and keeps when their tokens came."""
-
-    def __init__(self, router: RouterClient) -> None:
-        self._router = router
-
-    def send(self, tasks: asyncio.TaskGroup, prompt: int, output: int) -> tuple[Reception, "asyncio.Task[None]"]:
-        """Send one request now."""
-        reception = Reception()
-        request = GenerateRequest(
-            token_ids=TokenIds(ids=[3 + n % 1900 for n in range(prompt)]),
-            sampling=SamplingParams(max_new_tokens=output, ignore_eos=True),
-        )
-        receive = self._router.receive(
-            request, reception, timeout_seconds=TIMEOUT_SECONDS, on_tokens=lambda _num_tokens: None
-        )
-        return reception, tasks.create_task(receive)
-
-    async def decode(self, *, with_long: bool) -> float:
-        """Return the end-to-end time of a short output, in seconds."""
-        async with asyncio.TaskGroup() as tasks:
-            start = asyncio.get_running_loop().time()
-            if with_long:
-                self.send(tasks, SHORT_PROMPT, LONG_OUTPUT)
-            short, done = self.send(tasks, SHORT_PROMPT, SHORT_OUTPUT)
-            await done
-            ended = asyncio.get_running_loop().time()
-        assert sum(short.message_tokens) == SHORT_OUTPUT, short.detail
-        return ended - start
-
-    async def prefill(self, *, with_long: bool) -> tuple[float, float]:
-        """Return the short prompt's time to first token and the running stream's longest gap, in seconds."""
-        async with asyncio.TaskGroup() as tasks:
-            running, _ = self.send(tasks, SHORT_PROMPT, 150)
-            while len(running.message_seconds) < 20:  # noqa: ASYNC110  a client that watches its own stream
-                await asyncio.sleep(0.005)
-            num_before = len(running.message_seconds)
-            start = running.message_seconds[-1]
-            if with_long:
-                self.send(tasks, LONG_PROMPT, 4)
-            short, done = self.send(tasks, SHORT_PROMPT, 4)
-            await done
-        after = running.message_seconds[num_before - 1 :]
-        stall = max(late - early for early, late in pairwise(after))
-        assert short.message_seconds, short.detail
-        return short.message_seconds[0] - start, stall
-
-
-async def measure(way: str, repetitions: int) -> list[Row]:
-    """Measure one way to batch on a cluster of its own."""
+def sections(way: str) -> dict[str, Any]:
+    """Return the settings of a cluster that batches this way."""
     policy, batching = WAYS[way]
-    overrides = [
-        "model=Llama-3-8B",
-        "worker.gpu=A100-80-SXM",
-        "scheduler.listen=127.0.0.1:0",
-        "scheduler.metrics=127.0.0.1:0",
-        "router.listen=127.0.0.1:0",
-        "router.metrics=127.0.0.1:0",
-        "log.level=warning",
-        f"scheduler.policy={policy}",
-        f"scheduler.batching={batching}",
-        "scheduler.max_req_input_len=9000",
-        "scheduler.max_req_total_len=10000",
-        f"scheduler.max_num_batched_tokens={512 if batching == 'chunked' else 10000}",
-        "scheduler.max_num_seqs=64",
-    ]
-    seen: dict[tuple[str, bool], list[float]] = {}
-    async with LocalCluster(None, overrides) as cluster, RouterClient(cluster.router_address, TlsSettings()) as router:
-        client = Client(router)
-        for _ in range(repetitions):
-            for with_long in (False, True):
-                ttft, stall = await client.prefill(with_long=with_long)
-                seen.setdefault(("prefill", with_long), []).append(ttft)
-                seen.setdefault(("stall", with_long), []).append(stall)
-                seen.setdefault(("decode", with_long), []).append(await client.decode(with_long=with_long))
-    return [Row(way, figure, 1e3 * median(seen[figure, False]), 1e3 * median(seen[figure, True])) for figure in FIGURES]
-
-
-def plot(rows: list[Row], path: Path) -> None:
-    """Draw the three figures side by side."""
-    titles = {
-        "prefill": "Prefill: TTFT of a 32-token prompt\nthat came with one of 8,000",
-        "stall": "Stall: longest gap of a stream\nthat was running",
-        "decode": "Decode: end-to-end time of 20 tokens\nasked for together with 600",
+    return {
+        "model": "Llama-3-8B",
+        "scheduler": {
+            "policy": policy,
+            "batching": batching,
+            "max_req_input_len": FULL_PROMPT,
+            "max_req_total_len": MAX_BATCH_TOKENS,
+            "batch_max_tokens": MAX_BATCH_TOKENS,
+            "max_num_batched_tokens": CHUNK_TOKENS if batching == "chunked" else MAX_BATCH_TOKENS,
+            "max_num_seqs": 64,
+        },
+        "worker": {"gpu": "A100-80-SXM"},
     }
-    fig, axes = plt.subplots(1, 3, figsize=(12, 3.6), sharey=True, layout="constrained")
+
+
+@dataclass(slots=True)
+class DecodeTimes:
+    """When decode steps ended, in picoseconds; an observer of a simulation that runs step by step."""
+
+    ends_ps: list[int] = field(default_factory=list)
+
+    def ran(self, stretch: Stretch) -> None:
+        """Take note of one step."""
+        if stretch.plan.decode:
+            self.ends_ps.append(stretch.end_ps)
+
+    def left(self, worker: str, handle: int) -> None:
+        """Nobody leaves before its end here."""
+
+    def requeued(self, worker: str, request: SimulatedRequest) -> None:
+        """Nobody is preempted here."""
+
+    def lost(self, worker: str) -> None:
+        """No worker is lost here."""
+
+
+class Scene:
+    """Asks the simulated cluster of one way to batch."""
+
+    def __init__(self, way: str) -> None:
+        self._settings = Settings.model_validate(sections(way))
+        alone, times = self._run([(0.0, SHORT_PROMPT, RUNNING_OUTPUT)])
+        tokens_ps = [alone[0].first_token_ps or 0, *times.ends_ps]
+        self._come_seconds = tokens_ps[RUNNING_BEFORE - 1] / 1e12 + _AFTER_SECONDS
+
+    def _run(self, asked: Sequence[tuple[float, int, int]]) -> tuple[list[SimulatedRequest], DecodeTimes]:
+        times = DecodeTimes()
+        workload = [WorkloadRequest(index, *request) for index, request in enumerate(asked)]
+        requests = simulate(self._settings, workload, observers=[times], one_step=True)
+        assert all(request.outcome == "finished" for request in requests)
+        return requests, times
+
+    def prefill_ms(self, long_prompt: int | None) -> tuple[float, float]:
+        """Return the short prompt's time to first token and the running stream's longest gap."""
+        asked = [(0.0, SHORT_PROMPT, RUNNING_OUTPUT)]
+        if long_prompt is not None:
+            asked.append((self._come_seconds, long_prompt, PROBE_OUTPUT))
+        asked.append((self._come_seconds + _BEHIND_SECONDS, SHORT_PROMPT, PROBE_OUTPUT))
+        requests, times = self._run(asked)
+        running, short = requests[0], requests[-1]
+        assert running.finished_ps is not None
+        tokens_ps = [end for end in times.ends_ps if end <= running.finished_ps]
+        gap_ps = max(late - early for early, late in pairwise(tokens_ps[RUNNING_BEFORE - 2 :]))
+        return ((short.first_token_ps or 0) - short.arrived_ps) / 1e9, gap_ps / 1e9
+
+    def decode_ms(self, *, with_long: bool) -> float:
+        """Return the end-to-end time of a short output."""
+        asked = [(_BEHIND_SECONDS, SHORT_PROMPT, SHORT_OUTPUT)]
+        if with_long:
+            asked.insert(0, (0.0, SHORT_PROMPT, LONG_OUTPUT))
+        short = self._run(asked)[0][-1]
+        return ((short.finished_ps or 0) - short.arrived_ps) / 1e9
+
+
+def measure(way: str) -> list[Row]:
+    """Put every question to one way to batch, simulated."""
+    scene = Scene(way)
+    ttft_ms, gap_ms = scene.prefill_ms(None)
+    full_ttft_ms, _ = scene.prefill_ms(FULL_PROMPT)
+    long_ttft_ms, long_gap_ms = scene.prefill_ms(LONG_PROMPT)
+    return [
+        Row(way, "budget", ttft_ms, full_ttft_ms),
+        Row(way, "prefill", ttft_ms, long_ttft_ms),
+        Row(way, "stall", gap_ms, long_gap_ms),
+        Row(way, "decode", scene.decode_ms(with_long=False), scene.decode_ms(with_long=True)),
+    ]
+
+
+def read_table(path: Path) -> list[Row]:
+    """Read what an earlier run wrote; nothing where there was none."""
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return [
+            Row(line["way"], line["question"], float(line["without_ms"]), float(line["with_ms"]))
+            for line in csv.DictReader(file)
+        ]
+
+
+def draw(rows: Sequence[Row], live: Sequence[Row]) -> Figure:
+    """Draw a panel for each question, with the live cluster's answers as marks."""
+    drawn, axes = figure.canvas(2, 2, 5.6)
     ways = list(WAYS)
-    for axis, figure in zip(axes, FIGURES, strict=True):
-        chosen = {row.way: row for row in rows if row.figure == figure}
-        places = range(len(ways))
-        without = [chosen[way].without_ms for way in ways]
-        together = [chosen[way].with_ms for way in ways]
-        axis.barh([place - 0.2 for place in places], without, 0.38, color="#b0bec5", label="without the long request")
-        bars = axis.barh([place + 0.2 for place in places], together, 0.38, color="#00796b", label="with it")
-        axis.bar_label(bars, labels=[f" {value:,.0f}" for value in together], fontsize=8)
-        axis.set_title(titles[figure], fontsize=10)
-        axis.set_yticks(list(places), ways)
-        axis.set_xlabel("ms")
-        axis.set_xlim(0, 1.15 * max(together))
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0].invert_yaxis()
-    axes[0].legend(fontsize=8, loc="lower right")
-    fig.savefig(path)
+    for one, (question, title) in zip(axes, QUESTIONS.items(), strict=True):
+        its = {row.way: row for row in rows if row.question == question}
+        measured = {row.way: row for row in live if row.question == question}
+        groups = [
+            figure.Bars(
+                "without the long request",
+                figure.PALE,
+                [its[way].without_ms for way in ways],
+                [measured[way].without_ms for way in ways if measured],
+            ),
+            figure.Bars(
+                "with it",
+                figure.BLUE,
+                [its[way].with_ms for way in ways],
+                [measured[way].with_ms for way in ways if measured],
+            ),
+        ]
+        figure.bars(one, ways, groups, ",.0f", "the live cluster")
+        one.set_title(title)
+        one.set_xlabel("ms")
+    axes[1].legend(loc="lower right")
+    return drawn
 
 
-def main() -> None:
+CAPTION = f"""\
+One A100-80-SXM, Llama-3-8B; at most {MAX_BATCH_TOKENS:,} prompt tokens in a batch (chunks of {CHUNK_TOKENS} for \
+"chunked"). A stream of {RUNNING_OUTPUT} tokens has {RUNNING_BEFORE} of them when the others come; static batching \
+lets nobody in before it has ended. Bars are simulated, strokes are medians of three from live clusters on a machine \
+of two cores: real processes and streams, whose own cost is in them."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run the study."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("docs/figures"))
-    parser.add_argument("--repetitions", type=int, default=3)
-    options = parser.parse_args()
+    parser = figure.parser(__doc__)
+    parser.add_argument("--live", action="store_true", help="ask clusters of real processes; writes the table alone")
+    parser.add_argument("--repetitions", type=int, default=3, help="of --live")
+    options = parser.parse_args(arguments)
     rows: list[Row] = []
-    for way in WAYS:
-        rows += asyncio.run(measure(way, options.repetitions))
-        for row in rows[-len(FIGURES) :]:
-            print(
-                f"{row.way:15} {row.figure:8} without {row.without_ms:8.1f} ms   with {row.with_ms:8.1f} ms", flush=True
-            )
-    options.out.mkdir(parents=True, exist_ok=True)
-    with (options.out / "long_tail.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["way", "figure", "without_ms", "with_ms"])
-        writer.writerows([row.way, row.figure, f"{row.without_ms:.1f}", f"{row.with_ms:.1f}"] for row in rows)
-    plot(rows, options.out / "long_tail.svg")
+    if options.live:
+        from studies.long_tail_live import measure_live  # the services' modules: the simulation does without them
+
+        for way in WAYS:
+            rows += measure_live(way, options.repetitions)
+            print(f"{way}: done", flush=True)
+    else:
+        rows = [row for way in WAYS for row in measure(way)]
+    table = [
+        {"way": r.way, "question": r.question, "without_ms": round(r.without_ms, 1), "with_ms": round(r.with_ms, 1)}
+        for r in rows
+    ]
+    figure.write_table(options.out, LIVE_NAME if options.live else NAME, table)
+    if not options.live:
+        live = read_table(options.out / f"{LIVE_NAME}.csv")
+        figure.save(draw(rows, live), options.out, NAME, CAPTION)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,41 @@
+"""`python -m studies` lists the studies; with names, or `all`, it runs them one after another."""
+
+import argparse
+import importlib
+import time
+from collections.abc import Sequence
+
+from studies.figure import DEFAULT_FOLDER
+
+STUDIES = {
+    "llm_mock": "llm-mock's two charts: prefix cache and batch size against throughput, TTFT and TPOT (10 s)",
+    "batch_sizes": "what a larger batch buys and costs: static batches of 1 to 128 (2 s)",
+    "static_continuous": "static against continuous batching: the passes of 32 requests in 8 places (2 s)",
+    "long_tail": "does a short request wait for a long one? simulated; by itself with --live the cluster too (3 s)",
+    "adapters": "S-LoRA's figures: throughput over adapters, skew and bursts, beside measured runs (30 s)",
+}
+"""Name -> what it answers, and about how long it takes on one core. docs/studies.md shows them all."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """List the studies, or run some."""
+    parser = argparse.ArgumentParser(prog="python -m studies", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a study, or all")
+    parser.add_argument("--out", default=str(DEFAULT_FOLDER), help="folder for figures and tables")
+    options = parser.parse_args(arguments)
+    for name in options.names:
+        if name not in ("all", *STUDIES):
+            parser.error(f"no study {name!r}; there are {', '.join(STUDIES)}")
+    if not options.names:
+        for name, what in STUDIES.items():
+            print(f"python -m studies.{name:18} {what}")
+        print(f"python -m studies {'all':18} all of them, into {DEFAULT_FOLDER}/")
+        return
+    for name in STUDIES if "all" in options.names else options.names:
+        started = time.perf_counter()
+        importlib.import_module(f"studies.{name}").main(["--out", options.out])
+        print(f"{name}: {time.perf_counter() - started:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
