@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from studies.figure import DEFAULT_FOLDER
 
 STUDIES = {
-    "llm_mock": "llm-mock's two charts: prefix cache and batch size against throughput, TTFT and TPOT (10 s)",
+    "llm_mock": "llm-mock's two charts: prefix cache and batch size against throughput, TTFT and TPOT (7 s)",
     "batch_sizes": "what a larger batch buys and costs: static batches of 1 to 128 (2 s)",
-    "static_continuous": "static against continuous batching: the passes of 32 requests in 8 places (2 s)",
-    "long_tail": "does a short request wait for a long one? simulated; by itself with --live the cluster too (3 s)",
-    "adapters": "S-LoRA's figures: throughput over adapters, skew and bursts, beside measured runs (30 s)",
+    "static_continuous": "static against continuous batching: the passes of 32 requests in 8 places (1 s)",
+    "long_tail": "does a short request wait for a long one? simulated; by itself with --live the cluster too (2 s)",
+    "adapters": "S-LoRA's figures: throughput over adapters, skew and bursts, beside measured runs (25 s)",
 }
 """Name -> what it answers, and about how long it takes on one core. docs/studies.md shows them all."""
 

@@ -9,11 +9,11 @@ a measured run of the same workload, that stands beside ours (studies/data/slora
 
 One point is
 
-    lorrery simulate --workers 1 --workload slora --rate 2.5 --duration 300 \
+    lorrery simulate --config /dev/null --workers 1 --workload slora --rate 2.5 --duration 300 --timeout 1000000 \
       --num-adapters N --adapter-dirs r64,r32,r16,r8 \
       --set 'adapters.registry=[{id="r64",rank=64,count=500}, ...]' \
       --set model=Llama-2-7B --set worker.gpu=A10G --set scheduler.strict=true \
-      --set scheduler.max_total_token_num=14500 --set scheduler.max_req_input_len=2048 ...
+      --set scheduler.max_total_token_num=14500
 
 Writes adapters.csv, adapters.png and adapters_policies.png. Takes about half a minute.
 """

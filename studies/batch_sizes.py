@@ -4,11 +4,11 @@ r"""What a larger batch buys and costs: seed document 002's sweep over batch siz
 
 A batch of b equal prompts is generated at once, 10 tokens each. As in the document, throughput is b * 10 / duration and
 "latency" is duration / 10, so the prefill is part of both. Three prompt lengths: 7 tokens (a line of text, as there),
-512, and 1,750 (what its questioner has: 1,500 to 2,000), on one A100 with Llama-3-8B. One point is
+512, and 1,750 (what its questioner has: 1,500 to 2,000), on one A100 with Llama-3-8B. A point of 7 tokens is
 
-    lorrery simulate --workers 1 --workload constant -n B --concurrency B --input-range P --output-range 10 \
-      --set model=Llama-3-8B --set worker.gpu=A100-80-SXM --set scheduler.policy=fcfs \
-      --set scheduler.batching=static --set scheduler.max_num_seqs=B ...
+    lorrery simulate --config /dev/null --workers 1 --workload constant -n B --concurrency B \
+      --input-range 7 --output-range 10 --set model=Llama-3-8B --set worker.gpu=A100-80-SXM \
+      --set scheduler.policy=fcfs --set scheduler.batching=static --set scheduler.max_num_seqs=B
 
 Writes batch_sizes.csv and batch_sizes.png. Takes about two seconds.
 """

@@ -10,7 +10,7 @@ setting; here 40 draws of 50 prompts show how much of a difference is the draw. 
 TPOT is given twice: as the original has it, E2E over the GPT-2 tokens of its text (" #0 #1 ..." is two a token, and E2E
 contains the queueing), and as the field has it, (E2E - TTFT) / (output tokens - 1).
 
-Writes llm_mock.csv, llm_mock_cache.png (its first chart) and llm_mock_batch.png (its second). Takes about ten seconds.
+Writes llm_mock.csv, llm_mock_cache.png (its first chart) and llm_mock_batch.png (its second). Takes some seven seconds.
 """
 
 import csv
