@@ -13,6 +13,7 @@ from typer.core import TyperCommand
 
 from chassis.errors import SettingsError
 from chassis.settings import load as load_settings
+from cli.simulate_journal import replay_journal
 from cli.simulation import Progress as RunProgress
 from cli.simulation import SimulatedRun, SimulationOptions
 from cli.up import default_config
@@ -95,6 +96,14 @@ def simulate(
             "--one-step", help="Decide before every step instead of jumping: slow, equal.", rich_help_panel=_SIMULATION
         ),
     ] = False,
+    journal: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Replay what a live scheduler noted (scheduler.journal) and compare; no other option counts.",
+            rich_help_panel=_SIMULATION,
+        ),
+    ] = None,
     workload: flags.Workload = "poisson",
     trace: flags.Trace = None,
     speed_up: flags.SpeedUp = 1.0,
@@ -150,6 +159,8 @@ def simulate(
     Exit code: 0 all completed, 1 some failed, 2 wrong usage, 130 interrupted.
     """
     del version
+    if journal is not None:
+        raise typer.Exit(replay_journal(journal, Console()))
     options = LoadOptions(
         target="",
         workload=workload_name(workload),

@@ -221,6 +221,8 @@ class Simulation:
         request = self._requests.get(handle)
         if request is None:
             return
+        if request.finished_ps is None:
+            request.finished_ps = self.now_ps  # to its client; the core lets go of it at the next boundary
         worker = self._worker_of.get(handle)
         if worker is not None:
             worker.replica.cancel(handle, self.now_ps)
@@ -360,7 +362,9 @@ class Simulation:
         return request
 
     def _close(self, request: SimulatedRequest, outcome: str, detail: str = "") -> None:
-        request.outcome, request.detail, request.finished_ps = outcome, detail, self.now_ps
+        request.outcome, request.detail = outcome, detail
+        if request.finished_ps is None:
+            request.finished_ps = self.now_ps
         self._ended.append(request)
 
 

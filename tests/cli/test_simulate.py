@@ -1,0 +1,187 @@
+"""`lorrery simulate`: its report is load's, its results repeat, and what goes wrong goes wrong on time."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from chassis.errors import LorreryError, SettingsError
+from cli.simulate import app
+from loadgen.report import CSV_COLUMNS, read_report
+
+CONFIG = ["--config", str(Path(__file__).parents[2] / "deploy" / "cluster.toml")]
+TRACES = Path(__file__).parents[2] / "deploy" / "traces"
+
+
+def run(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, [*CONFIG, *arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def rows(folder: Path, name: str = "requests.csv") -> list[dict[str, str]]:
+    with (folder / name).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_report_is_that_of_a_live_run(tmp_path: Path) -> None:
+    output = run("--rate", "5", "--duration", "20", "--adapters", "all", "--out", str(tmp_path))
+    assert "poisson simulated: Llama-3-8B, 2 x H100-SXM" in output
+    report = read_report(tmp_path)
+    summary = report["summary"]
+    assert summary["num_completed"] == summary["num_requests"]
+    assert summary["num_failed"] == 0
+    assert summary["tokens_per_message"] == 1
+    assert report["simulation"]["num_workers"] == 2
+    requests = rows(tmp_path)
+    assert tuple(requests[0]) == CSV_COLUMNS
+    assert len(requests) == summary["num_requests"]
+    assert sum(int(row["output_tokens"]) for row in requests) == summary["output_tokens"]
+    # With one message a token, gaps and tokens tell the same.
+    assert summary["itl_ms"]["count"] == summary["output_tokens"] - summary["num_requests"]
+
+
+def test_a_run_repeats_byte_for_byte_and_stepping_changes_nothing(tmp_path: Path) -> None:
+    asked = ["-n", "60", "--rate", "20", "--adapters", "all", "--steps", "--perfetto"]
+    for name, more in (("one", []), ("two", []), ("stepped", ["--one-step"])):
+        run(*asked, *more, "--out", str(tmp_path / name))
+    for file in ("requests.csv", "steps.csv", "trace.json"):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+    assert (tmp_path / "one/requests.csv").read_bytes() == (tmp_path / "stepped/requests.csv").read_bytes()
+    one, stepped = (
+        {row["worker"] + row["step"]: row for row in rows(tmp_path / n, "steps.csv")} for n in ("one", "stepped")
+    )
+    for row in (*one.values(), *stepped.values()):
+        del row["waiting_sequences"]  # a jump tells who waits at its beginning
+    assert one == stepped
+
+
+def test_every_step_is_written_and_the_trace_can_be_read(tmp_path: Path) -> None:
+    run("-n", "20", "--trace", "--steps", "--out", str(tmp_path))
+    steps, requests = rows(tmp_path, "steps.csv"), rows(tmp_path)
+    decoded = sum(int(row["decode_sequences"]) for row in steps)
+    assert decoded == sum(int(row["output_tokens"]) - 1 for row in requests)
+    assert sum(int(row["prefill_tokens"]) for row in steps) == sum(int(row["prompt_tokens"]) for row in requests)
+    assert all(int(row["end_ps"]) - int(row["start_ps"]) == int(row["step_ps"]) for row in steps)
+    events = json.loads((tmp_path / "trace.json").read_text(encoding="utf-8"))
+    slices = [event for event in events if event["ph"] == "X"]
+    assert sum(event["args"]["steps"] for event in slices) == len(steps)
+    assert {event["name"].split()[0] for event in slices} == {"prefill", "decode"}
+    assert (
+        sum(event["ph"] == "b" for event in events) == sum(event["ph"] == "e" for event in events) == 4 * len(requests)
+    )
+
+
+def test_trace_with_a_file_is_the_workloads_as_in_load(tmp_path: Path) -> None:
+    trace = str(TRACES / "azure_llm_2023_conv_excerpt.csv")
+    output = run("--workload", "azure", "--trace", trace, "-n", "30", "--trace", "--out", str(tmp_path))
+    assert "Azure Public Dataset" in output
+    assert (tmp_path / "trace.json").exists()
+    mooncake = str(TRACES / "mooncake_conversation_excerpt.jsonl")
+    cached = ["--set", "scheduler.prefix_cache.kind=blocks", "--skip-too-long", "-n", "60"]
+    run("--workload", "mooncake", "--trace", mooncake, *cached, "--out", str(tmp_path))
+    assert read_report(tmp_path)["summary"]["cached_tokens"] > 0
+
+
+def test_a_closed_loop_keeps_its_clients_busy(tmp_path: Path) -> None:
+    run("-c", "4", "-n", "40", "--workers", "1", "--out", str(tmp_path))
+    requests = rows(tmp_path)
+    assert len(requests) == 40
+    times = [(float(row["sent_seconds"]), float(row["end_seconds"])) for row in requests]
+    assert max(sum(sent <= at < end for sent, end in times) for at, _ in times) == 4
+    ends = {f"{end:.6f}" for _, end in times}
+    assert all(sent == 0 or f"{sent:.6f}" in ends for sent, _ in times)
+
+
+def test_warm_up_requests_are_in_no_figure(tmp_path: Path) -> None:
+    run("-n", "10", "--warmup", "5", "--adapters", "all", "--out", str(tmp_path))
+    assert [row["index"] for row in rows(tmp_path)] == [str(index) for index in range(10)]
+    assert float(rows(tmp_path)[0]["sent_seconds"]) < 5
+
+
+def test_a_lost_workers_requests_run_on_elsewhere(tmp_path: Path) -> None:
+    fault = ["--fault", "worker_loss,at=5,worker=worker-1,for=5"]
+    output = run("--rate", "20", "--duration", "20", *fault, "--out", str(tmp_path))
+    assert "worker_loss,at=5,worker=worker-1,for=5" in output
+    report = read_report(tmp_path)
+    assert report["summary"]["num_completed"] == report["summary"]["num_requests"]
+    assert report["summary"]["num_requeues"] > 0
+    admitted = [
+        float(row["sent_seconds"]) + float(row["queue_seconds"])
+        for row in rows(tmp_path)
+        if row["worker_id"] == "worker-1"
+    ]
+    assert not any(5 <= at < 10 for at in admitted)
+    assert any(at >= 10 for at in admitted)
+
+
+def test_without_any_worker_requests_wait_and_then_fail(tmp_path: Path) -> None:
+    fault = ["--fault", "worker_loss,at=0,worker=worker-0,for=40", "--workers", "1"]
+    run("--workload", "constant", "--rate", "1", "--duration", "45", *fault, "--out", str(tmp_path), code=1)
+    status = [row["status"] for row in rows(tmp_path)]
+    assert status[:10] == ["UNAVAILABLE"] * 10  # worker_wait_seconds is 30
+    assert set(status[10:]) == {"OK"}
+
+
+def test_a_slow_worker_gets_less_to_do(tmp_path: Path) -> None:
+    fault = ["--fault", "slow_worker,at=0,worker=worker-0,factor=3"]
+    run("--rate", "20", "--duration", "20", *fault, "--out", str(tmp_path))
+    by_worker = [row["worker_id"] for row in rows(tmp_path)]
+    assert 0 < by_worker.count("worker-0") < by_worker.count("worker-1")
+
+
+def test_adapters_that_do_not_load_fail_their_requests(tmp_path: Path) -> None:
+    fault = ["--fault", "adapter_load_failure,at=0,adapter=lora-r8-0,for=5"]
+    run("--rate", "20", "--duration", "20", "--adapters", "lora-r8-{0..1}", *fault, "--out", str(tmp_path), code=1)
+    failed = [row for row in rows(tmp_path) if row["status"] != "OK"]
+    assert {row["adapter_id"] for row in failed} == {"lora-r8-0"}
+    assert max(float(row["end_seconds"]) for row in failed) < 6
+
+
+def test_deadlines_and_limits_are_kept(tmp_path: Path) -> None:
+    run("--rate", "400", "--duration", "5", "--timeout", "4", "--workers", "1", "--out", str(tmp_path), code=1)
+    late = [row for row in rows(tmp_path) if row["status"] == "DEADLINE_EXCEEDED"]
+    assert late
+    assert all(float(row["end_seconds"]) - float(row["sent_seconds"]) == pytest.approx(4) for row in late)
+    few = ["--set", "scheduler.max_waiting_requests=5", "--set", "scheduler.running_max_req_size=4"]
+    run("--rate", "50", "--duration", "5", "--workers", "1", *few, "--out", str(tmp_path), code=1)
+    assert "RESOURCE_EXHAUSTED" in read_report(tmp_path)["summary"]["by_status"]
+    run("-n", "5", "--input-range", "9000", "--output-range", "10", "--out", str(tmp_path), code=1)
+    assert read_report(tmp_path)["summary"]["by_status"] == {"INVALID_ARGUMENT": 5}
+
+
+def test_adapters_stay_with_their_scheduler(tmp_path: Path) -> None:
+    run("-n", "100", "--shards", "2", "--workers", "4", "--adapters", "all", "--out", str(tmp_path))
+    shard_of: dict[str, set[int]] = {}
+    for row in rows(tmp_path):
+        shard_of.setdefault(row["adapter_id"], set()).add(int(row["worker_id"].removeprefix("worker-")) % 2)
+    assert all(len(shards) == 1 for shards in shard_of.values())
+    assert {shard for shards in shard_of.values() for shard in shards} == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--fault", "flood,at=1"], "'flood' is none of worker_loss, slow_worker, adapter_load_failure"),
+        (["--fault", "worker_loss,at=x,worker=worker-0"], "at is 'x'; it must be a number"),
+        (["--fault", "worker_loss,worker=worker-0"], "at is missing"),
+        (["--fault", "worker_loss,at=1,worker=worker-9"], "no such worker; there are worker-0, worker-1"),
+        (["--fault", "slow_worker,at=1,worker=worker-0,factor=0"], "factor is 0; it must be above 0"),
+        (["--steps"], "--steps and --perfetto need --out"),
+        (["--adapters", "ghost"], "'ghost' of request 0 is not in adapters.registry"),
+        (["--shards", "3"], "3 schedulers have 2 workers"),
+        (["--set", "scheduler.policy=best"], "scheduler.policy"),
+        (
+            ["--set", "adapters.loading=blocking", "--fault", "adapter_load_failure,at=1"],
+            "a prefill that waits for the load never runs",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments: list[str], message: str) -> None:
+    with pytest.raises(LorreryError, match=message) as error:
+        run(*arguments)
+    assert isinstance(error.value, SettingsError)
