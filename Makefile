@@ -5,13 +5,14 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-dev demo test lint protos protos-check protos-release lock bench clean
+.PHONY: help setup setup-dev demo test lint protos protos-check protos-release lock bench fuzz clean
 
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+FUZZ_ARGS ?=
 UPGRADE ?=
 
 # uv's own environment of the caller must not redirect it to another environment than ours.
@@ -74,6 +75,9 @@ test: setup-dev ## every test
 
 bench: setup-dev ## pace, CPU per token and per simulated request, beside bare references
 	$(BIN)/python -m bench $(BENCH_ARGS)
+
+fuzz: setup-dev ## more of the simulator's fuzz corpus; FUZZ_ARGS='--first 3000 --cases 100000'
+	PYTHONPATH=.:protos $(BIN)/python -m tests.simulator.fuzz $(FUZZ_ARGS)
 
 lint: setup-dev ## style, types, who may import whom, the wire's style
 	$(BIN)/ruff check .

@@ -77,7 +77,7 @@ class Simulation:
         self._one_step = one_step
         self._refuse = refuse
         self._choose_shard = choose_shard
-        self._timeout_ps = timeout_ps
+        self._timeout_ps = None if timeout_ps is None or timeout_ps >= NEVER else timeout_ps
         self._worker_wait_ps = worker_wait_ps
         self._requests: dict[int, SimulatedRequest] = {}
         self._worker_of: dict[int, SimulatedWorker] = {}
