@@ -1,4 +1,4 @@
-"""`python -m bench [fidelity|last-hop|core|sim-speed ...]`: run benchmarks, print them, and write them as JSON.
+"""`python -m bench [fidelity|last-hop|core|sim-speed|live-vs-sim ...]`: run benchmarks, print and write them as JSON.
 
 Exit code 1 if something broke; never because something was slow.
 """
@@ -16,7 +16,7 @@ import typer
 import uvloop
 from rich.console import Console
 
-from bench import core, fidelity, last_hop, machine, sim_speed, tables
+from bench import core, fidelity, last_hop, live_vs_sim, machine, sim_speed, tables
 from bench.cluster import BenchBrokenError
 from chassis.errors import LorreryError
 
@@ -40,6 +40,7 @@ class Benchmark(Enum):
     LAST_HOP = "last-hop"
     CORE = "core"
     SIM_SPEED = "sim-speed"
+    LIVE_VS_SIM = "live-vs-sim"
 
 
 @app.command()
@@ -55,7 +56,7 @@ def main(
     quick: Annotated[bool, typer.Option("--quick", help="Short runs and small loads, more noise.")] = False,
     out: Annotated[Path, typer.Option(help="Where the JSON goes.")] = OUT,
 ) -> None:
-    """Measure pace, and CPU per token, decision and simulated request. See docs/benchmarks.md.
+    """Measure pace, CPU per token, decision and simulated request, and live against simulated. See docs/benchmarks.md.
 
     Needs a machine with little else to do; what others took from it is part of the report.
     """
@@ -98,11 +99,20 @@ def main(
         results["sim_speed"] = result.as_json()
         console.print(tables.sim_speed(result))
 
+    def run_live_vs_sim() -> None:
+        with console.status("live-vs-sim") as status:
+            result = _in_loop(
+                lambda: live_vs_sim.measure(20.0 if quick else 60.0, lambda what: status.update(f"live-vs-sim: {what}"))
+            )
+        results["live_vs_sim"] = result.as_json()
+        console.print(tables.live_vs_sim(result))
+
     runs: dict[Benchmark, Callable[[], None]] = {
         Benchmark.FIDELITY: run_fidelity,
         Benchmark.LAST_HOP: run_last_hop,
         Benchmark.CORE: run_core,
         Benchmark.SIM_SPEED: run_sim_speed,
+        Benchmark.LIVE_VS_SIM: run_live_vs_sim,
     }
     try:
         for benchmark in dict.fromkeys(which or Benchmark):

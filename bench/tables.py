@@ -13,6 +13,7 @@ from rich.text import Text
 from bench.core import AIM_BATCH, AIM_US, CoreCost
 from bench.fidelity import Fidelity
 from bench.last_hop import BARE, CLUSTER, LastHop
+from bench.live_vs_sim import LiveVsSim
 from bench.sim_speed import BARE_AIM, GROWTH_AIM, LENGTH_AIM, MEMORY_AIM_MB, PEERS, RATE_AIM, SimSpeed
 
 ROUTER_AIM, INNER_AIM, EFFICIENCY_AIM = 1.25, 0.15, 0.8
@@ -173,6 +174,48 @@ def sim_speed(result: SimSpeed) -> Group:
     for peer, figure in PEERS.items():
         aims.add_row(f"the same, {peer} peer, on another machine", figure, "for scale", "")
     return Group(table, aims)
+
+
+def live_vs_sim(result: LiveVsSim) -> Group:
+    """Show what clients saw beside what the simulation says they would."""
+    table = Table(title="Live against simulated: what a load generator sees")
+    for name in (
+        "",
+        "live p50, ms",
+        "simulated",
+        "difference",
+        "live p99, ms",
+        "simulated",
+        "difference",
+        "aim of p50",
+    ):
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+    for name, figure in result.figures.items():
+        aim = ""
+        if figure.aim is not None:
+            aim = f"within {figure.aim:.0%}, {_meets(abs(figure.difference) <= figure.aim)}"
+        table.add_row(
+            name,
+            f"{figure.live_p50:.2f}",
+            f"{figure.simulated_p50:.2f}",
+            f"{figure.difference:+.2%}",
+            f"{figure.live_p99:.2f}",
+            f"{figure.simulated_p99:.2f}",
+            f"{figure.p99_difference:+.2%}",
+            aim,
+        )
+    replayed = result.replayed
+    verdict = "[green]equal[/]" if result.equal else f"[red]different[/]: {replayed.differences[0]}"
+    load = (
+        f"{result.num_requests} requests in {result.seconds:.0f} s, at most {result.most_streams} at once; sent late by"
+        f" {result.send_delay_p99_ms:.1f} ms (p99); simulated in {result.simulated_cpu_seconds:.2f} s of CPU"
+    )
+    journal = (
+        f"the scheduler's journal, replayed: {verdict}; {replayed.num_plans} plans, {replayed.num_steps} steps,"
+        f" {replayed.num_tokens} tokens; given {replayed.num_gaps} gaps, {replayed.num_late} late inputs"
+    )
+    notes = [load, journal, *(f"[yellow]{warning}[/]" for warning in result.warnings)]
+    return Group(table, *(Text.from_markup(note) for note in notes))
 
 
 def _notes(void: str, delay: float | None) -> list[Text]:
