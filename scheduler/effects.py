@@ -1,6 +1,6 @@
 """When arrivals and cancels take effect on one worker, and which of them do so too late.
 
-The rule (docs/architecture.md): at the first boundary at or after their stamp. The worker runs ahead of what the
+The rule (docs/simulator.md): at the first boundary at or after their stamp. The worker runs ahead of what the
 scheduler knows, so an Interrupt may reach it when the tokens of a further step are already told; the event then takes
 effect at a later boundary.
 """
