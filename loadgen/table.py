@@ -84,7 +84,7 @@ def _throughput(report: LoadReport) -> Text:
 
 def _adapters(report: LoadReport) -> Table:
     adapters = report.summary.adapters
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, collapse_padding=True)
     shown = adapters[:_BUSIEST]
     title = "adapter" if len(shown) == len(adapters) else f"busiest {len(shown)} of {len(adapters)}"
     table.add_column(title, min_width=15, max_width=36, overflow="ellipsis", no_wrap=True)

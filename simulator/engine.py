@@ -197,7 +197,7 @@ class Simulation:
 
     def _choose(self, request: SimulatedRequest, fitting: list[SimulatedWorker]) -> SimulatedWorker:
         for worker in fitting:
-            worker.catch_up(self.now_ps)
+            worker.show(self.now_ps)
         candidates = [worker.candidate for worker in fitting]
         chosen = self._placements[request.shard].place(request, candidates).candidate
         return fitting[candidates.index(chosen)]

@@ -145,6 +145,7 @@ class SimulatedWorker:
         totals.busy_ps += at_ps - self.start_ps
         totals.end_ps = at_ps
         self.plan = None
+        self.replica.uncommitted_steps = 0
         if stretch is not None:
             self._observe(stretch, finished, requests)
         if not finished:
@@ -166,13 +167,24 @@ class SimulatedWorker:
             return at_ps - self.gpu.total_ps(self.steps) + self.gpu.total_ps(self.steps - 1)
         return plan.at_ps if self.start_ps == plan.at_ps + plan.wait_ps else self.start_ps
 
+    def show(self, at_ps: int) -> None:
+        """Let placements see the state of now: count the steps of the running plan that have ended.
+
+        A prefix cache changes with the steps, so with one they are committed.
+        """
+        if self.replica.prefix_cache is not None:
+            self.catch_up(at_ps)
+        elif self.plan is not None:
+            self.replica.uncommitted_steps = self._steps_ended(at_ps)
+
+    def _steps_ended(self, at_ps: int) -> int:
+        return 0 if self.steps == 1 else self.gpu.steps_to_cover(at_ps - self.start_ps, self.steps) - 1
+
     def catch_up(self, at_ps: int) -> None:
-        """Commit the steps of the running plan that have ended before now, so that all may see the present state."""
+        """Commit the steps of the running plan that have ended before now."""
         plan = self.plan
-        if plan is None or self.steps == 1:
-            return
-        done = self.gpu.steps_to_cover(at_ps - self.start_ps, self.steps) - 1
-        if not done:
+        self.replica.uncommitted_steps = 0
+        if plan is None or not (done := self._steps_ended(at_ps)):
             return
         end_ps = self.start_ps + self.gpu.total_ps(done)
         if self.observer is not None:

@@ -79,6 +79,8 @@ def scale(workload: Sequence[WorkloadRequest], speed_up: float) -> list[Workload
     """
     if not (speed_up > 0 and math.isfinite(speed_up)):
         raise ValueError(f"speed_up is {speed_up}; it must be above 0")
+    if speed_up == 1:
+        return list(workload)
     return [replace(request, at_seconds=request.at_seconds / speed_up) for request in workload]
 
 

@@ -56,6 +56,10 @@ class ReplicaOptions:
 class Replica:
     """A worker's batch and queue.
 
+    Attributes:
+        uncommitted_steps: decode steps of the plan that runs which have ended and will be committed later; `kv_tokens`
+            counts them. A simulation, which commits a plan in one go, lets placements see the present so.
+
     Args:
         queue: who waits, and in which order they are tried.
         batching: chooses each next step.
@@ -86,6 +90,7 @@ class Replica:
         self.adapters = Residency() if adapters is None else adapters
         self._on_check = on_check
         self._moves_adapters = not options.no_lora and not self.adapters.options.keep_unused
+        self.uncommitted_steps = 0
         self._inbox = Inbox()
         self._joins: list[Sequence] = []
         self._leaves: list[Sequence] = []
@@ -113,7 +118,7 @@ class Replica:
     @property
     def kv_tokens(self) -> int:
         """Tokens that sequences in the batch hold."""
-        return self.running.kv_tokens
+        return self.running.kv_tokens + self.uncommitted_steps * self.running.num_decoding
 
     # --- events in --------------------------------------------------------------------------------------------------
 
