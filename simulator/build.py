@@ -1,5 +1,6 @@
 """Builds a simulation's parts: workers from settings of replica and device, requests from a workload."""
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
@@ -80,7 +81,7 @@ def build_requests(
                 at_ps,
                 adapter,
                 request.tenant_id,
-                prompt_token_ids(request, seed).tolist() if with_prompts else (),
+                array("I", prompt_token_ids(request, seed).tobytes()) if with_prompts else (),
                 ending=end,
             ),
         )

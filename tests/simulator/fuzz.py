@@ -345,7 +345,7 @@ def _play(
 
 def _tokens(hash_id: int, num_tokens: int) -> list[int]:
     request = WorkloadRequest(0, 0.0, num_tokens, 1, hash_ids=(hash_id,))
-    return next(build_requests([request], MODEL, {}, with_prompts=True))[1].prompt_token_ids[:num_tokens]  # type: ignore[return-value]
+    return list(next(build_requests([request], MODEL, {}, with_prompts=True))[1].prompt_token_ids)
 
 
 def _told(request: SimulatedRequest) -> tuple[Any, ...]:
