@@ -16,6 +16,7 @@ from chassis.settings import load as load_settings
 from cli.simulate_journal import replay_journal
 from cli.simulation import Progress as RunProgress
 from cli.simulation import SimulatedRun, SimulationOptions
+from cli.sweep import flags as sweep_flags
 from cli.up import default_config
 from cli.version import VersionOption
 from loadgen import flags
@@ -55,6 +56,7 @@ app = typer.Typer(
 
 @app.command(cls=_Command)
 def simulate(
+    context: typer.Context,
     config: Annotated[
         Path | None,
         typer.Option(
@@ -126,6 +128,10 @@ def simulate(
     concurrency: flags.Concurrency = None,
     warmup: flags.Warmup = 0,
     timeout: flags.Timeout = 300.0,
+    sweeps: sweep_flags.Sweeps = None,
+    jobs: sweep_flags.Jobs = None,
+    backend: sweep_flags.Backend = sweep_flags.DEFAULT_BACKEND,
+    backend_address: sweep_flags.BackendAddress = None,
     out: flags.Out = None,
     steps: Annotated[
         bool, typer.Option("--steps", help=f"Write every step to DIR/{STEPS_FILE}.", rich_help_panel=_OUTPUT)
@@ -151,15 +157,18 @@ def simulate(
 
       lorrery simulate --rate 20 --duration 3600 --adapters all
       lorrery simulate --workload azure --trace FILE --out out/azure --steps --perfetto
-      lorrery simulate --set scheduler.policy=fcfs --workers 4 -n 100000 --rate 40
+      lorrery simulate --set scheduler.policy=vtc_fair --workers 4 -n 100000 --rate 40
       lorrery simulate --fault worker_loss,at=30,worker=worker-1,for=10
       lorrery simulate --fault slow_worker,at=0,worker=worker-0,factor=1.5
       lorrery simulate --adapters all --fault adapter_load_failure,at=10,for=20
+      lorrery simulate --sweep rate=5,10,20 --sweep scheduler.policy=req_queue,vtc_fair --out DIR
 
-    Exit code: 0 all completed, 1 some failed, 2 wrong usage, 130 interrupted.
+    Exit code: 0 all completed, 1 some failed (of a sweep: points), 2 wrong usage, 130 interrupted.
     """
     del version
     if journal is not None:
+        if sweeps:
+            raise SettingsError("--journal replays one run; leave out --sweep")
         raise typer.Exit(replay_journal(journal, Console()))
     options = LoadOptions(
         target="",
@@ -186,11 +195,17 @@ def simulate(
         skip_too_long=skip_too_long,
         timeout=timeout,
     )
-    run = SimulatedRun(
-        load_settings(config or default_config(), overrides or []),
-        options,
-        SimulationOptions(workers, shards, tuple(map(parse_fault, faults or [])), one_step),
-    )
+    simulation = SimulationOptions(workers, shards, tuple(map(parse_fault, faults or [])), one_step)
+    if sweeps:
+        if steps or perfetto:
+            raise SettingsError("--steps and --perfetto are of one run; leave out --sweep")
+        from cli.sweep.run import sweep  # joblib only where it is needed
+
+        asked = config or default_config(), tuple(overrides or ()), options, simulation
+        raise typer.Exit(sweep(context, sweeps, asked, out, sweep_flags.Where(backend, backend_address, jobs)))
+    if jobs is not None or backend_address is not None or backend != sweep_flags.DEFAULT_BACKEND:
+        raise SettingsError("--jobs, --backend and --backend-address are of a sweep; add --sweep KEY=VALUES")
+    run = SimulatedRun(load_settings(config or default_config(), overrides or []), options, simulation)
     raise typer.Exit(_run(run, out, steps=steps, perfetto=perfetto))
 
 
