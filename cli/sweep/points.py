@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -177,11 +178,27 @@ def _determined_by(run: Run) -> dict[str, Any]:
         {
             "lorrery_version": VERSION,
             "code_sha256": code_digest(),
+            "plugins": _plugins(run.settings),
             "settings": run.settings.model_dump(exclude=_NO_MATTER),
             "options": {field.name: getattr(run.options, field.name) for field in fields(run.options)},
             "simulation": simulation | {"faults": [fault.text for fault in run.simulation.faults]},
         }
     )
+    return found
+
+
+def _plugins(settings: Settings) -> dict[str, Path | None]:
+    """Return the files of what settings take from outside the tree by dotted name; None: not to be found."""
+    own = settings.scheduler
+    found: dict[str, Path | None] = {}
+    for name in (own.policy, own.batching, own.placement):
+        if isinstance(name, str) and ":" in name:
+            module = name.partition(":")[0]
+            try:
+                spec = find_spec(module)
+            except (ImportError, ValueError):
+                spec = None
+            found[module] = Path(spec.origin) if spec is not None and spec.origin is not None else None
     return found
 
 

@@ -261,6 +261,17 @@ def test_a_point_is_known_by_what_its_files_contain(tmp_path: Path) -> None:
     assert "2 points to run" in simulate(*arguments, trace)
 
 
+def test_a_point_is_known_by_the_code_of_its_plug_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    plugin, values = tmp_path / "own_queue.py", ("scheduler.policy=own_queue:Own", "rate=4,8")
+    plugin.write_text("from scheduler.core.queues.vtc_fair import VtcFair as Own\n", encoding="utf-8")
+    assert "2 points to run" in sweep(tmp_path / "out", *values)
+    assert "to run" not in sweep(tmp_path / "out", *values)
+    with plugin.open("a", encoding="utf-8") as file:
+        file.write("Own.changed = True\n")
+    assert "2 points to run" in sweep(tmp_path / "out", *values)
+
+
 # ---- what it draws, and does without -------------------------------------------------------------------------------
 
 
