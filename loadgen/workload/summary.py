@@ -139,7 +139,8 @@ def distribution(values: npt.NDArray[np.float64], counts: npt.NDArray[np.int64] 
         values[np.searchsorted(before, np.floor(ranks) + up, side="right").clip(max=len(values) - 1)] for up in (0, 1)
     )
     p50, p90, p99 = (low + (high - low) * (ranks - np.floor(ranks))).tolist()
-    mean = float(values @ counts[order]) / size
+    # Not a dot product: BLAS sums in as many parts as it has threads, and the last digit would tell how many.
+    mean = float((values * counts[order]).sum()) / size
     return Distribution(size, mean, p50, p90, p99)
 
 

@@ -1,4 +1,7 @@
 import dataclasses
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -155,3 +158,21 @@ def test_a_counted_sample_is_described_like_the_same_sample_spelt_out(pairs):
     if counted.count:
         quantiles = np.percentile(np.repeat(values, counts), (50, 90, 99))
         assert [counted.p50, counted.p90, counted.p99] == pytest.approx(quantiles.tolist())
+
+
+def test_figures_do_not_depend_on_the_number_of_threads_that_numpy_may_use():
+    script = (
+        "import numpy as np; from loadgen.workload.summary import distribution;"
+        "print(distribution(np.random.default_rng(1).random(100_000)))"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env=os.environ | {"OPENBLAS_NUM_THREADS": threads, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for threads in ("1", "2")
+    }
+    assert len(outputs) == 1
