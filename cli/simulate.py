@@ -20,7 +20,6 @@ from cli.sweep import flags as sweep_flags
 from cli.up import default_config
 from cli.version import VersionOption
 from loadgen import flags
-from loadgen.options import LoadOptions, parse_range, workload_name
 from loadgen.report import check_folder, write_report
 from loadgen.session import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_OK
 from loadgen.table import print_report
@@ -165,36 +164,13 @@ def simulate(
 
     Exit code: 0 all completed, 1 some failed (of a sweep: points), 2 wrong usage, 130 interrupted.
     """
+    given = locals()
     del version
     if journal is not None:
         if sweeps:
             raise SettingsError("--journal replays one run; leave out --sweep")
         raise typer.Exit(replay_journal(journal, Console()))
-    options = LoadOptions(
-        target="",
-        workload=workload_name(workload),
-        trace=trace,
-        speed_up=speed_up,
-        num_requests=num_requests,
-        duration=duration,
-        rate=rate,
-        cv=cv,
-        alpha=alpha,
-        num_adapters=num_adapters,
-        adapters=adapters,
-        adapter_dirs=adapter_dirs,
-        adapter_exponent=adapter_exponent,
-        input_range=parse_range(input_range),
-        output_range=parse_range(output_range),
-        jitter=jitter,
-        concurrency=concurrency,
-        warmup=warmup,
-        seed=seed,
-        ignore_eos=ignore_eos,
-        max_new_tokens=max_new_tokens,
-        skip_too_long=skip_too_long,
-        timeout=timeout,
-    )
+    options = flags.load_options("", given)
     simulation = SimulationOptions(workers, shards, tuple(map(parse_fault, faults or [])), one_step)
     if sweeps:
         if steps or perfetto:

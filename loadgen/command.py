@@ -10,7 +10,6 @@ from chassis.errors import LorreryError, SettingsError
 from chassis.settings import load as load_settings
 from chassis.version import VERSION
 from loadgen import flags
-from loadgen.options import LoadOptions, parse_range, workload_name
 from loadgen.session import run_load
 
 __all__ = ["app", "load"]
@@ -99,33 +98,10 @@ def load(
 
     Exit code: 0 all completed, 1 some failed or no cluster, 2 wrong usage, 130 interrupted.
     """
+    given = locals()
     console = Console(soft_wrap=False)
     try:
-        options = LoadOptions(
-            target=target,
-            workload=workload_name(workload),
-            trace=trace,
-            speed_up=speed_up,
-            num_requests=num_requests,
-            duration=duration,
-            rate=rate,
-            cv=cv,
-            alpha=alpha,
-            num_adapters=num_adapters,
-            adapters=adapters,
-            adapter_dirs=adapter_dirs,
-            adapter_exponent=adapter_exponent,
-            input_range=parse_range(input_range),
-            output_range=parse_range(output_range),
-            jitter=jitter,
-            concurrency=concurrency,
-            warmup=warmup,
-            seed=seed,
-            ignore_eos=ignore_eos,
-            max_new_tokens=max_new_tokens,
-            skip_too_long=skip_too_long,
-            timeout=timeout,
-        )
+        options = flags.load_options(target, given)
         code = run_load(
             options,
             tls=load_settings(config).client_tls,

@@ -3,12 +3,14 @@
 Each is the type of a command's parameter, its flag and its help in it.
 """
 
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 
-from loadgen.options import WorkloadName
+from loadgen.options import LoadOptions, WorkloadName, parse_range, workload_name
 
 _WORKLOAD, _LENGTHS, _ADAPTERS, _DRIVE, _OUTPUT = "Workload", "Lengths", "Adapters", "How it is played", "Output"
 
@@ -157,3 +159,20 @@ Out = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Write summary.json and requests.csv there.", rich_help_panel=_OUTPUT),
 ]
+
+
+def load_options(target: str, given: Mapping[str, Any]) -> LoadOptions:
+    """Make the options of a command's parameters.
+
+    Args:
+        target: the router; empty where there is none.
+        given: every option above by its parameter's name, and anything else (a command's `locals()`).
+
+    Raises:
+        SettingsError: a workload or a range that is none.
+    """
+    values = {field.name: given[field.name] for field in fields(LoadOptions) if field.name != "target"}
+    values["workload"] = workload_name(values["workload"])
+    for name in ("input_range", "output_range"):
+        values[name] = parse_range(values[name])
+    return LoadOptions(target=target, **values)
