@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from typer.core import TyperCommand
 
-from chassis.errors import SettingsError
+from chassis.errors import FormatError, SettingsError
 from chassis.settings import load as load_settings
 from cli.simulate_journal import replay_journal
 from cli.simulation import Progress as RunProgress
@@ -169,7 +169,10 @@ def simulate(
     if journal is not None:
         if sweeps:
             raise SettingsError("--journal replays one run; leave out --sweep")
-        raise typer.Exit(replay_journal(journal, Console()))
+        try:
+            raise typer.Exit(replay_journal(journal, Console()))
+        except FormatError as error:  # exit code 1 says that the replay differs
+            raise SettingsError(str(error)) from None
     options = flags.load_options("", given)
     simulation = SimulationOptions(workers, shards, tuple(map(parse_fault, faults or [])), one_step)
     if sweeps:
@@ -188,7 +191,10 @@ def simulate(
 def _run(run: SimulatedRun, out: Path | None, *, steps: bool, perfetto: bool) -> int:
     if out is not None:
         check_folder(out)
-        out.mkdir(parents=True, exist_ok=True)
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SettingsError(f"--out {out}: {error.strerror}") from None
     elif steps or perfetto:
         raise SettingsError("--steps and --perfetto need --out DIR")
     console = Console(soft_wrap=False)

@@ -40,6 +40,8 @@ Watch = Callable[["Progress"], None]
 _LOOK_EVERY = 256
 """Ended requests between two looks at the wall clock."""
 _LOOK_SECONDS = 0.2
+LAST_SECONDS = NEVER // PS_PER_SECOND
+"""Times are kept in 64 bits of picoseconds: 53 days."""
 
 
 @dataclass(slots=True)
@@ -49,7 +51,6 @@ class Progress:
     num_requests: int
     num_ended: int = 0
     simulated_seconds: float = 0.0
-    num_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,24 +100,25 @@ class SimulatedRun:
             LorreryError: settings or options that cannot be, a trace that cannot be read.
         """
         settings, options = self.settings, self.options
-        cluster = _SimulatedCluster(settings, self.simulation_options, [self._gaps, *self.observers], options.timeout)
+        cluster = _SimulatedCluster(settings, self.simulation_options, options.timeout)
         view = cluster.view
         workload, num_skipped = admissible(options, build_workload(options, list(cluster.adapters)), view)
-        cluster.check_adapters(workload.requests)
+        cluster.check(workload.requests)
         started_at = datetime.now(UTC)
         cluster.warm_up(warmup_requests(workload.requests, options.warmup), options.seed)
-        self._gaps.restart()
-        start_ps = cluster.simulation.now_ps
+        start_ps, workers = cluster.simulation.now_ps, cluster.simulation.workers
+        before = _count(workers)
+        cluster.simulation.observe([self._gaps, *self.observers])
         outcomes = OutcomeRecorder(start_ps)
         cpu = time.process_time()
         interrupted = self._play(cluster, workload, outcomes)
         cpu_seconds = time.process_time() - cpu
-        workers, table = cluster.simulation.workers, outcomes.table(self._gaps.gaps())
+        table, after = outcomes.table(self._gaps.gaps()), _count(workers)
         cost = SimulationCost(
             cpu_seconds=cpu_seconds,
             simulated_seconds=float(table.end_seconds.max(initial=0.0)),
-            num_steps=sum(worker.totals.num_steps for worker in workers),
-            num_plans=sum(worker.totals.num_plans for worker in workers),
+            num_steps=after[0] - before[0],
+            num_plans=after[1] - before[1],
             num_workers=len(workers),
             events=tuple(fault.text for fault in self.simulation_options.faults),
         )
@@ -148,21 +150,26 @@ class SimulatedRun:
             self._look(progress, cluster.simulation)
         for request in cluster.simulation.close():
             outcomes.add(request)
+            if self.on_end is not None:
+                self.on_end(request)
         return self._stopped
 
     def _look(self, progress: Progress, simulation: Simulation) -> None:
         assert self.watch is not None
         progress.simulated_seconds = simulation.now_ps / PS_PER_SECOND
-        progress.num_steps = sum(worker.totals.num_steps for worker in simulation.workers)
         self.watch(progress)
+
+
+def _count(workers: Iterable[SimulatedWorker]) -> tuple[int, int]:
+    """Return the steps and plans so far."""
+    totals = [worker.totals for worker in workers]
+    return sum(one.num_steps for one in totals), sum(one.num_plans for one in totals)
 
 
 class _SimulatedCluster:
     """Schedulers and workers of some settings."""
 
-    def __init__(
-        self, settings: Settings, options: SimulationOptions, observers: list[Observer], timeout_seconds: float
-    ) -> None:
+    def __init__(self, settings: Settings, options: SimulationOptions, timeout_seconds: float) -> None:
         addresses = list(settings.router.schedulers)
         num_shards = options.num_shards or len(addresses)
         if num_shards != len(addresses):
@@ -180,16 +187,15 @@ class _SimulatedCluster:
             self._worker(number, factories[number % num_shards], num_shards) for number in range(options.num_workers)
         ]
         time_scale = settings.time_scale
-        self._observers = observers
+        self._start_ps = NEVER
         self.simulation = Simulation(
             workers,
             [factory.placement() for factory in factories],
             one_step=options.one_step,
             refuse=self._refuse,
             choose_shard=self._choose_shard if num_shards > 1 else None,
-            timeout_ps=round(timeout_seconds / time_scale * PS_PER_SECOND),
+            timeout_ps=round(min(timeout_seconds / time_scale, LAST_SECONDS) * PS_PER_SECOND),
             worker_wait_ps=round(settings.scheduler.worker_wait_seconds / time_scale * PS_PER_SECOND),
-            observers=observers,
         )
 
     @property
@@ -206,12 +212,18 @@ class _SimulatedCluster:
             workers=((self._device.deployment.gpu.name, self._options.num_workers),),
         )
 
-    def check_adapters(self, requests: Sequence[WorkloadRequest]) -> None:
-        """Refuse a workload whose adapters the cluster does not know.
+    def check(self, requests: Sequence[WorkloadRequest]) -> None:
+        """Refuse a workload or faults with adapters that the cluster does not know, and times beyond all that is told.
 
         Raises:
             SettingsError: names the first.
         """
+        for fault in self._options.faults:
+            if fault.adapter and fault.adapter not in self.adapters:
+                raise SettingsError(f"--fault {fault.text}: no such adapter in adapters.registry")
+        last = requests[-1].at_seconds
+        if last >= LAST_SECONDS:
+            raise SettingsError(f"a request is due at {last:,.0f} s; a simulation has {LAST_SECONDS:,} s at most")
         for request in requests:
             if request.adapter_id is not None and request.adapter_id not in self.adapters:
                 raise SettingsError(
@@ -227,6 +239,7 @@ class _SimulatedCluster:
     def play(self, requests: Sequence[WorkloadRequest], options: LoadOptions) -> Iterator[SimulatedRequest]:
         """Run a workload as the load generator would send it, faults included; yield requests as they end."""
         simulation = self.simulation
+        self._start_ps = simulation.now_ps
         schedule_faults(self._options.faults, simulation)
         played = again_and_again(requests) if options.repeats else iter(requests)
         built = self._build(played, options.seed, ignore_eos=options.ignore_eos, max_new_tokens=options.max_new_tokens)
@@ -294,7 +307,7 @@ class _SimulatedCluster:
             )
 
         def fails(adapter: Adapter, attempt: int, at_ps: int) -> bool:
-            return load_fails(faults, adapter, at_ps)
+            return load_fails(faults, adapter, at_ps - self._start_ps)
 
         def make_replica() -> Replica:
             return factory.replica(replica_settings, fails if faults else None)

@@ -44,7 +44,7 @@ class Simulation:
         choose_shard: index of the scheduler that gets a request; needed with several.
         timeout_ps: requests not over so long after their arrival are cancelled.
         worker_wait_ps: how long a request waits while its scheduler has no worker.
-        observers: told of what runs.
+        observers: told of what runs, see `observe`.
 
     Attributes:
         now_ps: the clock.
@@ -64,10 +64,9 @@ class Simulation:
         observers: Sequence[Observer] = (),
     ) -> None:
         self.workers = list(workers)
-        self._observer = _together(observers)
+        self._observer: Observer | None = None
         for order, worker in enumerate(self.workers):
             worker.order = order
-            worker.observer = self._observer
         self._placements = placement if isinstance(placement, Sequence) else [placement]
         self.shards: list[list[SimulatedWorker]] = [[] for _ in self._placements]
         for worker in self.workers:
@@ -86,14 +85,22 @@ class Simulation:
         self._new_pace: dict[int, StepTimeModel] = {}  # by the worker's order, until its next boundary
         self._timed: list[tuple[int, int, Callable[[], None]]] = []  # (time, number, what)
         self._num_timed = 0
-        self._deadlines: deque[tuple[int, SimulatedRequest]] = deque()
-        self._deadline_is_timed = False
+        self._deadlines: deque[tuple[int, SimulatedRequest]] = deque()  # in order: all have the same time
         self._ended: list[SimulatedRequest] = []
+        self.observe(observers)
 
     @property
     def num_open(self) -> int:
         """Requests that have arrived and are not over."""
         return len(self._requests)
+
+    def observe(self, observers: Sequence[Observer]) -> None:
+        """Tell these, and nobody else, of what runs from now on."""
+        self._observer = _together(observers)
+        if self._observer is not None:
+            self._observer.begin(self.now_ps)
+        for worker in self.workers:
+            worker.observer = self._observer
 
     def num_waiting(self, shard: int) -> int:
         """Return how many requests of a scheduler wait, for a batch or for a worker."""
@@ -131,12 +138,17 @@ class Simulation:
         coming = iter(arrivals)
         arrival = next(coming, None)
         arrival_ps = NEVER if arrival is None else arrival[0]
-        boundaries, timed, ended, workers = self._boundaries, self._timed, self._ended, self.workers
+        boundaries, timed, deadlines = self._boundaries, self._timed, self._deadlines
+        ended, workers = self._ended, self.workers
         while True:
             while boundaries and workers[boundaries[0][1]].version != boundaries[0][2]:
                 heappop(boundaries)
             boundary_ps = boundaries[0][0] if boundaries else NEVER
             timed_ps = timed[0][0] if timed else NEVER
+            while deadlines and deadlines[0][1].outcome is not None:
+                deadlines.popleft()
+            if deadlines and deadlines[0][0] < timed_ps:
+                timed_ps = deadlines[0][0]
             if arrival is not None and arrival_ps <= boundary_ps and arrival_ps <= timed_ps:
                 self.now_ps = arrival_ps
                 self._arrive(arrival[1])
@@ -144,10 +156,13 @@ class Simulation:
                 if arrival is not None:
                     arrival_ps = arrival[0]
             elif timed_ps <= boundary_ps:
-                if not timed:
+                if timed_ps == NEVER:
                     return
                 self.now_ps = timed_ps
-                heappop(timed)[2]()
+                if timed and timed[0][0] == timed_ps:
+                    heappop(timed)[2]()
+                else:
+                    self._time_out(deadlines.popleft()[1])
             else:
                 self.now_ps = boundary_ps
                 self._at_boundary(workers[heappop(boundaries)[1]], boundary_ps)
@@ -166,14 +181,14 @@ class Simulation:
     # --- from outside -----------------------------------------------------------------------------------------------
 
     def _arrive(self, request: SimulatedRequest) -> None:
+        if self._choose_shard is not None:
+            request.shard = self._choose_shard(request)
         if self._refuse is not None and (refusal := self._refuse(request)) is not None:
             self._close(request, *refusal)
             return
-        if self._choose_shard is not None:
-            request.shard = self._choose_shard(request)
         self._requests[request.handle] = request
         if self._timeout_ps is not None:
-            self._expect(request, self._timeout_ps)
+            self._deadlines.append((self.now_ps + self._timeout_ps, request))
         self._place(request)
 
     def _place(self, request: SimulatedRequest) -> None:
@@ -229,28 +244,11 @@ class Simulation:
             self._nudge(worker, heeded=True)
         else:
             del self._unplaced[request.shard][handle], self._requests[handle]
-            self._close(request, "cancelled")
+            self._close(request, "timed out" if request.detail else "cancelled", request.detail)
 
-    def _expect(self, request: SimulatedRequest, timeout_ps: int) -> None:
-        """Remember a deadline; all requests have the same time, so the oldest one's comes first."""
-        deadlines = self._deadlines
-        deadlines.append((self.now_ps + timeout_ps, request))
-        while deadlines[0][1].outcome is not None:
-            deadlines.popleft()
-        if not self._deadline_is_timed:
-            self._deadline_is_timed = True
-            self.at(deadlines[0][0], self._time_out)
-
-    def _time_out(self) -> None:
-        deadlines = self._deadlines
-        while deadlines and (deadlines[0][0] <= self.now_ps or deadlines[0][1].outcome is not None):
-            _, request = deadlines.popleft()
-            if request.outcome is None:
-                request.detail = "deadline exceeded"
-                self.cancel(request.handle)
-        self._deadline_is_timed = bool(deadlines)
-        if deadlines:
-            self.at(deadlines[0][0], self._time_out)
+    def _time_out(self, request: SimulatedRequest) -> None:
+        request.detail = "deadline exceeded"
+        self.cancel(request.handle)
 
     def _nudge(self, worker: SimulatedWorker, *, heeded: bool) -> None:
         if worker.plan is None:
@@ -373,6 +371,10 @@ class _Observers:
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = observers
+
+    def begin(self, start_ps: int) -> None:
+        for observer in self._observers:
+            observer.begin(start_ps)
 
     def ran(self, stretch: Stretch) -> None:
         for observer in self._observers:

@@ -7,17 +7,17 @@
 Times are device seconds. Without `for` a fault stays to the end; without `adapter` every adapter's loads fail.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from functools import partial
+from itertools import combinations
 
 from chassis.errors import SettingsError
 from scheduler.core.sequence import Adapter
 from simulator.engine import NEVER, Simulation
 from simulator.slow import Slowed
-from simulator.worker import SimulatedWorker
 
 _PS_PER_SECOND = 10**12
 
@@ -64,15 +64,19 @@ def parse_fault(text: str) -> Fault:
     values: dict[str, str] = {}
     for part in parts:
         key, equals, value = part.partition("=")
-        if not equals or key not in _KEYS[kind]:
+        if not equals or key not in _KEYS[kind] or key in values:
             raise SettingsError(f"--fault {text}: {part!r}; {kind} has {', '.join(sorted(_KEYS[kind]))}")
         values[key] = value
     for key in {"at", "worker", "factor"} & _KEYS[kind] - values.keys():
         raise SettingsError(f"--fault {text}: {key} is missing")
     at = _number(text, "at", values["at"], least=0)
+    if at >= NEVER // _PS_PER_SECOND:
+        raise SettingsError(
+            f"--fault {text}: at is {values['at']}; a simulation has {NEVER // _PS_PER_SECOND:,} s at most"
+        )
     until_ps = NEVER
     if "for" in values:
-        until_ps = round((at + _number(text, "for", values["for"], above=0)) * _PS_PER_SECOND)
+        until_ps = min(round((at + _number(text, "for", values["for"], above=0)) * _PS_PER_SECOND), NEVER)
     factor = _number(text, "factor", values["factor"], above=0) if "factor" in values else Fraction(1)
     return Fault(
         text,
@@ -98,7 +102,7 @@ def _number(text: str, key: str, value: str, *, least: int | None = None, above:
 
 
 def load_fails(faults: Iterable[Fault], adapter: Adapter, at_ps: int) -> bool:
-    """Tell whether a load that begins at this time fails."""
+    """Tell whether a load that begins so long after the run's begin fails."""
     return any(
         fault.kind == LOAD_FAILURE
         and fault.at_ps <= at_ps < fault.until_ps
@@ -107,13 +111,18 @@ def load_fails(faults: Iterable[Fault], adapter: Adapter, at_ps: int) -> bool:
     )
 
 
-def schedule_faults(faults: Iterable[Fault], simulation: Simulation) -> None:
-    """Let a simulation's workers be lost and slowed down on time.
+def schedule_faults(faults: Sequence[Fault], simulation: Simulation) -> None:
+    """Let a simulation's workers be lost and slowed down on time; times count from now.
 
     Raises:
-        SettingsError: a fault names a worker that is not there.
+        SettingsError: a fault names a worker that is not there, or overlaps another of its kind and worker.
     """
     workers = {worker.name: worker for worker in simulation.workers}
+    start_ps = simulation.now_ps
+    for fault, earlier in combinations(sorted(faults, key=lambda fault: -fault.at_ps), 2):
+        same = fault.kind != LOAD_FAILURE and (fault.kind, fault.worker) == (earlier.kind, earlier.worker)
+        if same and fault.at_ps < earlier.until_ps:
+            raise SettingsError(f"--fault {fault.text}: begins before {earlier.text} is over")
     for fault in faults:
         if fault.kind == LOAD_FAILURE:
             continue
@@ -121,14 +130,11 @@ def schedule_faults(faults: Iterable[Fault], simulation: Simulation) -> None:
         if worker is None:
             raise SettingsError(f"--fault {fault.text}: no such worker; there are {', '.join(workers)}")
         if fault.kind == WORKER_LOSS:
-            simulation.at(fault.at_ps, partial(simulation.lose, worker))
-            if fault.until_ps < NEVER:
-                simulation.at(fault.until_ps, partial(simulation.attach, worker))
+            begin, end = partial(simulation.lose, worker), partial(simulation.attach, worker)
         else:
-            _schedule_slowness(fault, worker, simulation)
-
-
-def _schedule_slowness(fault: Fault, worker: SimulatedWorker, simulation: Simulation) -> None:
-    simulation.at(fault.at_ps, partial(simulation.change_pace, worker, Slowed(worker.step_time, fault.factor)))
-    if fault.until_ps < NEVER:
-        simulation.at(fault.until_ps, partial(simulation.change_pace, worker, worker.step_time))
+            slowed = Slowed(worker.step_time, fault.factor)
+            begin = partial(simulation.change_pace, worker, slowed)
+            end = partial(simulation.change_pace, worker, worker.step_time)
+        simulation.at(start_ps + fault.at_ps, begin)
+        if fault.until_ps < NEVER:
+            simulation.at(start_ps + fault.until_ps, end)

@@ -20,10 +20,11 @@ class GapRecorder:
     """Gathers gaps of a whole run; 32 bytes a stretch."""
 
     def __init__(self) -> None:
-        self.restart()
+        self.begin(0)
 
-    def restart(self) -> None:
+    def begin(self, start_ps: int) -> None:
         """Forget all that was."""
+        del start_ps  # a gap has no origin
         # Each entry: the first gap, what each further one is longer by, how many there are, and sequences that have it.
         self._first_ps = array("q")
         self._slope_ps = array("q")

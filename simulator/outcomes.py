@@ -109,7 +109,7 @@ class OutcomeRecorder:
 
 def _last_token_ps(request: SimulatedRequest) -> int:
     if request.outcome != "finished":
-        return _NONE if request.first_token_ps is None else request.first_token_ps
+        return _NONE  # it is not known how many tokens it has got
     last_ps = request.finished_ps if request.last_token_ps is None else request.last_token_ps
     assert last_ps is not None
     return last_ps

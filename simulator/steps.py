@@ -31,13 +31,18 @@ class StepWriter:
         self._writer = csv.writer(file, lineterminator="\n")
         self._writer.writerow(COLUMNS)
         self._num_steps: dict[str, int] = {}
+        self._start_ps = 0
+
+    def begin(self, start_ps: int) -> None:
+        """Count times from here."""
+        self._start_ps = start_ps
 
     def ran(self, stretch: Stretch) -> None:
         """Write these steps."""
         number = self._num_steps.get(stretch.worker, 0)
         self._num_steps[stretch.worker] = number + stretch.num_steps
         prefill_tokens = sum(chunk.new_tokens for chunk in stretch.plan.prefills)
-        at_ps, step_ps, kv_tokens = stretch.start_ps, stretch.first_ps, stretch.kv_tokens
+        at_ps, step_ps, kv_tokens = stretch.start_ps - self._start_ps, stretch.first_ps, stretch.kv_tokens
         for index in range(stretch.num_steps):
             # Only the first step of a plan has its prefills, and only then is it the only one of its stretch.
             prefills = len(stretch.plan.prefills) if index == 0 else 0

@@ -44,6 +44,10 @@ class Stretch:
 class Observer(Protocol):
     """Told of what runs, in order of time for each worker."""
 
+    def begin(self, start_ps: int) -> None:
+        """Take note that the run begins; its times count from here."""
+        ...
+
     def ran(self, stretch: Stretch) -> None:
         """Take note of steps that have ended."""
         ...

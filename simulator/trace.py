@@ -32,7 +32,12 @@ class TraceWriter:
         self._file.write("[\n")
         self._pids: dict[str, int] = {}
         self._any = False
+        self._start_ps = 0
         self._write({"ph": "M", "pid": _REQUESTS, "name": "process_name", "args": {"name": "requests"}})
+
+    def begin(self, start_ps: int) -> None:
+        """Count times from here."""
+        self._start_ps = start_ps
 
     def close(self) -> None:
         """Write the end; the file stays open."""
@@ -41,7 +46,7 @@ class TraceWriter:
     def ran(self, stretch: Stretch) -> None:
         """Write a stretch of steps, and the counters at its beginning."""
         pid = self._pid(stretch.worker)
-        start_us = stretch.start_ps / _PS_PER_US
+        start_us = self._us(stretch.start_ps)
         prefills = stretch.plan.prefills
         num_sequences = stretch.num_decodes + len(prefills)
         prefill_tokens = sum(chunk.new_tokens for chunk in prefills)
@@ -81,19 +86,20 @@ class TraceWriter:
         ends = [at_ps for _, at_ps in known[1:]] + [request.finished_ps or request.arrived_ps]
         details: dict[str, object] = {
             "prompt_tokens": request.prompt_tokens,
-            "output_tokens": request.output_tokens,
             "cached_tokens": request.first_cached_tokens,
             "outcome": request.outcome,
             "worker": request.worker,
             "adapter": "" if request.adapter is None else request.adapter.adapter_id,
         }
+        if request.outcome == "finished":
+            details["output_tokens"] = request.output_tokens
         common = {"pid": _REQUESTS, "tid": 1, "cat": "request", "id": request.handle}
         name = f"request {request.handle}"
-        begin_us, end_us = request.arrived_ps / _PS_PER_US, ends[-1] / _PS_PER_US
+        begin_us, end_us = self._us(request.arrived_ps), self._us(ends[-1])
         self._write({"ph": "b", **common, "name": name, "ts": begin_us, "args": details})
         for (phase, at_ps), end_ps in zip(known, ends, strict=True):
-            self._write({"ph": "b", **common, "name": phase, "ts": at_ps / _PS_PER_US})
-            self._write({"ph": "e", **common, "name": phase, "ts": end_ps / _PS_PER_US})
+            self._write({"ph": "b", **common, "name": phase, "ts": self._us(at_ps)})
+            self._write({"ph": "e", **common, "name": phase, "ts": self._us(end_ps)})
         self._write({"ph": "e", **common, "name": name, "ts": end_us})
 
     def left(self, worker: str, handle: int) -> None:
@@ -112,6 +118,9 @@ class TraceWriter:
             self._write({"ph": "M", "pid": pid, "name": "process_name", "args": {"name": worker}})
             self._write({"ph": "M", "pid": pid, "tid": _BATCHES, "name": "thread_name", "args": {"name": "batches"}})
         return pid
+
+    def _us(self, at_ps: int) -> float:
+        return (at_ps - self._start_ps) / _PS_PER_US
 
     def _slice(self, pid: int, name: str, start_us: float, duration_us: float, details: Mapping[str, object]) -> None:
         self._write(

@@ -90,6 +90,9 @@ class DecodeTimes:
 
     ends_ps: list[int] = field(default_factory=list)
 
+    def begin(self, start_ps: int) -> None:
+        """Nothing runs before the run."""
+
     def ran(self, stretch: Stretch) -> None:
         """Take note of one step."""
         if stretch.plan.decode:

@@ -57,6 +57,9 @@ class Passes:
     ends_ps: list[int] = field(default_factory=list)
     joined_at: dict[int, int] = field(default_factory=dict)
 
+    def begin(self, start_ps: int) -> None:
+        """Nothing runs before the run."""
+
     def ran(self, stretch: Stretch) -> None:
         """Take note of one pass."""
         assert stretch.num_steps == 1

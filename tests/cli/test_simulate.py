@@ -163,6 +163,34 @@ def test_adapters_stay_with_their_scheduler(tmp_path: Path) -> None:
     assert {shard for shards in shard_of.values() for shard in shards} == {0, 1}
 
 
+def test_each_scheduler_counts_its_own_queue(tmp_path: Path) -> None:
+    few = ["--set", "scheduler.max_waiting_requests=5", "--set", "scheduler.running_max_req_size=4"]
+    asked = ["--rate", "200", "--duration", "2", "--shards", "2", "--workers", "2", *few]
+    for adapter in ("lora-r8-0", "lora-r8-1", "lora-r8-2", "lora-r8-3"):
+        run(*asked, "--adapters", adapter, "--out", str(tmp_path), code=1)
+        assert read_report(tmp_path)["summary"]["by_status"]["RESOURCE_EXHAUSTED"] > 100, adapter
+
+
+def test_faults_count_from_the_end_of_the_warm_up(tmp_path: Path) -> None:
+    fault = ["--fault", "slow_worker,at=0,worker=worker-0,factor=3,for=100", "--workers", "1", "--steps"]
+    for warmup in ("0", "5"):
+        run("--rate", "5", "--duration", "20", *fault, "--warmup", warmup, "--out", str(tmp_path / warmup))
+    cold, warm = (read_report(tmp_path / warmup) for warmup in ("0", "5"))
+    assert warm["summary"]["tpot_ms"]["p50"] == pytest.approx(cold["summary"]["tpot_ms"]["p50"], rel=0.02)
+    assert warm["simulation"]["num_steps"] == len(rows(tmp_path / "5", "steps.csv"))
+    assert float(rows(tmp_path / "5", "steps.csv")[0]["start_ps"]) < 5e12
+    loss = ["--fault", "worker_loss,at=10,worker=worker-0", "--warmup", "5"]
+    run("--rate", "5", "--duration", "20", *loss, "--out", str(tmp_path))
+    assert {row["worker_id"] for row in rows(tmp_path) if float(row["end_seconds"]) < 10} == {"worker-0", "worker-1"}
+
+
+def test_a_deadline_passes_without_a_worker_too(tmp_path: Path) -> None:
+    faults = [f"--fault=worker_loss,at=3,worker=worker-{n}" for n in range(2)]
+    run("--rate", "5", "--duration", "10", "--timeout", "2", *faults, "--out", str(tmp_path), code=1)
+    assert set(read_report(tmp_path)["summary"]["by_status"]) == {"OK", "DEADLINE_EXCEEDED"}
+    run("-n", "3", "--timeout", "inf", "--out", str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -171,6 +199,15 @@ def test_adapters_stay_with_their_scheduler(tmp_path: Path) -> None:
         (["--fault", "worker_loss,worker=worker-0"], "at is missing"),
         (["--fault", "worker_loss,at=1,worker=worker-9"], "no such worker; there are worker-0, worker-1"),
         (["--fault", "slow_worker,at=1,worker=worker-0,factor=0"], "factor is 0; it must be above 0"),
+        (["--fault", "worker_loss,at=1,at=2,worker=worker-0"], "'at=2'"),
+        (["--fault", "worker_loss,at=1e7,worker=worker-0"], "a simulation has 4,611,686 s at most"),
+        (
+            [f"--fault=slow_worker,at={at},worker=worker-0,factor=2,for=5" for at in (1, 4)],
+            "at=4.* begins before .*at=1",
+        ),
+        (["--fault", "adapter_load_failure,at=1,adapter=ghost"], "no such adapter"),
+        (["--rate", "1e-8", "-n", "5"], "a simulation has 4,611,686 s at most"),
+        (["--journal", "README.md"], "README.md"),
         (["--steps"], "--steps and --perfetto need --out"),
         (["--adapters", "ghost"], "'ghost' of request 0 is not in adapters.registry"),
         (["--shards", "3"], "3 schedulers have 2 workers"),
