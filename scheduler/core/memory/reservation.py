@@ -23,8 +23,8 @@ found by going through the few values that p takes.
 from bisect import bisect_right
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
-from itertools import accumulate
-from operator import add, mul
+
+import numpy as np
 
 from scheduler.core.running import Running
 
@@ -52,13 +52,15 @@ class PeakReservation:
         return len(self._finishes)
 
     def _index(self) -> None:
-        finishes = self._finishes
-        self._ascending = [-finish for finish in finishes]
-        self._held_before: list[int] = [0, *accumulate(self._helds)]
-        values = list(map(add, map(mul, finishes, range(1, len(finishes) + 1)), self._held_before[1:]))
-        self._before: list[int] = [0, *accumulate(values, max)]
-        self._after: list[int] = [_LEAST, *accumulate(map(add, reversed(values), reversed(finishes)), max)]
-        self._after.reverse()
+        """Work out the values, and the greatest before and from each position."""
+        finishes = np.array(self._finishes, np.int64)
+        held_before = np.cumsum(np.array(self._helds, np.int64))
+        values = finishes * np.arange(1, len(finishes) + 1) + held_before
+        # Back to lists: what is asked of them is one element at a time.
+        self._ascending: list[int] = (-finishes).tolist()
+        self._held_before: list[int] = [0, *held_before.tolist()]
+        self._before: list[int] = [0, *np.maximum.accumulate(values).tolist()]
+        self._after: list[int] = [*np.maximum.accumulate((values + finishes)[::-1])[::-1].tolist(), _LEAST]
 
     def peak_with(self, held: int, left: int, step: int) -> int:
         """Return the peak, in tokens, if one more sequence were there at this decode step.
