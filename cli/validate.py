@@ -6,15 +6,17 @@ against a run of Vidur.
 """
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import track
 
 from chassis.errors import SettingsError
 from chassis.tables import read_tables
-from cli import validate_steptime, validate_vidur
+from cli import validate_slora, validate_steptime, validate_vidur
 from cli.golden.replay import Failure, FileReport, KindReport, Report, replay_files
 from cli.output import write
 from cli.version import VersionOption
@@ -138,6 +140,43 @@ def vidur(
     if json_file is not None:
         write(json_file, validate_vidur.to_json(comparison))
     if not comparison.within:
+        raise typer.Exit(1)
+
+
+@app.command()
+def slora(
+    file: Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="CSV of published runs.")],
+    policies: Annotated[
+        list[str] | None,
+        typer.Option("--policy", metavar="NAME", help=f"Only one of {', '.join(validate_slora.POLICIES)}; repeatable."),
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", dir_okay=False, help="Write the errors there too.")
+    ] = None,
+) -> None:
+    """Replay S-LoRA's published runs, and hold throughput, latency and first-token time against them.
+
+    Each row's workload goes through the core under the policy's strict mode, on the row's GPU with S-LoRA's engine,
+    under the virtual clock. Prints predicted / measured and the relative error per row, and the median and 90th
+    percentile of the error per GPU and policy. What is not modelled is counted by reason. docs/validation.md says how
+    the engine was calibrated, and what is left. Exits with 1 if no row could be replayed.
+    """
+    if unknown := set(policies or ()) - validate_slora.POLICIES.keys():
+        known = ", ".join(validate_slora.POLICIES)
+        raise SettingsError(f"--policy {', '.join(sorted(unknown))}: not modelled; there are {known}")
+    rows, others = validate_slora.read_rows(file)
+    chosen = [row for row in rows if not policies or row.policy in policies]
+    catalogue = Catalogue(read_tables(PACKAGE))
+    shown = track(chosen, "replaying", console=Console(stderr=True), transient=True)
+    found = [validate_slora.predict(row, catalogue) for row in shown]
+    for line in validate_slora.render_rows(found):
+        typer.echo(line)
+    Console(soft_wrap=True, highlight=False).print(validate_slora.render_groups(found))
+    for reason, number in Counter(other.why for other in others).most_common():
+        typer.echo(f"not modelled: {number} rows: {reason}")
+    if json_file is not None:
+        write(json_file, json.dumps(validate_slora.to_json(found, others), indent=1) + "\n")
+    if not found:
         raise typer.Exit(1)
 
 

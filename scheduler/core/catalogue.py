@@ -75,7 +75,7 @@ class ReplicaSettings:
     def adapter_options(self) -> AdapterOptions:
         """Rules of adapter residency; strict: S-LoRA's."""
         if self.strict:
-            return AdapterOptions(blocking=True, keep_unused=False)
+            return AdapterOptions(max_concurrent_loads=1, blocking=True, keep_unused=False)
         return AdapterOptions(
             max_loras=self.max_loras,
             max_cpu_loras=self.max_cpu_loras,

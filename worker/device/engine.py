@@ -14,6 +14,9 @@ class Engine:
     Attributes:
         name: as settings spell it.
         launch_ms: of the CPU per layer; a floor under the GPU's time. 0 with CUDA graphs.
+        lora_launch_ms: further CPU time per layer in a step with adapters.
+        prefill_lora_flops: share of the peak FLOPS that adapter kernels reach in a step with a prefill; decodes alone
+            reach `lora.FLOPS_SHARE`.
         step_ms: of the CPU, added to each step.
         sequence_ms: added for each sequence that gets a token.
         prefill_ms: added once to a step with any prefill.
@@ -30,6 +33,8 @@ class Engine:
     sequence_ms: float = 0.0
     prefill_ms: float = 0.0
     prefill_token_ms: float = 0.0
+    lora_launch_ms: float = 0.0
+    prefill_lora_flops: float = 0.25
     attention: Literal["split", "unified"] = "split"
     modern_attention: bool = False
     separate_add: bool = False

@@ -35,7 +35,8 @@ _PS_PER_SECOND = 10**12
 Targets = Literal["qkvo", "all-linear"]
 
 FLOPS_SHARE = 0.25
-"""Of peak FLOPS in a shrink or expand kernel: small ranks fill few tensor cores. An assumption."""
+"""Of peak FLOPS in a shrink or expand kernel, unless an engine says otherwise: small ranks fill few tensor cores. An
+assumption."""
 BANDWIDTH_SHARE = 0.6
 """Of peak bandwidth, gathered by adapter. An assumption, within what Punica and S-LoRA publish."""
 
@@ -176,10 +177,12 @@ def adapter_load_ps(
 class LoraCost:
     """The formulas above for one model on one GPU of a replica."""
 
-    def __init__(self, gpu: Gpu, model: Model, tensor_parallel: int, kernels: LoraKernels) -> None:
+    def __init__(
+        self, gpu: Gpu, model: Model, tensor_parallel: int, kernels: LoraKernels, flops_share: float = FLOPS_SHARE
+    ) -> None:
         Shard.of(model, tensor_parallel)
         self._layers, self._kernels, self._degree = model.num_layers, kernels, tensor_parallel
-        self._flops_per_second = gpu.tflops * 1e12 * FLOPS_SHARE
+        self._flops_per_second = gpu.tflops * 1e12 * flops_share
         self._bytes_per_second = gpu.gb_per_second * 1e9 * BANDWIDTH_SHARE
         self._link = gpu.link(tensor_parallel)
         self._shapes = [self._cut(p) for p in projections(model, kernels.targets)]

@@ -4,8 +4,8 @@ Fitted to published kernel measurements (`data/gpus.toml`). The kernels' formula
 `lora`; put together, for L layers:
 
     gpu step = L (linear + attention + 2 allreduce) + head + lora
-    step     = max(gpu step, L t_launch) + c0 + c1 * sampling sequences + c_prefill if there is any prefill
-               + c_token * prompt tokens
+    step     = max(gpu step, L (t_launch + t_lora if any adapter)) + c0 + c1 * sampling sequences
+               + c_prefill if there is any prefill + c_token * prompt tokens
 
 Integer arithmetic: four coefficients are rounded to picoseconds once: what depends on (n, samples) alone, the time per
 decode KV token, the time per half token of prefill tile length, and a batch's adapters.
@@ -42,7 +42,9 @@ class Roofline:
         shard = Shard.of(model, degree)
         self._attention = AttentionKernels(gpu, fit, model, shard, precision, unified=engine.attention == "unified")
         self._lora = LoraCost(gpu, model, degree, deployment.lora)
+        self._prefill_lora = LoraCost(gpu, model, degree, deployment.lora, engine.prefill_lora_flops)
         self._launch_ps = round(model.num_layers * engine.launch_ms * _PS_PER_MS)
+        self._lora_launch_ps = round(model.num_layers * engine.lora_launch_ms * _PS_PER_MS)
         self._host_step_ps = round(engine.step_ms * _PS_PER_MS)
         self._host_sequence_ps = round(engine.sequence_ms * _PS_PER_MS)
         self._host_prefill_ps = round(engine.prefill_ms * _PS_PER_MS)
@@ -56,17 +58,21 @@ class Roofline:
         """Return the step's duration; the host's share alone if the batch is empty."""
         num_tokens, num_samples = _sizes(batch)
         host_ps = self._host_ps(batch, num_tokens, num_samples)
-        return max(self._gpu_ps(batch, num_tokens, num_samples), self._launch_ps) + host_ps
+        return max(self._gpu_ps(batch, num_tokens, num_samples), self._floor_ps(batch.lora)) + host_ps
 
     def gpu_step_ps(self, batch: Batch) -> int:
         """Return the time the GPU is busy with the step; 0 if the batch is empty."""
         return self._gpu_ps(batch, *_sizes(batch))
 
+    def _floor_ps(self, lora: LoraWork) -> int:
+        """Return what the CPU takes to launch a step's kernels."""
+        return self._launch_ps + self._lora_launch_ps if lora.num_adapters else self._launch_ps
+
     def _gpu_ps(self, batch: Batch, num_tokens: int, num_samples: int) -> int:
         if not num_tokens:
             return 0
         gpu_ps = self._size_ps(num_tokens, num_samples) + self._attention.batch_ps(batch)
-        return gpu_ps + self._lora_ps(batch.lora) if batch.lora.num_adapters else gpu_ps
+        return gpu_ps + self._lora_ps(batch.lora, bool(batch.prefills)) if batch.lora.num_adapters else gpu_ps
 
     def step_cost(self, batch: Batch) -> StepCost:
         """Return the step's duration by part; waiting for the CPU to launch kernels is the host's."""
@@ -76,7 +82,7 @@ class Roofline:
             return StepCost(host=max(0, self._launch_ps) + host_ps)
         sizes = self._size_cost(num_tokens, num_samples)
         attention_ps = self._attention.batch_ps(batch)
-        lora_ps = self._lora_ps(batch.lora)
+        lora_ps = self._lora_ps(batch.lora, bool(batch.prefills))
         gpu_ps = sizes.total_ps + attention_ps + lora_ps
         attention_flops, attention_bytes = self._attention.work(batch)
         _, lora_flops, lora_bytes = self._lora.step(batch.lora)
@@ -87,7 +93,7 @@ class Roofline:
             attention=attention_ps,
             all_reduce=sizes.all_reduce,
             lora=lora_ps,
-            host=max(gpu_ps, self._launch_ps) - gpu_ps + host_ps,
+            host=max(gpu_ps, self._floor_ps(batch.lora)) - gpu_ps + host_ps,
             flops=sizes.flops + attention_flops + lora_flops,
             num_bytes=sizes.num_bytes + attention_bytes + lora_bytes,
         )
@@ -102,8 +108,8 @@ class Roofline:
         token_ps = self._attention.kv_token_ps
         gpu_ps = self._size_ps(num_decodes, num_decodes) + kv_tokens * token_ps + self._attention.kernel_ps
         if lora.num_adapters:
-            gpu_ps += self._lora_ps(lora)
-        if gpu_ps < self._launch_ps:
+            gpu_ps += self._lora_ps(lora, False)
+        if gpu_ps < self._floor_ps(lora):
             return None  # a kink lies ahead, where the GPU becomes the slower one
         return Segment(gpu_ps + self._host_step_ps + self._host_sequence_ps * num_decodes, num_decodes * token_ps)
 
@@ -144,8 +150,8 @@ class Roofline:
             num_bytes=times.num_bytes,
         )
 
-    def _compute_lora_ps(self, lora: LoraWork) -> int:
-        return _ps(self._lora.step(lora)[0])
+    def _compute_lora_ps(self, lora: LoraWork, prefills: bool) -> int:
+        return _ps((self._prefill_lora if prefills else self._lora).step(lora)[0])
 
 
 def _sizes(batch: Batch) -> tuple[int, int]:
