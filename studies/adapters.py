@@ -36,7 +36,7 @@ from studies import figure
 NAME = "adapters"
 RANKS = {"S1": (8,), "S2": (64, 32, 16, 8)}
 POOL_TOKENS = 14_500
-ENGINE = "present-day"
+ENGINE = "s-lora-a10g"
 COUNTS = (0, 1, 5, 20, 50, 100, 200, 500, 1_000, 2_000)
 ALPHAS = (0.1, 0.3, 0.6, 0.8, 1.0)
 CVS = (0.5, 1.0, 2.0, 4.0, 6.0, 8.0)
@@ -256,7 +256,7 @@ def captions(points: Sequence[Point], duration: float) -> tuple[str, str]:
     """Return the two figures' captions."""
     source = SOURCE.format(duration=duration)
     errors = [abs(p.throughput / p.measured_throughput - 1) for p in points if np.isfinite(p.measured_throughput)]
-    first = f"{source}Policy req_queue, strict; engine {ENGINE}, nothing fitted here. "
+    first = f"{source}Policy req_queue, strict; engine {ENGINE}, fitted to these and other runs. "
     if errors:
         first += (
             "Hollow marks: measured, from the S-LoRA repository (c1ddf48); of the skew those that its authors call"
