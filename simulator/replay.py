@@ -18,8 +18,9 @@ from scheduler.core.replica import Replica
 from scheduler.core.sequence import Adapter
 from simulator.journal import ExpectedPlan, ExpectedStep, Journal, Late, Line, WorkerLines
 from simulator.replayed import ReplayedRequest
-from worker.device.gpu import MockGpu, PrefillWork, StepOutcome
+from worker.device.gpu import MockGpu
 from worker.device.output import FinishReason, LengthModel
+from worker.device.work import PrefillWork, StepOutcome
 
 END_REASON = {
     FinishReason.EOS: EndReason.EOS,

@@ -12,9 +12,10 @@ from scheduler.core.plan import EndReason, Event, Plan, Ran
 from scheduler.core.replica import Replica
 from simulator.request import SimulatedRequest
 from simulator.stretch import Observer, Stretch
-from worker.device.gpu import MockGpu, PrefillWork
+from worker.device.gpu import MockGpu
 from worker.device.output import FinishReason
 from worker.device.steptime import StepTimeModel
+from worker.device.work import PrefillWork
 
 END_REASON = {
     FinishReason.EOS: EndReason.EOS,

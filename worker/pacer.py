@@ -18,8 +18,9 @@ from typing import Protocol
 
 import numpy as np
 
-from worker.device.gpu import MockGpu, PrefillWork, StepOutcome
+from worker.device.gpu import MockGpu
 from worker.device.rows import DeviceSequence
+from worker.device.work import PrefillWork, StepOutcome
 from worker.metrics import WorkerMetrics
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from lorrery.v1 import scheduler_pb2 as pb
 
-from worker.device.gpu import PrefillWork
 from worker.device.output import LengthModel, Sampling, TokenIds, ending, sequence_seed
 from worker.device.rows import DeviceSequence
+from worker.device.work import PrefillWork
 from worker.pacer import Plan, StepReport
 
 _U32 = np.dtype("<u4")

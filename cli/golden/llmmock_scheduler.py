@@ -22,10 +22,11 @@ from scheduler.core.prefix_cache import StaticTrie
 from scheduler.core.queues.fifo import Fifo
 from scheduler.core.replica import Replica, ReplicaOptions
 from scheduler.core.sequence import Sequence
-from worker.device.gpu import MockGpu, PrefillWork
+from worker.device.gpu import MockGpu
 from worker.device.llm_mock import LlmMock as LlmMockStepTime
 from worker.device.output import LlmMockLength, Sampling, ending
 from worker.device.rows import DeviceSequence
+from worker.device.work import PrefillWork
 
 PS_PER_SECOND = 10**12
 TIME_TOLERANCE = 1e-6

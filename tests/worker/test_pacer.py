@@ -9,10 +9,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from worker.device.batch import Batch
-from worker.device.gpu import MockGpu, PrefillWork
+from worker.device.gpu import MockGpu
 from worker.device.llm_mock import OVERHEAD_PS, LlmMock
 from worker.device.output import Ending, FinishReason
 from worker.device.rows import DeviceSequence
+from worker.device.work import PrefillWork
 from worker.metrics import WorkerMetrics
 from worker.pacer import Pacer, Plan, StepReport
 

@@ -7,8 +7,8 @@ from lorrery.v1 import types_pb2
 
 from tests.worker.fake_scheduler import from_u32, join, prefill_plan, u32
 from worker import wire
-from worker.device.gpu import PrefillWork, StepOutcome
 from worker.device.output import Ending, FinishReason, LognormalLength, sequence_seed
+from worker.device.work import PrefillWork, StepOutcome
 from worker.pacer import StepReport
 
 ANSWERS = wire.AnswerSettings("Llama-2-7B", LognormalLength(20.0, 0.0))

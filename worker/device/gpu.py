@@ -10,7 +10,6 @@ updates one number and the arrays of random states, and `skip` jumps. The law: `
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import sqrt
 
@@ -23,31 +22,7 @@ from worker.device.cost import StepCost
 from worker.device.output import EOS_TOKEN_ID, FinishReason, TokenIds
 from worker.device.rows import DecodeRows, DeviceSequence, Row
 from worker.device.steptime import StepTimeModel
-
-
-@dataclass(slots=True)
-class PrefillWork:
-    """A prompt chunk of one sequence; see `batch.PrefillChunk`."""
-
-    handle: int
-    new_tokens: int
-    past_tokens: int
-    samples: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StepOutcome:
-    """What one step gave, in batch order (the order of joining).
-
-    Attributes:
-        handles: shape (num_tokens,), sequences that got a token.
-        token_ids: shape (num_tokens,), those tokens.
-        finished: (handle, reason) of the sequences that ended with this step; a few without a token.
-    """
-
-    handles: NDArray[np.uint32]
-    token_ids: TokenIds
-    finished: tuple[tuple[int, FinishReason], ...]
+from worker.device.work import PrefillWork, StepOutcome
 
 
 class MockGpu:

@@ -10,12 +10,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.worker.device.known import deployment
 from worker.device.batch import NO_LORA, Batch, LoraWork, PrefillChunk
-from worker.device.gpu import MockGpu, PrefillWork
+from worker.device.gpu import MockGpu
 from worker.device.llm_mock import LlmMock
 from worker.device.output import Ending, FinishReason, tokens_between
 from worker.device.roofline import Roofline
 from worker.device.rows import DeviceSequence
 from worker.device.steptime import StepTimeModel
+from worker.device.work import PrefillWork
 
 LLM_MOCK = LlmMock()
 ROOFLINE = Roofline(deployment("A100-80-SXM", "Llama-2-7B"))

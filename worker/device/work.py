@@ -1,0 +1,33 @@
+"""What a mock GPU is asked to do in a step beside decoding, and what the step gave."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worker.device.output import FinishReason, TokenIds
+
+
+@dataclass(slots=True)
+class PrefillWork:
+    """A prompt chunk of one sequence; see `batch.PrefillChunk`."""
+
+    handle: int
+    new_tokens: int
+    past_tokens: int
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What one step gave, in batch order (the order of joining).
+
+    Attributes:
+        handles: shape (num_tokens,), sequences that got a token.
+        token_ids: shape (num_tokens,), those tokens.
+        finished: (handle, reason) of the sequences that ended with this step; a few without a token.
+    """
+
+    handles: NDArray[np.uint32]
+    token_ids: TokenIds
+    finished: tuple[tuple[int, FinishReason], ...]
