@@ -171,6 +171,9 @@ def slora(
     found = [validate_slora.predict(row, catalogue) for row in shown]
     for line in validate_slora.render_rows(found):
         typer.echo(line)
+    for one in found:
+        if (why := validate_slora.why_off(one)) is not None:
+            typer.echo(f"off: {one.row.experiment}, line {one.row.source_line}: {why}")
     Console(soft_wrap=True, highlight=False).print(validate_slora.render_groups(found))
     for reason, number in Counter(other.why for other in others).most_common():
         typer.echo(f"not modelled: {number} rows: {reason}")
