@@ -41,16 +41,6 @@ class SimulatedRequest(Sequence):
     shard: int = 0
     worker: str = ""
 
-    @property
-    def sequence(self) -> Sequence:
-        """What the core knows."""
-        return self
-
-    @property
-    def num_preemptions(self) -> int:
-        """How often it was queued again, by preemption or because its worker was lost."""
-        return self.num_requeues
-
     def device(self) -> DeviceSequence:
         """Return it as the device sees it when it joins, with what it has produced before."""
         name, rank = ("", 0) if self.adapter is None else (self.adapter.adapter_id, self.adapter.rank)

@@ -98,7 +98,7 @@ class Result:
 
     def ttft_ms(self, quantile: float, of: Callable[[SimulatedRequest], bool] = lambda request: True) -> float:
         """Return a quantile of the times to first token."""
-        times = [(r.first_token_ps or 0) - r.sequence.arrived_ps for r in self.finished if of(r)]
+        times = [(r.first_token_ps or 0) - r.arrived_ps for r in self.finished if of(r)]
         return float(np.quantile(times, quantile)) / PS_PER_MS if times else float("nan")
 
     def tpot_ms(self, quantile: float) -> float:
@@ -112,22 +112,19 @@ class Result:
 
     def e2e_ms(self, quantile: float) -> float:
         """Return a quantile of the end-to-end times."""
-        return (
-            float(np.quantile([(r.finished_ps or 0) - r.sequence.arrived_ps for r in self.finished], quantile))
-            / PS_PER_MS
-        )
+        return float(np.quantile([(r.finished_ps or 0) - r.arrived_ps for r in self.finished], quantile)) / PS_PER_MS
 
     @property
     def tokens_per_second(self) -> float:
         """Output tokens over the time from the first arrival to the last end."""
-        first = min(request.sequence.arrived_ps for request in self.requests)
+        first = min(request.arrived_ps for request in self.requests)
         last = max(request.finished_ps or 0 for request in self.finished)
         return sum(request.output_tokens for request in self.finished) / (last - first) * 1e12
 
     @property
     def hit_ratio(self) -> float:
         """Cached over all prompt tokens."""
-        return sum(r.cached_tokens for r in self.finished) / sum(r.sequence.prompt_tokens for r in self.finished)
+        return sum(r.cached_tokens for r in self.finished) / sum(r.prompt_tokens for r in self.finished)
 
 
 Columns = dict[str, Callable[[Result], str]]
@@ -205,7 +202,7 @@ def tables() -> Iterable[tuple[str, Columns, list[tuple[str, Result]]]]:
         "chunked, 512": {"policy": "fcfs", "batching": "chunked", "max_num_batched_tokens": 512},
     }
     yield "Ways to batch", COMMON, [(name, azure.run(azure.replica_settings(**way))) for name, way in ways.items()]
-    memories: Columns = COMMON | {"preemptions": lambda r: f"{sum(request.num_preemptions for request in r.requests)}"}
+    memories: Columns = COMMON | {"preemptions": lambda r: f"{sum(request.num_requeues for request in r.requests)}"}
     yield (
         "Memory (fcfs, continuous)",
         memories,
@@ -266,7 +263,7 @@ def tables() -> Iterable[tuple[str, Columns, list[tuple[str, Result]]]]:
 
 
 def _name(request: SimulatedRequest) -> str | None:
-    adapter = request.sequence.adapter
+    adapter = request.adapter
     return None if adapter is None else adapter.adapter_id
 
 

@@ -39,7 +39,7 @@ async def start_over_time(client: Client, asks: list[Ask], rng: random.Random) -
         streams.append(client.start(ask))
         if number % 6 == 5:
             asyncio.get_running_loop().call_later(rng.uniform(0.0, 1.5), streams[-1].cancel)
-        await asyncio.sleep(rng.expovariate(50))
+        await asyncio.sleep(rng.expovariate(50))  # the workload's gaps; nothing is waited for
     return streams
 
 

@@ -61,7 +61,7 @@ def run(
     requests = build_requests(workload, "Llama-2-7B", ADAPTERS)
     simulation = Simulation(workers, PLACEMENTS[placement](np.random.default_rng(1)), one_step=one_step)
     return [
-        (r.sequence.handle, r.outcome, r.worker, r.admitted_ps, r.first_token_ps, r.finished_ps, r.output_tokens)
+        (r.handle, r.outcome, r.worker, r.admitted_ps, r.first_token_ps, r.finished_ps, r.output_tokens)
         for r in simulation.run(requests, cancels)
     ]
 
