@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-dev demo test lint protos protos-check protos-release lock bench fuzz clean
+.PHONY: help setup setup-dev demo test lint protos protos-check protos-release lock bench compiled bench-compiled fuzz clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -75,6 +75,19 @@ test: setup-dev ## every test
 
 bench: setup-dev ## pace, CPU per token and per simulated request, beside bare references
 	$(BIN)/python -m bench $(BENCH_ARGS)
+
+COMPILED := build/compiled
+
+compiled: $(COMPILED)/.stamp ## the wheel whose core is compiled to C, unpacked in build/compiled; needs a C compiler
+
+$(COMPILED)/.stamp: $(VENV)/.stamp-dev pyproject.toml hatch_build.py $(shell find scheduler simulator worker -name '*.py')
+	@rm -rf build/wheel $(COMPILED)
+	@HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation -w build/wheel .
+	@$(BIN)/python -m pip install --quiet --no-deps --target $(COMPILED) build/wheel/*.whl
+	@touch $@
+
+bench-compiled: compiled ## the same with the compiled core
+	PYTHONPATH=$(COMPILED) $(BIN)/python -P -m bench $(BENCH_ARGS)
 
 fuzz: setup-dev ## more of the simulator's fuzz corpus; FUZZ_ARGS='--first 3000 --cases 100000'
 	PYTHONPATH=.:protos $(BIN)/python -m tests.simulator.fuzz $(FUZZ_ARGS)

@@ -92,7 +92,8 @@ class PaddedFifo(Fifo):
             if not walk.admit(sequence):
                 self._blocked = walk.refused
                 break
-        self._waiting.remove_all(walk.admitted)
+        if walk.admitted:
+            self._waiting.remove_all(walk.admitted)
         return []
 
 

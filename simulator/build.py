@@ -79,10 +79,10 @@ def build_requests(
                 request.prompt_tokens,
                 most,
                 at_ps,
+                end,
                 adapter,
                 request.tenant_id,
                 array("I", prompt_token_ids(request, seed).tobytes()) if with_prompts else (),
-                ending=end,
             ),
         )
 

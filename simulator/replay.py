@@ -20,7 +20,7 @@ from simulator.journal import ExpectedPlan, ExpectedStep, Journal, Late, Line, W
 from simulator.replayed import ReplayedRequest
 from worker.device.gpu import MockGpu
 from worker.device.output import FinishReason, LengthModel
-from worker.device.work import PrefillWork, StepOutcome
+from worker.device.work import StepOutcome
 
 END_REASON = {
     FinishReason.EOS: EndReason.EOS,
@@ -318,11 +318,7 @@ class _Worker:
         for sequence in decision.joins:
             parts = self._parts
             self._gpu.join(self._requests[sequence.handle].device(parts.model, parts.length_model, echo=parts.echo))
-        prefills = [
-            PrefillWork(chunk.sequence.handle, chunk.new_tokens, chunk.past_tokens, chunk.samples)
-            for chunk in decision.prefills
-        ]
-        self._gpu.begin(prefills, decode=decision.decode, hold=decision.hold)
+        self._gpu.begin(decision.prefills, decode=decision.decode, hold=decision.hold)
         self._plan, self._due_ps, self._position_ps = decision, None, at_ps
         self._steps_left, self._until_ps = decision.max_steps, decision.until_ps
 

@@ -1,16 +1,15 @@
 """One request in a simulation: what the core knows of it, its hidden end, and what became of it."""
 
+from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
 from scheduler.core.plan import EndReason
-from scheduler.core.sequence import Sequence
-from worker.device.output import Ending, FinishReason
+from scheduler.core.sequence import Adapter, Sequence
+from worker.device.output import Ending
 from worker.device.rows import DeviceSequence
 
-_NO_ENDING = Ending(0, FinishReason.LENGTH)
 
-
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, init=False)
 class SimulatedRequest(Sequence):
     """A request; the core sees it as a `Sequence` and nothing of what stands here.
 
@@ -29,17 +28,36 @@ class SimulatedRequest(Sequence):
         worker: who ran it last; empty if nobody did.
     """
 
-    ending: Ending = _NO_ENDING
-    outcome: str | None = None
-    detail: str = ""
-    reason: EndReason | None = None
-    first_admitted_ps: int | None = None
-    first_cached_tokens: int = 0
-    finished_ps: int | None = None
-    last_token_ps: int | None = None
-    output_tokens: int = 0
-    shard: int = 0
-    worker: str = ""
+    ending: Ending
+    outcome: str | None
+    detail: str
+    reason: EndReason | None
+    first_admitted_ps: int | None
+    first_cached_tokens: int
+    finished_ps: int | None
+    last_token_ps: int | None
+    output_tokens: int
+    shard: int
+    worker: str
+
+    def __init__(
+        self,
+        handle: int,
+        prompt_tokens: int,
+        max_new_tokens: int,
+        arrived_ps: int,
+        ending: Ending,
+        adapter: Adapter | None = None,
+        tenant_id: str = "",
+        prompt_token_ids: Tokens[int] = (),
+    ) -> None:
+        # A dataclass with slots is not the class that a plain super() finds.
+        Sequence.__init__(self, handle, prompt_tokens, max_new_tokens, arrived_ps, adapter, tenant_id, prompt_token_ids)
+        self.ending = ending
+        self.outcome = self.reason = None
+        self.first_admitted_ps = self.finished_ps = self.last_token_ps = None
+        self.first_cached_tokens = self.output_tokens = self.shard = 0
+        self.detail = self.worker = ""
 
     def device(self) -> DeviceSequence:
         """Return it as the device sees it when it joins, with what it has produced before."""

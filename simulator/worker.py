@@ -15,7 +15,6 @@ from simulator.stretch import Observer, Stretch
 from worker.device.gpu import MockGpu
 from worker.device.output import FinishReason
 from worker.device.steptime import StepTimeModel
-from worker.device.work import PrefillWork
 
 END_REASON = {
     FinishReason.EOS: EndReason.EOS,
@@ -116,11 +115,7 @@ class SimulatedWorker:
             gpu.join(request.device())
             if request.ending.extra_step:
                 self._may_be_silent = True
-        prefills = [
-            PrefillWork(chunk.sequence.handle, chunk.new_tokens, chunk.past_tokens, chunk.samples)
-            for chunk in plan.prefills
-        ]
-        gpu.begin(prefills, decode=plan.decode, hold=plan.hold)
+        gpu.begin(plan.prefills, decode=plan.decode, hold=plan.hold)
         steps = 1
         self.start_ps = start_ps = at_ps + plan.wait_ps
         if plan.max_steps > 1 and not one_step:

@@ -26,7 +26,6 @@ from worker.device.gpu import MockGpu
 from worker.device.llm_mock import LlmMock as LlmMockStepTime
 from worker.device.output import LlmMockLength, Sampling, ending
 from worker.device.rows import DeviceSequence
-from worker.device.work import PrefillWork
 
 PS_PER_SECOND = 10**12
 TIME_TOLERANCE = 1e-6
@@ -177,8 +176,4 @@ class _Run:
             end = ending(0, sampling, sequence.prompt_tokens, np.empty(0, np.uint32), LlmMockLength())
             self.outcomes[sequence.handle].decode_length = end.output_tokens
             self._gpu.join(DeviceSequence(sequence.handle, sequence.prompt_tokens, 0, seed=0, ending=end))
-        work = [
-            PrefillWork(chunk.sequence.handle, chunk.new_tokens, chunk.past_tokens, chunk.samples)
-            for chunk in plan.prefills
-        ]
-        self._gpu.begin(work, decode=plan.decode)
+        self._gpu.begin(plan.prefills, decode=plan.decode)

@@ -99,11 +99,14 @@ class Residency:
         self._evicted: list[str] = []
 
     @property
+    def quiet(self) -> bool:
+        """Whether nothing is under way, and nothing is left to be taken: as long as nobody asks, nothing happens."""
+        return not (self._loading or self._evicted or self._given_up)
+
+    @property
     def next_event_ps(self) -> int | None:
         """When the next load ends; None: none is under way."""
-        if not self._loading:
-            return None
-        return min((load.ready_ps for load in self._loading.values()), default=None)
+        return min([load.ready_ps for load in self._loading.values()], default=None)
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
@@ -173,8 +176,10 @@ class Residency:
 
     def advance(self, at_ps: int) -> None:
         """Let the loads that have ended by now take effect, in order of their ends."""
-        if not self._loading:
-            return
+        if self._loading:
+            self._end_loads(at_ps)
+
+    def _end_loads(self, at_ps: int) -> None:
         while (next_ps := self.next_event_ps) is not None and next_ps <= at_ps:
             name, load = min(self._loading.items(), key=lambda entry: (entry[1].ready_ps, entry[0]))
             del self._loading[name]

@@ -51,7 +51,7 @@ class Walk:
         limits: count and prompt.
         cached_tokens: how many leading tokens of a sequence need no computation.
         has_adapter: asks for a sequence's adapter, if it has one, given who is admitted already; called last, for
-            those that pass otherwise.
+            those that pass otherwise. None: adapters are not used.
         on_take: told of every sequence that has passed, before the next is tried.
         on_check: told of every memory test, in order; for validation and study.
         max_prompt_tokens: in place of the limits' own.
@@ -66,9 +66,9 @@ class Walk:
         trial: Trial,
         limits: BatchLimits,
         cached_tokens: Callable[[Sequence], int],
-        has_adapter: Callable[[Sequence, list[Sequence]], bool] = lambda sequence, admitted: True,
+        has_adapter: Callable[[Sequence, list[Sequence]], bool] | None = None,
         on_check: Callable[[Check], None] | None = None,
-        on_take: Callable[[Sequence], None] = lambda sequence: None,
+        on_take: Callable[[Sequence], None] | None = None,
         max_prompt_tokens: int | None = None,
     ) -> None:
         self.admitted: list[Sequence] = []
@@ -99,13 +99,18 @@ class Walk:
             blocked = Blocked.MEMORY
         elif (1 if limits.partial else prompt_tokens) > self._prompt_tokens_left:
             blocked = Blocked.PROMPT
-        elif sequence.adapter is not None and not self._has_adapter(sequence, self.admitted):
+        elif (
+            sequence.adapter is not None
+            and self._has_adapter is not None
+            and not self._has_adapter(sequence, self.admitted)
+        ):
             blocked = Blocked.ADAPTER
         else:
             self._trial.take(sequence)
             self._prompt_tokens_left -= prompt_tokens
             self.admitted.append(sequence)
-            self._on_take(sequence)
+            if self._on_take is not None:
+                self._on_take(sequence)
             return True
         self.refused = (sequence, blocked)
         return False

@@ -7,37 +7,35 @@ from scheduler.core.sequence import Sequence
 
 
 class Inbox:
-    """Events in order of (time, number of receipt)."""
+    """Events in order of (time, number of receipt).
 
-    __slots__ = ("_events", "_num_arrivals", "_num_received")
+    Attributes:
+        next_ps: when the next event takes effect; None: there is none.
+        num_arrivals: sequences in here.
+    """
+
+    __slots__ = ("_events", "_num_received", "next_ps", "num_arrivals")
 
     def __init__(self) -> None:
         self._events: list[tuple[int, int, Sequence | int]] = []
         self._num_received = 0
-        self._num_arrivals = 0
-
-    @property
-    def num_arrivals(self) -> int:
-        """Sequences in here."""
-        return self._num_arrivals
-
-    @property
-    def next_ps(self) -> int | None:
-        """When the next event takes effect; None: there is none."""
-        return self._events[0][0] if self._events else None
+        self.num_arrivals = 0
+        self.next_ps: int | None = None
 
     def put(self, at_ps: int, what: Sequence | int) -> None:
         """Take in an arrival, or a cancel by its handle."""
         heappush(self._events, (at_ps, self._num_received, what))
         self._num_received += 1
-        self._num_arrivals += not isinstance(what, int)
+        if not isinstance(what, int):
+            self.num_arrivals += 1
+        self.next_ps = self._events[0][0]
 
-    def take(self, at_ps: int) -> Sequence | int | None:
-        """Remove and return the next event stamped at or before this time; None: there is none."""
-        if not self._events or self._events[0][0] > at_ps:
-            return None
+    def take(self) -> Sequence | int:
+        """Remove and return the next event; there is one."""
         what = heappop(self._events)[2]
-        self._num_arrivals -= not isinstance(what, int)
+        if not isinstance(what, int):
+            self.num_arrivals -= 1
+        self.next_ps = self._events[0][0] if self._events else None
         return what
 
     def give_back(self, unfinished: dict[int, Sequence]) -> tuple[list[Sequence], list[Event]]:
@@ -55,7 +53,8 @@ class Inbox:
                 cancelled.add(what)
             else:
                 kept.append(event)
-        self._events, self._num_arrivals = kept, 0
+        self._events, self.num_arrivals = kept, 0
+        self.next_ps = kept[0][0] if kept else None
         ordered = sorted(unfinished.values(), key=lambda sequence: (sequence.arrived_ps, sequence.handle))
         gone = [sequence for sequence in ordered if sequence.aborted or sequence.handle in cancelled]
         return [sequence for sequence in ordered if sequence not in gone], [Cancelled(sequence) for sequence in gone]

@@ -9,7 +9,8 @@ itself, whichever comes first. Within it, planning again after some of its steps
 commit(j), plan, commit(k - j).
 
 Records that are made for every request or step are not frozen, though nobody changes them: a frozen one takes three
-times as long to make, and a simulation makes millions.
+times as long to make, and a simulation makes millions. Most say what they are made of in an `__init__` of their own,
+which, unlike a dataclass's, mypyc compiles.
 """
 
 from collections.abc import Sequence as Many
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from scheduler.core.sequence import Adapter, Sequence
+from worker.device.work import PrefillWork
 
 
 class EndReason(Enum):
@@ -28,28 +30,32 @@ class EndReason(Enum):
     ABORTED = "aborted"
 
 
-@dataclass(slots=True)
-class Chunk:
-    """A piece of a prompt to compute in one step.
+@dataclass(slots=True, init=False)
+class Chunk(PrefillWork):
+    """A piece of a prompt to compute in one step, as the device takes it.
 
     Attributes:
         sequence: whose.
-        new_tokens: tokens to compute.
-        past_tokens: tokens of it that are in the cache already.
-        samples: whether the chunk ends the prompt, so that a token comes out.
     """
 
     sequence: Sequence
-    new_tokens: int
-    past_tokens: int
-    samples: bool
+
+    def __init__(self, sequence: Sequence, new_tokens: int, past_tokens: int, samples: bool) -> None:
+        self.sequence = sequence
+        self.handle = sequence.handle
+        self.new_tokens = new_tokens
+        self.past_tokens = past_tokens
+        self.samples = samples
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Admitted:
     """A sequence entered the batch."""
 
     sequence: Sequence
+
+    def __init__(self, sequence: Sequence) -> None:
+        self.sequence = sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +87,19 @@ class Preempted:
     sequence: Sequence
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class FirstToken:
     """A sequence got its first token at this boundary."""
 
     sequence: Sequence
     at_ps: int
 
+    def __init__(self, sequence: Sequence, at_ps: int) -> None:
+        self.sequence = sequence
+        self.at_ps = at_ps
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, init=False)
 class Finished:
     """A sequence ended at this boundary and has left."""
 
@@ -97,6 +107,12 @@ class Finished:
     reason: EndReason
     output_tokens: int
     at_ps: int
+
+    def __init__(self, sequence: Sequence, reason: EndReason, output_tokens: int, at_ps: int) -> None:
+        self.sequence = sequence
+        self.reason = reason
+        self.output_tokens = output_tokens
+        self.at_ps = at_ps
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +125,7 @@ class AdaptersKept:
 Event = Admitted | Cancelled | Dropped | Preempted | FirstToken | Finished | AdaptersKept
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Plan:
     """What a device runs next.
 
@@ -131,17 +147,32 @@ class Plan:
 
     at_ps: int
     max_steps: int
-    until_ps: int | None = None
-    joins: Many[Sequence] = ()
-    leaves: Many[Sequence] = ()
-    prefills: Many[Chunk] = ()
-    decode: bool = False
-    hold: bool = False
-    wait_ps: int = 0
-    adapter_loads: tuple[Adapter, ...] = ()
-    adapter_prefetches: tuple[Adapter, ...] = ()
-    adapter_evictions: tuple[str, ...] = ()
-    events: Many[Event] = ()
+    until_ps: int | None
+    joins: Many[Sequence]
+    leaves: Many[Sequence]
+    prefills: Many[Chunk]
+    decode: bool
+    hold: bool
+    wait_ps: int
+    adapter_loads: tuple[Adapter, ...]
+    adapter_prefetches: tuple[Adapter, ...]
+    adapter_evictions: tuple[str, ...]
+    events: Many[Event]
+
+    def __init__(
+        self, at_ps: int, max_steps: int, prefills: Many[Chunk] = (), *, decode: bool = False, hold: bool = False
+    ) -> None:
+        self.at_ps = at_ps
+        self.max_steps = max_steps
+        self.until_ps = None
+        self.prefills = prefills
+        self.decode = decode
+        self.hold = hold
+        self.wait_ps = 0
+        self.joins = self.leaves = ()
+        self.adapter_loads = self.adapter_prefetches = ()
+        self.adapter_evictions = ()
+        self.events = ()
 
 
 @dataclass(slots=True)
@@ -161,7 +192,7 @@ class Idle:
     events: Many[Event] = ()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Ran:
     """What a device did of a plan.
 
@@ -174,5 +205,17 @@ class Ran:
 
     num_steps: int
     end_ps: int
-    finished: Many[tuple[int, EndReason]] = ()
-    silent: frozenset[int] = frozenset()
+    finished: Many[tuple[int, EndReason]]
+    silent: frozenset[int]
+
+    def __init__(
+        self,
+        num_steps: int,
+        end_ps: int,
+        finished: Many[tuple[int, EndReason]] = (),
+        silent: frozenset[int] = frozenset(),
+    ) -> None:
+        self.num_steps = num_steps
+        self.end_ps = end_ps
+        self.finished = finished
+        self.silent = silent

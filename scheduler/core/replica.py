@@ -9,6 +9,7 @@ No clock here: every time comes in as an argument, in device picoseconds.
 """
 
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from functools import partial
 
@@ -90,6 +91,7 @@ class Replica:
         self.adapters = Residency() if adapters is None else adapters
         self._on_check = on_check
         self._moves_adapters = not options.no_lora and not self.adapters.options.keep_unused
+        self._may_preempt = not memory.reserved
         self.uncommitted_steps = 0
         self._inbox = Inbox()
         self._joins: list[Sequence] = []
@@ -98,7 +100,8 @@ class Replica:
         self._aborted: dict[int, Sequence] = {}
         self._ended: dict[int, EndReason] = {}
         self._silent: set[int] = set()
-        self._full = self._tried = False
+        self._tried = False
+        self._now_ps = 0
 
     @property
     def num_waiting(self) -> int:
@@ -151,15 +154,18 @@ class Replica:
 
     def plan(self, at_ps: int) -> Plan | Idle:
         """Decide what runs from this boundary on."""
-        self.adapters.advance(at_ps)
-        while (what := self._inbox.take(at_ps)) is not None:
+        adapters, inbox, self._now_ps = self.adapters, self._inbox, at_ps
+        if not adapters.quiet:
+            adapters.advance(at_ps)
+        while inbox.next_ps is not None and inbox.next_ps <= at_ps:
+            what = inbox.take()
             if isinstance(what, int):
                 self._apply_cancel(what, at_ps)
             else:
                 self.queue.append(what, at_ps)
-        if given_up := self.adapters.take_given_up():
+        if not adapters.quiet and (given_up := adapters.take_given_up()):
             self._drop_unloadable(given_up)
-        if not self.memory.reserved:
+        if self._may_preempt:
             self._preempt(at_ps)
         choice = self.batching.choose(self, at_ps)
         plan: Plan | Idle
@@ -171,20 +177,24 @@ class Replica:
             self._shrink_cache(self.prefix_cache, 0)
         if self._leaves:
             plan.leaves, self._leaves = self._leaves, []
-        plan.adapter_evictions = self.adapters.take_evicted()
+        if not adapters.quiet:
+            plan.adapter_evictions = adapters.take_evicted()
         if self._events:
             plan.events, self._events = self._events, []
         return plan
 
     def _next_event_ps(self, at_ps: int) -> int | None:
-        next_ps = _earlier(self._inbox.next_ps, self.adapters.next_event_ps)
-        return _earlier(next_ps, self.queue.wakes_at_ps(at_ps))
+        next_ps = self._inbox.next_ps
+        if not self.adapters.quiet:
+            next_ps = _earlier(next_ps, self.adapters.next_event_ps)
+        wakes_at_ps = self.queue.wakes_at_ps(at_ps)
+        return next_ps if wakes_at_ps is None else _earlier(next_ps, wakes_at_ps)
 
     def _plan_step(self, step: Step, at_ps: int) -> Plan:
         max_steps = step.max_steps
         if max_steps > 1:
             max_steps = 1 if self._aborted else self.memory.steps_before_full(self.running, max_steps)
-        plan = Plan(at_ps, max_steps, None, prefills=step.chunks, decode=step.decode, hold=step.hold)
+        plan = Plan(at_ps, max_steps, step.chunks, decode=step.decode, hold=step.hold)
         if self._joins:
             plan.joins, self._joins = self._joins, []
             if not self.options.no_lora:
@@ -195,7 +205,7 @@ class Replica:
         if step.prefetch and not self.options.no_lora:
             plan.adapter_prefetches = step.prefetch
             for adapter in step.prefetch:
-                self.adapters.prefetch(adapter, at_ps, lambda: self.running.adapter_ids)
+                self.adapters.prefetch(adapter, at_ps, self._pinned_adapters)
         plan.until_ps = self._next_event_ps(at_ps)
         return plan
 
@@ -254,17 +264,16 @@ class Replica:
     def admit(self, limits: BatchLimits, at_ps: int, max_prompt_tokens: int | None = None) -> list[Sequence]:
         """Admit waiting sequences within these limits; they are in prefill afterwards. See `Floor.admit`."""
         running = self.running
-        self._full = len(running) >= limits.max_sequences
-        self._tried = not self._full and not self.queue.at_rest()
+        self._tried = running.num < limits.max_sequences and not self.queue.at_rest()
         if not self._tried:
             return []
         walk = Walk(
             self.memory.trial(running),
             limits,
             self._cached_tokens,
-            _base_model_only if self.options.no_lora else partial(self._has_adapter, at_ps),
+            None if self.options.no_lora else self._has_adapter,
             on_check=self._on_check,
-            on_take=self._take,
+            on_take=None if self.prefix_cache is None else self._take,
             max_prompt_tokens=max_prompt_tokens,
         )
         dropped = self.queue.admit(walk, running, at_ps)
@@ -282,9 +291,9 @@ class Replica:
 
     def _take(self, sequence: Sequence) -> None:
         """Pin what a sequence finds in the prefix cache before the walk goes on."""
-        if self.prefix_cache is not None:
-            sequence.cached_tokens = sequence.computed_tokens = self._cached_tokens(sequence)
-            self.prefix_cache.acquire(sequence)
+        assert self.prefix_cache is not None
+        sequence.cached_tokens = sequence.computed_tokens = self._cached_tokens(sequence)
+        self.prefix_cache.acquire(sequence)
 
     def steps_blocked(self, limit: int) -> int:
         """Return for how many decode steps `admit`, which has just admitted nobody, would go on to do so."""
@@ -400,13 +409,13 @@ class Replica:
 
     # --- adapters ---------------------------------------------------------------------------------------------------
 
-    def _has_adapter(self, at_ps: int, sequence: Sequence, admitted: list[Sequence]) -> bool:
+    def _has_adapter(self, sequence: Sequence, admitted: list[Sequence]) -> bool:
         assert sequence.adapter is not None
+        return self.adapters.require(sequence.adapter, self._now_ps, partial(self._pinned_adapters, admitted))
 
-        def pinned() -> frozenset[str]:
-            return self.running.adapter_ids | {s.adapter.adapter_id for s in admitted if s.adapter is not None}
-
-        return self.adapters.require(sequence.adapter, at_ps, pinned)
+    def _pinned_adapters(self, admitted: Many[Sequence] = ()) -> frozenset[str]:
+        """Return the adapters of the batch, and of those who will join it."""
+        return self.running.adapter_ids | {s.adapter.adapter_id for s in admitted if s.adapter is not None}
 
     def _drop_unloadable(self, given_up: frozenset[str]) -> None:
         for sequence in [s for s in self.queue if s.adapter is not None and s.adapter.adapter_id in given_up]:
@@ -464,11 +473,6 @@ class Replica:
     def _clear_queue(self) -> dict[int, Sequence]:
         """Empty the queue; those that strict S-LoRA has not swept yet were told of when they were cancelled."""
         return {sequence.handle: sequence for sequence in self.queue.clear() if not sequence.aborted}
-
-
-def _base_model_only(sequence: Sequence, admitted: list[Sequence]) -> bool:
-    """Let every sequence enter: its adapter is not used."""
-    return True
 
 
 def _earlier(one: int | None, other: int | None) -> int | None:

@@ -16,6 +16,7 @@ class Running:
     Attributes:
         prefilling: by handle; what they need is reserved, but they have no token yet.
         held: by handle; they have ended, but keep what they hold until all have (static batching).
+        num: of sequences, those in prefill and held ones included.
         decode_step: counts the decode steps of this batch.
         version: changes whenever a sequence comes, joins or goes.
         reserved_tokens: what all would hold in the end, if none left before; no peak is higher.
@@ -33,10 +34,10 @@ class Running:
         self._adapter_slots = 0
         self.reserved_tokens = 0
         self.version = 0
-        self._num = 0
+        self.num = 0
 
     def __len__(self) -> int:
-        return self._num
+        return self.num
 
     def __iter__(self) -> Iterator[Sequence]:
         """Iterate over the decoding sequences."""
@@ -141,7 +142,7 @@ class Running:
         self.reserved_tokens += sequence.prompt_tokens + sequence.max_new_tokens - 1
         if sequence.adapter is not None:
             self._pin(sequence.adapter)
-        self._num += 1
+        self.num += 1
         self.version += 1
 
     def leave(self, sequence: Sequence) -> None:
@@ -157,7 +158,7 @@ class Running:
         self.reserved_tokens -= sequence.prompt_tokens + sequence.max_new_tokens - 1
         if sequence.adapter is not None:
             self._unpin(sequence.adapter)
-        self._num -= 1
+        self.num -= 1
         self.version += 1
 
     def _forget_finish(self, sequence: Sequence) -> None:

@@ -31,7 +31,7 @@ class Adapter(NamedTuple):
         return 4 * self.rank if self.exact_slots is None else self.exact_slots
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, init=False)
 class Sequence:
     """A request in a scheduler.
 
@@ -54,20 +54,45 @@ class Sequence:
     handle: int
     prompt_tokens: int
     max_new_tokens: int
-    arrived_ps: int = 0
-    adapter: Adapter | None = None
-    tenant_id: str = ""
-    prompt_token_ids: Tokens[int] = ()
-    output_token_ids: Tokens[int] = ()
-    produced_tokens: int = 0
-    base_step: int = 0
-    cached_tokens: int = 0
-    computed_tokens: int = 0
-    held_output_tokens: int = 0
-    admitted_ps: int | None = None
-    first_token_ps: int | None = None
-    num_requeues: int = 0
-    aborted: bool = False
+    arrived_ps: int
+    adapter: Adapter | None
+    tenant_id: str
+    prompt_token_ids: Tokens[int]
+    output_token_ids: Tokens[int]
+    produced_tokens: int
+    base_step: int
+    cached_tokens: int
+    computed_tokens: int
+    held_output_tokens: int
+    admitted_ps: int | None
+    first_token_ps: int | None
+    num_requeues: int
+    aborted: bool
+
+    def __init__(
+        self,
+        handle: int,
+        prompt_tokens: int,
+        max_new_tokens: int,
+        arrived_ps: int = 0,
+        adapter: Adapter | None = None,
+        tenant_id: str = "",
+        prompt_token_ids: Tokens[int] = (),
+        output_token_ids: Tokens[int] = (),
+        produced_tokens: int = 0,
+    ) -> None:
+        self.handle = handle
+        self.prompt_tokens = prompt_tokens
+        self.max_new_tokens = max_new_tokens
+        self.arrived_ps = arrived_ps
+        self.adapter = adapter
+        self.tenant_id = tenant_id
+        self.prompt_token_ids = prompt_token_ids
+        self.output_token_ids = output_token_ids
+        self.produced_tokens = produced_tokens
+        self.base_step = self.cached_tokens = self.computed_tokens = self.held_output_tokens = self.num_requeues = 0
+        self.admitted_ps = self.first_token_ps = None
+        self.aborted = False
 
     @property
     def input_tokens(self) -> int:

@@ -70,7 +70,7 @@ class AttentionKernels:
 
     def work(self, batch: Batch) -> tuple[float, float]:
         """Return the step's (FLOP, bytes of KV cache read and written)."""
-        pairs: float = batch.decode_kv_tokens + batch.num_decodes
+        pairs = float(batch.decode_kv_tokens + batch.num_decodes)
         tokens = batch.decode_kv_tokens + batch.num_decodes
         for chunk in batch.prefills:
             pairs += chunk.new_tokens * (chunk.past_tokens + (chunk.new_tokens + 1) / 2)

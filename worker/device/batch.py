@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class PrefillChunk:
     """A run of prompt tokens of one sequence, computed in one step.
 
@@ -24,6 +24,11 @@ class PrefillChunk:
     new_tokens: int
     past_tokens: int
     samples: bool
+
+    def __init__(self, new_tokens: int, past_tokens: int, samples: bool) -> None:
+        self.new_tokens = new_tokens
+        self.past_tokens = past_tokens
+        self.samples = samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +65,7 @@ class LoraWork:
 NO_LORA = LoraWork()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Batch:
     """One step's work.
 
@@ -77,20 +82,40 @@ class Batch:
             both in one attention kernel; without them it takes every decode to be as long as the longest.
     """
 
-    prefills: tuple[PrefillChunk, ...] = ()
-    num_decodes: int = 0
-    decode_kv_tokens: int = 0
-    max_decode_kv_tokens: int = 0
-    lora: LoraWork = NO_LORA
-    decode_lengths: tuple[int, ...] = ()
+    prefills: tuple[PrefillChunk, ...]
+    num_decodes: int
+    decode_kv_tokens: int
+    max_decode_kv_tokens: int
+    lora: LoraWork
+    decode_lengths: tuple[int, ...]
+
+    def __init__(
+        self,
+        prefills: tuple[PrefillChunk, ...] = (),
+        num_decodes: int = 0,
+        decode_kv_tokens: int = 0,
+        max_decode_kv_tokens: int = 0,
+        lora: LoraWork = NO_LORA,
+        decode_lengths: tuple[int, ...] = (),
+    ) -> None:
+        self.prefills = prefills
+        self.num_decodes = num_decodes
+        self.decode_kv_tokens = decode_kv_tokens
+        self.max_decode_kv_tokens = max_decode_kv_tokens
+        self.lora = lora
+        self.decode_lengths = decode_lengths
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Segment:
     """Times of consecutive decode steps of one batch: step i (from 0) takes `base_ps + i * slope_ps`."""
 
     base_ps: int
     slope_ps: int
+
+    def __init__(self, base_ps: int, slope_ps: int) -> None:
+        self.base_ps = base_ps
+        self.slope_ps = slope_ps
 
     def step_ps(self, index: int) -> int:
         """Return how long step `index` takes."""

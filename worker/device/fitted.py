@@ -68,7 +68,7 @@ def _knots(counts: Floats) -> Floats:
     values, num_rows = np.unique(counts, return_counts=True)
     enough = max(LEAST_ROWS, len(counts) / MOST_KNOTS)
     chosen, rows = [values[0]], 0
-    for value, num in zip(values[1:], num_rows[1:], strict=True):
+    for value, num in zip(values[1:].tolist(), num_rows[1:].tolist(), strict=True):
         rows += num
         if rows >= enough:
             chosen.append(value)
@@ -150,7 +150,8 @@ class Fitted:
         """Return the step's duration; 0 if the batch is empty."""
         if not batch.prefills and not batch.num_decodes:
             return 0
-        return self._batch_ps(batch) + self._lora_ps(batch.lora)
+        batch_ps = self._batch_ps(batch)
+        return batch_ps + self._lora_ps(batch.lora) if batch.lora.num_adapters else batch_ps
 
     def step_cost(self, batch: Batch) -> StepCost:
         """Return the step's duration: adapters, and the rest, which a log does not divide."""
@@ -163,7 +164,9 @@ class Fitted:
     ) -> Segment | None:
         """Return the times of consecutive decode steps: always a straight line."""
         del max_kv_tokens
-        base_ps = self._decode_ps(num_decodes) + kv_tokens * self._kv_token_ps + self._lora_ps(lora)
+        base_ps = self._decode_ps(num_decodes) + kv_tokens * self._kv_token_ps
+        if lora.num_adapters:
+            base_ps += self._lora_ps(lora)
         return Segment(base_ps, num_decodes * self._kv_token_ps)
 
     def _batch_ps(self, batch: Batch) -> int:

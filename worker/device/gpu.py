@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.device.adapters import DecodingAdapters
-from worker.device.batch import Batch, PrefillChunk
+from worker.device.batch import Batch
 from worker.device.cost import StepCost
 from worker.device.output import EOS_TOKEN_ID, FinishReason, TokenIds
 from worker.device.rows import DecodeRows, DeviceSequence, Row
@@ -165,14 +165,13 @@ class MockGpu:
             if not decode:
                 return Batch()
             return Batch((), *self._decode_sums(), self._adapters.work)
-        chunks = tuple(PrefillChunk(work.new_tokens, work.past_tokens, work.samples) for work in self._prefills)
         prefills = ((self._rows[work.handle].sequence, work.new_tokens) for work in self._prefills)
         lora = self._adapters.work_with(prefills, decode=decode)
         if not decode:
-            return Batch(chunks, lora=lora)
+            return Batch(self._prefills, lora=lora)
         lengths = [row.kv_offset + self._decode_steps for row in self._rows.values() if row.decoding]
         lengths += (kv_tokens for _, kv_tokens in self._held.values())
-        return Batch(chunks, *self._decode_sums(), lora, tuple(lengths))
+        return Batch(self._prefills, *self._decode_sums(), lora, tuple(lengths))
 
     def step_ps(self) -> int:
         """Return how long the next step takes."""

@@ -65,7 +65,7 @@ class Sampling:
     stop_sequences: tuple[tuple[int, ...], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, init=False)
 class Ending:
     """Where a sequence ends.
 
@@ -78,7 +78,12 @@ class Ending:
 
     output_tokens: int
     reason: FinishReason
-    extra_step: bool = False
+    extra_step: bool
+
+    def __init__(self, output_tokens: int, reason: FinishReason, extra_step: bool = False) -> None:
+        self.output_tokens = output_tokens
+        self.reason = reason
+        self.extra_step = extra_step
 
 
 class LengthModel(Protocol):

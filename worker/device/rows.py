@@ -12,7 +12,7 @@ BLOCK_STEPS = 8
 """Steps whose tokens are made at once: numpy's cost per call is that of a few hundred tokens."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class DeviceSequence:
     """A sequence as it joins; not changed afterwards.
 
@@ -32,9 +32,29 @@ class DeviceSequence:
     produced_tokens: int
     seed: int
     ending: Ending
-    echo: TokenIds | None = None
-    adapter_id: str = ""
-    adapter_rank: int = 0
+    echo: TokenIds | None
+    adapter_id: str
+    adapter_rank: int
+
+    def __init__(
+        self,
+        handle: int,
+        prompt_tokens: int,
+        produced_tokens: int,
+        seed: int,
+        ending: Ending,
+        echo: TokenIds | None = None,
+        adapter_id: str = "",
+        adapter_rank: int = 0,
+    ) -> None:
+        self.handle = handle
+        self.prompt_tokens = prompt_tokens
+        self.produced_tokens = produced_tokens
+        self.seed = seed
+        self.ending = ending
+        self.echo = echo
+        self.adapter_id = adapter_id
+        self.adapter_rank = adapter_rank
 
 
 class Row:

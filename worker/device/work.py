@@ -5,17 +5,21 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from worker.device.batch import PrefillChunk
 from worker.device.output import FinishReason, TokenIds
 
 
-@dataclass(slots=True)
-class PrefillWork:
-    """A prompt chunk of one sequence; see `batch.PrefillChunk`."""
+@dataclass(slots=True, init=False)
+class PrefillWork(PrefillChunk):
+    """A prompt chunk, and whose it is."""
 
     handle: int
-    new_tokens: int
-    past_tokens: int
-    samples: bool
+
+    def __init__(self, handle: int, new_tokens: int, past_tokens: int, samples: bool) -> None:
+        self.handle = handle
+        self.new_tokens = new_tokens
+        self.past_tokens = past_tokens
+        self.samples = samples
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from scheduler.core.running import Running
 from scheduler.core.sequence import Adapter, Sequence
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Step:
     """Something to run.
 
@@ -23,11 +23,26 @@ class Step:
         hold: sequences that end stay in the batch until all have ended (static batching).
     """
 
-    chunks: Many[Chunk] = ()
-    decode: bool = False
-    max_steps: int = 1
-    prefetch: tuple[Adapter, ...] = ()
-    hold: bool = False
+    chunks: Many[Chunk]
+    decode: bool
+    max_steps: int
+    prefetch: tuple[Adapter, ...]
+    hold: bool
+
+    def __init__(
+        self,
+        chunks: Many[Chunk] = (),
+        *,
+        decode: bool = False,
+        max_steps: int = 1,
+        prefetch: tuple[Adapter, ...] = (),
+        hold: bool = False,
+    ) -> None:
+        self.chunks = chunks
+        self.decode = decode
+        self.max_steps = max_steps
+        self.prefetch = prefetch
+        self.hold = hold
 
 
 @dataclass(frozen=True, slots=True)

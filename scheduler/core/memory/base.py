@@ -10,7 +10,7 @@ NEVER = 1 << 62
 """More steps than any run has."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Check:
     """One test of an admission walk; every figure includes the candidate.
 
@@ -26,6 +26,15 @@ class Check:
     adapter_slots: int
     num_sequences: int
     fits: bool
+
+    def __init__(
+        self, sequence: Sequence, peak_tokens: int, adapter_slots: int, num_sequences: int, fits: bool
+    ) -> None:
+        self.sequence = sequence
+        self.peak_tokens = peak_tokens
+        self.adapter_slots = adapter_slots
+        self.num_sequences = num_sequences
+        self.fits = fits
 
 
 @dataclass(frozen=True, slots=True)

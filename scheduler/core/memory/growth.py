@@ -48,6 +48,10 @@ class BlockGrowth:
         one_more = sum(self._num_at[self.block_size - phase :]) if phase else 0
         return self._whole_blocks + self._num * periods + one_more
 
+    def most_blocks(self, decode_step: int) -> int:
+        """Return a number that `blocks` is never above there, nor far below; O(1)."""
+        return self._whole_blocks + self._num * (decode_step // self.block_size + 1)
+
     def steps_within(self, decode_step: int, spare_blocks: int, limit: int) -> int:
         """Return for how many further steps all grow by no more than `spare_blocks` (>= 0) blocks together.
 

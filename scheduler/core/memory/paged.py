@@ -89,6 +89,11 @@ class PagedMemory:
             blocks += self.shared.num_pinned - self.shared.num_pins
         return blocks
 
+    def _surely_suffices(self, running: Running, num_steps: int) -> bool:
+        """Tell whether a look at the sums alone shows that the batch has its blocks that far ahead; O(1)."""
+        blocks = self._growth.most_blocks(running.decode_step + num_steps) + self._num_prefill_blocks
+        return blocks <= self._room(running.adapter_slots)
+
     def _room(self, adapter_slots: int) -> int:
         return self.num_blocks - self.blocks_for(adapter_slots) if adapter_slots else self.num_blocks
 
@@ -149,7 +154,7 @@ class PagedMemory:
 
     def steps_before_full(self, running: Running, limit: int) -> int:
         """Return how many decode steps have their blocks; exact, at least 1 where `victim` has found nobody."""
-        if limit <= 1:
+        if limit <= 1 or self._surely_suffices(running, limit - 1):
             return limit
         spare = self._room(running.adapter_slots) - self.needed_blocks(running)
         return 1 + self._growth.steps_within(running.decode_step, max(0, spare), limit - 1)
@@ -159,6 +164,8 @@ class PagedMemory:
 
         Cost: O(block_size) where nothing lacks, else O(batch).
         """
+        if self._surely_suffices(running, 0):
+            return None
         if self.needed_blocks(running) <= self._room(running.adapter_slots) or len(running) == 1:
             return None  # alone it has its blocks to the end, see `can_ever_hold`
         present: list[Sequence] = [*running, *running.prefilling.values()]

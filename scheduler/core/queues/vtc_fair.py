@@ -39,7 +39,8 @@ from math import lcm
 
 from scheduler.core.admission import Blocked, Walk
 from scheduler.core.memory.base import Memory
-from scheduler.core.queues.base import WaitingList, adapter_key, prompts_within, steps_until_admissible
+from scheduler.core.queues.base import adapter_key, prompts_within, steps_until_admissible
+from scheduler.core.queues.waiting import WaitingList
 from scheduler.core.running import Running
 from scheduler.core.sequence import Sequence
 

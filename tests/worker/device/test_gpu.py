@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.worker.device.known import deployment
-from worker.device.batch import NO_LORA, Batch, LoraWork, PrefillChunk
+from worker.device.batch import NO_LORA, Batch, LoraWork
 from worker.device.gpu import MockGpu
 from worker.device.llm_mock import LlmMock
 from worker.device.output import Ending, FinishReason, tokens_between
@@ -74,7 +74,6 @@ class PlainGpu:
 
     def work(self, prefills: list[PrefillWork], *, decode: bool) -> Batch:
         kv = [s.cached for s in self.batch.values() if s.decoding] if decode else []
-        chunks = tuple(PrefillChunk(w.new_tokens, w.past_tokens, w.samples) for w in prefills)
         users: dict[str, tuple[int, int]] = {}
         new_tokens = {w.handle: w.new_tokens for w in prefills}
         for handle, plain in self.batch.items():
@@ -83,7 +82,7 @@ class PlainGpu:
             if name and num:
                 users[name] = rank, users.get(name, (rank, 0))[1] + num
         lora = LoraWork.of(users.values()) if users else NO_LORA
-        return Batch(chunks, len(kv), sum(kv), max(kv, default=0), lora, tuple(kv) if chunks else ())
+        return Batch(tuple(prefills), len(kv), sum(kv), max(kv, default=0), lora, tuple(kv) if prefills else ())
 
     def advance(self, prefills: list[PrefillWork], *, decode: bool):
         chunks = {work.handle: work for work in prefills}
@@ -249,7 +248,7 @@ def test_resumed_sequence_prefills_prompt_and_output():
     gpu = MockGpu(ROOFLINE)
     gpu.join(DeviceSequence(1, 10, 4, 5, Ending(100, FinishReason.LENGTH)))
     gpu.begin([PrefillWork(1, 14, 0, samples=True)], decode=False)
-    assert gpu.batch() == Batch((PrefillChunk(14, 0, samples=True),))
+    assert gpu.batch() == Batch((PrefillWork(1, 14, 0, samples=True),))
     outcome = gpu.advance()
     assert outcome.token_ids.tolist() == tokens_between(5, 4, 5, Ending(100, FinishReason.LENGTH)).tolist()
     assert gpu.kv_tokens == 14
@@ -269,7 +268,7 @@ def test_prompt_in_a_prefix_cache_shortens_the_prefill_only():
     gpu = MockGpu(ROOFLINE)
     gpu.join(DeviceSequence(1, 10, 0, 5, Ending(4, FinishReason.LENGTH)))
     gpu.begin([PrefillWork(1, 2, 8, samples=True)], decode=False)
-    assert gpu.batch() == Batch((PrefillChunk(2, 8, samples=True),))
+    assert gpu.batch() == Batch((PrefillWork(1, 2, 8, samples=True),))
     gpu.advance()
     assert gpu.kv_tokens == 10
 
