@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-dev demo test lint protos protos-check protos-release lock bench compiled bench-compiled fuzz clean
+.PHONY: help setup setup-dev demo test lint protos protos-check protos-release lock bench compiled test-compiled fuzz clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -73,21 +73,25 @@ demo: setup ## a real trace through a cluster on this machine, about a minute
 test: setup-dev ## every test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-bench: setup-dev ## pace, CPU per token and per simulated request, beside bare references
+# With a C compiler, sim-speed measures the compiled core too.
+bench: setup-dev $(if $(shell command -v cc),compiled) ## pace, CPU per token and per simulated request, beside bare references
 	$(BIN)/python -m bench $(BENCH_ARGS)
 
 COMPILED := build/compiled
+PACKAGED := $(shell find chassis cli loadgen protos router scheduler simulator worker -type f -not -path '*/__pycache__/*')
 
-compiled: $(COMPILED)/.stamp ## the wheel whose core is compiled to C, unpacked in build/compiled; needs a C compiler
+compiled: $(COMPILED)/.stamp ## a wheel with the core compiled to C, unpacked in build/compiled; needs a C compiler
 
-$(COMPILED)/.stamp: $(VENV)/.stamp-dev pyproject.toml hatch_build.py $(shell find scheduler simulator worker -name '*.py')
+$(COMPILED)/.stamp: $(VENV)/.stamp-dev pyproject.toml hatch_build.py $(PACKAGED)
 	@rm -rf build/wheel $(COMPILED)
 	@HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation -w build/wheel .
 	@$(BIN)/python -m pip install --quiet --no-deps --target $(COMPILED) build/wheel/*.whl
 	@touch $@
 
-bench-compiled: compiled ## the same with the compiled core
-	PYTHONPATH=$(COMPILED) $(BIN)/python -P -m bench $(BENCH_ARGS)
+# pytest's own pythonpath would put the checkout before it.
+test-compiled: compiled ## the tests of core, device and simulator with the compiled core
+	PYTHONSAFEPATH=1 PYTHONPATH=$(COMPILED) $(BIN)/python -m pytest -o pythonpath= $(PYTEST_ARGS) \
+	  tests/scheduler/core tests/worker/device tests/simulator tests/test_golden.py
 
 fuzz: setup-dev ## more of the simulator's fuzz corpus; FUZZ_ARGS='--first 3000 --cases 100000'
 	PYTHONPATH=.:protos $(BIN)/python -m tests.simulator.fuzz $(FUZZ_ARGS)

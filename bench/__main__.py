@@ -20,7 +20,7 @@ from bench import core, fidelity, last_hop, live_vs_sim, machine, sim_speed, tab
 from bench.cluster import BenchBrokenError
 from chassis.errors import LorreryError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 OUT = Path("out") / "bench.json"
 
 WIDTH = 120

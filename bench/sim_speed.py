@@ -2,8 +2,10 @@
 
 The engine is the one of `lorrery simulate`: the scheduler's core and the mock GPU, nothing left out. From a workload in
 columns to the time of each first token and end, in columns; drawing the workload is not in it, making the requests is.
-The bare loop (bench/bare_sim.py) gets the same columns, and gives the same two times. The two take turns, and a ratio
-is the median over the turns; a cost is the median of its runs. CPU time is the process's, user and system.
+The bare loop (bench/bare_sim.py) gets the same columns, and gives the same two times. They take turns, and a ratio is
+the median over the turns; a cost is the median of its runs. CPU time is the process's, user and system.
+
+Where the compiled core has been made (`make compiled`), a second process that has it takes its turns too.
 
 Peak memory is measured in a process of its own, which does nothing else: interpreter and libraries are in it.
 
@@ -12,22 +14,28 @@ Peak memory is measured in a process of its own, which does nothing else: interp
 
 import gc
 import json
+import os
 import resource
 import subprocess
 import sys
 import time
 from array import array
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import TypeVar
+from types import TracebackType
+from typing import Any, TypeVar
 
 import numpy as np
 
 from bench import bare_sim, sim_scenarios
 from bench.cluster import BenchBrokenError
 from bench.sim_scenarios import PROJECT, Scenario
+from scheduler.core import replica
 from scheduler.core.catalogue import PLACEMENTS, build_replica
 from simulator.build import build_requests, build_workers
 from simulator.engine import Simulation
@@ -36,7 +44,23 @@ BARE_AIM, GROWTH_AIM, LENGTH_AIM, MEMORY_AIM_MB, RATE_AIM = 8.0, 1.5, 1.5, 600.0
 PEERS: Mapping[str, str] = {"fastest compiled": "13,000 to 15,000", "interpreted": "650 to 700"}
 """Requests per CPU second of other simulators on Vidur's run: a Rust replay of the Dynamo mocker, and Vidur itself."""
 
+COMPILED = PROJECT / "build" / "compiled"
+"""Where `make compiled` unpacks the wheel whose core is compiled."""
+
 T = TypeVar("T")
+
+
+class Core(StrEnum):
+    """Which of the two ways to run the same files."""
+
+    INTERPRETED = "interpreted"
+    COMPILED = "compiled"
+
+    @classmethod
+    def here(cls) -> "Core":
+        """Return the one of this process."""
+        return cls.INTERPRETED if replica.__file__.endswith(".py") else cls.COMPILED
+
 
 SCENARIOS: Mapping[str, Callable[[int], Scenario]] = {
     "vidur": sim_scenarios.vidur,
@@ -86,9 +110,9 @@ class SpeedRow:
     """One load's cost.
 
     Attributes:
-        cpu_seconds: of each run of ours.
+        cpu_seconds: of each run of ours, by core.
         bare_cpu_seconds: of each run of the bare loop, in turn with ours; none where it cannot run the load.
-        peak_rss_mb: of a process that does this alone, where it was measured.
+        peak_rss_mb: of a process that does this alone with this process's core, where it was measured.
     """
 
     load: str
@@ -96,31 +120,37 @@ class SpeedRow:
     num_requests: int
     num_finished: int = 0
     output_tokens: int = 0
-    cpu_seconds: list[float] = field(default_factory=list)
+    cpu_seconds: dict[Core, list[float]] = field(default_factory=dict)
     bare_cpu_seconds: list[float] = field(default_factory=list)
     peak_rss_mb: float | None = None
 
-    @property
-    def us_per_request(self) -> float:
+    def us_per_request(self, core: Core) -> float:
         """Median CPU microseconds."""
-        return median(self.cpu_seconds) / self.num_requests * 1e6
+        return median(self.cpu_seconds[core]) / self.num_requests * 1e6
 
-    @property
-    def requests_per_second(self) -> float:
+    def requests_per_second(self, core: Core) -> float:
         """Of CPU time."""
-        return 1e6 / self.us_per_request
+        return 1e6 / self.us_per_request(core)
 
     @property
     def bare_us_per_request(self) -> float | None:
         """Median CPU microseconds of the bare loop."""
         return median(self.bare_cpu_seconds) / self.num_requests * 1e6 if self.bare_cpu_seconds else None
 
-    @property
-    def bare_ratio(self) -> float | None:
+    def bare_ratio(self, core: Core) -> float | None:
         """Ours over the bare loop's, the median over the turns."""
         if not self.bare_cpu_seconds:
             return None
-        return median(ours / bare for ours, bare in zip(self.cpu_seconds, self.bare_cpu_seconds, strict=True))
+        return median(ours / bare for ours, bare in zip(self.cpu_seconds[core], self.bare_cpu_seconds, strict=True))
+
+    def as_json(self) -> dict[str, object]:
+        """Return every run, and what follows from them by core."""
+        return {
+            **{key: getattr(self, key) for key in SpeedRow.__slots__},
+            "us_per_request": {core: self.us_per_request(core) for core in self.cpu_seconds},
+            "bare_us_per_request": self.bare_us_per_request,
+            "bare_ratio": {core: self.bare_ratio(core) for core in self.cpu_seconds},
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,28 +160,68 @@ class SimSpeed:
     rows: dict[str, SpeedRow]
 
     @property
-    def growth_ratio(self) -> float:
-        """Cost per request of the large uniform load over the small one's."""
-        return self.rows["uniform"].us_per_request / self.rows["uniform small"].us_per_request
+    def cores(self) -> tuple[Core, ...]:
+        """Those that took turns."""
+        return tuple(self.rows["uniform"].cpu_seconds)
 
-    @property
-    def length_ratio(self) -> float:
+    def growth_ratio(self, core: Core) -> float:
+        """Cost per request of the large uniform load over the small one's."""
+        return self.rows["uniform"].us_per_request(core) / self.rows["uniform small"].us_per_request(core)
+
+    def length_ratio(self, core: Core) -> float:
         """Cost per request with outputs twice as long over that with outputs as they are."""
-        pairs = zip(self.rows["doubled"].cpu_seconds, self.rows["uniform small"].cpu_seconds, strict=True)
-        return median(doubled / base for doubled, base in pairs)
+        doubled, base = (self.rows[name].cpu_seconds[core] for name in ("doubled", "uniform small"))
+        return median(longer / shorter for longer, shorter in zip(doubled, base, strict=True))
 
     def as_json(self) -> dict[str, object]:
-        """Return every run, and what follows from them."""
-        rows = {
-            name: {
-                **{key: getattr(row, key) for key in SpeedRow.__slots__},
-                "us_per_request": row.us_per_request,
-                "bare_us_per_request": row.bare_us_per_request,
-                "bare_ratio": row.bare_ratio,
-            }
-            for name, row in self.rows.items()
+        """Return every run, and what follows from them by core."""
+        return {
+            "rows": {name: row.as_json() for name, row in self.rows.items()},
+            "growth_ratio": {core: self.growth_ratio(core) for core in self.cores},
+            "length_ratio": {core: self.length_ratio(core) for core in self.cores},
         }
-        return {"rows": rows, "growth_ratio": self.growth_ratio, "length_ratio": self.length_ratio}
+
+
+class CompiledCore:
+    """A process with the compiled core that makes runs when it is told to."""
+
+    def __enter__(self) -> "CompiledCore":
+        environment = {**os.environ, "PYTHONPATH": str(COMPILED), "PYTHONSAFEPATH": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "bench.sim_speed"],
+            cwd=PROJECT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._process.communicate()
+
+    def run(self, load: str, num_requests: int) -> float:
+        """Return the CPU seconds of one run.
+
+        Raises:
+            BenchBrokenError: the process has ended, its core is not compiled, or requests are missing.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{load} {num_requests}\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise BenchBrokenError(f"the process with the compiled core ended with {self._process.wait()}")
+        result = json.loads(line)
+        if result["core"] != Core.COMPILED:
+            raise BenchBrokenError(f"{COMPILED} has no compiled core; run make compiled")
+        if result["num_finished"] != num_requests:
+            raise BenchBrokenError(f"{load}: {result['num_finished']} of {num_requests} requests finished, compiled")
+        seconds: float = result["cpu_seconds"]
+        return seconds
 
 
 def simulate(scenario: Scenario) -> Times:
@@ -204,21 +274,27 @@ def measure(sizes: Sizes, on_run: Callable[[str], None] = lambda what: None) -> 
     rows = {
         name: SpeedRow(name.split()[0], scenario.title, len(scenario.columns)) for name, scenario in scenarios.items()
     }
-    for _ in range(sizes.few):
-        for name in [*small_ones] * sizes.many + [name for name in scenarios if name not in small_ones]:
-            on_run(f"{name}, {rows[name].num_requests:,} requests")
-            _take_turns(rows[name], scenarios[name])
+    with ExitStack() as stack:
+        compiled = None
+        if COMPILED.exists() and Core.here() is Core.INTERPRETED:
+            compiled = stack.enter_context(CompiledCore())
+        for _ in range(sizes.few):
+            for name in [*small_ones] * sizes.many + [name for name in scenarios if name not in small_ones]:
+                on_run(f"{name}, {rows[name].num_requests:,} requests")
+                _take_turns(rows[name], scenarios[name], compiled)
     on_run("peak memory of the uniform load")
     rows["uniform"].peak_rss_mb = _peak_rss_mb("uniform", sizes.uniform)
     return SimSpeed(rows)
 
 
-def _take_turns(row: SpeedRow, scenario: Scenario) -> None:
+def _take_turns(row: SpeedRow, scenario: Scenario, compiled: CompiledCore | None) -> None:
     seconds, times = _timed(lambda: simulate(scenario))
     if times.num_finished != row.num_requests:
         raise BenchBrokenError(f"{row.load}: {times.num_finished} of {row.num_requests} requests finished")
     row.num_finished, row.output_tokens = times.num_finished, times.output_tokens
-    row.cpu_seconds.append(seconds)
+    row.cpu_seconds.setdefault(Core.here(), []).append(seconds)
+    if compiled is not None:
+        row.cpu_seconds.setdefault(Core.COMPILED, []).append(compiled.run(row.load, row.num_requests))
     if row.load in BARE_TOO:
         row.bare_cpu_seconds.append(_timed(lambda: simulate_bare(scenario))[0])
 
@@ -250,13 +326,17 @@ def _own_peak_rss_mb() -> float:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
 
 
-def main() -> None:
-    """Run one load once."""
-    load, num_requests = sys.argv[1], int(sys.argv[2])
-    scenario = SCENARIOS[load](num_requests)
+@cache
+def _scenario(load: str, num_requests: int) -> Scenario:
+    return SCENARIOS[load](num_requests)
+
+
+def _run_once(load: str, num_requests: int) -> dict[str, Any]:
+    scenario = _scenario(load, num_requests)
     seconds, times = _timed(lambda: simulate(scenario))
-    result = {
+    return {
         "title": scenario.title,
+        "core": Core.here(),
         "num_requests": num_requests,
         "num_finished": times.num_finished,
         "output_tokens": times.output_tokens,
@@ -264,7 +344,16 @@ def main() -> None:
         "us_per_request": seconds / num_requests * 1e6,
         "peak_rss_mb": _own_peak_rss_mb(),
     }
-    print(json.dumps(result, indent=1))
+
+
+def main() -> None:
+    """Run the load that the arguments name, or those that lines of the standard input name, one after another."""
+    if len(sys.argv) > 1:
+        print(json.dumps(_run_once(sys.argv[1], int(sys.argv[2])), indent=1))
+        return
+    for line in sys.stdin:
+        load, num_requests = line.split()
+        print(json.dumps(_run_once(load, int(num_requests))), flush=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ Beside a figure stands what it is meant to be (*aim*): values that prototypes of
 that survive a change of machine. An aim missed is worth a look, no failure.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from rich.console import Group
 from rich.table import Table
@@ -14,7 +14,7 @@ from bench.core import AIM_BATCH, AIM_US, CoreCost
 from bench.fidelity import Fidelity
 from bench.last_hop import BARE, CLUSTER, LastHop
 from bench.live_vs_sim import LiveVsSim
-from bench.sim_speed import BARE_AIM, GROWTH_AIM, LENGTH_AIM, MEMORY_AIM_MB, PEERS, RATE_AIM, SimSpeed
+from bench.sim_speed import BARE_AIM, GROWTH_AIM, LENGTH_AIM, MEMORY_AIM_MB, PEERS, RATE_AIM, Core, SimSpeed
 
 ROUTER_AIM, INNER_AIM, EFFICIENCY_AIM = 1.25, 0.15, 0.8
 BUSY_DELAY = 0.1
@@ -140,40 +140,52 @@ def sim_speed(result: SimSpeed) -> Group:
     """Show what a simulated request costs, beside the bare loop."""
     table = Table(title="Simulator: CPU of a whole run, beside a bare closed-form loop")
     table.add_column("load", overflow="fold")
-    for name in ("requests", "us/request", "requests/s", "tokens/s", "bare us/request", "ours / bare"):
-        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("requests", "core", "us/request", "requests/s", "tokens/s", "bare us/request", "ours / bare"):
+        table.add_column(name, justify="left" if name == "core" else "right", no_wrap=True)
     for row in result.rows.values():
-        bare_us, ratio = row.bare_us_per_request, row.bare_ratio
-        table.add_row(
-            row.title,
-            f"{row.num_requests:,}",
-            f"{row.us_per_request:.2f}",
-            f"{row.requests_per_second:,.0f}",
-            f"{row.requests_per_second * row.output_tokens / row.num_requests:,.0f}",
-            "-" if bare_us is None else f"{bare_us:.2f}",
-            "-" if ratio is None else f"{ratio:.2f}",
-        )
-    aims = Table(show_header=False, box=None)
+        for core in result.cores:
+            bare_us, ratio = row.bare_us_per_request, row.bare_ratio(core)
+            rate = row.requests_per_second(core)
+            table.add_row(
+                *((row.title, f"{row.num_requests:,}") if core is result.cores[0] else ("", "")),
+                core,
+                f"{row.us_per_request(core):.2f}",
+                f"{rate:,.0f}",
+                f"{rate * row.output_tokens / row.num_requests:,.0f}",
+                "-" if bare_us is None else f"{bare_us:.2f}",
+                "-" if ratio is None else f"{ratio:.2f}",
+                end_section=core is result.cores[-1],
+            )
+    aims = Table(box=None)
+    aims.add_column("")
+    for name in (*result.cores, "aim"):
+        aims.add_column(name, justify="right", no_wrap=True)
     rows, large = result.rows, f"{result.rows['uniform'].num_requests:,}"
-    figures = [
-        ("Vidur's run, ours / bare", rows["vidur"].bare_ratio or 0.0, BARE_AIM, ".2f"),
-        ("uniform, ours / bare", rows["uniform"].bare_ratio or 0.0, BARE_AIM, ".2f"),
-        (f"uniform, peak memory with {large} requests, MB", rows["uniform"].peak_rss_mb or 0.0, MEMORY_AIM_MB, ".0f"),
-        (
-            f"uniform, cost per request with {large} / {rows['uniform small'].num_requests:,}",
-            result.growth_ratio,
-            GROWTH_AIM,
-            ".2f",
-        ),
-        ("uniform, cost with outputs twice as long / as they are", result.length_ratio, LENGTH_AIM, ".2f"),
+    small = f"{result.rows['uniform small'].num_requests:,}"
+    figures: list[tuple[str, Callable[[Core], float | None], float]] = [
+        ("Vidur's run, ours / bare", rows["vidur"].bare_ratio, BARE_AIM),
+        ("uniform, ours / bare", rows["uniform"].bare_ratio, BARE_AIM),
+        (f"uniform, cost per request with {large} / {small}", result.growth_ratio, GROWTH_AIM),
+        ("uniform, cost with outputs twice as long / as they are", result.length_ratio, LENGTH_AIM),
     ]
-    for name, value, aim, form in figures:
-        aims.add_row(name, f"{value:{form}}", f"aim: at most {aim:g}", _meets(value <= aim))
-    rate = rows["vidur"].requests_per_second
-    aims.add_row("Vidur's run, requests/s", f"{rate:,.0f}", f"aim: {RATE_AIM:,.0f}", _meets(rate >= RATE_AIM))
-    for peer, figure in PEERS.items():
-        aims.add_row(f"the same, {peer} peer, on another machine", figure, "for scale", "")
-    return Group(table, aims)
+    for name, figure, aim in figures:
+        values = [figure(core) or 0.0 for core in result.cores]
+        aims.add_row(name, *(f"{value:.2f} {_meets(value <= aim)}" for value in values), f"at most {aim:g}")
+    rates = [rows["vidur"].requests_per_second(core) for core in result.cores]
+    aims.add_row(
+        "Vidur's run, requests/s", *(f"{rate:,.0f} {_meets(rate >= RATE_AIM)}" for rate in rates), f"{RATE_AIM:,.0f}"
+    )
+    for peer, rate_text in PEERS.items():
+        aims.add_row(f"for scale: {peer} peer, on another machine", *[""] * (len(result.cores) - 1), rate_text, "")
+    peak = rows["uniform"].peak_rss_mb or 0.0
+    aims.add_row(
+        f"uniform, peak memory with {large} requests, MB",
+        f"{peak:.0f} {_meets(peak <= MEMORY_AIM_MB)}",
+        *[""] * (len(result.cores) - 1),
+        f"at most {MEMORY_AIM_MB:g}",
+    )
+    hint = "" if Core.COMPILED in result.cores else "[dim]no compiled core in build/compiled; make compiled[/]"
+    return Group(table, aims, hint)
 
 
 def live_vs_sim(result: LiveVsSim) -> Group:

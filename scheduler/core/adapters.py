@@ -88,25 +88,23 @@ class Residency:
         """Usable adapters, least recently used first."""
         self.host: dict[str, Adapter] = {}
         """Adapters cached in host memory, least recently used first."""
+        self.loading: dict[str, _Load] = {}
+        """Loads under way."""
+        self.given_up: dict[str, Adapter] = {}
+        """Adapters whose load was given up, until `take_given_up`."""
+        self.evicted: list[str] = []
+        """Who was put out, until `take_evicted`."""
         self.num_loads = 0
         self.num_failed_loads = 0
         self._load_ps = load_ps
         self._load_fails = load_fails
-        self._loading: dict[str, _Load] = {}
         self._waiting: dict[str, Adapter] = {}
         self._attempts: dict[str, int] = {}
-        self._given_up: dict[str, Adapter] = {}
-        self._evicted: list[str] = []
-
-    @property
-    def quiet(self) -> bool:
-        """Whether nothing is under way, and nothing is left to be taken: as long as nobody asks, nothing happens."""
-        return not (self._loading or self._evicted or self._given_up)
 
     @property
     def next_event_ps(self) -> int | None:
         """When the next load ends; None: none is under way."""
-        return min([load.ready_ps for load in self._loading.values()], default=None)
+        return min([load.ready_ps for load in self.loading.values()], default=None)
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
@@ -120,7 +118,7 @@ class Residency:
         if name in self.gpu:
             self.gpu[name] = self.gpu.pop(name)
             return True
-        if name not in self._loading:
+        if name not in self.loading:
             if not self._make_place(pinned):
                 return False
             self._waiting[name] = adapter
@@ -130,7 +128,7 @@ class Residency:
 
     def prefetch(self, adapter: Adapter, at_ps: int, pinned: Callable[[], Collection[str]]) -> None:
         """Begin to load an adapter that will be needed, if a place can be had without putting out a pinned one."""
-        if adapter.adapter_id not in self.gpu and adapter.adapter_id not in self._loading and self._make_place(pinned):
+        if adapter.adapter_id not in self.gpu and adapter.adapter_id not in self.loading and self._make_place(pinned):
             self._waiting[adapter.adapter_id] = adapter
             self._begin_waiting(at_ps)
 
@@ -147,7 +145,7 @@ class Residency:
 
     def _make_place(self, pinned: Callable[[], Collection[str]]) -> bool:
         most = self.options.max_loras
-        taken = len(self.gpu) + len(self._loading) + len(self._waiting)
+        taken = len(self.gpu) + len(self.loading) + len(self._waiting)
         if most is None or taken < most:
             return True
         in_use = pinned()
@@ -159,16 +157,16 @@ class Residency:
 
     def _evict(self, name: str) -> None:
         del self.gpu[name]
-        self._evicted.append(name)
+        self.evicted.append(name)
 
     def _begin_waiting(self, at_ps: int) -> None:
-        while self._waiting and len(self._loading) < self.options.max_concurrent_loads:
+        while self._waiting and len(self.loading) < self.options.max_concurrent_loads:
             name = next(iter(self._waiting))
             adapter = self._waiting.pop(name)
             attempt = self._attempts.get(name, 0)
             tier = Tier.HOST if name in self.host else Tier.DISK
             self.num_loads += 1
-            self._loading[name] = _Load(
+            self.loading[name] = _Load(
                 adapter, at_ps + self._load_ps(adapter, tier), self._load_fails(adapter, attempt, at_ps)
             )
 
@@ -176,13 +174,13 @@ class Residency:
 
     def advance(self, at_ps: int) -> None:
         """Let the loads that have ended by now take effect, in order of their ends."""
-        if self._loading:
+        if self.loading:
             self._end_loads(at_ps)
 
     def _end_loads(self, at_ps: int) -> None:
         while (next_ps := self.next_event_ps) is not None and next_ps <= at_ps:
-            name, load = min(self._loading.items(), key=lambda entry: (entry[1].ready_ps, entry[0]))
-            del self._loading[name]
+            name, load = min(self.loading.items(), key=lambda entry: (entry[1].ready_ps, entry[0]))
+            del self.loading[name]
             if load.fails:
                 self._failed(load.adapter)
             else:
@@ -199,7 +197,7 @@ class Residency:
             self._waiting[name] = adapter
         else:
             del self._attempts[name]
-            self._given_up[name] = adapter
+            self.given_up[name] = adapter
 
     def _cache_on_host(self, adapter: Adapter) -> None:
         self.host.pop(adapter.adapter_id, None)
@@ -217,24 +215,24 @@ class Residency:
 
     def take_evicted(self) -> tuple[str, ...]:
         """Return, once, who was put out and has not come back."""
-        if not self._evicted:
+        if not self.evicted:
             return ()
-        evicted, self._evicted = self._evicted, []
+        evicted, self.evicted = self.evicted, []
         return tuple(dict.fromkeys(name for name in evicted if name not in self.gpu))
 
     def take_given_up(self) -> frozenset[str]:
         """Return, once, the adapters whose load was given up."""
-        if not self._given_up:
+        if not self.given_up:
             return _NOBODY
-        given_up, self._given_up = self._given_up, {}
+        given_up, self.given_up = self.given_up, {}
         return frozenset(given_up)
 
     def clear(self) -> None:
         """Forget all that the worker held."""
         self.gpu.clear()
         self.host.clear()
-        self._loading.clear()
+        self.loading.clear()
         self._waiting.clear()
         self._attempts.clear()
-        self._given_up.clear()
-        self._evicted.clear()
+        self.given_up.clear()
+        self.evicted.clear()

@@ -101,6 +101,7 @@ class Replica:
         self._ended: dict[int, EndReason] = {}
         self._silent: set[int] = set()
         self._tried = False
+        self._at_rest = False  # true: the queue has said so, and nobody has come since
         self._now_ps = 0
 
     @property
@@ -155,16 +156,16 @@ class Replica:
     def plan(self, at_ps: int) -> Plan | Idle:
         """Decide what runs from this boundary on."""
         adapters, inbox, self._now_ps = self.adapters, self._inbox, at_ps
-        if not adapters.quiet:
+        if adapters.loading:
             adapters.advance(at_ps)
         while inbox.next_ps is not None and inbox.next_ps <= at_ps:
             what = inbox.take()
             if isinstance(what, int):
                 self._apply_cancel(what, at_ps)
             else:
-                self.queue.append(what, at_ps)
-        if not adapters.quiet and (given_up := adapters.take_given_up()):
-            self._drop_unloadable(given_up)
+                self._enqueue(what, at_ps)
+        if adapters.given_up:
+            self._drop_unloadable(adapters.take_given_up())
         if self._may_preempt:
             self._preempt(at_ps)
         choice = self.batching.choose(self, at_ps)
@@ -177,7 +178,7 @@ class Replica:
             self._shrink_cache(self.prefix_cache, 0)
         if self._leaves:
             plan.leaves, self._leaves = self._leaves, []
-        if not adapters.quiet:
+        if adapters.evicted:
             plan.adapter_evictions = adapters.take_evicted()
         if self._events:
             plan.events, self._events = self._events, []
@@ -185,7 +186,7 @@ class Replica:
 
     def _next_event_ps(self, at_ps: int) -> int | None:
         next_ps = self._inbox.next_ps
-        if not self.adapters.quiet:
+        if self.adapters.loading:
             next_ps = _earlier(next_ps, self.adapters.next_event_ps)
         wakes_at_ps = self.queue.wakes_at_ps(at_ps)
         return next_ps if wakes_at_ps is None else _earlier(next_ps, wakes_at_ps)
@@ -208,6 +209,10 @@ class Replica:
                 self.adapters.prefetch(adapter, at_ps, self._pinned_adapters)
         plan.until_ps = self._next_event_ps(at_ps)
         return plan
+
+    def _enqueue(self, sequence: Sequence, at_ps: int) -> None:
+        self.queue.append(sequence, at_ps)
+        self._at_rest = False
 
     def _apply_cancel(self, handle: int, at_ps: int) -> None:
         sequence = self.running.get(handle)
@@ -232,7 +237,7 @@ class Replica:
         while (sequence := self.memory.victim(self.running)) is not None:
             sequence.requeue(self._remove(sequence))
             self._leaves.append(sequence)
-            self.queue.append(sequence, at_ps)
+            self._enqueue(sequence, at_ps)
             self._events.append(Preempted(sequence))
 
     def _output_tokens(self, sequence: Sequence) -> int:
@@ -264,7 +269,7 @@ class Replica:
     def admit(self, limits: BatchLimits, at_ps: int, max_prompt_tokens: int | None = None) -> list[Sequence]:
         """Admit waiting sequences within these limits; they are in prefill afterwards. See `Floor.admit`."""
         running = self.running
-        self._tried = running.num < limits.max_sequences and not self.queue.at_rest()
+        self._tried = running.num < limits.max_sequences and not self.nobody_to_try()
         if not self._tried:
             return []
         walk = Walk(
@@ -301,11 +306,13 @@ class Replica:
 
     def nobody_to_try(self) -> bool:
         """Tell whether `admit` would find nobody, and change nothing, until something arrives."""
-        return self.queue.at_rest()
+        if not self._at_rest:
+            self._at_rest = self.queue.at_rest()
+        return self._at_rest
 
     def heeds_arrivals(self) -> bool:
         """Tell whether an arrival could change what `admit` has just answered."""
-        return self.queue.heeds_arrivals()
+        return self._at_rest or self.queue.heeds_arrivals()
 
     def look_ahead(self, max_prompt_tokens: int) -> list[Sequence]:
         """Return who would be admitted next if only the prompt limit counted."""

@@ -43,6 +43,8 @@ class Sequence:
         output_token_ids: a view of the whole output, as it grows (or as it will be: it is read for tokens already
             produced only); may be empty where no prefix cache keeps output.
         produced_tokens: output made before this sequence was last queued.
+        input_tokens: what its next prefill has to hold: the prompt and what was produced before.
+        budget_tokens: what it may still produce, counted from when it was last queued.
         base_step: the decode-step counter at which it had no output in this batch; set when it joins.
         cached_tokens: leading input tokens that a prefix cache already held when it was admitted.
         computed_tokens: input tokens in the cache while it is in prefill.
@@ -60,6 +62,8 @@ class Sequence:
     prompt_token_ids: Tokens[int]
     output_token_ids: Tokens[int]
     produced_tokens: int
+    input_tokens: int
+    budget_tokens: int
     base_step: int
     cached_tokens: int
     computed_tokens: int
@@ -90,19 +94,11 @@ class Sequence:
         self.prompt_token_ids = prompt_token_ids
         self.output_token_ids = output_token_ids
         self.produced_tokens = produced_tokens
+        self.input_tokens = prompt_tokens + produced_tokens
+        self.budget_tokens = max_new_tokens - produced_tokens
         self.base_step = self.cached_tokens = self.computed_tokens = self.held_output_tokens = self.num_requeues = 0
         self.admitted_ps = self.first_token_ps = None
         self.aborted = False
-
-    @property
-    def input_tokens(self) -> int:
-        """Tokens its next prefill has to hold: the prompt and what was produced before."""
-        return self.prompt_tokens + self.produced_tokens
-
-    @property
-    def budget_tokens(self) -> int:
-        """Tokens it may still produce, counted from when it was last queued."""
-        return self.max_new_tokens - self.produced_tokens
 
     @property
     def finish_step(self) -> int:
@@ -116,6 +112,8 @@ class Sequence:
     def requeue(self, output_tokens: int) -> None:
         """Turn what it has produced in its last batch into input, and wait again."""
         self.produced_tokens += output_tokens
+        self.input_tokens += output_tokens
+        self.budget_tokens -= output_tokens
         if self.admitted_ps is not None:
             self.num_requeues += 1
         self.admitted_ps = None

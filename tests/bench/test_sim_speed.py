@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from bench import sim_scenarios, tables
-from bench.sim_speed import SCENARIOS, Sizes, measure, simulate, simulate_bare
+from bench import sim_scenarios, sim_speed, tables
+from bench.cluster import BenchBrokenError
+from bench.sim_speed import SCENARIOS, CompiledCore, Core, SimSpeed, Sizes, SpeedRow, measure, simulate, simulate_bare
 
 TINY = Sizes(vidur=40, uniform=60, small_uniform=30, multi_lora=30, mooncake=4, few=1, many=1)
 
@@ -41,16 +42,36 @@ def test_a_load_without_the_shared_files_says_so(monkeypatch, tmp_path):
     assert "excerpt" in sim_scenarios.mooncake(2).title
 
 
-def test_a_whole_measurement_is_shown_and_written():
+def test_a_whole_measurement_is_shown_and_written(monkeypatch, tmp_path):
+    monkeypatch.setattr(sim_speed, "COMPILED", tmp_path / "absent")
     told: list[str] = []
     result = measure(TINY, told.append)
     assert any("mooncake" in what for what in told)
     content = json.loads(json.dumps(result.as_json()))
     assert set(content["rows"]) == {"vidur", "uniform small", "doubled", "uniform", "multi-lora", "mooncake"}
-    assert all(len(row["cpu_seconds"]) == 1 for row in content["rows"].values())
+    assert all(len(row["cpu_seconds"]["interpreted"]) == 1 for row in content["rows"].values())
     assert content["rows"]["uniform"]["peak_rss_mb"] > 1
     shown = Console(file=io.StringIO(), width=120)
     shown.print(tables.sim_speed(result))
     text = shown.file.getvalue()
-    assert "aim: at most 8" in text
+    assert "at most 8" in text
     assert "13,000 to 15,000" in text
+
+
+def test_both_cores_are_shown_beside_each_other():
+    row = SpeedRow(
+        "uniform", "a load", 10, 10, 100, {Core.INTERPRETED: [3.0, 4.0], Core.COMPILED: [1.0, 1.5]}, [0.5, 0.25]
+    )
+    assert row.us_per_request(Core.COMPILED) == pytest.approx(125_000)
+    assert row.bare_ratio(Core.INTERPRETED) == pytest.approx((3.0 / 0.5 + 4.0 / 0.25) / 2)
+    result = SimSpeed(dict.fromkeys(("vidur", "uniform small", "doubled", "uniform"), row))
+    shown = Console(file=io.StringIO(), width=120)
+    shown.print(tables.sim_speed(result))
+    assert "4.00 met" in shown.file.getvalue()
+    assert "make compiled" not in shown.file.getvalue()
+
+
+def test_a_process_without_a_compiled_core_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(sim_speed, "COMPILED", tmp_path)  # nothing there: the checkout answers
+    with CompiledCore() as core, pytest.raises(BenchBrokenError, match="make compiled"):
+        core.run("uniform", 5)

@@ -72,10 +72,10 @@ class DecodingAdapters:
                 rank_tokens += sequence.adapter_rank * new_tokens
                 if sequence.adapter_id not in there:
                     newcomers[sequence.adapter_id] = sequence.adapter_rank
+        if not num_tokens and not there:
+            return NO_LORA
         rank_sum, max_rank = sum(newcomers.values()), max(newcomers.values(), default=0)
         if not decode:
-            if not newcomers:
-                return NO_LORA
             return LoraWork(len(newcomers), rank_sum, max_rank, num_tokens, rank_tokens)
         return self._sums(
             len(self._users) + len(newcomers),

@@ -164,14 +164,16 @@ class MockGpu:
         if not self._prefills:
             if not decode:
                 return Batch()
-            return Batch((), *self._decode_sums(), self._adapters.work)
+            num, kv_tokens, longest = self._decode_sums()
+            return Batch((), num, kv_tokens, longest, self._adapters.work)
         prefills = ((self._rows[work.handle].sequence, work.new_tokens) for work in self._prefills)
         lora = self._adapters.work_with(prefills, decode=decode)
         if not decode:
             return Batch(self._prefills, lora=lora)
         lengths = [row.kv_offset + self._decode_steps for row in self._rows.values() if row.decoding]
         lengths += (kv_tokens for _, kv_tokens in self._held.values())
-        return Batch(self._prefills, *self._decode_sums(), lora, tuple(lengths))
+        num, kv_tokens, longest = self._decode_sums()
+        return Batch(self._prefills, num, kv_tokens, longest, lora, tuple(lengths))
 
     def step_ps(self) -> int:
         """Return how long the next step takes."""
@@ -355,8 +357,8 @@ class MockGpu:
         if self._held:
             pass
         elif self._decode and self._num_decoding:
-            sums = self._num_decoding, self._decode_kv_tokens, self._longest_kv()
-            segment = self._step_time.decode_segment(*sums, self._adapters.work)
+            kv_tokens, longest = self._decode_kv_tokens, self._longest_kv()
+            segment = self._step_time.decode_segment(self._num_decoding, kv_tokens, longest, self._adapters.work)
         else:
             segment = self._step_time.decode_segment(0, 0, 0)
         self._closed = segment is not None
@@ -388,10 +390,15 @@ class MockGpu:
 
     def _pop_finished(self) -> list[Row]:
         finished: list[Row] = []
-        while self._num_decoding and self._next_last_step() < self._decode_steps:
-            row = heappop(self._by_last_step)[2]
-            self._end(row, row.kv_offset + self._decode_steps)
-            finished.append(row)
+        heap = self._by_last_step
+        while self._num_decoding:
+            last_step, _, row = heap[0]
+            if not row.gone:
+                if last_step >= self._decode_steps:
+                    break
+                self._end(row, row.kv_offset + self._decode_steps)
+                finished.append(row)
+            heappop(heap)
         return finished
 
     def _run_prefills(self) -> list[Row]:

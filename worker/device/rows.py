@@ -67,11 +67,24 @@ class Row:
         decoding: whether it is past its prompt.
         gone: whether it has left the batch.
         position_offset: gives the output position of its next token.
+        first_position: the output position that its prefill gives.
+        last_position: the output position whose step is the sequence's last.
         kv_offset: gives its tokens in the KV cache.
         last_step: the decode step that is its last.
     """
 
-    __slots__ = ("cached_tokens", "decoding", "gone", "kv_offset", "last_step", "order", "position_offset", "sequence")
+    __slots__ = (
+        "cached_tokens",
+        "decoding",
+        "first_position",
+        "gone",
+        "kv_offset",
+        "last_position",
+        "last_step",
+        "order",
+        "position_offset",
+        "sequence",
+    )
 
     def __init__(self, sequence: DeviceSequence, order: int) -> None:
         self.sequence = sequence
@@ -80,17 +93,9 @@ class Row:
         self.decoding = False
         self.gone = False
         self.position_offset = self.kv_offset = self.last_step = 0
-
-    @property
-    def first_position(self) -> int:
-        """The output position that its prefill gives."""
-        return self.sequence.produced_tokens
-
-    @property
-    def last_position(self) -> int:
-        """The output position whose step is the sequence's last."""
-        end = self.sequence.ending
-        return max(end.output_tokens - (not end.extra_step), self.first_position)
+        end = sequence.ending
+        self.first_position = sequence.produced_tokens
+        self.last_position = max(end.output_tokens - (0 if end.extra_step else 1), self.first_position)
 
     @property
     def ends_silently(self) -> bool:

@@ -58,7 +58,7 @@ class Queue(Protocol):
         ...
 
     def at_rest(self) -> bool:
-        """Tell whether a try would find nobody and change nothing, whatever the limits."""
+        """Tell whether a try would find nobody and change nothing, whatever the limits; so until the next `append`."""
         ...
 
     def heeds_arrivals(self) -> bool:

@@ -34,6 +34,28 @@ class World:
     arrivals: list[tuple[int, Sequence, int]]
     cancels: list[tuple[int, int]] = field(default_factory=list)
 
+    def anew(self) -> "World":
+        """Return the same with sequences to which nothing has happened; those here must not have run."""
+        arrivals = [
+            (
+                at_ps,
+                Sequence(
+                    old.handle,
+                    old.prompt_tokens,
+                    old.max_new_tokens,
+                    old.arrived_ps,
+                    old.adapter,
+                    old.tenant_id,
+                    old.prompt_token_ids,
+                    old.output_token_ids,
+                    old.produced_tokens,
+                ),
+                length,
+            )
+            for at_ps, old, length in self.arrivals
+        ]
+        return World(arrivals, self.cancels)
+
 
 @dataclass
 class Device:

@@ -1,6 +1,5 @@
 """The core's contract, over every policy: nothing lost, nothing left behind, and skipping equals stepping."""
 
-import copy
 from collections import Counter
 from fractions import Fraction
 
@@ -152,9 +151,9 @@ def test_skipping_equals_stepping_and_nothing_is_lost(
     policy: str, world: World, pool: int, batch_tokens: int, most: int
 ) -> None:
     stepped = build(policy, pool, batch_tokens, most)
-    log = step_by_step(stepped, copy.deepcopy(world), lambda replica: nothing_is_negative_or_over(replica, pool, most))
+    log = step_by_step(stepped, world.anew(), lambda replica: nothing_is_negative_or_over(replica, pool, most))
     skipped = build(policy, pool, batch_tokens, most)
-    assert jump(skipped, copy.deepcopy(world)) == log
+    assert jump(skipped, world.anew()) == log
     if isinstance(stepped.prefix_cache, BlockCache) and isinstance(skipped.prefix_cache, BlockCache):
         assert skipped.prefix_cache.paths() == stepped.prefix_cache.paths()
         assert skipped.prefix_cache.num_evictions == stepped.prefix_cache.num_evictions
