@@ -5,6 +5,7 @@ Each part is imported when it is called, so that `lorrery --help` is quick and o
 
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -38,7 +39,9 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"lorrery {VERSION}")
+        spec = find_spec("scheduler.core.replica")
+        compiled = spec is not None and spec.origin is not None and not spec.origin.endswith(".py")
+        typer.echo(f"lorrery {VERSION}{', compiled core' if compiled else ''}")
         raise typer.Exit
 
 

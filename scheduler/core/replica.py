@@ -9,31 +9,28 @@ No clock here: every time comes in as an argument, in device picoseconds.
 """
 
 from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from functools import partial
 
 from scheduler.core.adapters import Residency
-from scheduler.core.admission import BatchLimits, Walk
 from scheduler.core.batching.base import Batching, Step
+from scheduler.core.endings import Endings
+from scheduler.core.floor import ReplicaFloor
 from scheduler.core.inbox import Inbox
 from scheduler.core.memory.base import Check, Memory
 from scheduler.core.plan import (
     AdaptersKept,
-    Admitted,
     Cancelled,
     Dropped,
     DropReason,
     EndReason,
     Event,
-    Finished,
     FirstToken,
     Idle,
     Plan,
     Preempted,
     Ran,
 )
-from scheduler.core.prefix_cache.base import PrefixCache, usable_tokens
+from scheduler.core.prefix_cache.base import PrefixCache
 from scheduler.core.queues.base import Queue
 from scheduler.core.running import Running
 from scheduler.core.sequence import Adapter, Sequence
@@ -89,20 +86,23 @@ class Replica:
         self.options = options
         self.running = Running()
         self.adapters = Residency() if adapters is None else adapters
-        self._on_check = on_check
         self._moves_adapters = not options.no_lora and not self.adapters.options.keep_unused
         self._may_preempt = not memory.reserved
         self.uncommitted_steps = 0
         self._inbox = Inbox()
-        self._joins: list[Sequence] = []
+        self._floor = ReplicaFloor(
+            self.running,
+            queue,
+            memory,
+            prefix_cache=prefix_cache,
+            min_computed_tokens=options.min_computed_tokens,
+            adapters=None if options.no_lora else self.adapters,
+            on_check=on_check,
+        )
         self._leaves: list[Sequence] = []
         self._events: list[Event] = []
         self._aborted: dict[int, Sequence] = {}
-        self._ended: dict[int, EndReason] = {}
-        self._silent: set[int] = set()
-        self._tried = False
-        self._at_rest = False  # true: the queue has said so, and nobody has come since
-        self._now_ps = 0
+        self._endings = Endings()
 
     @property
     def num_waiting(self) -> int:
@@ -140,7 +140,7 @@ class Replica:
         Args:
             again: whether it was queued before (its worker was lost): it may go before those that wait.
         """
-        return again or self.queue.arrivals_read_state or self.batching.heeds_arrivals(self)
+        return again or self.queue.arrivals_read_state or self.batching.heeds_arrivals(self._floor)
 
     def why_never(self, sequence: Sequence) -> str | None:
         """Return None if an empty replica would take this sequence (strict: always), else why not."""
@@ -155,7 +155,7 @@ class Replica:
 
     def plan(self, at_ps: int) -> Plan | Idle:
         """Decide what runs from this boundary on."""
-        adapters, inbox, self._now_ps = self.adapters, self._inbox, at_ps
+        adapters, inbox, floor = self.adapters, self._inbox, self._floor
         if adapters.loading:
             adapters.advance(at_ps)
         while inbox.next_ps is not None and inbox.next_ps <= at_ps:
@@ -163,12 +163,15 @@ class Replica:
             if isinstance(what, int):
                 self._apply_cancel(what, at_ps)
             else:
-                self._enqueue(what, at_ps)
+                floor.enqueue(what, at_ps)
         if adapters.given_up:
             self._drop_unloadable(adapters.take_given_up())
         if self._may_preempt:
             self._preempt(at_ps)
-        choice = self.batching.choose(self, at_ps)
+        choice = self.batching.choose(floor, at_ps)
+        if floor.events:
+            self._events += floor.events
+            floor.events = []
         plan: Plan | Idle
         if isinstance(choice, Step):
             plan = self._plan_step(choice, at_ps)
@@ -196,8 +199,8 @@ class Replica:
         if max_steps > 1:
             max_steps = 1 if self._aborted else self.memory.steps_before_full(self.running, max_steps)
         plan = Plan(at_ps, max_steps, step.chunks, decode=step.decode, hold=step.hold)
-        if self._joins:
-            plan.joins, self._joins = self._joins, []
+        if self._floor.admitted:
+            plan.joins, self._floor.admitted = self._floor.admitted, []
             if not self.options.no_lora:
                 loads = {s.adapter for s in plan.joins if s.adapter is not None}
                 if loads:
@@ -206,13 +209,9 @@ class Replica:
         if step.prefetch and not self.options.no_lora:
             plan.adapter_prefetches = step.prefetch
             for adapter in step.prefetch:
-                self.adapters.prefetch(adapter, at_ps, self._pinned_adapters)
+                self.adapters.prefetch(adapter, at_ps, self._floor.pinned_adapters)
         plan.until_ps = self._next_event_ps(at_ps)
         return plan
-
-    def _enqueue(self, sequence: Sequence, at_ps: int) -> None:
-        self.queue.append(sequence, at_ps)
-        self._at_rest = False
 
     def _apply_cancel(self, handle: int, at_ps: int) -> None:
         sequence = self.running.get(handle)
@@ -225,8 +224,7 @@ class Replica:
             self._aborted[handle] = sequence
         else:
             self._remove(sequence)
-            self._ended.pop(handle, None)
-            self._silent.discard(handle)
+            self._endings.forget(handle)
             self._leaves.append(sequence)
             self._events.append(Cancelled(sequence))
             for held, reason in self._all_held().items():
@@ -237,7 +235,7 @@ class Replica:
         while (sequence := self.memory.victim(self.running)) is not None:
             sequence.requeue(self._remove(sequence))
             self._leaves.append(sequence)
-            self._enqueue(sequence, at_ps)
+            self._floor.enqueue(sequence, at_ps)
             self._events.append(Preempted(sequence))
 
     def _output_tokens(self, sequence: Sequence) -> int:
@@ -264,63 +262,6 @@ class Replica:
         """Keep of what nobody uses only what a decode step leaves that `num_steps` others precede."""
         cache.shrink(self.memory.spare_tokens(self.running, num_steps))
 
-    # --- what batching may do here ----------------------------------------------------------------------------------
-
-    def admit(self, limits: BatchLimits, at_ps: int, max_prompt_tokens: int | None = None) -> list[Sequence]:
-        """Admit waiting sequences within these limits; they are in prefill afterwards. See `Floor.admit`."""
-        running = self.running
-        self._tried = running.num < limits.max_sequences and not self.nobody_to_try()
-        if not self._tried:
-            return []
-        walk = Walk(
-            self.memory.trial(running),
-            limits,
-            self._cached_tokens,
-            None if self.options.no_lora else self._has_adapter,
-            on_check=self._on_check,
-            on_take=None if self.prefix_cache is None else self._take,
-            max_prompt_tokens=max_prompt_tokens,
-        )
-        dropped = self.queue.admit(walk, running, at_ps)
-        if dropped:
-            # Strict S-LoRA also drops those that were cancelled, which was told then.
-            self._events += [Dropped(sequence) for sequence in dropped if not sequence.aborted]
-        admitted = walk.admitted
-        for sequence in admitted:
-            sequence.admitted_ps = at_ps
-            running.admit(sequence)
-            self.memory.admitted(sequence)
-            self._events.append(Admitted(sequence))
-        self._joins += admitted
-        return admitted
-
-    def _take(self, sequence: Sequence) -> None:
-        """Pin what a sequence finds in the prefix cache before the walk goes on."""
-        assert self.prefix_cache is not None
-        sequence.cached_tokens = sequence.computed_tokens = self._cached_tokens(sequence)
-        self.prefix_cache.acquire(sequence)
-
-    def steps_blocked(self, limit: int) -> int:
-        """Return for how many decode steps `admit`, which has just admitted nobody, would go on to do so."""
-        return self.queue.holds_for(self.running, self.memory, limit) if self._tried else limit
-
-    def nobody_to_try(self) -> bool:
-        """Tell whether `admit` would find nobody, and change nothing, until something arrives."""
-        if not self._at_rest:
-            self._at_rest = self.queue.at_rest()
-        return self._at_rest
-
-    def heeds_arrivals(self) -> bool:
-        """Tell whether an arrival could change what `admit` has just answered."""
-        return self._at_rest or self.queue.heeds_arrivals()
-
-    def look_ahead(self, max_prompt_tokens: int) -> list[Sequence]:
-        """Return who would be admitted next if only the prompt limit counted."""
-        return self.queue.look_ahead(max_prompt_tokens)
-
-    def _cached_tokens(self, sequence: Sequence) -> int:
-        return usable_tokens(self.prefix_cache, sequence, self.options.min_computed_tokens)
-
     # --- what the device did ----------------------------------------------------------------------------------------
 
     def commit(self, plan: Plan, ran: Ran) -> list[Event]:
@@ -328,7 +269,8 @@ class Replica:
         events: list[Event] = []
         ended: dict[int, EndReason] = {}
         if ran.finished:
-            self._silent |= ran.silent
+            if ran.silent:
+                self._endings.were_silent(ran.silent)
             ended = dict(ran.finished)
         prefilling = self.running.prefilling
         decoded_ended = {h: reason for h, reason in ended.items() if h not in prefilling} if prefilling else ended
@@ -378,51 +320,32 @@ class Replica:
                 self.running.join(sequence)
                 self.memory.joined(sequence)
                 if reason is not None:
-                    self._end(sequence, reason)
+                    self._endings.hold(self.running, sequence, reason)
             else:
                 self._release(sequence, 1)
-                events.append(self._finished(sequence, reason, 1, ran.end_ps))
+                events.append(self._endings.finished(sequence, reason, 1, ran.end_ps))
 
     def _hold(self, ended: dict[int, EndReason]) -> dict[int, EndReason]:
         """Note who has ended; return them all once nobody is left, so that the batch ends together."""
         for handle, reason in ended.items():
             sequence = self.running.get(handle)
             assert sequence is not None
-            self._end(sequence, reason)
+            self._endings.hold(self.running, sequence, reason)
         return self._all_held()
-
-    def _end(self, sequence: Sequence, reason: EndReason) -> None:
-        self.running.hold(sequence)
-        self._ended[sequence.handle] = reason
 
     def _all_held(self) -> dict[int, EndReason]:
         """Return who has ended and was held, if nobody else is left."""
-        if len(self._ended) < len(self.running):
-            return {}
-        self._leaves += list(self.running.held.values())
-        ended, self._ended = self._ended, {}
+        ended = self._endings.take_all(self.running)
+        if ended:
+            self._leaves += self.running.held.values()
         return ended
 
     def _finish(self, handle: int, reason: EndReason, at_ps: int, events: list[Event]) -> None:
         sequence = self.running.get(handle)
         assert sequence is not None, f"the device ended sequence {handle}, which does not run"
-        events.append(self._finished(sequence, reason, self._remove(sequence), at_ps))
-
-    def _finished(self, sequence: Sequence, reason: EndReason, output_tokens: int, at_ps: int) -> Finished:
-        """Tell of an end, after so many tokens in this batch; a silent last step counts among them, but gave none."""
-        output_tokens += sequence.produced_tokens - (sequence.handle in self._silent)
-        self._silent.discard(sequence.handle)
-        return Finished(sequence, reason, output_tokens, at_ps)
+        events.append(self._endings.finished(sequence, reason, self._remove(sequence), at_ps))
 
     # --- adapters ---------------------------------------------------------------------------------------------------
-
-    def _has_adapter(self, sequence: Sequence, admitted: list[Sequence]) -> bool:
-        assert sequence.adapter is not None
-        return self.adapters.require(sequence.adapter, self._now_ps, partial(self._pinned_adapters, admitted))
-
-    def _pinned_adapters(self, admitted: Many[Sequence] = ()) -> frozenset[str]:
-        """Return the adapters of the batch, and of those who will join it."""
-        return self.running.adapter_ids | {s.adapter.adapter_id for s in admitted if s.adapter is not None}
 
     def _drop_unloadable(self, given_up: frozenset[str]) -> None:
         for sequence in [s for s in self.queue if s.adapter is not None and s.adapter.adapter_id in given_up]:
@@ -461,16 +384,16 @@ class Replica:
         ended: list[Event] = []
         for sequence in (*self.running.prefilling.values(), *self.running, *self.running.held.values()):
             output_tokens = self._remove(sequence)
-            reason = self._ended.pop(sequence.handle, None)
+            reason = self._endings.take(sequence.handle)
             if reason is not None:
-                ended.append(self._finished(sequence, reason, output_tokens, at_ps))
+                ended.append(self._endings.finished(sequence, reason, output_tokens, at_ps))
             else:
                 sequence.requeue(output_tokens)
                 unfinished[sequence.handle] = sequence
         if self.prefix_cache is not None:
             self.prefix_cache.lose()
         self.adapters.clear()
-        self._joins.clear()
+        self._floor.admitted.clear()
         self._leaves.clear()
         self._aborted.clear()
         self.batching.emptied(at_ps)

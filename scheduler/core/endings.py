@@ -1,0 +1,51 @@
+"""What a replica has to remember of sequences that have ended.
+
+Under static batching they keep their place until all have ended. A few end by a step that gave them no token.
+"""
+
+from collections.abc import Iterable
+
+from scheduler.core.plan import EndReason, Finished
+from scheduler.core.running import Running
+from scheduler.core.sequence import Sequence
+
+
+class Endings:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, EndReason] = {}
+        self._silent: set[int] = set()
+
+    def were_silent(self, handles: Iterable[int]) -> None:
+        """Note whose last step gave no token."""
+        self._silent.update(handles)
+
+    def hold(self, running: Running, sequence: Sequence, reason: EndReason) -> None:
+        """Let a sequence that has ended keep its place in the batch."""
+        running.hold(sequence)
+        self._held[sequence.handle] = reason
+
+    def take(self, handle: int) -> EndReason | None:
+        """Return, once, why a sequence had ended that was held; None: it was not."""
+        return self._held.pop(handle, None)
+
+    def forget(self, handle: int) -> None:
+        """Forget a sequence that was cancelled."""
+        self._held.pop(handle, None)
+        self._silent.discard(handle)
+
+    def take_all(self, running: Running) -> dict[int, EndReason]:
+        """Return, once, who is held and why, if nobody else is left."""
+        if len(self._held) < running.num:
+            return {}
+        held, self._held = self._held, {}
+        return held
+
+    def finished(self, sequence: Sequence, reason: EndReason, output_tokens: int, at_ps: int) -> Finished:
+        """Tell of an end, after so many tokens in this batch; a silent last step counts among them, but gave none."""
+        output_tokens += sequence.produced_tokens
+        if sequence.handle in self._silent:
+            self._silent.discard(sequence.handle)
+            output_tokens -= 1
+        return Finished(sequence, reason, output_tokens, at_ps)

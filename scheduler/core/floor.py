@@ -1,0 +1,126 @@
+"""What a way to batch sees of its replica: who runs, and who would enter. It lets waiting sequences in."""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from functools import partial
+
+from scheduler.core.adapters import Residency
+from scheduler.core.admission import BatchLimits, Walk
+from scheduler.core.memory.base import Check, Memory
+from scheduler.core.plan import Admitted, Dropped, Event
+from scheduler.core.prefix_cache.base import PrefixCache, usable_tokens
+from scheduler.core.queues.base import Queue
+from scheduler.core.running import Running
+from scheduler.core.sequence import Sequence
+
+
+class ReplicaFloor:
+    """The `batching.base.Floor` of a replica.
+
+    Args:
+        running: the batch.
+        queue: who waits.
+        memory: what fits.
+        prefix_cache: what is computed already.
+        min_computed_tokens: see `ReplicaOptions`.
+        adapters: which ones the GPU holds; None: they are not used.
+        on_check: told of every memory test.
+
+    Attributes:
+        admitted: who was let in and is not in a plan yet; whoever takes them leaves an empty list.
+        events: what letting in did, likewise.
+    """
+
+    def __init__(
+        self,
+        running: Running,
+        queue: Queue,
+        memory: Memory,
+        *,
+        prefix_cache: PrefixCache | None,
+        min_computed_tokens: int,
+        adapters: Residency | None,
+        on_check: Callable[[Check], None] | None,
+    ) -> None:
+        self.running = running
+        self.admitted: list[Sequence] = []
+        self.events: list[Event] = []
+        self._queue = queue
+        self._memory = memory
+        self._prefix_cache = prefix_cache
+        self._min_computed_tokens = min_computed_tokens
+        self._adapters = adapters
+        self._on_check = on_check
+        self._at_ps = 0
+        self._tried = False
+        self._at_rest = False  # true: the queue has said so, and nobody has come since
+
+    def enqueue(self, sequence: Sequence, at_ps: int) -> None:
+        """Let a sequence wait."""
+        self._queue.append(sequence, at_ps)
+        self._at_rest = False
+
+    def admit(self, limits: BatchLimits, at_ps: int, max_prompt_tokens: int | None = None) -> list[Sequence]:
+        """Admit waiting sequences within these limits; they are in prefill afterwards. See `Floor.admit`."""
+        running = self.running
+        self._tried = running.num < limits.max_sequences and not self.nobody_to_try()
+        if not self._tried:
+            return []
+        self._at_ps = at_ps
+        walk = Walk(
+            self._memory.trial(running),
+            limits,
+            self._cached_tokens,
+            None if self._adapters is None else self._has_adapter,
+            on_check=self._on_check,
+            on_take=None if self._prefix_cache is None else self._pin_prefix,
+            max_prompt_tokens=max_prompt_tokens,
+        )
+        dropped = self._queue.admit(walk, running, at_ps)
+        if dropped:
+            # Strict S-LoRA also drops those that were cancelled, which was told then.
+            self.events += [Dropped(sequence) for sequence in dropped if not sequence.aborted]
+        admitted = walk.admitted
+        for sequence in admitted:
+            sequence.admitted_ps = at_ps
+            running.admit(sequence)
+            self._memory.admitted(sequence)
+            self.events.append(Admitted(sequence))
+        self.admitted += admitted
+        return admitted
+
+    def steps_blocked(self, limit: int) -> int:
+        """Return for how many decode steps `admit`, which has just admitted nobody, would go on to do so."""
+        return self._queue.holds_for(self.running, self._memory, limit) if self._tried else limit
+
+    def nobody_to_try(self) -> bool:
+        """Tell whether `admit` would find nobody, and change nothing, until something arrives."""
+        if not self._at_rest:
+            self._at_rest = self._queue.at_rest()
+        return self._at_rest
+
+    def heeds_arrivals(self) -> bool:
+        """Tell whether an arrival could change what `admit` has just answered."""
+        return self._at_rest or self._queue.heeds_arrivals()
+
+    def look_ahead(self, max_prompt_tokens: int) -> list[Sequence]:
+        """Return who would be admitted next if only the prompt limit counted."""
+        return self._queue.look_ahead(max_prompt_tokens)
+
+    def pinned_adapters(self, admitted: Many[Sequence] = ()) -> frozenset[str]:
+        """Return the adapters of the batch, and of those who will join it."""
+        return self.running.adapter_ids | {s.adapter.adapter_id for s in admitted if s.adapter is not None}
+
+    def _has_adapter(self, sequence: Sequence, admitted: list[Sequence]) -> bool:
+        assert sequence.adapter is not None
+        assert self._adapters is not None
+        return self._adapters.require(sequence.adapter, self._at_ps, partial(self.pinned_adapters, admitted))
+
+    def _cached_tokens(self, sequence: Sequence) -> int:
+        return usable_tokens(self._prefix_cache, sequence, self._min_computed_tokens)
+
+    def _pin_prefix(self, sequence: Sequence) -> None:
+        """Pin what a sequence finds in the prefix cache before the walk goes on."""
+        assert self._prefix_cache is not None
+        sequence.cached_tokens = sequence.computed_tokens = self._cached_tokens(sequence)
+        self._prefix_cache.acquire(sequence)
