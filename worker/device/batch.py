@@ -9,6 +9,7 @@ make, and a simulation makes millions.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(slots=True, init=False)
@@ -31,8 +32,7 @@ class PrefillChunk:
         self.samples = samples
 
 
-@dataclass(frozen=True, slots=True)
-class LoraWork:
+class LoraWork(NamedTuple):
     """What one step asks of LoRA adapters: sums over the distinct adapters a of the batch, of rank r_a.
 
     Attributes:

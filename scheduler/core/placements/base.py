@@ -45,7 +45,12 @@ class Placement(Protocol):
 
 def least_loaded(candidates: Many[Candidate]) -> Candidate:
     """Return the candidate with the fewest sequences; ties: fewest KV tokens, then the first to attach."""
-    return min(candidates, key=lambda candidate: (candidate.load, candidate.replica.kv_tokens))
+    if len(candidates) == 1:
+        return candidates[0]
+    loads = [candidate.load for candidate in candidates]
+    least = min(loads)
+    tied = [candidate for candidate, load in zip(candidates, loads, strict=True) if load == least]
+    return min(tied, key=lambda candidate: candidate.replica.kv_tokens) if len(tied) > 1 else tied[0]
 
 
 def load_bound(candidates: Many[Candidate], factor: float, extra: int = 1) -> int:

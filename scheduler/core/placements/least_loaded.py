@@ -22,10 +22,10 @@ class LeastLoaded:
         """Choose the least loaded worker, or one that has the adapter and is not much fuller."""
         least = least_loaded(candidates)
         if sequence.adapter is not None:
-            most = max(least.load + MAX_EXTRA_SEQUENCES, least.load * MAX_LOAD_RATIO)
-            name = sequence.adapter.adapter_id
-            holders = [c for c in candidates if c.load <= most and name in c.replica.resident_adapters]
+            load, name = least.load, sequence.adapter.adapter_id
+            most = max(load + MAX_EXTRA_SEQUENCES, load * MAX_LOAD_RATIO)
+            holders = [c for c in candidates if name in c.replica.resident_adapters and c.load <= most]
             if holders:
                 chosen = least_loaded(holders)
-                return Choice(chosen, f"has adapter {name}; load {chosen.load}, the least is {least.load}")
+                return Choice(chosen, f"has adapter {name}; load {chosen.load}, the least is {load}")
         return Choice(least, f"least load, {least.load}")
