@@ -70,13 +70,13 @@ Seed = Annotated[
 InputRange = Annotated[
     str,
     typer.Option(
-        metavar="LOW:HIGH",
+        metavar="LOW[:HIGH]",
         help="Synthetic ones: prompt tokens (slora leaves HIGH out, as S-LoRA does).",
         rich_help_panel=_LENGTHS,
     ),
 ]
 OutputRange = Annotated[
-    str, typer.Option(metavar="LOW:HIGH", help="The same for output tokens.", rich_help_panel=_LENGTHS)
+    str, typer.Option(metavar="LOW[:HIGH]", help="The same for output tokens.", rich_help_panel=_LENGTHS)
 ]
 IgnoreEos = Annotated[
     bool,

@@ -111,6 +111,7 @@ class Simulation:
         still_open = list(self._requests.values())
         for request in still_open:
             request.outcome, request.finished_ps = "interrupted", self.now_ps
+            request.output_tokens = self._tokens_given(request)
         self._requests.clear()
         return still_open
 
@@ -236,15 +237,19 @@ class Simulation:
         request = self._requests.get(handle)
         if request is None:
             return
-        if request.finished_ps is None:
-            request.finished_ps = self.now_ps  # to its client; the core lets go of it at the next boundary
         worker = self._worker_of.get(handle)
+        if request.finished_ps is None:  # to its client; the core lets go of it at the next boundary
+            request.finished_ps, request.output_tokens = self.now_ps, self._tokens_given(request)
         if worker is not None:
             worker.replica.cancel(handle, self.now_ps)
             self._nudge(worker, heeded=True)
         else:
             del self._unplaced[request.shard][handle], self._requests[handle]
             self._close(request, "timed out" if request.detail else "cancelled", request.detail)
+
+    def _tokens_given(self, request: SimulatedRequest) -> int:
+        worker = self._worker_of.get(request.handle)
+        return request.produced_tokens if worker is None else worker.tokens_given(request, self.now_ps)
 
     def _time_out(self, request: SimulatedRequest) -> None:
         request.detail = "deadline exceeded"

@@ -76,12 +76,10 @@ class OutcomeRecorder:
         order = np.argsort(column["index"], kind="stable")
         column = {name: values[order] for name, values in column.items()}
         rows = order.tolist()
-        finished = np.array([self._status[row] == OK for row in rows], np.bool_)
         sent, end, admitted, first, last = (
             np.where(column[name] == _NONE, np.nan, (column[name] - self._start_ps) / _PS_PER_SECOND)
             for name in ("sent", "end", "admitted", "first", "last")
         )
-        output_tokens = np.where(finished, column["output"], 0)
         detail = {position: self._detail[row] for position, row in enumerate(rows) if row in self._detail}
         return OutcomeTable(
             index=column["index"],
@@ -89,9 +87,9 @@ class OutcomeRecorder:
             adapter_id=[self._adapter_id[row] for row in rows],
             tenant_id=[self._tenant_id[row] for row in rows],
             prompt_tokens=column["prompt"],
-            output_tokens=output_tokens,
+            output_tokens=column["output"],
             cached_tokens=column["cached"],
-            num_messages=output_tokens,
+            num_messages=column["output"],
             num_requeues=column["requeues"],
             intended_seconds=sent,
             sent_seconds=sent,
@@ -109,7 +107,7 @@ class OutcomeRecorder:
 
 def _last_token_ps(request: SimulatedRequest) -> int:
     if request.outcome != "finished":
-        return _NONE  # it is not known how many tokens it has got
+        return _NONE  # it is not known when its last token came
     last_ps = request.finished_ps if request.last_token_ps is None else request.last_token_ps
     assert last_ps is not None
     return last_ps

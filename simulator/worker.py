@@ -173,6 +173,17 @@ class SimulatedWorker:
         elif self.plan is not None:
             self.replica.uncommitted_steps = self._steps_ended(at_ps)
 
+    def tokens_given(self, request: SimulatedRequest, at_ps: int) -> int:
+        """Return how many tokens a request of this worker has got by now, those of earlier batches included."""
+        running = self.replica.running
+        if running.get(request.handle) is None:
+            return request.produced_tokens
+        tokens = request.produced_tokens + self.replica.output_tokens(request)
+        goes_on = request.handle not in running.prefilling and request.handle not in running.held
+        if goes_on and self.plan is not None and self.plan.decode:
+            tokens += self._steps_ended(at_ps)
+        return tokens
+
     def _steps_ended(self, at_ps: int) -> int:
         return 0 if self.steps == 1 else self.gpu.steps_to_cover(at_ps - self.start_ps, self.steps) - 1
 

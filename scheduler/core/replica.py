@@ -238,8 +238,8 @@ class Replica:
             self._floor.enqueue(sequence, at_ps)
             self._events.append(Preempted(sequence))
 
-    def _output_tokens(self, sequence: Sequence) -> int:
-        """Return what a sequence of the batch has produced in it."""
+    def output_tokens(self, sequence: Sequence) -> int:
+        """Return what a sequence of the batch has produced in it; committed steps count."""
         if sequence.handle in self.running.prefilling:
             return 0
         if sequence.handle in self.running.held:
@@ -248,7 +248,7 @@ class Replica:
 
     def _remove(self, sequence: Sequence) -> int:
         """Take a sequence out of the batch, and what it holds out of memory; return what it has produced in it."""
-        output_tokens = self._output_tokens(sequence)
+        output_tokens = self.output_tokens(sequence)
         self._release(sequence, output_tokens)
         return output_tokens
 

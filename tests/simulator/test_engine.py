@@ -12,6 +12,7 @@ from scheduler.core.sequence import Adapter
 from simulator.build import build_requests, build_workers
 from simulator.engine import Simulation
 from tests.worker.device.known import deployment
+from worker.device.batch import Batch, PrefillChunk
 from worker.device.llm_mock import LlmMock
 from worker.device.roofline import Roofline
 
@@ -87,3 +88,28 @@ def test_jumping_equals_stepping(
     assert sorted(handle for handle, *_ in stepped) == list(range(len(drawn)))
     for handle, outcome, *_, output_tokens in stepped:
         assert outcome != "finished" or output_tokens == drawn[handle][2]
+
+
+def test_a_cancelled_request_has_the_tokens_that_had_come() -> None:
+    workload = [WorkloadRequest(0, 0.0, 50, 40), WorkloadRequest(1, 0.0, 50, 40), WorkloadRequest(2, 0.0, 50, 40)]
+
+    def outputs(cancels: list[tuple[int, int]], *, one_step: bool = False) -> dict[int, tuple[str | None, int]]:
+        replica = ReplicaSettings("fcfs", 1_500, 420, max_num_seqs=2, max_num_batched_tokens=500)
+        workers = build_workers(1, replica, STEP_TIMES["llm-mock"])
+        simulation = Simulation(workers, PLACEMENTS["least_loaded"](np.random.default_rng(1)), one_step=one_step)
+        ended = simulation.run(build_requests(workload, "Llama-2-7B", ADAPTERS), cancels)
+        return {request.handle: (request.outcome, request.output_tokens) for request in ended}
+
+    first_ps = LlmMock().step_ps(Batch((PrefillChunk(50, 0, samples=True),) * 2))
+    # After the prefill both decode with 50, 51, ... tokens cached: seven such steps, and a bit of the eighth.
+    decodes_ps = sum(LlmMock().step_ps(Batch((), 2, 2 * kv, kv)) for kv in range(50, 57))
+    for one_step in (False, True):
+        at_ps = first_ps + decodes_ps + 1
+        assert outputs([(at_ps, 0), (at_ps, 2)], one_step=one_step) == {
+            0: ("cancelled", 8),
+            1: ("finished", 40),
+            2: ("cancelled", 0),  # still waiting
+        }
+        # A step that ends just then has not given its token yet; in its prefill a request has none.
+        assert outputs([(at_ps - 1, 0)], one_step=one_step)[0] == ("cancelled", 7)
+        assert outputs([(1, 0)], one_step=one_step)[0] == ("cancelled", 0)
