@@ -52,6 +52,7 @@ class SimulatedWorker:
     __slots__ = (
         "_make_replica",
         "_may_be_silent",
+        "_shown_ps",
         "boundary_ps",
         "candidate",
         "end_ps",
@@ -87,8 +88,16 @@ class SimulatedWorker:
         self.observer: Observer | None = None
         self._make_replica = make_replica
         self._may_be_silent = False
-        self.replica = make_replica()
-        self.candidate = Candidate(name, self.replica)
+        self._shown_ps = 0
+        self.replica, self.candidate = self._anew()
+
+    def _anew(self) -> tuple[Replica, Candidate]:
+        replica = self._make_replica()
+        replica.uncommitted_steps = self._steps_ended_as_shown
+        return replica, Candidate(self.name, replica)
+
+    def _steps_ended_as_shown(self) -> int:
+        return 0 if self.plan is None else self._steps_ended(self._shown_ps)
 
     def use(self, step_time: StepTimeModel) -> None:
         """Take another model's times from now on; call it at a boundary."""
@@ -96,8 +105,7 @@ class SimulatedWorker:
 
     def renew(self, at_ps: int) -> None:
         """Come back with nothing, after it was lost."""
-        self.replica = self._make_replica()
-        self.candidate = Candidate(self.name, self.replica)
+        self.replica, self.candidate = self._anew()
         self.boundary_ps = at_ps
 
     def start(self, plan: Plan, at_ps: int, requests: dict[int, SimulatedRequest], *, one_step: bool) -> int:
@@ -141,7 +149,6 @@ class SimulatedWorker:
         totals.busy_ps += at_ps - self.start_ps
         totals.end_ps = at_ps
         self.plan = None
-        self.replica.uncommitted_steps = 0
         if stretch is not None:
             self._observe(stretch, finished, requests)
         if not finished:
@@ -164,14 +171,13 @@ class SimulatedWorker:
         return plan.at_ps if self.start_ps == plan.at_ps + plan.wait_ps else self.start_ps
 
     def show(self, at_ps: int) -> None:
-        """Let placements see the state of now: count the steps of the running plan that have ended.
+        """Let placements see the state of now: the steps of the running plan that have ended count, if they ask.
 
         A prefix cache changes with the steps, so with one they are committed.
         """
+        self._shown_ps = at_ps
         if self.replica.prefix_cache is not None:
             self.catch_up(at_ps)
-        elif self.plan is not None:
-            self.replica.uncommitted_steps = self._steps_ended(at_ps)
 
     def tokens_given(self, request: SimulatedRequest, at_ps: int) -> int:
         """Return how many tokens a request of this worker has got by now, those of earlier batches included."""
@@ -190,7 +196,6 @@ class SimulatedWorker:
     def catch_up(self, at_ps: int) -> None:
         """Commit the steps of the running plan that have ended before now."""
         plan = self.plan
-        self.replica.uncommitted_steps = 0
         if plan is None or not (done := self._steps_ended(at_ps)):
             return
         end_ps = self.start_ps + self.gpu.total_ps(done)

@@ -121,3 +121,10 @@ def test_readme_names_lorrery_commands_that_exist() -> None:
             check=False,
         )
         assert done.returncode == 0, f"lorrery {name} --help: {done.stderr}"
+
+
+def test_what_is_compiled_is_there() -> None:
+    hook = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["custom"]
+    assert hook["enable-by-default"] is False
+    for pattern in hook["modules"]:
+        assert list(ROOT.glob(pattern)), pattern

@@ -55,8 +55,9 @@ class Replica:
     """A worker's batch and queue.
 
     Attributes:
-        uncommitted_steps: decode steps of the plan that runs which have ended and will be committed later; `kv_tokens`
-            counts them. A simulation, which commits a plan in one go, lets placements see the present so.
+        uncommitted_steps: tells how many decode steps of the plan that runs have ended and will be committed later;
+            `kv_tokens` counts them. A simulation, which commits a plan in one go, lets placements see the present so.
+            None: there are none.
 
     Args:
         queue: who waits, and in which order they are tried.
@@ -88,7 +89,7 @@ class Replica:
         self.adapters = Residency() if adapters is None else adapters
         self._moves_adapters = not options.no_lora and not self.adapters.options.keep_unused
         self._may_preempt = not memory.reserved
-        self.uncommitted_steps = 0
+        self.uncommitted_steps: Callable[[], int] | None = None
         self._inbox = Inbox()
         self._floor = ReplicaFloor(
             self.running,
@@ -122,7 +123,8 @@ class Replica:
     @property
     def kv_tokens(self) -> int:
         """Tokens that sequences in the batch hold."""
-        return self.running.kv_tokens + self.uncommitted_steps * self.running.num_decoding
+        ahead = 0 if self.uncommitted_steps is None else self.uncommitted_steps()
+        return self.running.kv_tokens + ahead * self.running.num_decoding
 
     # --- events in --------------------------------------------------------------------------------------------------
 

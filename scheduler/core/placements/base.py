@@ -24,7 +24,7 @@ class Candidate:
     @property
     def load(self) -> int:
         """Sequences it has, waiting and running."""
-        return self.replica.num_waiting + self.replica.num_running
+        return self.replica.num_waiting + self.replica.running.num
 
 
 @dataclass(frozen=True, slots=True)
