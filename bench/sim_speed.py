@@ -35,7 +35,7 @@ import numpy as np
 from bench import bare_sim, sim_scenarios
 from bench.cluster import BenchBrokenError
 from bench.sim_scenarios import PROJECT, Scenario
-from scheduler.core import replica
+from cli.app import core_is_compiled
 from scheduler.core.catalogue import PLACEMENTS, build_replica
 from simulator.build import build_requests, build_workers
 from simulator.engine import Simulation
@@ -59,7 +59,7 @@ class Core(StrEnum):
     @classmethod
     def here(cls) -> "Core":
         """Return the one of this process."""
-        return cls.INTERPRETED if replica.__file__.endswith(".py") else cls.COMPILED
+        return cls.COMPILED if core_is_compiled() else cls.INTERPRETED
 
 
 SCENARIOS: Mapping[str, Callable[[int], Scenario]] = {

@@ -37,11 +37,17 @@ app = typer.Typer(
 )
 
 
+def core_is_compiled() -> bool:
+    """Tell whether what `hatch_build.py` compiles runs from C here, not from its Python files."""
+    spec = find_spec("scheduler.core.replica")
+    assert spec is not None
+    assert spec.origin is not None
+    return not spec.origin.endswith(".py")
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
-        spec = find_spec("scheduler.core.replica")
-        compiled = spec is not None and spec.origin is not None and not spec.origin.endswith(".py")
-        typer.echo(f"lorrery {VERSION}{', compiled core' if compiled else ''}")
+        typer.echo(f"lorrery {VERSION}{', compiled core' if core_is_compiled() else ''}")
         raise typer.Exit
 
 

@@ -72,7 +72,6 @@ class Simulation:
         for worker in self.workers:
             self.shards[worker.shard].append(worker)
         self.now_ps = 0
-        self.num_events = 0
         self._one_step = one_step
         self._refuse = refuse
         self._choose_shard = choose_shard

@@ -43,8 +43,9 @@ class Sequence:
         output_token_ids: a view of the whole output, as it grows (or as it will be: it is read for tokens already
             produced only); may be empty where no prefix cache keeps output.
         produced_tokens: output made before this sequence was last queued.
-        input_tokens: what its next prefill has to hold: the prompt and what was produced before.
-        budget_tokens: what it may still produce, counted from when it was last queued.
+        input_tokens: what its next prefill has to hold: prompt + produced. Kept, since it is read a dozen times in a
+            sequence's life; only `requeue` changes these three.
+        budget_tokens: what it may still produce: maximum - produced.
         base_step: the decode-step counter at which it had no output in this batch; set when it joins.
         cached_tokens: leading input tokens that a prefix cache already held when it was admitted.
         computed_tokens: input tokens in the cache while it is in prefill.

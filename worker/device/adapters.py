@@ -72,7 +72,7 @@ class DecodingAdapters:
                 rank_tokens += sequence.adapter_rank * new_tokens
                 if sequence.adapter_id not in there:
                     newcomers[sequence.adapter_id] = sequence.adapter_rank
-        if not num_tokens and not there:
+        if not newcomers and not there:
             return NO_LORA
         rank_sum, max_rank = sum(newcomers.values()), max(newcomers.values(), default=0)
         if not decode:

@@ -273,6 +273,13 @@ def test_prompt_in_a_prefix_cache_shortens_the_prefill_only():
     assert gpu.kv_tokens == 10
 
 
+def test_a_prompt_that_is_cached_as_a_whole_has_its_adapter_in_the_step():
+    gpu = MockGpu(ROOFLINE)
+    gpu.join(DeviceSequence(1, 10, 0, 5, Ending(4, FinishReason.LENGTH), None, "a", 8))
+    gpu.begin([PrefillWork(1, 0, 10, samples=True)], decode=False)
+    assert gpu.batch().lora == LoraWork(num_adapters=1, rank_sum=8, max_rank=8)
+
+
 def test_many_early_leavers_leave_nothing_behind():
     gpu = MockGpu(LLM_MOCK)
     for handle in range(1000):
