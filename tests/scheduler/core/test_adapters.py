@@ -80,3 +80,48 @@ def test_host_memory_forgets_the_least_recently_loaded() -> None:
         assert held.next_event_ps == at_ps + loading_ps
         at_ps += loading_ps
         held.advance(at_ps)
+
+
+def test_use_refreshes_an_adapter_so_that_another_makes_room() -> None:
+    held = residency(AdapterOptions(max_loras=2))
+    for adapter in (A, B):
+        held.require(adapter, 0, lambda: ())
+    held.advance(1_000)
+    assert held.require(A, 1_000, lambda: ())
+    assert not held.require(C, 1_000, lambda: ())
+    assert held.take_evicted() == ("b",)
+
+
+def test_a_load_from_host_memory_refreshes_the_adapter_there() -> None:
+    held = residency(AdapterOptions(max_loras=1, max_cpu_loras=2))
+    at_ps = 0
+    for adapter, loading_ps in ((A, 100), (B, 200), (A, 10), (C, 300), (A, 10), (B, 200)):
+        assert not held.require(adapter, at_ps, lambda: ())
+        assert held.next_event_ps == at_ps + loading_ps
+        at_ps += loading_ps
+        held.advance(at_ps)
+
+
+def test_a_load_that_waits_for_another_to_end_takes_a_place() -> None:
+    held = residency(AdapterOptions(max_loras=2, max_concurrent_loads=1))
+    for adapter in (A, B, C):
+        assert not held.require(adapter, 0, lambda: ())
+    held.advance(10_000)
+    assert set(held.gpu) == {"a", "b"}
+    assert held.num_loads == 2
+
+
+def test_attempts_count_anew_after_a_load_that_succeeded() -> None:
+    outcomes = iter([True, False, True, False])  # whether the load fails
+    attempts: list[int] = []
+
+    def fails(adapter: Adapter, attempt: int, at_ps: int) -> bool:
+        attempts.append(attempt)
+        return next(outcomes)
+
+    held = Residency(AdapterOptions(max_load_attempts=2), load_fails=fails)
+    assert held.require(A, 0, lambda: ())
+    held.keep_only(())
+    assert held.require(A, 0, lambda: ())
+    assert attempts == [0, 1, 0, 1]
+    assert not held.take_given_up()

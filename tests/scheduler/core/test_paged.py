@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -14,7 +15,7 @@ from scheduler.core.prefix_cache.blocks import BlockCache
 from scheduler.core.replica import Replica
 from scheduler.core.running import Running
 from scheduler.core.sequence import Adapter, Sequence
-from tests.scheduler.core.drive import Device, World, jump
+from tests.scheduler.core.drive import Device, World, jump, step_by_step
 
 
 @given(
@@ -323,6 +324,21 @@ def test_preempting_whoever_arrived_last_frees_an_adapter_too() -> None:
     log = jump(replica, World([(0, first, 12), (1, second, 12)]))
     assert entries(log, "preempted") == [2]
     assert replica.running.adapter_slots == 0
+
+
+@pytest.mark.parametrize(("output_tokens", "num_evictions"), [(9, 0), (10, 1)])
+def test_the_cache_gives_up_what_the_last_decode_step_takes_and_no_more(output_tokens: int, num_evictions: int) -> None:
+    for drive in (jump, step_by_step):
+        replica = paged(pool=40, cache_blocks=True)
+        cache = replica.prefix_cache
+        assert isinstance(cache, BlockCache)
+        first, second = list(range(100, 121)), list(range(200, 222))
+        for handle, tokens, length in ((1, first, 9), (2, second, output_tokens)):
+            sequence = Sequence(handle, 12, length, prompt_token_ids=tokens[:12], output_token_ids=tokens[12:])
+            drive(replica, World([(0, sequence, length)]))
+        # The first leaves 5 of 10 blocks. The last output is never cached: 12 + 8 fill the others, 12 + 9 take a sixth.
+        assert cache.num_evictions == num_evictions
+        assert cache.match(first, None) == 20 - BLOCK * num_evictions
 
 
 def test_under_peak_memory_the_cache_has_what_nobody_holds() -> None:

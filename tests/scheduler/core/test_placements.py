@@ -52,6 +52,24 @@ def test_least_loaded_prefers_a_worker_with_the_adapter_unless_it_is_much_fuller
     assert placed("least_loaded", Sequence(1, 5, 5, adapter=adapter), fuller) == "w1"
 
 
+def test_much_fuller_is_more_than_four_sequences_and_a_quarter_above_the_least() -> None:
+    adapter = Adapter("a", 8)
+    for loads, chosen in (((25, 20), "w0"), ((26, 20), "w1"), ((4, 0), "w0"), ((5, 0), "w1")):
+        among = candidates(*loads)
+        among[0].replica.adapters.require(adapter, 0, lambda: ())
+        assert placed("least_loaded", Sequence(1, 5, 5, adapter=adapter), among) == chosen, loads
+
+
+def test_equal_loads_go_where_fewer_kv_tokens_are_held_and_else_to_the_first_to_attach() -> None:
+    for prompts, chosen in (((9, 5, 7), "w1"), ((5, 9, 5), "w0"), ((9, 5, 5), "w1")):
+        among = candidates(0, 0, 0)
+        for candidate, prompt in zip(among, prompts, strict=True):
+            candidate.replica.submit(Sequence(1, prompt, 5), 0)
+            candidate.replica.plan(0)
+            assert candidate.replica.kv_tokens == prompt
+        assert placed("least_loaded", Sequence(2, 5, 5), among) == chosen, prompts
+
+
 def test_adapter_hash_keeps_an_adapter_together_within_the_bound_and_moves_few_when_a_worker_goes() -> None:
     adapters = [Adapter(f"a{n}", 8) for n in range(200)]
     among = candidates(0, 0, 0, 0)
@@ -75,6 +93,15 @@ def test_prefix_match_goes_where_the_prompt_is_cached_unless_that_worker_is_much
     barely = candidates(3, 2)
     barely[0].replica.prefix_cache = StaticTrie.build([prompt[:2]])
     assert placed("prefix_match", sequence, barely) == "w1"
+
+
+def test_the_bound_on_a_preferred_workers_load_counts_the_newcomer() -> None:
+    # With the newcomer (3, 1) have a mean of 2.5, times 1.5: four may be at w0. (6, 1): six, which are there already.
+    prompt = list(range(40))
+    for loads, chosen in (((3, 1), "w0"), ((4, 1), "w0"), ((6, 1), "w1")):
+        among = candidates(*loads)
+        among[0].replica.prefix_cache = StaticTrie.build([prompt])
+        assert placed("prefix_match", Sequence(1, 40, 5, prompt_token_ids=prompt), among) == chosen, loads
 
 
 def test_power_of_two_never_takes_the_fullest_and_is_reproducible() -> None:

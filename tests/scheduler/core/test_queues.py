@@ -12,6 +12,7 @@ from chassis.tables import read_tables
 from scheduler.core.admission import BatchLimits
 from scheduler.core.batching.continuous import Continuous
 from scheduler.core.batching.llm_mock import LlmMock
+from scheduler.core.batching.static import Static
 from scheduler.core.devices import TABLES_PACKAGE, Devices
 from scheduler.core.memory.base import NEVER
 from scheduler.core.memory.peak import PeakMemory
@@ -119,6 +120,14 @@ def test_vtc_counters_are_exact_for_any_weights() -> None:
     )
     # input, and two for each token but the prefill's; by weight
     assert queue.served() == {"a": Fraction(5 + 2 * 3) * 3, "b": Fraction(7 + 2 * 2) * 10 / 7, None: 5 + 2 * 3}
+
+
+def test_vtc_charges_nothing_for_who_has_ended_and_is_held_until_the_batch_ends() -> None:
+    for drive in (step_by_step, jump):
+        queue = VtcFair()
+        replica = Replica(queue, Static(BatchLimits(4, 200)), PeakMemory(200, exact=True, together=True))
+        drive(replica, world([request(0, A, output=2), request(1, None, output=3), request(2, B, output=10)]))
+        assert queue.served() == {"a": 5 + 2 * 1, None: 5 + 2 * 2, "b": 5 + 2 * 9}
 
 
 @pytest.mark.parametrize(("strict", "lifted"), [(False, True), (True, False)])

@@ -7,13 +7,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scheduler.core.adapters import Tier
+from scheduler.core.adapters import AdapterOptions, Residency, Tier
+from scheduler.core.admission import BatchLimits
+from scheduler.core.batching.continuous import Continuous
 from scheduler.core.catalogue import ReplicaSettings, build_replica
+from scheduler.core.memory.peak import PeakMemory
 from scheduler.core.memory.unlimited import UnlimitedMemory
 from scheduler.core.plan import Dropped, Finished, Plan, Preempted
 from scheduler.core.prefix_cache.blocks import BlockCache
 from scheduler.core.prefix_cache.static_trie import StaticTrie
 from scheduler.core.queues.early_drop import PREFILL_ALLOWANCE_PS
+from scheduler.core.queues.fifo import Fifo
 from scheduler.core.replica import Replica
 from scheduler.core.sequence import Adapter, Sequence
 from tests.scheduler.core.drive import Device, World, jump, step_by_step
@@ -223,6 +227,22 @@ def test_cancel_while_a_plan_runs_takes_effect_at_the_next_boundary_and_returns_
     log = jump(replica, world)
     assert [entry[0] for entry in log] == ["admitted", "first", "cancelled"]
     assert not replica.kv_tokens
+
+
+def test_cancel_of_a_running_sequence_puts_out_the_adapter_that_it_alone_used() -> None:
+    adapters = Residency(AdapterOptions(keep_unused=False))
+    replica = Replica(Fifo(), Continuous(BatchLimits(4, 60)), PeakMemory(150), adapters=adapters)
+    for handle, name in ((1, "a"), (2, "b"), (3, "a")):
+        replica.submit(Sequence(handle, 10, 20, adapter=Adapter(name, 1)), 0)
+    plan = replica.plan(0)
+    assert isinstance(plan, Plan)
+    replica.commit(plan, Device({1: 20, 2: 20, 3: 20}).run(plan, 0, 1, None))
+    evictions = []
+    for at_ps, handle in enumerate((1, 3, 2), start=2_000):
+        replica.cancel(handle, at_ps)
+        evictions.append(replica.plan(at_ps).adapter_evictions)
+    assert evictions == [(), ("a",), ("b",)]
+    assert not replica.resident_adapters
 
 
 def test_req_queue_waits_ten_decode_steps_between_prefills() -> None:
