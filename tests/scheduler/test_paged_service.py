@@ -41,7 +41,8 @@ async def serve(worker: Worker) -> None:
         for step in range(plan.max_steps):
             lengths = list(worker.lengths.values())
             ends = any(position + 1 == length for position, length in lengths)
-            last = bool(plan.prefill_handles_u32) or ends or step + 1 == plan.max_steps
+            due = bool(plan.until_ps)  # the first step lasts until then
+            last = bool(plan.prefill_handles_u32) or ends or due or step + 1 == plan.max_steps
             await worker.step(plan, hand_back=last)
             if last:
                 break
@@ -79,12 +80,14 @@ async def test_a_second_request_finds_prompt_and_output_of_the_first(scheduler: 
 
 async def test_a_preempted_request_goes_on_where_it_was(scheduler: Harness) -> None:
     worker, router = await scheduler.attach(pool=32), await scheduler.route()
+    await router.submit(1, prompt=16, max_new=12)
+    await router.submit(2, prompt=16, max_new=12)
+    await router.submit(3, prompt=0)  # refused at once, so the two before it have arrived and no step has run
+    assert (await router.read()).refused.handle == 3
     running = asyncio.create_task(serve(worker))
     tokens: dict[int, list[int]] = {1: [], 2: []}
     requeues: dict[int, int] = {}
     try:
-        await router.submit(1, prompt=16, max_new=12)
-        await router.submit(2, prompt=16, max_new=12)
         while len(requeues) < 2:
             message = (await router.read()).tokens
             handles = np.frombuffer(message.handles_u32, "<u4").tolist()
