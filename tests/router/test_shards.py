@@ -177,6 +177,24 @@ async def test_a_draining_shard_gets_no_new_requests_but_finishes_its_own(start_
     assert draining.num_submits == 1
 
 
+async def test_a_shard_that_was_draining_accepts_requests_when_it_is_back(start_router: StartRouter) -> None:
+    router = await start_router()
+    route = await router.route()
+    call = router.generate()
+    handle = (await next_submit(route)).handle
+    route.say_draining()
+    route.send([(handle, 3)], [(handle, LENGTH)])
+    assert (await everything(call))[0] == [3]
+    route.break_off()
+    again = await router.route()
+    # Only now: a request that waits for the shard goes there as it connects.
+    await router.until_connected()
+    call = router.generate()
+    submit = await next_submit(again)
+    again.send([(submit.handle, 4)], [(submit.handle, LENGTH)])
+    assert (await everything(call))[0] == [4]
+
+
 async def test_a_request_refused_by_a_draining_shard_goes_elsewhere(start_router: StartRouter) -> None:
     router = await start_router(2)
     routes = [await router.route(index) for index in range(2)]
@@ -209,6 +227,19 @@ async def test_an_adapter_stays_on_its_shard_and_adapters_spread(start_router: S
     served = [{route.submits.get_nowait().adapter_id for _ in range(route.num_submits)} for route in routes]
     assert not served[0] & served[1]
     assert all(served)
+    for call in calls:
+        call.cancel()
+    await router.until_empty()
+
+
+async def test_requests_for_the_base_model_spread(start_router: StartRouter) -> None:
+    router = await start_router(2)
+    routes = [await router.route(index) for index in range(2)]
+    await router.until_connected()
+    calls = [router.generate() for _ in range(60)]
+    await router.until(lambda: sum(route.num_submits for route in routes) == 60)
+    # 60 tosses of a coin show one side less than ten times once in 30 million runs.
+    assert min(route.num_submits for route in routes) >= 10
     for call in calls:
         call.cancel()
     await router.until_empty()

@@ -32,9 +32,14 @@ async def fanout() -> Fanout:
     return Fanout(1.0, max_pending_tokens=8, max_gap_seconds=0.01, metrics=metrics, on_slow_reader=lambda _: None)
 
 
-def frame(*tokens: tuple[int, int], finished: tuple[int, ...] = ()) -> TokensFrame:
+STEP_PS = 10**14
+"""100 s, so that no delay of the machine makes a frame late."""
+
+
+def frame(*tokens: tuple[int, int], finished: tuple[int, ...] = (), late_ps: int = 0) -> TokensFrame:
     handles, token_ids = array("I", [handle for handle, _ in tokens]), array("I", [token_id for _, token_id in tokens])
-    return TokensFrame(10**12, 10**10, handles, token_ids, [(handle, FINISH) for handle in finished])
+    finishes = [(handle, FINISH) for handle in finished]
+    return TokensFrame(10**16 - late_ps, STEP_PS, handles, token_ids, finishes)
 
 
 async def test_a_message_that_cannot_be_made_fails_its_own_request_only(fanout: Fanout) -> None:
@@ -90,3 +95,77 @@ async def test_closing_gives_back_every_slot_and_what_was_held(fanout: Fanout) -
     assert fanout.close() == slots
     assert [slot.fanout for slot in slots] == [None, None]
     assert list((await slots[0].next_message()).token_ids) == [5]
+
+
+@pytest.mark.parametrize(
+    ("time_scale", "late_seconds", "gap_seconds"),
+    [
+        # A step is 100 s: a quarter of it is late, eight times the lateness is the gap, four steps are the most.
+        (1.0, 24.0, None),
+        (1.0, 26.0, 208.0),
+        (1.0, 60.0, 400.0),
+        # Lateness and gaps are wall time, of which a step takes `time_scale` as much.
+        (0.1, 2.0, None),
+        (0.1, 3.0, 24.0),
+        (0.1, 60.0, 40.0),
+        (10.0, 240.0, None),
+        (10.0, 260.0, 2080.0),
+        (10.0, 900.0, 3600.0),
+    ],
+)
+async def test_tokens_of_a_late_frame_gather_for_a_gap_that_grows_with_its_lateness(
+    monkeypatch: pytest.MonkeyPatch, time_scale: float, late_seconds: float, gap_seconds: float | None
+) -> None:
+    metrics = RouterMetrics(CollectorRegistry())
+    fanout = Fanout(
+        time_scale, max_pending_tokens=8, max_gap_seconds=3600.0, metrics=metrics, on_slow_reader=lambda _: None
+    )
+    slot = Slot(REQUEST, echo)
+    fanout.add(1, slot)
+    fanout.deliver(frame((1, 5)))
+    assert list((await slot.next_message()).token_ids) == [5]
+    waiting = asyncio.create_task(slot.next_message())
+    await asyncio.wait([waiting], timeout=0)
+    timers: list[float] = []
+    monkeypatch.setattr(asyncio.get_running_loop(), "call_later", lambda delay, _flush: timers.append(delay))
+    fanout.deliver(frame((1, 6), late_ps=round(late_seconds / time_scale * 1e12)))
+    monkeypatch.undo()
+    assert timers == ([] if gap_seconds is None else [pytest.approx(gap_seconds, rel=0.01)])
+    assert slot.written == (2 if gap_seconds is None else 1)
+    waiting.cancel()
+
+
+async def test_the_first_token_leaves_with_its_frame_however_late_that_is(fanout: Fanout) -> None:
+    fanout.deliver(frame())
+    slot = Slot(REQUEST, echo)
+    fanout.add(1, slot)
+    waiting = asyncio.create_task(slot.next_message())
+    await asyncio.wait([waiting], timeout=0)
+    fanout.deliver(frame((1, 5), late_ps=9 * STEP_PS))
+    assert slot.written == 1
+    fanout.deliver(frame((1, 6), late_ps=9 * STEP_PS))
+    assert slot.written == 1
+    assert list((await waiting).token_ids) == [5]
+    fanout.close()
+
+
+async def test_a_first_token_that_came_before_its_handler_asks_does_not_wait_for_a_flush(fanout: Fanout) -> None:
+    fanout.deliver(frame())
+    slot = Slot(REQUEST, echo)
+    fanout.add(1, slot)
+    fanout.deliver(frame((1, 5), late_ps=9 * STEP_PS))
+    asking = asyncio.create_task(slot.next_message())
+    await asyncio.wait([asking], timeout=0)
+    assert slot.written == 1
+    assert list((await asking).token_ids) == [5]
+    fanout.close()
+
+
+async def test_a_reader_is_slow_with_more_tokens_pending_than_the_limit(fanout: Fanout) -> None:
+    slot = Slot(REQUEST, echo)
+    fanout.add(1, slot)
+    for _ in range(8):
+        fanout.deliver(frame((1, 5)))
+    assert slot.fanout is fanout
+    fanout.deliver(frame((1, 5)))
+    assert slot.fanout is None

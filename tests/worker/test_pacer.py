@@ -151,6 +151,15 @@ async def test_interrupt_ahead_ends_the_plan_at_the_first_boundary_after_it():
     assert len(await bench.run(9)) == 3
 
 
+async def test_interrupt_for_a_later_boundary_leaves_an_earlier_until_as_it_is():
+    def interrupt_beyond_the_fourth_step(bench: Bench, report: StepReport) -> None:
+        if len(bench.reports) == 1:
+            bench.pacer.interrupt(1, report.end_ps + step_ps(2) + step_ps(3) + step_ps(4))
+
+    bench = Bench(on_report=interrupt_beyond_the_fourth_step)
+    assert len(await bench.run(9, until_ps=START_PS + step_ps(1) + step_ps(2))) == 2
+
+
 async def test_interrupt_for_a_boundary_just_told_drops_the_step_under_way():
     def interrupt_at_the_second_boundary(bench: Bench, report: StepReport) -> None:
         if len(bench.reports) == 2:
@@ -177,6 +186,22 @@ async def test_every_step_is_counted_with_its_lag_and_both_its_times():
         assert bench.metric(f"{name}_count") == 5
     assert bench.metric("step_modelled_seconds_sum") == pytest.approx(sum(bench.durations()) / 1e12)
     assert bench.metric("step_actual_seconds_sum") == pytest.approx(sum(bench.durations()) / 1e12)
+
+
+async def test_actual_time_of_a_step_runs_from_the_wake_up_before_it_to_its_own():
+    lateness_ps = OVERHEAD_PS // 2
+    bench = Bench(oversleep_ps=lambda _sleep: lateness_ps)
+    await bench.run(5)
+    # Every step is noticed equally late, so the lateness counts once, in the first.
+    assert bench.metric("step_actual_seconds_sum") == pytest.approx((sum(bench.durations()) + lateness_ps) / 1e12)
+
+
+async def test_actual_time_of_a_step_after_a_gap_runs_from_its_start():
+    stall_ps = 100 * OVERHEAD_PS
+    bench = Bench(oversleep_ps=lambda sleep: stall_ps if sleep == 2 else 0)
+    await bench.run(6)
+    # The stall belongs to the step that was noticed late, not to the one that waited for it.
+    assert bench.metric("step_actual_seconds_sum") == pytest.approx((sum(bench.durations()) + stall_ps) / 1e12)
 
 
 async def test_second_plan_before_the_hand_back_is_refused():

@@ -1,5 +1,6 @@
 """Static batching on the device: what has ended keeps its place until it is told to leave."""
 
+from worker.device.batch import NO_LORA, LoraWork
 from worker.device.gpu import MockGpu
 from worker.device.llm_mock import LlmMock
 from worker.device.output import Ending, FinishReason
@@ -27,3 +28,20 @@ def test_a_held_sequence_weighs_on_every_step_but_gives_no_token() -> None:
     for handle in (1, 2):
         gpu.leave(handle)
     assert (len(gpu), gpu.kv_tokens) == (0, 0)
+
+
+def test_a_held_sequence_weighs_with_its_adapter_until_it_leaves() -> None:
+    gpu = MockGpu(LlmMock())
+    ending_after = {1: 2, 2: 4}
+    for handle, (adapter_id, rank) in {1: ("a", 8), 2: ("b", 16)}.items():
+        ending = Ending(ending_after[handle], FinishReason.LENGTH)
+        gpu.join(DeviceSequence(handle, 3, 0, handle, ending, adapter_id=adapter_id, adapter_rank=rank))
+    gpu.begin([PrefillWork(handle, 3, 0, True) for handle in (1, 2)], decode=False, hold=True)
+    gpu.advance()
+    gpu.begin((), decode=True, hold=True)
+    assert gpu.advance().finished == ((1, FinishReason.LENGTH),)
+    assert gpu.batch().lora == LoraWork.of([(8, 1), (16, 1)])
+    gpu.leave(1)
+    assert gpu.batch().lora == LoraWork.of([(16, 1)])
+    gpu.leave(2)
+    assert gpu.batch().lora == NO_LORA

@@ -99,6 +99,13 @@ def test_loading_takes_the_link_and_the_copies():
         adapter_load_ps(a100, llama, 8, "tape")
 
 
+def test_a_load_from_disk_takes_the_disk_and_then_the_link():
+    a100, llama = CATALOGUE.gpu("A100"), CATALOGUE.model("Llama-2-7B")
+    # 32 MiB at rank 16, 24 GB/s over PCIe 4.0, 2 GB/s from disk; 0.3 ms the request, 32 copies of 10 us.
+    assert adapter_load_ps(a100, llama, 16, "disk") == round((0.3 + 0.32 + 33.554432 / 24 + 33.554432 / 2) * 1e9)
+    assert load_ps(llama, 24e6, 24, 2.0) == round((0.3 + 0.32 + 1 + 12) * 1e9)
+
+
 def test_adapters_on_experts_are_refused():
     with pytest.raises(CatalogueError, match="adapters on experts are not modelled"):
         adapter_bytes(CATALOGUE.model("Mixtral-8x7B"), 8, "all-linear")

@@ -66,6 +66,16 @@ def test_engine_of_2023_pays_for_each_prompt_and_each_of_its_tokens():
     assert roofline.step_ps(batch) - roofline.gpu_step_ps(batch) == pytest.approx(host_ms * 1e9)
 
 
+def test_host_counts_prompt_tokens_and_no_decodes_as_tokens_of_a_prompt():
+    engine = Engine("slow", step_ms=1.0, sequence_ms=0.1, prefill_ms=2.0, prefill_token_ms=0.01)
+    roofline = Roofline(replace(deployment("H100-SXM", "Llama-3-8B"), engine=engine))
+    # One step, 1 + 9 sequences that get a token, one prefill, 700 prompt tokens.
+    host_ps = 1_000_000_000 + 10 * 100_000_000 + 2_000_000_000 + 700 * 10_000_000
+    batch = mixed(700, 0, 9, 512)
+    assert roofline.step_ps(batch) - roofline.gpu_step_ps(batch) == host_ps
+    assert roofline.step_cost(batch).host == host_ps
+
+
 def test_slow_launches_bound_the_step_and_leave_no_closed_form():
     slow = Engine("slow", launch_ms=0.326, step_ms=4.3, sequence_ms=0.31)
     launch_bound = Roofline(replace(deployment("H100-SXM", "Llama-3-8B"), engine=slow))
