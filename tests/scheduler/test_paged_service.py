@@ -23,15 +23,8 @@ PAGED = (
 
 @pytest.fixture
 async def scheduler() -> AsyncIterator[Harness]:
-    harness = Harness(load(None, PAGED))
-    await harness.server.start()
-    try:
+    async with Harness(load(None, PAGED)) as harness:
         yield harness
-    finally:
-        for call in harness.calls:
-            call.cancel()
-        await harness.channel.close()
-        await harness.server.stop(None)
 
 
 async def serve(worker: Worker) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Self
 
 import grpc
 import grpc.aio
@@ -34,6 +35,20 @@ class Harness:
         self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
         self.stub = scheduler_pb2_grpc.SchedulerServiceStub(self.channel)
         self.calls: list[grpc.aio.StreamStreamCall] = []
+
+    async def __aenter__(self) -> Self:
+        await self.server.start()
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        for call in self.calls:
+            call.cancel()
+        await self.channel.close()
+        await self.server.stop(None)
+
+    def skip_to(self, at_ps: int) -> None:
+        """Move the scheduler's clock forward, as if its event loop had stood still until then."""
+        self.service._cluster.clock.observe(at_ps)
 
     def value(self, name: str, **labels: str) -> float:
         return self.registry.get_sample_value(f"lorrery_scheduler_{name}", labels) or 0.0
@@ -140,15 +155,8 @@ class Worker:
 
 @pytest.fixture
 async def scheduler() -> AsyncIterator[Harness]:
-    harness = Harness(load(None, OVERRIDES))
-    await harness.server.start()
-    try:
+    async with Harness(load(None, OVERRIDES)) as harness:
         yield harness
-    finally:
-        for call in harness.calls:
-            call.cancel()
-        await harness.channel.close()
-        await harness.server.stop(None)
 
 
 async def tokens_of(router: Router, handle: int) -> tuple[list[int], pb.Finished]:
@@ -213,6 +221,21 @@ async def test_requests_wait_for_a_worker_and_give_up_after_worker_wait_seconds(
     await router.submit(2)
     worker = await scheduler.attach()
     assert len((await worker.plan()).joins) == 1
+
+
+async def test_a_request_that_a_worker_has_gives_up_no_more(scheduler: Harness) -> None:
+    router = await scheduler.route()
+    await router.submit(1, max_new=2)
+    worker = await scheduler.attach()
+    plan = await worker.plan()
+    await worker.call.write(pb.AttachRequest(draining=pb.WorkerDraining()))
+    await worker.step(plan)
+    assert (await router.read()).WhichOneof("message") == "tokens"
+    await router.submit(2)
+    refused = (await router.read()).refused
+    assert (refused.handle, refused.reason) == (2, pb.REFUSAL_REASON_NO_WORKER)  # later than 1 would have been
+    await worker.step(await worker.plan())
+    assert (await tokens_of(router, 1))[0] == [101]
 
 
 async def test_a_full_queue_refuses_new_requests_but_not_resumed_ones(scheduler: Harness) -> None:
