@@ -151,14 +151,15 @@ def test_a_slow_worker_gets_less_to_do(tmp_path: Path) -> None:
     assert 0 < by_worker.count("worker-0") < by_worker.count("worker-1")
 
 
-def test_a_fault_may_begin_when_another_of_its_worker_ends(tmp_path: Path) -> None:
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_fault_may_begin_when_another_of_its_worker_ends(tmp_path: Path, order: int) -> None:
     one = ["--workload", "constant", "--rate", "1", "-n", "1", "--input-range", "100", "--output-range", "1000"]
     faults = [
         "--fault=slow_worker,at=1,worker=worker-0,factor=2,for=2",
         "--fault=slow_worker,at=3,worker=worker-0,factor=3,for=2",
     ]
     run(*one, "--steps", "--out", str(tmp_path / "without"))
-    run(*one, "--steps", *faults, "--out", str(tmp_path / "with"))
+    run(*one, "--steps", *faults[::order], "--out", str(tmp_path / "with"))
     pairs = zip(rows(tmp_path / "without", "steps.csv"), rows(tmp_path / "with", "steps.csv"), strict=True)
     factors = [(int(slow["start_ps"]) / 1e12, int(slow["step_ps"]) / int(plain["step_ps"])) for plain, slow in pairs]
     for begin, end, factor in ((0, 1, 1), (1, 3, 2), (3, 5, 3), (5, 100, 1)):
