@@ -223,21 +223,6 @@ async def test_requests_wait_for_a_worker_and_give_up_after_worker_wait_seconds(
     assert len((await worker.plan()).joins) == 1
 
 
-async def test_a_request_that_a_worker_has_gives_up_no_more(scheduler: Harness) -> None:
-    router = await scheduler.route()
-    await router.submit(1, max_new=2)
-    worker = await scheduler.attach()
-    plan = await worker.plan()
-    await worker.call.write(pb.AttachRequest(draining=pb.WorkerDraining()))
-    await worker.step(plan)
-    assert (await router.read()).WhichOneof("message") == "tokens"
-    await router.submit(2)
-    refused = (await router.read()).refused
-    assert (refused.handle, refused.reason) == (2, pb.REFUSAL_REASON_NO_WORKER)  # later than 1 would have been
-    await worker.step(await worker.plan())
-    assert (await tokens_of(router, 1))[0] == [101]
-
-
 async def test_a_full_queue_refuses_new_requests_but_not_resumed_ones(scheduler: Harness) -> None:
     router = await scheduler.route()
     for handle in (1, 2, 3, 4):

@@ -44,11 +44,27 @@ class Watched(Batching):
 async def scheduler() -> AsyncIterator[Harness]:
     overrides = (
         *OVERRIDES,
+        "scheduler.worker_timeout_seconds=30",  # no test here waits for it, and a busy machine must not either
         "scheduler.batching='tests.scheduler.test_workers:Watched'",
         "adapters.disk_gb_per_second=0.0001",  # rank 8 has 16.8 MB: 168 s
     )
     async with Harness(load(None, overrides)) as harness:
         yield harness
+
+
+async def test_a_request_that_a_worker_has_gives_up_no_more(scheduler: Harness) -> None:
+    router = await scheduler.route()
+    await router.submit(1, max_new=2)
+    worker = await scheduler.attach()
+    plan = await worker.plan()
+    await worker.call.write(pb.AttachRequest(draining=pb.WorkerDraining()))
+    await worker.step(plan)
+    assert (await router.read()).WhichOneof("message") == "tokens"
+    await router.submit(2)
+    refused = (await router.read()).refused
+    assert (refused.handle, refused.reason) == (2, pb.REFUSAL_REASON_NO_WORKER)  # later than 1 would have been
+    await worker.step(await worker.plan())
+    assert (await tokens_of(router, 1))[0] == [101]
 
 
 async def test_a_step_of_an_earlier_plan_is_ignored(scheduler: Harness) -> None:
