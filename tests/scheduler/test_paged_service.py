@@ -72,12 +72,15 @@ async def test_a_second_request_finds_prompt_and_output_of_the_first(scheduler: 
 
 async def test_a_preempted_request_goes_on_where_it_was(scheduler: Harness) -> None:
     worker, router = await scheduler.attach(pool=32), await scheduler.route()
+    await router.submit(1, prompt=16, max_new=12)
+    await router.submit(2, prompt=16, max_new=12)
+    await router.submit(3, adapter="unknown")
+    assert (await router.read()).refused.handle == 3  # so both have arrived,
+    worker.clock_ps = 100 * 10**12  # and both before the first step ends
     running = asyncio.create_task(serve(worker))
     tokens: dict[int, list[int]] = {1: [], 2: []}
     requeues: dict[int, int] = {}
     try:
-        await router.submit(1, prompt=16, max_new=12)
-        await router.submit(2, prompt=16, max_new=12)
         while len(requeues) < 2:
             message = (await router.read()).tokens
             handles = np.frombuffer(message.handles_u32, "<u4").tolist()
