@@ -123,7 +123,7 @@ def schedule_faults(faults: Sequence[Fault], simulation: Simulation) -> None:
         same = fault.kind != LOAD_FAILURE and (fault.kind, fault.worker) == (earlier.kind, earlier.worker)
         if same and fault.at_ps < earlier.until_ps:
             raise SettingsError(f"--fault {fault.text}: begins before {earlier.text} is over")
-    for fault in faults:
+    for fault in sorted(faults, key=lambda fault: fault.at_ps):  # of two at one time, an end comes before a begin
         if fault.kind == LOAD_FAILURE:
             continue
         worker = workers.get(fault.worker)

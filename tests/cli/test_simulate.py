@@ -101,6 +101,8 @@ def test_warm_up_requests_are_in_no_figure(tmp_path: Path) -> None:
     run("-n", "10", "--warmup", "5", "--adapters", "all", "--out", str(tmp_path))
     assert [row["index"] for row in rows(tmp_path)] == [str(index) for index in range(10)]
     assert float(rows(tmp_path)[0]["sent_seconds"]) < 5
+    run("--workload", "constant", "--rate", "4", "-n", "5", "--warmup", "5", "--out", str(tmp_path))
+    assert [float(row["sent_seconds"]) for row in rows(tmp_path)] == [0, 0.25, 0.5, 0.75, 1]
 
 
 def test_a_lost_workers_requests_run_on_elsewhere(tmp_path: Path) -> None:
@@ -127,11 +129,43 @@ def test_without_any_worker_requests_wait_and_then_fail(tmp_path: Path) -> None:
     assert set(status[10:]) == {"OK"}
 
 
+def test_the_wait_for_a_worker_begins_anew_with_each_loss(tmp_path: Path) -> None:
+    one = ["--workload", "constant", "--rate", "1", "-n", "1", "--input-range", "100", "--output-range", "1000"]
+
+    def row_if_back_at(seconds: int) -> dict[str, str]:
+        lost = (0, 10), (12, seconds)  # worker_wait_seconds is 30, so the first wait would have ended at 30
+        faults = [f"--fault=worker_loss,at={at},worker=worker-0,for={until - at}" for at, until in lost]
+        run(*one, "--workers", "1", *faults, "--out", str(tmp_path), code=int(seconds > 42))
+        return rows(tmp_path)[0]
+
+    served, given_up = row_if_back_at(41), row_if_back_at(43)
+    assert (served["status"], served["output_tokens"]) == ("OK", "1000")
+    assert (given_up["status"], float(given_up["end_seconds"])) == ("UNAVAILABLE", 42)
+    assert (served["num_requeues"], given_up["num_requeues"]) == ("1", "1")
+
+
 def test_a_slow_worker_gets_less_to_do(tmp_path: Path) -> None:
     fault = ["--fault", "slow_worker,at=0,worker=worker-0,factor=3"]
     run("--rate", "20", "--duration", "20", *fault, "--out", str(tmp_path))
     by_worker = [row["worker_id"] for row in rows(tmp_path)]
     assert 0 < by_worker.count("worker-0") < by_worker.count("worker-1")
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_fault_may_begin_when_another_of_its_worker_ends(tmp_path: Path, order: int) -> None:
+    one = ["--workload", "constant", "--rate", "1", "-n", "1", "--input-range", "100", "--output-range", "1000"]
+    faults = [
+        "--fault=slow_worker,at=1,worker=worker-0,factor=2,for=2",
+        "--fault=slow_worker,at=3,worker=worker-0,factor=3,for=2",
+    ]
+    run(*one, "--steps", "--out", str(tmp_path / "without"))
+    run(*one, "--steps", *faults[::order], "--out", str(tmp_path / "with"))
+    pairs = zip(rows(tmp_path / "without", "steps.csv"), rows(tmp_path / "with", "steps.csv"), strict=True)
+    factors = [(int(slow["start_ps"]) / 1e12, int(slow["step_ps"]) / int(plain["step_ps"])) for plain, slow in pairs]
+    for begin, end, factor in ((0, 1, 1), (1, 3, 2), (3, 5, 3), (5, 100, 1)):
+        within = [found for at, found in factors if begin <= at < end]
+        assert within == [factor] * len(within)
+        assert len(within) > 10
 
 
 def test_adapters_that_do_not_load_fail_their_requests(tmp_path: Path) -> None:
@@ -179,9 +213,12 @@ def test_faults_count_from_the_end_of_the_warm_up(tmp_path: Path) -> None:
     assert warm["summary"]["tpot_ms"]["p50"] == pytest.approx(cold["summary"]["tpot_ms"]["p50"], rel=0.02)
     assert warm["simulation"]["num_steps"] == len(rows(tmp_path / "5", "steps.csv"))
     assert float(rows(tmp_path / "5", "steps.csv")[0]["start_ps"]) < 5e12
-    loss = ["--fault", "worker_loss,at=10,worker=worker-0", "--warmup", "5"]
-    run("--rate", "5", "--duration", "20", *loss, "--out", str(tmp_path))
-    assert {row["worker_id"] for row in rows(tmp_path) if float(row["end_seconds"]) < 10} == {"worker-0", "worker-1"}
+    loss = ["--fault", "worker_loss,at=10,worker=worker-0,for=5", "--warmup", "50"]
+    run("--rate", "20", "--duration", "20", *loss, "--steps", "--out", str(tmp_path))
+    steps = [row for row in rows(tmp_path, "steps.csv") if row["worker"] == "worker-0"]
+    starts = [int(row["start_ps"]) / 1e12 for row in steps]
+    assert max(at for at in starts if at < 10) > 9.9
+    assert 15 <= min(at for at in starts if at >= 10) < 15.5
 
 
 def test_a_deadline_passes_without_a_worker_too(tmp_path: Path) -> None:

@@ -23,15 +23,8 @@ PAGED = (
 
 @pytest.fixture
 async def scheduler() -> AsyncIterator[Harness]:
-    harness = Harness(load(None, PAGED))
-    await harness.server.start()
-    try:
+    async with Harness(load(None, PAGED)) as harness:
         yield harness
-    finally:
-        for call in harness.calls:
-            call.cancel()
-        await harness.channel.close()
-        await harness.server.stop(None)
 
 
 async def serve(worker: Worker) -> None:
@@ -41,8 +34,7 @@ async def serve(worker: Worker) -> None:
         for step in range(plan.max_steps):
             lengths = list(worker.lengths.values())
             ends = any(position + 1 == length for position, length in lengths)
-            due = bool(plan.until_ps)  # the first step lasts until then
-            last = bool(plan.prefill_handles_u32) or ends or due or step + 1 == plan.max_steps
+            last = bool(plan.prefill_handles_u32) or ends or step + 1 == plan.max_steps
             await worker.step(plan, hand_back=last)
             if last:
                 break
@@ -82,8 +74,9 @@ async def test_a_preempted_request_goes_on_where_it_was(scheduler: Harness) -> N
     worker, router = await scheduler.attach(pool=32), await scheduler.route()
     await router.submit(1, prompt=16, max_new=12)
     await router.submit(2, prompt=16, max_new=12)
-    await router.submit(3, prompt=0)  # refused at once, so the two before it have arrived and no step has run
-    assert (await router.read()).refused.handle == 3
+    await router.submit(3, adapter="unknown")
+    assert (await router.read()).refused.handle == 3  # so both have arrived,
+    worker.clock_ps = 100 * 10**12  # and both before the first step ends
     running = asyncio.create_task(serve(worker))
     tokens: dict[int, list[int]] = {1: [], 2: []}
     requeues: dict[int, int] = {}

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Self
 
 import grpc
 import grpc.aio
@@ -34,6 +35,20 @@ class Harness:
         self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
         self.stub = scheduler_pb2_grpc.SchedulerServiceStub(self.channel)
         self.calls: list[grpc.aio.StreamStreamCall] = []
+
+    async def __aenter__(self) -> Self:
+        await self.server.start()
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        for call in self.calls:
+            call.cancel()
+        await self.channel.close()
+        await self.server.stop(None)
+
+    def skip_to(self, at_ps: int) -> None:
+        """Move the scheduler's clock forward, as if its event loop had stood still until then."""
+        self.service._cluster.clock.observe(at_ps)
 
     def value(self, name: str, **labels: str) -> float:
         return self.registry.get_sample_value(f"lorrery_scheduler_{name}", labels) or 0.0
@@ -140,15 +155,8 @@ class Worker:
 
 @pytest.fixture
 async def scheduler() -> AsyncIterator[Harness]:
-    harness = Harness(load(None, OVERRIDES))
-    await harness.server.start()
-    try:
+    async with Harness(load(None, OVERRIDES)) as harness:
         yield harness
-    finally:
-        for call in harness.calls:
-            call.cancel()
-        await harness.channel.close()
-        await harness.server.stop(None)
 
 
 async def tokens_of(router: Router, handle: int) -> tuple[list[int], pb.Finished]:

@@ -1,5 +1,7 @@
 """Jumping over steps equals running each, with the real mock GPU, placements and several workers."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,6 +13,7 @@ from scheduler.core.catalogue import BATCHINGS, PLACEMENTS, ReplicaSettings, bui
 from scheduler.core.sequence import Adapter
 from simulator.build import build_requests, build_workers
 from simulator.engine import Simulation
+from simulator.worker import SimulatedWorker
 from tests.worker.device.known import deployment
 from worker.device.batch import Batch, PrefillChunk
 from worker.device.llm_mock import LlmMock
@@ -113,3 +116,27 @@ def test_a_cancelled_request_has_the_tokens_that_had_come() -> None:
         # A step that ends just then has not given its token yet; in its prefill a request has none.
         assert outputs([(at_ps - 1, 0)], one_step=one_step)[0] == ("cancelled", 7)
         assert outputs([(1, 0)], one_step=one_step)[0] == ("cancelled", 0)
+
+
+def test_a_cancel_at_the_time_of_its_requests_arrival_cancels_it() -> None:
+    at_ps = 300 * 10**9
+    drawn = [(0.0, 50, 40, None), (0.3, 50, 40, None)]
+    ended = run(drawn, [(at_ps, 1)], "continuous", "round_robin", "llm-mock", one_step=False)
+    outcomes = {handle: (outcome, output_tokens) for handle, outcome, *_, output_tokens in ended}
+    assert outcomes == {0: ("finished", 40), 1: ("cancelled", 0)}
+
+
+def test_a_placement_counts_a_request_that_only_one_worker_can_take() -> None:
+    small, large = (
+        SimulatedWorker(
+            f"pool-{pool}",
+            partial(build_replica, ReplicaSettings("fcfs", pool, 420, max_num_batched_tokens=500)),
+            STEP_TIMES["llm-mock"],
+        )
+        for pool in (100, 1_500)
+    )
+    workload = [WorkloadRequest(0, 0.0, 300, 2), WorkloadRequest(1, 0.0, 10, 2), WorkloadRequest(2, 0.0, 10, 2)]
+    simulation = Simulation([small, large], PLACEMENTS["round_robin"](np.random.default_rng(1)))
+    ended = simulation.run(build_requests(workload, "Llama-2-7B", ADAPTERS))
+    # The first has the first turn, though it has no choice; so the second is the large worker's turn.
+    assert {request.handle: request.worker for request in ended} == {0: "pool-1500", 1: "pool-1500", 2: "pool-100"}

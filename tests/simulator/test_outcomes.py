@@ -1,0 +1,48 @@
+"""Columns of a simulated run: rows in order of index, times from the run's begin."""
+
+import numpy as np
+
+from loadgen.workload.outcome_table import OutcomeTable, TokenGaps
+from scheduler.core.plan import EndReason
+from simulator.outcomes import OutcomeRecorder
+from simulator.request import SimulatedRequest
+from worker.device.output import Ending, FinishReason
+
+S = 10**12
+NO_GAPS = TokenGaps(np.array([]), np.array([], np.int64))
+
+
+def request(handle: int, arrived_ps: int, outcome: str, finished_ps: int, detail: str = "") -> SimulatedRequest:
+    made = SimulatedRequest(handle, 10, 4, arrived_ps, Ending(4, FinishReason.LENGTH))
+    made.outcome, made.finished_ps, made.detail = outcome, finished_ps, detail
+    return made
+
+
+def table_of(*ended: SimulatedRequest, start_ps: int = 0) -> OutcomeTable:
+    recorder = OutcomeRecorder(start_ps)
+    for one in ended:
+        recorder.add(one)
+    return recorder.table(NO_GAPS)
+
+
+def test_each_row_has_its_own_detail_in_whatever_order_requests_end() -> None:
+    table = table_of(
+        request(2, 0, "refused", 0, "too long"),
+        request(0, 0, "finished", 5 * S),
+        request(1, 0, "timed out", 9 * S, "deadline exceeded"),
+    )
+    assert table.index.tolist() == [0, 1, 2]
+    assert table.status == ["OK", "DEADLINE_EXCEEDED", "INVALID_ARGUMENT"]
+    assert table.detail == {1: "deadline exceeded", 2: "too long"}
+
+
+def test_times_count_from_the_runs_begin_and_unknown_ones_are_nan() -> None:
+    done = request(0, 100 * S, "finished", 109 * S)
+    done.first_admitted_ps, done.first_token_ps, done.reason = 102 * S, 103 * S, EndReason.LENGTH
+    table = table_of(done, request(1, 101 * S, "no worker", 131 * S), start_ps=100 * S)
+    assert table.sent_seconds.tolist() == table.intended_seconds.tolist() == [0, 1]
+    assert table.end_seconds.tolist() == [9, 31]
+    assert table.first_token_seconds[0] == 3
+    assert table.last_token_seconds[0] == 9
+    assert table.queue_seconds[0] == 2
+    assert np.isnan([table.first_token_seconds[1], table.last_token_seconds[1], table.queue_seconds[1]]).all()
