@@ -272,6 +272,13 @@ def test_a_point_is_known_by_the_code_of_its_plug_ins(tmp_path: Path, monkeypatc
     assert "2 points to run" in sweep(tmp_path / "out", *values)
 
 
+def test_a_point_is_known_by_the_code_that_simulated_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "2 points to run" in sweep(tmp_path, "rate=4,8")
+    monkeypatch.setattr("cli.sweep.points.code_digest", lambda: "of an edited file")
+    assert "2 points to run" in sweep(tmp_path, "rate=4,8")
+    assert "to run" not in sweep(tmp_path, "rate=4,8")
+
+
 # ---- what it draws, and does without -------------------------------------------------------------------------------
 
 
