@@ -70,6 +70,40 @@ def test_a_new_gpu_is_fitted_and_its_file_serves(tmp_path):
     assert gpu.fit.prefill_flops == pytest.approx(TRUE_FIT.prefill_flops, rel=0.15)
 
 
+def test_rows_of_doubtful_quality_are_not_fitted(tmp_path):
+    header, *rows = profile(tmp_path / "p.csv").read_text().splitlines()
+    doubtful = [f"Z1,Llama-3-8B,decode,,{num},1024,,,900,,suspect" for num in (1, 8, 32)]
+    path = tmp_path / "q.csv"
+    path.write_text("\n".join([header + ",quality", *(row + ",ok" for row in rows), *doubtful]))
+    output = calibrate(str(path), *SHEET)
+    assert "fitting 29 rows of Z1" in output
+    assert all(mape < 1.0 for mape in errors(output).values()), output
+
+
+def test_the_constants_written_are_fitted_to_all_rows(tmp_path):
+    header, *rows = profile(tmp_path / "p.csv").read_text().splitlines()
+    prefills = [row for row in rows if ",prefill," in row]
+    others = [row for row in rows if ",prefill," not in row][-len(prefills) :]
+    path, out = tmp_path / "q.csv", tmp_path / "z1.toml"
+    path.write_text("\n".join([header, *(row for pair in zip(others, prefills, strict=True) for row in pair)]))
+    calibrate(str(path), *SHEET, "--out", str(out))
+    # Every other row alone has no prefill, and leaves this constant near its default of 0.47.
+    assert read_catalogue([out]).gpu("Z1").fit.prefill_flops == pytest.approx(TRUE_FIT.prefill_flops, rel=0.03)
+
+
+def test_rows_between_those_of_the_half_fit_are_the_unseen_ones(tmp_path):
+    header, *rows = profile(tmp_path / "p.csv").read_text().splitlines()
+    lines = [header]
+    for row in (row for row in rows if ",decode," in row):
+        *cells, step_ms, linear_ms = row.split(",")
+        lines += [row, ",".join([*cells, str(2 * float(step_ms)), linear_ms])]
+    path = tmp_path / "q.csv"
+    path.write_text("\n".join(lines))
+    unseen = re.search(r"^decode +24 .* ([\d.]+) *$", calibrate(str(path), *SHEET), re.MULTILINE)
+    # The half fit saw only the fast ones: half of what each slow one took is missing.
+    assert float(unseen[1]) == pytest.approx(50, abs=2)
+
+
 def test_the_cpus_share_is_fitted_if_asked(tmp_path):
     out = tmp_path / "z1.toml"
     path = profile(tmp_path / "p.csv", host_ms=3.0)

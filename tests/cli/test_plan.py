@@ -46,6 +46,26 @@ def test_the_sales_claim_is_answered_in_both_readings():
     assert "true, at most" in plan(*LLAMA_8B, "--claim", "3500,0.01,9")
 
 
+def test_a_claim_for_all_streams_is_bound_to_the_most_that_may_run():
+    assert "together: true from 3 streams on" in plan(*LLAMA_8B, "--max-concurrency", "3")
+    assert "together: false, at any concurrency that fits" in plan(*LLAMA_8B, "--max-concurrency", "2")
+
+
+def test_a_claim_holds_below_its_ttft_and_from_its_rate_on(tmp_path):
+    path = tmp_path / "plan.json"
+
+    def answer(claim: str) -> dict[str, float]:
+        plan(*LLAMA_8B, "--claim", claim, "--json", str(path))
+        return json.loads(path.read_text())["plans"][0]["claim"]
+
+    found = answer("3500,1,300")
+    ttft, rate = found["ttft"], found["stream_tokens"]
+    exact = answer(f"3500,{ttft!r},{rate!r}")
+    assert (exact["ttft_holds"], exact["stream_holds"]) == (False, True)
+    missed = answer(f"3500,{ttft * (1 + 1e-9)!r},{rate * (1 + 1e-9)!r}")
+    assert (missed["ttft_holds"], missed["stream_holds"]) == (True, False)
+
+
 def test_several_deployments_are_compared_and_what_does_not_fit_shows_its_sum():
     output = plan("--model", "Llama-3-8B", "--model", "Llama-3-70B", "--gpu", "H100", "--tp", "1", "--tp", "4")
     assert len(re.findall(r"^Llama-3-\d+B on \d x H100-SXM  ", output, re.MULTILINE)) == 8

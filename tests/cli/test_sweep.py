@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -35,9 +36,15 @@ def simulate(*arguments: object, exit_code: int = 0) -> str:
     return result.output
 
 
-def sweep(folder: Path, *values: str, exit_code: int = 0, jobs: int = 1) -> str:
+def sweep(
+    folder: Path, *values: str, asked: Sequence[object] = (), exit_code: int = 0, jobs: int = 1, plots: bool = False
+) -> str:
+    """Sweep into a folder; without plots, which take longer than the points here."""
     options = [option for value in values for option in ("--sweep", value)]
-    return simulate(*options, "--out", folder, "--jobs", jobs, exit_code=exit_code)
+    with pytest.MonkeyPatch.context() as patch:
+        if not plots:
+            patch.setattr("cli.sweep.run.draw", lambda _folder, _axes, _rows: [])
+        return simulate(*options, *asked, "--out", folder, "--jobs", jobs, exit_code=exit_code)
 
 
 def table(folder: Path) -> list[dict[str, str]]:
@@ -185,10 +192,10 @@ def test_parquet_has_what_csv_has_with_types(tmp_path: Path) -> None:
 
 
 def test_one_process_and_two_make_the_same_table(tmp_path: Path) -> None:
-    values = ("rate=4,8,16", "seed=1..3")
+    values = ("rate=4,8", "seed=1,2")
     sweep(tmp_path / "one", *values, jobs=1)
     output = sweep(tmp_path / "two", *values, jobs=2)
-    assert "9 points to run on 2 processes" in output
+    assert "4 points to run on 2 processes" in output
     assert without_cpu(tmp_path / "one") == without_cpu(tmp_path / "two")
 
 
@@ -244,7 +251,7 @@ def test_an_interrupt_keeps_what_is_done_and_the_same_command_goes_on(
         output = sweep(tmp_path, "rate=4,8,16,32,64", exit_code=130, jobs=2)
     assert "interrupted: 4 points did not run; the same command goes on from here" in output
     assert sorted(row["status"] for row in table(tmp_path)) == ["not run"] * 4 + ["ok"]
-    assert "1 of 5 points are there already" in sweep(tmp_path, "rate=4,8,16,32,64", jobs=2)
+    assert "1 of 5 points are there already" in sweep(tmp_path, "rate=4,8,16,32,64")
     assert {row["status"] for row in table(tmp_path)} == {"ok"}
 
 
@@ -253,12 +260,12 @@ def test_a_point_is_known_by_what_its_files_contain(tmp_path: Path) -> None:
     lines += [f"2023-11-16 18:15:{second:02}.0,100,10" for second in range(5)]
     trace, out = tmp_path / "trace.csv", tmp_path / "out"
     trace.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    arguments = ("--workload", "azure", "--sweep", "seed=1,2", "--out", out, "--jobs", "1", "--trace")
-    assert "2 points to run" in simulate(*arguments, trace)
+    asked = ("--workload", "azure", "--trace")
+    assert "2 points to run" in sweep(out, "seed=1,2", asked=(*asked, trace))
     elsewhere = shutil.copy(trace, tmp_path / "copy.csv")
-    assert "to run" not in simulate(*arguments, elsewhere)
+    assert "to run" not in sweep(out, "seed=1,2", asked=(*asked, elsewhere))
     trace.write_text("\n".join(lines[:-1]) + "\n", encoding="utf-8")
-    assert "2 points to run" in simulate(*arguments, trace)
+    assert "2 points to run" in sweep(out, "seed=1,2", asked=(*asked, trace))
 
 
 def test_a_point_is_known_by_the_code_of_its_plug_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,20 +279,27 @@ def test_a_point_is_known_by_the_code_of_its_plug_ins(tmp_path: Path, monkeypatc
     assert "2 points to run" in sweep(tmp_path / "out", *values)
 
 
+def test_a_point_is_known_by_the_code_that_simulated_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "2 points to run" in sweep(tmp_path, "rate=4,8")
+    monkeypatch.setattr("cli.sweep.points.code_digest", lambda: "of an edited file")
+    assert "2 points to run" in sweep(tmp_path, "rate=4,8")
+    assert "to run" not in sweep(tmp_path, "rate=4,8")
+
+
 # ---- what it draws, and does without -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("values", "names"),
+    ("values", "names", "exit_code"),
     [
-        (["rate=1,4,16,64", "seed=1,2"], {"sweep.png"}),
-        (["worker.gpu=H100-SXM,A10G"], {"sweep.png"}),
-        (["worker.gpu=H100-SXM,A10G", "rate=2,4", "cv=1,2"], {"sweep-cv=1.png", "sweep-cv=2.png"}),
-        (["rate=4"], set()),
+        (["rate=1,4,16,64", "seed=1,2"], {"sweep.png"}, 0),
+        (["worker.gpu=H100-SXM,A10G,T4"], {"sweep.png"}, 1),  # which a T4 cannot hold
+        (["worker.gpu=H100-SXM,A10G", "rate=2,4", "cv=1,2"], {"sweep-cv=1.png", "sweep-cv=2.png"}, 0),
+        (["rate=4"], set(), 0),
     ],
 )
-def test_plots_are_made_of_what_was_swept(values: list[str], names: set[str], tmp_path: Path) -> None:
-    sweep(tmp_path, *values)
+def test_plots_are_made_of_what_was_swept(values: list[str], names: set[str], exit_code: int, tmp_path: Path) -> None:
+    sweep(tmp_path, *values, exit_code=exit_code, plots=True)
     plots = set(tmp_path.glob("*.png"))
     assert {path.name for path in plots} == names
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in plots)
@@ -294,7 +308,7 @@ def test_plots_are_made_of_what_was_swept(values: list[str], names: set[str], tm
 def test_without_matplotlib_and_pyarrow_it_says_so_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("matplotlib", "matplotlib.figure", "pyarrow"):
         monkeypatch.setitem(sys.modules, name, None)
-    output = sweep(tmp_path, "rate=4,8")
+    output = sweep(tmp_path, "rate=4,8", plots=True)
     assert "no Parquet: it needs pyarrow, pip install 'lorrery[parquet]'" in output
     assert "no plot: it needs matplotlib, pip install 'lorrery[plot]'" in output
     assert {path.name for path in tmp_path.iterdir()} == {"points", "sweep.csv"}
@@ -321,9 +335,8 @@ def test_a_dask_cluster_makes_the_same_table_and_survives_a_worker_that_dies(tmp
         dask.config.set({"distributed.scheduler.allowed-failures": 0}),
         LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None, silence_logs="CRITICAL") as cluster,
     ):
-        options = [option for value in values for option in ("--sweep", value)]
         where = ("--backend", "dask", "--backend-address", cluster.scheduler_address)
-        output = simulate(*options, *where, "--out", tmp_path / "there", exit_code=1)
+        output = sweep(tmp_path / "there", *values, asked=where, exit_code=1, jobs=4)
     assert f"4 points to run on 1 core of the Dask cluster at {cluster.scheduler_address}" in output
     here, there = without_cpu(tmp_path / "here"), without_cpu(tmp_path / "there")
     assert there[:2] == here[:2]

@@ -188,6 +188,15 @@ async def test_warm_up_is_in_no_figure_and_shares_no_prompt_with_the_run(start_r
     assert driver.tally.num_sent == 5
 
 
+async def test_warm_up_shares_no_prefix_with_the_run(start_router):
+    router = await start_router()
+    # Prompts of equal hash ids are equal, whatever their indices.
+    await drive(router, [WorkloadRequest(0, 0.0, 600, 2, hash_ids=(7, 8))], warmup_requests=1)
+    warmup, run = (list(sent.token_ids.ids) for sent in router.requests)
+    assert len(warmup) == len(run) == 600
+    assert warmup[:16] != run[:16]
+
+
 async def test_stop_keeps_what_is_done_and_cancels_what_is_open(start_router):
     router = await start_router()
     requests = [*workload(2), *(WorkloadRequest(i, 0.05, 5, 6, "held") for i in range(2, 5))]

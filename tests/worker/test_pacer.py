@@ -17,6 +17,8 @@ from worker.device.work import PrefillWork
 from worker.metrics import WorkerMetrics
 from worker.pacer import Pacer, Plan, StepReport
 
+pytestmark = pytest.mark.timing
+
 ENDLESS = DeviceSequence(1, 1, 0, 5, Ending(10**6, FinishReason.LENGTH))
 START_PS = 10**15
 

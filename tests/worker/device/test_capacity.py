@@ -57,6 +57,14 @@ def test_tokens_and_times_agree_with_one_another():
     assert sum(point.shares.values()) == pytest.approx(1)
 
 
+def test_a_stream_is_stalled_by_the_prefills_of_all_others_but_not_by_its_own():
+    found = capacity("Llama-3-8B", "H100", 1)
+    alone, three = found.point(1), found.point(3)
+    assert alone.tpot == alone.itl
+    assert alone.e2e == pytest.approx(alone.ttft + 499 * alone.itl)
+    assert 499 * (three.tpot - three.itl) == pytest.approx(2 * three.ttft)
+
+
 def test_limits_are_memory_then_compute_then_room():
     short = capacity("Llama-3-8B", "A100", 1, Workload(100, 400))
     assert short.point(1).limit == "memory bandwidth"
