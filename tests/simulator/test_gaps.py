@@ -2,10 +2,10 @@
 
 import pytest
 
-from scheduler.core.plan import Plan
-from simulator.gaps import GapRecorder
-from simulator.outcomes import OutcomeRecorder
-from simulator.stretch import Stretch
+from lorrery.scheduler.core.plan import Plan
+from lorrery.simulator.gaps import GapRecorder
+from lorrery.simulator.outcomes import OutcomeRecorder
+from lorrery.simulator.stretch import Stretch
 from tests.simulator.fuzz import draw_case, simulate
 
 
