@@ -1,4 +1,4 @@
-# One image for every service; the command chooses which: `docker run IMAGE router --help`.
+# One image for every service; the command chooses which: `docker run IMAGE lorrery.router --help`.
 # Nothing here needs BuildKit, and there is no `# syntax=` line: that line would pull an image.
 ARG PYTHON_IMAGE=python:3.12-slim
 
@@ -17,11 +17,11 @@ RUN chmod -R a+rX /app && /opt/venv/bin/python -m compileall -q --invalidation-m
 FROM ${PYTHON_IMAGE}
 COPY --from=build /opt/venv /opt/venv
 COPY --from=build /app /app
-ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/app:/app/protos PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/app/src PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 WORKDIR /app
 # Numbers, not names: no useradd is needed, and Kubernetes' runAsNonRoot can check them.
 USER 10001:10001
 STOPSIGNAL SIGTERM
 # Exec form: python itself is process 1 and gets the signal.
 ENTRYPOINT ["python", "-m"]
-CMD ["router", "--help"]
+CMD ["lorrery.router", "--help"]

@@ -89,7 +89,7 @@ bench: setup-dev ## pace, CPU per token and per simulated request, beside bare r
 	$(BIN)/python -m bench $(BENCH_ARGS)
 
 COMPILED := build/compiled
-PACKAGED := $(shell find chassis cli loadgen protos router scheduler simulator worker -type f -not -path '*/__pycache__/*')
+PACKAGED := $(shell find -L src -type f -not -path '*/__pycache__/*')
 
 compiled: $(COMPILED)/.stamp ## a wheel with the core compiled to C, unpacked in build/compiled; needs a C compiler
 
@@ -99,13 +99,13 @@ $(COMPILED)/.stamp: $(VENV)/.stamp-dev pyproject.toml hatch_build.py $(PACKAGED)
 	@$(BIN)/python -m pip install --quiet --no-deps --target $(COMPILED) build/wheel/*.whl
 	@touch $@
 
-# pytest's own pythonpath would put the checkout before it.
+# pytest's own pythonpath would put the checkout's src before it.
 test-compiled: compiled ## the tests of core, device and simulator with the compiled core
-	PYTHONSAFEPATH=1 PYTHONPATH=$(COMPILED) $(PYTEST) $(TWO_PROCESSES) -o pythonpath= $(PYTEST_ARGS) \
+	PYTHONSAFEPATH=1 PYTHONPATH=$(COMPILED) $(PYTEST) $(TWO_PROCESSES) -o pythonpath=. $(PYTEST_ARGS) \
 	  tests/scheduler/core tests/worker/device tests/simulator tests/test_golden.py
 
 fuzz: setup-dev ## more of the simulator's fuzz corpus; FUZZ_ARGS='--first 3000 --cases 100000'
-	PYTHONPATH=.:protos $(BIN)/python -m tests.simulator.fuzz $(FUZZ_ARGS)
+	$(BIN)/python -m tests.simulator.fuzz $(FUZZ_ARGS)
 
 lint: setup-dev ## style, types, who may import whom, the wire's style
 	$(BIN)/ruff check .
@@ -139,7 +139,7 @@ protos: setup-dev ## regenerate the stubs from protos/**/*.proto
 protos-check: setup-dev ## fail if the stubs are stale or the wire breaks the released one
 	@set -e; stubs=$$(mktemp -d); trap 'rm -rf "$$stubs"' EXIT; \
 	$(call generate,$$stubs); \
-	diff -r -x '*.proto' -x __pycache__ "$$stubs/lorrery" protos/lorrery || { echo 'stale stubs: run make protos' >&2; exit 1; }
+	diff -r -x '*.proto' -x __init__.py -x __pycache__ "$$stubs/lorrery" protos/lorrery || { echo 'stale stubs: run make protos' >&2; exit 1; }
 	$(BIN)/buf lint
 	$(BIN)/buf breaking --against protos/released.binpb
 

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from bench import core, fidelity, last_hop, live_vs_sim, machine, sim_speed, tables
 from bench.cluster import BenchBrokenError
-from chassis.errors import LorreryError
+from lorrery.chassis.errors import LorreryError
 
 FORMAT_VERSION = 2
 OUT = Path("out") / "bench.json"

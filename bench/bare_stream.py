@@ -16,9 +16,9 @@ import grpc
 import grpc.aio
 import uvloop
 
-from chassis.channel import open_channel
-from chassis.server import bind, new_server
-from chassis.settings import TlsSettings
+from lorrery.chassis.channel import open_channel
+from lorrery.chassis.server import bind, new_server
+from lorrery.chassis.settings import TlsSettings
 
 SERVICE, METHOD = "bench.BareStream", "Stream"
 

@@ -26,12 +26,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chassis.tables import read_tables
-from scheduler.core.catalogue import QUEUES, ReplicaSettings, build_replica
-from scheduler.core.devices import TABLES_PACKAGE, Devices
-from scheduler.core.plan import EndReason, Finished, Idle, Plan, Ran
-from scheduler.core.replica import Replica
-from scheduler.core.sequence import Adapter, Sequence
+from lorrery.chassis.tables import read_tables
+from lorrery.scheduler.core.catalogue import QUEUES, ReplicaSettings, build_replica
+from lorrery.scheduler.core.devices import TABLES_PACKAGE, Devices
+from lorrery.scheduler.core.plan import EndReason, Finished, Idle, Plan, Ran
+from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.sequence import Adapter, Sequence
 
 BATCHES = (32, 256)
 WAITING = (100, 100_000)

@@ -34,9 +34,9 @@ import numpy as np
 from bench.cluster import BenchBrokenError, endless_request, measured_cluster, while_alive
 from bench.meter import BUSY_SHARE, Meter, Usage
 from bench.scrape import Reading, fetch
-from chassis.settings import TlsSettings
-from cli.cluster import LocalCluster
-from loadgen.client import Reception, RouterClient
+from lorrery.chassis.settings import TlsSettings
+from lorrery.cli.cluster import LocalCluster
+from lorrery.loadgen.client import Reception, RouterClient
 
 BATCH = 32
 PROMPT_TOKENS = 128

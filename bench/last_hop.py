@@ -25,16 +25,15 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from lorrery.v1 import router_pb2, router_pb2_grpc
-
 from bench.bare_stream import BareClient
 from bench.cluster import BenchBrokenError, endless_request, measured_cluster, while_alive
 from bench.meter import BUSY_SHARE, Meter, Usage
 from bench.scrape import Reading, fetch
-from chassis.channel import open_channel
-from chassis.settings import TlsSettings
-from cli.cluster import LocalCluster, start_python
-from loadgen.client import Reception, RouterClient
+from lorrery.chassis.channel import open_channel
+from lorrery.chassis.settings import TlsSettings
+from lorrery.cli.cluster import LocalCluster, start_python
+from lorrery.loadgen.client import Reception, RouterClient
+from lorrery.v1 import router_pb2, router_pb2_grpc
 
 BATCHES = (32, 256)
 PROMPT_TOKENS = 16

@@ -23,16 +23,16 @@ from prometheus_client import CollectorRegistry
 from rich.console import Console
 
 from bench.cluster import CONFIG, BenchBrokenError, measured_cluster, while_alive
-from chassis.settings import TlsSettings, load
-from cli.cluster import LocalCluster
-from cli.simulate_journal import parts_of
-from cli.simulation import SimulatedRun, SimulationOptions
-from loadgen.options import LoadOptions
-from loadgen.report import LoadReport
-from loadgen.session import load_cluster
-from loadgen.workload.summary import Summary
-from simulator.journal import read_journal
-from simulator.replay import Replayed, replay
+from lorrery.chassis.settings import TlsSettings, load
+from lorrery.cli.cluster import LocalCluster
+from lorrery.cli.simulate_journal import parts_of
+from lorrery.cli.simulation import SimulatedRun, SimulationOptions
+from lorrery.loadgen.options import LoadOptions
+from lorrery.loadgen.report import LoadReport
+from lorrery.loadgen.session import load_cluster
+from lorrery.loadgen.workload.summary import Summary
+from lorrery.simulator.journal import read_journal
+from lorrery.simulator.replay import Replayed, replay
 
 SETTINGS = (
     "worker.gpu=A10G",

@@ -21,21 +21,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.bare_sim import BareCost
-from cli.vidur import BatchRules, PaddedFifo, read_requests
-from loadgen.workload.mooncake import read_mooncake
-from loadgen.workload.popularity import uniform_indices
-from loadgen.workload.request import WorkloadRequest
-from scheduler.core.adapters import LoadTime, Tier
-from scheduler.core.catalogue import ReplicaSettings
-from scheduler.core.queues.base import Queue
-from scheduler.core.sequence import Adapter
-from worker.build import read_catalogue, read_steps_file
-from worker.device.batch import Batch, PrefillChunk
-from worker.device.deployment import Deployment
-from worker.device.fitted import Fitted
-from worker.device.lora import adapter_bytes, load_ps
-from worker.device.roofline import Roofline
-from worker.device.steptime import StepTimeModel
+from lorrery.cli.vidur import BatchRules, PaddedFifo, read_requests
+from lorrery.loadgen.workload.mooncake import read_mooncake
+from lorrery.loadgen.workload.popularity import uniform_indices
+from lorrery.loadgen.workload.request import WorkloadRequest
+from lorrery.scheduler.core.adapters import LoadTime, Tier
+from lorrery.scheduler.core.catalogue import ReplicaSettings
+from lorrery.scheduler.core.queues.base import Queue
+from lorrery.scheduler.core.sequence import Adapter
+from lorrery.worker.build import read_catalogue, read_steps_file
+from lorrery.worker.device.batch import Batch, PrefillChunk
+from lorrery.worker.device.deployment import Deployment
+from lorrery.worker.device.fitted import Fitted
+from lorrery.worker.device.lora import adapter_bytes, load_ps
+from lorrery.worker.device.roofline import Roofline
+from lorrery.worker.device.steptime import StepTimeModel
 
 PROJECT = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("LORRERY_SHARED") or PROJECT.parent / "shared") / "data"

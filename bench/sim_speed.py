@@ -35,10 +35,10 @@ import numpy as np
 from bench import bare_sim, sim_scenarios
 from bench.cluster import BenchBrokenError
 from bench.sim_scenarios import PROJECT, Scenario
-from cli.app import core_is_compiled
-from scheduler.core.catalogue import PLACEMENTS, build_replica
-from simulator.build import build_requests, build_workers
-from simulator.engine import Simulation
+from lorrery.cli.app import core_is_compiled
+from lorrery.scheduler.core.catalogue import PLACEMENTS, build_replica
+from lorrery.simulator.build import build_requests, build_workers
+from lorrery.simulator.engine import Simulation
 
 BARE_AIM, GROWTH_AIM, LENGTH_AIM, MEMORY_AIM_MB, RATE_AIM = 8.0, 1.5, 1.5, 600.0, 150_000.0
 PEERS: Mapping[str, str] = {"fastest compiled": "13,000 to 15,000", "interpreted": "650 to 700"}
@@ -186,7 +186,7 @@ class CompiledCore:
     """A process with the compiled core that makes runs when it is told to."""
 
     def __enter__(self) -> "CompiledCore":
-        environment = {**os.environ, "PYTHONPATH": str(COMPILED), "PYTHONSAFEPATH": "1"}
+        environment = {**os.environ, "PYTHONPATH": f"{COMPILED}{os.pathsep}{PROJECT}", "PYTHONSAFEPATH": "1"}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "bench.sim_speed"],
             cwd=PROJECT,

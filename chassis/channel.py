@@ -11,8 +11,8 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from chassis.errors import SettingsError
-from chassis.settings import TlsSettings
+from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.settings import TlsSettings
 
 MESSAGE_BYTES = 64 * 1024 * 1024
 """Largest message either way; gRPC's default of 4 MiB is one million token ids."""

@@ -19,8 +19,8 @@ from prometheus_client import (
     disable_created_metrics,
 )
 
-from chassis.errors import LorreryError
-from chassis.version import VERSION
+from lorrery.chassis.errors import LorreryError
+from lorrery.chassis.version import VERSION
 
 STATES = ("starting", "ready", "draining")
 _POLL_SECONDS = 0.1

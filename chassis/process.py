@@ -21,13 +21,13 @@ import grpc.aio
 import typer
 from prometheus_client import CollectorRegistry
 
-from chassis.errors import LorreryError, SettingsError
-from chassis.interrupt import exit_on_signals, handled_by
-from chassis.log import configure, get_logger
-from chassis.metrics import ServiceState, new_registry, serve_metrics
-from chassis.server import Health, bind, dialable, enable_reflection, new_server
-from chassis.settings import Settings, load
-from chassis.version import VERSION
+from lorrery.chassis.errors import LorreryError, SettingsError
+from lorrery.chassis.interrupt import exit_on_signals, handled_by
+from lorrery.chassis.log import configure, get_logger
+from lorrery.chassis.metrics import ServiceState, new_registry, serve_metrics
+from lorrery.chassis.server import Health, bind, dialable, enable_reflection, new_server
+from lorrery.chassis.settings import Settings, load
+from lorrery.chassis.version import VERSION
 
 STOP_GRACE_SECONDS = 1.0
 """How long calls that are still open after the drain may take to end, such as a client's watch on health."""
@@ -212,7 +212,7 @@ def service_command(
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.command(name=name, help=help)(command)
-    app(prog_name=f"python -m {name}")
+    app(prog_name=f"python -m lorrery.{name}")
 
 
 def _run_to_exit(

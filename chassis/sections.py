@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from chassis.combinations import batching_of, why_senseless
+from lorrery.chassis.combinations import batching_of, why_senseless
 
 MAX_PORT = 65_535
 

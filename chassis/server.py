@@ -8,9 +8,9 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from chassis.channel import MESSAGE_BYTES, read_pem
-from chassis.errors import LorreryError, SettingsError
-from chassis.settings import TlsSettings
+from lorrery.chassis.channel import MESSAGE_BYTES, read_pem
+from lorrery.chassis.errors import LorreryError, SettingsError
+from lorrery.chassis.settings import TlsSettings
 
 OPTIONS: tuple[tuple[str, int], ...] = (
     # A second process on the port must fail, not take half of the connections.

@@ -19,8 +19,8 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings import SettingsError as SourceError
 
-from chassis.errors import SettingsError
-from chassis.sections import (
+from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.sections import (
     BATCHINGS,
     PLACEMENTS,
     POLICIES,

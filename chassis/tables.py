@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from chassis.errors import SettingsError
+from lorrery.chassis.errors import SettingsError
 
 Table = dict[str, Any]
 

@@ -15,7 +15,7 @@ def _read() -> str:
     except metadata.PackageNotFoundError:
         pass
     try:
-        with (Path(__file__).parent.parent / "pyproject.toml").open("rb") as file:
+        with (Path(__file__).resolve().parent.parent / "pyproject.toml").open("rb") as file:
             return str(tomllib.load(file)["project"]["version"])
     except (OSError, KeyError, tomllib.TOMLDecodeError):
         return "unknown"

@@ -1,5 +1,5 @@
-"""`python -m cli` is `lorrery`."""
+"""`python -m lorrery.cli` is `lorrery`."""
 
-from cli.main import main
+from lorrery.cli.main import main
 
 main()

@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from chassis.errors import LorreryError, SettingsError
-from chassis.version import VERSION
+from lorrery.chassis.errors import LorreryError, SettingsError
+from lorrery.chassis.version import VERSION
 
 PARTS = {
     "up": "Run a cluster on this machine: scheduler, workers, router.",
@@ -39,7 +39,7 @@ app = typer.Typer(
 
 def core_is_compiled() -> bool:
     """Tell whether what `hatch_build.py` compiles runs from C here, not from its Python files."""
-    spec = find_spec("scheduler.core.replica")
+    spec = find_spec("lorrery.scheduler.core.replica")
     assert spec is not None
     assert spec.origin is not None
     return not spec.origin.endswith(".py")
@@ -61,7 +61,7 @@ def _lorrery(
 
 
 def _run_part(context: typer.Context) -> None:
-    part: typer.Typer = import_module(f"cli.{context.info_name}").app
+    part: typer.Typer = import_module(f"lorrery.cli.{context.info_name}").app
     part(args=context.args, prog_name=f"lorrery {context.info_name}")
 
 

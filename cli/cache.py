@@ -8,11 +8,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from chassis.errors import FormatError
-from cli.version import VersionOption
-from router.tokenizer import open_tokenizer
-from scheduler.core.prefix_cache.static_trie import StaticTrie
-from scheduler.trie_file import read_corpus, write_trie
+from lorrery.chassis.errors import FormatError
+from lorrery.cli.version import VersionOption
+from lorrery.router.tokenizer import open_tokenizer
+from lorrery.scheduler.core.prefix_cache.static_trie import StaticTrie
+from lorrery.scheduler.trie_file import read_corpus, write_trie
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 

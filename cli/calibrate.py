@@ -14,18 +14,18 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from chassis.errors import FormatError, SettingsError
-from cli.output import write
-from cli.validate_steptime import measured_deployment, modelled, read_file
-from cli.version import VersionOption
-from worker.build import read_catalogue
-from worker.device.calibration import Calibration, Measured, calibrate
-from worker.device.catalogue import DEFAULT_FIT, FORMAT, Catalogue
-from worker.device.deployment import Deployment
-from worker.device.errors import CatalogueError
-from worker.device.hardware import AllReduce, Gpu, KernelFit
-from worker.device.profile import PHASES, ProfileRow
-from worker.device.roofline import Roofline
+from lorrery.chassis.errors import FormatError, SettingsError
+from lorrery.cli.output import write
+from lorrery.cli.validate_steptime import measured_deployment, modelled, read_file
+from lorrery.cli.version import VersionOption
+from lorrery.worker.build import read_catalogue
+from lorrery.worker.device.calibration import Calibration, Measured, calibrate
+from lorrery.worker.device.catalogue import DEFAULT_FIT, FORMAT, Catalogue
+from lorrery.worker.device.deployment import Deployment
+from lorrery.worker.device.errors import CatalogueError
+from lorrery.worker.device.hardware import AllReduce, Gpu, KernelFit
+from lorrery.worker.device.profile import PHASES, ProfileRow
+from lorrery.worker.device.roofline import Roofline
 
 MOST_ROWS = 1000
 """Rows fitted at most, evenly chosen: more would take minutes and change no digit that counts."""

@@ -23,12 +23,12 @@ from typing import Self
 import grpc.aio
 from grpc_health.v1 import health_pb2
 
-from chassis.channel import open_channel
-from chassis.errors import LorreryError
-from chassis.interrupt import SIGNALS, handled_by
-from chassis.settings import Settings, load
+from lorrery.chassis.channel import open_channel
+from lorrery.chassis.errors import LorreryError
+from lorrery.chassis.interrupt import SIGNALS, handled_by
+from lorrery.chassis.settings import Settings, load
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parent.parent
 START_SECONDS = 60.0
 """How long a process may take to listen; a loaded machine imports slowly."""
 READY_SECONDS = 30.0
@@ -227,7 +227,7 @@ class LocalCluster:
         assert self._announcements is not None, "start it with `async with`"
         announce = self._announcements / f"{name}.json"
         announce.unlink(missing_ok=True)
-        arguments = ["-m", service, "--announce", str(announce)]
+        arguments = ["-m", f"lorrery.{service}", "--announce", str(announce)]
         if self._config is not None:
             arguments += ["--config", str(self._config)]
         for override in [*self._overrides, *overrides]:
@@ -331,14 +331,9 @@ async def start_python(
 ) -> asyncio.subprocess.Process:
     """Start `python ARGUMENTS` such that it ends with this process, and that Ctrl-C reaches this process only.
 
-    In a source tree that was not installed, the child finds the tree's packages and the wire's stubs. `variables`
-    join its environment.
+    `variables` join its environment.
     """
-    environment = {**os.environ, **(variables or {})}
-    if (ROOT / "pyproject.toml").exists():
-        paths = [str(ROOT), str(ROOT / "protos"), environment.get("PYTHONPATH", "")]
-        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-    environment["PYTHONUNBUFFERED"] = "1"
+    environment = {**os.environ, **(variables or {}), "PYTHONUNBUFFERED": "1"}
     child = Path(__file__).with_name("child.py")
     # -P: a folder of the caller's that is called "router" must not be taken for ours.
     command = [sys.executable, "-I", "-S", str(child), str(os.getpid()), sys.executable, "-P", *arguments]

@@ -10,10 +10,10 @@ from typing import Annotated, Self, TextIO
 
 import typer
 
-from chassis.errors import LorreryError
-from cli.cluster import ROOT, LocalCluster, cancelled_by_signals, start_python
-from cli.up import describe_exit, summary
-from cli.version import VersionOption
+from lorrery.chassis.errors import LorreryError
+from lorrery.cli.cluster import ROOT, LocalCluster, cancelled_by_signals, start_python
+from lorrery.cli.up import describe_exit, summary
+from lorrery.cli.version import VersionOption
 
 CONFIG = ROOT / "deploy" / "cluster.toml"
 TRACE = ROOT / "deploy" / "traces" / "azure_llm_2023_conv_excerpt.csv"
@@ -99,7 +99,9 @@ async def _run_load(cluster: LocalCluster, arguments: list[str]) -> int:
     # The load generator reads the file, but knows no --set; the environment wins over the file.
     tls = cluster.settings.client_tls.model_dump(mode="json", exclude_none=True)
     variables = {f"LORRERY_CLIENT_TLS__{key.upper()}": value for key, value in tls.items()}
-    loadgen = await start_python(["-m", "loadgen", "--target", cluster.router_address, *arguments], variables=variables)
+    loadgen = await start_python(
+        ["-m", "lorrery.loadgen", "--target", cluster.router_address, *arguments], variables=variables
+    )
     finished = asyncio.create_task(loadgen.wait(), name="load")
     service_ended = asyncio.create_task(cluster.unexpected_exit(), name="unexpected exit")
     try:

@@ -1,5 +1,5 @@
 """`lorrery load`: drives a cluster by its address. The load generator owns the command."""
 
-from loadgen.command import app, load
+from lorrery.loadgen.command import app, load
 
 __all__ = ["app", "load"]

@@ -1,11 +1,11 @@
 """The entry point of `lorrery`: signals first, so that Ctrl-C while it imports is no traceback, then `cli.app`."""
 
-from chassis.interrupt import exit_on_signals
+from lorrery.chassis.interrupt import exit_on_signals
 
 
 def main() -> None:
     """Be the command `lorrery`; never returns normally."""
     exit_on_signals()
-    from cli.app import run
+    from lorrery.cli.app import run
 
     run()

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from chassis.errors import LorreryError
+from lorrery.chassis.errors import LorreryError
 
 
 def write(path: Path, text: str) -> None:

@@ -14,16 +14,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from chassis.errors import SettingsError
-from chassis.settings import Settings, load
-from cli import plan_text
-from cli.output import write
-from cli.version import VersionOption
-from worker.build import deployment_of
-from worker.device.capacity import Capacity, Point, Workload, replicas_for
-from worker.device.deployment import Deployment
-from worker.device.errors import CatalogueError
-from worker.device.steptime import STEP_TIME_MODELS
+from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.settings import Settings, load
+from lorrery.cli import plan_text
+from lorrery.cli.output import write
+from lorrery.cli.version import VersionOption
+from lorrery.worker.build import deployment_of
+from lorrery.worker.device.capacity import Capacity, Point, Workload, replicas_for
+from lorrery.worker.device.deployment import Deployment
+from lorrery.worker.device.errors import CatalogueError
+from lorrery.worker.device.steptime import STEP_TIME_MODELS
 
 app = typer.Typer(
     add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
@@ -138,7 +138,7 @@ def plan(
         write(json_file, json.dumps({"workload": asdict(work), "plans": rows}, indent=1) + "\n")
     drawn = [p for p in plans if p.points]
     if plot is not None and drawn:
-        from cli import plan_plot
+        from lorrery.cli import plan_plot
 
         plan_plot.draw(plot, drawn, work, level)
         typer.echo(f"plot: {plot}")

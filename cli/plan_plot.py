@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chassis.errors import LorreryError, SettingsError
-from worker.device.capacity import Workload
+from lorrery.chassis.errors import LorreryError, SettingsError
+from lorrery.worker.device.capacity import Workload
 
 if TYPE_CHECKING:
-    from cli.plan import Level, Plan
+    from lorrery.cli.plan import Level, Plan
 
 SUFFIXES = (".svg", ".png", ".pdf")
 # Okabe and Ito's colours, which colour-blind readers can tell apart.

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from worker.device.capacity import Point, Workload
-from worker.device.lora import adapter_load_ps
-from worker.device.memory import weight_bytes
+from lorrery.worker.device.capacity import Point, Workload
+from lorrery.worker.device.lora import adapter_load_ps
+from lorrery.worker.device.memory import weight_bytes
 
 if TYPE_CHECKING:
-    from cli.plan import Claim, ClaimAnswer, Level, Plan
+    from lorrery.cli.plan import Claim, ClaimAnswer, Level, Plan
 
 COLUMNS = 124
 """Width that every table here fits in."""

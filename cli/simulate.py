@@ -11,22 +11,22 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from typer.core import TyperCommand
 
-from chassis.errors import FormatError, SettingsError
-from chassis.settings import load as load_settings
-from cli.simulate_journal import replay_journal
-from cli.simulation import Progress as RunProgress
-from cli.simulation import SimulatedRun, SimulationOptions
-from cli.sweep import flags as sweep_flags
-from cli.up import default_config
-from cli.version import VersionOption
-from loadgen import flags
-from loadgen.report import check_folder, write_report
-from loadgen.session import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_OK
-from loadgen.table import print_report
-from simulator.faults import parse_fault
-from simulator.steps import StepWriter
-from simulator.stretch import Observer
-from simulator.trace import TraceWriter
+from lorrery.chassis.errors import FormatError, SettingsError
+from lorrery.chassis.settings import load as load_settings
+from lorrery.cli.simulate_journal import replay_journal
+from lorrery.cli.simulation import Progress as RunProgress
+from lorrery.cli.simulation import SimulatedRun, SimulationOptions
+from lorrery.cli.sweep import flags as sweep_flags
+from lorrery.cli.up import default_config
+from lorrery.cli.version import VersionOption
+from lorrery.loadgen import flags
+from lorrery.loadgen.report import check_folder, write_report
+from lorrery.loadgen.session import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_OK
+from lorrery.loadgen.table import print_report
+from lorrery.simulator.faults import parse_fault
+from lorrery.simulator.steps import StepWriter
+from lorrery.simulator.stretch import Observer
+from lorrery.simulator.trace import TraceWriter
 
 STEPS_FILE, TRACE_FILE = "steps.csv", "trace.json"
 _SIMULATION, _OUTPUT = "Simulation", "Output"
@@ -178,7 +178,7 @@ def simulate(
     if sweeps:
         if steps or perfetto:
             raise SettingsError("--steps and --perfetto are of one run; leave out --sweep")
-        from cli.sweep.run import sweep  # joblib only where it is needed
+        from lorrery.cli.sweep.run import sweep  # joblib only where it is needed
 
         asked = config or default_config(), tuple(overrides or ()), options, simulation
         raise typer.Exit(sweep(context, sweeps, asked, out, sweep_flags.Where(backend, backend_address, jobs)))

@@ -6,17 +6,17 @@ from typing import Any
 from pydantic import ValidationError
 from rich.console import Console
 
-from chassis.errors import FormatError, SettingsError
-from chassis.settings import Settings
-from chassis.version import VERSION
-from scheduler.core.record import Record
-from scheduler.core.replica import Replica
-from scheduler.messages import WorkerHello
-from scheduler.replicas import ReplicaFactory
-from simulator.journal import Journal, read_journal
-from simulator.replay import Replayed, ReplayParts, replay
-from worker.build import device_of, length_model_of
-from worker.device.gpu import MockGpu
+from lorrery.chassis.errors import FormatError, SettingsError
+from lorrery.chassis.settings import Settings
+from lorrery.chassis.version import VERSION
+from lorrery.scheduler.core.record import Record
+from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.messages import WorkerHello
+from lorrery.scheduler.replicas import ReplicaFactory
+from lorrery.simulator.journal import Journal, read_journal
+from lorrery.simulator.replay import Replayed, ReplayParts, replay
+from lorrery.worker.build import device_of, length_model_of
+from lorrery.worker.device.gpu import MockGpu
 
 EQUAL, DIFFERENT = 0, 1
 

@@ -9,30 +9,30 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from chassis import rendezvous
-from chassis.errors import SettingsError
-from chassis.settings import Settings
-from loadgen.driver import WARMUP_CONCURRENCY, again_and_again, warmup_requests
-from loadgen.options import LoadOptions
-from loadgen.report import LoadReport, SimulationCost, make_report
-from loadgen.session import admissible
-from loadgen.source import BuiltWorkload, build_workload
-from loadgen.wire import ClusterView
-from loadgen.workload.request import WorkloadRequest
-from scheduler.core.limits import Limits, check_lengths
-from scheduler.core.replica import Replica
-from scheduler.core.sequence import Adapter
-from scheduler.messages import WorkerHello
-from scheduler.replicas import ReplicaFactory
-from simulator.build import PS_PER_SECOND, build_requests
-from simulator.engine import NEVER, Simulation
-from simulator.faults import LOAD_FAILURE, Fault, load_fails, schedule_faults
-from simulator.gaps import GapRecorder
-from simulator.outcomes import OutcomeRecorder
-from simulator.request import SimulatedRequest
-from simulator.stretch import Observer
-from simulator.worker import SimulatedWorker
-from worker.build import device_of
+from lorrery.chassis import rendezvous
+from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.settings import Settings
+from lorrery.loadgen.driver import WARMUP_CONCURRENCY, again_and_again, warmup_requests
+from lorrery.loadgen.options import LoadOptions
+from lorrery.loadgen.report import LoadReport, SimulationCost, make_report
+from lorrery.loadgen.session import admissible
+from lorrery.loadgen.source import BuiltWorkload, build_workload
+from lorrery.loadgen.wire import ClusterView
+from lorrery.loadgen.workload.request import WorkloadRequest
+from lorrery.scheduler.core.limits import Limits, check_lengths
+from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.sequence import Adapter
+from lorrery.scheduler.messages import WorkerHello
+from lorrery.scheduler.replicas import ReplicaFactory
+from lorrery.simulator.build import PS_PER_SECOND, build_requests
+from lorrery.simulator.engine import NEVER, Simulation
+from lorrery.simulator.faults import LOAD_FAILURE, Fault, load_fails, schedule_faults
+from lorrery.simulator.gaps import GapRecorder
+from lorrery.simulator.outcomes import OutcomeRecorder
+from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.stretch import Observer
+from lorrery.simulator.worker import SimulatedWorker
+from lorrery.worker.build import device_of
 
 Watch = Callable[["Progress"], None]
 """Told now and then how far a run is."""

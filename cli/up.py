@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from chassis.settings import Settings
-from cli.cluster import ROOT, LocalCluster, cancelled_by_signals
-from cli.version import VersionOption
+from lorrery.chassis.settings import Settings
+from lorrery.cli.cluster import ROOT, LocalCluster, cancelled_by_signals
+from lorrery.cli.version import VersionOption
 
 DEFAULT_CONFIG = ROOT / "deploy" / "cluster.toml"
 

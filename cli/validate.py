@@ -14,16 +14,16 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from chassis.errors import SettingsError
-from chassis.tables import read_tables
-from cli import validate_slora, validate_steptime, validate_vidur
-from cli.golden.replay import Failure, FileReport, KindReport, Report, replay_files
-from cli.output import write
-from cli.version import VersionOption
-from cli.vidur import BatchRules
-from worker.device.catalogue import PACKAGE, Catalogue
-from worker.device.errors import CatalogueError
-from worker.device.steptime import STEP_TIME_MODELS
+from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.tables import read_tables
+from lorrery.cli import validate_slora, validate_steptime, validate_vidur
+from lorrery.cli.golden.replay import Failure, FileReport, KindReport, Report, replay_files
+from lorrery.cli.output import write
+from lorrery.cli.version import VersionOption
+from lorrery.cli.vidur import BatchRules
+from lorrery.worker.device.catalogue import PACKAGE, Catalogue
+from lorrery.worker.device.errors import CatalogueError
+from lorrery.worker.device.steptime import STEP_TIME_MODELS
 
 MAX_FAILURES_SHOWN = 5
 """Failed records shown per kind and file."""

@@ -16,21 +16,21 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from chassis.errors import FormatError
-from loadgen.workload.request import WorkloadRequest
-from loadgen.workload.slora import draw, generate_requests
-from loadgen.workload.slora_summary import slora_summary
-from scheduler.core.adapters import Tier
-from scheduler.core.catalogue import ReplicaSettings, build_replica
-from scheduler.core.placements.round_robin import RoundRobin
-from scheduler.core.replica import Replica
-from scheduler.core.sequence import Adapter
-from simulator.build import build_requests, build_workers
-from simulator.engine import Simulation
-from worker.device.catalogue import Catalogue
-from worker.device.deployment import Deployment
-from worker.device.lora import adapter_bytes
-from worker.device.roofline import Roofline
+from lorrery.chassis.errors import FormatError
+from lorrery.loadgen.workload.request import WorkloadRequest
+from lorrery.loadgen.workload.slora import draw, generate_requests
+from lorrery.loadgen.workload.slora_summary import slora_summary
+from lorrery.scheduler.core.adapters import Tier
+from lorrery.scheduler.core.catalogue import ReplicaSettings, build_replica
+from lorrery.scheduler.core.placements.round_robin import RoundRobin
+from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.sequence import Adapter
+from lorrery.simulator.build import build_requests, build_workers
+from lorrery.simulator.engine import Simulation
+from lorrery.worker.device.catalogue import Catalogue
+from lorrery.worker.device.deployment import Deployment
+from lorrery.worker.device.lora import adapter_bytes
+from lorrery.worker.device.roofline import Roofline
 
 POLICIES = {"slora": "req_queue", "cluster": "cluster", "abort": "abort", "peft": "peft"}
 """Policies of the file that are modelled, and ours."""

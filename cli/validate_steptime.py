@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 from rich.table import Table
 
-from chassis.errors import FormatError
-from worker.device.catalogue import Catalogue
-from worker.device.deployment import Deployment
-from worker.device.errors import CatalogueError
-from worker.device.hardware import AllReduce, Gpu
-from worker.device.profile import PHASES, ProfileError, ProfileRow, read_profile
-from worker.device.steptime import STEP_TIME_MODELS, StepTimeModel
+from lorrery.chassis.errors import FormatError
+from lorrery.worker.device.catalogue import Catalogue
+from lorrery.worker.device.deployment import Deployment
+from lorrery.worker.device.errors import CatalogueError
+from lorrery.worker.device.hardware import AllReduce, Gpu
+from lorrery.worker.device.profile import PHASES, ProfileError, ProfileRow, read_profile
+from lorrery.worker.device.steptime import STEP_TIME_MODELS, StepTimeModel
 
 ENGINES: Mapping[str, str] = {
     "vidur": "vidur-kernels",

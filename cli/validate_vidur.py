@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 from rich.table import Table
 
-from chassis.errors import FormatError
-from cli.vidur import BatchRules, RecordedSteps, RequestTimes, read_requests, replay
-from worker.build import read_catalogue, read_steps_file
-from worker.device.deployment import Deployment
-from worker.device.errors import CatalogueError
-from worker.device.fitted import Fitted
+from lorrery.chassis.errors import FormatError
+from lorrery.cli.vidur import BatchRules, RecordedSteps, RequestTimes, read_requests, replay
+from lorrery.worker.build import read_catalogue, read_steps_file
+from lorrery.worker.device.deployment import Deployment
+from lorrery.worker.device.errors import CatalogueError
+from lorrery.worker.device.fitted import Fitted
 
 QUANTILES = (0.5, 0.9, 0.99)
 JUDGED = (0.5, 0.99)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from chassis.version import VERSION
+from lorrery.chassis.version import VERSION
 
 
 def _print(context: typer.Context, wanted: bool) -> None:

@@ -16,19 +16,19 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from chassis.errors import FormatError
-from loadgen.workload.request import WorkloadRequest
-from scheduler.core.admission import Blocked, Walk
-from scheduler.core.catalogue import PLACEMENTS, ReplicaSettings, build_replica
-from scheduler.core.queues.fifo import Fifo
-from scheduler.core.running import Running
-from scheduler.core.sequence import Sequence
-from simulator.build import build_requests, build_workers
-from simulator.engine import Simulation
-from worker.device.batch import NO_LORA, Batch, LoraWork
-from worker.device.cost import StepCost
-from worker.device.steps import EngineStep
-from worker.device.steptime import StepTimeModel
+from lorrery.chassis.errors import FormatError
+from lorrery.loadgen.workload.request import WorkloadRequest
+from lorrery.scheduler.core.admission import Blocked, Walk
+from lorrery.scheduler.core.catalogue import PLACEMENTS, ReplicaSettings, build_replica
+from lorrery.scheduler.core.queues.fifo import Fifo
+from lorrery.scheduler.core.running import Running
+from lorrery.scheduler.core.sequence import Sequence
+from lorrery.simulator.build import build_requests, build_workers
+from lorrery.simulator.engine import Simulation
+from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork
+from lorrery.worker.device.cost import StepCost
+from lorrery.worker.device.steps import EngineStep
+from lorrery.worker.device.steptime import StepTimeModel
 
 PS_PER_SECOND = 10**12
 

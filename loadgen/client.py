@@ -17,12 +17,11 @@ from typing import Self
 
 import grpc
 import grpc.aio
-from lorrery.v1 import router_pb2_grpc
 
-from chassis.channel import open_channel
-from chassis.errors import LorreryError
-from chassis.settings import TlsSettings
-from loadgen.wire import (
+from lorrery.chassis.channel import open_channel
+from lorrery.chassis.errors import LorreryError
+from lorrery.chassis.settings import TlsSettings
+from lorrery.loadgen.wire import (
     ClusterView,
     FinishView,
     GenerateRequest,
@@ -32,7 +31,8 @@ from loadgen.wire import (
     cluster_view,
     finish_view,
 )
-from loadgen.workload.outcome import OK
+from lorrery.loadgen.workload.outcome import OK
+from lorrery.v1 import router_pb2_grpc
 
 __all__ = ["MAX_STREAMS_PER_CHANNEL", "NO_FINISH", "Reception", "RouterClient"]
 

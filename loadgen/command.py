@@ -1,4 +1,4 @@
-"""The command: `lorrery load`, and the same as `python -m loadgen`."""
+"""The command: `lorrery load`, and the same as `python -m lorrery.loadgen`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from chassis.errors import LorreryError, SettingsError
-from chassis.settings import load as load_settings
-from chassis.version import VERSION
-from loadgen import flags
-from loadgen.session import run_load
+from lorrery.chassis.errors import LorreryError, SettingsError
+from lorrery.chassis.settings import load as load_settings
+from lorrery.chassis.version import VERSION
+from lorrery.loadgen import flags
+from lorrery.loadgen.session import run_load
 
 __all__ = ["app", "load"]
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from loadgen.driver import Tally
-from loadgen.own_load import OwnLoadMeter
+from lorrery.loadgen.driver import Tally
+from lorrery.loadgen.own_load import OwnLoadMeter
 
 __all__ = ["show_progress"]
 

@@ -17,11 +17,11 @@ from itertools import count
 
 import numpy as np
 
-from loadgen.client import Reception, RouterClient
-from loadgen.metrics import LoadMetrics
-from loadgen.wire import GenerateRequest, generate_request
-from loadgen.workload.outcome import INTERRUPTED, OK, RequestOutcome
-from loadgen.workload.request import WorkloadRequest
+from lorrery.loadgen.client import Reception, RouterClient
+from lorrery.loadgen.metrics import LoadMetrics
+from lorrery.loadgen.wire import GenerateRequest, generate_request
+from lorrery.loadgen.workload.outcome import INTERRUPTED, OK, RequestOutcome
+from lorrery.loadgen.workload.request import WorkloadRequest
 
 __all__ = ["MAX_IN_FLIGHT", "WRONG_TOKEN_COUNT", "DriveSettings", "Driver", "Tally"]
 

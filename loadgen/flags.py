@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from loadgen.options import LoadOptions, WorkloadName, parse_range, workload_name
+from lorrery.loadgen.options import LoadOptions, WorkloadName, parse_range, workload_name
 
 _WORKLOAD, _LENGTHS, _ADAPTERS, _DRIVE, _OUTPUT = "Workload", "Lengths", "Adapters", "How it is played", "Output"
 

@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from loadgen.workload.outcome import RequestOutcome
+from lorrery.loadgen.workload.outcome import RequestOutcome
 
 __all__ = ["LoadMetrics"]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from chassis.errors import SettingsError
+from lorrery.chassis.errors import SettingsError
 
 __all__ = ["ALL_ADAPTERS", "LoadOptions", "WorkloadName", "expand_adapters", "parse_range", "workload_name"]
 

@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from chassis.errors import FormatError, LorreryError, SettingsError
-from chassis.version import VERSION
-from loadgen.options import LoadOptions
-from loadgen.own_load import OwnLoad
-from loadgen.source import BuiltWorkload
-from loadgen.wire import ClusterView
-from loadgen.workload.outcome_table import OutcomeTable
-from loadgen.workload.slora_summary import SloraSummary, slora_summary
-from loadgen.workload.summary import FORMULAS, Summary, summarise
+from lorrery.chassis.errors import FormatError, LorreryError, SettingsError
+from lorrery.chassis.version import VERSION
+from lorrery.loadgen.options import LoadOptions
+from lorrery.loadgen.own_load import OwnLoad
+from lorrery.loadgen.source import BuiltWorkload
+from lorrery.loadgen.wire import ClusterView
+from lorrery.loadgen.workload.outcome_table import OutcomeTable
+from lorrery.loadgen.workload.slora_summary import SloraSummary, slora_summary
+from lorrery.loadgen.workload.summary import FORMULAS, Summary, summarise
 
 __all__ = [
     "CSV_COLUMNS",

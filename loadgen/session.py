@@ -10,23 +10,23 @@ import uvloop
 from prometheus_client import CollectorRegistry
 from rich.console import Console
 
-from chassis.errors import LorreryError
-from chassis.interrupt import handled_by
-from chassis.metrics import new_registry, serve_metrics
-from chassis.settings import TlsSettings
-from loadgen.client import RouterClient
-from loadgen.display import show_progress
-from loadgen.driver import Driver, DriveSettings
-from loadgen.metrics import LoadMetrics
-from loadgen.options import LoadOptions
-from loadgen.own_load import OwnLoadMeter
-from loadgen.report import LoadReport, check_folder, make_report, write_report
-from loadgen.source import BuiltWorkload, build_workload
-from loadgen.table import print_report
-from loadgen.wire import ClusterView
-from loadgen.workload import arrivals
-from loadgen.workload.outcome import OK
-from loadgen.workload.outcome_table import OutcomeTable
+from lorrery.chassis.errors import LorreryError
+from lorrery.chassis.interrupt import handled_by
+from lorrery.chassis.metrics import new_registry, serve_metrics
+from lorrery.chassis.settings import TlsSettings
+from lorrery.loadgen.client import RouterClient
+from lorrery.loadgen.display import show_progress
+from lorrery.loadgen.driver import Driver, DriveSettings
+from lorrery.loadgen.metrics import LoadMetrics
+from lorrery.loadgen.options import LoadOptions
+from lorrery.loadgen.own_load import OwnLoadMeter
+from lorrery.loadgen.report import LoadReport, check_folder, make_report, write_report
+from lorrery.loadgen.source import BuiltWorkload, build_workload
+from lorrery.loadgen.table import print_report
+from lorrery.loadgen.wire import ClusterView
+from lorrery.loadgen.workload import arrivals
+from lorrery.loadgen.workload.outcome import OK
+from lorrery.loadgen.workload.outcome_table import OutcomeTable
 
 __all__ = ["EXIT_FAILURES", "EXIT_INTERRUPTED", "EXIT_OK", "admissible", "load_cluster", "run_load"]
 

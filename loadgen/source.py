@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chassis.errors import FormatError, SettingsError
-from loadgen.options import ALL_ADAPTERS, LoadOptions, expand_adapters
-from loadgen.workload import arrivals, azure, mooncake, popularity, slora
-from loadgen.workload.request import TraceError, WorkloadRequest
+from lorrery.chassis.errors import FormatError, SettingsError
+from lorrery.loadgen.options import ALL_ADAPTERS, LoadOptions, expand_adapters
+from lorrery.loadgen.workload import arrivals, azure, mooncake, popularity, slora
+from lorrery.loadgen.workload.request import TraceError, WorkloadRequest
 
 __all__ = ["BuiltWorkload", "build_workload"]
 

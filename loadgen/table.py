@@ -7,9 +7,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from loadgen.report import LoadReport, SimulationCost
-from loadgen.workload.outcome import INTERRUPTED, OK
-from loadgen.workload.summary import Distribution
+from lorrery.loadgen.report import LoadReport, SimulationCost
+from lorrery.loadgen.workload.outcome import INTERRUPTED, OK
+from lorrery.loadgen.workload.summary import Distribution
 
 __all__ = ["print_report"]
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from lorrery.loadgen.workload.prompts import output_seed, prompt_token_ids
+from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.v1 import router_pb2, types_pb2
 from lorrery.v1.router_pb2 import (
     GenerateRequest,
@@ -9,9 +11,6 @@ from lorrery.v1.router_pb2 import (
     GetClusterStatusRequest,
     ListAdaptersRequest,
 )
-
-from loadgen.workload.prompts import output_seed, prompt_token_ids
-from loadgen.workload.request import WorkloadRequest
 
 __all__ = [
     "ClusterView",

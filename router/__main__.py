@@ -1,17 +1,17 @@
-"""`python -m router`."""
+"""`python -m lorrery.router`."""
 
 import gc
 
-from chassis.interrupt import exit_on_signals
+from lorrery.chassis.interrupt import exit_on_signals
 
 if __name__ == "__main__":
     exit_on_signals()  # before the imports, which take most of a second
 
 from prometheus_client import CollectorRegistry
 
-from chassis.process import Made, service_command
-from chassis.settings import Settings
-from router.service import Router
+from lorrery.chassis.process import Made, service_command
+from lorrery.chassis.settings import Settings
+from lorrery.router.service import Router
 
 # A step's burst of messages makes some thousand objects that are gone after it. At Python's own 700 each burst sets off
 # a collection that finds nothing; this takes up to a tenth off the CPU of a message.
@@ -27,7 +27,7 @@ SERVING once the first is connected.
 Settings: the [router] section of the cluster file (listen, schedulers, tokenizer, limits for clients), and model. It
 reads adapters.max_lora_rank and scheduler.max_req_input_len too, so give all services of a cluster the same file.
 
-Example: python -m router --config lorrery.toml --set router.listen=0.0.0.0:50051
+Example: python -m lorrery.router --config lorrery.toml --set router.listen=0.0.0.0:50051
 """
 
 

@@ -9,13 +9,13 @@ from typing import TypeVar
 
 import grpc
 import grpc.aio
-from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
 
-from chassis.errors import InvalidRequest, RankOverLimit, Unavailable, UnknownName
-from router import wire
-from router.checks import check_name, quoted
-from router.placement import Placement
-from router.shard import Shard
+from lorrery.chassis.errors import InvalidRequest, RankOverLimit, Unavailable, UnknownName
+from lorrery.router import wire
+from lorrery.router.checks import check_name, quoted
+from lorrery.router.placement import Placement
+from lorrery.router.shard import Shard
+from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
 
 CALL_SECONDS = 5.0
 """How long a scheduler may take to answer."""

@@ -8,8 +8,8 @@ from array import array
 
 import numpy as np
 
-from chassis.errors import InvalidRequest
-from router.tokenizer import Tokenizer
+from lorrery.chassis.errors import InvalidRequest
+from lorrery.router.tokenizer import Tokenizer
 
 MAX_NAME_CHARACTERS = 512
 """Longest id or name that a client may give: names travel in every message about a request and in the log."""

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from router.request import Finish, FinishReason, Request, Usage
-from router.stop import StopMatcher
-from router.tokenizer import Tokenizer
+from lorrery.router.request import Finish, FinishReason, Request, Usage
+from lorrery.router.stop import StopMatcher
+from lorrery.router.tokenizer import Tokenizer
 
 
 class Output:

@@ -10,13 +10,13 @@ import asyncio
 from collections.abc import Collection, Mapping
 from uuid import uuid4
 
-from chassis import rendezvous
-from chassis.errors import Unavailable
-from chassis.settings import Settings
-from router.metrics import RouterMetrics
-from router.request import Finish
-from router.shard import Shard
-from router.streams import Slot
+from lorrery.chassis import rendezvous
+from lorrery.chassis.errors import Unavailable
+from lorrery.chassis.settings import Settings
+from lorrery.router.metrics import RouterMetrics
+from lorrery.router.request import Finish
+from lorrery.router.shard import Shard
+from lorrery.router.streams import Slot
 
 
 class Placement:

@@ -7,7 +7,7 @@ draws where the client gave none. Together with the tokens received so far that 
 from dataclasses import dataclass
 from enum import IntEnum
 
-from router.sampling import SamplingParams
+from lorrery.router.sampling import SamplingParams
 
 
 class FinishReason(IntEnum):

@@ -14,10 +14,9 @@ from uuid import uuid4
 
 import grpc
 import grpc.aio
-from lorrery.v1 import router_pb2, router_pb2_grpc
 from prometheus_client import CollectorRegistry
 
-from chassis.errors import (
+from lorrery.chassis.errors import (
     GRPC_STATUS,
     Internal,
     InvalidRequest,
@@ -27,18 +26,19 @@ from chassis.errors import (
     Unavailable,
     UnknownName,
 )
-from chassis.log import get_logger
-from chassis.settings import Settings
-from router import adapters, wire
-from router.checks import check_name, check_text, check_token_ids, quoted
-from router.metrics import RouterMetrics
-from router.output import Output
-from router.placement import Placement
-from router.request import Finish, Request
-from router.stop import stop_token_sequences
-from router.streams import Slot
-from router.timing import Timing
-from router.tokenizer import open_tokenizer
+from lorrery.chassis.log import get_logger
+from lorrery.chassis.settings import Settings
+from lorrery.router import adapters, wire
+from lorrery.router.checks import check_name, check_text, check_token_ids, quoted
+from lorrery.router.metrics import RouterMetrics
+from lorrery.router.output import Output
+from lorrery.router.placement import Placement
+from lorrery.router.request import Finish, Request
+from lorrery.router.stop import stop_token_sequences
+from lorrery.router.streams import Slot
+from lorrery.router.timing import Timing
+from lorrery.router.tokenizer import open_tokenizer
+from lorrery.v1 import router_pb2, router_pb2_grpc
 
 # A text of this many characters takes a millisecond or so to encode; longer ones leave the event loop for a thread.
 _LONG_TEXT_CHARACTERS = 8192

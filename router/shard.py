@@ -11,16 +11,16 @@ from typing import Protocol
 
 import grpc
 import grpc.aio
-from lorrery.v1 import scheduler_pb2, scheduler_pb2_grpc
 
-from chassis.channel import open_channel
-from chassis.errors import Overloaded
-from chassis.log import get_logger
-from chassis.settings import Settings
-from router import wire
-from router.metrics import RouterMetrics
-from router.request import Finish
-from router.streams import Fanout, Slot
+from lorrery.chassis.channel import open_channel
+from lorrery.chassis.errors import Overloaded
+from lorrery.chassis.log import get_logger
+from lorrery.chassis.settings import Settings
+from lorrery.router import wire
+from lorrery.router.metrics import RouterMetrics
+from lorrery.router.request import Finish
+from lorrery.router.streams import Fanout, Slot
+from lorrery.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 FIRST_RETRY_SECONDS = 0.2
 LAST_RETRY_SECONDS = 2.0

@@ -7,7 +7,7 @@ client's text ends before the stop string, while its token ids tell every token 
 
 from collections.abc import Iterable, Sequence
 
-from router.tokenizer import Tokenizer
+from lorrery.router.tokenizer import Tokenizer
 
 
 def stop_token_sequences(stop_strings: Iterable[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:

@@ -21,12 +21,12 @@ import time
 from array import array
 from collections.abc import Callable
 
-from chassis.clock import PS_PER_SECOND, DeviceClock
-from chassis.errors import Internal, RequestError
-from chassis.log import get_logger
-from router.metrics import RouterMetrics
-from router.request import Finish, Request
-from router.wire import Message, TokensFrame
+from lorrery.chassis.clock import PS_PER_SECOND, DeviceClock
+from lorrery.chassis.errors import Internal, RequestError
+from lorrery.chassis.log import get_logger
+from lorrery.router.metrics import RouterMetrics
+from lorrery.router.request import Finish, Request
+from lorrery.router.wire import Message, TokensFrame
 
 _LATE_STEPS = 0.25
 _GAP_PER_LAG = 8.0

@@ -6,7 +6,7 @@ TPOT = (E2E - TTFT) / (output tokens - 1). All in device seconds: wall seconds o
 
 import time
 
-from router.metrics import RouterMetrics
+from lorrery.router.metrics import RouterMetrics
 
 
 class Timing:

@@ -20,7 +20,7 @@ from typing import Protocol
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from chassis.errors import SettingsError
+from lorrery.chassis.errors import SettingsError
 
 BOS_ID = 1
 EOS_ID = 2
@@ -86,7 +86,7 @@ class BuiltinTokenizer:
     """The vocabulary of the table above."""
 
     def __init__(self) -> None:
-        words = resources.files("router").joinpath("words.txt").read_text(encoding="utf-8").split()
+        words = resources.files("lorrery.router").joinpath("words.txt").read_text(encoding="utf-8").split()
         byte_names = _byte_names()
         vocabulary = [(name, _SPECIAL_SCORE) for name in ("<unk>", "<s>", "</s>")]
         vocabulary += [(byte_names[ord(" ")] + word, _WORD_SCORE) for word in words]

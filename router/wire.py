@@ -9,9 +9,7 @@ from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
-
-from chassis.errors import (
+from lorrery.chassis.errors import (
     Internal,
     InvalidRequest,
     NeverFits,
@@ -22,8 +20,9 @@ from chassis.errors import (
     Unavailable,
     UnknownName,
 )
-from router.request import Finish, FinishReason, Request, Usage
-from router.sampling import SamplingParams, read_sampling
+from lorrery.router.request import Finish, FinishReason, Request, Usage
+from lorrery.router.sampling import SamplingParams, read_sampling
+from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
 
 assert array("I").itemsize == 4
 

@@ -1,15 +1,15 @@
-"""`python -m scheduler`."""
+"""`python -m lorrery.scheduler`."""
 
-from chassis.interrupt import exit_on_signals
+from lorrery.chassis.interrupt import exit_on_signals
 
 if __name__ == "__main__":
     exit_on_signals()  # before the imports, which take most of a second
 
 from prometheus_client import CollectorRegistry
 
-from chassis.process import Made, service_command
-from chassis.settings import Settings
-from scheduler.service import SchedulerService
+from lorrery.chassis.process import Made, service_command
+from lorrery.chassis.settings import Settings
+from lorrery.scheduler.service import SchedulerService
 
 HELP = """Form batches for the workers that attach, and stream their tokens to the routers.
 

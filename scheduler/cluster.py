@@ -8,21 +8,21 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry
 
-from chassis.clock import DeviceClock
-from chassis.log import get_logger
-from chassis.settings import Settings
-from scheduler import wire
-from scheduler.core.limits import Limits, check_lengths
-from scheduler.core.placements.base import Candidate
-from scheduler.core.plan import EndReason
-from scheduler.core.sequence import Adapter, Sequence
-from scheduler.journal import Journal
-from scheduler.live import Live
-from scheduler.messages import RefusalReason, Submit, WorkerHello
-from scheduler.metrics import SchedulerMetrics
-from scheduler.replicas import ReplicaFactory
-from scheduler.routers import RouterLink
-from scheduler.workers import Dispatcher
+from lorrery.chassis.clock import DeviceClock
+from lorrery.chassis.log import get_logger
+from lorrery.chassis.settings import Settings
+from lorrery.scheduler import wire
+from lorrery.scheduler.core.limits import Limits, check_lengths
+from lorrery.scheduler.core.placements.base import Candidate
+from lorrery.scheduler.core.plan import EndReason
+from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.scheduler.journal import Journal
+from lorrery.scheduler.live import Live
+from lorrery.scheduler.messages import RefusalReason, Submit, WorkerHello
+from lorrery.scheduler.metrics import SchedulerMetrics
+from lorrery.scheduler.replicas import ReplicaFactory
+from lorrery.scheduler.routers import RouterLink
+from lorrery.scheduler.workers import Dispatcher
 
 log = get_logger("scheduler.cluster")
 

@@ -17,15 +17,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from chassis.errors import LorreryError
-from chassis.log import get_logger
-from chassis.settings import Settings
-from chassis.version import VERSION
-from scheduler.core.plan import Event, Idle, Plan
-from scheduler.core.record import FORMAT_VERSION, Decisions, Record, describe_events, tokens_checksum
-from scheduler.core.sequence import Sequence
-from scheduler.effects import Awaited
-from scheduler.messages import RefusalReason, StepReport, WorkerHello
+from lorrery.chassis.errors import LorreryError
+from lorrery.chassis.log import get_logger
+from lorrery.chassis.settings import Settings
+from lorrery.chassis.version import VERSION
+from lorrery.scheduler.core.plan import Event, Idle, Plan
+from lorrery.scheduler.core.record import FORMAT_VERSION, Decisions, Record, describe_events, tokens_checksum
+from lorrery.scheduler.core.sequence import Sequence
+from lorrery.scheduler.effects import Awaited
+from lorrery.scheduler.messages import RefusalReason, StepReport, WorkerHello
 
 FLUSH_SECONDS = 1.0
 

@@ -5,11 +5,11 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.sequence import Sequence
 
 if TYPE_CHECKING:
-    from scheduler.routers import RouterLink
-    from scheduler.workers import Dispatcher
+    from lorrery.scheduler.routers import RouterLink
+    from lorrery.scheduler.workers import Dispatcher
 
 
 @dataclass(slots=True, eq=False)

@@ -7,7 +7,7 @@ from array import array
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from scheduler.core.plan import Ran
+from lorrery.scheduler.core.plan import Ran
 
 
 class RefusalReason(Enum):

@@ -8,8 +8,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from scheduler.core.plan import EndReason, Plan
-from scheduler.core.replica import Replica
+from lorrery.scheduler.core.plan import EndReason, Plan
+from lorrery.scheduler.core.replica import Replica
 
 PS_PER_SECOND = 1e12
 STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TypeVar
 
-from chassis.errors import SettingsError
+from lorrery.chassis.errors import SettingsError
 
 T = TypeVar("T")
 

@@ -4,21 +4,21 @@ from functools import cached_property
 
 import numpy as np
 
-from chassis.clock import PS_PER_SECOND
-from chassis.errors import SettingsError
-from chassis.settings import Settings
-from chassis.tables import read_tables
-from scheduler.core.adapters import LoadFails
-from scheduler.core.catalogue import BATCHINGS, PLACEMENTS, QUEUES, ReplicaSettings, build_replica
-from scheduler.core.devices import TABLES_PACKAGE, Devices
-from scheduler.core.placements.base import Placement
-from scheduler.core.prefix_cache.base import PrefixCache
-from scheduler.core.prefix_cache.static_trie import StaticTrie
-from scheduler.core.replica import Replica
-from scheduler.core.sequence import Adapter
-from scheduler.messages import WorkerHello
-from scheduler.plugins import find
-from scheduler.trie_file import read_corpus, read_trie
+from lorrery.chassis.clock import PS_PER_SECOND
+from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.settings import Settings
+from lorrery.chassis.tables import read_tables
+from lorrery.scheduler.core.adapters import LoadFails
+from lorrery.scheduler.core.catalogue import BATCHINGS, PLACEMENTS, QUEUES, ReplicaSettings, build_replica
+from lorrery.scheduler.core.devices import TABLES_PACKAGE, Devices
+from lorrery.scheduler.core.placements.base import Placement
+from lorrery.scheduler.core.prefix_cache.base import PrefixCache
+from lorrery.scheduler.core.prefix_cache.static_trie import StaticTrie
+from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.sequence import Adapter
+from lorrery.scheduler.messages import WorkerHello
+from lorrery.scheduler.plugins import find
+from lorrery.scheduler.trie_file import read_corpus, read_trie
 
 
 class ReplicaFactory:

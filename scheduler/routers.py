@@ -8,10 +8,10 @@ slow that `max_pending_tokens` gather is cut off, and resumes its streams on a n
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from chassis.clock import DeviceClock
-from scheduler import wire
-from scheduler.live import Live
-from scheduler.messages import RefusalReason
+from lorrery.chassis.clock import DeviceClock
+from lorrery.scheduler import wire
+from lorrery.scheduler.live import Live
+from lorrery.scheduler.messages import RefusalReason
 
 
 class RouterLink:

@@ -7,17 +7,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import grpc
 import grpc.aio
-from lorrery.v1 import scheduler_pb2 as pb
-from lorrery.v1 import scheduler_pb2_grpc, types_pb2
 from prometheus_client import CollectorRegistry
 
-from chassis.log import get_logger
-from chassis.settings import Settings
-from chassis.tasks import until_first_ends
-from scheduler import wire
-from scheduler.cluster import Cluster
-from scheduler.routers import RouterLink
-from scheduler.workers import Dispatcher
+from lorrery.chassis.log import get_logger
+from lorrery.chassis.settings import Settings
+from lorrery.chassis.tasks import until_first_ends
+from lorrery.scheduler import wire
+from lorrery.scheduler.cluster import Cluster
+from lorrery.scheduler.routers import RouterLink
+from lorrery.scheduler.workers import Dispatcher
+from lorrery.v1 import scheduler_pb2 as pb
+from lorrery.v1 import scheduler_pb2_grpc, types_pb2
 
 log = get_logger("scheduler")
 

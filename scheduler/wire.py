@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 
 import numpy as np
+
+from lorrery.scheduler.core.plan import EndReason, Idle, Plan, Ran
+from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.scheduler.live import Live
+from lorrery.scheduler.messages import RefusalReason, StepReport, Submit, WorkerHello
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import types_pb2
-
-from scheduler.core.plan import EndReason, Idle, Plan, Ran
-from scheduler.core.sequence import Adapter, Sequence
-from scheduler.live import Live
-from scheduler.messages import RefusalReason, StepReport, Submit, WorkerHello
 
 ToRouter = pb.RouteResponse
 ToWorker = pb.AttachResponse

@@ -12,10 +12,10 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
-from chassis.clock import DeviceClock
-from chassis.log import get_logger
-from scheduler import wire
-from scheduler.core.plan import (
+from lorrery.chassis.clock import DeviceClock
+from lorrery.chassis.log import get_logger
+from lorrery.scheduler import wire
+from lorrery.scheduler.core.plan import (
     Admitted,
     Cancelled,
     Dropped,
@@ -27,14 +27,14 @@ from scheduler.core.plan import (
     Plan,
     Preempted,
 )
-from scheduler.core.replica import Replica
-from scheduler.core.sequence import Sequence
-from scheduler.effects import Effects
-from scheduler.journal import WorkerJournal
-from scheduler.live import Live
-from scheduler.messages import RefusalReason, StepReport, WorkerHello
-from scheduler.metrics import SchedulerMetrics
-from scheduler.routers import RouterLink
+from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.sequence import Sequence
+from lorrery.scheduler.effects import Effects
+from lorrery.scheduler.journal import WorkerJournal
+from lorrery.scheduler.live import Live
+from lorrery.scheduler.messages import RefusalReason, StepReport, WorkerHello
+from lorrery.scheduler.metrics import SchedulerMetrics
+from lorrery.scheduler.routers import RouterLink
 
 log = get_logger("scheduler.workers")
 

@@ -5,15 +5,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
-from loadgen.workload.prompts import output_seed, prompt_token_ids
-from loadgen.workload.request import WorkloadRequest
-from scheduler.core.catalogue import ReplicaSettings, build_replica
-from scheduler.core.replica import Replica
-from scheduler.core.sequence import Adapter
-from simulator.request import SimulatedRequest
-from simulator.worker import SimulatedWorker
-from worker.device.output import Ending, FinishReason, LengthModel, Sampling, ending, sequence_seed
-from worker.device.steptime import StepTimeModel
+from lorrery.loadgen.workload.prompts import output_seed, prompt_token_ids
+from lorrery.loadgen.workload.request import WorkloadRequest
+from lorrery.scheduler.core.catalogue import ReplicaSettings, build_replica
+from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.sequence import Adapter
+from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.worker import SimulatedWorker
+from lorrery.worker.device.output import Ending, FinishReason, LengthModel, Sampling, ending, sequence_seed
+from lorrery.worker.device.steptime import StepTimeModel
 
 PS_PER_SECOND = 10**12
 

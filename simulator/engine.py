@@ -16,13 +16,23 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from heapq import heappop, heappush
 
-from scheduler.core.placements.base import Placement
-from scheduler.core.plan import Admitted, Cancelled, Dropped, DropReason, Event, Finished, FirstToken, Idle, Preempted
-from scheduler.core.sequence import Sequence as CoreSequence
-from simulator.request import SimulatedRequest
-from simulator.stretch import Observer, Stretch
-from simulator.worker import SimulatedWorker
-from worker.device.steptime import StepTimeModel
+from lorrery.scheduler.core.placements.base import Placement
+from lorrery.scheduler.core.plan import (
+    Admitted,
+    Cancelled,
+    Dropped,
+    DropReason,
+    Event,
+    Finished,
+    FirstToken,
+    Idle,
+    Preempted,
+)
+from lorrery.scheduler.core.sequence import Sequence as CoreSequence
+from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.stretch import Observer, Stretch
+from lorrery.simulator.worker import SimulatedWorker
+from lorrery.worker.device.steptime import StepTimeModel
 
 NEVER = 1 << 62
 """A time after every other."""

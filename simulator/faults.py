@@ -14,10 +14,10 @@ from fractions import Fraction
 from functools import partial
 from itertools import combinations
 
-from chassis.errors import SettingsError
-from scheduler.core.sequence import Adapter
-from simulator.engine import NEVER, Simulation
-from simulator.slow import Slowed
+from lorrery.chassis.errors import SettingsError
+from lorrery.scheduler.core.sequence import Adapter
+from lorrery.simulator.engine import NEVER, Simulation
+from lorrery.simulator.slow import Slowed
 
 _PS_PER_SECOND = 10**12
 

@@ -9,9 +9,9 @@ from array import array
 
 import numpy as np
 
-from loadgen.workload.outcome_table import TokenGaps
-from simulator.request import SimulatedRequest
-from simulator.stretch import Stretch
+from lorrery.loadgen.workload.outcome_table import TokenGaps
+from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.stretch import Stretch
 
 _PS_PER_SECOND = 1e12
 

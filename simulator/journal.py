@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chassis.errors import FormatError
-from scheduler.core.record import FORMAT_VERSION, Record
+from lorrery.chassis.errors import FormatError
+from lorrery.scheduler.core.record import FORMAT_VERSION, Record
 
 INPUTS = frozenset(
     {"adapter", "adapter_removed", "attached", "request", "refused", "placed", "cancel", "drained", "lost"}

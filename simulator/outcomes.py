@@ -4,9 +4,9 @@ from array import array
 
 import numpy as np
 
-from loadgen.workload.outcome import INTERRUPTED, OK
-from loadgen.workload.outcome_table import OutcomeTable, TokenGaps
-from simulator.request import SimulatedRequest
+from lorrery.loadgen.workload.outcome import INTERRUPTED, OK
+from lorrery.loadgen.workload.outcome_table import OutcomeTable, TokenGaps
+from lorrery.simulator.request import SimulatedRequest
 
 _PS_PER_SECOND = 1e12
 _NONE = -1

@@ -12,15 +12,15 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from scheduler.core.plan import EndReason, Event, Idle, Plan, Ran
-from scheduler.core.record import Decisions, Record, describe_events, tokens_checksum
-from scheduler.core.replica import Replica
-from scheduler.core.sequence import Adapter
-from simulator.journal import ExpectedPlan, ExpectedStep, Journal, Late, Line, WorkerLines
-from simulator.replayed import ReplayedRequest
-from worker.device.gpu import MockGpu
-from worker.device.output import FinishReason, LengthModel
-from worker.device.work import StepOutcome
+from lorrery.scheduler.core.plan import EndReason, Event, Idle, Plan, Ran
+from lorrery.scheduler.core.record import Decisions, Record, describe_events, tokens_checksum
+from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.sequence import Adapter
+from lorrery.simulator.journal import ExpectedPlan, ExpectedStep, Journal, Late, Line, WorkerLines
+from lorrery.simulator.replayed import ReplayedRequest
+from lorrery.worker.device.gpu import MockGpu
+from lorrery.worker.device.output import FinishReason, LengthModel
+from lorrery.worker.device.work import StepOutcome
 
 END_REASON = {
     FinishReason.EOS: EndReason.EOS,

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler.core.record import Record
-from scheduler.core.sequence import Adapter, Sequence
-from worker.device.output import LengthModel, Sampling, ending, sequence_seed
-from worker.device.rows import DeviceSequence
+from lorrery.scheduler.core.record import Record
+from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.worker.device.output import LengthModel, Sampling, ending, sequence_seed
+from lorrery.worker.device.rows import DeviceSequence
 
 
 @dataclass(slots=True, eq=False)

@@ -3,10 +3,10 @@
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
-from scheduler.core.plan import EndReason
-from scheduler.core.sequence import Adapter, Sequence
-from worker.device.output import Ending
-from worker.device.rows import DeviceSequence
+from lorrery.scheduler.core.plan import EndReason
+from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.worker.device.output import Ending
+from lorrery.worker.device.rows import DeviceSequence
 
 
 @dataclass(slots=True, eq=False, init=False)

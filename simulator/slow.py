@@ -2,9 +2,9 @@
 
 from fractions import Fraction
 
-from worker.device.batch import NO_LORA, Batch, LoraWork, Segment
-from worker.device.cost import StepCost
-from worker.device.steptime import StepTimeModel
+from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, Segment
+from lorrery.worker.device.cost import StepCost
+from lorrery.worker.device.steptime import StepTimeModel
 
 
 class Slowed:

@@ -3,8 +3,8 @@
 import csv
 from typing import TextIO
 
-from simulator.request import SimulatedRequest
-from simulator.stretch import Stretch
+from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.stretch import Stretch
 
 COLUMNS = (
     "worker",

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from scheduler.core.plan import Plan
-from simulator.request import SimulatedRequest
+from lorrery.scheduler.core.plan import Plan
+from lorrery.simulator.request import SimulatedRequest
 
 
 @dataclass(slots=True)

@@ -12,8 +12,8 @@ import json
 from collections.abc import Mapping
 from typing import TextIO
 
-from simulator.request import SimulatedRequest
-from simulator.stretch import Stretch
+from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.stretch import Stretch
 
 _PS_PER_US = 1e6
 _REQUESTS = 1

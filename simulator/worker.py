@@ -7,14 +7,14 @@ the steps (when they end, who ends with them) is known when the plan starts; it 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from scheduler.core.placements.base import Candidate
-from scheduler.core.plan import EndReason, Event, Plan, Ran
-from scheduler.core.replica import Replica
-from simulator.request import SimulatedRequest
-from simulator.stretch import Observer, Stretch
-from worker.device.gpu import MockGpu
-from worker.device.output import FinishReason
-from worker.device.steptime import StepTimeModel
+from lorrery.scheduler.core.placements.base import Candidate
+from lorrery.scheduler.core.plan import EndReason, Event, Plan, Ran
+from lorrery.scheduler.core.replica import Replica
+from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.stretch import Observer, Stretch
+from lorrery.worker.device.gpu import MockGpu
+from lorrery.worker.device.output import FinishReason
+from lorrery.worker.device.steptime import StepTimeModel
 
 END_REASON = {
     FinishReason.EOS: EndReason.EOS,

@@ -28,9 +28,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from chassis.settings import Settings
-from cli.simulation import SimulatedRun, SimulationOptions
-from loadgen.options import LoadOptions
+from lorrery.chassis.settings import Settings
+from lorrery.cli.simulation import SimulatedRun, SimulationOptions
+from lorrery.loadgen.options import LoadOptions
 from studies import figure
 
 NAME = "adapters"

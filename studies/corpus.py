@@ -12,7 +12,7 @@ A system prompt that all share can be put in front, which ShareGPT does not have
 
 import numpy as np
 
-from loadgen.workload.prompts import FIRST_WORD_ID, LAST_WORD_ID
+from lorrery.loadgen.workload.prompts import FIRST_WORD_ID, LAST_WORD_ID
 
 MEDIAN_TOKENS, SIGMA = 100.0, 1.3
 MIN_TOKENS, MAX_TOKENS = 4, 1_024

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from loadgen.workload.request import WorkloadRequest
-from scheduler.core.catalogue import ReplicaSettings, build_replica
-from scheduler.core.placements.round_robin import RoundRobin
-from scheduler.core.prefix_cache.static_trie import StaticTrie
-from simulator.build import build_requests, build_workers
-from simulator.engine import Simulation
+from lorrery.loadgen.workload.request import WorkloadRequest
+from lorrery.scheduler.core.catalogue import ReplicaSettings, build_replica
+from lorrery.scheduler.core.placements.round_robin import RoundRobin
+from lorrery.scheduler.core.prefix_cache.static_trie import StaticTrie
+from lorrery.simulator.build import build_requests, build_workers
+from lorrery.simulator.engine import Simulation
+from lorrery.worker.device.llm_mock import LlmMock
+from lorrery.worker.device.output import LlmMockLength
 from studies.corpus import draw_prompts
-from worker.device.llm_mock import LlmMock
-from worker.device.output import LlmMockLength
 
 NUM_PROMPTS, CORPUS_PROMPTS = 50, 5_000
 CACHE_SIZES = (0, 500, 1_000, 5_000)

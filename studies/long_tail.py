@@ -24,10 +24,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from chassis.settings import Settings
-from loadgen.workload.request import WorkloadRequest
-from simulator.request import SimulatedRequest
-from simulator.stretch import Stretch
+from lorrery.chassis.settings import Settings
+from lorrery.loadgen.workload.request import WorkloadRequest
+from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.stretch import Stretch
 from studies import figure
 from studies.simulated import simulate
 

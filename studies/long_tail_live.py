@@ -7,12 +7,11 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+from lorrery.chassis.settings import TlsSettings
+from lorrery.cli.cluster import LocalCluster
+from lorrery.loadgen.client import Reception, RouterClient
 from lorrery.v1.router_pb2 import GenerateRequest, TokenIds
 from lorrery.v1.types_pb2 import SamplingParams
-
-from chassis.settings import TlsSettings
-from cli.cluster import LocalCluster
-from loadgen.client import Reception, RouterClient
 from studies.long_tail import (
     FULL_PROMPT,
     LONG_OUTPUT,

@@ -14,24 +14,24 @@ from pathlib import Path
 
 import numpy as np
 
-from loadgen.workload.arrivals import scale
-from loadgen.workload.azure import read_azure
-from loadgen.workload.mooncake import read_mooncake
-from loadgen.workload.popularity import assign, zipf_indices
-from loadgen.workload.request import WorkloadRequest
-from loadgen.workload.slora import draw, generate_requests
-from scheduler.core.adapters import Tier
-from scheduler.core.catalogue import PLACEMENTS, ReplicaSettings, build_replica
-from scheduler.core.queues.profile import DeviceProfile
-from scheduler.core.replica import Replica
-from scheduler.core.sequence import Adapter
-from simulator.build import build_requests, build_workers
-from simulator.engine import Simulation
-from simulator.request import SimulatedRequest
-from worker.build import read_catalogue
-from worker.device.deployment import Deployment
-from worker.device.lora import adapter_bytes, load_ps
-from worker.device.roofline import Roofline
+from lorrery.loadgen.workload.arrivals import scale
+from lorrery.loadgen.workload.azure import read_azure
+from lorrery.loadgen.workload.mooncake import read_mooncake
+from lorrery.loadgen.workload.popularity import assign, zipf_indices
+from lorrery.loadgen.workload.request import WorkloadRequest
+from lorrery.loadgen.workload.slora import draw, generate_requests
+from lorrery.scheduler.core.adapters import Tier
+from lorrery.scheduler.core.catalogue import PLACEMENTS, ReplicaSettings, build_replica
+from lorrery.scheduler.core.queues.profile import DeviceProfile
+from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.sequence import Adapter
+from lorrery.simulator.build import build_requests, build_workers
+from lorrery.simulator.engine import Simulation
+from lorrery.simulator.request import SimulatedRequest
+from lorrery.worker.build import read_catalogue
+from lorrery.worker.device.deployment import Deployment
+from lorrery.worker.device.lora import adapter_bytes, load_ps
+from lorrery.worker.device.roofline import Roofline
 
 CATALOGUE = read_catalogue()
 TRACES = Path(__file__).parent.parent / "deploy" / "traces"

@@ -5,16 +5,16 @@ What the command line can ask for, a study takes from `cli.simulation.SimulatedR
 
 from collections.abc import Iterable, Sequence
 
-from chassis.settings import Settings
-from loadgen.workload.request import WorkloadRequest
-from scheduler.messages import WorkerHello
-from scheduler.replicas import ReplicaFactory
-from simulator.build import build_requests
-from simulator.engine import Simulation
-from simulator.request import SimulatedRequest
-from simulator.stretch import Observer
-from simulator.worker import SimulatedWorker
-from worker.build import device_of
+from lorrery.chassis.settings import Settings
+from lorrery.loadgen.workload.request import WorkloadRequest
+from lorrery.scheduler.messages import WorkerHello
+from lorrery.scheduler.replicas import ReplicaFactory
+from lorrery.simulator.build import build_requests
+from lorrery.simulator.engine import Simulation
+from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.stretch import Observer
+from lorrery.simulator.worker import SimulatedWorker
+from lorrery.worker.build import device_of
 
 
 def simulate(

@@ -20,10 +20,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from chassis.settings import Settings
-from loadgen.workload.request import WorkloadRequest
-from simulator.request import SimulatedRequest
-from simulator.stretch import Stretch
+from lorrery.chassis.settings import Settings
+from lorrery.loadgen.workload.request import WorkloadRequest
+from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.stretch import Stretch
 from studies import figure
 from studies.simulated import simulate
 

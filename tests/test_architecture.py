@@ -5,11 +5,11 @@ trees: which part of the standard library and of numpy a pure room uses, and whe
 """
 
 import ast
-import importlib.util
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -43,7 +43,7 @@ IMPURE_CALLS = {"open", "input", "print", "exec", "eval", "__import__", "breakpo
 CLOCK_METHODS = {"now", "utcnow", "today"}
 """Of `datetime`, whose parsing and arithmetic are pure."""
 
-CORE_ROOMS = ("scheduler.core", "worker.device", "loadgen.workload")
+CORE_ROOMS = ("lorrery.scheduler.core", "lorrery.worker.device", "lorrery.loadgen.workload")
 
 
 def modules(*folders: str) -> list[Path]:
@@ -76,7 +76,7 @@ def dotted(node: ast.expr) -> str:
 def impurities(source: str, room: str) -> list[str]:
     """What `source`, a module of the pure room `room` (dotted), must not have."""
     tree = ast.parse(source)
-    allowed = (room, "worker.device") if room == "scheduler.core" else (room,)
+    allowed = (room, "lorrery.worker.device") if room == "lorrery.scheduler.core" else (room,)
     found = []
     for name, line in imports(tree):
         top = name.partition(".")[0]
@@ -107,7 +107,7 @@ def impurities(source: str, room: str) -> list[str]:
 
 def test_import_linter_keeps_every_contract() -> None:
     command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as c; c()", "--no-cache"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "protos"), "COLUMNS": "120"}
+    environment = os.environ | {"COLUMNS": "120"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " 0 broken" in done.stdout
@@ -116,7 +116,7 @@ def test_import_linter_keeps_every_contract() -> None:
 @pytest.mark.parametrize("path", modules(*PURE), ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_a_pure_room_has_no_clock_no_io_and_no_chance_of_its_own(path: Path) -> None:
     room = next(room for room in PURE if path.is_relative_to(ROOT / room))
-    assert impurities(path.read_text(encoding="utf-8"), room.replace("/", ".")) == []
+    assert impurities(path.read_text(encoding="utf-8"), f"lorrery.{room.replace('/', '.')}") == []
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,8 @@ def test_a_pure_room_has_no_clock_no_io_and_no_chance_of_its_own(path: Path) -> 
         "from datetime import datetime\ndatetime.now()",
         "import random",
         "import grpc",
-        "from chassis.errors import LorreryError",
-        "from scheduler.service import Scheduler",
+        "from lorrery.chassis.errors import LorreryError",
+        "from lorrery.scheduler.service import Scheduler",
         "from numpy.random import shuffle",
         "import numpy as np\nnp.random.seed(1)",
         "import numpy as np\nrng = np.random.default_rng()",
@@ -141,18 +141,18 @@ def test_a_pure_room_has_no_clock_no_io_and_no_chance_of_its_own(path: Path) -> 
     ],
 )
 def test_the_check_sees_what_is_not_pure(source: str) -> None:
-    assert len(impurities(source, "scheduler.core")) == 1
+    assert len(impurities(source, "lorrery.scheduler.core")) == 1
 
 
 def test_the_check_lets_pure_code_pass() -> None:
     source = (
         "import heapq\nimport numpy as np\nfrom numpy.random import Generator\n"
-        "from scheduler.core.limits import Limits\nfrom worker.device.batch import Batch\n"
+        "from lorrery.scheduler.core.limits import Limits\nfrom lorrery.worker.device.batch import Batch\n"
         "def draw(rng: np.random.Generator) -> float:\n    return float(rng.random())\n"
         "def generator(seed: int) -> Generator:\n    return np.random.default_rng(seed)\n"
     )
-    assert impurities(source, "scheduler.core") == []
-    assert impurities(source, "worker.device") != []
+    assert impurities(source, "lorrery.scheduler.core") == []
+    assert impurities(source, "lorrery.worker.device") != []
 
 
 @pytest.mark.parametrize("path", modules(*ROOMS), ids=lambda path: path.relative_to(ROOT).as_posix())
@@ -166,13 +166,19 @@ def test_only_wire_modules_touch_both_messages_and_core_types(path: Path) -> Non
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_a_room_resolves_to_this_tree(room: str) -> None:
-    spec = importlib.util.find_spec(room)
-    assert spec is not None
-    assert spec.origin == str(ROOT / room / "__init__.py")
+def test_a_room_is_part_of_the_one_package_and_lies_at_the_top_of_this_tree(room: str) -> None:
+    link = ROOT / "src" / "lorrery" / room
+    assert link.readlink() == Path("../..") / room
+    assert Path(import_module(f"lorrery.{room}").__file__).samefile(ROOT / room / "__init__.py")
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_cannot_be_imported_under_a_second_name(room: str) -> None:
+    command = [sys.executable, "-c", f"import {room}"]  # from the top of the tree, where the folder is to be found
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert f"this is lorrery.{room}" in done.stderr
 
 
 def test_the_wire_resolves_to_this_tree() -> None:
-    spec = importlib.util.find_spec("lorrery.v1.types_pb2")
-    assert spec is not None
-    assert spec.origin == str(ROOT / "protos" / "lorrery" / "v1" / "types_pb2.py")
+    found = Path(import_module("lorrery.v1.types_pb2").__file__)
+    assert found.samefile(ROOT / "protos" / "lorrery" / "v1" / "types_pb2.py")

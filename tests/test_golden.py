@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.golden.kinds import KINDS
-from cli.golden.replay import UNKNOWN, FileReport, replay_files
+from lorrery.cli.golden.kinds import KINDS
+from lorrery.cli.golden.replay import UNKNOWN, FileReport, replay_files
 
 EXCERPTS = sorted((Path(__file__).parent / "golden").glob("*.jsonl"))
 PROJECT = Path(__file__).resolve().parent.parent

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from chassis.version import VERSION
+from lorrery.chassis.version import VERSION
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -73,10 +73,11 @@ def test_the_wheel_holds_every_room_and_the_stubs(tmp_path: Path) -> None:
     assert wheel.name.startswith(f"lorrery-{VERSION}-")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
+    assert {name.partition("/")[0] for name in names} == {"lorrery", f"lorrery-{VERSION}.dist-info"}
     for wanted in ("router", "scheduler/core", "worker/device", "loadgen/workload", "simulator", "chassis", "cli"):
-        assert f"{wanted}/__init__.py" in names
+        assert f"lorrery/{wanted}/__init__.py" in names
     assert "lorrery/v1/types_pb2.py" in names
-    assert {f"worker/device/data/{name}.toml" for name in ("gpus", "models", "engines")} <= set(names)
+    assert {f"lorrery/worker/device/data/{name}.toml" for name in ("gpus", "models", "engines")} <= set(names)
     assert any(name.endswith("licenses/NOTICE") for name in names)
 
 
@@ -113,9 +114,9 @@ def test_readme_names_lorrery_commands_that_exist() -> None:
     }
     for name in sorted(names):
         done = subprocess.run(
-            [sys.executable, "-m", "cli", name, "--help"],
+            [sys.executable, "-m", "lorrery.cli", name, "--help"],
             cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": str(ROOT / "protos")},
+            env=os.environ,
             capture_output=True,
             text=True,
             check=False,

@@ -1,15 +1,15 @@
-"""`python -m worker`: one mock GPU that attaches to a scheduler."""
+"""`python -m lorrery.worker`: one mock GPU that attaches to a scheduler."""
 
-from chassis.interrupt import exit_on_signals
+from lorrery.chassis.interrupt import exit_on_signals
 
 if __name__ == "__main__":
     exit_on_signals()  # before the imports, which take most of a second
 
 from prometheus_client import CollectorRegistry
 
-from chassis.process import Service, service_command
-from chassis.settings import Settings
-from worker.service import WorkerService
+from lorrery.chassis.process import Service, service_command
+from lorrery.chassis.settings import Settings
+from lorrery.worker.service import WorkerService
 
 HELP = (
     "Run a mock GPU that attaches to a scheduler.\n\n"

@@ -4,19 +4,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from chassis.errors import SettingsError
-from chassis.settings import AdapterSettings, LoraSettings, OutputSettings, Settings
-from chassis.tables import read_tables
-from worker.device.architecture import Model, precision
-from worker.device.catalogue import PACKAGE, Catalogue
-from worker.device.deployment import Deployment
-from worker.device.errors import CatalogueError
-from worker.device.hardware import Gpu
-from worker.device.lora import LoraKernels
-from worker.device.output import LengthModel, LlmMockLength, LognormalLength
-from worker.device.profile import ProfileError, ProfileRow, read_profile
-from worker.device.steps import EngineStep, StepLogError, read_steps
-from worker.device.steptime import STEP_TIME_MODELS, StepTimeModel
+from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.settings import AdapterSettings, LoraSettings, OutputSettings, Settings
+from lorrery.chassis.tables import read_tables
+from lorrery.worker.device.architecture import Model, precision
+from lorrery.worker.device.catalogue import PACKAGE, Catalogue
+from lorrery.worker.device.deployment import Deployment
+from lorrery.worker.device.errors import CatalogueError
+from lorrery.worker.device.hardware import Gpu
+from lorrery.worker.device.lora import LoraKernels
+from lorrery.worker.device.output import LengthModel, LlmMockLength, LognormalLength
+from lorrery.worker.device.profile import ProfileError, ProfileRow, read_profile
+from lorrery.worker.device.steps import EngineStep, StepLogError, read_steps
+from lorrery.worker.device.steptime import STEP_TIME_MODELS, StepTimeModel
 
 
 def read_catalogue(extra: Iterable[Path] = ()) -> Catalogue:

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from worker.device.batch import Batch
-from worker.device.cost import PARTS, StepCost
+from lorrery.worker.device.batch import Batch
+from lorrery.worker.device.cost import PARTS, StepCost
 
 STATES = ("loading", "dialling", "attached", "draining")
 

@@ -18,10 +18,10 @@ from typing import Protocol
 
 import numpy as np
 
-from worker.device.gpu import MockGpu
-from worker.device.rows import DeviceSequence
-from worker.device.work import PrefillWork, StepOutcome
-from worker.metrics import WorkerMetrics
+from lorrery.worker.device.gpu import MockGpu
+from lorrery.worker.device.rows import DeviceSequence
+from lorrery.worker.device.work import PrefillWork, StepOutcome
+from lorrery.worker.metrics import WorkerMetrics
 
 
 class Clock(Protocol):

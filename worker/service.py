@@ -12,20 +12,20 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import grpc
 import grpc.aio
-from lorrery.v1 import scheduler_pb2 as pb
-from lorrery.v1 import scheduler_pb2_grpc as pb_grpc
 from prometheus_client import CollectorRegistry
 
-from chassis.channel import open_channel
-from chassis.clock import DeviceClock
-from chassis.log import get_logger
-from chassis.settings import Settings
-from chassis.tasks import until_first_ends
-from worker import wire
-from worker.build import device_of, length_model_of
-from worker.device.gpu import MockGpu
-from worker.metrics import WorkerMetrics
-from worker.pacer import Pacer, StepReport
+from lorrery.chassis.channel import open_channel
+from lorrery.chassis.clock import DeviceClock
+from lorrery.chassis.log import get_logger
+from lorrery.chassis.settings import Settings
+from lorrery.chassis.tasks import until_first_ends
+from lorrery.v1 import scheduler_pb2 as pb
+from lorrery.v1 import scheduler_pb2_grpc as pb_grpc
+from lorrery.worker import wire
+from lorrery.worker.build import device_of, length_model_of
+from lorrery.worker.device.gpu import MockGpu
+from lorrery.worker.metrics import WorkerMetrics
+from lorrery.worker.pacer import Pacer, StepReport
 
 WELCOME_SECONDS = 10.0
 """How long a scheduler may take to answer the worker's hello."""

@@ -4,12 +4,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from lorrery.v1 import scheduler_pb2 as pb
 
-from worker.device.output import LengthModel, Sampling, TokenIds, ending, sequence_seed
-from worker.device.rows import DeviceSequence
-from worker.device.work import PrefillWork
-from worker.pacer import Plan, StepReport
+from lorrery.v1 import scheduler_pb2 as pb
+from lorrery.worker.device.output import LengthModel, Sampling, TokenIds, ending, sequence_seed
+from lorrery.worker.device.rows import DeviceSequence
+from lorrery.worker.device.work import PrefillWork
+from lorrery.worker.pacer import Plan, StepReport
 
 _U32 = np.dtype("<u4")
 

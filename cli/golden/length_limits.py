@@ -1,7 +1,7 @@
 """`length_limits`: S-LoRA's checks of prompt and total length, against `scheduler.core.limits`."""
 
-from cli.golden.kind import Mismatch, Record, compare
-from scheduler.core.limits import Limits, check_lengths
+from lorrery.cli.golden.kind import Mismatch, Record, compare
+from lorrery.scheduler.core.limits import Limits, check_lengths
 
 
 class LengthLimits:

@@ -1,7 +1,7 @@
 """`llmmock_decode_length`: how many tokens llm-mock answers to a prompt, against `worker.device.output`."""
 
-from cli.golden.kind import Mismatch, Record, compare
-from worker.device.output import LlmMockLength
+from lorrery.cli.golden.kind import Mismatch, Record, compare
+from lorrery.worker.device.output import LlmMockLength
 
 
 class LlmMockDecodeLength:

@@ -12,20 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from cli.golden.kind import Mismatch, Record, compare, compare_close
-from scheduler.core.admission import BatchLimits
-from scheduler.core.batching.llm_mock import LlmMock
-from scheduler.core.memory.base import NEVER
-from scheduler.core.memory.unlimited import UnlimitedMemory
-from scheduler.core.plan import Admitted, EndReason, Finished, FirstToken, Plan, Ran
-from scheduler.core.prefix_cache import StaticTrie
-from scheduler.core.queues.fifo import Fifo
-from scheduler.core.replica import Replica, ReplicaOptions
-from scheduler.core.sequence import Sequence
-from worker.device.gpu import MockGpu
-from worker.device.llm_mock import LlmMock as LlmMockStepTime
-from worker.device.output import LlmMockLength, Sampling, ending
-from worker.device.rows import DeviceSequence
+from lorrery.cli.golden.kind import Mismatch, Record, compare, compare_close
+from lorrery.scheduler.core.admission import BatchLimits
+from lorrery.scheduler.core.batching.llm_mock import LlmMock
+from lorrery.scheduler.core.memory.base import NEVER
+from lorrery.scheduler.core.memory.unlimited import UnlimitedMemory
+from lorrery.scheduler.core.plan import Admitted, EndReason, Finished, FirstToken, Plan, Ran
+from lorrery.scheduler.core.prefix_cache import StaticTrie
+from lorrery.scheduler.core.queues.fifo import Fifo
+from lorrery.scheduler.core.replica import Replica, ReplicaOptions
+from lorrery.scheduler.core.sequence import Sequence
+from lorrery.worker.device.gpu import MockGpu
+from lorrery.worker.device.llm_mock import LlmMock as LlmMockStepTime
+from lorrery.worker.device.output import LlmMockLength, Sampling, ending
+from lorrery.worker.device.rows import DeviceSequence
 
 PS_PER_SECOND = 10**12
 TIME_TOLERANCE = 1e-6

@@ -3,9 +3,9 @@
 Ours counts integer picoseconds and rounds its cost coefficient once, which is 6.4e-8 of it.
 """
 
-from cli.golden.kind import Mismatch, Record, compare_close
-from worker.device.batch import Batch, PrefillChunk
-from worker.device.llm_mock import PS_PER_SECOND, LlmMock
+from lorrery.cli.golden.kind import Mismatch, Record, compare_close
+from lorrery.worker.device.batch import Batch, PrefillChunk
+from lorrery.worker.device.llm_mock import PS_PER_SECOND, LlmMock
 
 RELATIVE_TOLERANCE = 1e-6
 

@@ -7,8 +7,8 @@ compared: how many prompts run through each kept token, and not which tokens the
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from cli.golden.kind import Mismatch, Record, compare
-from scheduler.core.prefix_cache import StaticTrie
+from lorrery.cli.golden.kind import Mismatch, Record, compare
+from lorrery.scheduler.core.prefix_cache import StaticTrie
 
 
 class LlmMockTrie:

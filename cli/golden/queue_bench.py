@@ -8,13 +8,13 @@ matter.
 from collections.abc import Mapping
 from typing import Any
 
-from cli.golden.kind import Record
-from scheduler.core.admission import BatchLimits, Walk
-from scheduler.core.memory.base import Check
-from scheduler.core.memory.peak import PeakMemory
-from scheduler.core.queues.base import Queue
-from scheduler.core.running import Running
-from scheduler.core.sequence import Adapter, Sequence
+from lorrery.cli.golden.kind import Record
+from lorrery.scheduler.core.admission import BatchLimits, Walk
+from lorrery.scheduler.core.memory.base import Check
+from lorrery.scheduler.core.memory.peak import PeakMemory
+from lorrery.scheduler.core.queues.base import Queue
+from lorrery.scheduler.core.running import Running
+from lorrery.scheduler.core.sequence import Adapter, Sequence
 
 PS_PER_SECOND = 10**12
 

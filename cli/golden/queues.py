@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from cli.golden.kind import Record
+from lorrery.cli.golden.kind import Record
 
 
 def queue_kind(record: Record) -> str | None:

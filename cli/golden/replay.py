@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chassis.errors import FormatError
-from cli.golden.kind import Kind, Mismatch, Record, Skip
-from cli.golden.kinds import KINDS
+from lorrery.chassis.errors import FormatError
+from lorrery.cli.golden.kind import Kind, Mismatch, Record, Skip
+from lorrery.cli.golden.kinds import KINDS
 
 UNKNOWN = "unreadable"
 """Stands for the kind of a line that is no record of any known kind."""

@@ -16,19 +16,19 @@ from typing import Any
 
 import numpy as np
 
-from cli.golden.kind import Mismatch, Record, compare
-from scheduler.core.adapters import AdapterOptions, Residency
-from scheduler.core.admission import BatchLimits
-from scheduler.core.batching.slora_loop import IDLE_POLL_PS, MAX_WAIT_STEPS, SloraLoop
-from scheduler.core.memory.peak import PeakMemory
-from scheduler.core.plan import AdaptersKept, EndReason, Event, Finished, Idle, Plan, Ran
-from scheduler.core.queues.base import Queue
-from scheduler.core.queues.cluster import Cluster
-from scheduler.core.queues.fifo import Fifo
-from scheduler.core.queues.vtc_fair import VtcFair
-from scheduler.core.replica import Replica, ReplicaOptions
-from scheduler.core.sequence import Adapter, Sequence
-from worker.device.output import Ending, LlmMockLength, Sampling, ending
+from lorrery.cli.golden.kind import Mismatch, Record, compare
+from lorrery.scheduler.core.adapters import AdapterOptions, Residency
+from lorrery.scheduler.core.admission import BatchLimits
+from lorrery.scheduler.core.batching.slora_loop import IDLE_POLL_PS, MAX_WAIT_STEPS, SloraLoop
+from lorrery.scheduler.core.memory.peak import PeakMemory
+from lorrery.scheduler.core.plan import AdaptersKept, EndReason, Event, Finished, Idle, Plan, Ran
+from lorrery.scheduler.core.queues.base import Queue
+from lorrery.scheduler.core.queues.cluster import Cluster
+from lorrery.scheduler.core.queues.fifo import Fifo
+from lorrery.scheduler.core.queues.vtc_fair import VtcFair
+from lorrery.scheduler.core.replica import Replica, ReplicaOptions
+from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.worker.device.output import Ending, LlmMockLength, Sampling, ending
 
 STEP_PS = 30_000_000_000
 """How long the scripted device takes for a step: any time will do, since the record counts steps."""

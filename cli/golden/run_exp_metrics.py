@@ -3,8 +3,8 @@
 Compared to 1e-9 relative: the figures are means of some dozen doubles, and their last bits follow the order of sums.
 """
 
-from cli.golden.kind import Mismatch, Record, compare, compare_close
-from loadgen.workload.slora_summary import slora_summary
+from lorrery.cli.golden.kind import Mismatch, Record, compare, compare_close
+from lorrery.loadgen.workload.slora_summary import slora_summary
 
 RELATIVE_TOLERANCE = 1e-9
 

@@ -1,8 +1,8 @@
 """`sampling_params`: S-LoRA's normalisation and validation of sampling parameters, against `router.sampling`."""
 
-from chassis.errors import InvalidRequest
-from cli.golden.kind import Mismatch, Record, compare
-from router.sampling import read_sampling
+from lorrery.chassis.errors import InvalidRequest
+from lorrery.cli.golden.kind import Mismatch, Record, compare
+from lorrery.router.sampling import read_sampling
 
 
 class SamplingParameters:

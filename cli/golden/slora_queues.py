@@ -9,17 +9,17 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
-from cli.golden.kind import Kind, Mismatch, Record, compare, compare_close
-from cli.golden.queue_bench import QueueBench
-from cli.golden.queues import queue_kind
-from scheduler.core.queues.base import Queue
-from scheduler.core.queues.cluster import Cluster
-from scheduler.core.queues.early_drop import EarlyDrop, SloraOverload
-from scheduler.core.queues.fifo import Fifo
-from scheduler.core.queues.peft import Peft
-from scheduler.core.queues.pets import Pets
-from scheduler.core.queues.profile import LENGTH_STEP, MAX_PROFILED_TOKENS, MeasuredProfile
-from scheduler.core.queues.vtc_fair import INPUT_PRICE, OUTPUT_PRICE, VtcFair
+from lorrery.cli.golden.kind import Kind, Mismatch, Record, compare, compare_close
+from lorrery.cli.golden.queue_bench import QueueBench
+from lorrery.cli.golden.queues import queue_kind
+from lorrery.scheduler.core.queues.base import Queue
+from lorrery.scheduler.core.queues.cluster import Cluster
+from lorrery.scheduler.core.queues.early_drop import EarlyDrop, SloraOverload
+from lorrery.scheduler.core.queues.fifo import Fifo
+from lorrery.scheduler.core.queues.peft import Peft
+from lorrery.scheduler.core.queues.pets import Pets
+from lorrery.scheduler.core.queues.profile import LENGTH_STEP, MAX_PROFILED_TOKENS, MeasuredProfile
+from lorrery.scheduler.core.queues.vtc_fair import INPUT_PRICE, OUTPUT_PRICE, VtcFair
 
 COUNTER_TOLERANCE = 1e-9
 

@@ -1,7 +1,7 @@
 """`trace_generate_requests`: S-LoRA's synthetic workload, against `loadgen.workload.slora`, bit for bit."""
 
-from cli.golden.kind import Mismatch, Record, compare
-from loadgen.workload.slora import draw
+from lorrery.cli.golden.kind import Mismatch, Record, compare
+from lorrery.loadgen.workload.slora import draw
 
 
 class TraceGenerateRequests:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from chassis.errors import SettingsError
+from lorrery.chassis.errors import SettingsError
 
 __all__ = ["MOST_POINTS", "Axis", "Value", "combinations", "parse_axes"]
 

@@ -18,10 +18,10 @@ from typing import Any
 
 import joblib
 
-from chassis.errors import LorreryError, SettingsError
-from cli.sweep.flags import DEFAULT_BACKEND, Where
-from cli.sweep.outcome import Outcome, run_in_child, run_remotely
-from cli.sweep.points import Point, code_digest
+from lorrery.chassis.errors import LorreryError, SettingsError
+from lorrery.cli.sweep.flags import DEFAULT_BACKEND, Where
+from lorrery.cli.sweep.outcome import Outcome, run_in_child, run_remotely
+from lorrery.cli.sweep.points import Point, code_digest
 
 __all__ = ["BACKENDS", "count", "run_points"]
 

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperOption
 
-from chassis.errors import SettingsError
-from loadgen.options import LoadOptions, parse_range, workload_name
-from simulator.faults import parse_fault
+from lorrery.chassis.errors import SettingsError
+from lorrery.loadgen.options import LoadOptions, parse_range, workload_name
+from lorrery.simulator.faults import parse_fault
 
 DEFAULT_BACKEND = "loky"
 _PANEL = "Sweep"

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from chassis.errors import LorreryError
-from cli.child import PR_SET_PDEATHSIG
-from cli.simulation import SimulatedRun
-from cli.sweep.points import Point, code_digest
-from loadgen.report import LoadReport
-from loadgen.workload.summary import Distribution
+from lorrery.chassis.errors import LorreryError
+from lorrery.cli.child import PR_SET_PDEATHSIG
+from lorrery.cli.simulation import SimulatedRun
+from lorrery.cli.sweep.points import Point, code_digest
+from lorrery.loadgen.report import LoadReport
+from lorrery.loadgen.workload.summary import Distribution
 
 __all__ = ["COUNTS", "CPU_SECONDS", "FIGURES", "Figure", "Outcome", "run_in_child", "run_point", "run_remotely"]
 

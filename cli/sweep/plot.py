@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chassis.errors import LorreryError
-from cli.sweep.axes import Axis, Value
-from cli.sweep.table import Row, short_names
+from lorrery.chassis.errors import LorreryError
+from lorrery.cli.sweep.axes import Axis, Value
+from lorrery.cli.sweep.table import Row, short_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

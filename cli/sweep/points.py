@@ -13,18 +13,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import loadgen
-import scheduler
-import simulator
-import worker
-from chassis.errors import LorreryError, SettingsError
-from chassis.settings import Settings, load
-from chassis.version import VERSION
-from cli.simulation import SimulationOptions
-from cli.sweep.axes import Axis, Value, combinations
-from cli.sweep.flags import CONFIG, SweptFlags
-from loadgen.options import LoadOptions
-from worker.build import deployment_of
+from lorrery import loadgen, scheduler, simulator, worker
+from lorrery.chassis.errors import LorreryError, SettingsError
+from lorrery.chassis.settings import Settings, load
+from lorrery.chassis.version import VERSION
+from lorrery.cli.simulation import SimulationOptions
+from lorrery.cli.sweep.axes import Axis, Value, combinations
+from lorrery.cli.sweep.flags import CONFIG, SweptFlags
+from lorrery.loadgen.options import LoadOptions
+from lorrery.worker.build import deployment_of
 
 __all__ = ["Asked", "Point", "code_digest", "make_points"]
 

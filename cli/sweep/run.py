@@ -12,17 +12,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from chassis.interrupt import SIGNALS
-from cli.sweep.axes import Axis, parse_axes
-from cli.sweep.backends import count, run_points
-from cli.sweep.flags import SweptFlags, Where
-from cli.sweep.outcome import Outcome
-from cli.sweep.plot import draw
-from cli.sweep.points import Asked, Point, make_points
-from cli.sweep.store import PointStore
-from cli.sweep.table import FAILED, NOT_RUN, OK, Row, print_table, write_csv, write_parquet
-from loadgen.report import check_folder
-from loadgen.session import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_OK
+from lorrery.chassis.interrupt import SIGNALS
+from lorrery.cli.sweep.axes import Axis, parse_axes
+from lorrery.cli.sweep.backends import count, run_points
+from lorrery.cli.sweep.flags import SweptFlags, Where
+from lorrery.cli.sweep.outcome import Outcome
+from lorrery.cli.sweep.plot import draw
+from lorrery.cli.sweep.points import Asked, Point, make_points
+from lorrery.cli.sweep.store import PointStore
+from lorrery.cli.sweep.table import FAILED, NOT_RUN, OK, Row, print_table, write_csv, write_parquet
+from lorrery.loadgen.report import check_folder
+from lorrery.loadgen.session import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_OK
 
 __all__ = ["sweep"]
 

@@ -9,9 +9,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from chassis.errors import LorreryError
-from cli.sweep.outcome import FIGURES, Figure, Outcome
-from cli.sweep.points import Point
+from lorrery.chassis.errors import LorreryError
+from lorrery.cli.sweep.outcome import FIGURES, Figure, Outcome
+from lorrery.cli.sweep.points import Point
 
 __all__ = ["PointStore", "replace_file"]
 

@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cli.sweep.axes import Axis, Value
-from cli.sweep.outcome import COUNTS, FIGURES, Figure
-from cli.sweep.points import Point
-from cli.sweep.store import replace_file
+from lorrery.cli.sweep.axes import Axis, Value
+from lorrery.cli.sweep.outcome import COUNTS, FIGURES, Figure
+from lorrery.cli.sweep.points import Point
+from lorrery.cli.sweep.store import replace_file
 
 __all__ = ["FAILED", "NOT_RUN", "OK", "Row", "print_table", "short_names", "write_csv", "write_parquet"]
 

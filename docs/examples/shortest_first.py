@@ -1,9 +1,9 @@
 """Shortest prompt first: whoever fits enters, in order of prompt length; the first refusal ends the walk."""
 
-from scheduler.core.admission import Walk
-from scheduler.core.queues.base import ListedQueue
-from scheduler.core.running import Running
-from scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.admission import Walk
+from lorrery.scheduler.core.queues.base import ListedQueue
+from lorrery.scheduler.core.running import Running
+from lorrery.scheduler.core.sequence import Sequence
 
 
 class ShortestFirst(ListedQueue):

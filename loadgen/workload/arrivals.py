@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from loadgen.workload.request import WorkloadRequest
+from lorrery.loadgen.workload.request import WorkloadRequest
 
 __all__ = ["constant", "fitting", "gamma", "limit", "poisson", "scale", "synthetic"]
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from itertools import islice
 
-from loadgen.workload.request import TraceError, WorkloadRequest
+from lorrery.loadgen.workload.request import TraceError, WorkloadRequest
 
 __all__ = ["ATTRIBUTION", "read_azure"]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.workload.request import TraceError, WorkloadRequest
+from lorrery.loadgen.workload.request import TraceError, WorkloadRequest
 
 __all__ = ["ATTRIBUTION", "BLOCK_TOKENS", "WINDOW_SECONDS", "read_mooncake", "spread"]
 

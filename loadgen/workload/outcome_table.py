@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from loadgen.workload.outcome import INTERRUPTED, OK, RequestOutcome
+from lorrery.loadgen.workload.outcome import INTERRUPTED, OK, RequestOutcome
 
 __all__ = ["OutcomeTable", "TokenGaps", "token_gaps"]
 

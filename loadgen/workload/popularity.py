@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from loadgen.workload.request import WorkloadRequest
+from lorrery.loadgen.workload.request import WorkloadRequest
 
 __all__ = ["assign", "power_indices", "uniform_indices", "zipf_indices"]
 

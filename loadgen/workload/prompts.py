@@ -9,8 +9,8 @@ a prefix cache must see.
 import numpy as np
 import numpy.typing as npt
 
-from loadgen.workload.mooncake import BLOCK_TOKENS
-from loadgen.workload.request import WorkloadRequest
+from lorrery.loadgen.workload.mooncake import BLOCK_TOKENS
+from lorrery.loadgen.workload.request import WorkloadRequest
 
 __all__ = ["FIRST_WORD_ID", "LAST_WORD_ID", "output_seed", "prompt_token_ids"]
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from loadgen.workload.request import WorkloadRequest
+from lorrery.loadgen.workload.request import WorkloadRequest
 
 __all__ = ["SloraDraws", "adapter_name", "draw", "generate_requests"]
 

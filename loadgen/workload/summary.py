@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from loadgen.workload.outcome_table import OutcomeTable
+from lorrery.loadgen.workload.outcome_table import OutcomeTable
 
 __all__ = [
     "BASE_MODEL",

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from scheduler.core.adapters import Tier
-from scheduler.core.sequence import Adapter
-from worker.device.architecture import Model
-from worker.device.lora import Targets, adapter_bytes, load_ps
-from worker.device.memory import kv_bytes_per_token
+from lorrery.scheduler.core.adapters import Tier
+from lorrery.scheduler.core.sequence import Adapter
+from lorrery.worker.device.architecture import Model
+from lorrery.worker.device.lora import Targets, adapter_bytes, load_ps
+from lorrery.worker.device.memory import kv_bytes_per_token
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import Enum
 
-from scheduler.core.sequence import Adapter
+from lorrery.scheduler.core.sequence import Adapter
 
 
 class Tier(Enum):

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from scheduler.core.memory.base import Check, Trial
-from scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.memory.base import Check, Trial
+from lorrery.scheduler.core.sequence import Sequence
 
 
 class Blocked(Enum):

@@ -10,36 +10,36 @@ from fractions import Fraction
 
 import numpy as np
 
-from scheduler.core.adapters import AdapterOptions, LoadFails, LoadTime, Residency
-from scheduler.core.admission import BatchLimits
-from scheduler.core.batching.base import Batching
-from scheduler.core.batching.chunked import Chunked
-from scheduler.core.batching.continuous import Continuous
-from scheduler.core.batching.llm_mock import LlmMock
-from scheduler.core.batching.mixed import Mixed
-from scheduler.core.batching.slora_loop import SloraLoop
-from scheduler.core.batching.static import Static
-from scheduler.core.memory.base import NEVER, Memory
-from scheduler.core.memory.paged import PagedMemory
-from scheduler.core.memory.peak import PeakMemory
-from scheduler.core.memory.unlimited import UnlimitedMemory
-from scheduler.core.placements.adapter_hash import AdapterHash
-from scheduler.core.placements.base import Placement
-from scheduler.core.placements.least_loaded import LeastLoaded
-from scheduler.core.placements.power_of_two import PowerOfTwo
-from scheduler.core.placements.prefix_match import PrefixMatch
-from scheduler.core.placements.round_robin import RoundRobin
-from scheduler.core.prefix_cache.base import PrefixCache
-from scheduler.core.prefix_cache.blocks import BlockCache
-from scheduler.core.queues.base import Queue
-from scheduler.core.queues.cluster import Cluster
-from scheduler.core.queues.early_drop import FIRST_TOKEN_SLO_PS, EarlyDrop
-from scheduler.core.queues.fifo import Fifo
-from scheduler.core.queues.peft import Peft
-from scheduler.core.queues.pets import Pets
-from scheduler.core.queues.profile import MeasuredProfile, Profile
-from scheduler.core.queues.vtc_fair import VtcFair
-from scheduler.core.replica import Replica, ReplicaOptions
+from lorrery.scheduler.core.adapters import AdapterOptions, LoadFails, LoadTime, Residency
+from lorrery.scheduler.core.admission import BatchLimits
+from lorrery.scheduler.core.batching.base import Batching
+from lorrery.scheduler.core.batching.chunked import Chunked
+from lorrery.scheduler.core.batching.continuous import Continuous
+from lorrery.scheduler.core.batching.llm_mock import LlmMock
+from lorrery.scheduler.core.batching.mixed import Mixed
+from lorrery.scheduler.core.batching.slora_loop import SloraLoop
+from lorrery.scheduler.core.batching.static import Static
+from lorrery.scheduler.core.memory.base import NEVER, Memory
+from lorrery.scheduler.core.memory.paged import PagedMemory
+from lorrery.scheduler.core.memory.peak import PeakMemory
+from lorrery.scheduler.core.memory.unlimited import UnlimitedMemory
+from lorrery.scheduler.core.placements.adapter_hash import AdapterHash
+from lorrery.scheduler.core.placements.base import Placement
+from lorrery.scheduler.core.placements.least_loaded import LeastLoaded
+from lorrery.scheduler.core.placements.power_of_two import PowerOfTwo
+from lorrery.scheduler.core.placements.prefix_match import PrefixMatch
+from lorrery.scheduler.core.placements.round_robin import RoundRobin
+from lorrery.scheduler.core.prefix_cache.base import PrefixCache
+from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
+from lorrery.scheduler.core.queues.base import Queue
+from lorrery.scheduler.core.queues.cluster import Cluster
+from lorrery.scheduler.core.queues.early_drop import FIRST_TOKEN_SLO_PS, EarlyDrop
+from lorrery.scheduler.core.queues.fifo import Fifo
+from lorrery.scheduler.core.queues.peft import Peft
+from lorrery.scheduler.core.queues.pets import Pets
+from lorrery.scheduler.core.queues.profile import MeasuredProfile, Profile
+from lorrery.scheduler.core.queues.vtc_fair import VtcFair
+from lorrery.scheduler.core.replica import Replica, ReplicaOptions
 
 
 @dataclass(frozen=True, slots=True)

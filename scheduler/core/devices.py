@@ -6,11 +6,11 @@ The catalogue's tables are read by the shell: a pure room opens no files.
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from scheduler.core.adapter_costs import AdapterCosts
-from scheduler.core.queues.profile import DeviceProfile
-from worker.device.catalogue import PACKAGE, Catalogue
-from worker.device.deployment import Deployment
-from worker.device.steptime import STEP_TIME_MODELS
+from lorrery.scheduler.core.adapter_costs import AdapterCosts
+from lorrery.scheduler.core.queues.profile import DeviceProfile
+from lorrery.worker.device.catalogue import PACKAGE, Catalogue
+from lorrery.worker.device.deployment import Deployment
+from lorrery.worker.device.steptime import STEP_TIME_MODELS
 
 TABLES_PACKAGE = PACKAGE
 """Whose folder `data` holds the shipped tables."""

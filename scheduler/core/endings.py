@@ -5,9 +5,9 @@ Under static batching they keep their place until all have ended. A few end by a
 
 from collections.abc import Iterable
 
-from scheduler.core.plan import EndReason, Finished
-from scheduler.core.running import Running
-from scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.plan import EndReason, Finished
+from lorrery.scheduler.core.running import Running
+from lorrery.scheduler.core.sequence import Sequence
 
 
 class Endings:

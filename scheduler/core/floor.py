@@ -4,14 +4,14 @@ from collections.abc import Callable
 from collections.abc import Sequence as Many
 from functools import partial
 
-from scheduler.core.adapters import Residency
-from scheduler.core.admission import BatchLimits, Walk
-from scheduler.core.memory.base import Check, Memory
-from scheduler.core.plan import Admitted, Dropped, Event
-from scheduler.core.prefix_cache.base import PrefixCache, usable_tokens
-from scheduler.core.queues.base import Queue
-from scheduler.core.running import Running
-from scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.adapters import Residency
+from lorrery.scheduler.core.admission import BatchLimits, Walk
+from lorrery.scheduler.core.memory.base import Check, Memory
+from lorrery.scheduler.core.plan import Admitted, Dropped, Event
+from lorrery.scheduler.core.prefix_cache.base import PrefixCache, usable_tokens
+from lorrery.scheduler.core.queues.base import Queue
+from lorrery.scheduler.core.running import Running
+from lorrery.scheduler.core.sequence import Sequence
 
 
 class ReplicaFloor:

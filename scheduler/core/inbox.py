@@ -2,8 +2,8 @@
 
 from heapq import heappop, heappush
 
-from scheduler.core.plan import Cancelled, Event
-from scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.plan import Cancelled, Event
+from lorrery.scheduler.core.sequence import Sequence
 
 
 class Inbox:

@@ -17,8 +17,8 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from enum import Enum
 
-from scheduler.core.sequence import Adapter, Sequence
-from worker.device.work import PrefillWork
+from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.worker.device.work import PrefillWork
 
 
 class EndReason(Enum):

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 from zlib import crc32
 
-from scheduler.core.plan import (
+from lorrery.scheduler.core.plan import (
     AdaptersKept,
     Admitted,
     Cancelled,

@@ -11,13 +11,13 @@ No clock here: every time comes in as an argument, in device picoseconds.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from scheduler.core.adapters import Residency
-from scheduler.core.batching.base import Batching, Step
-from scheduler.core.endings import Endings
-from scheduler.core.floor import ReplicaFloor
-from scheduler.core.inbox import Inbox
-from scheduler.core.memory.base import Check, Memory
-from scheduler.core.plan import (
+from lorrery.scheduler.core.adapters import Residency
+from lorrery.scheduler.core.batching.base import Batching, Step
+from lorrery.scheduler.core.endings import Endings
+from lorrery.scheduler.core.floor import ReplicaFloor
+from lorrery.scheduler.core.inbox import Inbox
+from lorrery.scheduler.core.memory.base import Check, Memory
+from lorrery.scheduler.core.plan import (
     AdaptersKept,
     Cancelled,
     Dropped,
@@ -30,10 +30,10 @@ from scheduler.core.plan import (
     Preempted,
     Ran,
 )
-from scheduler.core.prefix_cache.base import PrefixCache
-from scheduler.core.queues.base import Queue
-from scheduler.core.running import Running
-from scheduler.core.sequence import Adapter, Sequence
+from lorrery.scheduler.core.prefix_cache.base import PrefixCache
+from lorrery.scheduler.core.queues.base import Queue
+from lorrery.scheduler.core.running import Running
+from lorrery.scheduler.core.sequence import Adapter, Sequence
 
 
 @dataclass(frozen=True, slots=True)

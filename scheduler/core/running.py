@@ -7,7 +7,7 @@ costs O(1) whatever the batch size. The arrays that admission rules read are reb
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
-from scheduler.core.sequence import Adapter, Sequence
+from lorrery.scheduler.core.sequence import Adapter, Sequence
 
 
 class Running:

@@ -7,9 +7,9 @@ import grpc
 import grpc.aio
 from prometheus_client import CollectorRegistry
 
-from chassis.errors import LorreryError
-from chassis.process import Made, service_command
-from chassis.settings import Settings
+from lorrery.chassis.errors import LorreryError
+from lorrery.chassis.process import Made, service_command
+from lorrery.chassis.settings import Settings
 
 ECHO = "/test.Echo/Echo"
 

@@ -6,9 +6,9 @@ import time
 import grpc
 import grpc.aio
 
-from chassis.channel import open_channel
-from chassis.server import bind, new_server
-from chassis.settings import TlsSettings
+from lorrery.chassis.channel import open_channel
+from lorrery.chassis.server import bind, new_server
+from lorrery.chassis.settings import TlsSettings
 from tests.chassis.services import ECHO, EchoService
 
 PLAIN = TlsSettings()

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from chassis.clock import DRIFT, PS_PER_SECOND, DeviceClock
+from lorrery.chassis.clock import DRIFT, PS_PER_SECOND, DeviceClock
 
 
 @pytest.fixture

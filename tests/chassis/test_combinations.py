@@ -6,11 +6,11 @@ from typing import get_args
 
 import pytest
 
-from chassis import settings
-from chassis.combinations import SENSELESS, why_senseless
-from chassis.errors import SettingsError
-from chassis.settings import SchedulerSettings, load
-from scheduler.core.catalogue import BATCHINGS, MEMORIES, PLACEMENTS, QUEUES, ReplicaSettings
+from lorrery.chassis import settings
+from lorrery.chassis.combinations import SENSELESS, why_senseless
+from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.settings import SchedulerSettings, load
+from lorrery.scheduler.core.catalogue import BATCHINGS, MEMORIES, PLACEMENTS, QUEUES, ReplicaSettings
 
 ADAPTERS = ('adapters.registry=[{id="a", rank=8, count=2}]',)
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from chassis.interrupt import handled_by
-from cli.cluster import start_python
+from lorrery.chassis.interrupt import handled_by
+from lorrery.cli.cluster import start_python
 from tests.cluster.harness import wait_until
 
 # Stands in for a library that takes long to import.
@@ -29,7 +29,7 @@ async def test_a_signal_while_a_program_imports_ends_it_without_a_word(
     slow.parent.mkdir()
     slow.write_text(SLOW)
     process = await start_python(
-        ["-m", *arguments],
+        ["-m", f"lorrery.{arguments[0]}", *arguments[1:]],
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         variables={"PYTHONPATH": str(tmp_path), "MARK": str(mark)},

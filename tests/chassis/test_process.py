@@ -12,12 +12,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from chassis.channel import open_channel
-from chassis.errors import LorreryError
-from chassis.metrics import new_registry
-from chassis.process import run_service
-from chassis.settings import Settings, TlsSettings
-from cli.cluster import start_python
+from lorrery.chassis.channel import open_channel
+from lorrery.chassis.errors import LorreryError
+from lorrery.chassis.metrics import new_registry
+from lorrery.chassis.process import run_service
+from lorrery.chassis.settings import Settings, TlsSettings
+from lorrery.cli.cluster import start_python
 from tests.chassis.services import ECHO, EchoService
 from tests.cluster.harness import metric, wait_until
 
@@ -241,7 +241,7 @@ async def test_version_and_help():
 
 async def test_help_of_a_service_keeps_what_is_in_brackets():
     pipe = asyncio.subprocess.PIPE
-    process = await start_python(["-m", "scheduler", "--help"], stdout=pipe, stderr=pipe)
+    process = await start_python(["-m", "lorrery.scheduler", "--help"], stdout=pipe, stderr=pipe)
     code, out, _ = await finish(process)
     assert code == 0
     assert "[scheduler]" in out
@@ -253,7 +253,7 @@ async def test_help_of_a_service_keeps_what_is_in_brackets():
 )
 async def test_malformed_variable_is_one_line(name: str, value: str):
     pipe = asyncio.subprocess.PIPE
-    process = await start_python(["-m", "scheduler"], stdout=pipe, stderr=pipe, variables={name: value})
+    process = await start_python(["-m", "lorrery.scheduler"], stdout=pipe, stderr=pipe, variables={name: value})
     code, out, error = await finish(process)
     assert (code, out) == (2, "")
     assert error.startswith(f"scheduler: error: environment variable {name}: a JSON ")
@@ -271,7 +271,7 @@ async def test_logs_are_json_events_with_the_service_name(tmp_path: Path):
 
 def test_interpreter_runs_uvloop_where_it_is_there():
     uvloop = pytest.importorskip("uvloop")
-    from chassis.process import _loop_factory
+    from lorrery.chassis.process import _loop_factory
 
     assert _loop_factory() is uvloop.new_event_loop
     assert sys.version_info >= (3, 11)

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from chassis.errors import SettingsError
-from chassis.settings import Settings, load
+from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.settings import Settings, load
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -6,10 +6,10 @@ import grpc
 import grpc.aio
 import pytest
 
-from chassis.channel import open_channel
-from chassis.errors import SettingsError
-from chassis.server import bind, new_server
-from chassis.settings import TlsSettings
+from lorrery.chassis.channel import open_channel
+from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.server import bind, new_server
+from lorrery.chassis.settings import TlsSettings
 from tests.chassis.services import ECHO, EchoService
 
 OPENSSL = shutil.which("openssl")

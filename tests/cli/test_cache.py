@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from chassis.errors import FormatError
-from chassis.settings import load
-from cli.cache import app
-from scheduler.core.prefix_cache.static_trie import StaticTrie
-from scheduler.replicas import ReplicaFactory
-from scheduler.trie_file import read_trie, write_trie
+from lorrery.chassis.errors import FormatError
+from lorrery.chassis.settings import load
+from lorrery.cli.cache import app
+from lorrery.scheduler.core.prefix_cache.static_trie import StaticTrie
+from lorrery.scheduler.replicas import ReplicaFactory
+from lorrery.scheduler.trie_file import read_trie, write_trie
 
 PROMPTS = [[5, 6, 7], [5, 6, 8], [5, 9], [4]]
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from chassis.errors import FormatError, SettingsError
-from cli.calibrate import app
+from lorrery.chassis.errors import FormatError, SettingsError
+from lorrery.cli.calibrate import app
+from lorrery.worker.build import read_catalogue
+from lorrery.worker.device.batch import Batch, PrefillChunk
+from lorrery.worker.device.deployment import Deployment
+from lorrery.worker.device.hardware import KernelFit
+from lorrery.worker.device.roofline import Roofline
 from tests.worker.device.known import CATALOGUE
-from worker.build import read_catalogue
-from worker.device.batch import Batch, PrefillChunk
-from worker.device.deployment import Deployment
-from worker.device.hardware import KernelFit
-from worker.device.roofline import Roofline
 
 TRUE_FIT = KernelFit(0.62, 0.80, 7.0, 0.70, 2.0, 0.75, 0.55, 9.0, 128)
 SHEET = ["--tflops", "200", "--memory-gb", "48", "--gb-per-second", "1000", "--num-sms", "90"]

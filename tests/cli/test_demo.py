@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.cluster import start_python
+from lorrery.cli.cluster import start_python
 from tests.cluster.harness import alive, wait_until, write_settings
 
 pytestmark = pytest.mark.cluster
@@ -23,7 +23,7 @@ def trace(folder: Path, *rows: tuple[float, int, int]) -> Path:
 async def start(tmp_path: Path, trace_file: Path) -> asyncio.subprocess.Process:
     arguments = ["--config", str(write_settings(tmp_path)), "--workers", "1", "--trace", str(trace_file)]
     return await start_python(
-        ["-m", "cli", "demo", *arguments, "--out", str(tmp_path / "out")],
+        ["-m", "lorrery.cli", "demo", *arguments, "--out", str(tmp_path / "out")],
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
@@ -53,7 +53,8 @@ async def test_demo_fails_if_a_request_fails(tmp_path: Path):
 async def test_wrong_settings_leave_no_folder(tmp_path: Path):
     out = tmp_path / "out"
     process = await start_python(
-        ["-m", "cli", "demo", "--set", "scheduler.max_num_seqs=0", "--out", str(out)], stderr=asyncio.subprocess.PIPE
+        ["-m", "lorrery.cli", "demo", "--set", "scheduler.max_num_seqs=0", "--out", str(out)],
+        stderr=asyncio.subprocess.PIPE,
     )
     _, error = await process.communicate()
     assert process.returncode == 2

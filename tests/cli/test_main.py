@@ -6,10 +6,10 @@ import types
 import pytest
 import typer
 
-from chassis.errors import LorreryError, SettingsError
-from chassis.version import VERSION
-from cli import app as command
-from cli.cluster import start_python
+from lorrery.chassis.errors import LorreryError, SettingsError
+from lorrery.chassis.version import VERSION
+from lorrery.cli import app as command
+from lorrery.cli.cluster import start_python
 
 
 async def run(*arguments: str) -> tuple[int | None, str, str]:
@@ -20,36 +20,45 @@ async def run(*arguments: str) -> tuple[int | None, str, str]:
 
 
 async def test_version():
-    assert await run("-m", "cli", "--version") == (0, f"lorrery {VERSION}\n", "")
+    assert await run("-m", "lorrery.cli", "--version") == (0, f"lorrery {VERSION}\n", "")
 
 
 async def test_help_lists_every_part():
-    code, out, _ = await run("-m", "cli", "--help")
+    code, out, _ = await run("-m", "lorrery.cli", "--help")
     assert code == 0
     assert all(name in out for name in command.PARTS)
 
 
 @pytest.mark.parametrize("part", command.PARTS)
 async def test_help_of_a_part_is_its_own(part: str):
-    code, out, error = await run("-m", "cli", part, "--help")
+    code, out, error = await run("-m", "lorrery.cli", part, "--help")
     assert code == 0, error
     assert f"Usage: lorrery {part}" in out
 
 
 @pytest.mark.parametrize("part", command.PARTS)
 async def test_version_of_a_part(part: str):
-    assert await run("-m", "cli", part, "--version") == (0, f"lorrery {part} {VERSION}\n", "")
+    assert await run("-m", "lorrery.cli", part, "--version") == (0, f"lorrery {part} {VERSION}\n", "")
 
 
 async def test_help_imports_no_part():
     script = (
-        "import json, sys\nfrom cli.main import main\nsys.argv[1:] = ['--help']\n"
+        "import json, sys\nfrom lorrery.cli.main import main\nsys.argv[1:] = ['--help']\n"
         "try: main()\nfinally: print(json.dumps(sorted(sys.modules)))"
     )
     _, out, _ = await run("-c", script)
     modules = set(json.loads(out.splitlines()[-1]))
-    assert "cli.app" in modules
-    assert not modules & {"numpy", "cli.up", "cli.load", "loadgen", "scheduler", "worker", "router", "rich.progress"}
+    assert "lorrery.cli.app" in modules
+    assert not modules & {
+        "numpy",
+        "lorrery.cli.up",
+        "lorrery.cli.load",
+        "lorrery.loadgen",
+        "lorrery.scheduler",
+        "lorrery.worker",
+        "lorrery.router",
+        "rich.progress",
+    }
 
 
 @pytest.mark.parametrize(("error", "code"), [(LorreryError("eels"), 1), (SettingsError("eels"), 2)])
@@ -62,9 +71,9 @@ def test_our_own_errors_are_one_line(
     def broken() -> None:
         raise error
 
-    module = types.ModuleType("cli.up")
+    module = types.ModuleType("lorrery.cli.up")
     module.app = app  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "cli.up", module)
+    monkeypatch.setitem(sys.modules, "lorrery.cli.up", module)
     monkeypatch.setattr(sys, "argv", ["lorrery", "up"])
     with pytest.raises(SystemExit) as caught:
         command.run()

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from chassis.errors import LorreryError, SettingsError
-from cli.app import app as lorrery
-from cli.plan import app
-from cli.plan_text import draw_points
-from worker.device.capacity import Point
+from lorrery.chassis.errors import LorreryError, SettingsError
+from lorrery.cli.app import app as lorrery
+from lorrery.cli.plan import app
+from lorrery.cli.plan_text import draw_points
+from lorrery.worker.device.capacity import Point
 
 
 def plan(*arguments: str) -> str:

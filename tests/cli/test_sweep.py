@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from chassis.errors import LorreryError, SettingsError
-from cli.simulate import app
-from cli.sweep.axes import parse_axes
-from cli.sweep.outcome import CPU_SECONDS, FIGURES, Outcome
-from cli.sweep.points import Point
-from cli.sweep.store import PointStore
+from lorrery.chassis.errors import LorreryError, SettingsError
+from lorrery.cli.simulate import app
+from lorrery.cli.sweep.axes import parse_axes
+from lorrery.cli.sweep.outcome import CPU_SECONDS, FIGURES, Outcome
+from lorrery.cli.sweep.points import Point
+from lorrery.cli.sweep.store import PointStore
 
 SHORT = ["--duration", "2", "--rate", "8", "--workers", "1"]
 DEADLY, BROKEN = "tests.cli.faulty_queues:Deadly", "tests.cli.faulty_queues:Broken"
@@ -271,7 +271,7 @@ def test_a_point_is_known_by_what_its_files_contain(tmp_path: Path) -> None:
 def test_a_point_is_known_by_the_code_of_its_plug_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     plugin, values = tmp_path / "own_queue.py", ("scheduler.policy=own_queue:Own", "rate=4,8")
-    plugin.write_text("from scheduler.core.queues.vtc_fair import VtcFair as Own\n", encoding="utf-8")
+    plugin.write_text("from lorrery.scheduler.core.queues.vtc_fair import VtcFair as Own\n", encoding="utf-8")
     assert "2 points to run" in sweep(tmp_path / "out", *values)
     assert "to run" not in sweep(tmp_path / "out", *values)
     with plugin.open("a", encoding="utf-8") as file:

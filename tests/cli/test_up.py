@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.cluster import LocalCluster, start_python
+from lorrery.cli.cluster import LocalCluster, start_python
 from tests.cluster.harness import StartCluster, alive, metric, wait_until, write_settings
 
 pytestmark = pytest.mark.cluster
@@ -25,7 +25,9 @@ class Up:
     @classmethod
     async def start(cls, *arguments: str) -> "Up":
         pipe = asyncio.subprocess.PIPE
-        return cls(await start_python(["-m", "cli", "up", *arguments], stdout=pipe, stderr=asyncio.subprocess.STDOUT))
+        return cls(
+            await start_python(["-m", "lorrery.cli", "up", *arguments], stdout=pipe, stderr=asyncio.subprocess.STDOUT)
+        )
 
     async def wait_for(self, text: str) -> str:
         """Return the next line that contains `text`."""
@@ -104,7 +106,7 @@ async def test_no_process_survives_a_killed_parent(up: Up):
 async def test_cluster_stops_when_nobody_reads_its_output(tmp_path: Path):
     read, write = os.pipe()
     process = await start_python(
-        ["-m", "cli", "up", "--config", str(write_settings(tmp_path)), "--workers", "1"],
+        ["-m", "lorrery.cli", "up", "--config", str(write_settings(tmp_path)), "--workers", "1"],
         stdout=write,
         stderr=asyncio.subprocess.PIPE,
     )

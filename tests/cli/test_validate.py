@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cli.app import app as lorrery
-from cli.golden import replay
-from cli.golden.kind import Skip
-from cli.golden.kinds import KINDS
-from cli.validate import app
+from lorrery.cli.app import app as lorrery
+from lorrery.cli.golden import replay
+from lorrery.cli.golden.kind import Skip
+from lorrery.cli.golden.kinds import KINDS
+from lorrery.cli.validate import app
 
 EXCERPTS = Path(__file__).parent.parent / "golden"
 CLOSING_LINE = re.compile(r"\d+ passed, \d+ failed, \d+ skipped")

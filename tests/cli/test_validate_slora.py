@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from chassis.errors import FormatError, SettingsError
-from cli.validate import app
-from cli.validate_slora import FIGURES, predict, read_rows
-from worker.build import read_catalogue
+from lorrery.chassis.errors import FormatError, SettingsError
+from lorrery.cli.validate import app
+from lorrery.cli.validate_slora import FIGURES, predict, read_rows
+from lorrery.worker.build import read_catalogue
 
 ROW = {
     "experiment": "synthetic_req_rate_a10g_S1_slora",

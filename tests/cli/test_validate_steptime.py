@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from chassis.errors import FormatError, SettingsError
-from cli.validate import app
-from cli.validate_steptime import compare, read_file
-from worker.build import read_catalogue
+from lorrery.chassis.errors import FormatError, SettingsError
+from lorrery.cli.validate import app
+from lorrery.cli.validate_steptime import compare, read_file
+from lorrery.worker.build import read_catalogue
 
 MEASURED = (
     Path(os.environ.get("LORRERY_SHARED", Path(__file__).parents[3] / "shared")) / "data" / "step_time_measured.csv"

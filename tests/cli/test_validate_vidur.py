@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from chassis.errors import FormatError, SettingsError
-from cli.validate import app
-from cli.vidur import BatchRules, RequestTimes, read_requests, replay
+from lorrery.chassis.errors import FormatError, SettingsError
+from lorrery.cli.validate import app
+from lorrery.cli.vidur import BatchRules, RequestTimes, read_requests, replay
+from lorrery.worker.build import read_steps_file
+from lorrery.worker.device.batch import Batch
+from lorrery.worker.device.fitted import Fitted
+from lorrery.worker.device.steps import EngineStep
 from tests.worker.device.known import deployment
-from worker.build import read_steps_file
-from worker.device.batch import Batch
-from worker.device.fitted import Fitted
-from worker.device.steps import EngineStep
 
 SHARED = Path(os.environ.get("LORRERY_SHARED") or Path(__file__).parents[3] / "shared") / "data"
 RULES = BatchRules(max_tokens=600, max_sequences=6, block_size=16, num_blocks=120)

@@ -14,12 +14,12 @@ from typing import Self
 import grpc
 import grpc.aio
 import numpy as np
-from lorrery.v1 import router_pb2, router_pb2_grpc, types_pb2
 
-from chassis.settings import Settings
-from cli.cluster import LocalCluster
-from router.tokenizer import BuiltinTokenizer
-from worker.device.output import LognormalLength, Sampling, ending, sequence_seed, tokens_between
+from lorrery.chassis.settings import Settings
+from lorrery.cli.cluster import LocalCluster
+from lorrery.router.tokenizer import BuiltinTokenizer
+from lorrery.v1 import router_pb2, router_pb2_grpc, types_pb2
+from lorrery.worker.device.output import LognormalLength, Sampling, ending, sequence_seed, tokens_between
 
 TIMEOUT_SECONDS = 60.0
 PROMPT_TOKEN_ID = 3

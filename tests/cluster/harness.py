@@ -17,7 +17,7 @@ from typing import Protocol
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from cli.cluster import LocalCluster
+from lorrery.cli.cluster import LocalCluster
 
 POLL_SECONDS = 0.02
 

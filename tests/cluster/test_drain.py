@@ -6,9 +6,9 @@ import signal
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2
-from lorrery.v1 import types_pb2
 
-from cli.cluster import LocalCluster
+from lorrery.cli.cluster import LocalCluster
+from lorrery.v1 import types_pb2
 from tests.cluster.client import Ask, Client, Stream, client_of
 from tests.cluster.gauges import nothing_held, scrape
 from tests.cluster.harness import StartCluster, wait_until

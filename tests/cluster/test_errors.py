@@ -7,9 +7,9 @@ from typing import Any
 import grpc
 import pytest
 import pytest_asyncio
-from lorrery.v1 import router_pb2, types_pb2
 
-from cli.cluster import LocalCluster
+from lorrery.cli.cluster import LocalCluster
+from lorrery.v1 import router_pb2, types_pb2
 from tests.cluster.client import TIMEOUT_SECONDS, Ask, Client, client_of
 from tests.cluster.gauges import nothing_held, scrape
 from tests.cluster.harness import running_cluster, wait_until

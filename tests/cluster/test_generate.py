@@ -4,8 +4,8 @@ import asyncio
 import random
 
 import pytest
-from lorrery.v1 import router_pb2, types_pb2
 
+from lorrery.v1 import router_pb2, types_pb2
 from tests.cluster.client import Ask, client_of, mixed_asks
 from tests.cluster.gauges import nothing_held, scrape
 from tests.cluster.harness import StartCluster

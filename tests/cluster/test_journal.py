@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cli.simulate_journal import parts_of, replay_journal
-from simulator.journal import Journal, read_journal
-from simulator.replay import Replayed, replay
+from lorrery.cli.simulate_journal import parts_of, replay_journal
+from lorrery.simulator.journal import Journal, read_journal
+from lorrery.simulator.replay import Replayed, replay
 from tests.cluster.client import Ask, Client, Stream, client_of, mixed_asks
 from tests.cluster.gauges import nothing_held, scrape
 from tests.cluster.harness import running_cluster, wait_until

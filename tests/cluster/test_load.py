@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.cluster import start_python
+from lorrery.cli.cluster import start_python
 from tests.cluster.gauges import HELD
 from tests.cluster.harness import alive, metric, wait_until, write_settings
 
@@ -34,7 +34,7 @@ def _children(pid: int) -> list[int]:
 
 async def test_load_runs_through_a_cluster_of_up_and_ctrl_c_leaves_no_process(tmp_path: Path):
     up = await start_python(
-        ["-m", "cli", "up", "--config", str(write_settings(tmp_path)), "--workers", "2"],
+        ["-m", "lorrery.cli", "up", "--config", str(write_settings(tmp_path)), "--workers", "2"],
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
@@ -71,7 +71,18 @@ async def test_load_runs_through_a_cluster_of_up_and_ctrl_c_leaves_no_process(tm
 
 async def _load(*arguments: str) -> tuple[int | None, str]:
     process = await start_python(
-        ["-m", "cli", "load", "--adapters", "all", "--input-range", "1:200", "--output-range", "1:40", *arguments],
+        [
+            "-m",
+            "lorrery.cli",
+            "load",
+            "--adapters",
+            "all",
+            "--input-range",
+            "1:200",
+            "--output-range",
+            "1:40",
+            *arguments,
+        ],
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
@@ -81,7 +92,7 @@ async def _load(*arguments: str) -> tuple[int | None, str]:
 
 async def test_killed_up_leaves_no_process_even_in_the_middle_of_load(tmp_path: Path):
     up = await start_python(
-        ["-m", "cli", "up", "--config", str(write_settings(tmp_path)), "--workers", "2"],
+        ["-m", "lorrery.cli", "up", "--config", str(write_settings(tmp_path)), "--workers", "2"],
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )

@@ -2,10 +2,10 @@
 
 import pytest
 from grpc_health.v1 import health_pb2
-from lorrery.v1 import types_pb2
 
-from chassis.channel import open_channel
-from cli.cluster import LocalCluster
+from lorrery.chassis.channel import open_channel
+from lorrery.cli.cluster import LocalCluster
+from lorrery.v1 import types_pb2
 from tests.cluster.client import Ask, client_of
 from tests.cluster.gauges import nothing_held, scrape
 from tests.cluster.harness import StartCluster, add_process, wait_until

@@ -14,13 +14,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
-from chassis.metrics import ServiceState, new_registry
-from loadgen.metrics import LoadMetrics
-from loadgen.workload.outcome import OK, RequestOutcome
-from router.metrics import RouterMetrics
-from scheduler.core.catalogue import ReplicaSettings, build_replica
-from scheduler.metrics import SchedulerMetrics
-from worker.metrics import WorkerMetrics
+from lorrery.chassis.metrics import ServiceState, new_registry
+from lorrery.loadgen.metrics import LoadMetrics
+from lorrery.loadgen.workload.outcome import OK, RequestOutcome
+from lorrery.router.metrics import RouterMetrics
+from lorrery.scheduler.core.catalogue import ReplicaSettings, build_replica
+from lorrery.scheduler.metrics import SchedulerMetrics
+from lorrery.worker.metrics import WorkerMetrics
 
 ROOT = Path(__file__).parents[2]
 DASHBOARDS = sorted((ROOT / "deploy" / "grafana" / "dashboards").glob("*.json"))

@@ -12,6 +12,7 @@ import sys
 
 import grpc
 import grpc.aio
+
 from lorrery.v1 import router_pb2, router_pb2_grpc, types_pb2
 
 

@@ -9,18 +9,18 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from loadgen.command import app
+from lorrery.loadgen.command import app
 
 ROOT = pathlib.Path(__file__).parents[2]
 TRACE = "deploy/traces/azure_llm_2023_conv_excerpt.csv"
 
 
 async def start_command(*arguments):
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'protos'}", "COLUMNS": "100"}
+    environment = {**os.environ, "COLUMNS": "100"}
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "loadgen",
+        "lorrery.loadgen",
         *arguments,
         cwd=ROOT,
         env=environment,

@@ -3,16 +3,16 @@ import asyncio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from chassis.errors import LorreryError
-from chassis.settings import TlsSettings
-from loadgen import client as client_module
-from loadgen.client import RouterClient
-from loadgen.driver import Driver, DriveSettings
-from loadgen.metrics import LoadMetrics
-from loadgen.workload.outcome_table import OutcomeTable
-from loadgen.workload.prompts import prompt_token_ids
-from loadgen.workload.request import WorkloadRequest
-from loadgen.workload.summary import summarise
+from lorrery.chassis.errors import LorreryError
+from lorrery.chassis.settings import TlsSettings
+from lorrery.loadgen import client as client_module
+from lorrery.loadgen.client import RouterClient
+from lorrery.loadgen.driver import Driver, DriveSettings
+from lorrery.loadgen.metrics import LoadMetrics
+from lorrery.loadgen.workload.outcome_table import OutcomeTable
+from lorrery.loadgen.workload.prompts import prompt_token_ids
+from lorrery.loadgen.workload.request import WorkloadRequest
+from lorrery.loadgen.workload.summary import summarise
 
 
 def workload(count=4, *, gap=0.0, adapter=None, prompt=5, output=6):

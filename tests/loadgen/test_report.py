@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from chassis.errors import FormatError
-from loadgen.options import LoadOptions
-from loadgen.own_load import OwnLoad, OwnLoadMeter
-from loadgen.report import CSV_COLUMNS, make_report, read_report, write_report
-from loadgen.source import BuiltWorkload
-from loadgen.table import print_report
-from loadgen.wire import ClusterView
-from loadgen.workload.outcome import INTERRUPTED, RequestOutcome
-from loadgen.workload.outcome_table import OutcomeTable
-from loadgen.workload.request import WorkloadRequest
+from lorrery.chassis.errors import FormatError
+from lorrery.loadgen.options import LoadOptions
+from lorrery.loadgen.own_load import OwnLoad, OwnLoadMeter
+from lorrery.loadgen.report import CSV_COLUMNS, make_report, read_report, write_report
+from lorrery.loadgen.source import BuiltWorkload
+from lorrery.loadgen.table import print_report
+from lorrery.loadgen.wire import ClusterView
+from lorrery.loadgen.workload.outcome import INTERRUPTED, RequestOutcome
+from lorrery.loadgen.workload.outcome_table import OutcomeTable
+from lorrery.loadgen.workload.request import WorkloadRequest
 
 CLUSTER = ClusterView("Llama-2-7B", 2.0, 1, 1, 2048, 3072, (("A100", 2),))
 

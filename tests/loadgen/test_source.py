@@ -2,9 +2,9 @@ import pathlib
 
 import pytest
 
-from chassis.errors import FormatError, SettingsError
-from loadgen.options import LoadOptions, expand_adapters, parse_range
-from loadgen.source import build_workload
+from lorrery.chassis.errors import FormatError, SettingsError
+from lorrery.loadgen.options import LoadOptions, expand_adapters, parse_range
+from lorrery.loadgen.source import build_workload
 
 TRACES = pathlib.Path(__file__).parents[2] / "deploy" / "traces"
 AZURE = TRACES / "azure_llm_2023_conv_excerpt.csv"

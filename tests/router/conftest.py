@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import grpc.aio
 import pytest
-from lorrery.v1 import router_pb2, router_pb2_grpc
 from prometheus_client import CollectorRegistry
 
-from chassis.settings import Settings
-from router.service import Router
+from lorrery.chassis.settings import Settings
+from lorrery.router.service import Router
+from lorrery.v1 import router_pb2, router_pb2_grpc
 from tests.cluster.harness import wait_until
 from tests.router.fake_scheduler import FakeScheduler, Route
 

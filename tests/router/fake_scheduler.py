@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import grpc
 import grpc.aio
+
 from lorrery.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 
 STEP_PS = 10**10

@@ -4,8 +4,8 @@ import asyncio
 import random
 
 import grpc
-from lorrery.v1 import types_pb2
 
+from lorrery.v1 import types_pb2
 from tests.router.conftest import StartRouter, everything, failure, next_submit
 
 LENGTH = types_pb2.FINISH_REASON_LENGTH

@@ -2,9 +2,9 @@
 
 import grpc
 import pytest
-from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
 
-from router import service
+from lorrery.router import service
+from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
 from tests.router.conftest import StartRouter, everything, failure, next_submit
 
 LENGTH = types_pb2.FINISH_REASON_LENGTH

@@ -5,10 +5,10 @@ import threading
 import grpc
 import grpc.aio
 import pytest
-from lorrery.v1 import router_pb2, types_pb2
 
-from router.checks import MAX_QUOTED_CHARACTERS
-from router.tokenizer import BuiltinTokenizer
+from lorrery.router.checks import MAX_QUOTED_CHARACTERS
+from lorrery.router.tokenizer import BuiltinTokenizer
+from lorrery.v1 import router_pb2, types_pb2
 from tests.router.conftest import TIMEOUT_SECONDS, StartRouter, everything, failure, next_submit
 from tests.router.fake_scheduler import from_u32
 

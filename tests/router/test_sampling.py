@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lorrery.v1 import types_pb2
 
-from chassis.errors import InvalidRequest
-from router import wire
-from router.sampling import SamplingParams, normalise, read_sampling
+from lorrery.chassis.errors import InvalidRequest
+from lorrery.router import wire
+from lorrery.router.sampling import SamplingParams, normalise, read_sampling
+from lorrery.v1 import types_pb2
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "sampling_params.jsonl"
 CASES = [json.loads(line) for line in GOLDEN.read_text().splitlines()]

@@ -4,8 +4,8 @@ import asyncio
 
 import grpc
 import pytest
-from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
 
+from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
 from tests.router.conftest import StartRouter, everything, failure, next_submit
 from tests.router.fake_scheduler import from_u32
 

@@ -4,15 +4,15 @@ import asyncio
 from array import array
 
 import pytest
-from lorrery.v1 import router_pb2
 from prometheus_client import CollectorRegistry
 
-from chassis.errors import Internal, Unavailable
-from router.metrics import RouterMetrics
-from router.request import Finish, FinishReason, Request, Usage
-from router.sampling import SamplingParams
-from router.streams import Fanout, Slot
-from router.wire import TokensFrame
+from lorrery.chassis.errors import Internal, Unavailable
+from lorrery.router.metrics import RouterMetrics
+from lorrery.router.request import Finish, FinishReason, Request, Usage
+from lorrery.router.sampling import SamplingParams
+from lorrery.router.streams import Fanout, Slot
+from lorrery.router.wire import TokensFrame
+from lorrery.v1 import router_pb2
 
 REQUEST = Request("r", "", "", b"\1\0\0\0", SamplingParams(), (), 1)
 FINISH = Finish(FinishReason.LENGTH, Usage(1, 1))

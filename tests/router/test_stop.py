@@ -3,11 +3,11 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from router.output import Output
-from router.request import Finish, FinishReason, Request, Usage
-from router.sampling import SamplingParams
-from router.stop import StopMatcher, stop_token_sequences
-from router.tokenizer import BuiltinTokenizer
+from lorrery.router.output import Output
+from lorrery.router.request import Finish, FinishReason, Request, Usage
+from lorrery.router.sampling import SamplingParams
+from lorrery.router.stop import StopMatcher, stop_token_sequences
+from lorrery.router.tokenizer import BuiltinTokenizer
 
 TOKENIZER = BuiltinTokenizer()
 ABC, ABLE, ABOUT = 3, 4, 5

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from chassis.errors import SettingsError
-from router.tokenizer import BuiltinTokenizer, FileTokenizer, open_tokenizer
+from lorrery.chassis.errors import SettingsError
+from lorrery.router.tokenizer import BuiltinTokenizer, FileTokenizer, open_tokenizer
 
 BUILTIN = BuiltinTokenizer()
-WORDS = resources.files("router").joinpath("words.txt").read_text().split()
+WORDS = resources.files("lorrery.router").joinpath("words.txt").read_text().split()
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))
 words = st.sampled_from(WORDS).map(lambda word: " " + word)

@@ -1,6 +1,6 @@
 """When an event takes effect: at the first boundary at or after its stamp, or late."""
 
-from scheduler.effects import Awaited, Effects
+from lorrery.scheduler.effects import Awaited, Effects
 
 
 def numbers(events: list[Awaited]) -> list[int]:

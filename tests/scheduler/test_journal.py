@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-import scheduler.journal as module
-from chassis.errors import LorreryError
-from chassis.settings import Settings, load
-from scheduler.core.plan import Cancelled, EndReason, Finished, FirstToken, Idle, Plan, Ran
-from scheduler.core.sequence import Sequence
-from scheduler.journal import Journal
-from scheduler.messages import StepReport, WorkerHello
+import lorrery.scheduler.journal as module
+from lorrery.chassis.errors import LorreryError
+from lorrery.chassis.settings import Settings, load
+from lorrery.scheduler.core.plan import Cancelled, EndReason, Finished, FirstToken, Idle, Plan, Ran
+from lorrery.scheduler.core.sequence import Sequence
+from lorrery.scheduler.journal import Journal
+from lorrery.scheduler.messages import StepReport, WorkerHello
 
 HELLO = WorkerHello("w", "A10G", "Llama-2-7B", 1, 6000, "roofline", needs_prompts=False)
 

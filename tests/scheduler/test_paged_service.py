@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from chassis.errors import SettingsError
-from chassis.settings import load
-from scheduler.cluster import Cluster
+from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.settings import load
+from lorrery.scheduler.cluster import Cluster
 from tests.scheduler.test_service import OVERRIDES, Harness, Worker, tokens_of
 
 PAGED = (

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from chassis.errors import SettingsError
-from chassis.settings import load
-from scheduler.core.sequence import Sequence
-from scheduler.messages import WorkerHello
-from scheduler.replicas import ReplicaFactory
-from scheduler.service import SchedulerService
+from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.settings import load
+from lorrery.scheduler.core.sequence import Sequence
+from lorrery.scheduler.messages import WorkerHello
+from lorrery.scheduler.replicas import ReplicaFactory
+from lorrery.scheduler.service import SchedulerService
 from tests.scheduler.core.drive import World, jump, step_by_step
 
 DOCS = Path(__file__).parents[2] / "docs"

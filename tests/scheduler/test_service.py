@@ -8,12 +8,12 @@ import grpc
 import grpc.aio
 import numpy as np
 import pytest
-from lorrery.v1 import scheduler_pb2 as pb
-from lorrery.v1 import scheduler_pb2_grpc, types_pb2
 from prometheus_client import CollectorRegistry
 
-from chassis.settings import Settings, load
-from scheduler.service import SchedulerService
+from lorrery.chassis.settings import Settings, load
+from lorrery.scheduler.service import SchedulerService
+from lorrery.v1 import scheduler_pb2 as pb
+from lorrery.v1 import scheduler_pb2_grpc, types_pb2
 
 OVERRIDES = (
     "scheduler.policy='fcfs'",

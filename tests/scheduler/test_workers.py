@@ -4,12 +4,12 @@ from collections.abc import AsyncIterator
 
 import numpy as np
 import pytest
-from lorrery.v1 import scheduler_pb2 as pb
 
-from chassis.settings import load
-from scheduler.core.admission import BatchLimits
-from scheduler.core.batching.base import Batching, Floor, Step, Wait
-from scheduler.core.batching.continuous import Continuous
+from lorrery.chassis.settings import load
+from lorrery.scheduler.core.admission import BatchLimits
+from lorrery.scheduler.core.batching.base import Batching, Floor, Step, Wait
+from lorrery.scheduler.core.batching.continuous import Continuous
+from lorrery.v1 import scheduler_pb2 as pb
 from tests.scheduler.test_service import OVERRIDES, Harness, tokens_of
 
 MS = 10**9

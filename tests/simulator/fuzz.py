@@ -21,29 +21,29 @@ from typing import Any
 
 import numpy as np
 
-from chassis.combinations import why_senseless
-from loadgen.workload.request import WorkloadRequest
-from scheduler.core.adapters import Tier
-from scheduler.core.catalogue import BATCHINGS, MEMORIES, PLACEMENTS, QUEUES, ReplicaSettings, build_replica
-from scheduler.core.prefix_cache.blocks import BlockCache
-from scheduler.core.prefix_cache.static_trie import StaticTrie
-from scheduler.core.queues.early_drop import PREFILL_ALLOWANCE_PS
-from scheduler.core.queues.profile import DeviceProfile
-from scheduler.core.replica import Replica
-from scheduler.core.sequence import Adapter
-from simulator.build import build_requests
-from simulator.engine import Simulation
-from simulator.faults import LOAD_FAILURE, SLOW_WORKER, WORKER_LOSS, Fault, load_fails, schedule_faults
-from simulator.gaps import GapRecorder
-from simulator.request import SimulatedRequest
-from simulator.steps import COLUMNS, StepWriter
-from simulator.stretch import Observer
-from simulator.worker import SimulatedWorker
+from lorrery.chassis.combinations import why_senseless
+from lorrery.loadgen.workload.request import WorkloadRequest
+from lorrery.scheduler.core.adapters import Tier
+from lorrery.scheduler.core.catalogue import BATCHINGS, MEMORIES, PLACEMENTS, QUEUES, ReplicaSettings, build_replica
+from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
+from lorrery.scheduler.core.prefix_cache.static_trie import StaticTrie
+from lorrery.scheduler.core.queues.early_drop import PREFILL_ALLOWANCE_PS
+from lorrery.scheduler.core.queues.profile import DeviceProfile
+from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.sequence import Adapter
+from lorrery.simulator.build import build_requests
+from lorrery.simulator.engine import Simulation
+from lorrery.simulator.faults import LOAD_FAILURE, SLOW_WORKER, WORKER_LOSS, Fault, load_fails, schedule_faults
+from lorrery.simulator.gaps import GapRecorder
+from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.steps import COLUMNS, StepWriter
+from lorrery.simulator.stretch import Observer
+from lorrery.simulator.worker import SimulatedWorker
+from lorrery.worker.device.output import LlmMockLength
+from lorrery.worker.device.profile import ProfileRow, read_profile
+from lorrery.worker.device.steps import read_steps
+from lorrery.worker.device.steptime import STEP_TIME_MODELS, StepTimeModel
 from tests.worker.device.known import deployment
-from worker.device.output import LlmMockLength
-from worker.device.profile import ProfileRow, read_profile
-from worker.device.steps import read_steps
-from worker.device.steptime import STEP_TIME_MODELS, StepTimeModel
 
 PS = 10**12
 LAST_PS = 500 * PS

@@ -7,17 +7,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from loadgen.workload.request import WorkloadRequest
-from scheduler.core.adapters import Tier
-from scheduler.core.catalogue import BATCHINGS, PLACEMENTS, ReplicaSettings, build_replica
-from scheduler.core.sequence import Adapter
-from simulator.build import build_requests, build_workers
-from simulator.engine import Simulation
-from simulator.worker import SimulatedWorker
+from lorrery.loadgen.workload.request import WorkloadRequest
+from lorrery.scheduler.core.adapters import Tier
+from lorrery.scheduler.core.catalogue import BATCHINGS, PLACEMENTS, ReplicaSettings, build_replica
+from lorrery.scheduler.core.sequence import Adapter
+from lorrery.simulator.build import build_requests, build_workers
+from lorrery.simulator.engine import Simulation
+from lorrery.simulator.worker import SimulatedWorker
+from lorrery.worker.device.batch import Batch, PrefillChunk
+from lorrery.worker.device.llm_mock import LlmMock
+from lorrery.worker.device.roofline import Roofline
 from tests.worker.device.known import deployment
-from worker.device.batch import Batch, PrefillChunk
-from worker.device.llm_mock import LlmMock
-from worker.device.roofline import Roofline
 
 ADAPTERS = {f"a{n}": Adapter(f"a{n}", 4 * (n + 1)) for n in range(4)}
 STEP_TIMES = {"roofline": Roofline(deployment("A10G", "Llama-2-7B", engine="present-day")), "llm-mock": LlmMock()}

@@ -1,7 +1,7 @@
 """When loads of adapters fail; `lorrery simulate` shows what other faults do (tests/cli/test_simulate.py)."""
 
-from scheduler.core.sequence import Adapter
-from simulator.faults import load_fails, parse_fault
+from lorrery.scheduler.core.sequence import Adapter
+from lorrery.simulator.faults import load_fails, parse_fault
 
 S = 10**12
 

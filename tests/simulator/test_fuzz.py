@@ -2,8 +2,8 @@
 
 import pytest
 
-from chassis.combinations import batching_of
-from scheduler.core.catalogue import BATCHINGS, MEMORIES, PLACEMENTS, QUEUES
+from lorrery.chassis.combinations import batching_of
+from lorrery.scheduler.core.catalogue import BATCHINGS, MEMORIES, PLACEMENTS, QUEUES
 from tests.simulator.fuzz import MODELS, check, draw_case
 
 CASES, AT_ONCE = 3_000, 100

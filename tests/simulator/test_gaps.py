@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from scheduler.core.plan import Plan
-from simulator.gaps import GapRecorder
-from simulator.outcomes import OutcomeRecorder
-from simulator.request import SimulatedRequest
-from simulator.stretch import Stretch
+from lorrery.scheduler.core.plan import Plan
+from lorrery.simulator.gaps import GapRecorder
+from lorrery.simulator.outcomes import OutcomeRecorder
+from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.stretch import Stretch
+from lorrery.worker.device.output import Ending, FinishReason
 from tests.simulator.fuzz import draw_case, simulate
-from worker.device.output import Ending, FinishReason
 
 
 def test_they_add_up_to_the_time_from_first_to_last_token() -> None:

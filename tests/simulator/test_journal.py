@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from chassis.errors import FormatError
-from simulator.journal import ExpectedPlan, ExpectedStep, read_journal
+from lorrery.chassis.errors import FormatError
+from lorrery.simulator.journal import ExpectedPlan, ExpectedStep, read_journal
 
 HEADER = {"format_version": 1, "kind": "journal", "lorrery": "0.1.0", "settings": {"model": "m"}}
 ATTACHED = {"type": "attached", "worker": 0, "at_ps": 0, "hello": {}}

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from loadgen.workload.outcome_table import OutcomeTable, TokenGaps
-from scheduler.core.plan import EndReason
-from simulator.outcomes import OutcomeRecorder
-from simulator.request import SimulatedRequest
-from worker.device.output import Ending, FinishReason
+from lorrery.loadgen.workload.outcome_table import OutcomeTable, TokenGaps
+from lorrery.scheduler.core.plan import EndReason
+from lorrery.simulator.outcomes import OutcomeRecorder
+from lorrery.simulator.request import SimulatedRequest
+from lorrery.worker.device.output import Ending, FinishReason
 
 S = 10**12
 NO_GAPS = TokenGaps(np.array([]), np.array([], np.int64))

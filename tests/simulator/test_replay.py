@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from chassis.settings import load
-from cli.simulate_journal import parts_of, replay_journal
-from simulator.journal import read_journal
-from simulator.replay import Replayed, replay
+from lorrery.chassis.settings import load
+from lorrery.cli.simulate_journal import parts_of, replay_journal
+from lorrery.simulator.journal import read_journal
+from lorrery.simulator.replay import Replayed, replay
 from tests.simulator.virtual_cluster import play, virtual_time
 
 COMMON = (

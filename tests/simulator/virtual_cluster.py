@@ -15,22 +15,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lorrery.v1 import scheduler_pb2 as pb
 from prometheus_client import CollectorRegistry
 
-from chassis.clock import DeviceClock
-from chassis.settings import Settings
-from scheduler import wire as scheduler_wire
-from scheduler.cluster import Cluster
-from scheduler.messages import WorkerHello
-from scheduler.routers import RouterLink
-from worker import wire as worker_wire
-from worker.build import device_of, length_model_of
-from worker.device.gpu import MockGpu
-from worker.metrics import WorkerMetrics
-from worker.pacer import Pacer, StepReport
+from lorrery.chassis.clock import DeviceClock
+from lorrery.chassis.settings import Settings
+from lorrery.scheduler import wire as scheduler_wire
+from lorrery.scheduler.cluster import Cluster
+from lorrery.scheduler.messages import WorkerHello
+from lorrery.scheduler.routers import RouterLink
+from lorrery.v1 import scheduler_pb2 as pb
+from lorrery.worker import wire as worker_wire
+from lorrery.worker.build import device_of, length_model_of
+from lorrery.worker.device.gpu import MockGpu
+from lorrery.worker.metrics import WorkerMetrics
+from lorrery.worker.pacer import Pacer, StepReport
 
-PATCHED = ("chassis.clock", "scheduler.workers", "worker.pacer")
+PATCHED = ("lorrery.chassis.clock", "lorrery.scheduler.workers", "lorrery.worker.pacer")
 START_SECONDS = 1000.0
 
 

@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 import grpc
 import grpc.aio
 import numpy as np
+
+from lorrery.chassis.clock import DeviceClock
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import scheduler_pb2_grpc as pb_grpc
 from lorrery.v1 import types_pb2
-
-from chassis.clock import DeviceClock
 
 PATIENCE_SECONDS = 20.0
 """How long a test waits for what must come."""

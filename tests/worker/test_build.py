@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from chassis.errors import SettingsError
-from chassis.settings import Settings, load
-from worker.build import deployment_of
-from worker.device.lora import LoraKernels
-from worker.device.steptime import STEP_TIME_MODELS
+from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.settings import Settings, load
+from lorrery.worker.build import deployment_of
+from lorrery.worker.device.lora import LoraKernels
+from lorrery.worker.device.steptime import STEP_TIME_MODELS
 
 PROFILE = """gpu,model,tp,phase,batch_size,kv_len,prefill_chunk,step_ms,quality
 a100,llama-2-7b,1,decode,1,100,,10,ok

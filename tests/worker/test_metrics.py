@@ -3,11 +3,11 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
+from lorrery.worker.device.batch import Batch, LoraWork, PrefillChunk
+from lorrery.worker.device.cost import PARTS
+from lorrery.worker.device.roofline import Roofline
+from lorrery.worker.metrics import WorkerMetrics
 from tests.worker.device.known import deployment
-from worker.device.batch import Batch, LoraWork, PrefillChunk
-from worker.device.cost import PARTS
-from worker.device.roofline import Roofline
-from worker.metrics import WorkerMetrics
 
 
 @pytest.fixture

@@ -8,14 +8,14 @@ from itertools import pairwise
 import pytest
 from prometheus_client import CollectorRegistry
 
-from worker.device.batch import Batch
-from worker.device.gpu import MockGpu
-from worker.device.llm_mock import OVERHEAD_PS, LlmMock
-from worker.device.output import Ending, FinishReason
-from worker.device.rows import DeviceSequence
-from worker.device.work import PrefillWork
-from worker.metrics import WorkerMetrics
-from worker.pacer import Pacer, Plan, StepReport
+from lorrery.worker.device.batch import Batch
+from lorrery.worker.device.gpu import MockGpu
+from lorrery.worker.device.llm_mock import OVERHEAD_PS, LlmMock
+from lorrery.worker.device.output import Ending, FinishReason
+from lorrery.worker.device.rows import DeviceSequence
+from lorrery.worker.device.work import PrefillWork
+from lorrery.worker.metrics import WorkerMetrics
+from lorrery.worker.pacer import Pacer, Plan, StepReport
 
 pytestmark = pytest.mark.timing
 

@@ -6,11 +6,13 @@ from contextlib import asynccontextmanager
 from itertools import pairwise
 
 import pytest
-from lorrery.v1 import scheduler_pb2 as pb
 from prometheus_client import CollectorRegistry
 
-from chassis.errors import SettingsError
-from chassis.settings import Settings
+from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.settings import Settings
+from lorrery.v1 import scheduler_pb2 as pb
+from lorrery.worker.device.output import FinishReason
+from lorrery.worker.service import WorkerService
 from tests.worker.fake_scheduler import (
     PATIENCE_SECONDS,
     FakeScheduler,
@@ -21,8 +23,6 @@ from tests.worker.fake_scheduler import (
     prefill_plan,
     u32,
 )
-from worker.device.output import FinishReason
-from worker.service import WorkerService
 
 STEP_PS = 60_000_000_000
 """llm-mock's step with next to no tokens."""

@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
+
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import types_pb2
-
+from lorrery.worker import wire
+from lorrery.worker.device.output import Ending, FinishReason, LognormalLength, sequence_seed
+from lorrery.worker.device.work import PrefillWork, StepOutcome
+from lorrery.worker.pacer import StepReport
 from tests.worker.fake_scheduler import from_u32, join, prefill_plan, u32
-from worker import wire
-from worker.device.output import Ending, FinishReason, LognormalLength, sequence_seed
-from worker.device.work import PrefillWork, StepOutcome
-from worker.pacer import StepReport
 
 ANSWERS = wire.AnswerSettings("Llama-2-7B", LognormalLength(20.0, 0.0))
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from worker.device.batch import NO_LORA, LoraWork
-from worker.device.rows import DeviceSequence
+from lorrery.worker.device.batch import NO_LORA, LoraWork
+from lorrery.worker.device.rows import DeviceSequence
 
 
 class DecodingAdapters:

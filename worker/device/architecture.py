@@ -6,7 +6,7 @@ The figures and their sources are in `data/models.toml`.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from worker.device.errors import CatalogueError
+from lorrery.worker.device.errors import CatalogueError
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ Integer arithmetic: the time per decode KV token and the time per half token of 
 
 from collections.abc import Iterable
 
-from worker.device.architecture import Model, Precision, Shard
-from worker.device.batch import Batch, PrefillChunk
-from worker.device.hardware import Gpu, KernelFit
-from worker.device.kernels import TILE
+from lorrery.worker.device.architecture import Model, Precision, Shard
+from lorrery.worker.device.batch import Batch, PrefillChunk
+from lorrery.worker.device.hardware import Gpu, KernelFit
+from lorrery.worker.device.kernels import TILE
 
 _PS_PER_SECOND = 10**12
 

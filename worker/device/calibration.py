@@ -16,10 +16,10 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.device.deployment import Deployment
-from worker.device.hardware import KernelFit
-from worker.device.profile import ProfileRow
-from worker.device.roofline import Roofline
+from lorrery.worker.device.deployment import Deployment
+from lorrery.worker.device.hardware import KernelFit
+from lorrery.worker.device.profile import ProfileRow
+from lorrery.worker.device.roofline import Roofline
 
 Floats = NDArray[np.float64]
 

@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from worker.device.batch import NO_LORA, Batch, LoraWork, PrefillChunk
-from worker.device.cost import StepCost
-from worker.device.deployment import Deployment
-from worker.device.lora import adapter_bytes
-from worker.device.steptime import StepTimeModel
+from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, PrefillChunk
+from lorrery.worker.device.cost import StepCost
+from lorrery.worker.device.deployment import Deployment
+from lorrery.worker.device.lora import adapter_bytes
+from lorrery.worker.device.steptime import StepTimeModel
 
 _PS_PER_SECOND = 10**12
 

@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
-from worker.device.architecture import Model
-from worker.device.engine import Engine
-from worker.device.errors import CatalogueError
-from worker.device.hardware import AllReduce, Gpu, KernelFit
+from lorrery.worker.device.architecture import Model
+from lorrery.worker.device.engine import Engine
+from lorrery.worker.device.errors import CatalogueError
+from lorrery.worker.device.hardware import AllReduce, Gpu, KernelFit
 
 Table = Mapping[str, Any]
 
 FORMAT = 1
 DEFAULT_FIT = "default"
 DEFAULT_LINK = "pcie-4"
-PACKAGE = "worker.device"
+PACKAGE = "lorrery.worker.device"
 """Whose folder `data` holds the shipped tables."""
 
 _ENDING = re.compile(r"(-(hf|chat|instruct|base|it|v\d[\d.]*))+$", re.IGNORECASE)

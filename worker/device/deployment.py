@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from worker.device.architecture import Model, Precision
-from worker.device.engine import KERNELS_ONLY, Engine
-from worker.device.hardware import Gpu, KernelFit
-from worker.device.lora import REAL_RANKS, LoraKernels
-from worker.device.memory import SIXTEEN_BITS, kv_pool_tokens
-from worker.device.profile import ProfileRow
-from worker.device.steps import EngineStep
+from lorrery.worker.device.architecture import Model, Precision
+from lorrery.worker.device.engine import KERNELS_ONLY, Engine
+from lorrery.worker.device.hardware import Gpu, KernelFit
+from lorrery.worker.device.lora import REAL_RANKS, LoraKernels
+from lorrery.worker.device.memory import SIXTEEN_BITS, kv_pool_tokens
+from lorrery.worker.device.profile import ProfileRow
+from lorrery.worker.device.steps import EngineStep
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,11 @@ from functools import cache, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.device.batch import NO_LORA, Batch, LoraWork, Segment
-from worker.device.cost import StepCost
-from worker.device.deployment import Deployment
-from worker.device.errors import CatalogueError
-from worker.device.lora import LoraCost
+from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, Segment
+from lorrery.worker.device.cost import StepCost
+from lorrery.worker.device.deployment import Deployment
+from lorrery.worker.device.errors import CatalogueError
+from lorrery.worker.device.lora import LoraCost
 
 MOST_KNOTS = 256
 LEAST_ROWS = 5

@@ -20,8 +20,8 @@ The smooth maximum of C and M is split between compute and memory in proportion 
 from dataclasses import dataclass
 from math import sqrt
 
-from worker.device.architecture import Model, Precision, Shard
-from worker.device.hardware import Gpu, KernelFit
+from lorrery.worker.device.architecture import Model, Precision, Shard
+from lorrery.worker.device.hardware import Gpu, KernelFit
 
 TILE = 64
 """Rows of attention queries, and of a small matrix product, that one block computes."""

@@ -9,8 +9,8 @@ the constant alone. The formula is far from a real GPU's (a 2,000-token prompt t
 charts are.
 """
 
-from worker.device.batch import NO_LORA, Batch, LoraWork, Segment
-from worker.device.cost import StepCost
+from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, Segment
+from lorrery.worker.device.cost import StepCost
 
 PS_PER_SECOND = 10**12
 

@@ -24,11 +24,11 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
-from worker.device.architecture import Model, Precision, Shard
-from worker.device.batch import LoraWork
-from worker.device.errors import CatalogueError
-from worker.device.hardware import Gpu
-from worker.device.memory import SIXTEEN_BITS, kv_bytes_per_token
+from lorrery.worker.device.architecture import Model, Precision, Shard
+from lorrery.worker.device.batch import LoraWork
+from lorrery.worker.device.errors import CatalogueError
+from lorrery.worker.device.hardware import Gpu
+from lorrery.worker.device.memory import SIXTEEN_BITS, kv_bytes_per_token
 
 _PS_PER_SECOND = 10**12
 

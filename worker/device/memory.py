@@ -6,9 +6,9 @@
 Figures are over all GPUs of one replica; an adapter's bytes are counted once.
 """
 
-from worker.device.architecture import Model, Precision, check_split
-from worker.device.errors import CatalogueError
-from worker.device.hardware import Gpu
+from lorrery.worker.device.architecture import Model, Precision, check_split
+from lorrery.worker.device.errors import CatalogueError
+from lorrery.worker.device.hardware import Gpu
 
 _USED_PERCENT = 90
 _ACTIVATION_BYTES = 2 * 10**9

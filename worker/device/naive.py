@@ -14,12 +14,12 @@ attention, for a token of KV cache, and for a batch's adapters.
 
 from functools import lru_cache
 
-from worker.device.architecture import check_split
-from worker.device.batch import NO_LORA, Batch, LoraWork, Segment
-from worker.device.cost import StepCost
-from worker.device.deployment import Deployment
-from worker.device.lora import LoraCost
-from worker.device.memory import kv_bytes_per_token
+from lorrery.worker.device.architecture import check_split
+from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, Segment
+from lorrery.worker.device.cost import StepCost
+from lorrery.worker.device.deployment import Deployment
+from lorrery.worker.device.lora import LoraCost
+from lorrery.worker.device.memory import kv_bytes_per_token
 
 _PS_PER_SECOND = 10**12
 

@@ -14,7 +14,7 @@ import csv
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from worker.device.batch import Batch, PrefillChunk
+from lorrery.worker.device.batch import Batch, PrefillChunk
 
 PHASES = ("linear", "decode", "prefill", "mixed")
 

@@ -13,13 +13,13 @@ decode KV token, the time per half token of prefill tile length, and a batch's a
 
 from functools import lru_cache
 
-from worker.device.architecture import Shard
-from worker.device.attention import AttentionKernels
-from worker.device.batch import NO_LORA, Batch, LoraWork, Segment
-from worker.device.cost import StepCost
-from worker.device.deployment import Deployment
-from worker.device.kernels import LinearKernels
-from worker.device.lora import LoraCost
+from lorrery.worker.device.architecture import Shard
+from lorrery.worker.device.attention import AttentionKernels
+from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, Segment
+from lorrery.worker.device.cost import StepCost
+from lorrery.worker.device.deployment import Deployment
+from lorrery.worker.device.kernels import LinearKernels
+from lorrery.worker.device.lora import LoraCost
 
 _PS_PER_SECOND = 10**12
 _PS_PER_MS = 10**9

@@ -6,7 +6,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.device.output import TOKEN_STATE_STEP, Ending, TokenIds, finish_token_ids, token_state, tokens_between
+from lorrery.worker.device.output import (
+    TOKEN_STATE_STEP,
+    Ending,
+    TokenIds,
+    finish_token_ids,
+    token_state,
+    tokens_between,
+)
 
 BLOCK_STEPS = 8
 """Steps whose tokens are made at once: numpy's cost per call is that of a few hundred tokens."""

@@ -15,11 +15,11 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean, median
 from typing import TypeVar
 
-from worker.device.batch import NO_LORA, Batch, LoraWork, Segment
-from worker.device.cost import StepCost
-from worker.device.deployment import Deployment
-from worker.device.errors import CatalogueError
-from worker.device.lora import LoraCost
+from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, Segment
+from lorrery.worker.device.cost import StepCost
+from lorrery.worker.device.deployment import Deployment
+from lorrery.worker.device.errors import CatalogueError
+from lorrery.worker.device.lora import LoraCost
 
 _PS_PER_SECOND = 10**12
 _PS_PER_MS = 10**9

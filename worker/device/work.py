@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.device.batch import PrefillChunk
-from worker.device.output import FinishReason, TokenIds
+from lorrery.worker.device.batch import PrefillChunk
+from lorrery.worker.device.output import FinishReason, TokenIds
 
 
 @dataclass(slots=True, init=False)

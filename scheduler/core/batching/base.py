@@ -5,10 +5,10 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Protocol
 
-from scheduler.core.admission import BatchLimits
-from scheduler.core.plan import Chunk
-from scheduler.core.running import Running
-from scheduler.core.sequence import Adapter, Sequence
+from lorrery.scheduler.core.admission import BatchLimits
+from lorrery.scheduler.core.plan import Chunk
+from lorrery.scheduler.core.running import Running
+from lorrery.scheduler.core.sequence import Adapter, Sequence
 
 
 @dataclass(slots=True, init=False)

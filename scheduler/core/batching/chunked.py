@@ -8,10 +8,10 @@ left.
 
 from dataclasses import replace
 
-from scheduler.core.admission import BatchLimits
-from scheduler.core.batching.base import Floor, Step, Wait
-from scheduler.core.plan import Chunk
-from scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.admission import BatchLimits
+from lorrery.scheduler.core.batching.base import Floor, Step, Wait
+from lorrery.scheduler.core.plan import Chunk
+from lorrery.scheduler.core.sequence import Sequence
 
 
 class Chunked:

@@ -4,8 +4,8 @@ At every boundary whoever may enter enters, in a prefill of their own that the r
 every running sequence decodes. A sequence leaves in the step that ends it.
 """
 
-from scheduler.core.admission import BatchLimits
-from scheduler.core.batching.base import Floor, Step, Wait, whole
+from lorrery.scheduler.core.admission import BatchLimits
+from lorrery.scheduler.core.batching.base import Floor, Step, Wait, whole
 
 
 class Continuous:

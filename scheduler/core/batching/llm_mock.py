@@ -6,9 +6,9 @@ limits it. An engine whose batch has drained, with nobody waiting, runs one more
 sleeps; who arrives during that step waits for its end.
 """
 
-from scheduler.core.admission import BatchLimits
-from scheduler.core.batching.base import Floor, Step, Wait
-from scheduler.core.batching.mixed import Mixed
+from lorrery.scheduler.core.admission import BatchLimits
+from lorrery.scheduler.core.batching.base import Floor, Step, Wait
+from lorrery.scheduler.core.batching.mixed import Mixed
 
 
 class LlmMock:

@@ -4,8 +4,8 @@ No step is given to prefill alone, but every running sequence waits for the whol
 a step, one per decoding sequence and the newcomers' prompts, stay within the prompt limit.
 """
 
-from scheduler.core.admission import BatchLimits
-from scheduler.core.batching.base import Floor, Step, Wait, whole
+from lorrery.scheduler.core.admission import BatchLimits
+from lorrery.scheduler.core.batching.base import Floor, Step, Wait, whole
 
 
 class Mixed:

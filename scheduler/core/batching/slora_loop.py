@@ -9,8 +9,8 @@
 arrives.
 """
 
-from scheduler.core.admission import BatchLimits
-from scheduler.core.batching.base import Floor, Step, Wait, whole
+from lorrery.scheduler.core.admission import BatchLimits
+from lorrery.scheduler.core.batching.base import Floor, Step, Wait, whole
 
 MAX_WAIT_STEPS = 10
 PREFETCH_STEPS = (5, 7)

@@ -4,8 +4,8 @@ Nobody enters a batch that runs, and nobody leaves it: a sequence that has ended
 share of every step, as padding does, and its stream ends with the batch. Tokens are streamed as they come.
 """
 
-from scheduler.core.admission import BatchLimits
-from scheduler.core.batching.base import Floor, Step, Wait, whole
+from lorrery.scheduler.core.admission import BatchLimits
+from lorrery.scheduler.core.batching.base import Floor, Step, Wait, whole
 
 
 class Static:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from scheduler.core.running import Running
-from scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.running import Running
+from lorrery.scheduler.core.sequence import Sequence
 
 NEVER = 1 << 62
 """More steps than any run has."""

@@ -18,10 +18,10 @@ sequences pin count once. Those that nobody pins are free memory: the cache give
 
 from typing import Protocol
 
-from scheduler.core.memory.base import BlockUse, Check, Trial
-from scheduler.core.memory.growth import BlockGrowth
-from scheduler.core.running import Running
-from scheduler.core.sequence import Adapter, Sequence
+from lorrery.scheduler.core.memory.base import BlockUse, Check, Trial
+from lorrery.scheduler.core.memory.growth import BlockGrowth
+from lorrery.scheduler.core.running import Running
+from lorrery.scheduler.core.sequence import Adapter, Sequence
 
 
 class SharedBlocks(Protocol):

@@ -9,10 +9,10 @@ S-LoRA charges a newcomer (input + 1 held, max_new_tokens - 1 left), one token m
 prefill; `exact` charges it (input + 1, max_new_tokens - 2), since the last token produced is never cached.
 """
 
-from scheduler.core.memory.base import BlockUse, Check, Trial
-from scheduler.core.memory.reservation import PeakReservation, RunningPeak
-from scheduler.core.running import Running
-from scheduler.core.sequence import Adapter, Sequence
+from lorrery.scheduler.core.memory.base import BlockUse, Check, Trial
+from lorrery.scheduler.core.memory.reservation import PeakReservation, RunningPeak
+from lorrery.scheduler.core.running import Running
+from lorrery.scheduler.core.sequence import Adapter, Sequence
 
 
 class PeakMemory:

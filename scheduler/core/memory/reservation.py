@@ -26,7 +26,7 @@ from collections.abc import Sequence as Many
 
 import numpy as np
 
-from scheduler.core.running import Running
+from lorrery.scheduler.core.running import Running
 
 _LEAST = -(1 << 62)
 

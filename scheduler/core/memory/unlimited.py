@@ -1,8 +1,8 @@
 """No memory rule: whoever the count lets in fits (llm-mock, which knows no memory)."""
 
-from scheduler.core.memory.base import NEVER, BlockUse, Check
-from scheduler.core.running import Running
-from scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.memory.base import NEVER, BlockUse, Check
+from lorrery.scheduler.core.running import Running
+from lorrery.scheduler.core.sequence import Sequence
 
 
 class UnlimitedMemory:

@@ -10,8 +10,8 @@ the least loaded worker.
 from collections.abc import Sequence as Many
 from hashlib import blake2b
 
-from scheduler.core.placements.base import Candidate, Choice, least_loaded, load_bound
-from scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.placements.base import Candidate, Choice, least_loaded, load_bound
+from lorrery.scheduler.core.sequence import Sequence
 
 LOAD_FACTOR = 1.25
 

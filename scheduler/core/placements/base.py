@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Protocol
 
-from scheduler.core.replica import Replica
-from scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ filling one worker while others idle.
 
 from collections.abc import Sequence as Many
 
-from scheduler.core.placements.base import Candidate, Choice, least_loaded
-from scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.placements.base import Candidate, Choice, least_loaded
+from lorrery.scheduler.core.sequence import Sequence
 
 MAX_EXTRA_SEQUENCES = 4
 MAX_LOAD_RATIO = 1.25

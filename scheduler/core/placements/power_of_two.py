@@ -8,8 +8,8 @@ from collections.abc import Sequence as Many
 
 import numpy as np
 
-from scheduler.core.placements.base import Candidate, Choice, least_loaded
-from scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.placements.base import Candidate, Choice, least_loaded
+from lorrery.scheduler.core.sequence import Sequence
 
 
 class PowerOfTwo:

@@ -7,9 +7,9 @@ least loaded one. Cost: one look-up per worker.
 
 from collections.abc import Sequence as Many
 
-from scheduler.core.placements.base import Candidate, Choice, least_loaded, load_bound
-from scheduler.core.prefix_cache.base import usable_tokens
-from scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.placements.base import Candidate, Choice, least_loaded, load_bound
+from lorrery.scheduler.core.prefix_cache.base import usable_tokens
+from lorrery.scheduler.core.sequence import Sequence
 
 LOAD_FACTOR = 1.5
 MIN_HIT_RATIO = 0.1

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence as Many
 
-from scheduler.core.placements.base import Candidate, Choice
-from scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.placements.base import Candidate, Choice
+from lorrery.scheduler.core.sequence import Sequence
 
 
 class RoundRobin:

@@ -8,7 +8,7 @@ looked up at every step would else keep its blocks for ever.
 from collections.abc import Sequence as Tokens
 from typing import Protocol
 
-from scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.sequence import Sequence
 
 
 class PrefixCache(Protocol):

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
-from scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.sequence import Sequence
 
 _TOKEN_BYTES = array("I").itemsize
 

@@ -18,7 +18,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Self
 
-from scheduler.core.sequence import Sequence as Request
+from lorrery.scheduler.core.sequence import Sequence as Request
 
 _ROOT = 0
 

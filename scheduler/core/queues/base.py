@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from scheduler.core.admission import Blocked, Walk
-from scheduler.core.memory.base import Memory
-from scheduler.core.queues.waiting import WaitingList
-from scheduler.core.running import Running
-from scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.admission import Blocked, Walk
+from lorrery.scheduler.core.memory.base import Memory
+from lorrery.scheduler.core.queues.waiting import WaitingList
+from lorrery.scheduler.core.running import Running
+from lorrery.scheduler.core.sequence import Sequence
 
 
 class Queue(Protocol):

@@ -24,12 +24,12 @@ Cost: a walk looks at every waiting sequence in the worst case, some tenth of a 
 
 from collections.abc import Iterator
 
-from scheduler.core.admission import Walk
-from scheduler.core.memory.base import Memory
-from scheduler.core.queues.base import ListedQueue, adapter_key
-from scheduler.core.queues.patience import MAX_OVERTAKES, Patience
-from scheduler.core.running import Running
-from scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.admission import Walk
+from lorrery.scheduler.core.memory.base import Memory
+from lorrery.scheduler.core.queues.base import ListedQueue, adapter_key
+from lorrery.scheduler.core.queues.patience import MAX_OVERTAKES, Patience
+from lorrery.scheduler.core.running import Running
+from lorrery.scheduler.core.sequence import Sequence
 
 
 class Cluster(ListedQueue):

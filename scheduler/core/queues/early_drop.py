@@ -27,11 +27,11 @@ Cost of a walk: as many tests as sequences enter, and one, and what is dropped; 
 from collections.abc import Iterator
 from typing import Protocol
 
-from scheduler.core.admission import Walk
-from scheduler.core.memory.base import Memory
-from scheduler.core.queues.base import ListedQueue
-from scheduler.core.running import Running
-from scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.admission import Walk
+from lorrery.scheduler.core.memory.base import Memory
+from lorrery.scheduler.core.queues.base import ListedQueue
+from lorrery.scheduler.core.running import Running
+from lorrery.scheduler.core.sequence import Sequence
 
 FIRST_TOKEN_SLO_PS = 6_000_000_000_000
 """S-LoRA's service level."""

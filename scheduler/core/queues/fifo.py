@@ -10,10 +10,10 @@ it they leave at once.
 Cost of a walk: as many tests as sequences enter, and one; it does not grow with the queue.
 """
 
-from scheduler.core.admission import Walk
-from scheduler.core.queues.base import ListedQueue
-from scheduler.core.running import Running
-from scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.admission import Walk
+from lorrery.scheduler.core.queues.base import ListedQueue
+from lorrery.scheduler.core.running import Running
+from lorrery.scheduler.core.sequence import Sequence
 
 
 class Fifo(ListedQueue):

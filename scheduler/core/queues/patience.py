@@ -5,7 +5,7 @@ preferred arrive. S-LoRA's have no such bound, but for a rule of its one-adapter
 number is taken over here.
 """
 
-from scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.sequence import Sequence
 
 MAX_OVERTAKES = 30
 

@@ -27,12 +27,12 @@ from collections.abc import Callable
 from math import inf
 from typing import TypeAlias, TypeVar
 
-from scheduler.core.admission import Walk
-from scheduler.core.queues.base import ListedQueue, adapter_key
-from scheduler.core.queues.patience import MAX_OVERTAKES, Patience
-from scheduler.core.queues.profile import Profile
-from scheduler.core.running import Running
-from scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.admission import Walk
+from lorrery.scheduler.core.queues.base import ListedQueue, adapter_key
+from lorrery.scheduler.core.queues.patience import MAX_OVERTAKES, Patience
+from lorrery.scheduler.core.queues.profile import Profile
+from lorrery.scheduler.core.running import Running
+from lorrery.scheduler.core.sequence import Sequence
 
 MIN_WAITING = 10
 """Up to so many it is first come first served (S-LoRA's comment says 20)."""

@@ -15,10 +15,10 @@ from functools import lru_cache
 from math import inf
 from typing import Protocol
 
-from worker.device.architecture import Model
-from worker.device.batch import Batch, PrefillChunk
-from worker.device.hardware import Gpu
-from worker.device.steptime import StepTimeModel
+from lorrery.worker.device.architecture import Model
+from lorrery.worker.device.batch import Batch, PrefillChunk
+from lorrery.worker.device.hardware import Gpu
+from lorrery.worker.device.steptime import StepTimeModel
 
 LENGTH_STEP = 32
 """Lengths are padded to a multiple of this."""

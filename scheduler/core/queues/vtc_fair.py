@@ -37,12 +37,12 @@ from fractions import Fraction
 from heapq import heapify, heappop, heapreplace
 from math import lcm
 
-from scheduler.core.admission import Blocked, Walk
-from scheduler.core.memory.base import Memory
-from scheduler.core.queues.base import adapter_key, prompts_within, steps_until_admissible
-from scheduler.core.queues.waiting import WaitingList
-from scheduler.core.running import Running
-from scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.admission import Blocked, Walk
+from lorrery.scheduler.core.memory.base import Memory
+from lorrery.scheduler.core.queues.base import adapter_key, prompts_within, steps_until_admissible
+from lorrery.scheduler.core.queues.waiting import WaitingList
+from lorrery.scheduler.core.running import Running
+from lorrery.scheduler.core.sequence import Sequence
 
 INPUT_PRICE = 1
 OUTPUT_PRICE = 2

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.sequence import Sequence
 
 
 class WaitingList:

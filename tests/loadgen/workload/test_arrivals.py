@@ -3,10 +3,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.workload import arrivals
-from loadgen.workload.popularity import assign, power_indices, uniform_indices, zipf_indices
-from loadgen.workload.prompts import FIRST_WORD_ID, LAST_WORD_ID, output_seed, prompt_token_ids
-from loadgen.workload.request import WorkloadRequest
+from lorrery.loadgen.workload import arrivals
+from lorrery.loadgen.workload.popularity import assign, power_indices, uniform_indices, zipf_indices
+from lorrery.loadgen.workload.prompts import FIRST_WORD_ID, LAST_WORD_ID, output_seed, prompt_token_ids
+from lorrery.loadgen.workload.request import WorkloadRequest
 
 
 def rng():

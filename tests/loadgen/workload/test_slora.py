@@ -1,6 +1,6 @@
 import pytest
 
-from loadgen.workload.slora import adapter_name, draw, generate_requests
+from lorrery.loadgen.workload.slora import adapter_name, draw, generate_requests
 
 ARGUMENTS = {
     "num_adapters": 4,

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.workload.outcome import INTERRUPTED, RequestOutcome
-from loadgen.workload.outcome_table import OutcomeTable, token_gaps
-from loadgen.workload.slora_summary import slora_summary
-from loadgen.workload.summary import BASE_MODEL, distribution
-from loadgen.workload.summary import summarise as summarise_table
+from lorrery.loadgen.workload.outcome import INTERRUPTED, RequestOutcome
+from lorrery.loadgen.workload.outcome_table import OutcomeTable, token_gaps
+from lorrery.loadgen.workload.slora_summary import slora_summary
+from lorrery.loadgen.workload.summary import BASE_MODEL, distribution
+from lorrery.loadgen.workload.summary import summarise as summarise_table
 
 
 def summarise(outcomes):
@@ -162,7 +162,7 @@ def test_a_counted_sample_is_described_like_the_same_sample_spelt_out(pairs):
 
 def test_figures_do_not_depend_on_the_number_of_threads_that_numpy_may_use():
     script = (
-        "import numpy as np; from loadgen.workload.summary import distribution;"
+        "import numpy as np; from lorrery.loadgen.workload.summary import distribution;"
         "print(distribution(np.random.default_rng(1).random(100_000)))"
     )
     outputs = {

@@ -3,9 +3,9 @@ import pathlib
 import numpy as np
 import pytest
 
-from loadgen.workload.azure import read_azure
-from loadgen.workload.mooncake import read_mooncake, spread
-from loadgen.workload.request import TraceError
+from lorrery.loadgen.workload.azure import read_azure
+from lorrery.loadgen.workload.mooncake import read_mooncake, spread
+from lorrery.loadgen.workload.request import TraceError
 
 TRACES = pathlib.Path(__file__).parents[3] / "deploy" / "traces"
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"

@@ -6,7 +6,7 @@ Two drivers share it: `step_by_step` plans before every step (the oracle), `jump
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from scheduler.core.plan import (
+from lorrery.scheduler.core.plan import (
     AdaptersKept,
     Admitted,
     Cancelled,
@@ -20,8 +20,8 @@ from scheduler.core.plan import (
     Preempted,
     Ran,
 )
-from scheduler.core.replica import Replica
-from scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.sequence import Sequence
 
 STEP_PS = 1_000
 TOKEN_PS = 7

@@ -1,7 +1,7 @@
 """Residency: places, tiers, loads, failures."""
 
-from scheduler.core.adapters import AdapterOptions, Residency, Tier
-from scheduler.core.sequence import Adapter
+from lorrery.scheduler.core.adapters import AdapterOptions, Residency, Tier
+from lorrery.scheduler.core.sequence import Adapter
 
 A, B, C = Adapter("a", 1), Adapter("b", 2), Adapter("c", 3)
 

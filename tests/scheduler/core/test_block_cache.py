@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from scheduler.core.prefix_cache.blocks import BlockCache
-from scheduler.core.sequence import Adapter, Sequence
+from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
+from lorrery.scheduler.core.sequence import Adapter, Sequence
 
 BLOCK = 2
 ADAPTERS = {None: None, "a": Adapter("a", 8), "b": Adapter("b", 8)}

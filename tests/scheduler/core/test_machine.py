@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from scheduler.core.plan import Cancelled, Dropped, Event, Finished, Plan
-from scheduler.core.replica import Replica
-from scheduler.core.sequence import Adapter, Sequence
+from lorrery.scheduler.core.plan import Cancelled, Dropped, Event, Finished, Plan
+from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.sequence import Adapter, Sequence
 from tests.scheduler.core.drive import Device
 from tests.scheduler.core.test_replica import NEVER_FREED_FROM_CANCELLED, POLICIES, build, nothing_is_negative_or_over
 

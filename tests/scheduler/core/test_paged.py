@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from scheduler.core.catalogue import ReplicaSettings, build_replica
-from scheduler.core.memory.growth import BlockGrowth
-from scheduler.core.memory.paged import PagedMemory
-from scheduler.core.plan import Admitted, Cancelled, Event, Finished, Plan, Preempted
-from scheduler.core.prefix_cache.blocks import BlockCache
-from scheduler.core.replica import Replica
-from scheduler.core.running import Running
-from scheduler.core.sequence import Adapter, Sequence
+from lorrery.scheduler.core.catalogue import ReplicaSettings, build_replica
+from lorrery.scheduler.core.memory.growth import BlockGrowth
+from lorrery.scheduler.core.memory.paged import PagedMemory
+from lorrery.scheduler.core.plan import Admitted, Cancelled, Event, Finished, Plan, Preempted
+from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
+from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.running import Running
+from lorrery.scheduler.core.sequence import Adapter, Sequence
 from tests.scheduler.core.drive import Device, World, jump, step_by_step
 
 

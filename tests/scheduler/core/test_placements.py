@@ -5,10 +5,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from scheduler.core.catalogue import PLACEMENTS, ReplicaSettings, build_replica
-from scheduler.core.placements.base import Candidate
-from scheduler.core.prefix_cache.static_trie import StaticTrie
-from scheduler.core.sequence import Adapter, Sequence
+from lorrery.scheduler.core.catalogue import PLACEMENTS, ReplicaSettings, build_replica
+from lorrery.scheduler.core.placements.base import Candidate
+from lorrery.scheduler.core.prefix_cache.static_trie import StaticTrie
+from lorrery.scheduler.core.sequence import Adapter, Sequence
 
 SETTINGS = ReplicaSettings("fcfs", max_total_token_num=1000, max_req_total_len=100)
 

@@ -8,26 +8,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chassis.tables import read_tables
-from scheduler.core.admission import BatchLimits
-from scheduler.core.batching.continuous import Continuous
-from scheduler.core.batching.llm_mock import LlmMock
-from scheduler.core.batching.static import Static
-from scheduler.core.devices import TABLES_PACKAGE, Devices
-from scheduler.core.memory.base import NEVER
-from scheduler.core.memory.peak import PeakMemory
-from scheduler.core.memory.unlimited import UnlimitedMemory
-from scheduler.core.plan import Admitted, Dropped, Idle, Plan
-from scheduler.core.queues.base import Queue
-from scheduler.core.queues.cluster import Cluster
-from scheduler.core.queues.early_drop import PREFILL_ALLOWANCE_PS, EarlyDrop
-from scheduler.core.queues.fifo import Fifo
-from scheduler.core.queues.peft import Peft
-from scheduler.core.queues.pets import MIN_WAITING, Pets, _cut
-from scheduler.core.queues.profile import DeviceProfile, MeasuredProfile
-from scheduler.core.queues.vtc_fair import INPUT_PRICE, OUTPUT_PRICE, VtcFair
-from scheduler.core.replica import Replica, ReplicaOptions
-from scheduler.core.sequence import Adapter, Sequence
+from lorrery.chassis.tables import read_tables
+from lorrery.scheduler.core.admission import BatchLimits
+from lorrery.scheduler.core.batching.continuous import Continuous
+from lorrery.scheduler.core.batching.llm_mock import LlmMock
+from lorrery.scheduler.core.batching.static import Static
+from lorrery.scheduler.core.devices import TABLES_PACKAGE, Devices
+from lorrery.scheduler.core.memory.base import NEVER
+from lorrery.scheduler.core.memory.peak import PeakMemory
+from lorrery.scheduler.core.memory.unlimited import UnlimitedMemory
+from lorrery.scheduler.core.plan import Admitted, Dropped, Idle, Plan
+from lorrery.scheduler.core.queues.base import Queue
+from lorrery.scheduler.core.queues.cluster import Cluster
+from lorrery.scheduler.core.queues.early_drop import PREFILL_ALLOWANCE_PS, EarlyDrop
+from lorrery.scheduler.core.queues.fifo import Fifo
+from lorrery.scheduler.core.queues.peft import Peft
+from lorrery.scheduler.core.queues.pets import MIN_WAITING, Pets, _cut
+from lorrery.scheduler.core.queues.profile import DeviceProfile, MeasuredProfile
+from lorrery.scheduler.core.queues.vtc_fair import INPUT_PRICE, OUTPUT_PRICE, VtcFair
+from lorrery.scheduler.core.replica import Replica, ReplicaOptions
+from lorrery.scheduler.core.sequence import Adapter, Sequence
 from tests.scheduler.core.drive import Device, World, jump, step_by_step
 
 A, B, C = (Adapter(name, 1) for name in "abc")

@@ -7,19 +7,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scheduler.core.adapters import AdapterOptions, Residency, Tier
-from scheduler.core.admission import BatchLimits
-from scheduler.core.batching.continuous import Continuous
-from scheduler.core.catalogue import ReplicaSettings, build_replica
-from scheduler.core.memory.peak import PeakMemory
-from scheduler.core.memory.unlimited import UnlimitedMemory
-from scheduler.core.plan import Dropped, Finished, Plan, Preempted
-from scheduler.core.prefix_cache.blocks import BlockCache
-from scheduler.core.prefix_cache.static_trie import StaticTrie
-from scheduler.core.queues.early_drop import PREFILL_ALLOWANCE_PS
-from scheduler.core.queues.fifo import Fifo
-from scheduler.core.replica import Replica
-from scheduler.core.sequence import Adapter, Sequence
+from lorrery.scheduler.core.adapters import AdapterOptions, Residency, Tier
+from lorrery.scheduler.core.admission import BatchLimits
+from lorrery.scheduler.core.batching.continuous import Continuous
+from lorrery.scheduler.core.catalogue import ReplicaSettings, build_replica
+from lorrery.scheduler.core.memory.peak import PeakMemory
+from lorrery.scheduler.core.memory.unlimited import UnlimitedMemory
+from lorrery.scheduler.core.plan import Dropped, Finished, Plan, Preempted
+from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
+from lorrery.scheduler.core.prefix_cache.static_trie import StaticTrie
+from lorrery.scheduler.core.queues.early_drop import PREFILL_ALLOWANCE_PS
+from lorrery.scheduler.core.queues.fifo import Fifo
+from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.sequence import Adapter, Sequence
 from tests.scheduler.core.drive import Device, World, jump, step_by_step
 
 QUEUES = ["req_queue", "fcfs"]

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.memory.reservation import PeakReservation, RunningPeak
-from scheduler.core.running import Running
-from scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.memory.reservation import PeakReservation, RunningPeak
+from lorrery.scheduler.core.running import Running
+from lorrery.scheduler.core.sequence import Sequence
 
 entries = st.tuples(st.integers(1, 20), st.integers(0, 15))
 

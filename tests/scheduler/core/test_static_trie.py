@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.prefix_cache import PrefixCache, StaticTrie
+from lorrery.scheduler.core.prefix_cache import PrefixCache, StaticTrie
 
 PROMPTS = st.lists(st.lists(st.integers(0, 3), max_size=8), max_size=25)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.core.adapters import Tier
-from scheduler.core.catalogue import ReplicaSettings, build_replica
-from scheduler.core.sequence import Adapter, Sequence
+from lorrery.scheduler.core.adapters import Tier
+from lorrery.scheduler.core.catalogue import ReplicaSettings, build_replica
+from lorrery.scheduler.core.sequence import Adapter, Sequence
 from tests.scheduler.core.drive import STEP_PS, TOKEN_PS, World, jump
 
 FOLDER = Path(__file__).parent / "transcripts"

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from chassis.tables import read_tables
-from worker.device.catalogue import PACKAGE, Catalogue
-from worker.device.deployment import Deployment
+from lorrery.chassis.tables import read_tables
+from lorrery.worker.device.catalogue import PACKAGE, Catalogue
+from lorrery.worker.device.deployment import Deployment
 
 CATALOGUE = Catalogue(read_tables(PACKAGE))
 

@@ -2,11 +2,11 @@
 
 import pytest
 
+from lorrery.worker.device.batch import NO_LORA, LoraWork
+from lorrery.worker.device.capacity import Capacity, Workload, replicas_for
+from lorrery.worker.device.errors import CatalogueError
+from lorrery.worker.device.roofline import Roofline
 from tests.worker.device.known import deployment
-from worker.device.batch import NO_LORA, LoraWork
-from worker.device.capacity import Capacity, Workload, replicas_for
-from worker.device.errors import CatalogueError
-from worker.device.roofline import Roofline
 
 # Prompts of 1500 to 2000 tokens, answers of 500: seed 002's question.
 QUESTION = Workload(1750, 500)

@@ -2,12 +2,12 @@
 
 import pytest
 
-from chassis.tables import read_tables
+from lorrery.chassis.tables import read_tables
+from lorrery.worker.device.architecture import precision
+from lorrery.worker.device.catalogue import FORMAT, PACKAGE, Catalogue
+from lorrery.worker.device.errors import CatalogueError
+from lorrery.worker.device.memory import kv_bytes_per_token, kv_pool_tokens, weight_bytes
 from tests.worker.device.known import CATALOGUE
-from worker.device.architecture import precision
-from worker.device.catalogue import FORMAT, PACKAGE, Catalogue
-from worker.device.errors import CatalogueError
-from worker.device.memory import kv_bytes_per_token, kv_pool_tokens, weight_bytes
 
 SHIPPED = read_tables(PACKAGE)
 OWN_GPU = {"name": "X1", "tflops": 100, "memory_gb": 10.5, "gb_per_second": 500, "num_sms": 50}

@@ -5,11 +5,11 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
+from lorrery.worker.device.batch import Batch, LoraWork, PrefillChunk
+from lorrery.worker.device.errors import CatalogueError
+from lorrery.worker.device.fitted import MOST_KNOTS, Fitted
+from lorrery.worker.device.steps import EngineStep, StepLogError, read_steps
 from tests.worker.device.known import deployment
-from worker.device.batch import Batch, LoraWork, PrefillChunk
-from worker.device.errors import CatalogueError
-from worker.device.fitted import MOST_KNOTS, Fitted
-from worker.device.steps import EngineStep, StepLogError, read_steps
 
 HEADER = "step_ms,prefill_tokens,decode_seqs,decode_kv_tokens,prefill_attn_pairs"
 ONE_OF_EACH = [HEADER, "10,0,1,100,0", "20,100,0,0,5000"]

@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork
+from lorrery.worker.device.gpu import MockGpu
+from lorrery.worker.device.llm_mock import LlmMock
+from lorrery.worker.device.output import Ending, FinishReason, tokens_between
+from lorrery.worker.device.roofline import Roofline
+from lorrery.worker.device.rows import DeviceSequence
+from lorrery.worker.device.steptime import StepTimeModel
+from lorrery.worker.device.work import PrefillWork
 from tests.worker.device.known import deployment
-from worker.device.batch import NO_LORA, Batch, LoraWork
-from worker.device.gpu import MockGpu
-from worker.device.llm_mock import LlmMock
-from worker.device.output import Ending, FinishReason, tokens_between
-from worker.device.roofline import Roofline
-from worker.device.rows import DeviceSequence
-from worker.device.steptime import StepTimeModel
-from worker.device.work import PrefillWork
 
 LLM_MOCK = LlmMock()
 ROOFLINE = Roofline(deployment("A100-80-SXM", "Llama-2-7B"))

@@ -1,11 +1,11 @@
 """Static batching on the device: what has ended keeps its place until it is told to leave."""
 
-from worker.device.batch import NO_LORA, LoraWork
-from worker.device.gpu import MockGpu
-from worker.device.llm_mock import LlmMock
-from worker.device.output import Ending, FinishReason
-from worker.device.rows import DeviceSequence
-from worker.device.work import PrefillWork
+from lorrery.worker.device.batch import NO_LORA, LoraWork
+from lorrery.worker.device.gpu import MockGpu
+from lorrery.worker.device.llm_mock import LlmMock
+from lorrery.worker.device.output import Ending, FinishReason
+from lorrery.worker.device.rows import DeviceSequence
+from lorrery.worker.device.work import PrefillWork
 
 
 def test_a_held_sequence_weighs_on_every_step_but_gives_no_token() -> None:

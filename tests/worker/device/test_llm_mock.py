@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from worker.device.batch import Batch, PrefillChunk
-from worker.device.llm_mock import LlmMock
-from worker.device.output import FinishReason, LlmMockLength
+from lorrery.worker.device.batch import Batch, PrefillChunk
+from lorrery.worker.device.llm_mock import LlmMock
+from lorrery.worker.device.output import FinishReason, LlmMockLength
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 

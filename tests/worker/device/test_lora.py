@@ -2,10 +2,10 @@
 
 import pytest
 
+from lorrery.worker.device.batch import LoraWork
+from lorrery.worker.device.errors import CatalogueError
+from lorrery.worker.device.lora import LoraCost, LoraKernels, adapter_bytes, adapter_load_ps, adapter_slots, load_ps
 from tests.worker.device.known import CATALOGUE, deployment
-from worker.device.batch import LoraWork
-from worker.device.errors import CatalogueError
-from worker.device.lora import LoraCost, LoraKernels, adapter_bytes, adapter_load_ps, adapter_slots, load_ps
 
 MIB = 2**20
 

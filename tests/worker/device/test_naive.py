@@ -2,10 +2,10 @@
 
 import pytest
 
+from lorrery.worker.device.batch import Batch, PrefillChunk
+from lorrery.worker.device.naive import NaiveRoofline
+from lorrery.worker.device.roofline import Roofline
 from tests.worker.device.known import CATALOGUE, deployment
-from worker.device.batch import Batch, PrefillChunk
-from worker.device.naive import NaiveRoofline
-from worker.device.roofline import Roofline
 
 LLAMA = CATALOGUE.model("Llama-2-7B")
 

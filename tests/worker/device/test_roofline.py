@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from lorrery.worker.device.architecture import precision
+from lorrery.worker.device.attention import prefill_waves
+from lorrery.worker.device.batch import Batch, PrefillChunk
+from lorrery.worker.device.cost import PARTS
+from lorrery.worker.device.engine import Engine
+from lorrery.worker.device.errors import CatalogueError
+from lorrery.worker.device.roofline import Roofline
 from tests.worker.device.known import CATALOGUE, deployment
-from worker.device.architecture import precision
-from worker.device.attention import prefill_waves
-from worker.device.batch import Batch, PrefillChunk
-from worker.device.cost import PARTS
-from worker.device.engine import Engine
-from worker.device.errors import CatalogueError
-from worker.device.roofline import Roofline
 
 # The tables that the constants were fitted to: Vidur's time the add and not the head, vLLM's the opposite.
 VIDUR = "vidur-kernels"

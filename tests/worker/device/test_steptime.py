@@ -4,16 +4,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, PrefillChunk
+from lorrery.worker.device.fitted import Fitted
+from lorrery.worker.device.llm_mock import LlmMock
+from lorrery.worker.device.lora import LoraKernels
+from lorrery.worker.device.naive import NaiveRoofline
+from lorrery.worker.device.profile import read_profile
+from lorrery.worker.device.roofline import Roofline
+from lorrery.worker.device.steps import read_steps
+from lorrery.worker.device.steptime import STEP_TIME_MODELS, StepTimeModel
 from tests.worker.device.known import deployment
-from worker.device.batch import NO_LORA, Batch, LoraWork, PrefillChunk
-from worker.device.fitted import Fitted
-from worker.device.llm_mock import LlmMock
-from worker.device.lora import LoraKernels
-from worker.device.naive import NaiveRoofline
-from worker.device.profile import read_profile
-from worker.device.roofline import Roofline
-from worker.device.steps import read_steps
-from worker.device.steptime import STEP_TIME_MODELS, StepTimeModel
 
 STEP_LOG = read_steps(
     ["step_ms,prefill_tokens,decode_seqs,decode_kv_tokens,prefill_attn_pairs", "20,100,0,0,5000"]

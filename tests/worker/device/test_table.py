@@ -2,11 +2,11 @@
 
 import pytest
 
+from lorrery.worker.device.batch import Batch, LoraWork, PrefillChunk
+from lorrery.worker.device.errors import CatalogueError
+from lorrery.worker.device.profile import ProfileError, read_profile
+from lorrery.worker.device.table import ProfileTable, interpolate
 from tests.worker.device.known import deployment
-from worker.device.batch import Batch, LoraWork, PrefillChunk
-from worker.device.errors import CatalogueError
-from worker.device.profile import ProfileError, read_profile
-from worker.device.table import ProfileTable, interpolate
 
 HEADER = "phase,batch_size,kv_len,prefill_chunk,prefill_kv_prefix,step_ms"
 DECODES = ["decode,1,0,,,10", "decode,1,1000,,,11", "decode,32,0,,,14", "decode,32,1000,,,20"]
