@@ -43,7 +43,7 @@ def sweep(
     options = [option for value in values for option in ("--sweep", value)]
     with pytest.MonkeyPatch.context() as patch:
         if not plots:
-            patch.setattr("cli.sweep.run.draw", lambda _folder, _axes, _rows: [])
+            patch.setattr("lorrery.cli.sweep.run.draw", lambda _folder, _axes, _rows: [])
         return simulate(*options, *asked, "--out", folder, "--jobs", jobs, exit_code=exit_code)
 
 
@@ -281,7 +281,7 @@ def test_a_point_is_known_by_the_code_of_its_plug_ins(tmp_path: Path, monkeypatc
 
 def test_a_point_is_known_by_the_code_that_simulated_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "2 points to run" in sweep(tmp_path, "rate=4,8")
-    monkeypatch.setattr("cli.sweep.points.code_digest", lambda: "of an edited file")
+    monkeypatch.setattr("lorrery.cli.sweep.points.code_digest", lambda: "of an edited file")
     assert "2 points to run" in sweep(tmp_path, "rate=4,8")
     assert "to run" not in sweep(tmp_path, "rate=4,8")
 
@@ -345,7 +345,7 @@ def test_a_dask_cluster_makes_the_same_table_and_survives_a_worker_that_dies(tmp
 
 
 def test_a_cluster_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cli.sweep.backends._CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr("lorrery.cli.sweep.backends._CONNECT_SECONDS", 0.2)
     with pytest.raises(LorreryError, match=r"--backend dask: no scheduler at tcp://127\.0\.0\.1:1"):
         simulate("--sweep", "rate=4,8", "--backend", "dask", "--backend-address", "tcp://127.0.0.1:1")
     monkeypatch.setitem(sys.modules, "ray", None)

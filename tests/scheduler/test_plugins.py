@@ -53,8 +53,8 @@ def test_a_way_to_batch_and_a_placement_come_from_outside_too() -> None:
         [
             "scheduler.policy=fcfs",
             "scheduler.max_num_batched_tokens=4096",
-            "scheduler.batching=scheduler.core.batching.mixed:Mixed",
-            "scheduler.placement=scheduler.core.placements.power_of_two:PowerOfTwo",
+            "scheduler.batching=lorrery.scheduler.core.batching.mixed:Mixed",
+            "scheduler.placement=lorrery.scheduler.core.placements.power_of_two:PowerOfTwo",
         ],
     )
     factory = ReplicaFactory(settings)

@@ -310,7 +310,7 @@ async def test_impossible_plan_ends_the_stream_and_not_the_worker():
 
 
 async def test_refused_worker_stays_up_and_asks_again(monkeypatch):
-    monkeypatch.setattr("worker.service.REFUSED_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("lorrery.worker.service.REFUSED_RETRY_SECONDS", 0.01)
     async with fake_scheduler(TIME_SCALE) as scheduler:
         scheduler.refuse = "Llama-3-8B"
         async with running_worker(scheduler) as worker:
@@ -323,7 +323,7 @@ async def test_refused_worker_stays_up_and_asks_again(monkeypatch):
 
 
 async def test_stream_too_slow_for_the_steps_counts_as_broken(monkeypatch):
-    monkeypatch.setattr("worker.service.MAX_OUTGOING", 3)
+    monkeypatch.setattr("lorrery.worker.service.MAX_OUTGOING", 3)
     stuck = asyncio.Event()
 
     async def write_nothing(_call: object, _message: object) -> None:
