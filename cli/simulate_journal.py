@@ -69,6 +69,7 @@ def parts_of(journal: Journal, path: Path) -> ReplayParts:
         make_gpu=make_gpu,
         make_adapter=factory.adapter,
         adapters=adapters,
+        placement=factory.placement(),
         model=device_of(settings).deployment.model.name,
         length_model=length_model_of(output),
         echo=output.mode == "echo",
@@ -96,6 +97,11 @@ def _print(path: Path, journal: Journal, result: Replayed, console: Console) -> 
     console.print(
         f"compared {result.num_requests} requests, {result.num_plans} plans, {result.num_steps} steps and"
         f" {result.num_tokens} tokens on {result.num_workers} workers",
+        highlight=False,
+    )
+    console.print(
+        f"derived: where {result.num_derived} of {result.num_placed} requests went; the others had no choice"
+        ", or it is given",
         highlight=False,
     )
     console.print(

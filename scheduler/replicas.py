@@ -10,6 +10,7 @@ from lorrery.chassis.settings import Settings
 from lorrery.chassis.tables import read_tables
 from lorrery.scheduler.core.adapters import LoadFails
 from lorrery.scheduler.core.catalogue import BATCHINGS, PLACEMENTS, QUEUES, ReplicaSettings, build_replica
+from lorrery.scheduler.core.cluster import ClusterRules
 from lorrery.scheduler.core.devices import TABLES_PACKAGE, Devices
 from lorrery.scheduler.core.placements.base import Placement
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache
@@ -19,6 +20,19 @@ from lorrery.scheduler.core.sequence import Adapter
 from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.plugins import find
 from lorrery.scheduler.trie_file import read_corpus, read_trie
+
+
+def cluster_rules(settings: Settings) -> ClusterRules:
+    """Return what a scheduler of this cluster lets in, and how long it lets wait."""
+    own = settings.scheduler
+    return ClusterRules(
+        max_req_input_len=own.max_req_input_len,
+        max_req_total_len=own.max_req_total_len,
+        max_total_token_num=own.max_total_token_num,
+        max_waiting_requests=own.max_waiting_requests,
+        worker_wait_seconds=own.worker_wait_seconds,
+        time_scale=settings.time_scale,
+    )
 
 
 class ReplicaFactory:

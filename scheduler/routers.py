@@ -10,8 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from lorrery.chassis.clock import DeviceClock
 from lorrery.scheduler import wire
-from lorrery.scheduler.live import Live
-from lorrery.scheduler.messages import RefusalReason
+from lorrery.scheduler.core.refusals import RefusalReason
 
 
 class RouterLink:
@@ -21,11 +20,14 @@ class RouterLink:
         router_id: as it announced itself.
         clock: stamps messages.
         max_pending_tokens: bound on what may gather.
+
+    Attributes:
+        owned: the scheduler's handles of its requests, by its own.
     """
 
     def __init__(self, router_id: str, clock: DeviceClock, max_pending_tokens: int) -> None:
         self.router_id = router_id
-        self.owned: dict[int, Live] = {}
+        self.owned: dict[int, int] = {}
         self._clock = clock
         self._max_pending_bytes = 4 * max_pending_tokens
         self._handles: list[bytes] = []

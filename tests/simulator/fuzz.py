@@ -25,6 +25,7 @@ from lorrery.chassis.combinations import why_senseless
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.scheduler.core.adapters import Tier
 from lorrery.scheduler.core.catalogue import BATCHINGS, MEMORIES, PLACEMENTS, QUEUES, ReplicaSettings, build_replica
+from lorrery.scheduler.core.cluster import ClusterRules
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.prefix_cache.static_trie import StaticTrie
 from lorrery.scheduler.core.queues.early_drop import PREFILL_ALLOWANCE_PS
@@ -298,7 +299,7 @@ def build_case(case: Case, observers: Sequence[Observer], *, one_step: bool) -> 
         one_step=one_step,
         choose_shard=(lambda request: request.prompt_tokens % case.num_shards) if case.num_shards > 1 else None,
         timeout_ps=case.timeout_ps,
-        worker_wait_ps=PS,
+        rules=ClusterRules(worker_wait_seconds=1),
         observers=observers,
     )
     simulation.at(LAST_PS, lambda: _check_ended(simulation, case))
@@ -345,7 +346,7 @@ def _play(
 
 def _tokens(hash_id: int, num_tokens: int) -> list[int]:
     request = WorkloadRequest(0, 0.0, num_tokens, 1, hash_ids=(hash_id,))
-    return list(next(build_requests([request], MODEL, {}, with_prompts=True))[1].prompt_token_ids)
+    return list(next(build_requests([request], MODEL, {}, with_prompts=True))[1].sequence.prompt_token_ids)
 
 
 def _told(request: SimulatedRequest) -> tuple[Any, ...]:
