@@ -14,9 +14,6 @@ from typer.core import TyperCommand
 from lorrery.chassis.errors import FormatError, SettingsError
 from lorrery.chassis.settings import load as load_settings
 from lorrery.cli.simulate_journal import replay_journal
-from lorrery.cli.simulation import Progress as RunProgress
-from lorrery.cli.simulation import SimulatedRun, SimulationOptions
-from lorrery.cli.sweep import flags as sweep_flags
 from lorrery.cli.up import default_config
 from lorrery.cli.version import VersionOption
 from lorrery.loadgen import flags
@@ -24,9 +21,12 @@ from lorrery.loadgen.report import check_folder, write_report
 from lorrery.loadgen.session import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_OK
 from lorrery.loadgen.table import print_report
 from lorrery.simulator.faults import parse_fault
+from lorrery.simulator.run import Progress as RunProgress
+from lorrery.simulator.run import SimulatedRun, SimulationOptions
 from lorrery.simulator.steps import StepWriter
 from lorrery.simulator.stretch import Observer
 from lorrery.simulator.trace import TraceWriter
+from lorrery.sweeps import flags as sweep_flags
 
 STEPS_FILE, TRACE_FILE = "steps.csv", "trace.json"
 _SIMULATION, _OUTPUT = "Simulation", "Output"
@@ -178,7 +178,7 @@ def simulate(
     if sweeps:
         if steps or perfetto:
             raise SettingsError("--steps and --perfetto are of one run; leave out --sweep")
-        from lorrery.cli.sweep.run import sweep  # joblib only where it is needed
+        from lorrery.sweeps.run import sweep  # joblib only where it is needed
 
         asked = config or default_config(), tuple(overrides or ()), options, simulation
         raise typer.Exit(sweep(context, sweeps, asked, out, sweep_flags.Where(backend, backend_address, jobs)))

@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from lorrery.chassis.settings import Settings
-from lorrery.cli.cluster import ROOT, LocalCluster, cancelled_by_signals
 from lorrery.cli.version import VersionOption
+from lorrery.local.cluster import ROOT, LocalCluster, cancelled_by_signals
 
 DEFAULT_CONFIG = ROOT / "deploy" / "cluster.toml"
 

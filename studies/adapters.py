@@ -29,8 +29,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lorrery.chassis.settings import Settings
-from lorrery.cli.simulation import SimulatedRun, SimulationOptions
 from lorrery.loadgen.options import LoadOptions
+from lorrery.simulator.run import SimulatedRun, SimulationOptions
 from studies import figure
 
 NAME = "adapters"

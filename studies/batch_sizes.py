@@ -21,8 +21,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from lorrery.chassis.settings import Settings
-from lorrery.cli.simulation import SimulatedRun, SimulationOptions
 from lorrery.loadgen.options import LoadOptions
+from lorrery.simulator.run import SimulatedRun, SimulationOptions
 from studies import figure
 
 NAME = "batch_sizes"
