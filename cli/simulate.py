@@ -18,7 +18,6 @@ from lorrery.cli.up import default_config
 from lorrery.cli.version import VersionOption
 from lorrery.loadgen import flags
 from lorrery.loadgen.report import check_folder, write_report
-from lorrery.loadgen.session import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_OK
 from lorrery.loadgen.table import print_report
 from lorrery.simulator.faults import parse_fault
 from lorrery.simulator.run import Progress as RunProgress
@@ -222,9 +221,7 @@ def _run(run: SimulatedRun, out: Path | None, *, steps: bool, perfetto: bool) ->
         written = [*write_report(report, out), *written]
         for path in written:
             console.print(f"report    {path}", style="dim", highlight=False, soft_wrap=True)
-    if report.interrupted:
-        return EXIT_INTERRUPTED
-    return EXIT_FAILURES if report.summary.num_failed else EXIT_OK
+    return report.exit_code
 
 
 class _ProgressBar:

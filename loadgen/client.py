@@ -21,8 +21,8 @@ import grpc.aio
 from lorrery.chassis.channel import open_channel
 from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.settings import TlsSettings
+from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.wire import (
-    ClusterView,
     FinishView,
     GenerateRequest,
     GenerateResponse,

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lorrery.chassis.errors import FormatError, SettingsError
+from lorrery.chassis.errors import FormatError, LorreryError, SettingsError
+from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.options import ALL_ADAPTERS, LoadOptions, expand_adapters
 from lorrery.loadgen.workload import arrivals, azure, mooncake, popularity, slora
 from lorrery.loadgen.workload.request import TraceError, WorkloadRequest
 
-__all__ = ["BuiltWorkload", "build_workload"]
+__all__ = ["BuiltWorkload", "admissible", "build_workload"]
 
 _DEFAULT_EXPONENT = 1.0
 _NO_ADAPTERS = "base model only; --adapters all or --num-adapters N draws adapters"
@@ -60,6 +61,20 @@ def build_workload(options: LoadOptions, known_adapters: Sequence[str]) -> Built
     else:
         note = f"played {options.speed_up:g} times as fast as recorded or drawn"
     return BuiltWorkload(built.requests, built.attribution, (*built.notes, note))
+
+
+def admissible(options: LoadOptions, workload: BuiltWorkload, cluster: ClusterView) -> tuple[BuiltWorkload, int]:
+    """Leave out what the cluster would refuse, if the options say so; give how many that were."""
+    if not options.skip_too_long or cluster.max_req_input_len is None or cluster.max_req_total_len is None:
+        return workload, 0
+    kept = arrivals.fitting(workload.requests, cluster.max_req_input_len, cluster.max_req_total_len)
+    num_skipped = len(workload.requests) - len(kept)
+    if not kept:
+        raise LorreryError(
+            f"--skip-too-long leaves nothing: max_req_input_len is {cluster.max_req_input_len},"
+            f" max_req_total_len is {cluster.max_req_total_len}"
+        )
+    return BuiltWorkload(kept, workload.attribution, workload.notes), num_skipped
 
 
 def _slora(options: LoadOptions, known_adapters: Sequence[str]) -> BuiltWorkload:

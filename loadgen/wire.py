@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.workload.prompts import output_seed, prompt_token_ids
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.v1 import router_pb2, types_pb2
@@ -13,7 +14,6 @@ from lorrery.v1.router_pb2 import (
 )
 
 __all__ = [
-    "ClusterView",
     "FinishView",
     "GenerateRequest",
     "GenerateResponse",
@@ -30,31 +30,6 @@ _REASONS = {
     types_pb2.FINISH_REASON_LENGTH: "length",
     types_pb2.FINISH_REASON_ABORTED: "aborted",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterView:
-    """What a run needs to know of the cluster, and what its report says of it.
-
-    Attributes:
-        time_scale: wall seconds per device second.
-        max_req_input_len: smallest of the shards', tokens; None if no shard tells.
-        max_req_total_len: the same for prompt and output together.
-        workers: (gpu, number of ready or draining workers), by gpu.
-    """
-
-    model: str
-    time_scale: float
-    num_shards: int
-    num_connected_shards: int
-    max_req_input_len: int | None
-    max_req_total_len: int | None
-    workers: tuple[tuple[str, int], ...]
-
-    @property
-    def num_workers(self) -> int:
-        """Workers that are attached."""
-        return sum(count for _, count in self.workers)
 
 
 @dataclass(frozen=True, slots=True)

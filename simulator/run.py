@@ -1,4 +1,4 @@
-"""From settings and load options to a simulated run and its report: what `lorrery simulate` does, for one run.
+"""From settings and load options to a simulated run and its report.
 
 The same settings make the same replicas (`scheduler.replicas`), devices (`worker.build`), workloads (`loadgen.source`)
 and reports (`loadgen.report`) as in the live cluster; only the clock is another.
@@ -12,13 +12,12 @@ from datetime import UTC, datetime
 from lorrery.chassis import rendezvous
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.settings import Settings
-from lorrery.loadgen.driver import WARMUP_CONCURRENCY, again_and_again, warmup_requests
+from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.options import LoadOptions
 from lorrery.loadgen.report import LoadReport, SimulationCost, make_report
-from lorrery.loadgen.session import admissible
-from lorrery.loadgen.source import BuiltWorkload, build_workload
-from lorrery.loadgen.wire import ClusterView
+from lorrery.loadgen.source import BuiltWorkload, admissible, build_workload
 from lorrery.loadgen.workload.request import WorkloadRequest
+from lorrery.loadgen.workload.rounds import WARMUP_CONCURRENCY, again_and_again, warmup_requests
 from lorrery.scheduler.core.limits import Limits, check_lengths
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter

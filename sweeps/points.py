@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from lorrery import loadgen, scheduler, simulator, worker
+import lorrery
 from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.chassis.settings import Settings, load
 from lorrery.chassis.version import VERSION
@@ -25,6 +25,7 @@ from lorrery.worker.build import deployment_of
 
 __all__ = ["Asked", "Point", "code_digest", "make_points"]
 
+_ROOMS_OF_A_SIMULATION = ("loadgen", "scheduler", "simulator", "worker")
 _NO_MATTER = {"log", "server_tls", "client_tls"}
 """Settings that no simulation reads."""
 _OF_DEVICE = {"catalogue", "model", "worker", "adapters"}
@@ -161,8 +162,8 @@ def _blame(impossible: Mapping[tuple[str, str], str], maker: _RunMaker) -> Setti
 def code_digest() -> str:
     """Return a hash of the program that simulates: another version may have other figures."""
     digest = hashlib.sha256(VERSION.encode())
-    for package in (loadgen, scheduler, simulator, worker):
-        folder = Path(package.__path__[0])
+    for room in _ROOMS_OF_A_SIMULATION:
+        folder = Path(lorrery.__path__[0]) / room
         for path in sorted((*folder.rglob("*.py"), *folder.rglob("*.toml"))):
             digest.update(path.relative_to(folder).as_posix().encode())
             digest.update(path.read_bytes())

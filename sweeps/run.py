@@ -13,8 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from lorrery.chassis.interrupt import SIGNALS
-from lorrery.loadgen.report import check_folder
-from lorrery.loadgen.session import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_OK
+from lorrery.loadgen.report import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_OK, check_folder
 from lorrery.sweeps.axes import Axis, parse_axes
 from lorrery.sweeps.backends import count, run_points
 from lorrery.sweeps.flags import SweptFlags, Where
