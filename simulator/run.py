@@ -16,6 +16,7 @@ from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.options import LoadOptions
 from lorrery.loadgen.report import LoadReport, SimulationCost, make_report
 from lorrery.loadgen.source import BuiltWorkload, admissible, build_workload
+from lorrery.loadgen.workload.arrays import Requests
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.loadgen.workload.rounds import WARMUP_CONCURRENCY, again_and_again, warmup_requests
 from lorrery.scheduler.core.limits import Limits, check_lengths
@@ -74,6 +75,7 @@ class SimulatedRun:
     """A run that can be watched and looked into.
 
     Attributes:
+        requests: of the caller's own, for the workload `given`.
         observers: further ones, of its steps.
         on_end: told of each request as it ends.
         watch: told now and then how far it is.
@@ -82,6 +84,7 @@ class SimulatedRun:
     settings: Settings
     options: LoadOptions
     simulation_options: SimulationOptions = SimulationOptions()
+    requests: Requests | None = None
     observers: Sequence[Observer] = ()
     on_end: Callable[[SimulatedRequest], None] | None = None
     watch: Watch | None = None
@@ -101,7 +104,8 @@ class SimulatedRun:
         settings, options = self.settings, self.options
         cluster = _SimulatedCluster(settings, self.simulation_options, options.timeout)
         view = cluster.view
-        workload, num_skipped = admissible(options, build_workload(options, list(cluster.adapters)), view)
+        asked = build_workload(options, list(cluster.adapters), self.requests)
+        workload, num_skipped = admissible(options, asked, view)
         cluster.check(workload.requests)
         started_at = datetime.now(UTC)
         cluster.warm_up(warmup_requests(workload.requests, options.warmup), options.seed)
