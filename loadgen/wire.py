@@ -12,6 +12,7 @@ from lorrery.v1.router_pb2 import (
     GetClusterStatusRequest,
     ListAdaptersRequest,
 )
+from lorrery.vocabulary.finish_reason import FinishReason
 
 __all__ = [
     "FinishView",
@@ -23,13 +24,6 @@ __all__ = [
     "finish_view",
     "generate_request",
 ]
-
-_REASONS = {
-    types_pb2.FINISH_REASON_EOS: "eos",
-    types_pb2.FINISH_REASON_STOP: "stop",
-    types_pb2.FINISH_REASON_LENGTH: "length",
-    types_pb2.FINISH_REASON_ABORTED: "aborted",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +62,7 @@ def finish_view(finish: router_pb2.Finish) -> FinishView:
     """Read the last message's finish."""
     usage = finish.usage
     return FinishView(
-        reason=_REASONS.get(finish.reason, "unspecified"),
+        reason=FinishReason.of(finish.reason).word,
         completion_tokens=usage.completion_tokens,
         cached_tokens=usage.cached_tokens,
         queue_seconds=usage.queue_seconds,

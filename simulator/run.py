@@ -24,14 +24,15 @@ from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.replicas import ReplicaFactory
-from lorrery.simulator.build import PS_PER_SECOND, build_requests
-from lorrery.simulator.engine import NEVER, Simulation
+from lorrery.simulator.build import build_requests
+from lorrery.simulator.engine import Simulation
 from lorrery.simulator.faults import LOAD_FAILURE, Fault, load_fails, schedule_faults
 from lorrery.simulator.gaps import GapRecorder
 from lorrery.simulator.outcomes import OutcomeRecorder
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.stretch import Observer
 from lorrery.simulator.worker import SimulatedWorker
+from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 from lorrery.worker.build import device_of
 
 Watch = Callable[["Progress"], None]

@@ -27,6 +27,7 @@ from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.simulator.build import build_requests, build_workers
 from lorrery.simulator.engine import Simulation
+from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.catalogue import Catalogue
 from lorrery.worker.device.deployment import Deployment
 from lorrery.worker.device.lora import adapter_bytes
@@ -47,7 +48,7 @@ EXTRA_PROMPT_TOKENS = 2
 """The tokeniser adds the begin of sequence and splits the prompt's last blank off (not verified)."""
 LOADS = {"a10g": (2.63, 5.55), "a100-40": (1.92, 8.6), "a100-80": (1.92, 8.6)}
 """An adapter's load from host memory: milliseconds, and GB/s; fitted with the engines."""
-_PS_PER_SECOND, _PS_PER_MS = 1e12, 1e9
+_PS_PER_MS = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +177,7 @@ def predict(row: SloraRow, catalogue: Catalogue) -> Prediction:
 
     def load(adapter: Adapter, _tier: Tier) -> int:
         size_bytes = adapter_bytes(model, adapter.rank)
-        return round(once_ms * _PS_PER_MS + size_bytes / gb_per_second / 1e9 * _PS_PER_SECOND)
+        return round(once_ms * _PS_PER_MS + size_bytes / gb_per_second / 1e9 * PS_PER_SECOND)
 
     def make_replica(chosen: ReplicaSettings) -> Replica:
         return build_replica(chosen, load_ps=load)
@@ -186,10 +187,10 @@ def predict(row: SloraRow, catalogue: Catalogue) -> Prediction:
     per_request: list[tuple[int, int, float, float | None]] = []
     for request in ended:
         end_ps, first_ps = request.finished_ps or 0, request.first_token_ps
-        first = None if first_ps is None else (first_ps - request.arrived_ps) / _PS_PER_SECOND
-        e2e = (end_ps - request.arrived_ps) / _PS_PER_SECOND
+        first = None if first_ps is None else (first_ps - request.arrived_ps) / PS_PER_SECOND
+        e2e = (end_ps - request.arrived_ps) / PS_PER_SECOND
         per_request.append((request.prompt_tokens, request.output_tokens, e2e, first))
-    seconds = max(request.finished_ps or 0 for request in ended) / _PS_PER_SECOND
+    seconds = max(request.finished_ps or 0 for request in ended) / PS_PER_SECOND
     summary = slora_summary(per_request, seconds, req_rate=row.req_rate)
     predicted = {
         "throughput": summary.throughput or 0.0,

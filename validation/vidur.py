@@ -25,12 +25,11 @@ from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.simulator.build import build_requests, build_workers
 from lorrery.simulator.engine import Simulation
+from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork
 from lorrery.worker.device.cost import StepCost
 from lorrery.worker.device.steps import EngineStep
 from lorrery.worker.device.steptime import StepTimeModel
-
-PS_PER_SECOND = 10**12
 
 Floats = NDArray[np.float64]
 

@@ -14,20 +14,19 @@ import numpy as np
 
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.llm_mock import LlmMock
-from lorrery.scheduler.core.memory.base import NEVER
 from lorrery.scheduler.core.memory.unlimited import UnlimitedMemory
-from lorrery.scheduler.core.plan import Admitted, EndReason, Finished, FirstToken, Plan, Ran
+from lorrery.scheduler.core.plan import Admitted, Finished, FirstToken, Plan, Ran
 from lorrery.scheduler.core.prefix_cache import StaticTrie
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.replica import Replica, ReplicaOptions
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.validation.golden.kind import Mismatch, Record, compare, compare_close
+from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.device.llm_mock import LlmMock as LlmMockStepTime
 from lorrery.worker.device.output import LlmMockLength, Sampling, ending
 from lorrery.worker.device.rows import DeviceSequence
 
-PS_PER_SECOND = 10**12
 TIME_TOLERANCE = 1e-6
 FILLER_TOKEN_ID = 9
 """What the record leaves out of a prompt."""
@@ -155,7 +154,7 @@ class _Run:
                 self.outcomes[handle].messages += handle not in outcome.handles
                 self.outcomes[handle].finish_ps = at_ps
                 self.counts.ended.append(self._ids[handle])
-            ended = [(handle, EndReason[reason.name]) for handle, reason in outcome.finished]
+            ended = list(outcome.finished)
             silent = frozenset(handle for handle, _ in ended) - frozenset(outcome.handles.tolist())
             for event in self._replica.commit(plan, Ran(1, at_ps, ended, silent)):
                 if isinstance(event, FirstToken):

@@ -4,8 +4,9 @@ Ours counts integer picoseconds and rounds its cost coefficient once, which is 6
 """
 
 from lorrery.validation.golden.kind import Mismatch, Record, compare_close
+from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.batch import Batch, PrefillChunk
-from lorrery.worker.device.llm_mock import PS_PER_SECOND, LlmMock
+from lorrery.worker.device.llm_mock import LlmMock
 
 RELATIVE_TOLERANCE = 1e-6
 

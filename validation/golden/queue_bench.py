@@ -15,8 +15,7 @@ from lorrery.scheduler.core.queues.base import Queue
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.validation.golden.kind import Record
-
-PS_PER_SECOND = 10**12
+from lorrery.vocabulary.units import PS_PER_SECOND
 
 
 class QueueBench:

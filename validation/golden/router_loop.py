@@ -20,7 +20,7 @@ from lorrery.scheduler.core.adapters import AdapterOptions, Residency
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.slora_loop import IDLE_POLL_PS, MAX_WAIT_STEPS, SloraLoop
 from lorrery.scheduler.core.memory.peak import PeakMemory
-from lorrery.scheduler.core.plan import AdaptersKept, EndReason, Event, Finished, Idle, Plan, Ran
+from lorrery.scheduler.core.plan import AdaptersKept, Event, Finished, Idle, Plan, Ran
 from lorrery.scheduler.core.queues.base import Queue
 from lorrery.scheduler.core.queues.cluster import Cluster
 from lorrery.scheduler.core.queues.fifo import Fifo
@@ -28,6 +28,7 @@ from lorrery.scheduler.core.queues.vtc_fair import VtcFair
 from lorrery.scheduler.core.replica import Replica, ReplicaOptions
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.validation.golden.kind import Mismatch, Record, compare
+from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.worker.device.output import Ending, LlmMockLength, Sampling, ending
 
 STEP_PS = 30_000_000_000
@@ -119,12 +120,12 @@ class _ScriptedDevice:
     def run_step(self, plan: Plan, at_ps: int) -> Ran:
         """Give one token to every sequence of the step."""
         stepping = list(self._output_tokens) if plan.decode else [chunk.sequence.handle for chunk in plan.prefills]
-        finished: list[tuple[int, EndReason]] = []
+        finished: list[tuple[int, FinishReason]] = []
         for handle in stepping:
             self._output_tokens[handle] += 1
             end = self._ends[handle]
             if self._output_tokens[handle] == end.output_tokens:
-                finished.append((handle, EndReason[end.reason.name]))
+                finished.append((handle, end.reason))
                 del self._output_tokens[handle]
         return Ran(1, at_ps + STEP_PS, finished)
 
