@@ -109,8 +109,10 @@ class Settings(BaseSettings):
         nested_model_default_partial_update=True,
     )
 
-    format: int = FORMAT
-    model: str = "Llama-2-7B"
+    format: int = Field(default=FORMAT, description="version of this file's format")
+    model: str = Field(
+        default="Llama-2-7B", description="base model of the whole cluster, by its name in the catalogue"
+    )
     catalogue: tuple[Path, ...] = Field(default=(), description="TOML files with further GPUs, models, engines")
     time_scale: PositiveSeconds = Field(default=1.0, description="2 = everything takes twice as long")
     adapters: AdapterSettings = AdapterSettings()

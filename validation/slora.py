@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 from rich import box
-from rich.table import Table
 
 from lorrery.chassis.errors import FormatError
+from lorrery.chassis.terminal import FigureTable
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.loadgen.workload.slora import draw, generate_requests
 from lorrery.loadgen.workload.slora_summary import slora_summary
@@ -258,20 +258,19 @@ def render_rows(predictions: Sequence[Prediction]) -> list[str]:
     return lines
 
 
-def render_groups(predictions: Sequence[Prediction]) -> Table:
+def render_groups(predictions: Sequence[Prediction]) -> FigureTable:
     """Lay out the median and the 90th percentile of the absolute errors."""
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    table = FigureTable(box=box.SIMPLE_HEAD, caption="median / 90th percentile of the absolute relative error")
     for name in ("gpu", "policy"):
-        table.add_column(name, no_wrap=True)
+        table.add_column(name, justify="left")
     for name in ("rows", "throughput", "latency", "first token"):
-        table.add_column(name, justify="right")
+        table.add_column(name)
     for (gpu, policy), group in by_gpu_and_policy(predictions).items():
         cells = []
         for figure in FIGURES:
             errors = [abs(prediction.errors[figure]) for prediction in group]
             cells.append(f"{median(errors):.1%} / {float(np.percentile(errors, 90)):.1%}")
         table.add_row(gpu, policy, str(len(group)), *cells)
-    table.caption = "median / 90th percentile of the absolute relative error"
     return table
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from rich.table import Table
 
 from lorrery.chassis.errors import FormatError
+from lorrery.chassis.terminal import FigureTable
 from lorrery.worker.device.catalogue import Catalogue
 from lorrery.worker.device.deployment import Deployment
 from lorrery.worker.device.errors import CatalogueError
@@ -151,13 +151,13 @@ def modelled(model: StepTimeModel, row: ProfileRow) -> float | None:
     return model.step_ps(row.batch()) / 1e9
 
 
-def render(comparison: Comparison) -> Table:
+def render(comparison: Comparison) -> FigureTable:
     """Write the errors as a table."""
-    table = Table(box=None, pad_edge=False)
+    table = FigureTable()
     for name in ("source", "gpu", "model", "phase"):
-        table.add_column(name)
+        table.add_column(name, justify="left")
     for name in ("rows", "MAPE %", "p95 %"):
-        table.add_column(name, justify="right")
+        table.add_column(name)
     last = ("", "")
     for row in comparison.rows:
         shown = ("", "") if (row.source, row.gpu) == last else (row.source, row.gpu)
