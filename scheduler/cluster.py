@@ -9,12 +9,11 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry
 
-from lorrery.chassis.clock import PS_PER_SECOND, DeviceClock
+from lorrery.chassis.clock import DeviceClock
 from lorrery.chassis.log import get_logger
 from lorrery.chassis.settings import Settings
 from lorrery.scheduler import wire
 from lorrery.scheduler.core.cluster import ClusterCore, ClusterEvent, Placed, Refused, Withdrawn
-from lorrery.scheduler.core.plan import EndReason
 from lorrery.scheduler.core.refusals import WITHHELD, RefusalReason
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.journal import Journal
@@ -24,6 +23,9 @@ from lorrery.scheduler.metrics import SchedulerMetrics
 from lorrery.scheduler.replicas import ReplicaFactory, cluster_rules
 from lorrery.scheduler.routers import RouterLink
 from lorrery.scheduler.workers import Dispatcher
+from lorrery.vocabulary import u32
+from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.units import PS_PER_SECOND
 
 log = get_logger("scheduler.cluster")
 
@@ -70,7 +72,7 @@ class Cluster:
             max_new_tokens=submit.max_new_tokens,
             arrived_ps=at_ps,
             tenant_id=submit.tenant_id,
-            prompt_token_ids=wire.u32_array(submit.prompt_token_ids_u32),
+            prompt_token_ids=u32.unpack(submit.prompt_token_ids_u32),
             output_token_ids=submit.produced,
             produced_tokens=len(submit.produced),
         )
@@ -129,8 +131,9 @@ class Cluster:
             elif isinstance(event, Withdrawn):
                 # The router is told at once what has been consumed: a stream that it ends by itself needs to say so.
                 worker_id = event.member.name if event.sequence.first_admitted_ps is not None else ""
+                num_tokens = len(live.token_ids)
                 live.router.finished(
-                    wire.finished(live.router_handle, event.sequence, EndReason.ABORTED, len(live.token_ids), worker_id)
+                    wire.finished(live.router_handle, event.sequence, FinishReason.ABORTED, num_tokens, worker_id)
                 )
                 self.workers[event.member.name].withdrawn(event.sequence.handle, at_ps)
             else:

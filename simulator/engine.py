@@ -45,10 +45,8 @@ from lorrery.scheduler.core.sequence import Sequence as CoreSequence
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.stretch import Observer, Stretch
 from lorrery.simulator.worker import SimulatedWorker
+from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.steptime import StepTimeModel
-
-NEVER = 1 << 62
-"""A time after every other."""
 
 Follow = Callable[[SimulatedRequest, int], SimulatedRequest | None]
 """Says which request its client sends next, given one that has ended and the time; None: no further one."""

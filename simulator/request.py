@@ -3,8 +3,8 @@
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
-from lorrery.scheduler.core.plan import EndReason
 from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.worker.device.output import Ending
 from lorrery.worker.device.rows import DeviceSequence
 
@@ -33,7 +33,7 @@ class SimulatedRequest:
     ending: Ending
     outcome: str | None
     detail: str
-    reason: EndReason | None
+    reason: FinishReason | None
     finished_ps: int | None
     last_token_ps: int | None
     output_tokens: int

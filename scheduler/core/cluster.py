@@ -18,12 +18,13 @@ from itertools import takewhile
 from lorrery.scheduler.core import refusals
 from lorrery.scheduler.core.candidates import Figures, WatchedCandidate
 from lorrery.scheduler.core.limits import Limits, check_lengths
-from lorrery.scheduler.core.member import UNLIMITED, Member
+from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.base import Candidate, Placement
 from lorrery.scheduler.core.plan import Cancelled, Event
 from lorrery.scheduler.core.refusals import RefusalReason
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,10 @@ class ClusterRules:
         time_scale: wall seconds for each device second.
     """
 
-    max_req_input_len: int = UNLIMITED
-    max_req_total_len: int = UNLIMITED
+    max_req_input_len: int = NEVER
+    max_req_total_len: int = NEVER
     max_total_token_num: int | None = None
-    max_waiting_requests: int = UNLIMITED
+    max_waiting_requests: int = NEVER
     worker_wait_seconds: float = 30.0
     time_scale: float = 1.0
 
@@ -156,7 +157,7 @@ class ClusterCore:
         self._placement = placement
         self._notes_figures = notes_figures
         self._bring_up_to_date = bring_up_to_date
-        self._wait_ps = round(rules.worker_wait_seconds / rules.time_scale * 10**12)
+        self._wait_ps = round(rules.worker_wait_seconds / rules.time_scale * PS_PER_SECOND)
         self._max_waiting = rules.max_waiting_requests
         self._unplaced: dict[int, tuple[int, Sequence]] = {}  # by handle: (end of the wait, sequence), in that order
         self._ready: list[Member] = []
@@ -243,7 +244,7 @@ class ClusterCore:
         wrong = check_lengths(sequence.prompt_tokens, sequence.max_new_tokens, limits)
         if wrong is not None:
             return Refused(sequence, RefusalReason.NEVER_FITS, refusals.too_long(wrong, sequence, limits))
-        if self._max_waiting < UNLIMITED and not resumed and self.num_open >= self._max_waiting:
+        if self._max_waiting < NEVER and not resumed and self.num_open >= self._max_waiting:
             num_waiting = self.num_waiting
             if num_waiting >= self._max_waiting:
                 why = refusals.queue_full(num_waiting, self._max_waiting)
@@ -297,7 +298,7 @@ class ClusterCore:
     # --- workers ----------------------------------------------------------------------------------------------------
 
     def attach(
-        self, name: str, replica: Replica, at_ps: int, pool_tokens: int = UNLIMITED
+        self, name: str, replica: Replica, at_ps: int, pool_tokens: int = NEVER
     ) -> tuple[Member, list[ClusterEvent]]:
         """Take in a worker, and give it what waits for one.
 
@@ -342,7 +343,7 @@ class ClusterCore:
         rules = self.rules
         pool = rules.max_total_token_num
         if pool is None:
-            pool = max([member.pool_tokens for member in self.members.values()], default=UNLIMITED)
+            pool = max([member.pool_tokens for member in self.members.values()], default=NEVER)
         return Limits(rules.max_req_input_len, rules.max_req_total_len, pool)
 
     # --- adapters ---------------------------------------------------------------------------------------------------

@@ -12,9 +12,6 @@ from lorrery.scheduler.core.plan import Cancelled, Dropped, Event, Failed, Finis
 from lorrery.scheduler.core.replica import Replica, SequenceError
 from lorrery.scheduler.core.sequence import Sequence
 
-UNLIMITED = 1 << 62
-"""More tokens, and more requests, than there are."""
-
 
 class Member:
     """An attached worker.
