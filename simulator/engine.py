@@ -199,7 +199,11 @@ class Simulation:
             request.shard = self._choose_shard(request)
         self._requests[request.handle] = request
         events = self._cores[request.shard].submit(request.sequence, self.now_ps)
-        self._carry_out(events)
+        for event in events:
+            if isinstance(event, Placed):
+                self._nudge(self._worker_at[event.member], heeded=event.matters)
+            else:
+                self._carry_out(events)
         if self._timeout_ps is not None and request.outcome is None:
             self._deadlines.append((self.now_ps + self._timeout_ps, request))
         if not events:

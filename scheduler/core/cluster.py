@@ -208,6 +208,10 @@ class ClusterCore:
             refused = self._refuse(sequence, resumed)
             if refused is not None:
                 return [refused]
+        if len(self._ready) == 1:  # as `_place` would, without the way there: a simulation does this for each request
+            member = self._ready[0]
+            if member.replica.why_never(sequence) is None:
+                return [Placed(sequence, member, member.submit(sequence, at_ps))]
         event = self._place(sequence, at_ps)
         return [] if event is None else [event]
 
@@ -241,8 +245,8 @@ class ClusterCore:
         if sequence.prompt_tokens < 1 or sequence.max_new_tokens < 1:
             return Refused(sequence, RefusalReason.INVALID, refusals.nothing_to_do(sequence))
         limits = self._limits
-        wrong = check_lengths(sequence.prompt_tokens, sequence.max_new_tokens, limits)
-        if wrong is not None:
+        wrong = None if limits is None else check_lengths(sequence.prompt_tokens, sequence.max_new_tokens, limits)
+        if limits is not None and wrong is not None:
             return Refused(sequence, RefusalReason.NEVER_FITS, refusals.too_long(wrong, sequence, limits))
         if self._max_waiting < NEVER and not resumed and self.num_open >= self._max_waiting:
             num_waiting = self.num_waiting
@@ -339,12 +343,14 @@ class ClusterCore:
         self._ready = [member for member in self.members.values() if not member.draining]
         self._limits = self._limits_now()
 
-    def _limits_now(self) -> Limits:
+    def _limits_now(self) -> Limits | None:
+        """Return the limits on lengths; None: there are none."""
         rules = self.rules
         pool = rules.max_total_token_num
         if pool is None:
             pool = max([member.pool_tokens for member in self.members.values()], default=NEVER)
-        return Limits(rules.max_req_input_len, rules.max_req_total_len, pool)
+        limits = Limits(rules.max_req_input_len, rules.max_req_total_len, pool)
+        return None if limits == Limits(NEVER, NEVER, NEVER) else limits
 
     # --- adapters ---------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,8 @@ from lorrery.scheduler.core.plan import Cancelled, Dropped, Event, Failed, Finis
 from lorrery.scheduler.core.replica import Replica, SequenceError
 from lorrery.scheduler.core.sequence import Sequence
 
+_ENDS = (Finished, Cancelled, Dropped, Failed)
+
 
 class Member:
     """An attached worker.
@@ -54,15 +56,17 @@ class Member:
             decision = self.replica.plan(at_ps)
         except Exception as error:
             decision = self._plan_despite(error, at_ps)
-        if decision.events:
-            self._forget_ended(decision.events)
+        for event in decision.events:
+            if isinstance(event, _ENDS):
+                del self.sequences[event.sequence.handle]
         return decision
 
     def commit(self, plan: Plan, ran: Ran) -> list[Event]:
         """Advance by the steps that ran."""
         events = self.replica.commit(plan, ran)
-        if events:
-            self._forget_ended(events)
+        for event in events:
+            if isinstance(event, _ENDS):
+                del self.sequences[event.sequence.handle]
         return events
 
     def lose(self, at_ps: int) -> tuple[list[Sequence], list[Event]]:
@@ -82,14 +86,10 @@ class Member:
             waiting, events = [], self._end(self.replica.clear_waiting(self.sequences.values()), error)
         for sequence in waiting:
             del self.sequences[sequence.handle]
-        self._forget_ended(events)
-        return waiting, events
-
-    def _forget_ended(self, events: Iterable[Event]) -> None:
-        sequences = self.sequences
         for event in events:
-            if isinstance(event, (Finished, Cancelled, Dropped, Failed)):
-                del sequences[event.sequence.handle]
+            if isinstance(event, _ENDS):
+                del self.sequences[event.sequence.handle]
+        return waiting, events
 
     # --- policies that raise ----------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ No clock here: every time comes in as an argument, in device picoseconds.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 from lorrery.scheduler.core.adapters import Residency
 from lorrery.scheduler.core.batching.base import Batching, Step
@@ -186,7 +187,10 @@ class Replica:
             if isinstance(what, int):
                 self._apply_cancel(what, at_ps)
             else:
-                self._enqueue(what, at_ps)
+                try:
+                    floor.enqueue(what, at_ps)
+                except Exception as error:
+                    self._turn_away(what, error)
         if adapters.given_up:
             self._drop_unloadable(adapters.take_given_up())
         if self._may_preempt:
@@ -202,7 +206,8 @@ class Replica:
             plan = Idle(_earlier(choice.until_ps, self._next_event_ps(at_ps)))
         if self.prefix_cache is not None:
             self._shrink_cache(self.prefix_cache, 0)
-        self._tell(plan)
+        if self._events or self._leaves or adapters.evicted:
+            self._tell(plan)
         return plan
 
     def _tell(self, plan: Plan | Idle) -> None:
@@ -214,15 +219,12 @@ class Replica:
         if self._events:
             plan.events, self._events = self._events, []
 
-    def _enqueue(self, sequence: Sequence, at_ps: int) -> None:
+    def _turn_away(self, sequence: Sequence, error: Exception) -> NoReturn:
         try:
-            self._floor.enqueue(sequence, at_ps)
-        except Exception as error:
-            try:
-                self.queue.cancel(sequence.handle)  # it may have been taken in before the error
-            except Exception as other:
-                self._raised = other
-            raise SequenceError(sequence, error) from error
+            self.queue.cancel(sequence.handle)  # it may have been taken in before the error
+        except Exception as other:
+            self._raised = other
+        raise SequenceError(sequence, error) from error
 
     def _next_event_ps(self, at_ps: int) -> int | None:
         next_ps = self._inbox.next_ps
@@ -277,7 +279,10 @@ class Replica:
             sequence.requeue(self._remove(sequence))
             self._leaves.append(sequence)
             self._events.append(Preempted(sequence))
-            self._enqueue(sequence, at_ps)
+            try:
+                self._floor.enqueue(sequence, at_ps)
+            except Exception as error:
+                self._turn_away(sequence, error)
 
     def output_tokens(self, sequence: Sequence) -> int:
         """Return what a sequence of the batch has produced in it; committed steps count."""
