@@ -14,6 +14,7 @@ from lorrery.chassis.log import get_logger
 from lorrery.chassis.settings import Settings
 from lorrery.scheduler import wire
 from lorrery.scheduler.core.cluster import ClusterCore, ClusterEvent, Placed, Refused, Withdrawn
+from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.refusals import WITHHELD, RefusalReason
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.journal import Journal
@@ -188,8 +189,8 @@ class Cluster:
         settings = self._factory.replica_settings(hello)
         at_ps = self.clock.now_ps()
         journal = None if self.journal is None else self.journal.attached(hello, at_ps)
-        replica = self._factory.replica(settings)
-        member, events = self.core.attach(hello.worker_id, replica, at_ps, settings.max_total_token_num)
+        member = Member(hello.worker_id, self._factory.replica(settings), settings.max_total_token_num)
+        events = self.core.attach(member, at_ps)
         worker = self.workers[hello.worker_id] = Dispatcher(hello, member, self, journal)
         log.info(
             "worker_attached",

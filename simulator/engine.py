@@ -226,7 +226,7 @@ class Simulation:
                 self._close(request, "timed out" if request.detail else "cancelled", request.detail)
 
     def _show(self, member: Member, at_ps: int) -> None:
-        self._worker_at[member].show(member, at_ps)
+        self._worker_at[member].show(at_ps)
 
     def _wait_for_worker(self, shard: int) -> None:
         """Look again at a scheduler's requests without a worker when the first of their waits is over."""
@@ -255,7 +255,7 @@ class Simulation:
 
     def _worker_of(self, request: SimulatedRequest) -> SimulatedWorker | None:
         for worker in self.workers:
-            if worker.member is not None and request.handle in worker.member.sequences:
+            if worker.attached and request.handle in worker.member.sequences:
                 return worker
         return None
 
@@ -278,12 +278,12 @@ class Simulation:
 
     def lose(self, worker: SimulatedWorker) -> None:
         """Let a worker die now; what it had is queued again elsewhere. Ignored if it is gone."""
-        member = worker.member
-        if member is None:
+        if not worker.attached:
             return
+        member = worker.member
         worker.catch_up(self.now_ps)
         worker.version += 1
-        worker.member, worker.plan, worker.end_ps = None, None, None
+        worker.attached, worker.plan, worker.end_ps = False, None, None
         gave_back, events = self._cores[worker.shard].lose(member, self.now_ps, worker.boundary_ps)
         del self._worker_at[member]
         worker.gpu.clear()
@@ -298,16 +298,14 @@ class Simulation:
 
     def attach(self, worker: SimulatedWorker) -> None:
         """Let a worker that was lost come back now, with nothing; it gets what waits for one."""
-        if worker.member is not None:
+        if worker.attached:
             return
         worker.renew(self.now_ps)
         self._carry_out(self._attach(worker))
 
     def _attach(self, worker: SimulatedWorker) -> list[ClusterEvent]:
-        core = self._cores[worker.shard]
-        member, events = core.attach(worker.name, worker.replica, self.now_ps, worker.pool_tokens)
-        worker.member, self._worker_at[member] = member, worker
-        return events
+        worker.attached, self._worker_at[worker.member] = True, worker
+        return self._cores[worker.shard].attach(worker.member, self.now_ps)
 
     def change_pace(self, worker: SimulatedWorker, step_time: StepTimeModel) -> None:
         """Let a worker's steps take what another model says, from its next boundary on."""
@@ -317,17 +315,15 @@ class Simulation:
     # --- boundaries -------------------------------------------------------------------------------------------------
 
     def _at_boundary(self, worker: SimulatedWorker, at_ps: int) -> None:
-        plan, member = worker.plan, worker.member
-        if member is None:  # it is gone; a new pace is for when it is back
-            return
+        plan = worker.plan
         if plan is not None:
-            events = worker.finish(member, plan, at_ps, self._requests)
+            events = worker.finish(plan, at_ps, self._requests)
             if events:
                 self._handle(worker, events)
         if self._new_pace and (step_time := self._new_pace.pop(worker.order, None)) is not None:
             worker.use(step_time)
         worker.boundary_ps = at_ps
-        decision = member.plan(at_ps)
+        decision = worker.member.plan(at_ps)
         worker.totals.num_plans += 1
         if decision.events:
             self._handle(worker, decision.events)

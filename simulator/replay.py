@@ -22,7 +22,6 @@ from lorrery.simulator.journal import ExpectedPlan, ExpectedStep, Journal, Late,
 from lorrery.simulator.placements import NotReadError, derive
 from lorrery.simulator.replayed import ReplayedRequest
 from lorrery.vocabulary import u32
-from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.device.output import LengthModel
 from lorrery.worker.device.work import StepOutcome
@@ -172,7 +171,7 @@ class _Replay:
     def _attach(self, number: int, hello: Record) -> None:
         lines = self._journal.workers[number]
         parts = self._parts
-        member = Member(hello["worker_id"], parts.make_replica(hello), NEVER)
+        member = Member(hello["worker_id"], parts.make_replica(hello))
         self._workers.append(_Worker(lines, member, parts.make_gpu(hello), self._requests, parts, self._result))
 
     def _worker(self, content: Record) -> "_Worker":

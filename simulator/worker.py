@@ -39,7 +39,8 @@ class SimulatedWorker:
         pool_tokens: its KV pool, for the check on a request's length; by default no request is too long for it.
 
     Attributes:
-        member: what its scheduler has of it; None while it is not attached.
+        member: what its scheduler has of it, or had when it was lost.
+        attached: whether it has it now.
         order: of attaching; decides who comes first at one time.
         step_time: its device's, if nothing slows it down.
         boundary_ps: the last boundary at which it planned.
@@ -49,6 +50,7 @@ class SimulatedWorker:
     __slots__ = (
         "_make_replica",
         "_may_be_silent",
+        "attached",
         "boundary_ps",
         "end_ps",
         "gpu",
@@ -91,8 +93,9 @@ class SimulatedWorker:
         self.observer: Observer | None = None
         self._make_replica = make_replica
         self._may_be_silent = False
-        self.member: Member | None = None
+        self.attached = False
         self.replica = make_replica()
+        self.member = Member(name, self.replica, pool_tokens)
 
     def use(self, step_time: StepTimeModel) -> None:
         """Take another model's times from now on; call it at a boundary."""
@@ -101,6 +104,7 @@ class SimulatedWorker:
     def renew(self, at_ps: int) -> None:
         """Come back with nothing, after it was lost."""
         self.replica = self._make_replica()
+        self.member = Member(self.name, self.replica, self.pool_tokens)
         self.boundary_ps = at_ps
 
     def start(self, plan: Plan, at_ps: int, requests: dict[int, SimulatedRequest], *, one_step: bool) -> int:
@@ -133,7 +137,7 @@ class SimulatedWorker:
         self.steps = self.gpu.steps_to_cover(at_ps - self.start_ps, self.steps)
         return self.start_ps + self.gpu.total_ps(self.steps)
 
-    def finish(self, member: Member, plan: Plan, at_ps: int, requests: dict[int, SimulatedRequest]) -> list[Event]:
+    def finish(self, plan: Plan, at_ps: int, requests: dict[int, SimulatedRequest]) -> list[Event]:
         """End the plan at this boundary: run and commit what is left of its steps."""
         steps = self.steps
         stretch = None if self.observer is None else self._stretch(plan, steps, at_ps)
@@ -147,7 +151,7 @@ class SimulatedWorker:
         if stretch is not None:
             self._observe(stretch, finished, requests)
         if not finished:
-            return member.commit(plan, Ran(steps, at_ps))
+            return self.member.commit(plan, Ran(steps, at_ps))
         silent: frozenset[int] = frozenset()
         if plan.hold:
             for handle, _ in finished:
@@ -156,7 +160,7 @@ class SimulatedWorker:
             silent = frozenset(handle for handle, _ in finished if requests[handle].ending.extra_step)
             for handle in silent:
                 requests[handle].last_token_ps = before_ps
-        return member.commit(plan, Ran(steps, at_ps, finished, silent))
+        return self.member.commit(plan, Ran(steps, at_ps, finished, silent))
 
     def _last_boundary_before(self, plan: Plan, at_ps: int) -> int:
         """Return the boundary before the last step of the plan, which ends now."""
@@ -164,14 +168,14 @@ class SimulatedWorker:
             return at_ps - self.gpu.total_ps(self.steps) + self.gpu.total_ps(self.steps - 1)
         return plan.at_ps if self.start_ps == plan.at_ps + plan.wait_ps else self.start_ps
 
-    def show(self, member: Member, at_ps: int) -> None:
+    def show(self, at_ps: int) -> None:
         """Let placements see the state of now: the steps of the running plan that have ended count.
 
         A prefix cache changes with the steps, so with one they are committed.
         """
         if self.replica.prefix_cache is not None:
             self.catch_up(at_ps)
-        member.candidate.uncommitted_steps = 0 if self.plan is None else self._steps_ended(at_ps)
+        self.member.candidate.uncommitted_steps = 0 if self.plan is None else self._steps_ended(at_ps)
 
     def tokens_given(self, request: SimulatedRequest, at_ps: int) -> int:
         """Return how many tokens a request of this worker has got by now, those of earlier batches included."""

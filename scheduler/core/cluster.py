@@ -1,7 +1,7 @@
 """All requests and workers of one scheduler: who comes in, where each goes, what is queued again, when a wait is over.
 
     events = cluster.submit(sequence, at)      cancel(handle, at)      expire(at)
-    member, events = cluster.attach(name, replica, pool_tokens, at)
+    events = cluster.attach(Member(name, replica, pool_tokens), at)
     gave_back, events = cluster.drain(member, at)      lose(member, at)
 
 A driver hands in what happens, in order of time, and carries the events out: live it sends messages, simulated it moves
@@ -22,7 +22,6 @@ from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.base import Candidate, Placement
 from lorrery.scheduler.core.plan import Cancelled, Event
 from lorrery.scheduler.core.refusals import RefusalReason
-from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 
@@ -301,23 +300,13 @@ class ClusterCore:
 
     # --- workers ----------------------------------------------------------------------------------------------------
 
-    def attach(
-        self, name: str, replica: Replica, at_ps: int, pool_tokens: int = NEVER
-    ) -> tuple[Member, list[ClusterEvent]]:
-        """Take in a worker, and give it what waits for one.
-
-        Args:
-            name: its id; no attached worker has it.
-            replica: empty.
-            at_ps: now.
-            pool_tokens: its KV pool; by default no request is too long for it.
-        """
-        assert name not in self.members, f"worker {name} is attached already"
-        member = Member(name, replica, pool_tokens)
-        self.members[name] = member
+    def attach(self, member: Member, at_ps: int) -> list[ClusterEvent]:
+        """Take in a worker, which has nothing and a name that no other has, and give it what waits for one."""
+        assert member.name not in self.members, f"worker {member.name} is attached already"
+        self.members[member.name] = member
         self._workers_changed()
         waiting, self._unplaced = self._unplaced, {}
-        return member, self._place_again([sequence for _, sequence in waiting.values()], at_ps)
+        return self._place_again([sequence for _, sequence in waiting.values()], at_ps)
 
     def drain(self, member: Member, at_ps: int) -> tuple[GaveBack, list[ClusterEvent]]:
         """Give a worker nothing new; what waits in its queue goes elsewhere, what runs stays."""

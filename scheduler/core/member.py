@@ -11,6 +11,7 @@ from lorrery.scheduler.core.candidates import ReplicaCandidate
 from lorrery.scheduler.core.plan import Cancelled, Dropped, Event, Failed, Finished, Idle, Plan, Raised, Ran
 from lorrery.scheduler.core.replica import Replica, SequenceError
 from lorrery.scheduler.core.sequence import Sequence
+from lorrery.vocabulary.units import NEVER
 
 _ENDS = (Finished, Cancelled, Dropped, Failed)
 
@@ -21,7 +22,7 @@ class Member:
     Args:
         name: its id.
         replica: its batch and queue.
-        pool_tokens: its KV pool, for the checks on a request's length.
+        pool_tokens: its KV pool, for the checks on a request's length; by default none is too long.
 
     Attributes:
         candidate: its figures, for placements.
@@ -31,7 +32,7 @@ class Member:
 
     __slots__ = ("candidate", "draining", "name", "pool_tokens", "replica", "sequences")
 
-    def __init__(self, name: str, replica: Replica, pool_tokens: int) -> None:
+    def __init__(self, name: str, replica: Replica, pool_tokens: int = NEVER) -> None:
         self.name = name
         self.replica = replica
         self.pool_tokens = pool_tokens

@@ -206,18 +206,13 @@ class Replica:
             plan = Idle(_earlier(choice.until_ps, self._next_event_ps(at_ps)))
         if self.prefix_cache is not None:
             self._shrink_cache(self.prefix_cache, 0)
-        if self._events or self._leaves or adapters.evicted:
-            self._tell(plan)
-        return plan
-
-    def _tell(self, plan: Plan | Idle) -> None:
-        """Let a decision say what has happened since the last one."""
         if self._leaves:
             plan.leaves, self._leaves = self._leaves, []
-        if self.adapters.evicted:
-            plan.adapter_evictions = self.adapters.take_evicted()
+        if adapters.evicted:
+            plan.adapter_evictions = adapters.take_evicted()
         if self._events:
             plan.events, self._events = self._events, []
+        return plan
 
     def _turn_away(self, sequence: Sequence, error: Exception) -> NoReturn:
         try:
@@ -470,8 +465,8 @@ class Replica:
 
     def idle(self) -> Idle:
         """Decide that nothing runs before something comes, without asking any policy."""
-        idle = Idle(self._inbox.next_ps)
-        self._tell(idle)
+        idle = Idle(self._inbox.next_ps, self._leaves, self.adapters.take_evicted(), self._events)
+        self._leaves, self._events = [], []
         return idle
 
     # --- leaving ----------------------------------------------------------------------------------------------------

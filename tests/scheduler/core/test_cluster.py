@@ -35,7 +35,7 @@ def replica(pool: int = 200) -> Replica:
 def cluster(*pools: int, rules: ClusterRules = RULES) -> ClusterCore:
     core = ClusterCore(LeastLoaded(), rules, [ADAPTER])
     for number, pool in enumerate(pools):
-        core.attach(f"w{number}", replica(pool), 0, pool)
+        core.attach(Member(f"w{number}", replica(pool), pool), 0)
     return core
 
 
@@ -137,7 +137,8 @@ def test_a_wait_for_a_worker_ends_when_it_is_over_and_begins_anew_after_each_los
     assert isinstance(over, Refused)
     assert (over.sequence.handle, over.reason) == (1, RefusalReason.NO_WORKER)
     assert over.message == "no worker has attached for 10 s (worker_wait_seconds)"
-    member, events = core.attach("w", replica(), 12 * S)
+    member = Member("w", replica())
+    events = core.attach(member, 12 * S)
     assert placed(events) == [(2, "w")]
     assert core.until_ps is None
     gave_back, events = core.lose(member, 13 * S)
@@ -160,7 +161,8 @@ def test_a_cancel_of_one_that_waits_for_a_worker_ends_it_at_once_and_of_another_
     assert isinstance(cancelled, Cancelled)
     assert core.until_ps is None
     assert core.cancel(1, 2) == []
-    member, _ = core.attach("w", replica(), 3)
+    member = Member("w", replica())
+    core.attach(member, 3)
     core.submit(Sequence(2, 5, 5), 3)
     withdrawn = only(core.cancel(2, 4))
     assert isinstance(withdrawn, Withdrawn)
@@ -186,7 +188,7 @@ def test_a_worker_that_drains_gets_nothing_new_and_gives_back_what_waits() -> No
 def test_a_request_that_only_one_of_several_workers_can_hold_is_told_to_the_placement() -> None:
     core = ClusterCore(RoundRobin())
     for name, pool in (("small", 40), ("large", 200), ("other", 200)):
-        core.attach(name, replica(pool), 0)
+        core.attach(Member(name, replica(pool)), 0)
     core.lose(core.members["other"], 0)
     wide = core.submit(Sequence(1, 50, 20), 0)
     assert placed(wide) == [(1, "large")]
@@ -197,8 +199,7 @@ def test_a_request_that_only_one_of_several_workers_can_hold_is_told_to_the_plac
 def test_one_that_no_attached_worker_can_ever_hold_is_refused_also_after_it_waited() -> None:
     core = cluster()
     core.submit(Sequence(1, 50, 20), 0)
-    _, events = core.attach("w", replica(40), 1)
-    refused = only(events)
+    refused = only(core.attach(Member("w", replica(40)), 1))
     assert isinstance(refused, Refused)
     assert refused.reason is RefusalReason.NEVER_FITS
     assert refused.message.startswith("no attached worker can ever take it: ")
@@ -208,7 +209,7 @@ def test_one_that_no_attached_worker_can_ever_hold_is_refused_also_after_it_wait
 def test_what_a_placement_read_is_noted_for_each_candidate() -> None:
     core = ClusterCore(LeastLoaded(), notes_figures=True)
     for name in ("w0", "w1"):
-        core.attach(name, replica(), 0)
+        core.attach(Member(name, replica()), 0)
     core.submit(Sequence(1, 5, 5), 0)
     event = only(core.submit(Sequence(2, 5, 5, adapter=ADAPTER), 0))
     assert isinstance(event, Placed)
@@ -224,7 +225,7 @@ def test_a_placement_that_raises_refuses_its_request_and_no_other() -> None:
 
     core = ClusterCore(Broken())
     for name in ("w0", "w1"):
-        core.attach(name, replica(), 0)
+        core.attach(Member(name, replica()), 0)
     refused = only(core.submit(Sequence(1, 5, 5), 0))
     assert isinstance(refused, Refused)
     assert refused.reason is RefusalReason.INTERNAL
@@ -282,7 +283,7 @@ class ClusterMachine(RuleBasedStateMachine):
         self.num_workers += 1
         self.devices[name] = Device(self.lengths)
         waited = list(self.waits)
-        _, events = self.core.attach(name, replica(pool), self.at_ps, pool)
+        events = self.core.attach(Member(name, replica(pool), pool), self.at_ps)
         assert [event.sequence.handle for event in events] == waited
         self.take(events, [])
 
