@@ -250,6 +250,9 @@ def run_case(case: Case, *, one_step: bool) -> dict[str, Any]:
     simulation = build_case(case, [StepWriter(steps), gaps], one_step=one_step)
     ended = list(play_case(case, simulation))
     still_open = simulation.close()
+    for request in ended:
+        if request.outcome == "failed":  # what the core would have raised
+            raise RuntimeError(f"{case.title}: request {request.handle}: {request.detail}")
     workers = simulation.workers
     return {
         "requests": sorted(map(_told, [*ended, *still_open])),
