@@ -10,6 +10,7 @@ from typing import Annotated, Self, TextIO
 
 import typer
 
+from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import LorreryError
 from lorrery.cli.up import describe_exit, summary
 from lorrery.cli.version import VersionOption
@@ -22,15 +23,10 @@ FREE_PORTS = [
 ]
 _LOAD_STOP_SECONDS = 5.0
 
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = command_app()
 
 
-@app.command()
+@app.command(cls=Command)
 def demo(
     config: Annotated[Path, typer.Option(help="Settings file; the ports are free ones all the same.")] = CONFIG,
     overrides: Annotated[
@@ -51,6 +47,10 @@ def demo(
     Starts a scheduler, workers and a router, sends them the trace's requests at their recorded times with adapters
     drawn by a power law, shows what the clients see, and stops everything. Results and the services' logs are left in
     a folder. Exit code: 0 if every request completed.
+
+    Examples:
+      lorrery demo
+      lorrery demo --duration 10 --workers 4 --set worker.gpu=A100-80-SXM
     """
     del version
     if not trace.exists():

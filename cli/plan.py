@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.settings import Settings, load
 from lorrery.cli import plan_text
@@ -25,9 +26,7 @@ from lorrery.worker.device.deployment import Deployment
 from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.steptime import STEP_TIME_MODELS
 
-app = typer.Typer(
-    add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
-)
+app = command_app()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,7 @@ class Plan:
     claim: ClaimAnswer | None = None
 
 
-@app.command()
+@app.command(cls=Command)
 def plan(
     version: VersionOption = False,
     models: Annotated[list[str] | None, typer.Option("--model", help="Base model; repeatable.")] = None,
@@ -117,6 +116,11 @@ def plan(
     With one deployment it shows TTFT, ITL, TPOT, E2E and tokens/s over concurrency; with several (any of --model,
     --gpu, --tp repeated) one line each. Weights and KV types, engine, adapter kernels and the step-time model come from
     the settings (--set worker.weight_dtype=fp8). Exit code 1 if nothing fits.
+
+    Examples:
+      lorrery plan --model Llama-3-8B --gpu H100-SXM --prompt 1000 --output 250
+      lorrery plan --gpu A10G --gpu L4 --gpu H100-SXM --rate 50 --adapters 32 --rank 8,16
+      lorrery plan --model Llama-3-70B --gpu H100-SXM --tp 4 --tp 8 --ttft 2 --tpot 0.04
     """
     settings = load(config, overrides or ())
     work = Workload(prompt, output, adapters, _numbers(ranks, "--rank"))

@@ -10,23 +10,19 @@ from typing import Annotated
 
 import typer
 
+from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.settings import Settings
-from lorrery.chassis.shipped import default_config
+from lorrery.chassis.shipped import DEFAULT_SETTINGS
 from lorrery.cli.version import VersionOption
 from lorrery.local.cluster import LocalCluster, cancelled_by_signals
 
 _COLOURS = ("cyan", "green", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta", "bright_blue")
 _OWN_COLOUR = "yellow"
 
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = command_app()
 
 
-@app.command()
+@app.command(cls=Command)
 def up(
     config: Annotated[
         Path | None,
@@ -44,12 +40,17 @@ def up(
 
     Prints where everything is once it serves. Ctrl-C drains and stops it; a second one kills it. If a process ends by
     itself, the rest is stopped and the exit code is 1.
+
+    Examples:
+      lorrery up
+      lorrery up --workers 4 --set scheduler.policy=vtc_fair
+      lorrery up --config cluster.toml --set time_scale=2
     """
     del version
-    raise typer.Exit(asyncio.run(_up(config or default_config(), overrides or [], workers)))
+    raise typer.Exit(asyncio.run(_up(config or DEFAULT_SETTINGS, overrides or [], workers)))
 
 
-async def _up(config: Path | None, overrides: list[str], num_workers: int) -> int:
+async def _up(config: Path, overrides: list[str], num_workers: int) -> int:
     printer = Printer(num_workers)
     cluster = LocalCluster(config, overrides, num_workers, show=printer.show)
     ready = failed = False

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
+from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.tables import read_tables
 from lorrery.cli.output import write
@@ -34,13 +35,7 @@ MAX_MISMATCHES_SHOWN = 3
 MAX_VALUE_LENGTH = 300
 """Characters of a value shown."""
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = command_app(no_args_is_help=True)
 
 
 @app.callback()
@@ -49,7 +44,7 @@ def validate(version: VersionOption = False) -> None:
     del version
 
 
-@app.command()
+@app.command(cls=Command)
 def golden(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", exists=True, dir_okay=False, help="JSON Lines.")],
 ) -> None:
@@ -61,6 +56,9 @@ def golden(
     Prints per file and kind how many cases are reproduced, shows the first ones that are not, and closes with
     "N passed, N failed, N skipped". Exits with 1 if anything failed, nothing passed, a file has no cases, or a case is
     about a part that does not exist yet.
+
+    Examples:
+      lorrery validate golden tests/golden/req_queue.jsonl tests/golden/router_loop.jsonl
     """
     report = replay_files(files)
     for line in render(report):
@@ -69,7 +67,7 @@ def golden(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=Command)
 def steptime(
     file: Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="CSV of measured steps.")],
     step_time: Annotated[
@@ -87,6 +85,10 @@ def steptime(
 
     Prints the mean absolute percentage error (MAPE) and the 95th percentile of the error per source, GPU, model and
     phase. docs/step-time.md says what FILE holds. Exits with 1 if no row could be compared.
+
+    Examples:
+      lorrery validate steptime measured.csv
+      lorrery validate steptime measured.csv --step-time naive --json errors.json
     """
     if step_time not in STEP_TIME_MODELS:
         raise SettingsError(f"--step-time {step_time}: no such model; there are {', '.join(STEP_TIME_MODELS)}")
@@ -105,7 +107,7 @@ def steptime(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=Command)
 def vidur(
     requests: Annotated[
         Path, typer.Argument(metavar="REQUESTS", exists=True, dir_okay=False, help="CSV: a row per request.")
@@ -133,6 +135,9 @@ def vidur(
     Fits step times to STEPS (model "fitted" of docs/step-time.md), runs REQUESTS through the simulator with Vidur's
     batch rules, and prints p50, p90 and p99 of the wait in the queue, TTFT, TPOT and E2E beside the recorded ones.
     Exits with 1 if one is more than 3 % off at p50 or p99.
+
+    Examples:
+      lorrery validate vidur requests.csv steps.csv
     """
     rules = BatchRules(max_tokens, max_sequences, block_size, num_blocks, watermark)
     comparison = vidur_run.compare(requests, steps, rules)
@@ -145,7 +150,7 @@ def vidur(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=Command)
 def slora(
     file: Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="CSV of published runs.")],
     policies: Annotated[
@@ -162,6 +167,9 @@ def slora(
     under the virtual clock. Prints predicted / measured and the relative error per row, and the median and 90th
     percentile of the error per GPU and policy. What is not modelled is counted by reason. docs/validation.md says how
     the engine was calibrated, and what is left. Exits with 1 if no row could be replayed.
+
+    Examples:
+      lorrery validate slora runs.csv --policy req_queue
     """
     if unknown := set(policies or ()) - slora_runs.POLICIES.keys():
         known = ", ".join(slora_runs.POLICIES)
