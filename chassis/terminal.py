@@ -146,7 +146,7 @@ class FigureTable:
 
     def _table(self, columns: Sequence[_Column], widths: Sequence[int]) -> Table:
         broken = [
-            textwrap.wrap(column.heading, width, break_on_hyphens=False)
+            textwrap.wrap(column.heading, max(width, 1), break_on_hyphens=False)
             for column, width in zip(columns, widths, strict=True)
         ]
         height = max(map(len, broken))
