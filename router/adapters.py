@@ -24,7 +24,9 @@ _T = TypeVar("_T")
 
 
 async def list_adapters(placement: Placement, model: str) -> router_pb2.ListAdaptersResponse:
-    """Return every adapter that a connected shard knows, by id.
+    """Return every adapter that a connected shard knows, in its order: that of the settings, then as loaded.
+
+    `lorrery load` picks adapters by their place in this list, `lorrery simulate` by their place in the settings.
 
     Raises:
         Unavailable: no shard is connected.
@@ -32,7 +34,7 @@ async def list_adapters(placement: Placement, model: str) -> router_pb2.ListAdap
     """
     statuses = await _all(_status(shard) for shard in _connected(placement))
     ranks = {adapter.adapter_id: adapter.rank for status in statuses for adapter in status.adapters}
-    return router_pb2.ListAdaptersResponse(adapters=wire.adapter_messages(dict(sorted(ranks.items()))), model=model)
+    return router_pb2.ListAdaptersResponse(adapters=wire.adapter_messages(ranks), model=model)
 
 
 async def load(placement: Placement, adapter: types_pb2.Adapter, max_lora_rank: int) -> None:
