@@ -16,8 +16,8 @@ from rich.console import Console
 from lorrery.chassis.errors import FormatError, SettingsError
 from lorrery.chassis.terminal import FigureTable
 from lorrery.cli.output import write
-from lorrery.cli.validate_steptime import measured_deployment, modelled, read_file
 from lorrery.cli.version import VersionOption
+from lorrery.validation.steptime import measured_deployment, modelled, read_file
 from lorrery.worker.build import read_catalogue
 from lorrery.worker.device.calibration import Calibration, Measured, calibrate
 from lorrery.worker.device.catalogue import DEFAULT_FIT, FORMAT, Catalogue

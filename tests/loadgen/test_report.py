@@ -7,12 +7,12 @@ import pytest
 from rich.console import Console
 
 from lorrery.chassis.errors import FormatError
+from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.options import LoadOptions
 from lorrery.loadgen.own_load import OwnLoad, OwnLoadMeter
 from lorrery.loadgen.report import CSV_COLUMNS, make_report, read_report, write_report
 from lorrery.loadgen.source import BuiltWorkload
 from lorrery.loadgen.table import print_report
-from lorrery.loadgen.wire import ClusterView
 from lorrery.loadgen.workload.outcome import INTERRUPTED, RequestOutcome
 from lorrery.loadgen.workload.outcome_table import OutcomeTable
 from lorrery.loadgen.workload.request import WorkloadRequest
