@@ -1,4 +1,4 @@
-"""Prose of docs/*.md wraps at one width. Tables, code, headings, HTML and links on a line of their own may be longer."""
+"""Prose of docs/*.md wraps at one width; tables, code, headings, HTML and links alone on a line may be longer."""
 
 import re
 from pathlib import Path
