@@ -25,7 +25,8 @@ from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.chassis.interrupt import exit_on_signals, handled_by
 from lorrery.chassis.log import configure, get_logger
 from lorrery.chassis.metrics import ServiceState, new_registry, serve_metrics
-from lorrery.chassis.server import Health, bind, dialable, enable_reflection, new_server
+from lorrery.chassis.reflection import enable_reflection
+from lorrery.chassis.server import Health, bind, dialable, new_server
 from lorrery.chassis.settings import Settings, load
 from lorrery.chassis.version import VERSION
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from lorrery.chassis.channel import MESSAGE_BYTES, read_pem
 from lorrery.chassis.errors import LorreryError, SettingsError
@@ -55,11 +54,6 @@ class Health:
 def new_server() -> grpc.aio.Server:
     """Return a server with the chassis's options; call it inside the running loop."""
     return grpc.aio.server(options=OPTIONS)
-
-
-def enable_reflection(server: grpc.aio.Server, names: Sequence[str]) -> None:
-    """Let clients ask for the descriptors of `names`, of health, and of reflection itself."""
-    reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
 
 
 def bind(server: grpc.aio.Server, listen: str, tls: TlsSettings) -> str:

@@ -3,14 +3,15 @@ import contextlib
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 import grpc
 import grpc.aio
 import pytest
+from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
 from lorrery.chassis.channel import open_channel
 from lorrery.chassis.errors import LorreryError
@@ -22,6 +23,7 @@ from tests.chassis.services import ECHO, EchoService
 from tests.cluster.harness import metric, wait_until
 
 PLAIN = TlsSettings()
+Ask = Callable[..., Awaitable[reflection_pb2.ServerReflectionResponse]]
 
 
 class Running:
@@ -73,16 +75,50 @@ async def test_health_answers_for_the_server_and_each_service(tmp_path: Path):
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_reflection_lists_the_services(tmp_path: Path):
+@contextlib.asynccontextmanager
+async def reflection(tmp_path: Path, version: str) -> AsyncIterator[Ask]:
+    """Yield what asks a service's reflection of one version."""
     async with running(tmp_path) as up, open_channel(up.address, PLAIN) as channel:
-        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(timeout=10)
+        call = channel.stream_stream(
+            f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+            request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+            response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+        )(timeout=10)
+
+        async def ask(**request: str) -> reflection_pb2.ServerReflectionResponse:
+            await call.write(reflection_pb2.ServerReflectionRequest(**request))
+            return await call.read()
+
         try:
-            await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
-            answer = await call.read()
+            yield ask
         finally:
             call.cancel()
-        names = {service.name for service in answer.list_services_response.service}
-    assert names == {"test.Echo", "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_reflection_lists_the_services(tmp_path: Path, version: str):
+    async with reflection(tmp_path, version) as ask:
+        answer = await ask(list_services="")
+    assert {service.name for service in answer.list_services_response.service} == {
+        "test.Echo",
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1.ServerReflection",
+        "grpc.reflection.v1alpha.ServerReflection",
+    }
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_reflection_describes_itself_under_the_name_of_its_version(tmp_path: Path, version: str):
+    async with reflection(tmp_path, version) as ask:
+        answer = await ask(file_containing_symbol=f"grpc.reflection.{version}.ServerReflection")
+    files = [
+        descriptor_pb2.FileDescriptorProto.FromString(file)
+        for file in answer.file_descriptor_response.file_descriptor_proto
+    ]
+    assert [file.package for file in files] == [f"grpc.reflection.{version}"]
+    method = files[0].service[0].method[0]
+    assert method.input_type == f".grpc.reflection.{version}.ServerReflectionRequest"
+    assert ".grpc.reflection.v1alpha" not in str(files[0]) or version == "v1alpha"
 
 
 async def test_messages_of_more_than_grpcs_default_limit_pass(tmp_path: Path):
