@@ -118,7 +118,8 @@ async def test_reflection_describes_itself_under_the_name_of_its_version(tmp_pat
     assert [file.package for file in files] == [f"grpc.reflection.{version}"]
     method = files[0].service[0].method[0]
     assert method.input_type == f".grpc.reflection.{version}.ServerReflectionRequest"
-    assert ".grpc.reflection.v1alpha" not in str(files[0]) or version == "v1alpha"
+    types = {field.type_name.rpartition(".")[0] for kind in files[0].message_type for field in kind.field}
+    assert types == {"", f".grpc.reflection.{version}"}
 
 
 async def test_messages_of_more_than_grpcs_default_limit_pass(tmp_path: Path):
