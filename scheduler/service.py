@@ -9,7 +9,10 @@ import grpc
 import grpc.aio
 from prometheus_client import CollectorRegistry
 
+from lorrery.chassis import status
+from lorrery.chassis.errors import Conflict, InvalidRequest, RankOverLimit, UnknownName
 from lorrery.chassis.log import get_logger
+from lorrery.chassis.names import quoted, why_no_name
 from lorrery.chassis.settings import Settings
 from lorrery.chassis.tasks import until_first_ends
 from lorrery.scheduler import wire
@@ -131,21 +134,22 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> pb.RegisterAdapterResponse:
         adapter = wire.read_adapter(request.adapter)
         most = self._settings.adapters.max_lora_rank
-        if not adapter.adapter_id or adapter.rank < 1:
-            await context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"adapter_id is {adapter.adapter_id!r} and rank is {adapter.rank}; an adapter has a name and a rank",
-            )
+        why = why_no_name(adapter.adapter_id)
+        if why is None and adapter.adapter_id == self._settings.model:
+            why = f"is {quoted(adapter.adapter_id)}, the base model's name"
+        if why is not None:
+            await status.abort(context, InvalidRequest(f"adapter_id {why}", field="adapter_id"))
+        name = quoted(adapter.adapter_id)
+        if adapter.rank < 1:
+            message = f"adapter {name} has rank 0; it must be at least 1"
+            await status.abort(context, InvalidRequest(message, field="rank", value=0, limit=1))
         if adapter.rank > most:
-            await context.abort(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                f"adapter {adapter.adapter_id!r} has rank {adapter.rank}; max_lora_rank is {most}",
-            )
+            message = f"adapter {name} has rank {adapter.rank}; max_lora_rank is {most}"
+            await status.abort(context, RankOverLimit(message, field="rank", value=adapter.rank, limit=most))
         known = self._cluster.register(adapter.adapter_id, adapter.rank)
         if known.rank != adapter.rank:
-            await context.abort(
-                grpc.StatusCode.ALREADY_EXISTS, f"adapter {adapter.adapter_id!r} is known with rank {known.rank}"
-            )
+            message = f"adapter {name} is known with rank {known.rank}; unload it first, or give another id"
+            await status.abort(context, Conflict(message, field="rank", value=adapter.rank, known=known.rank))
         return pb.RegisterAdapterResponse()
 
     async def UnregisterAdapter(  # noqa: N802, D102
@@ -154,7 +158,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         context: grpc.aio.ServicerContext[pb.UnregisterAdapterRequest, pb.UnregisterAdapterResponse],
     ) -> pb.UnregisterAdapterResponse:
         if not self._cluster.unregister(request.adapter_id):
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"adapter_id {request.adapter_id!r} is not known")
+            name = quoted(request.adapter_id)
+            message = f"adapter_id {name} is not known"
+            await status.abort(context, UnknownName(message, field="adapter_id", value=name))
         return pb.UnregisterAdapterResponse()
 
     async def GetStatus(  # noqa: N802, D102

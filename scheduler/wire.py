@@ -1,7 +1,7 @@
 """Between the wire (`lorrery.v1`) and the scheduler's own types: the only place that knows both."""
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Many
 
 import numpy as np
@@ -109,9 +109,10 @@ def draining() -> ToRouter:
     return ToRouter(draining=pb.SchedulerDraining())
 
 
-def refused(handle: int, reason: RefusalReason, message: str) -> ToRouter:
-    """Write that a request ends without further tokens."""
-    return ToRouter(refused=pb.Refused(handle=handle, reason=REFUSAL_REASON[reason], message=message))
+def refused(handle: int, reason: RefusalReason, message: str, facts: Mapping[str, object]) -> ToRouter:
+    """Write that a request ends without further tokens; `facts` is what the message says, for programs."""
+    texts = {name: str(value) for name, value in facts.items()}
+    return ToRouter(refused=pb.Refused(handle=handle, reason=REFUSAL_REASON[reason], message=message, facts=texts))
 
 
 def tokens(

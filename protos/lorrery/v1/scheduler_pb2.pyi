@@ -326,22 +326,48 @@ class Refused(message.Message):
 
     DESCRIPTOR: descriptor.Descriptor
 
+    @typing.final
+    class FactsEntry(message.Message):
+        DESCRIPTOR: descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     HANDLE_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
+    FACTS_FIELD_NUMBER: builtins.int
     handle: builtins.int
     reason: RefusalReason.ValueType
     message: builtins.str
+    @builtins.property
+    def facts(self) -> containers.ScalarMap[builtins.str, builtins.str]:
+        """What the message says, for programs: field, value, limit and the like."""
+
     def __init__(
         self,
         *,
         handle: builtins.int = ...,
         reason: RefusalReason.ValueType = ...,
         message: builtins.str = ...,
+        facts: abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["handle", b"handle", "message", b"message", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["facts", b"facts", "handle", b"handle", "message", b"message", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
