@@ -6,6 +6,7 @@ used, so that two services in one test do not meet.
 
 import errno
 import threading
+from collections.abc import Iterator, Mapping
 from http.server import ThreadingHTTPServer
 from socketserver import TCPServer
 
@@ -18,6 +19,8 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
 )
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.version import VERSION
@@ -38,6 +41,23 @@ def new_registry(service: str) -> CollectorRegistry:
         service, VERSION
     ).set(1)
     return registry
+
+
+def labelled(registry: CollectorRegistry, **labels: str) -> CollectorRegistry:
+    """Return a registry whose metrics `registry` shows with these labels added, all of them and all their samples."""
+    inner = CollectorRegistry()
+    registry.register(_Labelled(inner, labels))
+    return inner
+
+
+class _Labelled(Collector):
+    def __init__(self, inner: CollectorRegistry, labels: Mapping[str, str]) -> None:
+        self._inner, self._labels = inner, labels
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._inner.collect():
+            family.samples = [sample._replace(labels={**self._labels, **sample.labels}) for sample in family.samples]
+            yield family
 
 
 class ServiceState:

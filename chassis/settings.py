@@ -126,6 +126,12 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _no_adapter_is_the_model(self) -> Self:
+        if any(name == self.model for name, _ in self.adapters.expand()):
+            raise ValueError(f"adapters.registry: adapter {self.model!r} has the base model's name; give it another id")
+        return self
+
+    @model_validator(mode="after")
     def _weights_have_adapters(self) -> Self:
         num_weights, num_adapters = len(self.scheduler.fair_weights), sum(1 for _ in self.adapters.expand())
         if isinstance(self.scheduler.fair_weights, tuple) and num_weights > num_adapters:

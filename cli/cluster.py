@@ -217,7 +217,7 @@ class LocalCluster:
             await channel.close()
 
     def _worker_overrides(self, index: int, scheduler: str) -> list[str]:
-        overrides = [f"worker.scheduler={scheduler}"]
+        overrides = [f"worker.name={self.worker_names[index]}", f"worker.scheduler={scheduler}"]
         for key in ("listen", "metrics"):
             host, _, port = getattr(self.settings.worker, key).rpartition(":")
             overrides.append(f"worker.{key}={host}:{int(port) + index if int(port) else 0}")

@@ -10,7 +10,7 @@ import grpc.aio
 from prometheus_client import CollectorRegistry
 
 from lorrery.chassis import status
-from lorrery.chassis.errors import Conflict, InvalidRequest, RankOverLimit, UnknownName
+from lorrery.chassis.errors import Conflict, InvalidRequest, RankOverLimit, Reason, UnknownName
 from lorrery.chassis.log import get_logger
 from lorrery.chassis.names import quoted, why_no_name
 from lorrery.chassis.settings import Settings
@@ -96,6 +96,16 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         if first is None or first.WhichOneof("message") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be hello")
             return
+        name = first.hello.worker_id
+        if (why := why_no_name(name)) is not None:
+            await status.abort(context, InvalidRequest(f"worker_id {why}; see worker.name", field="worker_id"))
+        if name in self._cluster.workers:
+            log.warning("worker_refused", worker_id=name, reason="its name is taken")
+            message = (
+                f"a worker named {quoted(name)} is attached already; each needs a name of its own:"
+                " set worker.name, or leave it unset for HOST-PID"
+            )
+            await status.abort(context, Conflict(message, Reason.NAME_TAKEN, field="worker.name", value=quoted(name)))
         try:
             worker = self._cluster.attach(wire.read_worker_hello(first.hello))
         except ValueError as error:

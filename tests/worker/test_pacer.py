@@ -55,7 +55,7 @@ class Bench:
         self.reports: list[StepReport] = []
         self.over = asyncio.Event()
         self._on_report = on_report
-        self.pacer = Pacer(MockGpu(LlmMock()), self.clock, WorkerMetrics(self.registry, 1000), self._report)
+        self.pacer = Pacer(MockGpu(LlmMock()), self.clock, WorkerMetrics(self.registry, "worker", 1000), self._report)
 
     def _report(self, report: StepReport) -> None:
         self.reports.append(report)
@@ -83,7 +83,7 @@ class Bench:
         return [report.end_ps - report.start_ps for report in self.reports]
 
     def metric(self, name: str) -> float | None:
-        return self.registry.get_sample_value(f"lorrery_worker_{name}")
+        return self.registry.get_sample_value(f"lorrery_worker_{name}", {"worker": "worker"})
 
 
 def step_ps(length: int) -> int:
