@@ -94,12 +94,21 @@ class MetricsServer:
         self._thread.join()
 
 
-def serve_metrics(address: str, registry: CollectorRegistry) -> MetricsServer:
+def address_error(setting: str, address: str, error: OSError) -> LorreryError:
+    """Return what to say of an address that cannot be taken; `setting` is where it comes from."""
+    cure = ""
+    if error.errno == errno.EADDRINUSE:
+        cure = "; give another port, or 0 for a free one (`lorrery up --free-ports` does so for all of a cluster)"
+    return LorreryError(f"{setting}: address {address} cannot be taken: {error.strerror or error}{cure}")
+
+
+def serve_metrics(address: str, registry: CollectorRegistry, setting: str) -> MetricsServer:
     """Show `registry` on `http://address/metrics`.
 
     Args:
         address: HOST:PORT; port 0 takes a free one, which `.port` then tells.
         registry: what to show.
+        setting: where `address` comes from, for the message.
 
     Raises:
         LorreryError: the address cannot be taken.
@@ -108,8 +117,7 @@ def serve_metrics(address: str, registry: CollectorRegistry) -> MetricsServer:
     try:
         server = _Server((host.strip("[]"), int(port)), _handler(registry))
     except OSError as error:
-        hint = "; another cluster may be running" if error.errno == errno.EADDRINUSE else ""
-        raise LorreryError(f"metrics address {address} cannot be taken: {error.strerror or error}{hint}") from None
+        raise address_error(setting, address, error) from None
     return MetricsServer(server)
 
 

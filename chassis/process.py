@@ -88,7 +88,7 @@ async def run_service(
     log = get_logger("chassis").bind(service=service.name)
     with _stop_requested() as stop, contextlib.ExitStack() as stack:
         state = ServiceState(registry)
-        metrics_server = serve_metrics(metrics, registry)
+        metrics_server = serve_metrics(metrics, registry, f"{service.name}.metrics")
         stack.callback(metrics_server.close)
         server, health = new_server(), Health()
         started = False
@@ -96,7 +96,7 @@ async def run_service(
             names = service.register(server)
             await health.attach(server, names)
             enable_reflection(server, names)
-            address = bind(server, listen, settings.server_tls)
+            address = bind(server, listen, settings.server_tls, f"{service.name}.listen")
             await server.start()
             started = True
             metrics_address = dialable(metrics, metrics_server.port)

@@ -83,6 +83,7 @@ class LocalCluster:
         overrides: `section.key=value`, as for `--set`.
         num_workers: how many workers; fixed ports of theirs count up from the settings'.
         show: gets every line that a process prints.
+        free_ports: listen on free ports instead of the settings', but where `overrides` say otherwise.
 
     Raises:
         SettingsError: the settings are wrong.
@@ -96,8 +97,12 @@ class LocalCluster:
         num_workers: int = 1,
         *,
         show: Show = lambda _name, _line: None,
+        free_ports: bool = False,
     ) -> None:
         self.settings: Settings = load(config, overrides)
+        if free_ports:
+            overrides = [*_free_ports(self.settings), *overrides]
+            self.settings = load(config, overrides)
         self.processes: dict[str, ServiceProcess] = {}
         self._config = config
         self._overrides = list(overrides)
@@ -359,6 +364,15 @@ def cancelled_by_signals() -> Iterator[list[signal.Signals]]:
 
     with handled_by(loop, on_signal, (*SIGNALS, signal.SIGHUP)):
         yield received
+
+
+def _free_ports(settings: Settings) -> list[str]:
+    """Return the overrides with which every service listens on a free port of the host that the settings name."""
+    return [
+        f"{section}.{key}={getattr(getattr(settings, section), key).rpartition(':')[0]}:0"
+        for section in ("scheduler", "worker", "router")
+        for key in ("listen", "metrics")
+    ]
 
 
 def _last_words(process: ServiceProcess) -> str:

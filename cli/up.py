@@ -39,6 +39,9 @@ def up(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; repeatable; wins over all.")
     ] = None,
     workers: Annotated[int, typer.Option(min=0, help="How many workers.")] = 2,
+    free_ports: Annotated[
+        bool, typer.Option("--free-ports", help="Listen on free ports instead of the settings', for a second cluster.")
+    ] = False,
     version: VersionOption = False,
 ) -> None:
     """Run a cluster on this machine: scheduler, workers, router.
@@ -47,7 +50,7 @@ def up(
     itself, the rest is stopped and the exit code is 1.
     """
     del version
-    raise typer.Exit(asyncio.run(_up(config or default_config(), overrides or [], workers)))
+    raise typer.Exit(asyncio.run(_up(config or default_config(), overrides or [], workers, free_ports=free_ports)))
 
 
 def default_config() -> Path | None:
@@ -55,9 +58,9 @@ def default_config() -> Path | None:
     return DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None
 
 
-async def _up(config: Path | None, overrides: list[str], num_workers: int) -> int:
+async def _up(config: Path | None, overrides: list[str], num_workers: int, *, free_ports: bool) -> int:
     printer = Printer(num_workers)
-    cluster = LocalCluster(config, overrides, num_workers, show=printer.show)
+    cluster = LocalCluster(config, overrides, num_workers, show=printer.show, free_ports=free_ports)
     ready = failed = False
     with cancelled_by_signals() as received:
         try:

@@ -136,18 +136,26 @@ async def test_metrics_endpoint_shows_process_build_and_state(tmp_path: Path):
         assert metric(up.metrics, "lorrery_service_state") == 1
 
 
-async def test_second_service_on_a_port_is_an_error(tmp_path: Path):
+async def test_second_service_on_a_port_is_an_error_that_names_setting_and_cure(tmp_path: Path):
     async with running(tmp_path) as up:
-        with pytest.raises(LorreryError, match=rf"address {up.address} cannot be taken: Address already in use"):
-            await run_service(
-                EchoService(),
-                listen=up.address,
-                metrics="127.0.0.1:0",
-                settings=Settings.model_validate({}),
-                drain_seconds=1,
-                registry=new_registry("echo"),
-                announce=None,
+        for taken, addresses in (
+            ("echo.listen", {"listen": up.address, "metrics": "127.0.0.1:0"}),
+            ("echo.metrics", {"listen": "127.0.0.1:0", "metrics": up.metrics}),
+        ):
+            address = addresses[taken.partition(".")[2]]
+            with pytest.raises(LorreryError) as caught:
+                await run_service(
+                    EchoService(),
+                    **addresses,
+                    settings=Settings.model_validate({}),
+                    drain_seconds=1,
+                    registry=new_registry("echo"),
+                )
+            message = str(caught.value)
+            assert message.startswith(
+                f"{taken}: address {address} cannot be taken: Address already in use; give another"
             )
+            assert "--free-ports" in message
 
 
 async def test_signal_makes_health_not_serving_before_the_drain_and_stops_after_it(tmp_path: Path):

@@ -2,13 +2,14 @@ import asyncio
 import os
 import re
 import signal
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from lorrery.cli.cluster import LocalCluster, start_python
-from tests.cluster.harness import StartCluster, alive, metric, wait_until, write_settings
+from tests.cluster.harness import SETTINGS, StartCluster, alive, metric, wait_until, write_settings
 
 pytestmark = pytest.mark.cluster
 
@@ -161,6 +162,36 @@ async def test_service_that_cannot_start_ends_everything(tmp_path: Path):
     assert re.search(r"worker-\d ended with exit code", text)
     assert "Abacus" in text
     assert "Traceback" not in text
+
+
+async def test_taken_port_is_named_and_free_ports_let_a_second_cluster_run(tmp_path: Path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        settings = write_settings(
+            tmp_path, SETTINGS.replace('metrics = "127.0.0.1:0"', f'metrics = "127.0.0.1:{port}"')
+        )
+        first = await Up.start("--config", str(settings), "--workers", "1")
+        assert await first.end() == 1
+        text = "".join(first.lines)
+        assert f"scheduler.metrics: address 127.0.0.1:{port} cannot be taken: Address already in use" in text
+        assert "lorrery up --free-ports" in text
+        second = await Up.start("--config", str(settings), "--workers", "1", "--free-ports")
+        await second.wait_for("try: lorrery load --target 127.0.0.1:")
+        second.process.send_signal(signal.SIGINT)
+        assert await second.end() == 0
+    addresses = re.findall(r"127\.0\.0\.1:(\d+)", "".join(line for line in second.lines if "/metrics" in line))
+    assert len(set(addresses)) == 6
+    assert str(port) not in addresses
+
+
+def test_free_ports_leave_hosts_and_explicit_settings_alone():
+    overrides = ["router.listen=127.0.0.1:6000", "worker.metrics=0.0.0.0:9103"]
+    settings = LocalCluster(None, overrides, free_ports=True).settings
+    assert settings.router.listen == "127.0.0.1:6000"
+    assert settings.worker.metrics == "0.0.0.0:9103"
+    assert settings.router.metrics == settings.scheduler.listen == "127.0.0.1:0"
 
 
 async def test_killed_process_starts_again_on_its_ports(start_cluster: StartCluster):
