@@ -20,6 +20,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 from pydantic_settings import SettingsError as SourceError
 
 from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.faults import LOAD_FAILURE, NEVER_PS, Fault, check_faults, parse_fault
 from lorrery.chassis.sections import (
     BATCHINGS,
     PLACEMENTS,
@@ -111,6 +112,9 @@ class Settings(BaseSettings):
     model: str = "Llama-2-7B"
     catalogue: tuple[Path, ...] = Field(default=(), description="TOML files with further GPUs, models, engines")
     time_scale: PositiveSeconds = Field(default=1.0, description="2 = everything takes twice as long")
+    faults: tuple[str, ...] = Field(
+        default=(), description="what goes wrong on schedule, such as 'slow_worker,at=30,worker=worker-0,factor=2'"
+    )
     adapters: AdapterSettings = AdapterSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     worker: WorkerSettings = WorkerSettings()
@@ -123,6 +127,18 @@ class Settings(BaseSettings):
     def _known_format(self) -> Self:
         if self.format != FORMAT:
             raise ValueError(f"format {self.format} is not known; this version reads format {FORMAT}")
+        return self
+
+    @model_validator(mode="after")
+    def _possible_faults(self) -> Self:
+        try:
+            faults = self.planned_faults()
+            check_faults(faults, adapters=(name for name, _ in self.adapters.expand()))
+        except SettingsError as error:
+            raise ValueError(str(error)) from None
+        blocking = self.scheduler.strict or self.adapters.loading == "blocking"
+        if blocking and any(fault.kind == LOAD_FAILURE and fault.until_ps == NEVER_PS for fault in faults):
+            raise ValueError("fault adapter_load_failure without for: a prefill that waits for the load never runs")
         return self
 
     @model_validator(mode="after")
@@ -139,6 +155,10 @@ class Settings(BaseSettings):
                 f"scheduler.fair_weights has {num_weights} weights; the registry has {num_adapters} adapters"
             )
         return self
+
+    def planned_faults(self) -> tuple[Fault, ...]:
+        """Return the faults that are to happen."""
+        return tuple(map(parse_fault, self.faults))
 
     def fair_weights(self) -> dict[str, Fraction]:
         """Return the weights that are set, by adapter; decimal fractions are taken as written."""

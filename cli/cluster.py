@@ -72,6 +72,10 @@ class ServiceProcess:
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(number)
 
+    def kill(self) -> None:
+        """Kill it, if it still runs; its end counts as one that nobody asked for."""
+        self.signal(signal.SIGKILL)
+
 
 class LocalCluster:
     """A scheduler, workers and a router; `async with` starts them, waits until they serve, and stops them.
@@ -110,6 +114,7 @@ class LocalCluster:
         self._show = show
         self._announcements: Path | None = None
         self._ended: asyncio.Queue[ServiceProcess] = asyncio.Queue()
+        self._ready = False
 
     async def __aenter__(self) -> Self:
         """Start everything, and return once the router and all workers serve."""
@@ -128,6 +133,7 @@ class LocalCluster:
         except BaseException:
             await self._end_now()
             raise
+        self._ready = True
         return self
 
     async def __aexit__(
@@ -285,10 +291,12 @@ class LocalCluster:
             raise LorreryError(f"{process.name} did not {what} within {seconds:g} s{_last_words(process)}") from None
 
     async def _check_alive(self, process: ServiceProcess) -> None:
-        for other in {process.name: process, **self.processes}.values():
+        others = {} if self._ready else self.processes
+        for other in {process.name: process, **others}.values():
             if other.exit_code is not None and not other.exit_expected:
                 await self._wait_for([other], STOP_MARGIN_SECONDS)  # for the end of what it printed
-                what = f"{other.name} ended with exit code {other.exit_code} before the cluster was ready"
+                when = f"before {'it' if self._ready else 'the cluster'} was ready"
+                what = f"{other.name} ended with exit code {other.exit_code} {when}"
                 raise LorreryError(what + _last_words(other))
 
     async def _stop_in_order(self) -> None:
@@ -373,6 +381,11 @@ def _free_ports(settings: Settings) -> list[str]:
         for section in ("scheduler", "worker", "router")
         for key in ("listen", "metrics")
     ]
+
+
+def describe_exit(code: int | None) -> str:
+    """Return an exit code in words."""
+    return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
 
 
 def _last_words(process: ServiceProcess) -> str:

@@ -11,8 +11,8 @@ from typing import Annotated, Self, TextIO
 import typer
 
 from lorrery.chassis.errors import LorreryError
-from lorrery.cli.cluster import ROOT, LocalCluster, cancelled_by_signals, start_python
-from lorrery.cli.up import describe_exit, summary
+from lorrery.cli.cluster import ROOT, LocalCluster, cancelled_by_signals, describe_exit, start_python
+from lorrery.cli.up import summary
 from lorrery.cli.version import VersionOption
 
 CONFIG = ROOT / "deploy" / "cluster.toml"

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from typer.core import TyperCommand
 
 from lorrery.chassis.errors import FormatError, SettingsError
+from lorrery.chassis.faults import parse_fault
 from lorrery.chassis.settings import load as load_settings
 from lorrery.cli.simulate_journal import replay_journal
 from lorrery.cli.simulation import Progress as RunProgress
@@ -23,7 +24,6 @@ from lorrery.loadgen import flags
 from lorrery.loadgen.report import check_folder, write_report
 from lorrery.loadgen.session import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_OK
 from lorrery.loadgen.table import print_report
-from lorrery.simulator.faults import parse_fault
 from lorrery.simulator.steps import StepWriter
 from lorrery.simulator.stretch import Observer
 from lorrery.simulator.trace import TraceWriter

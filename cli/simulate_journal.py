@@ -15,7 +15,7 @@ from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.replicas import ReplicaFactory
 from lorrery.simulator.journal import Journal, read_journal
 from lorrery.simulator.replay import Replayed, ReplayParts, replay
-from lorrery.worker.build import device_of, length_model_of
+from lorrery.worker.build import device_of, length_model_of, slow_spells_of
 from lorrery.worker.device.gpu import MockGpu
 
 EQUAL, DIFFERENT = 0, 1
@@ -45,7 +45,8 @@ def parts_of(journal: Journal, path: Path) -> ReplayParts:
     factory = ReplicaFactory(settings)
     adapters = {name: factory.adapter(name, rank) for name, rank in settings.adapters.expand()}
 
-    def make_replica(hello: Record) -> Replica:
+    def make_replica(hello: Record, faults_from_ps: int) -> Replica:
+        factory.begin_faults(faults_from_ps)
         return factory.replica(factory.replica_settings(WorkerHello(**hello)))
 
     def make_gpu(hello: Record) -> MockGpu:
@@ -67,6 +68,7 @@ def parts_of(journal: Journal, path: Path) -> ReplayParts:
     return ReplayParts(
         make_replica=make_replica,
         make_gpu=make_gpu,
+        slow_spells=lambda hello, from_ps: slow_spells_of(settings, hello["worker_id"], from_ps),
         make_adapter=factory.adapter,
         adapters=adapters,
         model=device_of(settings).deployment.model.name,

@@ -54,6 +54,7 @@ class Cluster:
         self.routers: set[RouterLink] = set()
         self.unplaced: dict[int, Live] = {}
         self.draining = False
+        self.faults_from_ps = 0
         self.empty = asyncio.Event()
         self.metrics = SchedulerMetrics(
             registry,
@@ -260,7 +261,9 @@ class Cluster:
         if hello.worker_id in self.workers:
             raise ValueError(f"worker {hello.worker_id} is attached already")
         settings = self._factory.replica_settings(hello)
-        journal = None if self.journal is None else self.journal.attached(hello, self.clock.now_ps())
+        at_ps = self.clock.now_ps()
+        self.faults_from_ps = self._factory.begin_faults(at_ps)
+        journal = None if self.journal is None else self.journal.attached(hello, at_ps)
         worker = Dispatcher(hello, self._factory.replica(settings), settings.max_total_token_num, self, journal)
         self.workers[hello.worker_id] = worker
         log.info(

@@ -113,7 +113,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
             return
         try:
-            await context.write(wire.welcome(self._settings.time_scale, self._cluster.clock.now_ps()))
+            now_ps, faults_from_ps = self._cluster.clock.now_ps(), self._cluster.faults_from_ps
+            await context.write(wire.welcome(self._settings.time_scale, now_ps, faults_from_ps))
             await until_first_ends(
                 self._read_worker(request_iterator, worker), worker.write_all(context.write), self._watch(worker)
             )

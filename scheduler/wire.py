@@ -176,9 +176,9 @@ def read_step(message: pb.StepDone) -> StepReport:
     )
 
 
-def welcome(time_scale: float, sent_ps: int) -> ToWorker:
+def welcome(time_scale: float, sent_ps: int, faults_from_ps: int) -> ToWorker:
     """Write the answer to a worker's hello."""
-    return ToWorker(welcome=pb.WorkerWelcome(time_scale=time_scale, sent_ps=sent_ps))
+    return ToWorker(welcome=pb.WorkerWelcome(time_scale=time_scale, sent_ps=sent_ps, faults_from_ps=faults_from_ps))
 
 
 def interrupt(plan_id: int, at_ps: int) -> ToWorker:

@@ -22,8 +22,9 @@ from lorrery.chassis.tasks import until_first_ends
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import scheduler_pb2_grpc as pb_grpc
 from lorrery.worker import wire
-from lorrery.worker.build import device_of, length_model_of
+from lorrery.worker.build import device_of, length_model_of, slow_spells_of
 from lorrery.worker.device.gpu import MockGpu
+from lorrery.worker.device.slow import SlowSpells
 from lorrery.worker.metrics import WorkerMetrics
 from lorrery.worker.pacer import Pacer, StepReport
 
@@ -70,7 +71,7 @@ class WorkerService:
         gpu, model = device.deployment.gpu, device.deployment.model
         self._settings = settings
         self._gpu = MockGpu(device.step_time)
-        name = worker.name or f"{socket.gethostname()}-{os.getpid()}"
+        self._name = name = worker.name or f"{socket.gethostname()}-{os.getpid()}"
         self._metrics = WorkerMetrics(
             registry, name, device.pool_tokens, peak_flops=gpu.tflops * 1e12, peak_bytes=gpu.gb_per_second * 1e9
         )
@@ -134,7 +135,8 @@ class WorkerService:
             welcome = await self._greet(call)
             clock = DeviceClock.synced(welcome.time_scale, welcome.sent_ps)
             attached = True
-            self._attachment = _Attachment(call, self._gpu, clock, self._metrics, self._answers)
+            spells = slow_spells_of(self._settings, self._name, welcome.faults_from_ps)
+            self._attachment = _Attachment(call, self._gpu, clock, self._metrics, self._answers, spells)
             self._metrics.attach(attached=True)
             self._metrics.enter("attached")
             self._log.info("attached", scheduler=self._settings.worker.scheduler, time_scale=welcome.time_scale)
@@ -183,10 +185,11 @@ class _Attachment:
         clock: DeviceClock,
         metrics: WorkerMetrics,
         answers: wire.AnswerSettings,
+        slow_spells: SlowSpells,
     ) -> None:
         self._call, self._clock, self._answers = call, clock, answers
         self._outgoing: asyncio.Queue[pb.AttachRequest] = asyncio.Queue(MAX_OUTGOING)
-        self._pacer = Pacer(gpu, clock, metrics, self._report)
+        self._pacer = Pacer(gpu, clock, metrics, self._report, slow_spells)
         self._ended = asyncio.Event()
 
     async def run(self, heartbeat_seconds: float) -> None:

@@ -553,18 +553,22 @@ class WorkerWelcome(message.Message):
 
     TIME_SCALE_FIELD_NUMBER: builtins.int
     SENT_PS_FIELD_NUMBER: builtins.int
+    FAULTS_FROM_PS_FIELD_NUMBER: builtins.int
     time_scale: builtins.float
     sent_ps: builtins.int
     """The device clock now."""
+    faults_from_ps: builtins.int
+    """When the scheduler's first worker attached: the times of faults count from here."""
     def __init__(
         self,
         *,
         time_scale: builtins.float = ...,
         sent_ps: builtins.int = ...,
+        faults_from_ps: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["sent_ps", b"sent_ps", "time_scale", b"time_scale"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["faults_from_ps", b"faults_from_ps", "sent_ps", b"sent_ps", "time_scale", b"time_scale"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
