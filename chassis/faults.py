@@ -13,8 +13,8 @@ from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from itertools import combinations
 
-from lorrery.chassis.clock import PS_PER_SECOND
 from lorrery.chassis.errors import SettingsError
+from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 
 WORKER_LOSS, SLOW_WORKER, LOAD_FAILURE = "worker_loss", "slow_worker", "adapter_load_failure"
 _KEYS = {
@@ -22,9 +22,6 @@ _KEYS = {
     SLOW_WORKER: {"at", "worker", "factor", "for"},
     LOAD_FAILURE: {"at", "adapter", "for"},
 }
-
-NEVER_PS = 1 << 62
-"""Later than anything: the end of a fault that stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +32,7 @@ class Fault:
         text: as it was asked for.
         kind: a key of the module's list.
         at_ps: when it begins.
-        until_ps: when it is over; `NEVER_PS` if it stays.
+        until_ps: when it is over; `NEVER` if it stays.
         worker: whose; empty for adapters.
         adapter: whose loads fail; empty: all.
         factor: of a slow worker's step times.
@@ -44,7 +41,7 @@ class Fault:
     text: str
     kind: str
     at_ps: int
-    until_ps: int = NEVER_PS
+    until_ps: int = NEVER
     worker: str = ""
     adapter: str = ""
     factor: Fraction = Fraction(1)
@@ -68,13 +65,13 @@ def parse_fault(text: str) -> Fault:
     for key in {"at", "worker", "factor"} & _KEYS[kind] - values.keys():
         raise SettingsError(f"fault {text}: {key} is missing")
     at = _number(text, "at", values["at"], least=0)
-    if at >= NEVER_PS // PS_PER_SECOND:
+    if at >= NEVER // PS_PER_SECOND:
         raise SettingsError(
-            f"fault {text}: at is {values['at']}; a simulation has {NEVER_PS // PS_PER_SECOND:,} s at most"
+            f"fault {text}: at is {values['at']}; a simulation has {NEVER // PS_PER_SECOND:,} s at most"
         )
-    until_ps = NEVER_PS
+    until_ps = NEVER
     if "for" in values:
-        until_ps = min(round((at + _number(text, "for", values["for"], above=0)) * PS_PER_SECOND), NEVER_PS)
+        until_ps = min(round((at + _number(text, "for", values["for"], above=0)) * PS_PER_SECOND), NEVER)
     factor = _number(text, "factor", values["factor"], above=0) if "factor" in values else Fraction(1)
     return Fault(
         text,

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.settings import Settings, load
+from lorrery.chassis.terminal import table_console
 from lorrery.cli import plan_text
 from lorrery.cli.output import write
 from lorrery.cli.version import VersionOption
@@ -127,8 +127,7 @@ def plan(
         _plan(name, deployment, settings.worker.step_time, work, level, asked, streams)
         for name, deployment in _deployments(settings, models, gpus, degrees)
     ]
-    console = Console(soft_wrap=True, highlight=False)
-    console.width = max(console.width, plan_text.COLUMNS)  # a table that wraps cannot be read
+    console = table_console()
     if len(plans) == 1:
         plan_text.show_one(console, plans[0], work, level, asked)
     else:

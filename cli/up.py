@@ -13,11 +13,10 @@ import typer
 
 from lorrery.chassis.faults import check_faults
 from lorrery.chassis.settings import Settings, load
-from lorrery.cli.cluster import ROOT, LocalCluster, cancelled_by_signals, describe_exit
-from lorrery.cli.supervisor import Supervisor
+from lorrery.chassis.shipped import default_config
 from lorrery.cli.version import VersionOption
-
-DEFAULT_CONFIG = ROOT / "deploy" / "cluster.toml"
+from lorrery.local.cluster import LocalCluster, cancelled_by_signals, describe_exit
+from lorrery.local.supervisor import Supervisor
 
 _COLOURS = ("cyan", "green", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta", "bright_blue")
 _OWN_COLOUR = "yellow"
@@ -73,11 +72,6 @@ def up(
     if faults:
         given.append(f"faults={json.dumps([*load(config, given).faults, *faults])}")
     raise typer.Exit(asyncio.run(_up(config, given, workers, free_ports=free_ports, restart=restart)))
-
-
-def default_config() -> Path | None:
-    """Return the source tree's settings file, or None in an installation without one."""
-    return DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None
 
 
 async def _up(config: Path | None, overrides: list[str], num_workers: int, *, free_ports: bool, restart: bool) -> int:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from lorrery.chassis.faults import LOAD_FAILURE, WORKER_LOSS, Fault, check_faults
-from lorrery.simulator.engine import NEVER, Simulation
+from lorrery.simulator.engine import Simulation
+from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.slow import Slowed
 
 

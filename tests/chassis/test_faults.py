@@ -3,7 +3,8 @@
 import pytest
 
 from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.faults import NEVER_PS, check_faults, load_fails, parse_fault
+from lorrery.chassis.faults import check_faults, load_fails, parse_fault
+from lorrery.vocabulary.units import NEVER
 
 S = 10**12
 
@@ -21,7 +22,7 @@ def test_a_fault_of_one_adapter_leaves_others_loads_alone() -> None:
 
 
 def test_a_fault_without_an_end_stays() -> None:
-    assert parse_fault("worker_loss,at=1.5,worker=w").until_ps == NEVER_PS
+    assert parse_fault("worker_loss,at=1.5,worker=w").until_ps == NEVER
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lorrery.cli.cluster import LocalCluster, start_python
+from lorrery.local.cluster import LocalCluster, start_python
 from tests.cluster.client import Ask, Client
 from tests.cluster.harness import SETTINGS, StartCluster, alive, metric, wait_until, write_settings
 
