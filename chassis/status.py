@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 from google.protobuf import any_pb2, duration_pb2
-from google.rpc import error_details_pb2, status_pb2
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
+from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 
 from lorrery.chassis.errors import GRPC_STATUS, Reason, RequestError
@@ -37,16 +38,16 @@ Context = grpc.aio.ServicerContext[Any, Any]
 def status_of(error: RequestError, message: str | None = None) -> grpc.Status:
     """Return the status of an error, details included; `message` replaces the error's own text."""
     details = [any_pb2.Any(), any_pb2.Any()]
-    details[0].Pack(error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.facts))
+    details[0].Pack(ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.facts))
     retry_seconds = RETRY_SECONDS.get(error.reason)
     if retry_seconds is None:
         del details[1]
     else:
         delay = duration_pb2.Duration(seconds=retry_seconds)
-        details[1].Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+        details[1].Pack(RetryInfo(retry_delay=delay))
     code: int = GRPC_STATUS[type(error)].value[0]
     text = str(error) if message is None else message
-    return rpc_status.to_status(status_pb2.Status(code=code, message=text, details=details))
+    return rpc_status.to_status(Status(code=code, message=text, details=details))
 
 
 async def abort(context: Context, error: RequestError, message: str | None = None) -> NoReturn:
