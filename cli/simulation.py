@@ -26,7 +26,7 @@ from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.replicas import ReplicaFactory
 from lorrery.simulator.build import PS_PER_SECOND, build_requests
 from lorrery.simulator.engine import NEVER, Simulation
-from lorrery.simulator.faults import LOAD_FAILURE, Fault, load_fails, schedule_faults
+from lorrery.simulator.faults import LOAD_FAILURE, Fault, load_fails, never_began, schedule_faults
 from lorrery.simulator.gaps import GapRecorder
 from lorrery.simulator.outcomes import OutcomeRecorder
 from lorrery.simulator.request import SimulatedRequest
@@ -131,6 +131,7 @@ class SimulatedRun:
             started_at=started_at,
             interrupted=interrupted,
             num_skipped=num_skipped,
+            notices=never_began(self.simulation_options.faults, cost.simulated_seconds),
         )
 
     def _play(self, cluster: "_SimulatedCluster", workload: BuiltWorkload, outcomes: OutcomeRecorder) -> bool:
