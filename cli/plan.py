@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Annotated
 
@@ -198,10 +199,8 @@ def plan(
 def _clusters(
     cluster: Cluster, models: list[str] | None, gpus: list[str] | None, degrees: list[int] | None
 ) -> Iterator[Cluster]:
-    for model in models or [None]:
-        for gpu in gpus or [None]:
-            for degree in degrees or [None]:
-                yield cluster.but(model=model, worker__gpu=gpu, worker__tensor_parallel=degree)
+    for model, gpu, degree in product(models or (None,), gpus or (None,), degrees or (None,)):
+        yield cluster.but(model=model, worker__gpu=gpu, worker__tensor_parallel=degree)
 
 
 def _plan(cluster: Cluster, work: Workload, level: Level, claim: Claim | None, streams: Sequence[int] | None) -> Plan:
