@@ -11,9 +11,9 @@ from typing import Annotated, Self, TextIO
 import typer
 
 from lorrery.chassis.errors import LorreryError
-from lorrery.cli.cluster import ROOT, LocalCluster, cancelled_by_signals, start_python
 from lorrery.cli.up import describe_exit, summary
 from lorrery.cli.version import VersionOption
+from lorrery.local.cluster import ROOT, LocalCluster, cancelled_by_signals, start_python
 
 CONFIG = ROOT / "deploy" / "cluster.toml"
 TRACE = ROOT / "deploy" / "traces" / "azure_llm_2023_conv_excerpt.csv"

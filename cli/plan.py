@@ -18,6 +18,7 @@ from rich.console import Console
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.settings import Settings
+from lorrery.chassis.terminal import table_console
 from lorrery.cli import plan_text
 from lorrery.cli.output import write
 from lorrery.cli.plan_sizing import Cluster, Sizing, size
@@ -177,8 +178,7 @@ def plan(
     asked = _claim(claim)
     streams = _numbers(concurrency, "--concurrency") if concurrency else None
     plans = [_plan(one, work, level, asked, streams) for one in _clusters(cluster, models, gpus, degrees)]
-    console = Console(soft_wrap=True, highlight=False)
-    console.width = max(console.width, plan_text.COLUMNS)  # a table that wraps cannot be read
+    console = table_console()
     if len(plans) == 1:
         plan_text.show_one(console, plans[0], work, level, asked)
     else:

@@ -9,24 +9,19 @@ import math
 import shlex
 import tomllib
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.settings import Settings, load
-from lorrery.cli.simulation import SimulatedRun, SimulationOptions
-from lorrery.cli.up import default_config
+from lorrery.chassis.shipped import default_config
 from lorrery.loadgen.options import LoadOptions
-from lorrery.simulator.sizing import Trial, fewest, search
+from lorrery.simulator.sizing import Trial, Watch, fewest, try_replicas
 from lorrery.worker.device.capacity import Point, Workload, replicas_for
 
 LEAST_REQUESTS, MOST_REQUESTS = 1_000, 30_000
 SPANS = 10
 """A run of requests for so many E2E times: long enough for a queue that grows to be seen."""
-
-Watch = Callable[[int], None]
-"""Told the number of replicas of each trial before it runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,18 +114,8 @@ def size(
         adapter_exponent=0.0 if work.num_adapters else None,
     )
 
-    def run(num_replicas: int) -> Trial:
-        watch(num_replicas)
-        summary = SimulatedRun(settings, options, SimulationOptions(num_replicas)).run().summary
-        first, further = summary.from_intended.ttft_ms.p99 / 1e3, summary.tpot_ms.p99 / 1e3
-        met = summary.num_completed == summary.num_requests and not (
-            (ttft is not None and first > ttft) or (tpot is not None and further > tpot)
-        )
-        return Trial(num_replicas, first, further, summary.num_failed, met)
-
-    least = len(settings.router.schedulers)  # each has a worker at least
-    guess = max(replicas_for(rate, at_level.requests), least)
-    trials = search(run, guess, least, max(4 * guess, guess + 16))
+    guess = replicas_for(rate, at_level.requests)
+    trials = try_replicas(settings, options, ttft=ttft, tpot=tpot, guess=guess, watch=watch)
     found = fewest(trials)
     arguments = [
         *cluster.arguments(), "--rate", _number(rate), "--input-range", str(work.prompt_tokens), "--output-range",

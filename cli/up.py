@@ -11,10 +11,9 @@ from typing import Annotated
 import typer
 
 from lorrery.chassis.settings import Settings
-from lorrery.cli.cluster import ROOT, LocalCluster, cancelled_by_signals
+from lorrery.chassis.shipped import default_config
 from lorrery.cli.version import VersionOption
-
-DEFAULT_CONFIG = ROOT / "deploy" / "cluster.toml"
+from lorrery.local.cluster import LocalCluster, cancelled_by_signals
 
 _COLOURS = ("cyan", "green", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta", "bright_blue")
 _OWN_COLOUR = "yellow"
@@ -48,11 +47,6 @@ def up(
     """
     del version
     raise typer.Exit(asyncio.run(_up(config or default_config(), overrides or [], workers)))
-
-
-def default_config() -> Path | None:
-    """Return the source tree's settings file, or None in an installation without one."""
-    return DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None
 
 
 async def _up(config: Path | None, overrides: list[str], num_workers: int) -> int:

@@ -1,4 +1,4 @@
-"""How few replicas meet a service level: which numbers to try, and when to stop.
+"""How few replicas serve a workload within a service level.
 
 Each trial is a whole simulated run, so few are made: from a first guess in steps of 1, 2, 4 ... until one number meets
 the level and one misses it, then halfway between the two until they are neighbours. This takes for granted that a
@@ -8,7 +8,14 @@ number above one that meets the level meets it too.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Trial", "fewest", "search"]
+from lorrery.chassis.settings import Settings
+from lorrery.loadgen.options import LoadOptions
+from lorrery.simulator.run import SimulatedRun, SimulationOptions
+
+__all__ = ["Trial", "Watch", "fewest", "search", "try_replicas"]
+
+Watch = Callable[[int], None]
+"""Told the number of replicas of each trial before it runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +35,43 @@ class Trial:
     tpot_p99: float
     num_failed: int
     met: bool
+
+
+def try_replicas(
+    settings: Settings,
+    options: LoadOptions,
+    *,
+    ttft: float | None,
+    tpot: float | None,
+    guess: int,
+    watch: Watch = lambda _num_replicas: None,
+) -> list[Trial]:
+    """Simulate a workload on clusters of several sizes, until the smallest is known that meets a level at p99.
+
+    Args:
+        settings: of the cluster.
+        options: the workload.
+        ttft: seconds from arrival to first token; None: as many as it takes.
+        tpot: seconds per further token; None: as many as it takes.
+        guess: replicas to begin with; the search ends at four times as many, or 16 more.
+        watch: told of each trial.
+
+    Raises:
+        LorreryError: as `SimulatedRun.run`.
+    """
+
+    def run(num_replicas: int) -> Trial:
+        watch(num_replicas)
+        summary = SimulatedRun(settings, options, SimulationOptions(num_replicas)).run().summary
+        first, further = summary.from_intended.ttft_ms.p99 / 1e3, summary.tpot_ms.p99 / 1e3
+        met = summary.num_completed == summary.num_requests and not (
+            (ttft is not None and first > ttft) or (tpot is not None and further > tpot)
+        )
+        return Trial(num_replicas, first, further, summary.num_failed, met)
+
+    least = len(settings.router.schedulers)  # each has a worker at least
+    guess = max(guess, least)
+    return search(run, guess, least, max(4 * guess, guess + 16))
 
 
 def search(run: Callable[[int], Trial], first: int, least: int, most: int) -> list[Trial]:

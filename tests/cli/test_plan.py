@@ -34,7 +34,8 @@ SMALL = [*LLAMA_8B, "--prompt", "300", "--output", "60", "--set", "scheduler.run
 def test_one_deployment_is_shown_over_concurrency():
     output = plan(*LLAMA_8B)
     assert "memory: 0.9 x 80 - 2 - 16.1 weights = 53.9 GB for 411529 KV tokens: 182 streams at once" in output
-    rows = [line.split() for line in output.splitlines() if re.match(r" *\d+ +\d+ +[\d.]+ +[\d.]+ ", line)]
+    assert "TTFT without queueing: 45 ms" in output
+    rows = [line.split() for line in output.splitlines() if re.match(r" *\d+ +[\d.]+ +[\d.]+ +[\d.]+ ", line)]
     assert [int(row[0]) for row in rows] == [1, 2, 4, 8, 16, 32, 64, 128, 182]
     assert re.search(r"^ *182 .* 100 +KV space", output, re.MULTILINE)
     assert re.search(r"level TTFT 1 s, TPOT 50 ms, without queueing: 182 streams, .* held back by KV space", output)
@@ -48,6 +49,32 @@ def test_a_ttft_that_knows_no_queue_is_called_so(tmp_path):
     (point, *_) = json.loads((tmp_path / "plan.json").read_text())["plans"][0]["points"]
     assert "ttft" not in point
     assert point["unqueued_ttft"] > 0
+
+
+POINTS_AT_80 = """
+          ITL  TPOT   E2E  tok/s  tok/s          KV
+streams    ms    ms     s   each    all  req/s    %  limit
+      1   8.6   8.6   4.3  115.2    115   0.23    1  memory bandwidth 58%
+      2   8.7   8.8   4.4  112.5    225   0.45    1  memory bandwidth 58%
+"""
+POINTS_AT_60 = """
+          ITL  TPOT  tok/s  tok/s
+streams    ms    ms   each    all  req/s  limit
+      1   8.6   8.6  115.2    115   0.23  memory bandwidth
+                                          58%
+"""
+
+
+def test_a_plan_has_every_column_at_80_and_names_what_60_leave_out():
+    def at(width: int) -> str:
+        result = CliRunner().invoke(app, LLAMA_8B, env={"COLUMNS": str(width)})
+        assert all(len(line) <= width for line in result.output.splitlines())
+        return "\n".join(line.rstrip() for line in result.output.splitlines())
+
+    assert POINTS_AT_80 in at(80)
+    assert "left out" not in at(80)
+    assert POINTS_AT_60 in at(60)
+    assert "left out: KV %, E2E s; a terminal of" in at(60)
 
 
 def test_the_sales_claim_is_answered_in_both_readings():
