@@ -9,6 +9,21 @@ from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.slow import Slowed
 
 
+def never_began(faults: Iterable[Fault], end_seconds: float) -> tuple[str, ...]:
+    """Say of each fault that begins no earlier than the run ended that it had no effect.
+
+    Args:
+        faults: of the run.
+        end_seconds: when its last request ended, from the run's begin.
+    """
+    return tuple(
+        f"the fault {fault.text} had no effect: the run ended at {end_seconds:.1f} s; let it begin earlier, or send for"
+        " longer (--duration, --num-requests)"
+        for fault in faults
+        if fault.at_ps >= end_seconds * PS_PER_SECOND
+    )
+
+
 def schedule_faults(faults: Sequence[Fault], simulation: Simulation) -> None:
     """Let a simulation's workers be lost and slowed down on time; times count from now.
 

@@ -27,7 +27,7 @@ from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.replicas import ReplicaFactory
 from lorrery.simulator.build import build_requests
 from lorrery.simulator.engine import Simulation
-from lorrery.simulator.faults import schedule_faults
+from lorrery.simulator.faults import never_began, schedule_faults
 from lorrery.simulator.gaps import GapRecorder
 from lorrery.simulator.outcomes import OutcomeRecorder
 from lorrery.simulator.request import SimulatedRequest
@@ -137,6 +137,7 @@ class SimulatedRun:
             started_at=started_at,
             interrupted=interrupted,
             num_skipped=num_skipped,
+            notices=never_began(self.simulation_options.faults, cost.simulated_seconds),
         )
 
     def _play(self, cluster: "_SimulatedCluster", workload: BuiltWorkload, outcomes: OutcomeRecorder) -> bool:

@@ -62,7 +62,7 @@ def read_steps_file(path: Path) -> list[EngineStep]:
 def own_rows(
     rows: Iterable[ProfileRow], catalogue: Catalogue, gpu: Gpu, model: Model, tensor_parallel: int
 ) -> list[ProfileRow]:
-    """Return the rows that are about one deployment; a row that names no GPU or model is about any."""
+    """Return the timed rows that are about one deployment; a row that names no GPU or model is about any."""
 
     def about(row: ProfileRow) -> bool:
         try:
@@ -74,7 +74,7 @@ def own_rows(
         except CatalogueError:
             return False
 
-    return [row for row in rows if row.quality == "ok" and about(row)]
+    return [row for row in rows if row.quality == "ok" and row.measured_ms is not None and about(row)]
 
 
 def deployment_of(settings: Settings) -> Deployment:
