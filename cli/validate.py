@@ -23,6 +23,7 @@ from lorrery.validation import slora as slora_runs
 from lorrery.validation import steptime as steptimes
 from lorrery.validation import vidur_run
 from lorrery.validation.golden.replay import Failure, FileReport, KindReport, Report, replay_files
+from lorrery.validation.published import MEASURED_STEPS, SLORA_RUNS, VIDUR_REQUESTS, VIDUR_STEPS
 from lorrery.validation.vidur import BatchRules
 from lorrery.worker.device.catalogue import PACKAGE, Catalogue
 from lorrery.worker.device.errors import CatalogueError
@@ -69,7 +70,16 @@ def golden(
 
 @app.command(cls=Command)
 def steptime(
-    file: Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="CSV of measured steps.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+            help="CSV of measured steps; default: the published ones that are shipped.",
+        ),
+    ] = MEASURED_STEPS,
     step_time: Annotated[
         str, typer.Option("--step-time", metavar="NAME", help=f"One of {', '.join(STEP_TIME_MODELS)}.")
     ] = "roofline",
@@ -80,6 +90,8 @@ def steptime(
         list[Path] | None, typer.Option(help="TOML with further GPUs, models, engines; repeatable.")
     ] = None,
     all_qualities: Annotated[bool, typer.Option("--all", help="Count rows whose quality is not ok as well.")] = False,
+    gpu: Annotated[str | None, typer.Option(metavar="NAME", help="GPU of rows that name none.")] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Model of rows that name none.")] = None,
 ) -> None:
     """Hold a step-time model against measured steps.
 
@@ -87,8 +99,8 @@ def steptime(
     phase. docs/step-time.md says what FILE holds. Exits with 1 if no row could be compared.
 
     Examples:
-      lorrery validate steptime measured.csv
-      lorrery validate steptime measured.csv --step-time naive --json errors.json
+      lorrery validate steptime
+      lorrery validate steptime my-profile.csv --gpu H100-SXM --model Llama-3-8B
     """
     if step_time not in STEP_TIME_MODELS:
         raise SettingsError(f"--step-time {step_time}: no such model; there are {', '.join(STEP_TIME_MODELS)}")
@@ -96,7 +108,7 @@ def steptime(
         known = Catalogue(read_tables(PACKAGE, catalogue or ()))
     except CatalogueError as error:
         raise SettingsError(str(error)) from None
-    rows = steptimes.read_file(file)
+    rows = steptimes.name_rows(steptimes.read_file(file), gpu, model)
     comparison = steptimes.compare(rows, known, step_time, all_qualities=all_qualities)
     Console(soft_wrap=True, highlight=False).print(steptimes.render(comparison))
     for reason, num_rows in comparison.left_out.items():
@@ -110,11 +122,21 @@ def steptime(
 @app.command(cls=Command)
 def vidur(
     requests: Annotated[
-        Path, typer.Argument(metavar="REQUESTS", exists=True, dir_okay=False, help="CSV: a row per request.")
-    ],
+        Path,
+        typer.Argument(
+            metavar="REQUESTS",
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+            help="CSV: a row per request; default: the shipped run's.",
+        ),
+    ] = VIDUR_REQUESTS,
     steps: Annotated[
-        Path, typer.Argument(metavar="STEPS", exists=True, dir_okay=False, help="CSV: a row per engine step.")
-    ],
+        Path | None,
+        typer.Argument(
+            metavar="STEPS", exists=True, dir_okay=False, show_default=False, help="CSV: a row per engine step."
+        ),
+    ] = None,
     max_tokens: Annotated[
         int, typer.Option(min=1, help="Padded tokens of a prefill (max_tokens_in_batch).")
     ] = BatchRules().max_tokens,
@@ -137,8 +159,13 @@ def vidur(
     Exits with 1 if one is more than 3 % off at p50 or p99.
 
     Examples:
-      lorrery validate vidur requests.csv steps.csv
+      lorrery validate vidur
+      lorrery validate vidur requests.csv steps.csv --max-sequences 64
     """
+    if steps is None:
+        if requests != VIDUR_REQUESTS:
+            raise SettingsError(f"{requests}: give the run's log of steps after it, REQUESTS STEPS")
+        steps = VIDUR_STEPS
     rules = BatchRules(max_tokens, max_sequences, block_size, num_blocks, watermark)
     comparison = vidur_run.compare(requests, steps, rules)
     Console(soft_wrap=True, highlight=False).print(vidur_run.render(comparison))
@@ -152,7 +179,16 @@ def vidur(
 
 @app.command(cls=Command)
 def slora(
-    file: Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="CSV of published runs.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+            help="CSV of published runs; default: the shipped ones, about half a minute.",
+        ),
+    ] = SLORA_RUNS,
     policies: Annotated[
         list[str] | None,
         typer.Option("--policy", metavar="NAME", help=f"Only one of {', '.join(slora_runs.POLICIES)}; repeatable."),

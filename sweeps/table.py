@@ -11,9 +11,9 @@ from pathlib import Path
 
 from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from lorrery.chassis.terminal import FigureTable
 from lorrery.sweeps.axes import Axis, Value
 from lorrery.sweeps.outcome import COUNTS, FIGURES, Figure
 from lorrery.sweeps.points import Point
@@ -34,6 +34,8 @@ _SHOWN = (
 _IF_ANY = (("failed", "num_failed"), ("cached", "cached_tokens"), ("requeued", "num_requeues"))
 _FIRST_TO_GO = ("requeued", "cached", "req/s", "TPOT p50", "TTFT p50")
 """Where the terminal is too narrow for all columns."""
+_LEAST_NAME = 12
+_STYLES = {OK: "", FAILED: "red", NOT_RUN: "yellow"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,20 +90,28 @@ def write_parquet(path: Path, axes: Sequence[Axis], rows: Sequence[Row]) -> bool
 
 def print_table(console: Console, axes: Sequence[Axis], rows: Sequence[Row]) -> None:
     """Print the swept values and the main figures."""
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, caption="times in ms")
-    names = short_names(axes)
-    for axis, name in zip(axes, names, strict=True):
-        table.add_column(name, justify="right" if axis.is_numeric else "left", overflow="fold")
-    keys_width = sum(max(map(len, (name, *axis.texts))) + 3 for axis, name in zip(axes, names, strict=True))
-    shown = _shown(rows[:_MOST_ROWS], console.width - keys_width)
-    for title in shown:
-        table.add_column(title, justify="right", no_wrap=True)
-    for number, row in enumerate(rows[:_MOST_ROWS]):
-        cells = [Text(str(value)) for value in row.point.values.values()]
-        if row.figures is None:
-            cells.append(Text(row.status, style="red" if row.status == FAILED else "yellow"))
+    table = FigureTable(box=box.SIMPLE_HEAD, first_to_go=_FIRST_TO_GO, caption="times in ms")
+    for axis, name in zip(axes, short_names(axes), strict=True):
+        if axis.is_numeric:
+            table.add_column(name)
         else:
-            cells += [Text(column[number]) for column in shown.values()]
+            table.add_column(name, justify="left", wraps_at=_LEAST_NAME)
+    shown = [
+        (title, name)
+        for title, name in (*_SHOWN, *_IF_ANY)
+        if (title, name) in _SHOWN or any(row.figure(name) for row in rows)
+    ]
+    all_ran = all(row.figures is not None for row in rows[:_MOST_ROWS])
+    if not all_ran:
+        table.add_column("status", justify="left")
+    for title, _ in shown:
+        table.add_column(title)
+    for row in rows[:_MOST_ROWS]:
+        cells: list[str | Text] = [str(value) for value in row.point.values.values()]
+        if not all_ran:
+            cells.append(Text(row.status, style=_STYLES[row.status]))
+        if row.figures is not None:
+            cells += [_number(row.figure(name)) for _, name in shown]
         table.add_row(*cells)
     console.print(table)
     if len(rows) > _MOST_ROWS:
@@ -112,19 +122,6 @@ def short_names(axes: Sequence[Axis]) -> list[str]:
     """Return the last part of each key (`policy` of `scheduler.policy`), or all of it where two end alike."""
     last = [axis.key.rpartition(".")[2] for axis in axes]
     return [name if last.count(name) == 1 else axis.key for axis, name in zip(axes, last, strict=True)]
-
-
-def _shown(rows: Sequence[Row], width: int) -> dict[str, list[str]]:
-    """Return the columns of figures that there is room for: title and cells."""
-    shown = {
-        title: [_number(row.figure(name)) for row in rows]
-        for title, name in (*_SHOWN, *_IF_ANY)
-        if (title, name) in _SHOWN or any(row.figure(name) for row in rows)
-    }
-    for title in _FIRST_TO_GO:
-        if sum(max(map(len, (name, *cells))) + 3 for name, cells in shown.items()) > width:
-            shown.pop(title, None)
-    return shown
 
 
 def _columns(axes: Sequence[Axis], rows: Sequence[Row]) -> Iterator[tuple[str, list[Figure | str]]]:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from rich.table import Table
 
 from lorrery.chassis.errors import FormatError
+from lorrery.chassis.terminal import FigureTable
 from lorrery.validation.vidur import BatchRules, RecordedSteps, RequestTimes, read_requests, replay
 from lorrery.worker.build import read_catalogue, read_steps_file
 from lorrery.worker.device.deployment import Deployment
@@ -104,14 +104,14 @@ def _num_same(some: RequestTimes, others: RequestTimes) -> int:
     return int(same.sum())
 
 
-def render(comparison: VidurComparison) -> Table:
+def render(comparison: VidurComparison) -> FigureTable:
     """Write the quantiles as a table."""
-    table = Table(box=None, pad_edge=False)
+    table = FigureTable()
     for name in ("metric", "quantile"):
-        table.add_column(name)
+        table.add_column(name, justify="left")
     for name in ("recorded ms", "simulated ms", "error %"):
-        table.add_column(name, justify="right")
-    table.add_column("")
+        table.add_column(name)
+    table.add_column("", justify="left")
     for row in comparison.quantiles:
         table.add_row(
             row.metric if row.quantile == QUANTILES[0] else "",

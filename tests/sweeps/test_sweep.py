@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -303,6 +304,20 @@ def test_plots_are_made_of_what_was_swept(values: list[str], names: set[str], ex
     plots = set(tmp_path.glob("*.png"))
     assert {path.name for path in plots} == names
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in plots)
+    assert {path.stem for path in tmp_path.glob("*.svg")} == {path.stem for path in plots}
+
+
+def test_a_plot_says_units_cluster_and_load_and_is_the_same_each_time(tmp_path: Path) -> None:
+    values = ("rate=4,8", "scheduler.policy=req_queue,vtc_fair", "seed=1,2")
+    sweep(tmp_path, *values, plots=True)
+    drawn = (tmp_path / "sweep.svg").read_bytes()
+    text = re.findall(r"<text[^>]*>([^<]*)</text>", drawn.decode())
+    assert {"rate (requests/s)", "tokens/s", "ms", "req_queue", "vtc_fair", "p50", "p99"} <= set(text)
+    assert "Simulated: Llama-3-8B, 1 worker of 1 x H100-SXM" in text
+    assert "poisson arrivals, 2 s, prompts of 8 to 512 tokens, answers of 8 to 512 tokens" in text
+    assert "means of 2 seeds, with bars from the least to the most" in text
+    sweep(tmp_path, *values, plots=True)
+    assert (tmp_path / "sweep.svg").read_bytes() == drawn
 
 
 def test_without_matplotlib_and_pyarrow_it_says_so_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
