@@ -5,15 +5,15 @@ Each part is imported when it is called, so that `lorrery --help` is quick and o
 
 import sys
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Annotated
 
 import typer
 
 from lorrery.chassis.errors import LorreryError, SettingsError
-from lorrery.chassis.version import VERSION
+from lorrery.chassis.version import VERSION, core_is_compiled
 
 PARTS = {
+    "init": "Write a settings file to edit.",
     "up": "Run a cluster on this machine: scheduler, workers, router.",
     "load": "Send a workload to a cluster, and report what its clients see.",
     "simulate": "Run the same cluster under a virtual clock: hours of traffic in seconds.",
@@ -37,17 +37,9 @@ app = typer.Typer(
 )
 
 
-def core_is_compiled() -> bool:
-    """Tell whether what `hatch_build.py` compiles runs from C here, not from its Python files."""
-    spec = find_spec("lorrery.scheduler.core.replica")
-    assert spec is not None
-    assert spec.origin is not None
-    return not spec.origin.endswith(".py")
-
-
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"lorrery {VERSION}{', compiled core' if core_is_compiled() else ''}")
+        typer.echo(f"lorrery {VERSION}, {'compiled' if core_is_compiled() else 'interpreted'} core")
         raise typer.Exit
 
 

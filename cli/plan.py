@@ -16,7 +16,9 @@ from rich.console import Console
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.settings import Settings, load
+from lorrery.chassis.shipped import DEFAULT_SETTINGS
 from lorrery.cli import plan_text
+from lorrery.cli.config import ConfigOption
 from lorrery.cli.output import write
 from lorrery.cli.version import VersionOption
 from lorrery.worker.build import deployment_of
@@ -107,7 +109,7 @@ def plan(
         Path | None, typer.Option(dir_okay=False, help="Plot latency against throughput; .svg, .png or .pdf.")
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", dir_okay=False, help="Write the figures there.")] = None,
-    config: Annotated[Path | None, typer.Option(help="Settings file: what is not said here.")] = None,
+    config: ConfigOption = DEFAULT_SETTINGS,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; repeatable; wins over all.")
     ] = None,

@@ -11,10 +11,10 @@ from typing import Annotated
 import typer
 
 from lorrery.chassis.settings import Settings
-from lorrery.cli.cluster import ROOT, LocalCluster, cancelled_by_signals
+from lorrery.chassis.shipped import DEFAULT_SETTINGS
+from lorrery.cli.cluster import LocalCluster, cancelled_by_signals
+from lorrery.cli.config import ConfigOption
 from lorrery.cli.version import VersionOption
-
-DEFAULT_CONFIG = ROOT / "deploy" / "cluster.toml"
 
 _COLOURS = ("cyan", "green", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta", "bright_blue")
 _OWN_COLOUR = "yellow"
@@ -29,12 +29,7 @@ app = typer.Typer(
 
 @app.command()
 def up(
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            help="Settings file; default: $LORRERY_CONFIG, else deploy/cluster.toml.", envvar="LORRERY_CONFIG"
-        ),
-    ] = None,
+    config: ConfigOption = DEFAULT_SETTINGS,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; repeatable; wins over all.")
     ] = None,
@@ -47,17 +42,14 @@ def up(
     itself, the rest is stopped and the exit code is 1.
     """
     del version
-    raise typer.Exit(asyncio.run(_up(config or default_config(), overrides or [], workers)))
+    raise typer.Exit(asyncio.run(_up(config, overrides or [], workers)))
 
 
-def default_config() -> Path | None:
-    """Return the source tree's settings file, or None in an installation without one."""
-    return DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None
-
-
-async def _up(config: Path | None, overrides: list[str], num_workers: int) -> int:
+async def _up(config: Path, overrides: list[str], num_workers: int) -> int:
     printer = Printer(num_workers)
     cluster = LocalCluster(config, overrides, num_workers, show=printer.show)
+    shipped = " (the shipped one; lorrery init writes a copy to edit)" if config == DEFAULT_SETTINGS else ""
+    printer.say(f"settings: {config}{shipped}")
     ready = failed = False
     with cancelled_by_signals() as received:
         try:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.shipped import TRACES
 
 __all__ = ["ALL_ADAPTERS", "LoadOptions", "WorkloadName", "expand_adapters", "parse_range", "workload_name"]
 
@@ -32,6 +33,7 @@ class LoadOptions:
         duration: device seconds of the schedule (after the speed-up).
         adapters: ids and families (`lora-{0..31}`), comma-separated; `all`: what the cluster lists.
         adapter_dirs: slora only: names by S-LoRA's rule.
+        trace: azure and mooncake only; None: the excerpt that ships.
         jitter: mooncake only: seconds over which requests of one stamp are spread.
         skip_too_long: leave out requests that the cluster's limits would refuse.
         timeout: of each request, wall seconds.
@@ -64,7 +66,7 @@ class LoadOptions:
     @property
     def schedule_seconds(self) -> float | None:
         """How long sending goes on, device seconds; None: as long as the trace or the number of requests makes it."""
-        if self.duration is None and self.num_requests is None and self.trace is None:
+        if self.duration is None and self.num_requests is None and self.workload not in TRACES:
             return _DEFAULT_DURATION_SECONDS
         return self.duration
 
@@ -82,10 +84,8 @@ class LoadOptions:
         for option, value in (("rate", self.rate), ("cv", self.cv), ("alpha", self.alpha), ("speed-up", self.speed_up)):
             if not 0 < value < math.inf:
                 raise SettingsError(f"--{option} is {value:g}; it must be above 0")
-        needs_trace = self.workload in ("azure", "mooncake")
         rules: tuple[tuple[bool, str], ...] = (
-            (needs_trace and self.trace is None, f"--workload {self.workload} needs --trace FILE"),
-            (not needs_trace and self.trace is not None, _TRACE_ALONE.format(self.workload)),
+            (self.workload not in TRACES and self.trace is not None, _TRACE_ALONE.format(self.workload)),
             (bool(self.adapter_dirs) and self.workload != "slora", "--adapter-dirs goes with --workload slora only"),
             (bool(self.adapter_dirs and self.adapters), "give --adapters or --adapter-dirs, not both"),
             (bool(self.adapter_dirs) and self.num_adapters is None, "--adapter-dirs needs --num-adapters"),
