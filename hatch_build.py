@@ -45,7 +45,7 @@ class Compile(BuildHookInterface[Any]):
         probe = made / "probe.c"
         probe.parent.mkdir(parents=True)
         probe.write_text("#include <Python.h>\n", encoding="utf-8")
-        _build([Extension("probe", [str(probe)])], made / "probe")  # a missing compiler is found in a second, not in thirty
+        _build([Extension("probe", [str(probe)])], made / "probe")  # finds in a second that there is no compiler
         os.chdir(root)  # mypy names modules from here
         extensions = mypycify(
             [

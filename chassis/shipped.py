@@ -18,6 +18,9 @@ TRACES = {
 }
 """Excerpt by the name of the workload that plays it; README.md beside them has sources and licences."""
 
+CORPUS = _DATA / "corpora" / "prompts.txt"
+"""Made-up prompts, one a line, for a static prefix cache."""
+
 
 def golden_excerpts() -> list[Path]:
     """Return the excerpts of golden records, by name."""
