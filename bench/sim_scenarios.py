@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.bare_sim import BareCost
-from lorrery.cli.vidur import BatchRules, PaddedFifo, read_requests
 from lorrery.loadgen.workload.mooncake import read_mooncake
 from lorrery.loadgen.workload.popularity import uniform_indices
 from lorrery.loadgen.workload.request import WorkloadRequest
@@ -29,6 +28,7 @@ from lorrery.scheduler.core.adapters import LoadTime, Tier
 from lorrery.scheduler.core.catalogue import ReplicaSettings
 from lorrery.scheduler.core.queues.base import Queue
 from lorrery.scheduler.core.sequence import Adapter
+from lorrery.validation.vidur import BatchRules, PaddedFifo, read_requests
 from lorrery.worker.build import read_catalogue, read_steps_file
 from lorrery.worker.device.batch import Batch, PrefillChunk
 from lorrery.worker.device.deployment import Deployment

@@ -11,6 +11,7 @@ key. Names follow S-LoRA (`max_total_token_num`, `batch_max_tokens`, `running_ma
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Self
@@ -48,6 +49,7 @@ __all__ = [
     "Settings",
     "TlsSettings",
     "WorkerSettings",
+    "changed",
     "load",
 ]
 
@@ -107,8 +109,10 @@ class Settings(BaseSettings):
         nested_model_default_partial_update=True,
     )
 
-    format: int = FORMAT
-    model: str = "Llama-2-7B"
+    format: int = Field(default=FORMAT, description="version of this file's format")
+    model: str = Field(
+        default="Llama-2-7B", description="base model of the whole cluster, by its name in the catalogue"
+    )
     catalogue: tuple[Path, ...] = Field(default=(), description="TOML files with further GPUs, models, engines")
     time_scale: PositiveSeconds = Field(default=1.0, description="2 = everything takes twice as long")
     adapters: AdapterSettings = AdapterSettings()
@@ -188,6 +192,30 @@ def load(path: Path | None = None, overrides: Iterable[str] = ()) -> Settings:
     raise SettingsError(f"{what} ({_culprit(what, sources)})")
 
 
+def changed(content: Settings | Mapping[str, Any], overrides: Mapping[str, object] | Iterable[str] = ()) -> Settings:
+    """Return settings with some values changed; neither the file nor the environment is looked at.
+
+    Args:
+        content: settings, or the tables of a settings file; what they lack has its default.
+        overrides: `{"section.key": value}`, or strings as `load` takes them.
+
+    Raises:
+        SettingsError: an unknown key or an impossible value; names the key.
+    """
+    merged: dict[str, Any] = {}
+    _merge(merged, content.model_dump(exclude_unset=True) if isinstance(content, Settings) else deepcopy(dict(content)))
+    if isinstance(overrides, Mapping):
+        for key, value in overrides.items():
+            _merge(merged, _nested(key, value))
+    else:
+        for override in overrides:
+            _merge(merged, _parse_override(override))
+    try:
+        return Settings.model_validate(merged)
+    except ValidationError as error:
+        raise SettingsError(_in_words(error)) from None
+
+
 def _in_words(error: ValidationError) -> str:
     """Say the first thing that is wrong: the key, what is expected, and the value."""
     first = error.errors()[0]
@@ -234,10 +262,13 @@ def _parse_override(text: str) -> dict[str, Any]:
         parsed: Any = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         parsed = value
-    for part in reversed(key.strip().split(".")):
-        parsed = {part: parsed}
-    result: dict[str, Any] = parsed
-    return result
+    return _nested(key.strip(), parsed)
+
+
+def _nested(key: str, value: object) -> dict[str, Any]:
+    """Return the tables that hold one value: `a.b` and 1 become `{"a": {"b": 1}}`."""
+    first, dot, rest = key.partition(".")
+    return {first: _nested(rest, value) if dot else value}
 
 
 def _merge(into: dict[str, Any], source: Mapping[str, Any]) -> None:

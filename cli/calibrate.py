@@ -12,12 +12,12 @@ from typing import Annotated
 import numpy as np
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from lorrery.chassis.errors import FormatError, SettingsError
+from lorrery.chassis.terminal import FigureTable
 from lorrery.cli.output import write
-from lorrery.cli.validate_steptime import measured_deployment, modelled, read_file
 from lorrery.cli.version import VersionOption
+from lorrery.validation.steptime import measured_deployment, modelled, read_file
 from lorrery.worker.build import read_catalogue
 from lorrery.worker.device.calibration import Calibration, Measured, calibrate
 from lorrery.worker.device.catalogue import DEFAULT_FIT, FORMAT, Catalogue
@@ -177,11 +177,11 @@ def _same(known: Catalogue, name: str, target: Gpu) -> bool:
         return False
 
 
-def _constants(start: KernelFit, fitted: Calibration) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("constant")
+def _constants(start: KernelFit, fitted: Calibration) -> FigureTable:
+    table = FigureTable()
+    table.add_column("constant", justify="left")
     for name in ("default", "fitted"):
-        table.add_column(name, justify="right")
+        table.add_column(name)
     for key, value in asdict(fitted.fit).items():
         table.add_row(key, f"{getattr(start, key):.4g}", f"{value:.4g}")
     for key, value in fitted.host.items():
@@ -189,11 +189,11 @@ def _constants(start: KernelFit, fitted: Calibration) -> Table:
     return table
 
 
-def _errors(rows: Sequence[Measured], default: Calibration, half: Calibration, whole: Calibration) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("phase")
+def _errors(rows: Sequence[Measured], default: Calibration, half: Calibration, whole: Calibration) -> FigureTable:
+    table = FigureTable()
+    table.add_column("phase", justify="left")
     for name in ("rows", "default MAPE %", "fitted MAPE %", "p95 %", "unseen rows MAPE %"):
-        table.add_column(name, justify="right")
+        table.add_column(name)
     all_errors = [_percent(rows, c) for c in (default, half, whole)]
     for phase in PHASES:
         chosen = [index for index, measured in enumerate(rows) if measured.row.phase == phase]

@@ -12,10 +12,10 @@ import typer
 
 from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.shipped import DEFAULT_SETTINGS, TRACES
-from lorrery.cli.cluster import LocalCluster, cancelled_by_signals, start_python
 from lorrery.cli.config import ConfigOption
 from lorrery.cli.up import describe_exit, summary
 from lorrery.cli.version import VersionOption
+from lorrery.local.cluster import LocalCluster, cancelled_by_signals, start_python
 
 FREE_PORTS = [
     f"{section}.{key}=127.0.0.1:0" for section in ("scheduler", "worker", "router") for key in ("listen", "metrics")

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.settings import Settings, load
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
+from lorrery.chassis.terminal import table_console
 from lorrery.cli import plan_text
 from lorrery.cli.config import ConfigOption
 from lorrery.cli.output import write
@@ -129,8 +129,7 @@ def plan(
         _plan(name, deployment, settings.worker.step_time, work, level, asked, streams)
         for name, deployment in _deployments(settings, models, gpus, degrees)
     ]
-    console = Console(soft_wrap=True, highlight=False)
-    console.width = max(console.width, plan_text.COLUMNS)  # a table that wraps cannot be read
+    console = table_console()
     if len(plans) == 1:
         plan_text.show_one(console, plans[0], work, level, asked)
     else:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
 
+from lorrery.chassis.terminal import FigureTable
 from lorrery.worker.device.capacity import Point, Workload
 from lorrery.worker.device.lora import adapter_load_ps
 from lorrery.worker.device.memory import weight_bytes
@@ -13,9 +13,9 @@ from lorrery.worker.device.memory import weight_bytes
 if TYPE_CHECKING:
     from lorrery.cli.plan import Claim, ClaimAnswer, Level, Plan
 
-COLUMNS = 124
-"""Width that every table here fits in."""
 PLOT_COLUMNS, PLOT_ROWS = 60, 12
+_PLOT_MARGINS = 17
+"""Columns of the ticks on the left, and of the last number of streams on the right."""
 
 
 def show_one(console: Console, plan: "Plan", work: Workload, level: "Level", claim: "Claim | None") -> None:
@@ -29,7 +29,7 @@ def show_one(console: Console, plan: "Plan", work: Workload, level: "Level", cla
     console.print()
     console.print(_points(plan.points))
     console.print()
-    for line in draw_points(plan.points):
+    for line in draw_points(plan.points, min(PLOT_COLUMNS, console.width - _PLOT_MARGINS)):
         console.print(line, markup=False)
     console.print()
     for line in (*_service(plan, level), *_claim_lines(plan, claim)):
@@ -42,13 +42,13 @@ def show_many(console: Console, plans: Sequence["Plan"], work: Workload, level: 
         f"prompts of {work.prompt_tokens} tokens, answers of {work.output_tokens};"
         f" service level: {_level(level)}; times in ms, rates in tokens/s"
     )
-    table = Table(box=None, pad_edge=False)
-    table.add_column("deployment", no_wrap=True)
+    table = FigureTable(first_to_go=("KV tokens", "8", "32", "one stream", "ITL b=1"))
+    table.add_column("deployment", justify="left", wraps_at=16)
     names = ["TTFT", "ITL b=1", "8", "32", "one stream", "peak (b)", "in level (b)", "KV tokens"]
     if level.rate is not None:
         names.append(f"GPUs for {level.rate:g}/s")
     for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name)
     for plan in plans:
         if plan.capacity is None or plan.peak is None:
             table.add_row(plan.name, *["-"] * len(names))
@@ -76,28 +76,29 @@ def show_many(console: Console, plans: Sequence["Plan"], work: Workload, level: 
         console.print(_claims(plans, claim))
 
 
-def draw_points(points: Sequence[Point]) -> list[str]:
-    """Draw E2E over tokens/s in all, a number of streams at each point."""
+def draw_points(points: Sequence[Point], columns: int = PLOT_COLUMNS) -> list[str]:
+    """Draw E2E over tokens/s in all, a number of streams at each point; `columns`: of the x axis."""
     if len(points) < 2:
         return []
     widest, highest = max(p.total_tokens for p in points), max(p.e2e for p in points)
-    canvas = [[" "] * (PLOT_COLUMNS + 8) for _ in range(PLOT_ROWS + 1)]
+    canvas = [[" "] * (columns + 8) for _ in range(PLOT_ROWS + 1)]
     for point in points:
         row = PLOT_ROWS - round(point.e2e / highest * PLOT_ROWS)
-        column = round(point.total_tokens / widest * PLOT_COLUMNS)
+        column = round(point.total_tokens / widest * columns)
         label = str(point.concurrency)
         if all(mark == " " for mark in canvas[row][column : column + len(label) + 1]):
             canvas[row][column : column + len(label)] = label
         else:
             canvas[row][column] = "+"
-    lines = ["E2E seconds; at each point the number of streams"]
+    lines = ["E2E seconds over tokens/s of all streams; at each point the number of streams"]
     for index, marks in enumerate(canvas):
         tick = f"{highest * (PLOT_ROWS - index) / PLOT_ROWS:7.1f}" if index % 3 == 0 else " " * 7
         lines.append(f"{tick} |{''.join(marks).rstrip()}")
-    lines.append(" " * 8 + "+" + "-" * PLOT_COLUMNS)
-    left, middle, right = "0", _whole(widest / 2), f"{_whole(widest)} tokens/s in all"
-    half = PLOT_COLUMNS // 2
-    lines.append(" " * 9 + left + middle.rjust(half - len(left) + len(middle) // 2) + right.rjust(half))
+    lines.append(" " * 8 + "+" + "-" * columns)
+    left, middle, right = "0", _whole(widest / 2), _whole(widest)
+    half = columns // 2
+    ticks = left + middle.rjust(half - len(left) + len(middle) // 2)
+    lines.append(" " * 9 + ticks + right.rjust(columns - len(ticks) + len(right) // 2))
     return lines
 
 
@@ -121,11 +122,11 @@ def _fits(plan: "Plan", work: Workload) -> list[str]:
     return lines
 
 
-def _points(points: Sequence[Point]) -> Table:
-    table = Table(box=None, pad_edge=False)
+def _points(points: Sequence[Point]) -> FigureTable:
+    table = FigureTable(first_to_go=("KV %", "E2E s", "tok/s each", "ITL ms"))
     for name in ("streams", "TTFT ms", "ITL ms", "TPOT ms", "E2E s", "tok/s each", "tok/s all", "req/s", "KV %"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("limit", no_wrap=True)
+        table.add_column(name)
+    table.add_column("limit", justify="left", wraps_at=16)
     for point in points:
         share = f" {point.shares[point.limit]:.0%}" if point.limit in point.shares else ""
         table.add_row(
@@ -184,12 +185,12 @@ def _claim_heading(claim: "Claim") -> str:
     )
 
 
-def _claims(plans: Sequence["Plan"], claim: "Claim") -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("deployment", no_wrap=True)
-    table.add_column(f"TTFT of {claim.prompt_tokens}", justify="right")
-    table.add_column("rate as one stream's", no_wrap=True)
-    table.add_column("rate as all streams' together", no_wrap=True)
+def _claims(plans: Sequence["Plan"], claim: "Claim") -> FigureTable:
+    table = FigureTable()
+    table.add_column("deployment", justify="left", wraps_at=16)
+    table.add_column(f"TTFT of {claim.prompt_tokens}")
+    table.add_column("rate as one stream's", justify="left")
+    table.add_column("rate as all streams' together", justify="left", wraps_at=20)
     for plan in plans:
         answer = plan.claim
         if answer is None:

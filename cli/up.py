@@ -12,9 +12,9 @@ import typer
 
 from lorrery.chassis.settings import Settings
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
-from lorrery.cli.cluster import LocalCluster, cancelled_by_signals
 from lorrery.cli.config import ConfigOption
 from lorrery.cli.version import VersionOption
+from lorrery.local.cluster import LocalCluster, cancelled_by_signals
 
 _COLOURS = ("cyan", "green", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta", "bright_blue")
 _OWN_COLOUR = "yellow"

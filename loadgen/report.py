@@ -20,16 +20,19 @@ import numpy.typing as npt
 
 from lorrery.chassis.errors import FormatError, LorreryError, SettingsError
 from lorrery.chassis.version import VERSION
+from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.options import LoadOptions
 from lorrery.loadgen.own_load import OwnLoad
 from lorrery.loadgen.source import BuiltWorkload
-from lorrery.loadgen.wire import ClusterView
 from lorrery.loadgen.workload.outcome_table import OutcomeTable
 from lorrery.loadgen.workload.slora_summary import SloraSummary, slora_summary
 from lorrery.loadgen.workload.summary import FORMULAS, Summary, summarise
 
 __all__ = [
     "CSV_COLUMNS",
+    "EXIT_FAILURES",
+    "EXIT_INTERRUPTED",
+    "EXIT_OK",
     "FORMAT_VERSION",
     "LoadReport",
     "SimulationCost",
@@ -42,6 +45,8 @@ __all__ = [
 FORMAT_VERSION = 1
 """Of the JSON summary. Another number: another meaning of some field."""
 KIND = "lorrery load report"
+EXIT_OK, EXIT_FAILURES, EXIT_INTERRUPTED = 0, 1, 130
+"""Of a run: every request completed, some failed, a signal ended it."""
 SUMMARY_FILE = "summary.json"
 REQUESTS_FILE = "requests.csv"
 
@@ -121,6 +126,13 @@ class LoadReport:
     interrupted: bool
     num_skipped: int
     num_warmup_failed: int
+
+    @property
+    def exit_code(self) -> int:
+        """Of the command that made the run."""
+        if self.interrupted:
+            return EXIT_INTERRUPTED
+        return EXIT_FAILURES if self.summary.num_failed else EXIT_OK
 
     @property
     def warnings(self) -> tuple[str, ...]:

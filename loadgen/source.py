@@ -3,17 +3,17 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from lorrery.chassis.errors import FormatError, SettingsError
-from lorrery.chassis.shipped import TRACES
-from lorrery.loadgen.options import ALL_ADAPTERS, LoadOptions, expand_adapters
+from lorrery.chassis.errors import FormatError, LorreryError, SettingsError
+from lorrery.loadgen.cluster_view import ClusterView
+from lorrery.loadgen.options import ALL_ADAPTERS, GIVEN, LoadOptions, expand_adapters
 from lorrery.loadgen.workload import arrivals, azure, mooncake, popularity, slora
+from lorrery.loadgen.workload.arrays import Requests
 from lorrery.loadgen.workload.request import TraceError, WorkloadRequest
 
-__all__ = ["BuiltWorkload", "build_workload"]
+__all__ = ["BuiltWorkload", "admissible", "build_workload"]
 
 _DEFAULT_EXPONENT = 1.0
 _NO_ADAPTERS = "base model only; --adapters all or --num-adapters N draws adapters"
@@ -36,12 +36,15 @@ class BuiltWorkload:
     notes: tuple[str, ...]
 
 
-def build_workload(options: LoadOptions, known_adapters: Sequence[str]) -> BuiltWorkload:
+def build_workload(
+    options: LoadOptions, known_adapters: Sequence[str], requests: Requests | None = None
+) -> BuiltWorkload:
     """Read or draw the workload that the options ask for.
 
     Args:
         options: what is asked for.
         known_adapters: what the cluster lists, in its order.
+        requests: of the workload `given`; what the options say of adapters, speed and length goes for these too.
 
     Raises:
         SettingsError: a value out of range, a file that cannot be opened, adapters that are not there.
@@ -49,9 +52,13 @@ def build_workload(options: LoadOptions, known_adapters: Sequence[str]) -> Built
     """
     options.check()
     try:
-        built = _slora(options, known_adapters) if options.workload == "slora" else _other(options, known_adapters)
+        built = (
+            _slora(options, known_adapters)
+            if options.workload == "slora"
+            else _other(options, known_adapters, requests)
+        )
     except TraceError as error:
-        raise FormatError(f"{_trace_of(options)}: {error}") from None
+        raise FormatError(f"{options.trace_file}: {error}") from None
     except ValueError as error:
         raise SettingsError(str(error)) from None
     if not built.requests:
@@ -63,6 +70,20 @@ def build_workload(options: LoadOptions, known_adapters: Sequence[str]) -> Built
     else:
         note = f"played {options.speed_up:g} times as fast as recorded or drawn"
     return BuiltWorkload(built.requests, built.attribution, (*built.notes, note))
+
+
+def admissible(options: LoadOptions, workload: BuiltWorkload, cluster: ClusterView) -> tuple[BuiltWorkload, int]:
+    """Leave out what the cluster would refuse, if the options say so; give how many that were."""
+    if not options.skip_too_long or cluster.max_req_input_len is None or cluster.max_req_total_len is None:
+        return workload, 0
+    kept = arrivals.fitting(workload.requests, cluster.max_req_input_len, cluster.max_req_total_len)
+    num_skipped = len(workload.requests) - len(kept)
+    if not kept:
+        raise LorreryError(
+            f"--skip-too-long leaves nothing: max_req_input_len is {cluster.max_req_input_len},"
+            f" max_req_total_len is {cluster.max_req_total_len}"
+        )
+    return BuiltWorkload(kept, workload.attribution, workload.notes), num_skipped
 
 
 def _slora(options: LoadOptions, known_adapters: Sequence[str]) -> BuiltWorkload:
@@ -88,11 +109,15 @@ def _slora(options: LoadOptions, known_adapters: Sequence[str]) -> BuiltWorkload
     return BuiltWorkload(arrivals.scale(requests, options.speed_up), "", notes)
 
 
-def _other(options: LoadOptions, known_adapters: Sequence[str]) -> BuiltWorkload:
+def _other(options: LoadOptions, known_adapters: Sequence[str], given: Requests | None) -> BuiltWorkload:
     rng = np.random.default_rng(options.seed)
     attribution = ""
     notes: tuple[str, ...] = ()
-    if options.workload == "azure":
+    if options.workload == GIVEN:
+        if given is None:
+            raise SettingsError(f"the workload {GIVEN!r} needs requests")
+        requests, notes = given.rows(), ("requests: given by the caller",)
+    elif options.workload == "azure":
         requests, attribution = _read(options, azure.read_azure), azure.ATTRIBUTION
     elif options.workload == "mooncake":
         requests, attribution = _read(options, mooncake.read_mooncake), mooncake.ATTRIBUTION
@@ -103,7 +128,7 @@ def _other(options: LoadOptions, known_adapters: Sequence[str]) -> BuiltWorkload
             notes = ("stamps step by about 3 s, so requests come in bursts (--jitter 3 spreads them)",)
     else:
         requests, notes = _synthetic(options, rng)
-    if options.workload in TRACES and options.trace is None:
+    if options.trace_file is not None and options.trace is None:
         notes = (*notes, _SHIPPED)
     requests = arrivals.scale(requests, options.speed_up)
     # A closed loop has no schedule to cut: its duration ends the sending.
@@ -111,7 +136,8 @@ def _other(options: LoadOptions, known_adapters: Sequence[str]) -> BuiltWorkload
     requests = arrivals.limit(requests, options.num_requests, cut)
     adapters = _adapter_names(options, known_adapters)
     if not adapters:
-        return BuiltWorkload(requests, attribution, (*notes, _NO_ADAPTERS))
+        named = any(request.adapter_id is not None for request in requests)
+        return BuiltWorkload(requests, attribution, notes if named else (*notes, _NO_ADAPTERS))
     exponent = _DEFAULT_EXPONENT if options.adapter_exponent is None else options.adapter_exponent
     indices = popularity.zipf_indices(len(adapters), len(requests), exponent, rng)
     note = f"adapters are synthetic: Zipf with exponent {exponent:g} over {len(adapters)}"
@@ -139,7 +165,8 @@ def _synthetic(options: LoadOptions, rng: np.random.Generator) -> tuple[list[Wor
 def _read(
     options: LoadOptions, reader: Callable[[Iterable[str], int | None], list[WorkloadRequest]]
 ) -> list[WorkloadRequest]:
-    path = _trace_of(options)
+    path = options.trace_file
+    assert path is not None
     try:
         with path.open(encoding="utf-8", newline="") as file:
             return reader(file, options.num_requests)
@@ -147,10 +174,6 @@ def _read(
         raise SettingsError(f"--trace {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise FormatError(f"{path}: not a text file") from None
-
-
-def _trace_of(options: LoadOptions) -> Path:
-    return options.trace or TRACES[options.workload]
 
 
 def _adapter_names(options: LoadOptions, known_adapters: Sequence[str]) -> list[str]:

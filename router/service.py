@@ -39,6 +39,7 @@ from lorrery.router.streams import Slot
 from lorrery.router.timing import Timing
 from lorrery.router.tokenizer import open_tokenizer
 from lorrery.v1 import router_pb2, router_pb2_grpc
+from lorrery.vocabulary import u32
 
 # A text of this many characters takes a millisecond or so to encode; longer ones leave the event loop for a thread.
 _LONG_TEXT_CHARACTERS = 8192
@@ -208,7 +209,7 @@ class Router(router_pb2_grpc.RouterServiceServicer):
             request_id=message.request_id or uuid4().hex,
             adapter_id=message.adapter_id,
             tenant_id=message.tenant_id,
-            prompt_token_ids_u32=wire.pack_u32(await self._prompt_token_ids(message)),
+            prompt_token_ids_u32=u32.pack(await self._prompt_token_ids(message)),
             sampling=sampling,
             stop_token_sequences=await self._stop_token_sequences(sampling.stop_sequences),
             seed=message.seed if message.HasField("seed") else random.getrandbits(64),

@@ -14,7 +14,6 @@ from lorrery.chassis.settings import Settings
 from lorrery.scheduler import wire
 from lorrery.scheduler.core.limits import Limits, check_lengths
 from lorrery.scheduler.core.placements.base import Candidate
-from lorrery.scheduler.core.plan import EndReason
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.journal import Journal
 from lorrery.scheduler.live import Live
@@ -23,6 +22,9 @@ from lorrery.scheduler.metrics import SchedulerMetrics
 from lorrery.scheduler.replicas import ReplicaFactory
 from lorrery.scheduler.routers import RouterLink
 from lorrery.scheduler.workers import Dispatcher
+from lorrery.vocabulary import u32
+from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.units import NEVER
 
 log = get_logger("scheduler.cluster")
 
@@ -82,7 +84,7 @@ class Cluster:
                 arrived_ps=at_ps,
                 adapter=adapter,
                 tenant_id=submit.tenant_id,
-                prompt_token_ids=wire.u32_array(submit.prompt_token_ids_u32),
+                prompt_token_ids=u32.unpack(submit.prompt_token_ids_u32),
                 output_token_ids=submit.produced,
                 produced_tokens=len(submit.produced),
             )
@@ -128,7 +130,7 @@ class Cluster:
             self.forget(live)
         else:
             worker_id = live.dispatcher.worker_id if live.queue_ps is not None else ""
-            router.finished(wire.finished(live, EndReason.ABORTED, len(live.token_ids), worker_id))
+            router.finished(wire.finished(live, FinishReason.ABORTED, len(live.token_ids), worker_id))
             live.dispatcher.cancel(live, self.clock.now_ps())
 
     def forget(self, live: Live) -> None:
@@ -183,7 +185,7 @@ class Cluster:
         own = self.settings.scheduler
         pool = own.max_total_token_num
         if pool is None:
-            pool = max((worker.max_total_token_num for worker in self.workers.values()), default=1 << 62)
+            pool = max((worker.max_total_token_num for worker in self.workers.values()), default=NEVER)
         return Limits(own.max_req_input_len, own.max_req_total_len, pool)
 
     # --- placing ----------------------------------------------------------------------------------------------------

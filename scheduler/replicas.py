@@ -4,7 +4,6 @@ from functools import cached_property
 
 import numpy as np
 
-from lorrery.chassis.clock import PS_PER_SECOND
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.settings import Settings
 from lorrery.chassis.tables import read_tables
@@ -19,6 +18,7 @@ from lorrery.scheduler.core.sequence import Adapter
 from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.plugins import find
 from lorrery.scheduler.trie_file import read_corpus, read_trie
+from lorrery.vocabulary.units import PS_PER_SECOND
 
 
 class ReplicaFactory:

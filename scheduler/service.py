@@ -18,6 +18,7 @@ from lorrery.scheduler.routers import RouterLink
 from lorrery.scheduler.workers import Dispatcher
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import scheduler_pb2_grpc, types_pb2
+from lorrery.vocabulary import u32
 
 log = get_logger("scheduler")
 
@@ -79,7 +80,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             if kind == "submit":
                 self._cluster.submit(wire.read_submit(request.submit), router)
             elif kind == "cancel_handles_u32":
-                for handle in wire.u32_array(request.cancel_handles_u32):
+                for handle in u32.unpack(request.cancel_handles_u32):
                     self._cluster.cancel(router, handle)
 
     # --- workers ----------------------------------------------------------------------------------------------------

@@ -16,10 +16,9 @@ from itertools import combinations
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.scheduler.core.sequence import Adapter
-from lorrery.simulator.engine import NEVER, Simulation
+from lorrery.simulator.engine import Simulation
 from lorrery.simulator.slow import Slowed
-
-_PS_PER_SECOND = 10**12
+from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 
 WORKER_LOSS, SLOW_WORKER, LOAD_FAILURE = "worker_loss", "slow_worker", "adapter_load_failure"
 _KEYS = {
@@ -70,18 +69,18 @@ def parse_fault(text: str) -> Fault:
     for key in {"at", "worker", "factor"} & _KEYS[kind] - values.keys():
         raise SettingsError(f"--fault {text}: {key} is missing")
     at = _number(text, "at", values["at"], least=0)
-    if at >= NEVER // _PS_PER_SECOND:
+    if at >= NEVER // PS_PER_SECOND:
         raise SettingsError(
-            f"--fault {text}: at is {values['at']}; a simulation has {NEVER // _PS_PER_SECOND:,} s at most"
+            f"--fault {text}: at is {values['at']}; a simulation has {NEVER // PS_PER_SECOND:,} s at most"
         )
     until_ps = NEVER
     if "for" in values:
-        until_ps = min(round((at + _number(text, "for", values["for"], above=0)) * _PS_PER_SECOND), NEVER)
+        until_ps = min(round((at + _number(text, "for", values["for"], above=0)) * PS_PER_SECOND), NEVER)
     factor = _number(text, "factor", values["factor"], above=0) if "factor" in values else Fraction(1)
     return Fault(
         text,
         kind,
-        round(at * _PS_PER_SECOND),
+        round(at * PS_PER_SECOND),
         until_ps,
         values.get("worker", ""),
         values.get("adapter", ""),

@@ -12,21 +12,16 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from lorrery.scheduler.core.plan import EndReason, Event, Idle, Plan, Ran
+from lorrery.scheduler.core.plan import Event, Idle, Plan, Ran
 from lorrery.scheduler.core.record import Decisions, Record, describe_events, tokens_checksum
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.simulator.journal import ExpectedPlan, ExpectedStep, Journal, Late, Line, WorkerLines
 from lorrery.simulator.replayed import ReplayedRequest
+from lorrery.vocabulary import u32
 from lorrery.worker.device.gpu import MockGpu
-from lorrery.worker.device.output import FinishReason, LengthModel
+from lorrery.worker.device.output import LengthModel
 from lorrery.worker.device.work import StepOutcome
-
-END_REASON = {
-    FinishReason.EOS: EndReason.EOS,
-    FinishReason.STOP: EndReason.STOP,
-    FinishReason.LENGTH: EndReason.LENGTH,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +332,7 @@ class _Worker:
             self._requests[handle].token_ids.append(token_id)
         given = set(outcome.handles.tolist()) if outcome.finished else set()
         silent = frozenset(handle for handle, _ in outcome.finished if handle not in given)
-        ended = [(handle, END_REASON[reason]) for handle, reason in outcome.finished]
+        ended = list(outcome.finished)
         events = self._replica.commit(plan, Ran(1, end_ps, ended, silent))
         self._see_step(end_ps, outcome, events)
         self._position_ps = self._boundary_ps = end_ps
@@ -360,7 +355,7 @@ class _Worker:
         expected = self._lines.expected[self._num_seen]
         if not isinstance(expected, ExpectedStep):
             raise DifferenceError(expected.line, f"the simulation runs a step to {end_ps} ps before this plan")
-        checksum = tokens_checksum(outcome.handles.astype("<u4").tobytes(), outcome.token_ids.astype("<u4").tobytes())
+        checksum = tokens_checksum(u32.pack_array(outcome.handles), u32.pack_array(outcome.token_ids))
         _compare(
             expected.line,
             "step",

@@ -13,6 +13,7 @@ import pytest
 
 from lorrery.chassis.shipped import CORPUS, DEFAULT_SETTINGS, TRACES, golden_excerpts
 from lorrery.chassis.version import VERSION
+from tests.test_architecture import PURE, ROOMS
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -94,7 +95,7 @@ def test_the_wheel_holds_every_room_and_the_stubs(wheel: Path) -> None:
     assert wheel.name.startswith(f"lorrery-{VERSION}-")
     names = contents(wheel).keys()
     assert {name.partition("/")[0] for name in names} == {"lorrery", f"lorrery-{VERSION}.dist-info"}
-    for wanted in ("router", "scheduler/core", "worker/device", "loadgen/workload", "simulator", "chassis", "cli"):
+    for wanted in (*ROOMS, *PURE):
         assert f"lorrery/{wanted}/__init__.py" in names
     assert "lorrery/v1/types_pb2.py" in names
     assert "lorrery/py.typed" in names

@@ -4,12 +4,12 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.batch import Batch
 from lorrery.worker.device.cost import PARTS, StepCost
 
 STATES = ("loading", "dialling", "attached", "draining")
 
-_PS_PER_SECOND = 10**12
 _STEP_BUCKETS = (0.002, 0.004, 0.006, 0.008, 0.01, 0.0125, 0.015, 0.02, 0.025, 0.03, 0.04, 0.06, 0.08)
 _LONG_STEP_BUCKETS = (0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 100.0)
 _LAG_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
@@ -179,14 +179,14 @@ class WorkerMetrics:
         self._batch_size.observe(num_prefills + num_decodes)
         self._batch_tokens.observe(prefill_tokens + num_decodes)
         self._output_tokens.inc(output_tokens)
-        self._modelled.observe(modelled_ps / _PS_PER_SECOND)
+        self._modelled.observe(modelled_ps / PS_PER_SECOND)
         for name, counter in self._parts:
             if part_ps := getattr(cost, name):
-                counter.inc(part_ps / _PS_PER_SECOND)
+                counter.inc(part_ps / PS_PER_SECOND)
         self._flops.inc(cost.flops)
         self._memory_bytes.inc(cost.num_bytes)
-        self._actual.observe(actual_ps / _PS_PER_SECOND)
+        self._actual.observe(actual_ps / PS_PER_SECOND)
         self._lag.observe(lag_seconds)
         if gap_ps > 0:
             self._gaps.inc()
-            self._gap_seconds.inc(gap_ps / _PS_PER_SECOND)
+            self._gap_seconds.inc(gap_ps / PS_PER_SECOND)

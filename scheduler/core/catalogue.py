@@ -19,7 +19,7 @@ from lorrery.scheduler.core.batching.llm_mock import LlmMock
 from lorrery.scheduler.core.batching.mixed import Mixed
 from lorrery.scheduler.core.batching.slora_loop import SloraLoop
 from lorrery.scheduler.core.batching.static import Static
-from lorrery.scheduler.core.memory.base import NEVER, Memory
+from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.memory.paged import PagedMemory
 from lorrery.scheduler.core.memory.peak import PeakMemory
 from lorrery.scheduler.core.memory.unlimited import UnlimitedMemory
@@ -40,6 +40,7 @@ from lorrery.scheduler.core.queues.pets import Pets
 from lorrery.scheduler.core.queues.profile import MeasuredProfile, Profile
 from lorrery.scheduler.core.queues.vtc_fair import VtcFair
 from lorrery.scheduler.core.replica import Replica, ReplicaOptions
+from lorrery.vocabulary.units import NEVER
 
 
 @dataclass(frozen=True, slots=True)

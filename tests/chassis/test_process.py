@@ -17,7 +17,7 @@ from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.metrics import new_registry
 from lorrery.chassis.process import run_service
 from lorrery.chassis.settings import Settings, TlsSettings
-from lorrery.cli.cluster import start_python
+from lorrery.local.cluster import start_python
 from tests.chassis.services import ECHO, EchoService
 from tests.cluster.harness import metric, wait_until
 

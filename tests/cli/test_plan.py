@@ -35,6 +35,32 @@ def test_one_deployment_is_shown_over_concurrency():
     assert re.search(r"20 requests/s at 80% of that: \d+ replicas, \d+ GPUs", output)
 
 
+POINTS_AT_80 = """
+         TTFT   ITL  TPOT   E2E  tok/s  tok/s          KV
+streams    ms    ms    ms     s   each    all  req/s    %  limit
+      1    45   8.6   8.6   4.3  115.2    115   0.23    1  memory bandwidth 58%
+      2    45   8.7   8.8   4.4  112.5    225   0.45    1  memory bandwidth 58%
+"""
+POINTS_AT_60 = """
+         TTFT   ITL  TPOT  tok/s
+streams    ms    ms    ms    all  req/s  limit
+      1    45   8.6   8.6    115   0.23  memory bandwidth
+                                         58%
+"""
+
+
+def test_a_plan_has_every_column_at_80_and_names_what_60_leave_out():
+    def at(width: int) -> str:
+        result = CliRunner().invoke(app, LLAMA_8B, env={"COLUMNS": str(width)})
+        assert all(len(line) <= width for line in result.output.splitlines())
+        return "\n".join(line.rstrip() for line in result.output.splitlines())
+
+    assert POINTS_AT_80 in at(80)
+    assert "left out" not in at(80)
+    assert POINTS_AT_60 in at(60)
+    assert "left out: KV %, E2E s, tok/s each; a terminal of 75 columns\nshows all\n" in at(60)
+
+
 def test_the_sales_claim_is_answered_in_both_readings():
     output = plan(*LLAMA_8B)
     assert 'claim "3500 tokens in, first token within 1 s, 300 tokens/s":' in output

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lorrery.cli.cluster import LocalCluster, start_python
+from lorrery.local.cluster import LocalCluster, start_python
 from tests.cluster.harness import StartCluster, alive, metric, wait_until, write_settings
 
 pytestmark = pytest.mark.cluster

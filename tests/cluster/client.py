@@ -16,7 +16,7 @@ import grpc.aio
 import numpy as np
 
 from lorrery.chassis.settings import Settings
-from lorrery.cli.cluster import LocalCluster
+from lorrery.local.cluster import LocalCluster
 from lorrery.router.tokenizer import BuiltinTokenizer
 from lorrery.v1 import router_pb2, router_pb2_grpc, types_pb2
 from lorrery.worker.device.output import LognormalLength, Sampling, ending, sequence_seed, tokens_between

@@ -361,7 +361,7 @@ def _told(request: SimulatedRequest) -> tuple[Any, ...]:
         request.output_tokens,
         request.first_cached_tokens,
         request.num_requeues,
-        "" if request.reason is None else request.reason.value,
+        "" if request.reason is None else request.reason.word,
     )
 
 

@@ -8,10 +8,11 @@ from itertools import pairwise
 import pytest
 from prometheus_client import CollectorRegistry
 
+from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.worker.device.batch import Batch
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.device.llm_mock import OVERHEAD_PS, LlmMock
-from lorrery.worker.device.output import Ending, FinishReason
+from lorrery.worker.device.output import Ending
 from lorrery.worker.device.rows import DeviceSequence
 from lorrery.worker.device.work import PrefillWork
 from lorrery.worker.metrics import WorkerMetrics

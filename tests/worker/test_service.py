@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.settings import Settings
 from lorrery.v1 import scheduler_pb2 as pb
-from lorrery.worker.device.output import FinishReason
+from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.worker.service import WorkerService
 from tests.worker.fake_scheduler import (
     PATIENCE_SECONDS,

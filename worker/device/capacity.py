@@ -18,13 +18,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, PrefillChunk
 from lorrery.worker.device.cost import StepCost
 from lorrery.worker.device.deployment import Deployment
 from lorrery.worker.device.lora import adapter_bytes
 from lorrery.worker.device.steptime import StepTimeModel
-
-_PS_PER_SECOND = 10**12
 
 KV_SPACE = "KV space"
 
@@ -93,17 +92,17 @@ class Capacity:
 
     def ttft(self, prompt_tokens: int | None = None) -> float:
         """Return the seconds of one prompt's prefill."""
-        return self._prefill(prompt_tokens or self.workload.prompt_tokens).total_ps / _PS_PER_SECOND
+        return self._prefill(prompt_tokens or self.workload.prompt_tokens).total_ps / PS_PER_SECOND
 
     def itl(self, concurrency: int) -> float:
         """Return the seconds of one decode step of so many sequences."""
-        return self._decode(concurrency).total_ps / _PS_PER_SECOND
+        return self._decode(concurrency).total_ps / PS_PER_SECOND
 
     def point(self, concurrency: int) -> Point:
         """Return what `concurrency` streams get, whether they fit or not."""
         work, gaps = self.workload, self.workload.output_tokens - 1
         prefill, decode = self._prefill(work.prompt_tokens), self._decode(concurrency)
-        ttft, itl = prefill.total_ps / _PS_PER_SECOND, decode.total_ps / _PS_PER_SECOND
+        ttft, itl = prefill.total_ps / PS_PER_SECOND, decode.total_ps / PS_PER_SECOND
         tpot = itl + (concurrency - 1) * ttft / gaps
         e2e = ttft + gaps * tpot
         shares = _shares(prefill, concurrency, decode, gaps)

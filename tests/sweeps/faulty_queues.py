@@ -1,0 +1,18 @@
+"""Queues from outside the tree that a sweep must survive; named in settings as `tests.sweeps.faulty_queues:Deadly`."""
+
+import os
+import signal
+
+
+class Deadly:
+    """Ends its process at once, as the kernel does when memory is short."""
+
+    def __init__(self, *_arguments: object, **_options: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Broken:
+    """Has a fault."""
+
+    def __init__(self, *_arguments: object, **_options: object) -> None:
+        raise ZeroDivisionError("no such luck")
