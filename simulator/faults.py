@@ -1,11 +1,11 @@
 """Lets the faults of `chassis.faults` happen to a simulation's workers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from lorrery.chassis.faults import LOAD_FAILURE, WORKER_LOSS, Fault, check_faults
 from lorrery.simulator.engine import Simulation
-from lorrery.vocabulary.units import NEVER
+from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 from lorrery.worker.device.slow import Slowed
 
 
