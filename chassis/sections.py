@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from lorrery.chassis.combinations import batching_of, why_senseless
+from lorrery.chassis.names import why_no_name
 
 MAX_PORT = 65_535
 
@@ -28,6 +29,16 @@ PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 _PathOrNone = Annotated[Path | None, BeforeValidator(lambda path: path or None)]
 Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def _name(text: str) -> str:
+    why = why_no_name(text)
+    if why is not None:
+        raise ValueError(why)
+    return text
+
+
+Name = Annotated[str, AfterValidator(_name)]
 
 
 def _named(*names: str) -> AfterValidator:
@@ -84,9 +95,7 @@ class LogSettings(_Section):
 class AdapterSpec(_Section):
     """One adapter, or with `count` a family of them: `id-0` ... `id-(count-1)`."""
 
-    id: Annotated[str, Field(min_length=1)] = Field(
-        description="adapter id, as requests name it; a family's ids begin with it"
-    )
+    id: Name = Field(description="adapter id, as requests name it; a family's ids begin with it")
     rank: Count = Field(description="LoRA rank")
     count: Count | None = Field(default=None, description="adapters in the family; unset: one adapter")
 
@@ -300,6 +309,10 @@ class LoraSettings(_Section):
 class WorkerSettings(_Section):
     """The mock GPU, and how its worker finds its scheduler."""
 
+    name: Name | None = Field(
+        default=None,
+        description="in usage, metrics, logs and faults, another for each worker; unset: HOST-PID",
+    )
     scheduler: Address = Field(default="127.0.0.1:50052", description="scheduler to attach to, HOST:PORT")
     listen: Address = Field(
         default="127.0.0.1:0", description="gRPC health checks only, HOST:PORT; port 0 takes a free one"

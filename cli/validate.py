@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import track
 
 from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.shipped import golden_excerpts
 from lorrery.chassis.tables import read_tables
 from lorrery.cli.output import write
 from lorrery.cli.version import VersionOption
@@ -22,6 +23,7 @@ from lorrery.validation import slora as slora_runs
 from lorrery.validation import steptime as steptimes
 from lorrery.validation import vidur_run
 from lorrery.validation.golden.replay import Failure, FileReport, KindReport, Report, replay_files
+from lorrery.validation.published import MEASURED_STEPS, SLORA_RUNS, VIDUR_REQUESTS, VIDUR_STEPS
 from lorrery.validation.vidur import BatchRules
 from lorrery.worker.device.catalogue import PACKAGE, Catalogue
 from lorrery.worker.device.errors import CatalogueError
@@ -51,7 +53,12 @@ def validate(version: VersionOption = False) -> None:
 
 @app.command()
 def golden(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", exists=True, dir_okay=False, help="JSON Lines.")],
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[FILE]...", exists=True, dir_okay=False, help="JSON Lines; default: the shipped excerpts."
+        ),
+    ] = None,
 ) -> None:
     """Replay golden records through the shipped code.
 
@@ -62,7 +69,7 @@ def golden(
     "N passed, N failed, N skipped". Exits with 1 if anything failed, nothing passed, a file has no cases, or a case is
     about a part that does not exist yet.
     """
-    report = replay_files(files)
+    report = replay_files(files or golden_excerpts())
     for line in render(report):
         typer.echo(line)
     if not report.ok:
@@ -71,7 +78,16 @@ def golden(
 
 @app.command()
 def steptime(
-    file: Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="CSV of measured steps.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+            help="CSV of measured steps; default: the published ones that are shipped.",
+        ),
+    ] = MEASURED_STEPS,
     step_time: Annotated[
         str, typer.Option("--step-time", metavar="NAME", help=f"One of {', '.join(STEP_TIME_MODELS)}.")
     ] = "roofline",
@@ -82,11 +98,19 @@ def steptime(
         list[Path] | None, typer.Option(help="TOML with further GPUs, models, engines; repeatable.")
     ] = None,
     all_qualities: Annotated[bool, typer.Option("--all", help="Count rows whose quality is not ok as well.")] = False,
+    gpu: Annotated[str | None, typer.Option(metavar="NAME", help="GPU of rows that name none.")] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Model of rows that name none.")] = None,
 ) -> None:
     """Hold a step-time model against measured steps.
 
     Prints the mean absolute percentage error (MAPE) and the 95th percentile of the error per source, GPU, model and
     phase. docs/step-time.md says what FILE holds. Exits with 1 if no row could be compared.
+
+    For example:
+
+      lorrery validate steptime
+
+      lorrery validate steptime my-profile.csv --gpu H100-SXM --model Llama-3-8B
     """
     if step_time not in STEP_TIME_MODELS:
         raise SettingsError(f"--step-time {step_time}: no such model; there are {', '.join(STEP_TIME_MODELS)}")
@@ -94,7 +118,7 @@ def steptime(
         known = Catalogue(read_tables(PACKAGE, catalogue or ()))
     except CatalogueError as error:
         raise SettingsError(str(error)) from None
-    rows = steptimes.read_file(file)
+    rows = steptimes.name_rows(steptimes.read_file(file), gpu, model)
     comparison = steptimes.compare(rows, known, step_time, all_qualities=all_qualities)
     Console(soft_wrap=True, highlight=False).print(steptimes.render(comparison))
     for reason, num_rows in comparison.left_out.items():
@@ -108,11 +132,21 @@ def steptime(
 @app.command()
 def vidur(
     requests: Annotated[
-        Path, typer.Argument(metavar="REQUESTS", exists=True, dir_okay=False, help="CSV: a row per request.")
-    ],
+        Path,
+        typer.Argument(
+            metavar="REQUESTS",
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+            help="CSV: a row per request; default: the shipped run's.",
+        ),
+    ] = VIDUR_REQUESTS,
     steps: Annotated[
-        Path, typer.Argument(metavar="STEPS", exists=True, dir_okay=False, help="CSV: a row per engine step.")
-    ],
+        Path | None,
+        typer.Argument(
+            metavar="STEPS", exists=True, dir_okay=False, show_default=False, help="CSV: a row per engine step."
+        ),
+    ] = None,
     max_tokens: Annotated[
         int, typer.Option(min=1, help="Padded tokens of a prefill (max_tokens_in_batch).")
     ] = BatchRules().max_tokens,
@@ -134,6 +168,10 @@ def vidur(
     batch rules, and prints p50, p90 and p99 of the wait in the queue, TTFT, TPOT and E2E beside the recorded ones.
     Exits with 1 if one is more than 3 % off at p50 or p99.
     """
+    if steps is None:
+        if requests != VIDUR_REQUESTS:
+            raise SettingsError(f"{requests}: give the run's log of steps after it, REQUESTS STEPS")
+        steps = VIDUR_STEPS
     rules = BatchRules(max_tokens, max_sequences, block_size, num_blocks, watermark)
     comparison = vidur_run.compare(requests, steps, rules)
     Console(soft_wrap=True, highlight=False).print(vidur_run.render(comparison))
@@ -147,7 +185,16 @@ def vidur(
 
 @app.command()
 def slora(
-    file: Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="CSV of published runs.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+            help="CSV of published runs; default: the shipped ones, about half a minute.",
+        ),
+    ] = SLORA_RUNS,
     policies: Annotated[
         list[str] | None,
         typer.Option("--policy", metavar="NAME", help=f"Only one of {', '.join(slora_runs.POLICIES)}; repeatable."),

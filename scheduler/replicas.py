@@ -4,6 +4,7 @@ from functools import cached_property
 
 import numpy as np
 
+from lorrery.chassis import faults
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.settings import Settings
 from lorrery.chassis.tables import read_tables
@@ -37,6 +38,8 @@ class ReplicaFactory:
         own = settings.adapters
         self._rng = np.random.default_rng(settings.scheduler.seed)
         self._num_replicas = 0
+        self._faults = settings.planned_faults()
+        self._faults_from_ps: int | None = None
         try:
             self._devices = Devices(read_tables(TABLES_PACKAGE, settings.catalogue))
             self._costs = self._devices.adapter_costs(
@@ -114,7 +117,7 @@ class ReplicaFactory:
 
         def fails(adapter: Adapter, attempt: int, at_ps: int) -> bool:
             told = load_fails is not None and load_fails(adapter, attempt, at_ps)
-            return fails_at_random(adapter, attempt, at_ps) or told
+            return fails_at_random(adapter, attempt, at_ps) or told or self._fails_as_planned(adapter, at_ps)
 
         return build_replica(
             settings,
@@ -124,6 +127,16 @@ class ReplicaFactory:
             load_ps=self._costs.load_ps,
             load_fails=fails,
         )
+
+    def begin_faults(self, at_ps: int) -> int:
+        """Let the times of the settings' faults count from now, unless they do already; return since when they do."""
+        if self._faults_from_ps is None:
+            self._faults_from_ps = at_ps
+        return self._faults_from_ps
+
+    def _fails_as_planned(self, adapter: Adapter, at_ps: int) -> bool:
+        since_ps = self._faults_from_ps
+        return since_ps is not None and faults.load_fails(self._faults, adapter.adapter_id, at_ps - since_ps)
 
     def _random_failures(self) -> LoadFails:
         """Return which loads of the next replica fail; it draws for itself, so others' loads do not matter."""

@@ -55,10 +55,10 @@ def test_mounted_files_are_there_and_read_only(name: str) -> None:
 @pytest.mark.parametrize("name", OURS)
 def test_commands_are_exec_form_and_health_is_asked_by_grpc(name: str) -> None:
     service = SERVICES[name]
-    assert service["command"] == [name]
+    assert service["command"] == [f"lorrery.{name}"]
     probe = service["healthcheck"]["test"]
     assert probe[0] == "CMD"
-    assert probe[-2:] == ["/app/deploy/healthcheck.py", f"127.0.0.1:{HEALTH_PORTS[name]}"]
+    assert probe[-2:] == ["/opt/healthcheck.py", f"127.0.0.1:{HEALTH_PORTS[name]}"]
 
 
 def test_one_image_serves_all() -> None:
