@@ -6,11 +6,16 @@ stretches it; all others are wall time.
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from lorrery.chassis.combinations import batching_of, why_senseless
+from lorrery.scheduler.core.batchings import BATCHINGS
+from lorrery.scheduler.core.combinations import why_excluded, why_too_few_tokens
+from lorrery.scheduler.core.memories import MEMORIES, PREFIX_CACHES
+from lorrery.scheduler.core.placements.table import PLACEMENTS
+from lorrery.scheduler.core.policies import QUEUES
+from lorrery.scheduler.core.replica_settings import LIMITS
 
 MAX_PORT = 65_535
 
@@ -30,23 +35,25 @@ _PathOrNone = Annotated[Path | None, BeforeValidator(lambda path: path or None)]
 Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-def _named(*names: str) -> AfterValidator:
-    """Accept these names, and the dotted name (`module:Class`) of one from outside the tree."""
+def _named(*names: str, plug_ins: bool = False) -> AfterValidator:
+    """Accept these names, and with `plug_ins` the dotted name (`module:Class`) of one from outside the tree."""
 
     def check(name: str) -> str:
-        if name not in names and ":" not in name:
-            raise ValueError(f"{name!r} is none of {', '.join(names)}, nor a dotted name, module:Class")
+        if name not in names and not (plug_ins and ":" in name):
+            nor = ", nor a dotted name, module:Class" if plug_ins else ""
+            raise ValueError(f"{name!r} is none of {', '.join(names)}{nor}")
         return name
 
     return AfterValidator(check)
 
 
-POLICIES = ("req_queue", "fcfs", "vtc_fair", "abort", "cluster", "peft", "pets")
-BATCHINGS = ("slora_loop", "continuous", "mixed", "chunked", "static", "llm_mock")
-PLACEMENTS = ("least_loaded", "round_robin", "adapter_hash", "prefix_match", "power_of_two")
-PolicyName = Annotated[str, _named(*POLICIES)]
-BatchingName = Annotated[str, _named(*BATCHINGS)]
-PlacementName = Annotated[str, _named(*PLACEMENTS)]
+PolicyName = Annotated[str, _named(*QUEUES, plug_ins=True)]
+BatchingName = Annotated[str, _named(*BATCHINGS, plug_ins=True)]
+PlacementName = Annotated[str, _named(*PLACEMENTS, plug_ins=True)]
+MemoryName = Annotated[str, _named(*MEMORIES)]
+CacheName = Annotated[str, _named(*PREFIX_CACHES)]
+LimitsName = Annotated[str, _named(*LIMITS)]
+PlugInOptions = dict[str, Any]
 
 
 class _Section(BaseModel):
@@ -132,7 +139,7 @@ class AdapterSettings(_Section):
 class PrefixCacheSettings(_Section):
     """Which prompt prefixes count as already computed."""
 
-    kind: Literal["none", "static_trie", "blocks"] = "none"
+    kind: CacheName = "none"
     corpus: Path | None = Field(default=None, description="static_trie: prompts, one JSON array of token ids a line")
     cache_size: Annotated[int, Field(ge=0)] = 500
     trie: Path | None = Field(default=None, description="static_trie: a file that `lorrery cache` has built")
@@ -154,8 +161,19 @@ class SchedulerSettings(_Section):
     metrics: Address = "127.0.0.1:9102"
 
     policy: PolicyName = "req_queue"
+    policy_options: PlugInOptions = Field(
+        default={}, description="keyword arguments of a policy of one's own (policy = 'module:Class')"
+    )
     batching: BatchingName | None = Field(
-        default=None, description="way to batch; unset: the one the policy's original has"
+        default=None,
+        description="way to batch; unset: the one the policy's original has; under a policy of one's own continuous",
+    )
+    batching_options: PlugInOptions = Field(default={}, description="the same for batching = 'module:Class'")
+    limits: LimitsName | None = Field(
+        default=None,
+        description="slora: running_max_req_size and batch_max_tokens bound a batch; vllm: max_num_seqs and"
+        " max_num_batched_tokens, and memory = 'peak' charges exactly; unset: those of the policy's original; under a"
+        " policy of one's own vllm",
     )
     strict: bool = Field(default=False, description="keep the published quirks of the policy's original")
 
@@ -164,7 +182,7 @@ class SchedulerSettings(_Section):
     )
     max_req_input_len: Count = 2048
     max_req_total_len: Count = 3072
-    memory: Literal["peak", "paged", "none"] = Field(
+    memory: MemoryName = Field(
         default="peak",
         description="reserve everybody's peak, give out blocks and preempt when they run out, or bound the count only",
     )
@@ -172,9 +190,10 @@ class SchedulerSettings(_Section):
     watermark: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.01, description="paged: share of the blocks that admission leaves free"
     )
-    # S-LoRA's policies
+    # S-LoRA's limits, and what belongs to its policies
     batch_max_tokens: Count | None = Field(
-        default=None, description="unset: max(max_total_token_num // 6, max_req_total_len)"
+        default=None,
+        description="prompt tokens of one prefill; unset: max(max_total_token_num // 6, max_req_total_len)",
     )
     running_max_req_size: Count = 1000
     prefetch: bool = Field(default=False, description="slora_loop: load the next batch's adapters ahead")
@@ -185,13 +204,18 @@ class SchedulerSettings(_Section):
     first_token_slo_seconds: Annotated[float, Field(gt=0.5)] = Field(
         default=6.0, description="abort: device seconds; who waits to within half a second of it is dropped"
     )
-    # fcfs
+    # vLLM's limits
     max_num_seqs: Count = 256
-    max_num_batched_tokens: Count = 8192
+    max_num_batched_tokens: Count | None = Field(
+        default=None,
+        description="tokens of one step; unset: 8192, or max_req_total_len where that is more and prompts are computed"
+        " whole",
+    )
 
     prefix_cache: PrefixCacheSettings = PrefixCacheSettings()
 
     placement: PlacementName = "least_loaded"
+    placement_options: PlugInOptions = Field(default={}, description="the same for placement = 'module:Class'")
     log_placement: bool = Field(default=False, description="log for each request where it went and why")
     seed: Annotated[int, Field(ge=0)] = Field(default=0, description="of what the scheduler draws at random")
     journal: _PathOrNone = Field(
@@ -216,21 +240,16 @@ class SchedulerSettings(_Section):
                 f"max_total_token_num ({self.max_total_token_num}) must be at least"
                 f" max_req_total_len ({self.max_req_total_len})"
             )
-        if self.batch_max_tokens is not None and self.batch_max_tokens < self.max_req_total_len:
-            raise ValueError(
-                f"batch_max_tokens ({self.batch_max_tokens}) must be at least"
-                f" max_req_total_len ({self.max_req_total_len})"
-            )
-        whole_prompts = self.policy == "fcfs" and self.batching not in ("chunked", "llm_mock")
-        if whole_prompts and self.max_num_batched_tokens < self.max_req_total_len:
-            raise ValueError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least"
-                f" max_req_total_len ({self.max_req_total_len}): a resumed or preempted sequence is prefilled in one"
-                " step, unless batching = 'chunked'"
-            )
-        why = why_senseless(dict(self) | {"batching": self.batching or batching_of(self.policy)})
+        chosen = dict(self)
+        why = why_excluded(chosen) or why_too_few_tokens(
+            self.policy, self.batching, self.limits, self.max_req_total_len, chosen
+        )
         if why is not None:
             raise ValueError(why)
+        for part in ("policy", "batching", "placement"):
+            name, options = chosen[part], chosen[f"{part}_options"]
+            if options and ":" not in (name or ""):
+                raise ValueError(f"{part}_options are for a {part} of one's own, module:Class; {part} is {name!r}")
         return self
 
 

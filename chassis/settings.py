@@ -21,9 +21,6 @@ from pydantic_settings import SettingsError as SourceError
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.sections import (
-    BATCHINGS,
-    PLACEMENTS,
-    POLICIES,
     AdapterSettings,
     LogSettings,
     LoraSettings,
@@ -36,9 +33,6 @@ from lorrery.chassis.sections import (
 )
 
 __all__ = [
-    "BATCHINGS",
-    "PLACEMENTS",
-    "POLICIES",
     "AdapterSettings",
     "LogSettings",
     "LoraSettings",

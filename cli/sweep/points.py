@@ -21,6 +21,7 @@ from lorrery.cli.simulation import SimulationOptions
 from lorrery.cli.sweep.axes import Axis, Value, combinations
 from lorrery.cli.sweep.flags import CONFIG, SweptFlags
 from lorrery.loadgen.options import LoadOptions
+from lorrery.scheduler.plugins import search_here
 from lorrery.worker.build import deployment_of
 
 __all__ = ["Asked", "Point", "code_digest", "make_points"]
@@ -187,6 +188,7 @@ def _determined_by(run: Run) -> dict[str, Any]:
 def _plugins(settings: Settings) -> dict[str, Path | None]:
     """Return the files of what settings take from outside the tree by dotted name; None: not to be found."""
     own = settings.scheduler
+    search_here()
     found: dict[str, Path | None] = {}
     for name in (own.policy, own.batching, own.placement):
         if isinstance(name, str) and ":" in name:
