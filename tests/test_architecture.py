@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("chassis", "cli", "loadgen", "router", "scheduler", "simulator", "worker")
+ROOMS = ("chassis", "cli", "loadgen", "router", "scheduler", "simulator", "validation", "worker")
 PURE = ("scheduler/core", "worker/device", "loadgen/workload")
 
 NOT_PURE = {

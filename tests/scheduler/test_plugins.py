@@ -14,7 +14,7 @@ from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.replicas import ReplicaFactory
 from lorrery.scheduler.service import SchedulerService
-from tests.scheduler.core.drive import World, jump, step_by_step
+from lorrery.validation.policy.drive import World, jump, step_by_step
 
 DOCS = Path(__file__).parents[2] / "docs"
 QUEUE = """

@@ -16,7 +16,7 @@ from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Adapter, Sequence
-from tests.scheduler.core.drive import Device, World, jump, step_by_step
+from lorrery.validation.policy.drive import Device, World, jump, step_by_step
 
 
 @given(
