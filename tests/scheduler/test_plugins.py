@@ -169,7 +169,8 @@ def test_a_policy_of_ones_own_runs_under_what_fcfs_runs_under_unless_told_otherw
 @pytest.fixture
 def examples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(DOCS / "examples"))
-    monkeypatch.delitem(sys.modules, "shortest_first", raising=False)
+    for name in ("shortest_first", "shortest_first_fast"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
 
 
 def world() -> World:
@@ -188,11 +189,28 @@ def test_the_example_queue_tries_the_shortest_prompt_first_and_obeys_the_law() -
     assert not settings.scheduler.strict
 
 
-def test_the_page_shows_the_example_as_it_is() -> None:
-    page = (DOCS / "policies.md").read_text(encoding="utf-8")
-    example = (DOCS / "examples" / "shortest_first.py").read_text(encoding="utf-8").rstrip()
+@pytest.mark.usefixtures("examples")
+def test_both_examples_decide_the_same_however_they_are_asked() -> None:
+    arrivals = [(n * 900, Sequence(n, (37 * n) % 80 + 9, 8, arrived_ps=n * 900), 8) for n in range(12)]
+
+    def played(name: str, patience_seconds: float, *, by_steps: bool) -> object:
+        factory = factory_of(f"policy={name}", f"policy_options.patience_seconds={patience_seconds}")
+        replica = factory.replica(factory.replica_settings(HELLO))
+        return (step_by_step if by_steps else jump)(replica, World(arrivals).anew())
+
+    log = played("shortest_first:ShortestFirst", 2e-8, by_steps=True)
+    for name in ("shortest_first:ShortestFirst", "shortest_first_fast:FastShortestFirst"):
+        assert played(name, 2e-8, by_steps=False) == log
+    assert played("shortest_first:ShortestFirst", 2e-8, by_steps=True) != played(
+        "shortest_first:ShortestFirst", 1.0, by_steps=True
+    )
+
+
+@pytest.mark.parametrize("name", ["shortest_first", "shortest_first_fast"])
+def test_the_page_shows_the_examples_as_they_are(name: str) -> None:
+    page = (DOCS / "plug-ins.md").read_text(encoding="utf-8")
+    example = (DOCS / "examples" / f"{name}.py").read_text(encoding="utf-8").rstrip()
     assert f"```python\n{example}\n```" in page
-    assert len(example.splitlines()) <= 25
 
 
 def test_a_way_to_batch_and_a_placement_come_from_outside_too() -> None:
