@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-dev demo test lint protos protos-check protos-release lock bench compiled test-compiled fuzz clean
+.PHONY: help setup setup-dev demo test lint docs protos protos-check protos-release lock bench compiled test-compiled fuzz clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -115,6 +115,9 @@ lint: setup-dev ## style, types, who may import whom, the wire's style
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/buf lint
+
+docs: setup-dev ## rewrite docs/settings.md and docs/grpc.md from the settings and the protos
+	$(BIN)/python -m docs.reference
 
 clean: ## remove what was made here, .venv included
 	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

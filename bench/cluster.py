@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from lorrery.cli.cluster import LocalCluster
+from lorrery.local.cluster import LocalCluster
 from lorrery.v1 import router_pb2, types_pb2
 
 CONFIG = Path(__file__).with_name("cluster.toml")

@@ -29,11 +29,12 @@ from numpy.typing import NDArray
 from lorrery.chassis.tables import read_tables
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.devices import TABLES_PACKAGE, Devices
-from lorrery.scheduler.core.plan import EndReason, Finished, Idle, Plan, Ran
+from lorrery.scheduler.core.plan import Finished, Idle, Plan, Ran
 from lorrery.scheduler.core.policies import QUEUES
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.vocabulary.finish_reason import FinishReason
 
 BATCHES = (32, 256)
 WAITING = (100, 100_000)
@@ -204,9 +205,9 @@ class _World:
                 heappush(self._ends, (self._decode_step + length - 1, sequence.handle))
             return Ran(1, self._at_ps)
         self._decode_step += 1
-        finished: list[tuple[int, EndReason]] = []
+        finished: list[tuple[int, FinishReason]] = []
         while self._ends and self._ends[0][0] <= self._decode_step:
-            finished.append((heappop(self._ends)[1], EndReason.EOS))
+            finished.append((heappop(self._ends)[1], FinishReason.EOS))
         return Ran(1, self._at_ps, finished)
 
     def _submit(self) -> None:

@@ -35,8 +35,8 @@ from bench.cluster import BenchBrokenError, endless_request, measured_cluster, w
 from bench.meter import BUSY_SHARE, Meter, Usage
 from bench.scrape import Reading, fetch
 from lorrery.chassis.settings import TlsSettings
-from lorrery.cli.cluster import LocalCluster
 from lorrery.loadgen.client import Reception, RouterClient
+from lorrery.local.cluster import LocalCluster
 
 BATCH = 32
 PROMPT_TOKENS = 128

@@ -31,8 +31,8 @@ from bench.meter import BUSY_SHARE, Meter, Usage
 from bench.scrape import Reading, fetch
 from lorrery.chassis.channel import open_channel
 from lorrery.chassis.settings import TlsSettings
-from lorrery.cli.cluster import LocalCluster, start_python
 from lorrery.loadgen.client import Reception, RouterClient
+from lorrery.local.cluster import LocalCluster, start_python
 from lorrery.v1 import router_pb2, router_pb2_grpc
 
 BATCHES = (32, 256)

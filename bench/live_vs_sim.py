@@ -24,15 +24,15 @@ from rich.console import Console
 
 from bench.cluster import CONFIG, BenchBrokenError, measured_cluster, while_alive
 from lorrery.chassis.settings import TlsSettings, load
-from lorrery.cli.cluster import LocalCluster
-from lorrery.cli.simulate_journal import parts_of
-from lorrery.cli.simulation import SimulatedRun, SimulationOptions
 from lorrery.loadgen.options import LoadOptions
 from lorrery.loadgen.report import LoadReport
 from lorrery.loadgen.session import load_cluster
 from lorrery.loadgen.workload.summary import Summary
+from lorrery.local.cluster import LocalCluster
 from lorrery.simulator.journal import read_journal
 from lorrery.simulator.replay import Replayed, replay
+from lorrery.simulator.replay_parts import parts_of
+from lorrery.simulator.run import SimulatedRun, SimulationOptions
 
 SETTINGS = (
     "worker.gpu=A10G",

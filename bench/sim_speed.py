@@ -35,11 +35,12 @@ import numpy as np
 from bench import bare_sim, sim_scenarios
 from bench.cluster import BenchBrokenError
 from bench.sim_scenarios import PROJECT, Scenario
-from lorrery.cli.app import core_is_compiled
+from lorrery.chassis.version import core_is_compiled
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.simulator.build import build_requests, build_workers
 from lorrery.simulator.engine import Simulation
+from lorrery.vocabulary.units import PS_PER_SECOND
 
 BARE_AIM, GROWTH_AIM, LENGTH_AIM, MEMORY_AIM_MB, RATE_AIM = 8.0, 1.5, 1.5, 600.0, 150_000.0
 PEERS: Mapping[str, str] = {"fastest compiled": "13,000 to 15,000", "interpreted": "650 to 700"}
@@ -254,7 +255,7 @@ def simulate(scenario: Scenario) -> Times:
 def simulate_bare(scenario: Scenario) -> bare_sim.BareTimes:
     """Run a load through the bare loop, likewise."""
     columns = scenario.columns
-    arrived_ps = np.rint(columns.at_seconds * 1e12).astype(np.int64)
+    arrived_ps = np.rint(columns.at_seconds * PS_PER_SECOND).astype(np.int64)
     return bare_sim.run(
         arrived_ps.tolist(), columns.prompt_tokens.tolist(), columns.output_tokens.tolist(), scenario.bare_cost
     )

@@ -11,7 +11,7 @@ stamp loses weight slowly.
 import time
 from typing import Self
 
-PS_PER_SECOND = 10**12
+from lorrery.vocabulary.units import PS_PER_SECOND
 
 DRIFT = 1e-4
 """How fast two hosts' monotonic clocks may drift apart; quartz is good for 50 ppm each."""

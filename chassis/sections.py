@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from lorrery.chassis.names import why_no_name
 from lorrery.scheduler.core.batchings import BATCHINGS
 from lorrery.scheduler.core.combinations import why_excluded, why_too_few_tokens
 from lorrery.scheduler.core.memories import MEMORIES, PREFIX_CACHES
@@ -33,6 +34,16 @@ PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 _PathOrNone = Annotated[Path | None, BeforeValidator(lambda path: path or None)]
 Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def _name(text: str) -> str:
+    why = why_no_name(text)
+    if why is not None:
+        raise ValueError(why)
+    return text
+
+
+Name = Annotated[str, AfterValidator(_name)]
 
 
 def _named(*names: str, plug_ins: bool = False) -> AfterValidator:
@@ -63,9 +74,11 @@ class _Section(BaseModel):
 class TlsSettings(_Section):
     """TLS of one side; empty paths mean plain text. With `ca` set a server demands client certificates."""
 
-    cert: _PathOrNone = None
-    key: _PathOrNone = None
-    ca: _PathOrNone = None
+    cert: _PathOrNone = Field(default=None, description="PEM file of this side's certificate")
+    key: _PathOrNone = Field(default=None, description="PEM file of its private key")
+    ca: _PathOrNone = Field(
+        default=None, description="PEM file of the authorities that sign the other side's certificate"
+    )
 
     @model_validator(mode="after")
     def _pair(self) -> Self:
@@ -78,22 +91,26 @@ class TlsSettings(_Section):
 class LogSettings(_Section):
     """What is logged, and how."""
 
-    level: Literal["debug", "info", "warning", "error"] = "info"
-    format: Literal["console", "json"] = "console"
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="least severity that is logged"
+    )
+    format: Literal["console", "json"] = Field(
+        default="console", description="lines to read, or one JSON object per line"
+    )
 
 
 class AdapterSpec(_Section):
     """One adapter, or with `count` a family of them: `id-0` ... `id-(count-1)`."""
 
-    id: Annotated[str, Field(min_length=1)]
-    rank: Count
-    count: Count | None = None
+    id: Name = Field(description="adapter id, as requests name it; a family's ids begin with it")
+    rank: Count = Field(description="LoRA rank")
+    count: Count | None = Field(default=None, description="adapters in the family; unset: one adapter")
 
 
 class AdapterSettings(_Section):
     """The adapters that requests may name."""
 
-    max_lora_rank: Count = 64
+    max_lora_rank: Count = Field(default=64, description="largest rank that an adapter may have")
     target_modules: Literal["qkvo", "all-linear"] = Field(
         default="qkvo", description="projections that adapters change; with the rank it gives their size"
     )
@@ -103,7 +120,7 @@ class AdapterSettings(_Section):
     )
     max_loras: Count | None = Field(default=None, description="places on a worker's GPU; unset: as the KV pool allows")
     max_cpu_loras: Count | None = Field(default=None, description="places in a worker's host memory; unset: all")
-    max_concurrent_loads: Count = 4
+    max_concurrent_loads: Count = Field(default=4, description="loads that one worker does at once")
     loading: Literal["background", "blocking"] = Field(
         default="background", description="who waits for a load: the request in the queue, or the whole prefill step"
     )
@@ -114,7 +131,9 @@ class AdapterSettings(_Section):
     load_failure_ratio: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.0, description="share of loads that fail, drawn by scheduler.seed"
     )
-    registry: tuple[AdapterSpec, ...] = ()
+    registry: tuple[AdapterSpec, ...] = Field(
+        default=(), description="adapters known from the start; others are loaded through the router"
+    )
 
     @model_validator(mode="after")
     def _unique(self) -> Self:
@@ -139,9 +158,14 @@ class AdapterSettings(_Section):
 class PrefixCacheSettings(_Section):
     """Which prompt prefixes count as already computed."""
 
-    kind: CacheName = "none"
+    kind: CacheName = Field(
+        default="none",
+        description="blocks: dynamic, in KV blocks, as vLLM; static_trie: built once from known prompts, as llm-mock",
+    )
     corpus: Path | None = Field(default=None, description="static_trie: prompts, one JSON array of token ids a line")
-    cache_size: Annotated[int, Field(ge=0)] = 500
+    cache_size: Annotated[int, Field(ge=0)] = Field(
+        default=500, description="static_trie: tokens (edges of the trie) to keep of the corpus"
+    )
     trie: Path | None = Field(default=None, description="static_trie: a file that `lorrery cache` has built")
     share_within_plan: bool = Field(
         default=False, description="blocks: let a prompt use what another one computes in the same step"
@@ -157,10 +181,16 @@ class PrefixCacheSettings(_Section):
 class SchedulerSettings(_Section):
     """How batches are formed, and what a scheduler puts up with."""
 
-    listen: Address = "127.0.0.1:50052"
-    metrics: Address = "127.0.0.1:9102"
+    listen: Address = Field(
+        default="127.0.0.1:50052", description="where routers and workers connect, HOST:PORT; port 0 takes a free one"
+    )
+    metrics: Address = Field(
+        default="127.0.0.1:9102", description="where Prometheus reads metrics, HOST:PORT; port 0 takes a free one"
+    )
 
-    policy: PolicyName = "req_queue"
+    policy: PolicyName = Field(
+        default="req_queue", description="queue, which orders waiting requests; docs/policies.md says what each is for"
+    )
     policy_options: PlugInOptions = Field(
         default={}, description="keyword arguments of a policy of one's own (policy = 'module:Class')"
     )
@@ -180,8 +210,8 @@ class SchedulerSettings(_Section):
     max_total_token_num: Count | None = Field(
         default=None, description="KV pool in tokens; unset: what each worker announces"
     )
-    max_req_input_len: Count = 2048
-    max_req_total_len: Count = 3072
+    max_req_input_len: Count = Field(default=2048, description="most tokens of a prompt")
+    max_req_total_len: Count = Field(default=3072, description="most tokens of a prompt and its output together")
     memory: MemoryName = Field(
         default="peak",
         description="reserve everybody's peak, give out blocks and preempt when they run out, or bound the count only",
@@ -195,7 +225,9 @@ class SchedulerSettings(_Section):
         default=None,
         description="prompt tokens of one prefill; unset: max(max_total_token_num // 6, max_req_total_len)",
     )
-    running_max_req_size: Count = 1000
+    running_max_req_size: Count = Field(
+        default=1000, description="S-LoRA's limits: most requests that run at once on a worker"
+    )
     prefetch: bool = Field(default=False, description="slora_loop: load the next batch's adapters ahead")
     fair_weights: tuple[Weight, ...] | dict[str, Weight] = Field(
         default=(), description="vtc_fair: shares in the order of the registry, or by adapter; missing ones are 1"
@@ -205,28 +237,39 @@ class SchedulerSettings(_Section):
         default=6.0, description="abort: device seconds; who waits to within half a second of it is dropped"
     )
     # vLLM's limits
-    max_num_seqs: Count = 256
+    max_num_seqs: Count = Field(default=256, description="vLLM's limits: most requests that run at once on a worker")
     max_num_batched_tokens: Count | None = Field(
         default=None,
-        description="tokens of one step; unset: 8192, or max_req_total_len where that is more and prompts are computed"
-        " whole",
+        description="vLLM's limits: most tokens that one step computes; unset: 8192, or max_req_total_len where that is"
+        " more and prompts are computed whole",
     )
 
     prefix_cache: PrefixCacheSettings = PrefixCacheSettings()
 
-    placement: PlacementName = "least_loaded"
+    placement: PlacementName = Field(
+        default="least_loaded", description="which worker a request goes to; docs/policies.md says what each is for"
+    )
     placement_options: PlugInOptions = Field(default={}, description="the same for placement = 'module:Class'")
     log_placement: bool = Field(default=False, description="log for each request where it went and why")
-    seed: Annotated[int, Field(ge=0)] = Field(default=0, description="of what the scheduler draws at random")
+    seed: Annotated[int, Field(ge=0)] = Field(default=0, description="seed of what the scheduler draws at random")
     journal: _PathOrNone = Field(
         default=None, description="JSON Lines file for what comes in and what runs, in device time; unset: none"
     )
 
-    max_waiting_requests: Count = 10_000
-    max_pending_router_tokens: Count = 1_000_000
-    worker_timeout_seconds: PositiveSeconds = 5.0
-    worker_wait_seconds: Seconds = 30.0
-    drain_seconds: Seconds = 30.0
+    max_waiting_requests: Count = Field(
+        default=10_000,
+        description="most requests that wait, all workers together; the next is refused with RESOURCE_EXHAUSTED",
+    )
+    max_pending_router_tokens: Count = Field(
+        default=1_000_000, description="tokens that may wait for one slow router, whose stream is then cut off"
+    )
+    worker_timeout_seconds: PositiveSeconds = Field(
+        default=5.0, description="a worker that is silent for so long is lost"
+    )
+    worker_wait_seconds: Seconds = Field(
+        default=30.0, description="how long a request waits for a worker to attach before it ends with UNAVAILABLE"
+    )
+    drain_seconds: Seconds = Field(default=30.0, description="after SIGTERM: time for running requests to end")
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -256,13 +299,17 @@ class SchedulerSettings(_Section):
 class OutputSettings(_Section):
     """What the mock model answers."""
 
-    mode: Literal["random", "echo"] = "random"
+    mode: Literal["random", "echo"] = Field(
+        default="random", description="what tokens say: drawn at random from the request's seed, or the prompt again"
+    )
     length_model: Literal["lognormal", "llm-mock"] = Field(
         default="lognormal", description="where EOS falls if the request gives no true length and EOS is not ignored"
     )
     # Azure's 2023 conversation trace: p50 129, mean 211 tokens, so sigma = sqrt(2 ln(211 / 129)).
-    length_median: PositiveSeconds = 129.0
-    length_sigma: Seconds = 0.99
+    length_median: PositiveSeconds = Field(default=129.0, description="lognormal: median output, in tokens")
+    length_sigma: Seconds = Field(
+        default=0.99, description="lognormal: standard deviation of the logarithm of the output's tokens"
+    )
 
 
 class LoraSettings(_Section):
@@ -280,25 +327,41 @@ class LoraSettings(_Section):
 class WorkerSettings(_Section):
     """The mock GPU, and how its worker finds its scheduler."""
 
-    scheduler: Address = "127.0.0.1:50052"
-    listen: Address = Field(default="127.0.0.1:0", description="health only")
-    metrics: Address = "127.0.0.1:0"
+    name: Name | None = Field(
+        default=None,
+        description="in usage, metrics, logs and faults, another for each worker; unset: HOST-PID",
+    )
+    scheduler: Address = Field(default="127.0.0.1:50052", description="scheduler to attach to, HOST:PORT")
+    listen: Address = Field(
+        default="127.0.0.1:0", description="gRPC health checks only, HOST:PORT; port 0 takes a free one"
+    )
+    metrics: Address = Field(
+        default="127.0.0.1:0", description="where Prometheus reads metrics, HOST:PORT; port 0 takes a free one"
+    )
 
-    gpu: str = "A100-80-SXM"
-    tensor_parallel: Count = 1
-    step_time: Literal["roofline", "naive-roofline", "llm-mock", "table", "fitted"] = "roofline"
+    gpu: str = Field(default="A100-80-SXM", description="GPU, by its name in the catalogue")
+    tensor_parallel: Count = Field(default=1, description="GPUs of one worker")
+    step_time: Literal["roofline", "naive-roofline", "llm-mock", "table", "fitted"] = Field(
+        default="roofline", description="what says how long a step takes; docs/step-time.md describes each model"
+    )
     profile: Path | None = Field(
         default=None, description="table: CSV of measured batches; fitted: CSV of an engine's steps"
     )
     engine: str = Field(default="present-day", description="the CPU's share of a step, and which kernels run")
-    weight_dtype: Literal["float16", "bfloat16", "fp8", "int8", "int4"] = "bfloat16"
-    kv_dtype: Literal["float16", "bfloat16", "fp8"] = "bfloat16"
+    weight_dtype: Literal["float16", "bfloat16", "fp8", "int8", "int4"] = Field(
+        default="bfloat16", description="number format of the base model's weights"
+    )
+    kv_dtype: Literal["float16", "bfloat16", "fp8"] = Field(
+        default="bfloat16", description="number format of the KV cache"
+    )
     lora: LoraSettings = LoraSettings()
     startup_seconds: Seconds = Field(default=0.0, description="device seconds until the weights are loaded")
     output: OutputSettings = OutputSettings()
 
-    heartbeat_seconds: PositiveSeconds = 1.0
-    drain_seconds: Seconds = 30.0
+    heartbeat_seconds: PositiveSeconds = Field(
+        default=1.0, description="time between two signs of life to the scheduler"
+    )
+    drain_seconds: Seconds = Field(default=30.0, description="after SIGTERM: time for running sequences to end")
 
     @model_validator(mode="after")
     def _has_profile(self) -> Self:
@@ -310,13 +373,23 @@ class WorkerSettings(_Section):
 class RouterSettings(_Section):
     """The client side."""
 
-    listen: Address = "127.0.0.1:50051"
-    metrics: Address = "127.0.0.1:9101"
-    schedulers: Annotated[tuple[Address, ...], Field(min_length=1)] = ("127.0.0.1:50052",)
+    listen: Address = Field(
+        default="127.0.0.1:50051", description="where clients connect, HOST:PORT; port 0 takes a free one"
+    )
+    metrics: Address = Field(
+        default="127.0.0.1:9101", description="where Prometheus reads metrics, HOST:PORT; port 0 takes a free one"
+    )
+    schedulers: Annotated[tuple[Address, ...], Field(min_length=1)] = Field(
+        default=("127.0.0.1:50052",), description="schedulers to spread requests over, HOST:PORT each"
+    )
 
     tokenizer: Path | None = Field(default=None, description="a tokenizer.json; unset: the built-in vocabulary")
-    max_open_requests: Count = 20_000
+    max_open_requests: Count = Field(
+        default=20_000, description="most requests at once; the next is refused with RESOURCE_EXHAUSTED"
+    )
     max_pending_tokens: Count = Field(default=4096, description="tokens that may wait for one slow reader")
     max_flush_gap_seconds: Seconds = Field(default=0.08, description="longest time tokens are held back under overload")
-    resume_timeout_seconds: Seconds = 60.0
-    drain_seconds: Seconds = 30.0
+    resume_timeout_seconds: Seconds = Field(
+        default=60.0, description="how long a stream waits for a scheduler to come back before it ends with UNAVAILABLE"
+    )
+    drain_seconds: Seconds = Field(default=30.0, description="after SIGTERM: time for open streams to end")

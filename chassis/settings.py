@@ -11,6 +11,7 @@ key. Names follow S-LoRA (`max_total_token_num`, `batch_max_tokens`, `running_ma
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Self
@@ -20,6 +21,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 from pydantic_settings import SettingsError as SourceError
 
 from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.faults import LOAD_FAILURE, Fault, check_faults, parse_fault
 from lorrery.chassis.sections import (
     AdapterSettings,
     LogSettings,
@@ -31,6 +33,7 @@ from lorrery.chassis.sections import (
     TlsSettings,
     WorkerSettings,
 )
+from lorrery.vocabulary.units import NEVER
 
 __all__ = [
     "AdapterSettings",
@@ -42,6 +45,7 @@ __all__ = [
     "Settings",
     "TlsSettings",
     "WorkerSettings",
+    "changed",
     "load",
 ]
 
@@ -101,10 +105,15 @@ class Settings(BaseSettings):
         nested_model_default_partial_update=True,
     )
 
-    format: int = FORMAT
-    model: str = "Llama-2-7B"
+    format: int = Field(default=FORMAT, description="version of this file's format")
+    model: str = Field(
+        default="Llama-2-7B", description="base model of the whole cluster, by its name in the catalogue"
+    )
     catalogue: tuple[Path, ...] = Field(default=(), description="TOML files with further GPUs, models, engines")
     time_scale: PositiveSeconds = Field(default=1.0, description="2 = everything takes twice as long")
+    faults: tuple[str, ...] = Field(
+        default=(), description="what goes wrong on schedule, such as 'slow_worker,at=30,worker=worker-0,factor=2'"
+    )
     adapters: AdapterSettings = AdapterSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     worker: WorkerSettings = WorkerSettings()
@@ -120,6 +129,24 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _possible_faults(self) -> Self:
+        try:
+            faults = self.planned_faults()
+            check_faults(faults, adapters=(name for name, _ in self.adapters.expand()))
+        except SettingsError as error:
+            raise ValueError(str(error)) from None
+        blocking = self.scheduler.strict or self.adapters.loading == "blocking"
+        if blocking and any(fault.kind == LOAD_FAILURE and fault.until_ps == NEVER for fault in faults):
+            raise ValueError("fault adapter_load_failure without for: a prefill that waits for the load never runs")
+        return self
+
+    @model_validator(mode="after")
+    def _no_adapter_is_the_model(self) -> Self:
+        if any(name == self.model for name, _ in self.adapters.expand()):
+            raise ValueError(f"adapters.registry: adapter {self.model!r} has the base model's name; give it another id")
+        return self
+
+    @model_validator(mode="after")
     def _weights_have_adapters(self) -> Self:
         num_weights, num_adapters = len(self.scheduler.fair_weights), sum(1 for _ in self.adapters.expand())
         if isinstance(self.scheduler.fair_weights, tuple) and num_weights > num_adapters:
@@ -127,6 +154,10 @@ class Settings(BaseSettings):
                 f"scheduler.fair_weights has {num_weights} weights; the registry has {num_adapters} adapters"
             )
         return self
+
+    def planned_faults(self) -> tuple[Fault, ...]:
+        """Return the faults that are to happen."""
+        return tuple(map(parse_fault, self.faults))
 
     def fair_weights(self) -> dict[str, Fraction]:
         """Return the weights that are set, by adapter; decimal fractions are taken as written."""
@@ -182,6 +213,30 @@ def load(path: Path | None = None, overrides: Iterable[str] = ()) -> Settings:
     raise SettingsError(f"{what} ({_culprit(what, sources)})")
 
 
+def changed(content: Settings | Mapping[str, Any], overrides: Mapping[str, object] | Iterable[str] = ()) -> Settings:
+    """Return settings with some values changed; neither the file nor the environment is looked at.
+
+    Args:
+        content: settings, or the tables of a settings file; what they lack has its default.
+        overrides: `{"section.key": value}`, or strings as `load` takes them.
+
+    Raises:
+        SettingsError: an unknown key or an impossible value; names the key.
+    """
+    merged: dict[str, Any] = {}
+    _merge(merged, content.model_dump(exclude_unset=True) if isinstance(content, Settings) else deepcopy(dict(content)))
+    if isinstance(overrides, Mapping):
+        for key, value in overrides.items():
+            _merge(merged, _nested(key, value))
+    else:
+        for override in overrides:
+            _merge(merged, _parse_override(override))
+    try:
+        return Settings.model_validate(merged)
+    except ValidationError as error:
+        raise SettingsError(_in_words(error)) from None
+
+
 def _in_words(error: ValidationError) -> str:
     """Say the first thing that is wrong: the key, what is expected, and the value."""
     first = error.errors()[0]
@@ -228,10 +283,13 @@ def _parse_override(text: str) -> dict[str, Any]:
         parsed: Any = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         parsed = value
-    for part in reversed(key.strip().split(".")):
-        parsed = {part: parsed}
-    result: dict[str, Any] = parsed
-    return result
+    return _nested(key.strip(), parsed)
+
+
+def _nested(key: str, value: object) -> dict[str, Any]:
+    """Return the tables that hold one value: `a.b` and 1 become `{"a": {"b": 1}}`."""
+    first, dot, rest = key.partition(".")
+    return {first: _nested(rest, value) if dot else value}
 
 
 def _merge(into: dict[str, Any], source: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ folders, a checkout) reads its own pyproject.toml, so that the number is written
 
 import tomllib
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 
@@ -22,3 +23,11 @@ def _read() -> str:
 
 
 VERSION = _read()
+
+
+def core_is_compiled() -> bool:
+    """Tell whether what `hatch_build.py` compiles runs from C here, not from its Python files."""
+    spec = find_spec("lorrery.scheduler.core.replica")
+    assert spec is not None
+    assert spec.origin is not None
+    return not spec.origin.endswith(".py")

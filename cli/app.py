@@ -5,13 +5,12 @@ Each part is imported when it is called, so that `lorrery --help` is quick and o
 
 import sys
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Annotated
 
 import typer
 
 from lorrery.chassis.errors import LorreryError, SettingsError
-from lorrery.chassis.version import VERSION
+from lorrery.chassis.version import VERSION, core_is_compiled
 
 PARTS = {
     "up": "Run a cluster on this machine: scheduler, workers, router.",
@@ -35,14 +34,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-def core_is_compiled() -> bool:
-    """Tell whether what `hatch_build.py` compiles runs from C here, not from its Python files."""
-    spec = find_spec("lorrery.scheduler.core.replica")
-    assert spec is not None
-    assert spec.origin is not None
-    return not spec.origin.endswith(".py")
 
 
 def _print_version(wanted: bool) -> None:

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
 
+from lorrery.chassis.terminal import FigureTable
+from lorrery.cli.plan_sizing import Sizing
 from lorrery.worker.device.capacity import Point, Workload
 from lorrery.worker.device.lora import adapter_load_ps
 from lorrery.worker.device.memory import weight_bytes
@@ -13,9 +14,9 @@ from lorrery.worker.device.memory import weight_bytes
 if TYPE_CHECKING:
     from lorrery.cli.plan import Claim, ClaimAnswer, Level, Plan
 
-COLUMNS = 124
-"""Width that every table here fits in."""
 PLOT_COLUMNS, PLOT_ROWS = 60, 12
+_PLOT_MARGINS = 17
+"""Columns of the ticks on the left, and of the last number of streams on the right."""
 
 
 def show_one(console: Console, plan: "Plan", work: Workload, level: "Level", claim: "Claim | None") -> None:
@@ -26,13 +27,19 @@ def show_one(console: Console, plan: "Plan", work: Workload, level: "Level", cla
         return
     for line in _fits(plan, work):
         console.print(line)
+    console.print(f"TTFT without queueing: {plan.capacity.unqueued_ttft() * 1e3:.0f} ms")
     console.print()
     console.print(_points(plan.points))
     console.print()
-    for line in draw_points(plan.points):
+    for line in draw_points(plan.points, min(PLOT_COLUMNS, console.width - _PLOT_MARGINS)):
         console.print(line, markup=False)
     console.print()
-    for line in (*_service(plan, level), *_claim_lines(plan, claim)):
+    for line in _service(plan, level):
+        console.print(line)
+    if plan.sizing is not None:
+        console.print()
+        _show_sizing(console, plan, plan.sizing, level)
+    for line in _claim_lines(plan, claim):
         console.print(line)
 
 
@@ -42,13 +49,13 @@ def show_many(console: Console, plans: Sequence["Plan"], work: Workload, level: 
         f"prompts of {work.prompt_tokens} tokens, answers of {work.output_tokens};"
         f" service level: {_level(level)}; times in ms, rates in tokens/s"
     )
-    table = Table(box=None, pad_edge=False)
-    table.add_column("deployment", no_wrap=True)
-    names = ["TTFT", "ITL b=1", "8", "32", "one stream", "peak (b)", "in level (b)", "KV tokens"]
+    table = FigureTable(first_to_go=("KV tokens", "8", "32", "one stream", "ITL b=1"))
+    table.add_column("deployment", justify="left", wraps_at=16)
+    names = ["TTFT without queueing", "ITL b=1", "8", "32", "one stream", "peak (b)", "in level (b)", "KV tokens"]
     if level.rate is not None:
         names.append(f"GPUs for {level.rate:g}/s")
     for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name)
     for plan in plans:
         if plan.capacity is None or plan.peak is None:
             table.add_row(plan.name, *["-"] * len(names))
@@ -56,7 +63,7 @@ def show_many(console: Console, plans: Sequence["Plan"], work: Workload, level: 
         capacity = plan.capacity
         best = "none" if plan.best is None else f"{_whole(plan.best.total_tokens)} ({plan.best.concurrency})"
         row = [
-            f"{capacity.ttft() * 1e3:.0f}",
+            f"{capacity.unqueued_ttft() * 1e3:.0f}",
             *(f"{capacity.itl(b) * 1e3:.1f}" if b <= capacity.max_concurrency else "-" for b in (1, 8, 32)),
             f"{1 / capacity.itl(1):.0f}",
             f"{_whole(plan.peak.total_tokens)} ({plan.peak.concurrency})",
@@ -70,34 +77,40 @@ def show_many(console: Console, plans: Sequence["Plan"], work: Workload, level: 
     for plan in plans:
         if plan.refused is not None:
             console.print(plan.refused)
+    for plan in plans:
+        if plan.sizing is not None:
+            console.print()
+            console.print(f"[bold]{plan.name}[/bold]")
+            _show_sizing(console, plan, plan.sizing, level)
     if claim is not None:
         console.print()
         console.print(_claim_heading(claim))
         console.print(_claims(plans, claim))
 
 
-def draw_points(points: Sequence[Point]) -> list[str]:
-    """Draw E2E over tokens/s in all, a number of streams at each point."""
+def draw_points(points: Sequence[Point], columns: int = PLOT_COLUMNS) -> list[str]:
+    """Draw E2E over tokens/s in all, a number of streams at each point; `columns`: of the x axis."""
     if len(points) < 2:
         return []
     widest, highest = max(p.total_tokens for p in points), max(p.e2e for p in points)
-    canvas = [[" "] * (PLOT_COLUMNS + 8) for _ in range(PLOT_ROWS + 1)]
+    canvas = [[" "] * (columns + 8) for _ in range(PLOT_ROWS + 1)]
     for point in points:
         row = PLOT_ROWS - round(point.e2e / highest * PLOT_ROWS)
-        column = round(point.total_tokens / widest * PLOT_COLUMNS)
+        column = round(point.total_tokens / widest * columns)
         label = str(point.concurrency)
         if all(mark == " " for mark in canvas[row][column : column + len(label) + 1]):
             canvas[row][column : column + len(label)] = label
         else:
             canvas[row][column] = "+"
-    lines = ["E2E seconds; at each point the number of streams"]
+    lines = ["E2E seconds over tokens/s of all streams; at each point the number of streams"]
     for index, marks in enumerate(canvas):
         tick = f"{highest * (PLOT_ROWS - index) / PLOT_ROWS:7.1f}" if index % 3 == 0 else " " * 7
         lines.append(f"{tick} |{''.join(marks).rstrip()}")
-    lines.append(" " * 8 + "+" + "-" * PLOT_COLUMNS)
-    left, middle, right = "0", _whole(widest / 2), f"{_whole(widest)} tokens/s in all"
-    half = PLOT_COLUMNS // 2
-    lines.append(" " * 9 + left + middle.rjust(half - len(left) + len(middle) // 2) + right.rjust(half))
+    lines.append(" " * 8 + "+" + "-" * columns)
+    left, middle, right = "0", _whole(widest / 2), _whole(widest)
+    half = columns // 2
+    ticks = left + middle.rjust(half - len(left) + len(middle) // 2)
+    lines.append(" " * 9 + ticks + right.rjust(columns - len(ticks) + len(right) // 2))
     return lines
 
 
@@ -110,7 +123,10 @@ def _fits(plan: "Plan", work: Workload) -> list[str]:
     adapters = f" - {capacity.adapter_bytes / 1e9:.1f} adapters" if work.num_adapters else ""
     left = 0.9 * memory - 2 * plan.num_gpus - weights - capacity.adapter_bytes / 1e9
     room = f"memory: 0.9 x {memory:g} - {2 * plan.num_gpus} - {weights:.1f} weights{adapters} = {left:.1f} GB"
-    lines = [f"{room} for {capacity.kv_pool_tokens} KV tokens: {capacity.max_concurrency} streams at once"]
+    pool = f"{capacity.fitting_kv_tokens} KV tokens"
+    if capacity.kv_pool_tokens != capacity.fitting_kv_tokens:
+        pool += f"; scheduler.max_total_token_num is {capacity.kv_pool_tokens}"
+    lines = [f"{room} for {pool}: {capacity.max_concurrency} streams at once"]
     if work.num_adapters:
         rank, targets = max(work.adapter_ranks), deployment.lora.targets
         loads = [
@@ -121,16 +137,15 @@ def _fits(plan: "Plan", work: Workload) -> list[str]:
     return lines
 
 
-def _points(points: Sequence[Point]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in ("streams", "TTFT ms", "ITL ms", "TPOT ms", "E2E s", "tok/s each", "tok/s all", "req/s", "KV %"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("limit", no_wrap=True)
+def _points(points: Sequence[Point]) -> FigureTable:
+    table = FigureTable(first_to_go=("KV %", "E2E s", "tok/s each", "ITL ms"))
+    for name in ("streams", "ITL ms", "TPOT ms", "E2E s", "tok/s each", "tok/s all", "req/s", "KV %"):
+        table.add_column(name)
+    table.add_column("limit", justify="left", wraps_at=16)
     for point in points:
         share = f" {point.shares[point.limit]:.0%}" if point.limit in point.shares else ""
         table.add_row(
             str(point.concurrency),
-            f"{point.ttft * 1e3:.0f}",
             f"{point.itl * 1e3:.1f}",
             f"{point.tpot * 1e3:.1f}",
             f"{point.e2e:.1f}",
@@ -149,20 +164,53 @@ def _service(plan: "Plan", level: "Level") -> list[str]:
     lines: list[str] = []
     if plan.best is None:
         one = plan.capacity.point(1)
-        missed = "TTFT" if level.ttft is not None and one.ttft > level.ttft else "TPOT"
+        missed = "TTFT" if level.ttft is not None and one.unqueued_ttft > level.ttft else "TPOT"
         lines.append(f"service level {_level(level)}: not even one stream keeps its {missed}")
     else:
         best = plan.best
         lines.append(
-            f"service level {_level(level)}: {best.concurrency} streams, {_whole(best.total_tokens)} tokens/s in all,"
-            f" {best.requests:.2f} requests/s; held back by {plan.held_back_by}"
-        )
-    if level.rate is not None and plan.best is not None and plan.num_replicas is not None:
-        lines.append(
-            f"{level.rate:g} requests/s at {level.use:.0%} of that: {plan.num_replicas} replicas,"
-            f" {plan.num_replicas * plan.num_gpus} GPUs"
+            f"service level {_level(level)}, without queueing: {best.concurrency} streams,"
+            f" {_whole(best.total_tokens)} tokens/s in all, {best.requests:.2f} requests/s;"
+            f" held back by {plan.held_back_by}"
         )
     return lines
+
+
+def _show_sizing(console: Console, plan: "Plan", sizing: Sizing, level: "Level") -> None:
+    console.print(
+        f"{level.rate:g} requests/s, simulated: {sizing.num_requests:,} requests over {sizing.span_seconds:,.0f} s,"
+        " Poisson arrivals, queueing included"
+    )
+    table = FigureTable()
+    for name in ("replicas", "GPUs", "TTFT p99 ms", "TPOT p99 ms", "failed"):
+        table.add_column(name)
+    table.add_column("service level", justify="left")
+    for trial in sorted(sizing.trials, key=lambda trial: trial.num_replicas):
+        table.add_row(
+            str(trial.num_replicas),
+            str(trial.num_replicas * plan.num_gpus),
+            f"{trial.ttft_p99 * 1e3:,.0f}",
+            f"{trial.tpot_p99 * 1e3:.1f}",
+            f"{trial.num_failed:,}",
+            "met" if trial.met else "missed",
+        )
+    console.print(table)
+    console.print(_answer(plan, sizing, level))
+    console.print(sizing.command, markup=False, style="dim", soft_wrap=True)
+
+
+def _answer(plan: "Plan", sizing: Sizing, level: "Level") -> str:
+    most = max(trial.num_replicas for trial in sizing.trials)
+    if sizing.num_replicas is None:
+        return f"{level.rate:g} requests/s: no number of replicas up to {most} keeps {_level(level)} at p99"
+    return (
+        f"{level.rate:g} requests/s within {_level(level)} at p99: {_counted(sizing.num_replicas, 'replica')},"
+        f" {_counted(sizing.num_replicas * plan.num_gpus, 'GPU')}"
+    )
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _claim_lines(plan: "Plan", claim: "Claim | None") -> list[str]:
@@ -170,7 +218,8 @@ def _claim_lines(plan: "Plan", claim: "Claim | None") -> list[str]:
     if claim is None or answer is None:
         return []
     lines = [_claim_heading(claim)]
-    lines.append(f"  first token: {'true' if answer.ttft_holds else 'false'}, {answer.ttft * 1e3:.0f} ms unloaded")
+    verdict = "true" if answer.ttft_holds else "false"
+    lines.append(f"  first token: {verdict}, {answer.unqueued_ttft * 1e3:.0f} ms without queueing")
     verdict = "true" if answer.stream_holds else "false"
     lines.append(f"  rate, read as one stream's: {verdict}, at most {answer.stream_tokens:.0f} tokens/s")
     lines.append(f"  rate, read as all streams' together: {_together(answer)}")
@@ -184,12 +233,12 @@ def _claim_heading(claim: "Claim") -> str:
     )
 
 
-def _claims(plans: Sequence["Plan"], claim: "Claim") -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("deployment", no_wrap=True)
-    table.add_column(f"TTFT of {claim.prompt_tokens}", justify="right")
-    table.add_column("rate as one stream's", no_wrap=True)
-    table.add_column("rate as all streams' together", no_wrap=True)
+def _claims(plans: Sequence["Plan"], claim: "Claim") -> FigureTable:
+    table = FigureTable()
+    table.add_column("deployment", justify="left", wraps_at=16)
+    table.add_column(f"TTFT of {claim.prompt_tokens} without queueing")
+    table.add_column("rate as one stream's", justify="left")
+    table.add_column("rate as all streams' together", justify="left", wraps_at=20)
     for plan in plans:
         answer = plan.claim
         if answer is None:
@@ -198,7 +247,10 @@ def _claims(plans: Sequence["Plan"], claim: "Claim") -> Table:
         holds = "true" if answer.ttft_holds else "false"
         alone = "true" if answer.stream_holds else "false"
         table.add_row(
-            plan.name, f"{holds}, {answer.ttft * 1e3:.0f} ms", f"{alone}, {answer.stream_tokens:.0f}", _together(answer)
+            plan.name,
+            f"{holds}, {answer.unqueued_ttft * 1e3:.0f} ms",
+            f"{alone}, {answer.stream_tokens:.0f}",
+            _together(answer),
         )
     return table
 

@@ -12,21 +12,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from typer.core import TyperCommand
 
 from lorrery.chassis.errors import FormatError, SettingsError
-from lorrery.chassis.settings import load as load_settings
+from lorrery.chassis.faults import parse_fault
+from lorrery.chassis.shipped import default_config
 from lorrery.cli.simulate_journal import replay_journal
-from lorrery.cli.simulation import Progress as RunProgress
-from lorrery.cli.simulation import SimulatedRun, SimulationOptions
-from lorrery.cli.sweep import flags as sweep_flags
-from lorrery.cli.up import default_config
 from lorrery.cli.version import VersionOption
 from lorrery.loadgen import flags
 from lorrery.loadgen.report import check_folder, write_report
-from lorrery.loadgen.session import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_OK
 from lorrery.loadgen.table import print_report
-from lorrery.simulator.faults import parse_fault
+from lorrery.simulator.interface import prepare
+from lorrery.simulator.run import Progress as RunProgress
+from lorrery.simulator.run import SimulatedRun, SimulationOptions
 from lorrery.simulator.steps import StepWriter
 from lorrery.simulator.stretch import Observer
 from lorrery.simulator.trace import TraceWriter
+from lorrery.sweeps import flags as sweep_flags
 
 STEPS_FILE, TRACE_FILE = "steps.csv", "trace.json"
 _SIMULATION, _OUTPUT = "Simulation", "Output"
@@ -174,17 +173,25 @@ def simulate(
         except FormatError as error:  # exit code 1 says that the replay differs
             raise SettingsError(str(error)) from None
     options = flags.load_options("", given)
-    simulation = SimulationOptions(workers, shards, tuple(map(parse_fault, faults or [])), one_step)
     if sweeps:
         if steps or perfetto:
             raise SettingsError("--steps and --perfetto are of one run; leave out --sweep")
-        from lorrery.cli.sweep.run import sweep  # joblib only where it is needed
+        from lorrery.sweeps.run import sweep  # joblib only where it is needed
 
+        simulation = SimulationOptions(workers, shards, tuple(map(parse_fault, faults or [])), one_step)
         asked = config or default_config(), tuple(overrides or ()), options, simulation
         raise typer.Exit(sweep(context, sweeps, asked, out, sweep_flags.Where(backend, backend_address, jobs)))
     if jobs is not None or backend_address is not None or backend != sweep_flags.DEFAULT_BACKEND:
         raise SettingsError("--jobs, --backend and --backend-address are of a sweep; add --sweep KEY=VALUES")
-    run = SimulatedRun(load_settings(config or default_config(), overrides or []), options, simulation)
+    run = prepare(
+        config,
+        options,
+        overrides=overrides or (),
+        workers=workers,
+        shards=shards,
+        faults=faults or (),
+        one_step=one_step,
+    )
     raise typer.Exit(_run(run, out, steps=steps, perfetto=perfetto))
 
 
@@ -222,9 +229,7 @@ def _run(run: SimulatedRun, out: Path | None, *, steps: bool, perfetto: bool) ->
         written = [*write_report(report, out), *written]
         for path in written:
             console.print(f"report    {path}", style="dim", highlight=False, soft_wrap=True)
-    if report.interrupted:
-        return EXIT_INTERRUPTED
-    return EXIT_FAILURES if report.summary.num_failed else EXIT_OK
+    return report.exit_code
 
 
 class _ProgressBar:

@@ -1,22 +1,13 @@
 """`lorrery simulate --journal FILE`: replay what a live scheduler noted; does the simulator arrive at the same?"""
 
 from pathlib import Path
-from typing import Any
 
-from pydantic import ValidationError
 from rich.console import Console
 
-from lorrery.chassis.errors import FormatError, SettingsError
-from lorrery.chassis.settings import Settings
 from lorrery.chassis.version import VERSION
-from lorrery.scheduler.core.record import Record
-from lorrery.scheduler.core.replica import Replica
-from lorrery.scheduler.messages import WorkerHello
-from lorrery.scheduler.replicas import ReplicaFactory
 from lorrery.simulator.journal import Journal, read_journal
-from lorrery.simulator.replay import Replayed, ReplayParts, replay
-from lorrery.worker.build import device_of, length_model_of
-from lorrery.worker.device.gpu import MockGpu
+from lorrery.simulator.replay import Replayed, replay
+from lorrery.simulator.replay_parts import parts_of
 
 EQUAL, DIFFERENT = 0, 1
 
@@ -32,56 +23,6 @@ def replay_journal(path: Path, console: Console) -> int:
     result = replay(journal, parts_of(journal, path))
     _print(path, journal, result, console)
     return DIFFERENT if result.differences else EQUAL
-
-
-def parts_of(journal: Journal, path: Path) -> ReplayParts:
-    """Build what a replay needs from the journal's settings.
-
-    Raises:
-        FormatError: they are none that this version knows.
-        SettingsError: they cannot be met here.
-    """
-    settings = _settings(journal.settings, path)
-    factory = ReplicaFactory(settings)
-    adapters = {name: factory.adapter(name, rank) for name, rank in settings.adapters.expand()}
-
-    def make_replica(hello: Record) -> Replica:
-        return factory.replica(factory.replica_settings(WorkerHello(**hello)))
-
-    def make_gpu(hello: Record) -> MockGpu:
-        announced = {
-            "gpu": hello["gpu"],
-            "tensor_parallel": hello["tensor_parallel"],
-            "step_time": hello["step_time_model"],
-        }
-        own = _settings(journal.settings | {"worker": journal.settings["worker"] | announced}, path)
-        device = device_of(own)
-        if device.pool_tokens != hello["max_total_token_num"]:
-            raise SettingsError(
-                f"{path}: worker {hello['worker_id']} announced {hello['max_total_token_num']} KV tokens, and has"
-                f" {device.pool_tokens} by the scheduler's settings: it ran with others (worker.weight_dtype, ...)"
-            )
-        return MockGpu(device.step_time)
-
-    output = settings.worker.output
-    return ReplayParts(
-        make_replica=make_replica,
-        make_gpu=make_gpu,
-        make_adapter=factory.adapter,
-        adapters=adapters,
-        model=device_of(settings).deployment.model.name,
-        length_model=length_model_of(output),
-        echo=output.mode == "echo",
-    )
-
-
-def _settings(content: dict[str, Any], path: Path) -> Settings:
-    try:
-        return Settings.model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise FormatError(f"{path}: the journal's settings: {key}: {first['msg']}") from None
 
 
 def _print(path: Path, journal: Journal, result: Replayed, console: Console) -> None:

@@ -1,8 +1,8 @@
 """`lorrery validate`: holds the shipped code against what other programs did.
 
-`golden` replays golden records (JSON Lines, see `cli/golden`). Its last line is `N passed, N failed, N skipped` and
-nothing else, for scripts to read. `steptime` holds the step-time models against measured steps, `vidur` the simulator
-against a run of Vidur.
+`golden` replays golden records (JSON Lines, see `validation/golden`). Its last line is `N passed, N failed, N skipped`
+and nothing else, for scripts to read. `steptime` holds the step-time models against measured steps, `vidur` the
+simulator against a run of Vidur.
 """
 
 import json
@@ -17,12 +17,15 @@ from rich.progress import track
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.settings import load
 from lorrery.chassis.tables import read_tables
-from lorrery.cli import validate_slora, validate_steptime, validate_vidur
-from lorrery.cli.golden.replay import Failure, FileReport, KindReport, Report, replay_files
 from lorrery.cli.output import write
 from lorrery.cli.version import VersionOption
-from lorrery.cli.vidur import BatchRules
+from lorrery.validation import slora as slora_runs
+from lorrery.validation import steptime as steptimes
+from lorrery.validation import vidur_run
+from lorrery.validation.golden.replay import Failure, FileReport, KindReport, Report, replay_files
 from lorrery.validation.policy.check import check_policy
+from lorrery.validation.published import MEASURED_STEPS, SLORA_RUNS, VIDUR_REQUESTS, VIDUR_STEPS
+from lorrery.validation.vidur import BatchRules
 from lorrery.worker.device.catalogue import PACKAGE, Catalogue
 from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.steptime import STEP_TIME_MODELS
@@ -105,7 +108,16 @@ def golden(
 
 @app.command()
 def steptime(
-    file: Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="CSV of measured steps.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+            help="CSV of measured steps; default: the published ones that are shipped.",
+        ),
+    ] = MEASURED_STEPS,
     step_time: Annotated[
         str, typer.Option("--step-time", metavar="NAME", help=f"One of {', '.join(STEP_TIME_MODELS)}.")
     ] = "roofline",
@@ -116,11 +128,19 @@ def steptime(
         list[Path] | None, typer.Option(help="TOML with further GPUs, models, engines; repeatable.")
     ] = None,
     all_qualities: Annotated[bool, typer.Option("--all", help="Count rows whose quality is not ok as well.")] = False,
+    gpu: Annotated[str | None, typer.Option(metavar="NAME", help="GPU of rows that name none.")] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Model of rows that name none.")] = None,
 ) -> None:
     """Hold a step-time model against measured steps.
 
     Prints the mean absolute percentage error (MAPE) and the 95th percentile of the error per source, GPU, model and
     phase. docs/step-time.md says what FILE holds. Exits with 1 if no row could be compared.
+
+    For example:
+
+      lorrery validate steptime
+
+      lorrery validate steptime my-profile.csv --gpu H100-SXM --model Llama-3-8B
     """
     if step_time not in STEP_TIME_MODELS:
         raise SettingsError(f"--step-time {step_time}: no such model; there are {', '.join(STEP_TIME_MODELS)}")
@@ -128,13 +148,13 @@ def steptime(
         known = Catalogue(read_tables(PACKAGE, catalogue or ()))
     except CatalogueError as error:
         raise SettingsError(str(error)) from None
-    rows = validate_steptime.read_file(file)
-    comparison = validate_steptime.compare(rows, known, step_time, all_qualities=all_qualities)
-    Console(soft_wrap=True, highlight=False).print(validate_steptime.render(comparison))
+    rows = steptimes.name_rows(steptimes.read_file(file), gpu, model)
+    comparison = steptimes.compare(rows, known, step_time, all_qualities=all_qualities)
+    Console(soft_wrap=True, highlight=False).print(steptimes.render(comparison))
     for reason, num_rows in comparison.left_out.items():
         typer.echo(f"left out {num_rows} rows: {reason}")
     if json_file is not None:
-        write(json_file, validate_steptime.to_json(comparison))
+        write(json_file, steptimes.to_json(comparison))
     if not comparison.rows:
         raise typer.Exit(1)
 
@@ -142,11 +162,21 @@ def steptime(
 @app.command()
 def vidur(
     requests: Annotated[
-        Path, typer.Argument(metavar="REQUESTS", exists=True, dir_okay=False, help="CSV: a row per request.")
-    ],
+        Path,
+        typer.Argument(
+            metavar="REQUESTS",
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+            help="CSV: a row per request; default: the shipped run's.",
+        ),
+    ] = VIDUR_REQUESTS,
     steps: Annotated[
-        Path, typer.Argument(metavar="STEPS", exists=True, dir_okay=False, help="CSV: a row per engine step.")
-    ],
+        Path | None,
+        typer.Argument(
+            metavar="STEPS", exists=True, dir_okay=False, show_default=False, help="CSV: a row per engine step."
+        ),
+    ] = None,
     max_tokens: Annotated[
         int, typer.Option(min=1, help="Padded tokens of a prefill (max_tokens_in_batch).")
     ] = BatchRules().max_tokens,
@@ -168,23 +198,36 @@ def vidur(
     batch rules, and prints p50, p90 and p99 of the wait in the queue, TTFT, TPOT and E2E beside the recorded ones.
     Exits with 1 if one is more than 3 % off at p50 or p99.
     """
+    if steps is None:
+        if requests != VIDUR_REQUESTS:
+            raise SettingsError(f"{requests}: give the run's log of steps after it, REQUESTS STEPS")
+        steps = VIDUR_STEPS
     rules = BatchRules(max_tokens, max_sequences, block_size, num_blocks, watermark)
-    comparison = validate_vidur.compare(requests, steps, rules)
-    Console(soft_wrap=True, highlight=False).print(validate_vidur.render(comparison))
-    for line in validate_vidur.summary(comparison):
+    comparison = vidur_run.compare(requests, steps, rules)
+    Console(soft_wrap=True, highlight=False).print(vidur_run.render(comparison))
+    for line in vidur_run.summary(comparison):
         typer.echo(line)
     if json_file is not None:
-        write(json_file, validate_vidur.to_json(comparison))
+        write(json_file, vidur_run.to_json(comparison))
     if not comparison.within:
         raise typer.Exit(1)
 
 
 @app.command()
 def slora(
-    file: Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="CSV of published runs.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+            help="CSV of published runs; default: the shipped ones, about half a minute.",
+        ),
+    ] = SLORA_RUNS,
     policies: Annotated[
         list[str] | None,
-        typer.Option("--policy", metavar="NAME", help=f"Only one of {', '.join(validate_slora.POLICIES)}; repeatable."),
+        typer.Option("--policy", metavar="NAME", help=f"Only one of {', '.join(slora_runs.POLICIES)}; repeatable."),
     ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", dir_okay=False, help="Write the errors there too.")
@@ -197,24 +240,24 @@ def slora(
     percentile of the error per GPU and policy. What is not modelled is counted by reason. docs/validation.md says how
     the engine was calibrated, and what is left. Exits with 1 if no row could be replayed.
     """
-    if unknown := set(policies or ()) - validate_slora.POLICIES.keys():
-        known = ", ".join(validate_slora.POLICIES)
+    if unknown := set(policies or ()) - slora_runs.POLICIES.keys():
+        known = ", ".join(slora_runs.POLICIES)
         raise SettingsError(f"--policy {', '.join(sorted(unknown))}: not modelled; there are {known}")
-    rows, others = validate_slora.read_rows(file)
+    rows, others = slora_runs.read_rows(file)
     chosen = [row for row in rows if not policies or row.policy in policies]
     catalogue = Catalogue(read_tables(PACKAGE))
     shown = track(chosen, "replaying", console=Console(stderr=True), transient=True)
-    found = [validate_slora.predict(row, catalogue) for row in shown]
-    for line in validate_slora.render_rows(found):
+    found = [slora_runs.predict(row, catalogue) for row in shown]
+    for line in slora_runs.render_rows(found):
         typer.echo(line)
     for one in found:
-        if (why := validate_slora.why_off(one)) is not None:
+        if (why := slora_runs.why_off(one)) is not None:
             typer.echo(f"off: {one.row.experiment}, line {one.row.source_line}: {why}")
-    Console(soft_wrap=True, highlight=False).print(validate_slora.render_groups(found))
+    Console(soft_wrap=True, highlight=False).print(slora_runs.render_groups(found))
     for reason, number in Counter(other.why for other in others).most_common():
         typer.echo(f"not modelled: {number} rows: {reason}")
     if json_file is not None:
-        write(json_file, json.dumps(validate_slora.to_json(found, others), indent=1) + "\n")
+        write(json_file, json.dumps(slora_runs.to_json(found, others), indent=1) + "\n")
     if not found:
         raise typer.Exit(1)
 

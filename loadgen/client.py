@@ -6,11 +6,9 @@ call that was merely dropped.
 """
 
 import asyncio
-import sys
 import time
 import zlib
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -21,8 +19,8 @@ import grpc.aio
 from lorrery.chassis.channel import open_channel
 from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.settings import TlsSettings
+from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.wire import (
-    ClusterView,
     FinishView,
     GenerateRequest,
     GenerateResponse,
@@ -33,6 +31,7 @@ from lorrery.loadgen.wire import (
 )
 from lorrery.loadgen.workload.outcome import OK
 from lorrery.v1 import router_pb2_grpc
+from lorrery.vocabulary import u32
 
 __all__ = ["MAX_STREAMS_PER_CHANNEL", "NO_FINISH", "Reception", "RouterClient"]
 
@@ -180,14 +179,7 @@ def _note(response: GenerateResponse, reception: Reception, on_tokens: Callable[
     if num_tokens:
         reception.message_seconds.append(time.monotonic())
         reception.message_tokens.append(num_tokens)
-        reception.crc32 = zlib.crc32(_little_endian(response.token_ids), reception.crc32)
+        reception.crc32 = zlib.crc32(u32.pack(response.token_ids), reception.crc32)
         on_tokens(num_tokens)
     if response.HasField("finish"):
         reception.finish = finish_view(response.finish)
-
-
-def _little_endian(token_ids: Sequence[int]) -> bytes:
-    words = array("I", token_ids)
-    if sys.byteorder == "big":
-        words.byteswap()
-    return words.tobytes()

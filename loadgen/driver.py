@@ -12,8 +12,7 @@ is late against its intended time and shows there.
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import count
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from lorrery.loadgen.metrics import LoadMetrics
 from lorrery.loadgen.wire import GenerateRequest, generate_request
 from lorrery.loadgen.workload.outcome import INTERRUPTED, OK, RequestOutcome
 from lorrery.loadgen.workload.request import WorkloadRequest
+from lorrery.loadgen.workload.rounds import WARMUP_CONCURRENCY, again_and_again, warmup_requests
 
 __all__ = ["MAX_IN_FLIGHT", "WRONG_TOKEN_COUNT", "DriveSettings", "Driver", "Tally"]
 
@@ -29,10 +29,6 @@ MAX_IN_FLIGHT = 8000
 """Open requests at once; 16 connections of 500 streams."""
 WRONG_TOKEN_COUNT = "WRONG_TOKEN_COUNT"  # noqa: S105  a status, no secret
 """Status of a stream that ended well with more or fewer tokens than it was asked for, or than its usage says."""
-
-WARMUP_CONCURRENCY = 4
-_WARMUP_OUTPUT_TOKENS = 16
-WARMUP_FIRST_INDEX = 2**32  # beyond any workload's
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,27 +233,6 @@ class Driver:
 
     def _device_seconds(self, monotonic: float) -> float:
         return (monotonic - self._start) / self.time_scale
-
-
-def warmup_requests(workload: Sequence[WorkloadRequest], num_requests: int) -> list[WorkloadRequest]:
-    """Return short copies of a workload's first requests, with prompts that nobody else sends.
-
-    Otherwise the run would find them in a prefix cache.
-    """
-    return [
-        replace(
-            request,
-            index=WARMUP_FIRST_INDEX + request.index,
-            output_tokens=min(request.output_tokens, _WARMUP_OUTPUT_TOKENS),
-            hash_ids=None,
-        )
-        for request in workload[:num_requests]
-    ]
-
-
-def again_and_again(workload: Sequence[WorkloadRequest]) -> Iterator[WorkloadRequest]:
-    for position in count():
-        yield replace(workload[position % len(workload)], index=position)
 
 
 def _judge(request: WorkloadRequest, reception: Reception) -> tuple[str, str]:

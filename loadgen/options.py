@@ -11,9 +11,24 @@ from typing import Literal, get_args
 
 from lorrery.chassis.errors import SettingsError
 
-__all__ = ["ALL_ADAPTERS", "LoadOptions", "WorkloadName", "expand_adapters", "parse_range", "workload_name"]
+__all__ = [
+    "ALL_ADAPTERS",
+    "DEFAULT_WORKLOAD",
+    "GIVEN",
+    "GivenWorkload",
+    "LoadOptions",
+    "WorkloadName",
+    "expand_adapters",
+    "parse_range",
+    "workload_name",
+]
 
 WorkloadName = Literal["slora", "azure", "mooncake", "poisson", "constant"]
+DEFAULT_WORKLOAD: WorkloadName = "poisson"
+
+GivenWorkload = Literal["given"]
+GIVEN: GivenWorkload = "given"
+"""Requests of the caller's own (`workload.arrays`), which no command can ask for."""
 
 ALL_ADAPTERS = "all"
 """In place of adapter ids: those that the cluster lists."""
@@ -26,9 +41,10 @@ _DEFAULT_DURATION_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """A run, as asked for on the command line. None: not given, the workload's own default.
+    """A run, as asked for. None: not given, the workload's own default.
 
     Attributes:
+        target: the router, HOST:PORT; empty where there is none to dial.
         duration: device seconds of the schedule (after the speed-up).
         adapters: ids and families (`lora-{0..31}`), comma-separated; `all`: what the cluster lists.
         adapter_dirs: slora only: names by S-LoRA's rule.
@@ -37,8 +53,8 @@ class LoadOptions:
         timeout: of each request, wall seconds.
     """
 
-    target: str
-    workload: WorkloadName = "poisson"
+    target: str = ""
+    workload: WorkloadName | GivenWorkload = DEFAULT_WORKLOAD
     trace: Path | None = None
     speed_up: float = 1.0
     num_requests: int | None = None
@@ -64,7 +80,8 @@ class LoadOptions:
     @property
     def schedule_seconds(self) -> float | None:
         """How long sending goes on, device seconds; None: as long as the trace or the number of requests makes it."""
-        if self.duration is None and self.num_requests is None and self.trace is None:
+        has_end = self.trace is not None or self.workload == GIVEN
+        if self.duration is None and self.num_requests is None and not has_end:
             return _DEFAULT_DURATION_SECONDS
         return self.duration
 

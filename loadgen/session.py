@@ -10,29 +10,24 @@ import uvloop
 from prometheus_client import CollectorRegistry
 from rich.console import Console
 
-from lorrery.chassis.errors import LorreryError
+from lorrery.chassis.channel import check_target
 from lorrery.chassis.interrupt import handled_by
 from lorrery.chassis.metrics import new_registry, serve_metrics
 from lorrery.chassis.settings import TlsSettings
 from lorrery.loadgen.client import RouterClient
+from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.display import show_progress
 from lorrery.loadgen.driver import Driver, DriveSettings
 from lorrery.loadgen.metrics import LoadMetrics
 from lorrery.loadgen.options import LoadOptions
 from lorrery.loadgen.own_load import OwnLoadMeter
 from lorrery.loadgen.report import LoadReport, check_folder, make_report, write_report
-from lorrery.loadgen.source import BuiltWorkload, build_workload
+from lorrery.loadgen.source import BuiltWorkload, admissible, build_workload
 from lorrery.loadgen.table import print_report
-from lorrery.loadgen.wire import ClusterView
-from lorrery.loadgen.workload import arrivals
 from lorrery.loadgen.workload.outcome import OK
 from lorrery.loadgen.workload.outcome_table import OutcomeTable
 
-__all__ = ["EXIT_FAILURES", "EXIT_INTERRUPTED", "EXIT_OK", "admissible", "load_cluster", "run_load"]
-
-EXIT_OK = 0
-EXIT_FAILURES = 1
-EXIT_INTERRUPTED = 130
+__all__ = ["load_cluster", "run_load"]
 
 
 def run_load(
@@ -52,10 +47,11 @@ def run_load(
         LorreryError: options that cannot be, a trace that cannot be read, no cluster there.
     """
     options.check()
+    check_target("--target", options.target)
     if out is not None:
         check_folder(out)
     registry = new_registry("loadgen")
-    endpoint = serve_metrics(metrics_address, registry) if metrics_address else None
+    endpoint = serve_metrics(metrics_address, registry, "--metrics") if metrics_address else None
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             report = runner.run(
@@ -74,9 +70,7 @@ def run_load(
     if out is not None:
         for path in write_report(report, out):
             console.print(f"report    {path}", style="dim", highlight=False, soft_wrap=True)
-    if report.interrupted:
-        return EXIT_INTERRUPTED
-    return EXIT_FAILURES if report.summary.num_failed else EXIT_OK
+    return report.exit_code
 
 
 async def load_cluster(
@@ -120,20 +114,6 @@ async def load_cluster(
             num_skipped=num_skipped,
             num_warmup_failed=sum(outcome.status != OK for outcome in driver.warmup_outcomes),
         )
-
-
-def admissible(options: LoadOptions, workload: BuiltWorkload, cluster: ClusterView) -> tuple[BuiltWorkload, int]:
-    """Leave out what the cluster would refuse, if the options say so; give how many that were."""
-    if not options.skip_too_long or cluster.max_req_input_len is None or cluster.max_req_total_len is None:
-        return workload, 0
-    kept = arrivals.fitting(workload.requests, cluster.max_req_input_len, cluster.max_req_total_len)
-    num_skipped = len(workload.requests) - len(kept)
-    if not kept:
-        raise LorreryError(
-            f"--skip-too-long leaves nothing: max_req_input_len is {cluster.max_req_input_len},"
-            f" max_req_total_len is {cluster.max_req_total_len}"
-        )
-    return BuiltWorkload(kept, workload.attribution, workload.notes), num_skipped
 
 
 def _announce(options: LoadOptions, workload: BuiltWorkload, cluster: ClusterView, console: Console) -> None:

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lorrery.chassis.errors import FormatError, SettingsError
-from lorrery.loadgen.options import ALL_ADAPTERS, LoadOptions, expand_adapters
+from lorrery.chassis.errors import FormatError, LorreryError, SettingsError
+from lorrery.loadgen.cluster_view import ClusterView
+from lorrery.loadgen.options import ALL_ADAPTERS, GIVEN, LoadOptions, expand_adapters
 from lorrery.loadgen.workload import arrivals, azure, mooncake, popularity, slora
+from lorrery.loadgen.workload.arrays import Requests
 from lorrery.loadgen.workload.request import TraceError, WorkloadRequest
 
-__all__ = ["BuiltWorkload", "build_workload"]
+__all__ = ["BuiltWorkload", "admissible", "build_workload"]
 
 _DEFAULT_EXPONENT = 1.0
 _NO_ADAPTERS = "base model only; --adapters all or --num-adapters N draws adapters"
@@ -33,12 +35,15 @@ class BuiltWorkload:
     notes: tuple[str, ...]
 
 
-def build_workload(options: LoadOptions, known_adapters: Sequence[str]) -> BuiltWorkload:
+def build_workload(
+    options: LoadOptions, known_adapters: Sequence[str], requests: Requests | None = None
+) -> BuiltWorkload:
     """Read or draw the workload that the options ask for.
 
     Args:
         options: what is asked for.
         known_adapters: what the cluster lists, in its order.
+        requests: of the workload `given`; what the options say of adapters, speed and length goes for these too.
 
     Raises:
         SettingsError: a value out of range, a file that cannot be opened, adapters that are not there.
@@ -46,7 +51,11 @@ def build_workload(options: LoadOptions, known_adapters: Sequence[str]) -> Built
     """
     options.check()
     try:
-        built = _slora(options, known_adapters) if options.workload == "slora" else _other(options, known_adapters)
+        built = (
+            _slora(options, known_adapters)
+            if options.workload == "slora"
+            else _other(options, known_adapters, requests)
+        )
     except TraceError as error:
         raise FormatError(f"{options.trace}: {error}") from None
     except ValueError as error:
@@ -60,6 +69,20 @@ def build_workload(options: LoadOptions, known_adapters: Sequence[str]) -> Built
     else:
         note = f"played {options.speed_up:g} times as fast as recorded or drawn"
     return BuiltWorkload(built.requests, built.attribution, (*built.notes, note))
+
+
+def admissible(options: LoadOptions, workload: BuiltWorkload, cluster: ClusterView) -> tuple[BuiltWorkload, int]:
+    """Leave out what the cluster would refuse, if the options say so; give how many that were."""
+    if not options.skip_too_long or cluster.max_req_input_len is None or cluster.max_req_total_len is None:
+        return workload, 0
+    kept = arrivals.fitting(workload.requests, cluster.max_req_input_len, cluster.max_req_total_len)
+    num_skipped = len(workload.requests) - len(kept)
+    if not kept:
+        raise LorreryError(
+            f"--skip-too-long leaves nothing: max_req_input_len is {cluster.max_req_input_len},"
+            f" max_req_total_len is {cluster.max_req_total_len}"
+        )
+    return BuiltWorkload(kept, workload.attribution, workload.notes), num_skipped
 
 
 def _slora(options: LoadOptions, known_adapters: Sequence[str]) -> BuiltWorkload:
@@ -85,11 +108,15 @@ def _slora(options: LoadOptions, known_adapters: Sequence[str]) -> BuiltWorkload
     return BuiltWorkload(arrivals.scale(requests, options.speed_up), "", notes)
 
 
-def _other(options: LoadOptions, known_adapters: Sequence[str]) -> BuiltWorkload:
+def _other(options: LoadOptions, known_adapters: Sequence[str], given: Requests | None) -> BuiltWorkload:
     rng = np.random.default_rng(options.seed)
     attribution = ""
     notes: tuple[str, ...] = ()
-    if options.workload == "azure":
+    if options.workload == GIVEN:
+        if given is None:
+            raise SettingsError(f"the workload {GIVEN!r} needs requests")
+        requests, notes = given.rows(), ("requests: given by the caller",)
+    elif options.workload == "azure":
         requests, attribution = _read(options, azure.read_azure), azure.ATTRIBUTION
     elif options.workload == "mooncake":
         requests, attribution = _read(options, mooncake.read_mooncake), mooncake.ATTRIBUTION
@@ -106,7 +133,8 @@ def _other(options: LoadOptions, known_adapters: Sequence[str]) -> BuiltWorkload
     requests = arrivals.limit(requests, options.num_requests, cut)
     adapters = _adapter_names(options, known_adapters)
     if not adapters:
-        return BuiltWorkload(requests, attribution, (*notes, _NO_ADAPTERS))
+        named = any(request.adapter_id is not None for request in requests)
+        return BuiltWorkload(requests, attribution, notes if named else (*notes, _NO_ADAPTERS))
     exponent = _DEFAULT_EXPONENT if options.adapter_exponent is None else options.adapter_exponent
     indices = popularity.zipf_indices(len(adapters), len(requests), exponent, rng)
     note = f"adapters are synthetic: Zipf with exponent {exponent:g} over {len(adapters)}"

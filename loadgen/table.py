@@ -1,4 +1,4 @@
-"""A run's figures as a table for a terminal of 80 columns or more."""
+"""A run's figures as tables; a narrow terminal shows fewer columns, and says which are missing."""
 
 from collections.abc import Sequence
 
@@ -7,6 +7,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from lorrery.chassis.terminal import FigureTable
 from lorrery.loadgen.report import LoadReport, SimulationCost
 from lorrery.loadgen.workload.outcome import INTERRUPTED, OK
 from lorrery.loadgen.workload.summary import Distribution
@@ -52,11 +53,11 @@ def _workers(report: LoadReport) -> str:
     return ", ".join(f"{count} x {gpu}" for gpu, count in report.cluster.workers)
 
 
-def _latencies(report: LoadReport) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
-    table.add_column("ms", min_width=30)
+def _latencies(report: LoadReport) -> FigureTable:
+    table = FigureTable(box=box.SIMPLE_HEAD, first_to_go=("mean", "p90"))
+    table.add_column("ms", justify="left", width=30, wraps_at=17)
     for name in ("mean", "p50", "p90", "p99"):
-        table.add_column(name, justify="right", min_width=9)
+        table.add_column(name, width=10)
     summary = report.summary
     rows: list[tuple[str, Distribution, bool]] = [
         ("TTFT  from the intended send", summary.from_intended.ttft_ms, True),
@@ -82,14 +83,14 @@ def _throughput(report: LoadReport) -> Text:
     return text
 
 
-def _adapters(report: LoadReport) -> Table:
+def _adapters(report: LoadReport) -> FigureTable:
     adapters = report.summary.adapters
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, collapse_padding=True)
+    table = FigureTable(box=box.SIMPLE_HEAD, first_to_go=("TPOT p50", "TTFT p90", "tokens"))
     shown = adapters[:_BUSIEST]
     title = "adapter" if len(shown) == len(adapters) else f"busiest {len(shown)} of {len(adapters)}"
-    table.add_column(title, min_width=15, max_width=36, overflow="ellipsis", no_wrap=True)
+    table.add_column(title, justify="left", width=15, wraps_at=15)
     for name in ("requests", "failed", "tokens", "TTFT p50", "TTFT p90", "TPOT p50"):
-        table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
+        table.add_column(name, width=len(name) + 1)
     for adapter in shown:
         table.add_row(
             Text(adapter.adapter_id),

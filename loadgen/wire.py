@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.workload.prompts import output_seed, prompt_token_ids
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.v1 import router_pb2, types_pb2
@@ -11,9 +12,9 @@ from lorrery.v1.router_pb2 import (
     GetClusterStatusRequest,
     ListAdaptersRequest,
 )
+from lorrery.vocabulary.finish_reason import FinishReason
 
 __all__ = [
-    "ClusterView",
     "FinishView",
     "GenerateRequest",
     "GenerateResponse",
@@ -23,38 +24,6 @@ __all__ = [
     "finish_view",
     "generate_request",
 ]
-
-_REASONS = {
-    types_pb2.FINISH_REASON_EOS: "eos",
-    types_pb2.FINISH_REASON_STOP: "stop",
-    types_pb2.FINISH_REASON_LENGTH: "length",
-    types_pb2.FINISH_REASON_ABORTED: "aborted",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterView:
-    """What a run needs to know of the cluster, and what its report says of it.
-
-    Attributes:
-        time_scale: wall seconds per device second.
-        max_req_input_len: smallest of the shards', tokens; None if no shard tells.
-        max_req_total_len: the same for prompt and output together.
-        workers: (gpu, number of ready or draining workers), by gpu.
-    """
-
-    model: str
-    time_scale: float
-    num_shards: int
-    num_connected_shards: int
-    max_req_input_len: int | None
-    max_req_total_len: int | None
-    workers: tuple[tuple[str, int], ...]
-
-    @property
-    def num_workers(self) -> int:
-        """Workers that are attached."""
-        return sum(count for _, count in self.workers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +62,7 @@ def finish_view(finish: router_pb2.Finish) -> FinishView:
     """Read the last message's finish."""
     usage = finish.usage
     return FinishView(
-        reason=_REASONS.get(finish.reason, "unspecified"),
+        reason=FinishReason.of(finish.reason).word,
         completion_tokens=usage.completion_tokens,
         cached_tokens=usage.cached_tokens,
         queue_seconds=usage.queue_seconds,

@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
-from lorrery.router.request import Finish, FinishReason, Request, Usage
+from lorrery.router.request import Finish, Request, Usage
 from lorrery.router.stop import StopMatcher
 from lorrery.router.tokenizer import Tokenizer
+from lorrery.vocabulary.finish_reason import FinishReason
 
 
 class Output:

@@ -5,19 +5,9 @@ draws where the client gave none. Together with the tokens received so far that 
 """
 
 from dataclasses import dataclass
-from enum import IntEnum
 
 from lorrery.router.sampling import SamplingParams
-
-
-class FinishReason(IntEnum):
-    """Why a sequence ended by itself; the numbers are the wire's."""
-
-    UNSPECIFIED = 0
-    EOS = 1
-    STOP = 2
-    LENGTH = 3
-    ABORTED = 4
+from lorrery.vocabulary.finish_reason import FinishReason
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,12 +21,13 @@ import time
 from array import array
 from collections.abc import Callable
 
-from lorrery.chassis.clock import PS_PER_SECOND, DeviceClock
+from lorrery.chassis.clock import DeviceClock
 from lorrery.chassis.errors import Internal, RequestError
 from lorrery.chassis.log import get_logger
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.request import Finish, Request
 from lorrery.router.wire import Message, TokensFrame
+from lorrery.vocabulary.units import PS_PER_SECOND
 
 _LATE_STEPS = 0.25
 _GAP_PER_LAG = 8.0

@@ -4,7 +4,6 @@ Arrays of token ids and handles travel as little-endian unsigned 32-bit `bytes`:
 a Python object per element.
 """
 
-import sys
 from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,33 +14,33 @@ from lorrery.chassis.errors import (
     NeverFits,
     Overloaded,
     RankOverLimit,
+    Reason,
     RequestError,
     Unattainable,
     Unavailable,
     UnknownName,
 )
-from lorrery.router.request import Finish, FinishReason, Request, Usage
+from lorrery.router.request import Finish, Request, Usage
 from lorrery.router.sampling import SamplingParams, read_sampling
 from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
+from lorrery.vocabulary import u32
+from lorrery.vocabulary.finish_reason import FinishReason
 
-assert array("I").itemsize == 4
-
-_REFUSALS: dict[int, type[RequestError]] = {
-    scheduler_pb2.REFUSAL_REASON_INVALID: InvalidRequest,
-    scheduler_pb2.REFUSAL_REASON_NEVER_FITS: NeverFits,
-    scheduler_pb2.REFUSAL_REASON_UNKNOWN_ADAPTER: UnknownName,
-    scheduler_pb2.REFUSAL_REASON_QUEUE_FULL: Overloaded,
-    scheduler_pb2.REFUSAL_REASON_SLO_UNATTAINABLE: Unattainable,
-    scheduler_pb2.REFUSAL_REASON_RANK_OVER_LIMIT: RankOverLimit,
-    scheduler_pb2.REFUSAL_REASON_NO_WORKER: Unavailable,
-    scheduler_pb2.REFUSAL_REASON_DRAINING: Unavailable,
-    scheduler_pb2.REFUSAL_REASON_ADAPTER_LOAD: Unavailable,
-    scheduler_pb2.REFUSAL_REASON_INTERNAL: Internal,
+_REFUSALS: dict[int, tuple[type[RequestError], Reason]] = {
+    scheduler_pb2.REFUSAL_REASON_INVALID: (InvalidRequest, Reason.INVALID_VALUE),
+    scheduler_pb2.REFUSAL_REASON_NEVER_FITS: (NeverFits, Reason.NEVER_FITS),
+    scheduler_pb2.REFUSAL_REASON_UNKNOWN_ADAPTER: (UnknownName, Reason.UNKNOWN_ADAPTER),
+    scheduler_pb2.REFUSAL_REASON_QUEUE_FULL: (Overloaded, Reason.QUEUE_FULL),
+    scheduler_pb2.REFUSAL_REASON_SLO_UNATTAINABLE: (Unattainable, Reason.SLO_UNATTAINABLE),
+    scheduler_pb2.REFUSAL_REASON_RANK_OVER_LIMIT: (RankOverLimit, Reason.RANK_OVER_LIMIT),
+    scheduler_pb2.REFUSAL_REASON_NO_WORKER: (Unavailable, Reason.NO_WORKER),
+    scheduler_pb2.REFUSAL_REASON_DRAINING: (Unavailable, Reason.DRAINING),
+    scheduler_pb2.REFUSAL_REASON_ADAPTER_LOAD: (Unavailable, Reason.ADAPTER_LOAD),
+    scheduler_pb2.REFUSAL_REASON_INTERNAL: (Internal, Reason.INTERNAL),
 }
 Message = router_pb2.GenerateResponse
 """What a client gets."""
 
-_REASONS: dict[int, FinishReason] = {int(reason): reason for reason in FinishReason}
 _SLO_UNATTAINABLE = "SLO_UNATTAINABLE"
 
 
@@ -75,29 +74,6 @@ class Refusal:
 
 class ProtocolError(Exception):
     """A peer sent what the protocol does not allow."""
-
-
-def pack_u32(values: Iterable[int]) -> bytes:
-    """Return the values as little-endian unsigned 32-bit integers."""
-    packed = array("I", values)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
-
-
-def unpack_u32(data: bytes) -> "array[int]":
-    """Return what `pack_u32` packed.
-
-    Raises:
-        ProtocolError: not a multiple of four bytes.
-    """
-    if len(data) % 4:
-        raise ProtocolError(f"array of {len(data)} bytes; expected a multiple of 4")
-    values = array("I")
-    values.frombytes(data)
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values
 
 
 # --- clients -----------------------------------------------------------------
@@ -192,14 +168,14 @@ def submit(
             adapter_id=request.adapter_id,
             tenant_id=request.tenant_id,
             prompt_token_ids_u32=request.prompt_token_ids_u32,
-            produced_token_ids_u32=pack_u32(produced_token_ids),
+            produced_token_ids_u32=u32.pack(produced_token_ids),
             resumed=resumed,
             sampling=scheduler_pb2.Sampling(
                 seed=request.seed,
                 max_new_tokens=request.sampling.max_new_tokens,
                 ignore_eos=request.sampling.ignore_eos,
                 true_output_tokens=request.true_output_tokens,
-                stop_sequences_u32=[pack_u32(sequence) for sequence in request.stop_token_sequences],
+                stop_sequences_u32=[u32.pack(sequence) for sequence in request.stop_token_sequences],
             ),
         )
     )
@@ -207,7 +183,7 @@ def submit(
 
 def cancel(handles: Iterable[int]) -> scheduler_pb2.RouteRequest:
     """Return the message that cancels requests."""
-    return scheduler_pb2.RouteRequest(cancel_handles_u32=pack_u32(handles))
+    return scheduler_pb2.RouteRequest(cancel_handles_u32=u32.pack(handles))
 
 
 def scheduler_hello(message: object) -> SchedulerHello:
@@ -227,7 +203,10 @@ def tokens_frame(tokens: scheduler_pb2.Tokens) -> TokensFrame:
     Raises:
         ProtocolError: its arrays differ in length.
     """
-    handles, token_ids = unpack_u32(tokens.handles_u32), unpack_u32(tokens.token_ids_u32)
+    try:
+        handles, token_ids = u32.unpack(tokens.handles_u32), u32.unpack(tokens.token_ids_u32)
+    except ValueError as error:
+        raise ProtocolError(str(error)) from None
     if len(handles) != len(token_ids):
         raise ProtocolError(f"{len(handles)} handles beside {len(token_ids)} tokens")
     finished = [(done.handle, _finish(done)) for done in tokens.finished] if tokens.finished else ()
@@ -236,17 +215,18 @@ def tokens_frame(tokens: scheduler_pb2.Tokens) -> TokensFrame:
 
 def refusal(refused: scheduler_pb2.Refused) -> Refusal:
     """Return a refusal as the error that the client will see."""
-    kind = _REFUSALS.get(refused.reason, Internal)
+    kind, reason = _REFUSALS.get(refused.reason, (Internal, Reason.INTERNAL))
     message = refused.message or scheduler_pb2.RefusalReason.Name(refused.reason)
     if kind is Unattainable and _SLO_UNATTAINABLE not in message:
         message = f"{_SLO_UNATTAINABLE}: {message}"
-    return Refusal(refused.handle, kind(message), refused.reason == scheduler_pb2.REFUSAL_REASON_DRAINING)
+    error = kind(message, reason, **refused.facts)
+    return Refusal(refused.handle, error, refused.reason == scheduler_pb2.REFUSAL_REASON_DRAINING)
 
 
 def _finish(done: scheduler_pb2.Finished) -> Finish:
     usage = done.usage
     return Finish(
-        _REASONS.get(done.reason, FinishReason.UNSPECIFIED),
+        FinishReason.of(done.reason),
         Usage(
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,

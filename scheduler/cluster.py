@@ -4,7 +4,7 @@ Requests that find no worker wait here (`unplaced`), for `worker_wait_seconds` a
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry
 
@@ -14,7 +14,6 @@ from lorrery.chassis.settings import Settings
 from lorrery.scheduler import wire
 from lorrery.scheduler.core.limits import Limits, check_lengths
 from lorrery.scheduler.core.placements.base import Candidate
-from lorrery.scheduler.core.plan import EndReason
 from lorrery.scheduler.core.policies import batch_limits, batching_name
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.journal import Journal
@@ -24,6 +23,9 @@ from lorrery.scheduler.metrics import SchedulerMetrics
 from lorrery.scheduler.replicas import ReplicaFactory
 from lorrery.scheduler.routers import RouterLink
 from lorrery.scheduler.workers import Dispatcher
+from lorrery.vocabulary import u32
+from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.units import NEVER
 
 log = get_logger("scheduler.cluster")
 
@@ -34,12 +36,14 @@ class RefusedError(Exception):
     Args:
         reason: for the router.
         message: what, the limit, what to do.
+        facts: what the message says, for programs.
     """
 
-    def __init__(self, reason: RefusalReason, message: str) -> None:
+    def __init__(self, reason: RefusalReason, message: str, **facts: object) -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message
+        self.facts = facts
 
 
 class Cluster:
@@ -53,6 +57,7 @@ class Cluster:
         self.routers: set[RouterLink] = set()
         self.unplaced: dict[int, Live] = {}
         self.draining = False
+        self.faults_from_ps = 0
         self.empty = asyncio.Event()
         self.metrics = SchedulerMetrics(
             registry,
@@ -83,7 +88,7 @@ class Cluster:
                 arrived_ps=at_ps,
                 adapter=adapter,
                 tenant_id=submit.tenant_id,
-                prompt_token_ids=wire.u32_array(submit.prompt_token_ids_u32),
+                prompt_token_ids=u32.unpack(submit.prompt_token_ids_u32),
                 output_token_ids=submit.produced,
                 produced_tokens=len(submit.produced),
             )
@@ -94,7 +99,7 @@ class Cluster:
             log.info("request_refused", request_id=submit.request_id, reason=refusal.message)
             if self.journal is not None:
                 self.journal.refused(submit.request_id, at_ps, refusal.reason)
-            router.refused(submit.handle, refusal.reason, refusal.message)
+            router.refused(submit.handle, refusal.reason, refusal.message, **refusal.facts)
             return
         if self.journal is not None:
             sampling = wire.sampling_record(submit.sampling)
@@ -129,7 +134,7 @@ class Cluster:
             self.forget(live)
         else:
             worker_id = live.dispatcher.worker_id if live.queue_ps is not None else ""
-            router.finished(wire.finished(live, EndReason.ABORTED, len(live.token_ids), worker_id))
+            router.finished(wire.finished(live, FinishReason.ABORTED, len(live.token_ids), worker_id))
             live.dispatcher.cancel(live, self.clock.now_ps())
 
     def forget(self, live: Live) -> None:
@@ -150,6 +155,8 @@ class Cluster:
             raise RefusedError(
                 RefusalReason.UNKNOWN_ADAPTER,
                 f"adapter_id {adapter_id!r} is not known; {len(self.adapters)} adapters are, see ListAdapters",
+                field="adapter_id",
+                value=adapter_id,
             )
         return adapter
 
@@ -169,13 +176,21 @@ class Cluster:
                 RefusalReason.NEVER_FITS,
                 f"{wrong} (prompt has {sequence.prompt_tokens} tokens, max_new_tokens is {sequence.max_new_tokens};"
                 f" max_req_input_len is {limits.max_req_input_len}, max_req_total_len is {limits.max_req_total_len})",
+                prompt_tokens=sequence.prompt_tokens,
+                max_new_tokens=sequence.max_new_tokens,
+                max_req_input_len=limits.max_req_input_len,
+                max_req_total_len=limits.max_req_total_len,
             )
         most = self.settings.scheduler.max_waiting_requests
         num_waiting = len(self.unplaced) + sum(worker.replica.num_waiting for worker in self.workers.values())
         # What a scheduler before this one took in is not turned away because it comes in all at once.
         if num_waiting >= most and not resumed:
             raise RefusedError(
-                RefusalReason.QUEUE_FULL, f"{num_waiting} requests wait; max_waiting_requests is {most}; try later"
+                RefusalReason.QUEUE_FULL,
+                f"{num_waiting} requests wait; max_waiting_requests is {most}; try later",
+                field="max_waiting_requests",
+                value=num_waiting,
+                limit=most,
             )
 
     @property
@@ -184,7 +199,7 @@ class Cluster:
         own = self.settings.scheduler
         pool = own.max_total_token_num
         if pool is None:
-            pool = max((worker.max_total_token_num for worker in self.workers.values()), default=1 << 62)
+            pool = max((worker.max_total_token_num for worker in self.workers.values()), default=NEVER)
         return Limits(own.max_req_input_len, own.max_req_total_len, pool)
 
     # --- placing ----------------------------------------------------------------------------------------------------
@@ -204,7 +219,8 @@ class Cluster:
                 log.info("placed", request_id=live.request_id, worker_id=choice.candidate.name, why=choice.why)
             fitting[choice.candidate.name].submit(live, at_ps)
         elif ready:
-            self._end(live, RefusalReason.NEVER_FITS, f"no attached worker can ever take it: {reasons[0]}")
+            facts = {"prompt_tokens": live.sequence.prompt_tokens, "max_new_tokens": live.sequence.max_new_tokens}
+            self._end(live, RefusalReason.NEVER_FITS, f"no attached worker can ever take it: {reasons[0]}", facts)
         elif live.unplaced is None:
             live.dispatcher = None
             self.unplaced[live.sequence.handle] = live
@@ -215,14 +231,15 @@ class Cluster:
                 live,
                 RefusalReason.NO_WORKER,
                 f"no worker has attached for {wait:g} s (worker_wait_seconds)",
+                {"field": "worker_wait_seconds", "limit": wait},
             )
 
-    def _end(self, live: Live, reason: RefusalReason, message: str) -> None:
+    def _end(self, live: Live, reason: RefusalReason, message: str, facts: Mapping[str, object]) -> None:
         self.metrics.requests.labels("refused").inc()
         log.info("request_refused", request_id=live.request_id, reason=message)
         if self.journal is not None:
             self.journal.refused(live.request_id, self.clock.now_ps(), reason, live.sequence.handle)
-        live.router.refused(live.router_handle, reason, message)
+        live.router.refused(live.router_handle, reason, message, **facts)
         self.forget(live)
 
     def _place_again(self, sequences: list[Sequence]) -> None:
@@ -247,7 +264,9 @@ class Cluster:
         if hello.worker_id in self.workers:
             raise ValueError(f"worker {hello.worker_id} is attached already")
         settings = self._factory.replica_settings(hello)
-        journal = None if self.journal is None else self.journal.attached(hello, self.clock.now_ps())
+        at_ps = self.clock.now_ps()
+        self.faults_from_ps = self._factory.begin_faults(at_ps)
+        journal = None if self.journal is None else self.journal.attached(hello, at_ps)
         worker = Dispatcher(hello, self._factory.replica(settings), settings.max_total_token_num, self, journal)
         self.workers[hello.worker_id] = worker
         log.info(

@@ -8,10 +8,11 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from lorrery.scheduler.core.plan import EndReason, Plan
+from lorrery.scheduler.core.plan import Plan
 from lorrery.scheduler.core.replica import Replica
+from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.units import PS_PER_SECOND
 
-PS_PER_SECOND = 1e12
 STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 WAIT_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 CPU_BUCKETS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.01, 0.1)
@@ -71,7 +72,7 @@ class SchedulerMetrics:
         self.batch_tokens = histogram("batch_tokens", "Tokens computed in a step.", TOKEN_BUCKETS)
         self.plan_seconds = histogram("plan_cpu_seconds", "CPU time of one planning.", CPU_BUCKETS)
         self.commit_seconds = histogram("commit_cpu_seconds", "CPU time of one commit.", CPU_BUCKETS)
-        for outcome in ("eos", "stop", "length", "aborted", "cancelled", "dropped", "refused"):
+        for outcome in (*(reason.word for reason in FinishReason if reason), "cancelled", "dropped", "refused"):
             self.requests.labels(outcome)
         registry.register(_Gauges(workers, num_unplaced, num_live, num_routers))
 
@@ -104,9 +105,9 @@ class SchedulerMetrics:
         """Note a request's first token."""
         self.ttft_seconds.observe(ttft_ps / PS_PER_SECOND)
 
-    def finished(self, reason: EndReason) -> None:
+    def finished(self, reason: FinishReason) -> None:
         """Note a request that ended by itself."""
-        self.requests.labels(reason.value).inc()
+        self.requests.labels(reason.word).inc()
 
 
 class _Gauges(Collector):

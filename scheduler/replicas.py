@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lorrery.chassis.clock import PS_PER_SECOND
+from lorrery.chassis import faults
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.settings import Settings
 from lorrery.chassis.tables import read_tables
@@ -27,6 +27,7 @@ from lorrery.scheduler.core.sequence import Adapter
 from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.plugins import PlugIn, find
 from lorrery.scheduler.trie_file import read_corpus, read_trie
+from lorrery.vocabulary.units import PS_PER_SECOND
 
 
 class ReplicaFactory:
@@ -45,6 +46,8 @@ class ReplicaFactory:
         adapters = settings.adapters
         self._rng = np.random.default_rng(settings.scheduler.seed)
         self._num_replicas = 0
+        self._faults = settings.planned_faults()
+        self._faults_from_ps: int | None = None
         try:
             self._devices = Devices(read_tables(TABLES_PACKAGE, settings.catalogue))
             self._costs = self._devices.adapter_costs(
@@ -140,7 +143,7 @@ class ReplicaFactory:
 
         def fails(adapter: Adapter, attempt: int, at_ps: int) -> bool:
             told = load_fails is not None and load_fails(adapter, attempt, at_ps)
-            return fails_at_random(adapter, attempt, at_ps) or told
+            return fails_at_random(adapter, attempt, at_ps) or told or self._fails_as_planned(adapter, at_ps)
 
         return build_replica(
             settings,
@@ -150,6 +153,16 @@ class ReplicaFactory:
             load_ps=self._costs.load_ps,
             load_fails=fails,
         )
+
+    def begin_faults(self, at_ps: int) -> int:
+        """Let the times of the settings' faults count from now, unless they do already; return since when they do."""
+        if self._faults_from_ps is None:
+            self._faults_from_ps = at_ps
+        return self._faults_from_ps
+
+    def _fails_as_planned(self, adapter: Adapter, at_ps: int) -> bool:
+        since_ps = self._faults_from_ps
+        return since_ps is not None and faults.load_fails(self._faults, adapter.adapter_id, at_ps - since_ps)
 
     def _random_failures(self) -> LoadFails:
         """Return which loads of the next replica fail; it draws for itself, so others' loads do not matter."""

@@ -1,29 +1,22 @@
 """Between the wire (`lorrery.v1`) and the scheduler's own types: the only place that knows both."""
 
-from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
 
-import numpy as np
-
-from lorrery.scheduler.core.plan import EndReason, Idle, Plan, Ran
+from lorrery.scheduler.core.plan import Idle, Plan, Ran
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.live import Live
 from lorrery.scheduler.messages import RefusalReason, StepReport, Submit, WorkerHello
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import types_pb2
+from lorrery.vocabulary import u32
+from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.units import PS_PER_SECOND
 
 ToRouter = pb.RouteResponse
 ToWorker = pb.AttachResponse
 FinishedMessage = pb.Finished
 
-FINISH_REASON: dict[EndReason, types_pb2.FinishReason.ValueType] = {
-    EndReason.EOS: types_pb2.FINISH_REASON_EOS,
-    EndReason.STOP: types_pb2.FINISH_REASON_STOP,
-    EndReason.LENGTH: types_pb2.FINISH_REASON_LENGTH,
-    EndReason.ABORTED: types_pb2.FINISH_REASON_ABORTED,
-}
-END_REASON: dict[int, EndReason] = {number: reason for reason, number in FINISH_REASON.items()}
 REFUSAL_REASON: dict[RefusalReason, pb.RefusalReason.ValueType] = {
     RefusalReason.INVALID: pb.REFUSAL_REASON_INVALID,
     RefusalReason.NEVER_FITS: pb.REFUSAL_REASON_NEVER_FITS,
@@ -35,27 +28,10 @@ REFUSAL_REASON: dict[RefusalReason, pb.RefusalReason.ValueType] = {
     RefusalReason.ADAPTER_LOAD: pb.REFUSAL_REASON_ADAPTER_LOAD,
 }
 
-PS_PER_SECOND = 1e12
-
-
-# --- arrays -----------------------------------------------------------------------------------------------------------
-
-
-def u32_array(data: bytes) -> "array[int]":
-    """Read a little-endian u32 array."""
-    numbers = array("I")
-    numbers.frombytes(np.frombuffer(data, "<u4").astype(np.uint32, copy=False).tobytes())
-    return numbers
-
-
-def u32_bytes(numbers: Iterable[int]) -> bytes:
-    """Write a little-endian u32 array."""
-    return np.array(list(numbers), "<u4").tobytes()
-
 
 def take(token_ids_u32: bytes, indices: Many[int]) -> bytes:
     """Pick some entries of a u32 array."""
-    return np.frombuffer(token_ids_u32, "<u4")[list(indices)].tobytes()
+    return u32.pack_array(u32.view(token_ids_u32)[list(indices)])
 
 
 # --- from and to routers ----------------------------------------------------------------------------------------------
@@ -71,7 +47,7 @@ def read_submit(message: pb.Submit) -> Submit:
         prompt_token_ids_u32=message.prompt_token_ids_u32,
         max_new_tokens=message.sampling.max_new_tokens,
         sampling=message.sampling,
-        produced=u32_array(message.produced_token_ids_u32),
+        produced=u32.unpack(message.produced_token_ids_u32),
         resumed=message.resumed,
     )
 
@@ -85,7 +61,7 @@ def sampling_record(sampling: object) -> dict[str, object]:
     if sampling.true_output_tokens:
         said["true_output_tokens"] = sampling.true_output_tokens
     if sampling.stop_sequences_u32:
-        said["stop_sequences"] = [list(u32_array(stop)) for stop in sampling.stop_sequences_u32]
+        said["stop_sequences"] = [list(u32.unpack(stop)) for stop in sampling.stop_sequences_u32]
     return said
 
 
@@ -109,9 +85,10 @@ def draining() -> ToRouter:
     return ToRouter(draining=pb.SchedulerDraining())
 
 
-def refused(handle: int, reason: RefusalReason, message: str) -> ToRouter:
-    """Write that a request ends without further tokens."""
-    return ToRouter(refused=pb.Refused(handle=handle, reason=REFUSAL_REASON[reason], message=message))
+def refused(handle: int, reason: RefusalReason, message: str, facts: Mapping[str, object]) -> ToRouter:
+    """Write that a request ends without further tokens; `facts` is what the message says, for programs."""
+    texts = {name: str(value) for name, value in facts.items()}
+    return ToRouter(refused=pb.Refused(handle=handle, reason=REFUSAL_REASON[reason], message=message, facts=texts))
 
 
 def tokens(
@@ -125,11 +102,11 @@ def tokens(
     )
 
 
-def finished(live: Live, reason: EndReason, output_tokens: int, worker_id: str) -> FinishedMessage:
+def finished(live: Live, reason: FinishReason, output_tokens: int, worker_id: str) -> FinishedMessage:
     """Write the end of a sequence, as its router knows it."""
     return pb.Finished(
         handle=live.router_handle,
-        reason=FINISH_REASON[reason],
+        reason=types_pb2.FinishReason.ValueType(reason),
         usage=types_pb2.Usage(
             prompt_tokens=live.sequence.prompt_tokens,
             completion_tokens=output_tokens,
@@ -159,12 +136,12 @@ def read_worker_hello(message: pb.WorkerHello) -> WorkerHello:
 
 def read_step(message: pb.StepDone) -> StepReport:
     """Read one step's outcome."""
-    ended: list[tuple[int, EndReason]] = []
+    ended: list[tuple[int, FinishReason]] = []
     silent: frozenset[int] = frozenset()
     if message.finished_handles_u32:
-        handles, reasons = u32_array(message.finished_handles_u32), u32_array(message.finish_reasons_u32)
-        ended = [(handle, END_REASON[reason]) for handle, reason in zip(handles, reasons, strict=True)]
-        silent = frozenset(handles) - frozenset(u32_array(message.handles_u32))
+        handles, reasons = u32.unpack(message.finished_handles_u32), u32.unpack(message.finish_reasons_u32)
+        ended = [(handle, FinishReason(reason)) for handle, reason in zip(handles, reasons, strict=True)]
+        silent = frozenset(handles) - frozenset(u32.unpack(message.handles_u32))
     return StepReport(
         plan_id=message.plan_id,
         start_ps=message.start_ps,
@@ -175,9 +152,9 @@ def read_step(message: pb.StepDone) -> StepReport:
     )
 
 
-def welcome(time_scale: float, sent_ps: int) -> ToWorker:
+def welcome(time_scale: float, sent_ps: int, faults_from_ps: int) -> ToWorker:
     """Write the answer to a worker's hello."""
-    return ToWorker(welcome=pb.WorkerWelcome(time_scale=time_scale, sent_ps=sent_ps))
+    return ToWorker(welcome=pb.WorkerWelcome(time_scale=time_scale, sent_ps=sent_ps, faults_from_ps=faults_from_ps))
 
 
 def interrupt(plan_id: int, at_ps: int) -> ToWorker:
@@ -202,12 +179,12 @@ def write_plan(plan: Plan, plan_id: int, sent_ps: int, live: Callable[[int], Liv
         adapter_evictions=plan.adapter_evictions,
     )
     if plan.leaves:
-        message.leaves_u32 = u32_bytes(sequence.handle for sequence in plan.leaves)
+        message.leaves_u32 = u32.pack(sequence.handle for sequence in plan.leaves)
     if chunks:
-        message.prefill_handles_u32 = u32_bytes(chunk.sequence.handle for chunk in chunks)
-        message.prefill_new_tokens_u32 = u32_bytes(chunk.new_tokens for chunk in chunks)
-        message.prefill_past_tokens_u32 = u32_bytes(chunk.past_tokens for chunk in chunks)
-        message.prefill_samples_u32 = u32_bytes(chunk.samples for chunk in chunks)
+        message.prefill_handles_u32 = u32.pack(chunk.sequence.handle for chunk in chunks)
+        message.prefill_new_tokens_u32 = u32.pack(chunk.new_tokens for chunk in chunks)
+        message.prefill_past_tokens_u32 = u32.pack(chunk.past_tokens for chunk in chunks)
+        message.prefill_samples_u32 = u32.pack(chunk.samples for chunk in chunks)
     return ToWorker(plan=message)
 
 
@@ -218,7 +195,7 @@ def write_leaves(idle: Idle, plan_id: int, at_ps: int, sent_ps: int) -> ToWorker
             plan_id=plan_id,
             start_ps=at_ps,
             sent_ps=sent_ps,
-            leaves_u32=u32_bytes(sequence.handle for sequence in idle.leaves),
+            leaves_u32=u32.pack(sequence.handle for sequence in idle.leaves),
             adapter_evictions=idle.adapter_evictions,
         )
     )
@@ -229,7 +206,7 @@ def _join(sequence: Sequence, live: Live, needs_prompts: bool) -> pb.Join:
         handle=sequence.handle,
         prompt_tokens=sequence.prompt_tokens,
         prompt_token_ids_u32=live.prompt_token_ids_u32 if needs_prompts else b"",
-        produced_token_ids_u32=u32_bytes(live.token_ids),
+        produced_token_ids_u32=u32.pack(live.token_ids),
         adapter=write_adapter(sequence.adapter) if sequence.adapter is not None else None,
     )
     assert isinstance(live.sampling, pb.Sampling)

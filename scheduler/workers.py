@@ -35,6 +35,7 @@ from lorrery.scheduler.live import Live
 from lorrery.scheduler.messages import RefusalReason, StepReport, WorkerHello
 from lorrery.scheduler.metrics import SchedulerMetrics
 from lorrery.scheduler.routers import RouterLink
+from lorrery.vocabulary import u32
 
 log = get_logger("scheduler.workers")
 
@@ -314,7 +315,7 @@ class _FanOut:
 
     def __init__(self, handles_u32: bytes, lives: dict[int, Live]) -> None:
         self.handles_u32 = handles_u32
-        handles = wire.u32_array(handles_u32)
+        handles = u32.unpack(handles_u32)
         self._outputs: list[Callable[[int], None]] = []
         places: dict[RouterLink, tuple[list[int], list[int]]] = {}
         for index, handle in enumerate(handles):
@@ -328,11 +329,11 @@ class _FanOut:
             router_handles.append(live.router_handle)
         self._whole = len(places) == 1 and len(next(iter(places.values()))[0]) == len(handles)
         self._places = [
-            (router, indices, wire.u32_bytes(router_handles)) for router, (indices, router_handles) in places.items()
+            (router, indices, u32.pack(router_handles)) for router, (indices, router_handles) in places.items()
         ]
 
     def send(self, token_ids_u32: bytes, step_ps: int) -> None:
-        for append, token_id in zip(self._outputs, wire.u32_array(token_ids_u32), strict=True):
+        for append, token_id in zip(self._outputs, u32.unpack(token_ids_u32), strict=True):
             append(token_id)
         for router, indices, router_handles_u32 in self._places:
             token_ids = token_ids_u32 if self._whole else wire.take(token_ids_u32, indices)

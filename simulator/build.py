@@ -13,10 +13,10 @@ from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.worker import SimulatedWorker
-from lorrery.worker.device.output import Ending, FinishReason, LengthModel, Sampling, ending, sequence_seed
+from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.units import PS_PER_SECOND
+from lorrery.worker.device.output import Ending, LengthModel, Sampling, ending, sequence_seed
 from lorrery.worker.device.steptime import StepTimeModel
-
-PS_PER_SECOND = 10**12
 
 _NO_TOKENS = np.empty(0, np.uint32)
 

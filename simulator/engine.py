@@ -32,10 +32,8 @@ from lorrery.scheduler.core.sequence import Sequence as CoreSequence
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.stretch import Observer, Stretch
 from lorrery.simulator.worker import SimulatedWorker
+from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 from lorrery.worker.device.steptime import StepTimeModel
-
-NEVER = 1 << 62
-"""A time after every other."""
 
 Refuse = Callable[[SimulatedRequest], tuple[str, str] | None]
 """Says that a request may not come in (its outcome, why); None: it may."""
@@ -70,7 +68,7 @@ class Simulation:
         refuse: Refuse | None = None,
         choose_shard: Callable[[SimulatedRequest], int] | None = None,
         timeout_ps: int | None = None,
-        worker_wait_ps: int = 30 * 10**12,
+        worker_wait_ps: int = 30 * PS_PER_SECOND,
         observers: Sequence[Observer] = (),
     ) -> None:
         self.workers = list(workers)

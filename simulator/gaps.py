@@ -12,8 +12,7 @@ import numpy as np
 from lorrery.loadgen.workload.outcome_table import TokenGaps
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.stretch import Stretch
-
-_PS_PER_SECOND = 1e12
+from lorrery.vocabulary.units import PS_PER_SECOND
 
 
 class GapRecorder:
@@ -89,4 +88,4 @@ class GapRecorder:
         index = np.arange(len(starts)) - starts
         slopes = np.repeat(np.array(self._slope_ps, np.int64), num_gaps)
         gap_ps = np.repeat(np.array(self._first_ps, np.int64), num_gaps) + index * slopes
-        return TokenGaps(gap_ps / _PS_PER_SECOND, np.repeat(np.array(self._num_sequences, np.int64), num_gaps))
+        return TokenGaps(gap_ps / PS_PER_SECOND, np.repeat(np.array(self._num_sequences, np.int64), num_gaps))

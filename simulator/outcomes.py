@@ -7,8 +7,8 @@ import numpy as np
 from lorrery.loadgen.workload.outcome import INTERRUPTED, OK
 from lorrery.loadgen.workload.outcome_table import OutcomeTable, TokenGaps
 from lorrery.simulator.request import SimulatedRequest
+from lorrery.vocabulary.units import PS_PER_SECOND
 
-_PS_PER_SECOND = 1e12
 _NONE = -1
 
 STATUS = {
@@ -68,7 +68,7 @@ class OutcomeRecorder:
         self._adapter_id.append(None if request.adapter is None else request.adapter.adapter_id)
         self._tenant_id.append(request.tenant_id)
         self._worker.append(request.worker)
-        self._reason.append("" if request.reason is None else request.reason.value)
+        self._reason.append("" if request.reason is None else request.reason.word)
 
     def table(self, gaps: TokenGaps) -> OutcomeTable:
         """Return all, in order of index."""
@@ -77,7 +77,7 @@ class OutcomeRecorder:
         column = {name: values[order] for name, values in column.items()}
         rows = order.tolist()
         sent, end, admitted, first, last = (
-            np.where(column[name] == _NONE, np.nan, (column[name] - self._start_ps) / _PS_PER_SECOND)
+            np.where(column[name] == _NONE, np.nan, (column[name] - self._start_ps) / PS_PER_SECOND)
             for name in ("sent", "end", "admitted", "first", "last")
         )
         detail = {position: self._detail[row] for position, row in enumerate(rows) if row in self._detail}

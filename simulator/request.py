@@ -3,8 +3,8 @@
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
-from lorrery.scheduler.core.plan import EndReason
 from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.worker.device.output import Ending
 from lorrery.worker.device.rows import DeviceSequence
 
@@ -31,7 +31,7 @@ class SimulatedRequest(Sequence):
     ending: Ending
     outcome: str | None
     detail: str
-    reason: EndReason | None
+    reason: FinishReason | None
     first_admitted_ps: int | None
     first_cached_tokens: int
     finished_ps: int | None

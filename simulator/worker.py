@@ -8,19 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lorrery.scheduler.core.placements.base import Candidate
-from lorrery.scheduler.core.plan import EndReason, Event, Plan, Ran
+from lorrery.scheduler.core.plan import Event, Plan, Ran
 from lorrery.scheduler.core.replica import Replica
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.stretch import Observer, Stretch
+from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.worker.device.gpu import MockGpu
-from lorrery.worker.device.output import FinishReason
 from lorrery.worker.device.steptime import StepTimeModel
-
-END_REASON = {
-    FinishReason.EOS: EndReason.EOS,
-    FinishReason.STOP: EndReason.STOP,
-    FinishReason.LENGTH: EndReason.LENGTH,
-}
 
 
 @dataclass(slots=True)
@@ -153,7 +147,6 @@ class SimulatedWorker:
             self._observe(stretch, finished, requests)
         if not finished:
             return self.replica.commit(plan, Ran(steps, at_ps))
-        ended = [(handle, END_REASON[reason]) for handle, reason in finished]
         silent: frozenset[int] = frozenset()
         if plan.hold:
             for handle, _ in finished:
@@ -162,7 +155,7 @@ class SimulatedWorker:
             silent = frozenset(handle for handle, _ in finished if requests[handle].ending.extra_step)
             for handle in silent:
                 requests[handle].last_token_ps = before_ps
-        return self.replica.commit(plan, Ran(steps, at_ps, ended, silent))
+        return self.replica.commit(plan, Ran(steps, at_ps, finished, silent))
 
     def _last_boundary_before(self, plan: Plan, at_ps: int) -> int:
         """Return the boundary before the last step of the plan, which ends now."""

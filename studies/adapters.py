@@ -28,9 +28,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lorrery.chassis.settings import Settings
-from lorrery.cli.simulation import SimulatedRun, SimulationOptions
-from lorrery.loadgen.options import LoadOptions
+import lorrery
 from studies import figure
 
 NAME = "adapters"
@@ -100,16 +98,13 @@ def measure(point: Point, duration: float) -> Point:
     policy = POLICIES[point.policy]
     each = point.num_adapters // len(ranks) + 1
     registry = [{"id": f"r{rank}", "rank": rank, "count": each} for rank in ranks]
-    settings = Settings.model_validate(
-        {
-            "model": "Llama-2-7B",
-            "adapters": {"registry": registry, **policy.adapters},
-            "scheduler": {"max_total_token_num": POOL_TOKENS, **policy.scheduler},
-            "worker": {"gpu": "A10G", "engine": ENGINE},
-        }
-    )
-    load = LoadOptions(
-        target="",
+    settings = {
+        "model": "Llama-2-7B",
+        "adapters": {"registry": registry, **policy.adapters},
+        "scheduler": {"max_total_token_num": POOL_TOKENS, **policy.scheduler},
+        "worker": {"gpu": "A10G", "engine": ENGINE},
+    }
+    load = lorrery.LoadOptions(
         workload="slora",
         rate=point.req_rate,
         duration=duration,
@@ -119,7 +114,7 @@ def measure(point: Point, duration: float) -> Point:
         cv=point.cv,
         timeout=_TIMEOUT_SECONDS,
     )
-    summary = SimulatedRun(settings, load, SimulationOptions(num_workers=1)).run().slora
+    summary = lorrery.simulate(settings, load, workers=1).report.slora
     assert summary.num_abort == 0
     return replace(
         point,

@@ -20,9 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from lorrery.chassis.settings import Settings
-from lorrery.cli.simulation import SimulatedRun, SimulationOptions
-from lorrery.loadgen.options import LoadOptions
+import lorrery
 from studies import figure
 
 NAME = "batch_sizes"
@@ -60,30 +58,26 @@ class Row:
 def measure(prompt_tokens: int, batch_size: int) -> Row:
     """Generate one batch."""
     longest = max(64, 2 * prompt_tokens)
-    settings = Settings.model_validate(
-        {
-            "model": MODEL,
-            "scheduler": {
-                "policy": "fcfs",
-                "batching": "static",
-                "max_num_seqs": batch_size,
-                "max_req_input_len": prompt_tokens,
-                "max_req_total_len": longest,
-                "max_num_batched_tokens": batch_size * longest,
-            },
-            "worker": {"gpu": GPU},
-        }
-    )
-    load = LoadOptions(
-        target="",
-        workload="constant",
-        num_requests=batch_size,
-        concurrency=batch_size,
-        input_range=(prompt_tokens, prompt_tokens),
-        output_range=(OUTPUT, OUTPUT),
-    )
-    report = SimulatedRun(settings, load, SimulationOptions(num_workers=1)).run()
-    summary = report.summary
+    settings = {
+        "model": MODEL,
+        "scheduler": {
+            "policy": "fcfs",
+            "batching": "static",
+            "max_num_seqs": batch_size,
+            "max_req_input_len": prompt_tokens,
+            "max_req_total_len": longest,
+            "max_num_batched_tokens": batch_size * longest,
+        },
+        "worker": {"gpu": GPU},
+    }
+    load = {
+        "workload": "constant",
+        "num_requests": batch_size,
+        "concurrency": batch_size,
+        "input_range": prompt_tokens,
+        "output_range": OUTPUT,
+    }
+    summary = lorrery.simulate(settings, load, workers=1).summary
     assert summary.num_completed == batch_size
     return Row(prompt_tokens, batch_size, summary.duration_seconds, summary.from_sent.ttft_ms.p50 / 1e3)
 

@@ -17,6 +17,7 @@ from lorrery.scheduler.core.prefix_cache.static_trie import StaticTrie
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.simulator.build import build_requests, build_workers
 from lorrery.simulator.engine import Simulation
+from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.llm_mock import LlmMock
 from lorrery.worker.device.output import LlmMockLength
 from studies.corpus import draw_prompts
@@ -62,8 +63,8 @@ def play(prompts: Sequence[Sequence[int]], cache: StaticTrie, batch_size: int) -
         request.prompt_token_ids = prompts[request.handle]
         arrivals.append((at_ps, request))
     done = list(Simulation(workers, RoundRobin()).run(arrivals))
-    ttft = np.array([request.first_token_ps or 0 for request in done]) / 1e12
-    e2e = np.array([request.finished_ps or 0 for request in done]) / 1e12
+    ttft = np.array([request.first_token_ps or 0 for request in done]) / PS_PER_SECOND
+    e2e = np.array([request.finished_ps or 0 for request in done]) / PS_PER_SECOND
     tokens = np.array([request.output_tokens for request in done])
     return Metrics(
         throughput=len(done) / float(e2e.max()),

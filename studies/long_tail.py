@@ -24,12 +24,11 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from lorrery.chassis.settings import Settings
-from lorrery.loadgen.workload.request import WorkloadRequest
+import lorrery
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.stretch import Stretch
+from lorrery.vocabulary.units import PS_PER_SECOND
 from studies import figure
-from studies.simulated import simulate
 
 NAME, LIVE_NAME = "long_tail", "long_tail_live"
 WAYS = {
@@ -112,17 +111,17 @@ class Scene:
     """Asks the simulated cluster of one way to batch."""
 
     def __init__(self, way: str) -> None:
-        self._settings = Settings.model_validate(sections(way))
-        alone, times = self._run([(0.0, SHORT_PROMPT, RUNNING_OUTPUT)])
-        tokens_ps = [alone[0].first_token_ps or 0, *times.ends_ps]
-        self._come_seconds = tokens_ps[RUNNING_BEFORE - 1] / 1e12 + _AFTER_SECONDS
+        self._settings = sections(way)
+        _, times = self._run([(0.0, SHORT_PROMPT, RUNNING_OUTPUT)])
+        # The first token comes out of the prefill, the others out of one decode step each.
+        self._come_seconds = times.ends_ps[RUNNING_BEFORE - 2] / PS_PER_SECOND + _AFTER_SECONDS
 
-    def _run(self, asked: Sequence[tuple[float, int, int]]) -> tuple[list[SimulatedRequest], DecodeTimes]:
+    def _run(self, asked: Sequence[tuple[float, int, int]]) -> tuple[lorrery.RequestColumns, DecodeTimes]:
         times = DecodeTimes()
-        workload = [WorkloadRequest(index, *request) for index, request in enumerate(asked)]
-        requests = simulate(self._settings, workload, observers=[times], one_step=True)
-        assert all(request.outcome == "finished" for request in requests)
-        return requests, times
+        requests = lorrery.Requests(*zip(*asked, strict=True))
+        columns = lorrery.simulate(self._settings, requests, workers=1, one_step=True, observers=[times]).columns
+        assert columns.completed.all()
+        return columns, times
 
     def prefill_ms(self, long_prompt: int | None) -> tuple[float, float]:
         """Return the short prompt's time to first token and the running stream's longest gap."""
@@ -130,20 +129,19 @@ class Scene:
         if long_prompt is not None:
             asked.append((self._come_seconds, long_prompt, PROBE_OUTPUT))
         asked.append((self._come_seconds + _BEHIND_SECONDS, SHORT_PROMPT, PROBE_OUTPUT))
-        requests, times = self._run(asked)
-        running, short = requests[0], requests[-1]
-        assert running.finished_ps is not None
-        tokens_ps = [end for end in times.ends_ps if end <= running.finished_ps]
+        columns, times = self._run(asked)
+        running_ends_ps = round(float(columns.end_seconds[0]) * PS_PER_SECOND)
+        tokens_ps = [end for end in times.ends_ps if end <= running_ends_ps]
         gap_ps = max(late - early for early, late in pairwise(tokens_ps[RUNNING_BEFORE - 2 :]))
-        return ((short.first_token_ps or 0) - short.arrived_ps) / 1e9, gap_ps / 1e9
+        return float(columns.ttft_seconds[-1]) * 1e3, gap_ps / 1e9
 
     def decode_ms(self, *, with_long: bool) -> float:
         """Return the end-to-end time of a short output."""
         asked = [(_BEHIND_SECONDS, SHORT_PROMPT, SHORT_OUTPUT)]
         if with_long:
             asked.insert(0, (0.0, SHORT_PROMPT, LONG_OUTPUT))
-        short = self._run(asked)[0][-1]
-        return ((short.finished_ps or 0) - short.arrived_ps) / 1e9
+        columns, _ = self._run(asked)
+        return float(columns.e2e_seconds[-1]) * 1e3
 
 
 def measure(way: str) -> list[Row]:

@@ -8,8 +8,8 @@ from statistics import median
 from typing import Any
 
 from lorrery.chassis.settings import TlsSettings
-from lorrery.cli.cluster import LocalCluster
 from lorrery.loadgen.client import Reception, RouterClient
+from lorrery.local.cluster import LocalCluster
 from lorrery.v1.router_pb2 import GenerateRequest, TokenIds
 from lorrery.v1.types_pb2 import SamplingParams
 from studies.long_tail import (

@@ -30,6 +30,7 @@ from lorrery.scheduler.core.sequence import Adapter
 from lorrery.simulator.build import build_requests, build_workers
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.request import SimulatedRequest
+from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.build import read_catalogue
 from lorrery.worker.device.deployment import Deployment
 from lorrery.worker.device.lora import adapter_bytes, load_ps
@@ -121,7 +122,7 @@ class Result:
         """Output tokens over the time from the first arrival to the last end."""
         first = min(request.arrived_ps for request in self.requests)
         last = max(request.finished_ps or 0 for request in self.finished)
-        return sum(request.output_tokens for request in self.finished) / (last - first) * 1e12
+        return sum(request.output_tokens for request in self.finished) / (last - first) * PS_PER_SECOND
 
     @property
     def hit_ratio(self) -> float:

@@ -20,12 +20,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lorrery.chassis.settings import Settings
-from lorrery.loadgen.workload.request import WorkloadRequest
+import lorrery
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.stretch import Stretch
+from lorrery.vocabulary.units import PS_PER_SECOND
 from studies import figure
-from studies.simulated import simulate
 
 NAME = "static_continuous"
 NUM_REQUESTS, NUM_PLACES, EVERY = 32, 8, 8
@@ -33,12 +32,11 @@ LONG_OUTPUT, SHORT_OUTPUT, PROMPT = 100, 10, 7
 WAYS = ("static", "continuous")
 
 
-def workload() -> list[WorkloadRequest]:
+def workload() -> lorrery.Requests:
     """Make the seed's queue: every eighth request is a long one, the first included."""
-    return [
-        WorkloadRequest(index, 0.0, PROMPT, SHORT_OUTPUT if index % EVERY else LONG_OUTPUT)
-        for index in range(NUM_REQUESTS)
-    ]
+    outputs = np.full(NUM_REQUESTS, SHORT_OUTPUT)
+    outputs[::EVERY] = LONG_OUTPUT
+    return lorrery.Requests(np.zeros(NUM_REQUESTS), np.full(NUM_REQUESTS, PROMPT), outputs)
 
 
 @dataclass(slots=True)
@@ -105,26 +103,23 @@ class Outcome:
             "passes": len(self.passes.kinds),
             "mean_places_taken": float(np.mean(taken)),
             "mean_places_that_give_a_token": float(np.mean(self.passes.decodes)),
-            "duration_s": self.passes.ends_ps[-1] / 1e12,
+            "duration_s": self.passes.ends_ps[-1] / PS_PER_SECOND,
             "mean_e2e_s": self.mean_e2e_s,
         }
 
 
 def measure(way: str) -> Outcome:
     """Run the queue under one way to batch, step by step."""
-    settings = Settings.model_validate(
-        {
-            "model": "Llama-2-7B",
-            "scheduler": {"policy": "fcfs", "batching": way, "max_num_seqs": NUM_PLACES},
-            "worker": {"gpu": "A10G"},
-        }
-    )
-    passes = Passes()
-    requests = simulate(settings, workload(), observers=[passes], one_step=True)
-    assert all(request.outcome == "finished" for request in requests)
-    spans = [_span(request, passes) for request in requests]
-    e2e = [((request.finished_ps or 0) - request.arrived_ps) / 1e12 for request in requests]
-    return Outcome(way, passes, spans, float(np.mean(e2e)))
+    settings = {
+        "model": "Llama-2-7B",
+        "scheduler": {"policy": "fcfs", "batching": way, "max_num_seqs": NUM_PLACES},
+        "worker": {"gpu": "A10G"},
+    }
+    passes, ended = Passes(), list[SimulatedRequest]()
+    result = lorrery.simulate(settings, workload(), workers=1, one_step=True, observers=[passes], on_end=ended.append)
+    assert result.columns.completed.all()
+    spans = [_span(request, passes) for request in sorted(ended, key=lambda request: request.handle)]
+    return Outcome(way, passes, spans, float(np.mean(result.columns.end_seconds)))
 
 
 def _span(request: SimulatedRequest, passes: Passes) -> tuple[int, int, int]:

@@ -78,6 +78,8 @@ def test_the_wheel_holds_every_room_and_the_stubs(tmp_path: Path) -> None:
         assert f"lorrery/{wanted}/__init__.py" in names
     assert "lorrery/v1/types_pb2.py" in names
     assert {f"lorrery/worker/device/data/{name}.toml" for name in ("gpus", "models", "engines")} <= set(names)
+    for wanted in ("step_time_measured", "slora_measured", "vidur_conv_vllm", "vidur_conv_vllm_steps"):
+        assert f"lorrery/validation/data/{wanted}.csv" in names
     assert any(name.endswith("licenses/NOTICE") for name in names)
 
 

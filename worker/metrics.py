@@ -4,12 +4,13 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from lorrery.chassis.metrics import labelled
+from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.batch import Batch
 from lorrery.worker.device.cost import PARTS, StepCost
 
 STATES = ("loading", "dialling", "attached", "draining")
 
-_PS_PER_SECOND = 10**12
 _STEP_BUCKETS = (0.002, 0.004, 0.006, 0.008, 0.01, 0.0125, 0.015, 0.02, 0.025, 0.03, 0.04, 0.06, 0.08)
 _LONG_STEP_BUCKETS = (0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 100.0)
 _LAG_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
@@ -22,14 +23,22 @@ class WorkerMetrics:
 
     Args:
         registry: where they are shown.
+        name: the worker's, label `worker` of all of them.
         kv_pool_tokens: size of the KV pool.
         peak_flops: of one GPU's data sheet, per second.
         peak_bytes: of one GPU's memory, per second.
     """
 
     def __init__(
-        self, registry: CollectorRegistry, kv_pool_tokens: int, *, peak_flops: float = 0.0, peak_bytes: float = 0.0
+        self,
+        registry: CollectorRegistry,
+        name: str,
+        kv_pool_tokens: int,
+        *,
+        peak_flops: float = 0.0,
+        peak_bytes: float = 0.0,
     ) -> None:
+        registry = labelled(registry, worker=name)
         steps = Counter("lorrery_worker_steps_total", "Steps run, by what they did.", ["kind"], registry=registry)
         self._steps = {kind: steps.labels(kind) for kind in ("prefill", "decode", "mixed", "empty")}
         self._modelled = Histogram(
@@ -179,14 +188,14 @@ class WorkerMetrics:
         self._batch_size.observe(num_prefills + num_decodes)
         self._batch_tokens.observe(prefill_tokens + num_decodes)
         self._output_tokens.inc(output_tokens)
-        self._modelled.observe(modelled_ps / _PS_PER_SECOND)
+        self._modelled.observe(modelled_ps / PS_PER_SECOND)
         for name, counter in self._parts:
             if part_ps := getattr(cost, name):
-                counter.inc(part_ps / _PS_PER_SECOND)
+                counter.inc(part_ps / PS_PER_SECOND)
         self._flops.inc(cost.flops)
         self._memory_bytes.inc(cost.num_bytes)
-        self._actual.observe(actual_ps / _PS_PER_SECOND)
+        self._actual.observe(actual_ps / PS_PER_SECOND)
         self._lag.observe(lag_seconds)
         if gap_ps > 0:
             self._gaps.inc()
-            self._gap_seconds.inc(gap_ps / _PS_PER_SECOND)
+            self._gap_seconds.inc(gap_ps / PS_PER_SECOND)

@@ -3,15 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-
 from lorrery.v1 import scheduler_pb2 as pb
-from lorrery.worker.device.output import LengthModel, Sampling, TokenIds, ending, sequence_seed
+from lorrery.vocabulary import u32
+from lorrery.worker.device.output import LengthModel, Sampling, ending, sequence_seed
 from lorrery.worker.device.rows import DeviceSequence
 from lorrery.worker.device.work import PrefillWork
 from lorrery.worker.pacer import Plan, StepReport
-
-_U32 = np.dtype("<u4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +61,13 @@ def step_done(report: StepReport) -> pb.AttachRequest:
         plan_id=report.plan_id,
         start_ps=report.start_ps,
         end_ps=report.end_ps,
-        handles_u32=_to_bytes(outcome.handles),
-        token_ids_u32=_to_bytes(outcome.token_ids),
+        handles_u32=u32.pack_array(outcome.handles),
+        token_ids_u32=u32.pack_array(outcome.token_ids),
         hand_back=report.hand_back,
     )
     if outcome.finished:
-        step.finished_handles_u32 = _to_bytes(np.array([handle for handle, _ in outcome.finished], _U32))
-        step.finish_reasons_u32 = _to_bytes(np.array([reason for _, reason in outcome.finished], _U32))
+        step.finished_handles_u32 = u32.pack(handle for handle, _ in outcome.finished)
+        step.finish_reasons_u32 = u32.pack(reason for _, reason in outcome.finished)
     return pb.AttachRequest(step=step)
 
 
@@ -81,10 +78,10 @@ def read_plan(message: pb.Plan, answers: AnswerSettings) -> Plan:
         ValueError: arrays whose lengths differ or are no multiple of four bytes, or an impossible sequence.
     """
     columns = (
-        _from_bytes(message.prefill_handles_u32),
-        _from_bytes(message.prefill_new_tokens_u32),
-        _from_bytes(message.prefill_past_tokens_u32),
-        _from_bytes(message.prefill_samples_u32),
+        u32.view(message.prefill_handles_u32),
+        u32.view(message.prefill_new_tokens_u32),
+        u32.view(message.prefill_past_tokens_u32),
+        u32.view(message.prefill_samples_u32),
     )
     if len({len(column) for column in columns}) > 1:
         raise ValueError(f"plan {message.plan_id}: prefill arrays of {[len(column) for column in columns]} elements")
@@ -94,7 +91,7 @@ def read_plan(message: pb.Plan, answers: AnswerSettings) -> Plan:
         max_steps=message.max_steps,
         until_ps=message.until_ps if message.HasField("until_ps") else None,
         joins=tuple(_read_joins(message.joins, answers)),
-        leaves=tuple(_from_bytes(message.leaves_u32).tolist()),
+        leaves=tuple(u32.view(message.leaves_u32).tolist()),
         prefills=tuple(
             PrefillWork(handle, new_tokens, past_tokens, bool(samples))
             for handle, new_tokens, past_tokens, samples in zip(*(c.tolist() for c in columns), strict=True)
@@ -116,24 +113,16 @@ def _read_joins(joins: Iterable[pb.Join], answers: AnswerSettings) -> Iterable[D
             ignore_eos=asked.ignore_eos,
             true_output_tokens=asked.true_output_tokens or None,
             stop_sequences=tuple(
-                tuple(stop) for stop in (_from_bytes(s).tolist() for s in asked.stop_sequences_u32) if stop
+                tuple(stop) for stop in (u32.view(s).tolist() for s in asked.stop_sequences_u32) if stop
             ),
         )
-        echo = _from_bytes(join.prompt_token_ids_u32) if answers.echo else None
+        echo = u32.view(join.prompt_token_ids_u32) if answers.echo else None
         if echo is not None and len(echo) != join.prompt_tokens:
             raise ValueError(f"sequence {join.handle}: {len(echo)} prompt token ids of {join.prompt_tokens}")
-        produced = _from_bytes(join.produced_token_ids_u32)
+        produced = u32.view(join.produced_token_ids_u32)
         seed = sequence_seed(answers.model, join.adapter.adapter_id, sampling.seed)
         end = ending(seed, sampling, join.prompt_tokens, produced, answers.length_model, echo)
         adapter = join.adapter
         yield DeviceSequence(
             join.handle, join.prompt_tokens, len(produced), seed, end, echo, adapter.adapter_id, adapter.rank
         )
-
-
-def _from_bytes(array: bytes) -> TokenIds:
-    return np.frombuffer(array, _U32)
-
-
-def _to_bytes(array: TokenIds) -> bytes:
-    return array.astype(_U32, copy=False).tobytes()

@@ -12,9 +12,9 @@ from lorrery.scheduler.core.batching.mixed import Mixed
 from lorrery.scheduler.core.batching.slora_loop import SloraLoop
 from lorrery.scheduler.core.batching.static import Static
 from lorrery.scheduler.core.exclusion import Exclusion
-from lorrery.scheduler.core.memory.base import NEVER
 from lorrery.scheduler.core.policies import batch_limits
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
+from lorrery.vocabulary.units import NEVER
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,28 +5,29 @@ Under static batching they keep their place until all have ended. A few end by a
 
 from collections.abc import Iterable
 
-from lorrery.scheduler.core.plan import EndReason, Finished
+from lorrery.scheduler.core.plan import Finished
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
+from lorrery.vocabulary.finish_reason import FinishReason
 
 
 class Endings:
     """See the module."""
 
     def __init__(self) -> None:
-        self._held: dict[int, EndReason] = {}
+        self._held: dict[int, FinishReason] = {}
         self._silent: set[int] = set()
 
     def were_silent(self, handles: Iterable[int]) -> None:
         """Note whose last step gave no token."""
         self._silent.update(handles)
 
-    def hold(self, running: Running, sequence: Sequence, reason: EndReason) -> None:
+    def hold(self, running: Running, sequence: Sequence, reason: FinishReason) -> None:
         """Let a sequence that has ended keep its place in the batch."""
         running.hold(sequence)
         self._held[sequence.handle] = reason
 
-    def take(self, handle: int) -> EndReason | None:
+    def take(self, handle: int) -> FinishReason | None:
         """Return, once, why a sequence had ended that was held; None: it was not."""
         return self._held.pop(handle, None)
 
@@ -35,14 +36,14 @@ class Endings:
         self._held.pop(handle, None)
         self._silent.discard(handle)
 
-    def take_all(self, running: Running) -> dict[int, EndReason]:
+    def take_all(self, running: Running) -> dict[int, FinishReason]:
         """Return, once, who is held and why, if nobody else is left."""
         if len(self._held) < running.num:
             return {}
         held, self._held = self._held, {}
         return held
 
-    def finished(self, sequence: Sequence, reason: EndReason, output_tokens: int, at_ps: int) -> Finished:
+    def finished(self, sequence: Sequence, reason: FinishReason, output_tokens: int, at_ps: int) -> Finished:
         """Tell of an end, after so many tokens in this batch; a silent last step counts among them, but gave none."""
         output_tokens += sequence.produced_tokens
         if sequence.handle in self._silent:

@@ -18,16 +18,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.worker.device.work import PrefillWork
-
-
-class EndReason(Enum):
-    """Why a sequence ended."""
-
-    EOS = "eos"
-    STOP = "stop"
-    LENGTH = "length"
-    ABORTED = "aborted"
 
 
 @dataclass(slots=True, init=False)
@@ -104,11 +96,11 @@ class Finished:
     """A sequence ended at this boundary and has left."""
 
     sequence: Sequence
-    reason: EndReason
+    reason: FinishReason
     output_tokens: int
     at_ps: int
 
-    def __init__(self, sequence: Sequence, reason: EndReason, output_tokens: int, at_ps: int) -> None:
+    def __init__(self, sequence: Sequence, reason: FinishReason, output_tokens: int, at_ps: int) -> None:
         self.sequence = sequence
         self.reason = reason
         self.output_tokens = output_tokens
@@ -205,14 +197,14 @@ class Ran:
 
     num_steps: int
     end_ps: int
-    finished: Many[tuple[int, EndReason]]
+    finished: Many[tuple[int, FinishReason]]
     silent: frozenset[int]
 
     def __init__(
         self,
         num_steps: int,
         end_ps: int,
-        finished: Many[tuple[int, EndReason]] = (),
+        finished: Many[tuple[int, FinishReason]] = (),
         silent: frozenset[int] = frozenset(),
     ) -> None:
         self.num_steps = num_steps

@@ -84,7 +84,7 @@ def _describe(event: Event) -> tuple[str, Any]:
         case FirstToken(sequence):
             return "first_tokens", sequence.handle
         case Finished(sequence, reason, output_tokens):
-            return "finished", [sequence.handle, reason.value, output_tokens]
+            return "finished", [sequence.handle, reason.word, output_tokens]
         case Preempted(sequence):
             return "preempted", [sequence.handle, sequence.produced_tokens]
         case Dropped(sequence, reason):

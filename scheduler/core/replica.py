@@ -22,7 +22,6 @@ from lorrery.scheduler.core.plan import (
     Cancelled,
     Dropped,
     DropReason,
-    EndReason,
     Event,
     FirstToken,
     Idle,
@@ -34,6 +33,7 @@ from lorrery.scheduler.core.prefix_cache.base import PrefixCache
 from lorrery.scheduler.core.queues.base import Queue, is_asked_every_step
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.vocabulary.finish_reason import FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +270,7 @@ class Replica:
     def commit(self, plan: Plan, ran: Ran) -> list[Event]:
         """Advance by the steps that ran. Call it once or several times for one plan, in order."""
         events: list[Event] = []
-        ended: dict[int, EndReason] = {}
+        ended: dict[int, FinishReason] = {}
         if ran.finished:
             if ran.silent:
                 self._endings.were_silent(ran.silent)
@@ -295,7 +295,7 @@ class Replica:
             events += self._keep_adapters(())
         return events
 
-    def _decode(self, num_steps: int, ended: dict[int, EndReason]) -> None:
+    def _decode(self, num_steps: int, ended: dict[int, FinishReason]) -> None:
         self.queue.decoded(self.running, num_steps)
         self.running.advance(num_steps)
         self.batching.advanced(num_steps)
@@ -303,11 +303,11 @@ class Replica:
             return
         for handle, sequence in self._aborted.items():
             if handle not in ended:
-                ended[handle] = EndReason.ABORTED
+                ended[handle] = FinishReason.ABORTED
                 self._leaves.append(sequence)
         self._aborted.clear()
 
-    def _advance_prefills(self, plan: Plan, ran: Ran, ended: dict[int, EndReason], events: list[Event]) -> None:
+    def _advance_prefills(self, plan: Plan, ran: Ran, ended: dict[int, FinishReason], events: list[Event]) -> None:
         for chunk in plan.prefills:
             sequence = chunk.sequence
             sequence.computed_tokens += chunk.new_tokens
@@ -328,7 +328,7 @@ class Replica:
                 self._release(sequence, 1)
                 events.append(self._endings.finished(sequence, reason, 1, ran.end_ps))
 
-    def _hold(self, ended: dict[int, EndReason]) -> dict[int, EndReason]:
+    def _hold(self, ended: dict[int, FinishReason]) -> dict[int, FinishReason]:
         """Note who has ended; return them all once nobody is left, so that the batch ends together."""
         for handle, reason in ended.items():
             sequence = self.running.get(handle)
@@ -336,14 +336,14 @@ class Replica:
             self._endings.hold(self.running, sequence, reason)
         return self._all_held()
 
-    def _all_held(self) -> dict[int, EndReason]:
+    def _all_held(self) -> dict[int, FinishReason]:
         """Return who has ended and was held, if nobody else is left."""
         ended = self._endings.take_all(self.running)
         if ended:
             self._leaves += self.running.held.values()
         return ended
 
-    def _finish(self, handle: int, reason: EndReason, at_ps: int, events: list[Event]) -> None:
+    def _finish(self, handle: int, reason: FinishReason, at_ps: int, events: list[Event]) -> None:
         sequence = self.running.get(handle)
         assert sequence is not None, f"the device ended sequence {handle}, which does not run"
         events.append(self._endings.finished(sequence, reason, self._remove(sequence), at_ps))

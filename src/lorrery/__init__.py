@@ -1,5 +1,63 @@
 """A working model of a multi-tenant LoRA inference cluster that needs no GPU.
 
+    import lorrery
+
+    result = lorrery.simulate(workload={"rate": 20, "duration": 600, "adapters": "all"}, workers=4)
+    print(result.summary.from_intended.ttft_ms.p99, result.columns.e2e_seconds.mean())
+
+docs/python.md documents what is exported here; each name is imported when it is first used, so that a service or a
+command pays for nothing that it does not need.
+
 The rooms lie at the top of the repository; the links beside this file make them parts of this one package, and a wheel
 holds them as folders. docs/architecture.md says what each is for.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lorrery.chassis.errors import LorreryError, SettingsError
+    from lorrery.chassis.settings import Settings
+    from lorrery.chassis.version import VERSION as __version__
+    from lorrery.loadgen.options import LoadOptions
+    from lorrery.loadgen.workload.arrays import Requests
+    from lorrery.simulator.interface import simulate
+    from lorrery.simulator.result import RequestColumns, SimulationResult
+
+__all__ = [
+    "LoadOptions",
+    "LorreryError",
+    "RequestColumns",
+    "Requests",
+    "Settings",
+    "SettingsError",
+    "SimulationResult",
+    "__version__",
+    "simulate",
+]
+
+_HOMES = {
+    "LoadOptions": ("loadgen.options", "LoadOptions"),
+    "LorreryError": ("chassis.errors", "LorreryError"),
+    "RequestColumns": ("simulator.result", "RequestColumns"),
+    "Requests": ("loadgen.workload.arrays", "Requests"),
+    "Settings": ("chassis.settings", "Settings"),
+    "SettingsError": ("chassis.errors", "SettingsError"),
+    "SimulationResult": ("simulator.result", "SimulationResult"),
+    "__version__": ("chassis.version", "VERSION"),
+    "simulate": ("simulator.interface", "simulate"),
+}
+"""Exported name -> the module of this package that defines it, and its name there."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'lorrery' has no attribute {name!r}")
+    module, own_name = _HOMES[name]
+    value: object = getattr(import_module(f"lorrery.{module}"), own_name)
+    globals()[name] = value  # found at once from now on
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

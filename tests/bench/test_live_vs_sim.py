@@ -5,7 +5,7 @@ import pytest
 from bench import live_vs_sim
 from bench.cluster import CONFIG
 from lorrery.chassis.settings import load
-from lorrery.cli.simulation import SimulatedRun, SimulationOptions
+from lorrery.simulator.run import SimulatedRun, SimulationOptions
 
 
 @pytest.mark.parametrize("seconds", [20.0, 60.0])

@@ -2,7 +2,8 @@ import time
 
 import pytest
 
-from lorrery.chassis.clock import DRIFT, PS_PER_SECOND, DeviceClock
+from lorrery.chassis.clock import DRIFT, DeviceClock
+from lorrery.vocabulary.units import PS_PER_SECOND
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lorrery.cli.cluster import start_python
+from lorrery.local.cluster import start_python
 from tests.cluster.harness import alive, wait_until, write_settings
 
 pytestmark = pytest.mark.cluster

@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from lorrery.cli.app import app as lorrery
-from lorrery.cli.golden import replay
-from lorrery.cli.golden.kind import Skip
-from lorrery.cli.golden.kinds import KINDS
 from lorrery.cli.validate import app
+from lorrery.validation.golden import replay
+from lorrery.validation.golden.kind import Skip
+from lorrery.validation.golden.kinds import KINDS
 
 EXCERPTS = Path(__file__).parent.parent / "golden"
 CLOSING_LINE = re.compile(r"\d+ passed, \d+ failed, \d+ skipped")

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterable
 
-from lorrery.cli.cluster import LocalCluster
+from lorrery.local.cluster import LocalCluster
 from tests.cluster.harness import metric, wait_until
 
 HELD: dict[str, tuple[str, ...]] = {

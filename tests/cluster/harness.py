@@ -17,7 +17,7 @@ from typing import Protocol
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from lorrery.cli.cluster import LocalCluster
+from lorrery.local.cluster import LocalCluster
 
 POLL_SECONDS = 0.02
 

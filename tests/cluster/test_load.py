@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lorrery.cli.cluster import start_python
+from lorrery.local.cluster import start_python
 from tests.cluster.gauges import HELD
 from tests.cluster.harness import alive, metric, wait_until, write_settings
 

@@ -4,7 +4,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from lorrery.chassis.channel import open_channel
-from lorrery.cli.cluster import LocalCluster
+from lorrery.local.cluster import LocalCluster
 from lorrery.v1 import types_pb2
 from tests.cluster.client import Ask, client_of
 from tests.cluster.gauges import nothing_held, scrape

@@ -66,7 +66,7 @@ def scheduler_metrics() -> CollectorRegistry:
 
 def worker_metrics() -> CollectorRegistry:
     registry = CollectorRegistry()
-    WorkerMetrics(registry, 1000)
+    WorkerMetrics(registry, "one", 1000)
     return registry
 
 

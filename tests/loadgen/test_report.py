@@ -7,12 +7,12 @@ import pytest
 from rich.console import Console
 
 from lorrery.chassis.errors import FormatError
+from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.options import LoadOptions
 from lorrery.loadgen.own_load import OwnLoad, OwnLoadMeter
 from lorrery.loadgen.report import CSV_COLUMNS, make_report, read_report, write_report
 from lorrery.loadgen.source import BuiltWorkload
 from lorrery.loadgen.table import print_report
-from lorrery.loadgen.wire import ClusterView
 from lorrery.loadgen.workload.outcome import INTERRUPTED, RequestOutcome
 from lorrery.loadgen.workload.outcome_table import OutcomeTable
 from lorrery.loadgen.workload.request import WorkloadRequest
@@ -132,6 +132,84 @@ def test_the_table_fits_a_hundred_columns_and_says_what_matters():
         "of device time",
     ):
         assert part in " ".join(text.split()) or part in text, part
+
+
+LATENCIES_AT_80 = """
+ ms                                    mean         p50         p90         p99
+ ──────────────────────────────────────────────────────────────────────────────
+ TTFT  from the intended send         500.0       500.0       500.0       500.0
+ TTFT  from the actual send           400.0       400.0       400.0       400.0
+ TPOT  (E2E - TTFT) / (n - 1)         100.0       100.0       100.0       100.0
+ ITL   gap between tokens             100.0       100.0       100.0       100.0
+ E2E   from the intended send         800.0       800.0       800.0       800.0
+ E2E   from the actual send           700.0       700.0       700.0       700.0
+ E2E / n, normalised TPOT             200.0       200.0       200.0       200.0
+"""
+LATENCIES_AT_60 = """
+ ms                             mean    p50    p90    p99
+ ────────────────────────────────────────────────────────
+ TTFT  from the intended send  500.0  500.0  500.0  500.0
+ TTFT  from the actual send    400.0  400.0  400.0  400.0
+ TPOT  (E2E - TTFT) / (n - 1)  100.0  100.0  100.0  100.0
+ ITL   gap between tokens      100.0  100.0  100.0  100.0
+ E2E   from the intended send  800.0  800.0  800.0  800.0
+ E2E   from the actual send    700.0  700.0  700.0  700.0
+ E2E / n, normalised TPOT      200.0  200.0  200.0  200.0
+"""
+LATENCIES_AT_44 = """
+ ms                       p50    p90    p99
+ ──────────────────────────────────────────
+ TTFT  from the         500.0  500.0  500.0
+ intended send
+ TTFT  from the actual  400.0  400.0  400.0
+ send
+"""
+ADAPTERS_AT_80 = """
+ adapter           requests   failed   tokens   TTFT p50   TTFT p90   TPOT p50
+ ─────────────────────────────────────────────────────────────────────────────
+ lora-0                   1        0        4      500.0      500.0      100.0
+"""
+ADAPTERS_AT_60 = """
+                                     TTFT   TTFT   TPOT
+ adapter  requests  failed  tokens    p50    p90    p50
+ ──────────────────────────────────────────────────────
+ lora-0          1       0       4  500.0  500.0  100.0
+"""
+ADAPTERS_AT_44 = """
+                                     TTFT
+ adapter  requests  failed  tokens    p50
+ ────────────────────────────────────────
+ lora-0          1       0       4  500.0
+"""
+
+
+def lines_at(width):
+    made = report([outcome(index, adapter=f"lora-{index}") for index in range(3)])
+    return "\n".join(line.rstrip() for line in printed(made, width).splitlines())
+
+
+@pytest.mark.parametrize(
+    ("width", "latencies", "adapters"),
+    [
+        (60, LATENCIES_AT_60, ADAPTERS_AT_60),
+        (80, LATENCIES_AT_80, ADAPTERS_AT_80),
+        (100, LATENCIES_AT_80, ADAPTERS_AT_80),
+        (160, LATENCIES_AT_80, ADAPTERS_AT_80),
+    ],
+)
+def test_every_column_is_there_whole_from_60_columns_on(width, latencies, adapters):
+    text = lines_at(width)
+    assert latencies in text
+    assert adapters in text
+    assert "left out" not in text
+
+
+def test_a_narrower_terminal_shows_fewer_columns_and_names_the_others():
+    text = lines_at(44)
+    assert LATENCIES_AT_44 in text
+    assert "left out: mean; a terminal of 47 columns\nshows all\n" in text
+    assert ADAPTERS_AT_44 in text
+    assert "left out: TPOT p50, TTFT p90; a terminal of\n56 columns shows all\n" in text
 
 
 def test_nothing_measured_shows_no_zeros():

@@ -8,11 +8,12 @@ from prometheus_client import CollectorRegistry
 
 from lorrery.chassis.errors import Internal, Unavailable
 from lorrery.router.metrics import RouterMetrics
-from lorrery.router.request import Finish, FinishReason, Request, Usage
+from lorrery.router.request import Finish, Request, Usage
 from lorrery.router.sampling import SamplingParams
 from lorrery.router.streams import Fanout, Slot
 from lorrery.router.wire import TokensFrame
 from lorrery.v1 import router_pb2
+from lorrery.vocabulary.finish_reason import FinishReason
 
 REQUEST = Request("r", "", "", b"\1\0\0\0", SamplingParams(), (), 1)
 FINISH = Finish(FinishReason.LENGTH, Usage(1, 1))

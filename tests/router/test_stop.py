@@ -4,10 +4,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lorrery.router.output import Output
-from lorrery.router.request import Finish, FinishReason, Request, Usage
+from lorrery.router.request import Finish, Request, Usage
 from lorrery.router.sampling import SamplingParams
 from lorrery.router.stop import StopMatcher, stop_token_sequences
 from lorrery.router.tokenizer import BuiltinTokenizer
+from lorrery.vocabulary.finish_reason import FinishReason
 
 TOKENIZER = BuiltinTokenizer()
 ABC, ABLE, ABOUT = 3, 4, 5

@@ -10,10 +10,11 @@ import pytest
 import lorrery.scheduler.journal as module
 from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.settings import Settings, load
-from lorrery.scheduler.core.plan import Cancelled, EndReason, Finished, FirstToken, Idle, Plan, Ran
+from lorrery.scheduler.core.plan import Cancelled, Finished, FirstToken, Idle, Plan, Ran
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.journal import Journal
 from lorrery.scheduler.messages import StepReport, WorkerHello
+from lorrery.vocabulary.finish_reason import FinishReason
 
 HELLO = WorkerHello("w", "A10G", "Llama-2-7B", 1, 6000, "roofline", needs_prompts=False)
 
@@ -59,7 +60,7 @@ def test_steps_of_one_plan_are_one_line_and_precede_the_next_plan(path: Path, jo
     worker.stepped(step(100, 110), 0, [FirstToken(sequence, 110)])
     worker.stepped(step(113, 125), 3, [])
     worker.decided(Plan(125, 9, decode=True), 125)  # goes on as before: nothing to say
-    worker.stepped(step(125, 140), 0, [Finished(sequence, EndReason.EOS, 4, 140)])
+    worker.stepped(step(125, 140), 0, [Finished(sequence, FinishReason.EOS, 4, 140)])
     worker.decided(Idle(None, events=[Cancelled(sequence)]), 140)
     journal.close()
     _, attached, plan, steps, idle, end = lines_of(path)

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from lorrery.chassis.faults import LOAD_FAILURE, SLOW_WORKER, WORKER_LOSS, Fault, load_fails
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.scheduler.core.adapters import Tier
 from lorrery.scheduler.core.batchings import BATCHINGS
@@ -38,7 +39,7 @@ from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.simulator.build import build_requests
 from lorrery.simulator.engine import Simulation
-from lorrery.simulator.faults import LOAD_FAILURE, SLOW_WORKER, WORKER_LOSS, Fault, load_fails, schedule_faults
+from lorrery.simulator.faults import schedule_faults
 from lorrery.simulator.gaps import GapRecorder
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.steps import COLUMNS, StepWriter
@@ -276,7 +277,7 @@ def build_case(case: Case, observers: Sequence[Observer], *, one_step: bool) -> 
     """Build a case's cluster."""
 
     def fails(adapter: Adapter, attempt: int, at_ps: int) -> bool:
-        return load_fails(case.faults, adapter, at_ps) or (case.loads and adapter.rank == 8 and attempt == 0)
+        return load_fails(case.faults, adapter.adapter_id, at_ps) or (case.loads and adapter.rank == 8 and attempt == 0)
 
     def load_ps(adapter: Adapter, tier: Tier) -> int:
         if case.loads:
@@ -366,7 +367,7 @@ def _told(request: SimulatedRequest) -> tuple[Any, ...]:
         request.output_tokens,
         request.first_cached_tokens,
         request.num_requeues,
-        "" if request.reason is None else request.reason.value,
+        "" if request.reason is None else request.reason.word,
     )
 
 

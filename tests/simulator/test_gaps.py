@@ -8,7 +8,8 @@ from lorrery.simulator.gaps import GapRecorder
 from lorrery.simulator.outcomes import OutcomeRecorder
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.stretch import Stretch
-from lorrery.worker.device.output import Ending, FinishReason
+from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.worker.device.output import Ending
 from tests.simulator.fuzz import draw_case, simulate
 
 

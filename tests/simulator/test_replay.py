@@ -11,9 +11,10 @@ import pytest
 from rich.console import Console
 
 from lorrery.chassis.settings import load
-from lorrery.cli.simulate_journal import parts_of, replay_journal
+from lorrery.cli.simulate_journal import replay_journal
 from lorrery.simulator.journal import read_journal
 from lorrery.simulator.replay import Replayed, replay
+from lorrery.simulator.replay_parts import parts_of
 from tests.simulator.virtual_cluster import play, virtual_time
 
 COMMON = (

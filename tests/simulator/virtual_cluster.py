@@ -24,6 +24,7 @@ from lorrery.scheduler.cluster import Cluster
 from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.routers import RouterLink
 from lorrery.v1 import scheduler_pb2 as pb
+from lorrery.vocabulary import u32
 from lorrery.worker import wire as worker_wire
 from lorrery.worker.build import device_of, length_model_of
 from lorrery.worker.device.gpu import MockGpu
@@ -109,8 +110,8 @@ class VirtualCluster:
             request_id=f"r{self._num_handles}",
             adapter_id=adapter_id,
             tenant_id="t",
-            prompt_token_ids_u32=scheduler_wire.u32_bytes(prompt),
-            produced_token_ids_u32=scheduler_wire.u32_bytes(produced),
+            prompt_token_ids_u32=u32.pack(prompt),
+            produced_token_ids_u32=u32.pack(produced),
             sampling=sampling,
         )
         self.cluster.submit(scheduler_wire.read_submit(message), self.router)
@@ -169,7 +170,7 @@ class VirtualWorker:
         self.alive = True
         self.dispatcher = cluster.attach(hello)
         clock = DeviceClock.synced(settings.time_scale, cluster.clock.now_ps() + owner.skew_ps)
-        metrics = WorkerMetrics(CollectorRegistry(), device.pool_tokens, peak_flops=1e15, peak_bytes=1e12)
+        metrics = WorkerMetrics(CollectorRegistry(), "worker", device.pool_tokens, peak_flops=1e15, peak_bytes=1e12)
         self.pacer = Pacer(MockGpu(device.step_time), clock, metrics, self._report)
         self._down: asyncio.Queue[pb.AttachResponse] = asyncio.Queue()
         self._up: asyncio.Queue[pb.AttachRequest] = asyncio.Queue()
@@ -255,7 +256,7 @@ async def play(settings: Settings, rng: random.Random, *, num_requests: int, num
         if rng.random() < 0.5:
             sampling.true_output_tokens = rng.randint(1, most)
         if rng.random() < 0.2:
-            sampling.stop_sequences_u32.append(scheduler_wire.u32_bytes([rng.randint(3, 20)]))
+            sampling.stop_sequences_u32.append(u32.pack([rng.randint(3, 20)]))
         prompt = shared[: rng.randint(1, 200)] + [rng.randint(3, 900) for _ in range(rng.randint(0, 40))]
         produced = (7,) * rng.randint(1, 3) if rng.random() < 0.05 and most > 3 else ()
         handle = virtual.submit(sampling, prompt, rng.choice(adapters), produced)

@@ -12,7 +12,6 @@ from lorrery.scheduler.core.plan import (
     Admitted,
     Cancelled,
     Dropped,
-    EndReason,
     Event,
     Finished,
     FirstToken,
@@ -23,6 +22,7 @@ from lorrery.scheduler.core.plan import (
 )
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Sequence
+from lorrery.vocabulary.finish_reason import FinishReason
 
 STEP_PS = 1_000
 TOKEN_PS = 7
@@ -107,14 +107,14 @@ class Device:
             if ended or steps == max_steps or (until_ps is not None and end_ps >= until_ps):
                 return Ran(steps, end_ps, ended)
 
-    def _ended(self, handles: list[int], *, hold: bool) -> list[tuple[int, EndReason]]:
+    def _ended(self, handles: list[int], *, hold: bool) -> list[tuple[int, FinishReason]]:
         ended = [h for h in handles if h not in self.ended and self.produced[h] >= self.true_lengths[h]]
         for handle in ended:
             if hold:
                 self.ended.add(handle)
             else:
                 del self.produced[handle], self.cached[handle]
-        return [(handle, EndReason.EOS) for handle in ended]
+        return [(handle, FinishReason.EOS) for handle in ended]
 
 
 Entry = tuple[Any, ...]
@@ -135,7 +135,7 @@ def note(event: Event, at_ps: int) -> Entry:
         case FirstToken(sequence, first_ps):
             return ("first", first_ps, sequence.handle)
         case Finished(sequence, reason, output_tokens, end_ps):
-            return ("finished", end_ps, sequence.handle, reason.value, output_tokens)
+            return ("finished", end_ps, sequence.handle, reason.word, output_tokens)
         case AdaptersKept(adapter_ids):
             return ("kept", at_ps, adapter_ids)
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from lorrery.scheduler.core.queues.base import Queue
-
-PS_PER_SECOND = 10**12
+from lorrery.vocabulary.units import PS_PER_SECOND
 
 
 class PolicyFault(Exception):  # noqa: N818  a fault of the policy, not of ours

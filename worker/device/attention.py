@@ -16,12 +16,11 @@ Integer arithmetic: the time per decode KV token and the time per half token of 
 
 from collections.abc import Iterable
 
+from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.architecture import Model, Precision, Shard
 from lorrery.worker.device.batch import Batch, PrefillChunk
 from lorrery.worker.device.hardware import Gpu, KernelFit
 from lorrery.worker.device.kernels import TILE
-
-_PS_PER_SECOND = 10**12
 
 TILE_START_TOKENS = 100
 """What an attention tile costs before its first KV token; 60 to 140 fit alike."""
@@ -47,10 +46,10 @@ class AttentionKernels:
         self.kernel_ps = round(layers * fit.attention_us * 1e6)
         self.kv_token_bytes = layers * shard.kv * 2 * precision.kv_bytes
         bandwidth = gpu.gb_per_second * 1e9 * fit.decode_bandwidth
-        self.kv_token_ps = round(self.kv_token_bytes / bandwidth * _PS_PER_SECOND)
+        self.kv_token_ps = round(self.kv_token_bytes / bandwidth * PS_PER_SECOND)
         tile_flops = 4 * TILE * model.head_size * gpu.num_sms
         seconds = layers * tile_flops / (gpu.tflops * 1e12 * fit.prefill_flops)
-        self._half_tile_token_ps = round(seconds / 2 * _PS_PER_SECOND)
+        self._half_tile_token_ps = round(seconds / 2 * PS_PER_SECOND)
         self._pair_flops = 4 * layers * shard.queries
 
     def batch_ps(self, batch: Batch) -> int:

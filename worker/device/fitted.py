@@ -19,6 +19,7 @@ from functools import cache, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, Segment
 from lorrery.worker.device.cost import StepCost
 from lorrery.worker.device.deployment import Deployment
@@ -29,7 +30,6 @@ MOST_KNOTS = 256
 LEAST_ROWS = 5
 """Rows of the log that a knot stands for; more where there would be more than `MOST_KNOTS`."""
 
-_PS_PER_SECOND = 10**12
 _ROWS_AT_ONCE = 65_536
 
 Floats = NDArray[np.float64]
@@ -179,4 +179,4 @@ class Fitted:
 
 
 def _ps(seconds: float) -> int:
-    return round(seconds * _PS_PER_SECOND)
+    return round(seconds * PS_PER_SECOND)

@@ -16,10 +16,11 @@ from math import sqrt
 import numpy as np
 from numpy.typing import NDArray
 
+from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.worker.device.adapters import DecodingAdapters
 from lorrery.worker.device.batch import Batch
 from lorrery.worker.device.cost import StepCost
-from lorrery.worker.device.output import EOS_TOKEN_ID, FinishReason, TokenIds
+from lorrery.worker.device.output import EOS_TOKEN_ID, TokenIds
 from lorrery.worker.device.rows import DecodeRows, DeviceSequence, Row
 from lorrery.worker.device.steptime import StepTimeModel
 from lorrery.worker.device.work import PrefillWork, StepOutcome

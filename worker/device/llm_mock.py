@@ -9,10 +9,9 @@ the constant alone. The formula is far from a real GPU's (a 2,000-token prompt t
 charts are.
 """
 
+from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, Segment
 from lorrery.worker.device.cost import StepCost
-
-PS_PER_SECOND = 10**12
 
 # The seed's constants: 312 TFLOPS times 1500, and 120 / 2000 s.
 UNIT_PS = round(PS_PER_SECOND / (312 * 1500))

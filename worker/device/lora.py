@@ -24,13 +24,12 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
+from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.architecture import Model, Precision, Shard
 from lorrery.worker.device.batch import LoraWork
 from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.hardware import Gpu
 from lorrery.worker.device.memory import SIXTEEN_BITS, kv_bytes_per_token
-
-_PS_PER_SECOND = 10**12
 
 Targets = Literal["qkvo", "all-linear"]
 
@@ -144,7 +143,7 @@ def load_ps(
     seconds = REQUEST_SECONDS + copies * COPY_SECONDS + size_bytes / (host_gb_per_second * 1e9)
     if disk_gb_per_second is not None:
         seconds += size_bytes / (disk_gb_per_second * 1e9)
-    return round(seconds * _PS_PER_SECOND)
+    return round(seconds * PS_PER_SECOND)
 
 
 def adapter_load_ps(

@@ -14,14 +14,13 @@ attention, for a token of KV cache, and for a batch's adapters.
 
 from functools import lru_cache
 
+from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.architecture import check_split
 from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, Segment
 from lorrery.worker.device.cost import StepCost
 from lorrery.worker.device.deployment import Deployment
 from lorrery.worker.device.lora import LoraCost
 from lorrery.worker.device.memory import kv_bytes_per_token
-
-_PS_PER_SECOND = 10**12
 
 
 class NaiveRoofline:
@@ -137,4 +136,4 @@ def _sizes(batch: Batch) -> tuple[int, int, int, int]:
 
 
 def _ps(seconds: float) -> int:
-    return round(seconds * _PS_PER_SECOND)
+    return round(seconds * PS_PER_SECOND)

@@ -11,13 +11,14 @@ Vocabulary: 0 unknown, 1 beginning of sequence, 2 end of sequence (S-LoRA's `eos
 
 import hashlib
 from dataclasses import dataclass
-from enum import IntEnum
 from math import exp
 from statistics import NormalDist
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from lorrery.vocabulary.finish_reason import FinishReason
 
 UNKNOWN_TOKEN_ID, BOS_TOKEN_ID, EOS_TOKEN_ID, FIRST_WORD_ID = 0, 1, 2, 3
 NUM_WORDS = 1905
@@ -35,15 +36,6 @@ _WORDS = np.uint64(NUM_WORDS)
 _LENGTH_POSITION = -2
 """The place in a sequence's random stream that its length is drawn from; its tokens have those from 0 on."""
 _SCAN_POSITIONS = 512
-
-
-class FinishReason(IntEnum):
-    """Why a sequence ended; the values are the wire's."""
-
-    EOS = 1
-    STOP = 2
-    LENGTH = 3
-    ABORTED = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ decode KV token, the time per half token of prefill tile length, and a batch's a
 
 from functools import lru_cache
 
+from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.architecture import Shard
 from lorrery.worker.device.attention import AttentionKernels
 from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, Segment
@@ -21,7 +22,6 @@ from lorrery.worker.device.deployment import Deployment
 from lorrery.worker.device.kernels import LinearKernels
 from lorrery.worker.device.lora import LoraCost
 
-_PS_PER_SECOND = 10**12
 _PS_PER_MS = 10**9
 
 
@@ -119,7 +119,7 @@ class Roofline:
 
     def attention_seconds(self, batch: Batch) -> float:
         """Return what all layers' attention takes."""
-        return self._attention.batch_ps(batch) / _PS_PER_SECOND
+        return self._attention.batch_ps(batch) / PS_PER_SECOND
 
     def _host_ps(self, batch: Batch, num_tokens: int, num_samples: int) -> int:
         host_ps = self._host_step_ps + self._host_sequence_ps * num_samples
@@ -164,4 +164,4 @@ def _sizes(batch: Batch) -> tuple[int, int]:
 
 
 def _ps(seconds: float) -> int:
-    return round(seconds * _PS_PER_SECOND)
+    return round(seconds * PS_PER_SECOND)

@@ -15,13 +15,13 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean, median
 from typing import TypeVar
 
+from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, Segment
 from lorrery.worker.device.cost import StepCost
 from lorrery.worker.device.deployment import Deployment
 from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.lora import LoraCost
 
-_PS_PER_SECOND = 10**12
 _PS_PER_MS = 10**9
 
 Points = Sequence[tuple[float, float]]
@@ -133,4 +133,4 @@ class ProfileTable:
         return self._mixed * (ms + self._decode(batch.num_decodes, mean_kv) - self._decode(batch.num_decodes, 0))
 
     def _lora_ps(self, lora: LoraWork) -> int:
-        return round(self._lora.step(lora)[0] * _PS_PER_SECOND)
+        return round(self._lora.step(lora)[0] * PS_PER_SECOND)

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.worker.device.batch import PrefillChunk
-from lorrery.worker.device.output import FinishReason, TokenIds
+from lorrery.worker.device.output import TokenIds
 
 
 @dataclass(slots=True, init=False)

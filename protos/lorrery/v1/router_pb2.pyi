@@ -21,11 +21,15 @@ DESCRIPTOR: descriptor.FileDescriptor
 
 @typing.final
 class TokenIds(message.Message):
+    """TokenIds is a prompt that is tokenised already."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     IDS_FIELD_NUMBER: builtins.int
     @builtins.property
-    def ids(self) -> containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def ids(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """At least one; each below the size of the vocabulary."""
+
     def __init__(
         self,
         *,
@@ -39,6 +43,8 @@ class TokenIds(message.Message):
 
 @typing.final
 class GenerateRequest(message.Message):
+    """GenerateRequest asks for the output of one prompt."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: builtins.int
@@ -55,9 +61,11 @@ class GenerateRequest(message.Message):
     model: builtins.str
     """Empty, or the cluster's base model."""
     text: builtins.str
+    """Tokenised by the router."""
     adapter_id: builtins.str
     """Empty: the base model."""
     tenant_id: builtins.str
+    """Whose request it is, for journals; no decision depends on it. May be empty."""
     seed: builtins.int
     """Equal seeds give equal tokens. Drawn by the router if unset."""
     true_output_tokens: builtins.int
@@ -66,9 +74,13 @@ class GenerateRequest(message.Message):
     worker's length model.
     """
     @builtins.property
-    def token_ids(self) -> TokenIds: ...
+    def token_ids(self) -> TokenIds:
+        """Taken as they are."""
+
     @builtins.property
-    def sampling(self) -> types_pb2.SamplingParams: ...
+    def sampling(self) -> types_pb2.SamplingParams:
+        """Unset: all of its defaults."""
+
     def __init__(
         self,
         *,
@@ -101,18 +113,25 @@ class GenerateRequest(message.Message):
 
 @typing.final
 class GenerateResponse(message.Message):
+    """GenerateResponse carries what is new, in order."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     TOKEN_IDS_FIELD_NUMBER: builtins.int
     TEXT_FIELD_NUMBER: builtins.int
     FINISH_FIELD_NUMBER: builtins.int
     text: builtins.str
+    """The text of these tokens. A character whose tokens are not all there yet
+    comes with the last of them.
+    """
     @builtins.property
     def token_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
         """New tokens since the last message; usually one."""
 
     @builtins.property
-    def finish(self) -> Finish: ...
+    def finish(self) -> Finish:
+        """Set in the last message of a stream that ends by itself, and in no other."""
+
     def __init__(
         self,
         *,
@@ -128,13 +147,18 @@ class GenerateResponse(message.Message):
 
 @typing.final
 class Finish(message.Message):
+    """Finish ends a stream whose status is OK."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     REASON_FIELD_NUMBER: builtins.int
     USAGE_FIELD_NUMBER: builtins.int
     reason: types_pb2.FinishReason.ValueType
+    """Why the output ends here."""
     @builtins.property
-    def usage(self) -> types_pb2.Usage: ...
+    def usage(self) -> types_pb2.Usage:
+        """What the request consumed."""
+
     def __init__(
         self,
         *,
@@ -149,6 +173,8 @@ class Finish(message.Message):
 
 @typing.final
 class ListAdaptersRequest(message.Message):
+    """ListAdaptersRequest has no fields."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     def __init__(
@@ -162,6 +188,8 @@ class ListAdaptersRequest(message.Message):
 
 @typing.final
 class ListAdaptersResponse(message.Message):
+    """ListAdaptersResponse lists the adapters of all connected schedulers."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     ADAPTERS_FIELD_NUMBER: builtins.int
@@ -169,7 +197,9 @@ class ListAdaptersResponse(message.Message):
     model: builtins.str
     """The base model's name."""
     @builtins.property
-    def adapters(self) -> containers.RepeatedCompositeFieldContainer[types_pb2.Adapter]: ...
+    def adapters(self) -> containers.RepeatedCompositeFieldContainer[types_pb2.Adapter]:
+        """Sorted by id."""
+
     def __init__(
         self,
         *,
@@ -184,11 +214,15 @@ class ListAdaptersResponse(message.Message):
 
 @typing.final
 class LoadAdapterRequest(message.Message):
+    """LoadAdapterRequest names the adapter to make known."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     ADAPTER_FIELD_NUMBER: builtins.int
     @builtins.property
-    def adapter(self) -> types_pb2.Adapter: ...
+    def adapter(self) -> types_pb2.Adapter:
+        """Its id is not empty; its rank is at least 1 and at most max_lora_rank."""
+
     def __init__(
         self,
         *,
@@ -202,6 +236,10 @@ class LoadAdapterRequest(message.Message):
 
 @typing.final
 class LoadAdapterResponse(message.Message):
+    """LoadAdapterResponse has no fields: every connected scheduler knows the
+    adapter.
+    """
+
     DESCRIPTOR: descriptor.Descriptor
 
     def __init__(
@@ -215,10 +253,13 @@ class LoadAdapterResponse(message.Message):
 
 @typing.final
 class UnloadAdapterRequest(message.Message):
+    """UnloadAdapterRequest names the adapter to forget."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     ADAPTER_ID_FIELD_NUMBER: builtins.int
     adapter_id: builtins.str
+    """As loaded, or as listed in the settings."""
     def __init__(
         self,
         *,
@@ -232,6 +273,10 @@ class UnloadAdapterRequest(message.Message):
 
 @typing.final
 class UnloadAdapterResponse(message.Message):
+    """UnloadAdapterResponse has no fields: no connected scheduler takes new
+    requests for the adapter.
+    """
+
     DESCRIPTOR: descriptor.Descriptor
 
     def __init__(
@@ -245,6 +290,8 @@ class UnloadAdapterResponse(message.Message):
 
 @typing.final
 class GetClusterStatusRequest(message.Message):
+    """GetClusterStatusRequest has no fields."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     def __init__(
@@ -258,11 +305,15 @@ class GetClusterStatusRequest(message.Message):
 
 @typing.final
 class GetClusterStatusResponse(message.Message):
+    """GetClusterStatusResponse is the cluster as its schedulers see it now."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     SHARDS_FIELD_NUMBER: builtins.int
     @builtins.property
-    def shards(self) -> containers.RepeatedCompositeFieldContainer[Shard]: ...
+    def shards(self) -> containers.RepeatedCompositeFieldContainer[Shard]:
+        """One for each scheduler in the router's settings, connected or not."""
+
     def __init__(
         self,
         *,
@@ -289,15 +340,23 @@ class Shard(message.Message):
     NUM_UNPLACED_FIELD_NUMBER: builtins.int
     WORKERS_FIELD_NUMBER: builtins.int
     address: builtins.str
+    """HOST:PORT, as in the router's settings."""
     connected: builtins.bool
+    """Whether the router has a stream to it. If not, the fields below are unset."""
     model: builtins.str
+    """The base model's name."""
     time_scale: builtins.float
+    """Wall seconds in a device second: 2 is twice as slow."""
     max_req_input_len: builtins.int
+    """Most tokens of a prompt."""
     max_req_total_len: builtins.int
+    """Most tokens of a prompt and its output together."""
     num_unplaced: builtins.int
     """Requests that wait for a worker to attach."""
     @builtins.property
-    def workers(self) -> containers.RepeatedCompositeFieldContainer[types_pb2.Worker]: ...
+    def workers(self) -> containers.RepeatedCompositeFieldContainer[types_pb2.Worker]:
+        """Attached workers."""
+
     def __init__(
         self,
         *,

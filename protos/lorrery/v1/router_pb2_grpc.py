@@ -78,7 +78,8 @@ class RouterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListAdapters(self, request, context):
-        """ListAdapters lists the adapters that requests may name.
+        """ListAdapters lists the adapters that requests may name. UNAVAILABLE: no
+        scheduler is connected.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -86,21 +87,26 @@ class RouterServiceServicer:
 
     def LoadAdapter(self, request, context):
         """LoadAdapter makes an adapter known; the router sends it again to a
-        scheduler that restarts.
+        scheduler that restarts. Errors: INVALID_ARGUMENT (no id, or rank 0),
+        FAILED_PRECONDITION (rank over max_lora_rank), ALREADY_EXISTS (known with
+        another rank), UNAVAILABLE (no scheduler is connected).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnloadAdapter(self, request, context):
-        """UnloadAdapter makes an adapter unknown to new requests.
+        """UnloadAdapter makes an adapter unknown to new requests; running ones go on.
+        Errors: NOT_FOUND (no such adapter), UNAVAILABLE (no scheduler is
+        connected).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetClusterStatus(self, request, context):
-        """GetClusterStatus tells which shards and workers serve, and how full they are.
+        """GetClusterStatus says which schedulers and workers serve, and how full they
+        are. No error: a scheduler that cannot be reached is listed as such.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

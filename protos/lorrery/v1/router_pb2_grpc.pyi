@@ -41,15 +41,24 @@ class RouterServiceStub:
     UNAVAILABLE (no worker for longer than the settings allow, or draining).
     """
     ListAdapters: grpc.UnaryUnaryMultiCallable[router_pb2.ListAdaptersRequest, router_pb2.ListAdaptersResponse]
-    """ListAdapters lists the adapters that requests may name."""
+    """ListAdapters lists the adapters that requests may name. UNAVAILABLE: no
+    scheduler is connected.
+    """
     LoadAdapter: grpc.UnaryUnaryMultiCallable[router_pb2.LoadAdapterRequest, router_pb2.LoadAdapterResponse]
     """LoadAdapter makes an adapter known; the router sends it again to a
-    scheduler that restarts.
+    scheduler that restarts. Errors: INVALID_ARGUMENT (no id, or rank 0),
+    FAILED_PRECONDITION (rank over max_lora_rank), ALREADY_EXISTS (known with
+    another rank), UNAVAILABLE (no scheduler is connected).
     """
     UnloadAdapter: grpc.UnaryUnaryMultiCallable[router_pb2.UnloadAdapterRequest, router_pb2.UnloadAdapterResponse]
-    """UnloadAdapter makes an adapter unknown to new requests."""
+    """UnloadAdapter makes an adapter unknown to new requests; running ones go on.
+    Errors: NOT_FOUND (no such adapter), UNAVAILABLE (no scheduler is
+    connected).
+    """
     GetClusterStatus: grpc.UnaryUnaryMultiCallable[router_pb2.GetClusterStatusRequest, router_pb2.GetClusterStatusResponse]
-    """GetClusterStatus tells which shards and workers serve, and how full they are."""
+    """GetClusterStatus says which schedulers and workers serve, and how full they
+    are. No error: a scheduler that cannot be reached is listed as such.
+    """
 
 @typing.type_check_only
 class RouterServiceAsyncStub(RouterServiceStub):
@@ -64,15 +73,24 @@ class RouterServiceAsyncStub(RouterServiceStub):
     UNAVAILABLE (no worker for longer than the settings allow, or draining).
     """
     ListAdapters: aio.UnaryUnaryMultiCallable[router_pb2.ListAdaptersRequest, router_pb2.ListAdaptersResponse]  # type: ignore[assignment]
-    """ListAdapters lists the adapters that requests may name."""
+    """ListAdapters lists the adapters that requests may name. UNAVAILABLE: no
+    scheduler is connected.
+    """
     LoadAdapter: aio.UnaryUnaryMultiCallable[router_pb2.LoadAdapterRequest, router_pb2.LoadAdapterResponse]  # type: ignore[assignment]
     """LoadAdapter makes an adapter known; the router sends it again to a
-    scheduler that restarts.
+    scheduler that restarts. Errors: INVALID_ARGUMENT (no id, or rank 0),
+    FAILED_PRECONDITION (rank over max_lora_rank), ALREADY_EXISTS (known with
+    another rank), UNAVAILABLE (no scheduler is connected).
     """
     UnloadAdapter: aio.UnaryUnaryMultiCallable[router_pb2.UnloadAdapterRequest, router_pb2.UnloadAdapterResponse]  # type: ignore[assignment]
-    """UnloadAdapter makes an adapter unknown to new requests."""
+    """UnloadAdapter makes an adapter unknown to new requests; running ones go on.
+    Errors: NOT_FOUND (no such adapter), UNAVAILABLE (no scheduler is
+    connected).
+    """
     GetClusterStatus: aio.UnaryUnaryMultiCallable[router_pb2.GetClusterStatusRequest, router_pb2.GetClusterStatusResponse]  # type: ignore[assignment]
-    """GetClusterStatus tells which shards and workers serve, and how full they are."""
+    """GetClusterStatus says which schedulers and workers serve, and how full they
+    are. No error: a scheduler that cannot be reached is listed as such.
+    """
 
 class RouterServiceServicer(metaclass=abc_1.ABCMeta):
     """RouterService is the cluster's client side."""
@@ -96,7 +114,9 @@ class RouterServiceServicer(metaclass=abc_1.ABCMeta):
         request: router_pb2.ListAdaptersRequest,
         context: _ServicerContext,
     ) -> typing.Union[router_pb2.ListAdaptersResponse, abc.Awaitable[router_pb2.ListAdaptersResponse]]:
-        """ListAdapters lists the adapters that requests may name."""
+        """ListAdapters lists the adapters that requests may name. UNAVAILABLE: no
+        scheduler is connected.
+        """
 
     @abc_1.abstractmethod
     def LoadAdapter(
@@ -105,7 +125,9 @@ class RouterServiceServicer(metaclass=abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[router_pb2.LoadAdapterResponse, abc.Awaitable[router_pb2.LoadAdapterResponse]]:
         """LoadAdapter makes an adapter known; the router sends it again to a
-        scheduler that restarts.
+        scheduler that restarts. Errors: INVALID_ARGUMENT (no id, or rank 0),
+        FAILED_PRECONDITION (rank over max_lora_rank), ALREADY_EXISTS (known with
+        another rank), UNAVAILABLE (no scheduler is connected).
         """
 
     @abc_1.abstractmethod
@@ -114,7 +136,10 @@ class RouterServiceServicer(metaclass=abc_1.ABCMeta):
         request: router_pb2.UnloadAdapterRequest,
         context: _ServicerContext,
     ) -> typing.Union[router_pb2.UnloadAdapterResponse, abc.Awaitable[router_pb2.UnloadAdapterResponse]]:
-        """UnloadAdapter makes an adapter unknown to new requests."""
+        """UnloadAdapter makes an adapter unknown to new requests; running ones go on.
+        Errors: NOT_FOUND (no such adapter), UNAVAILABLE (no scheduler is
+        connected).
+        """
 
     @abc_1.abstractmethod
     def GetClusterStatus(
@@ -122,6 +147,8 @@ class RouterServiceServicer(metaclass=abc_1.ABCMeta):
         request: router_pb2.GetClusterStatusRequest,
         context: _ServicerContext,
     ) -> typing.Union[router_pb2.GetClusterStatusResponse, abc.Awaitable[router_pb2.GetClusterStatusResponse]]:
-        """GetClusterStatus tells which shards and workers serve, and how full they are."""
+        """GetClusterStatus says which schedulers and workers serve, and how full they
+        are. No error: a scheduler that cannot be reached is listed as such.
+        """
 
 def add_RouterServiceServicer_to_server(servicer: RouterServiceServicer, server: typing.Union[grpc.Server, aio.Server]) -> None: ...

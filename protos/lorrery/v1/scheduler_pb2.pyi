@@ -27,34 +27,70 @@ class _RefusalReason:
 class _RefusalReasonEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_RefusalReason.ValueType], builtins.type):
     DESCRIPTOR: descriptor.EnumDescriptor
     REFUSAL_REASON_UNSPECIFIED: _RefusalReason.ValueType  # 0
+    """Not sent."""
     REFUSAL_REASON_INVALID: _RefusalReason.ValueType  # 1
+    """INVALID_ARGUMENT: a value that cannot be."""
     REFUSAL_REASON_NEVER_FITS: _RefusalReason.ValueType  # 2
+    """INVALID_ARGUMENT: no worker could ever hold it."""
     REFUSAL_REASON_UNKNOWN_ADAPTER: _RefusalReason.ValueType  # 3
+    """NOT_FOUND."""
     REFUSAL_REASON_QUEUE_FULL: _RefusalReason.ValueType  # 4
+    """RESOURCE_EXHAUSTED: max_waiting_requests is reached."""
     REFUSAL_REASON_SLO_UNATTAINABLE: _RefusalReason.ValueType  # 5
+    """RESOURCE_EXHAUSTED: dropped by a policy, since its service level cannot be
+    met any more.
+    """
     REFUSAL_REASON_RANK_OVER_LIMIT: _RefusalReason.ValueType  # 6
+    """FAILED_PRECONDITION: the adapter's rank is over max_lora_rank."""
     REFUSAL_REASON_NO_WORKER: _RefusalReason.ValueType  # 7
+    """UNAVAILABLE: no worker for worker_wait_seconds."""
     REFUSAL_REASON_DRAINING: _RefusalReason.ValueType  # 8
+    """UNAVAILABLE: the scheduler is about to stop; another one may take the
+    request.
+    """
     REFUSAL_REASON_INTERNAL: _RefusalReason.ValueType  # 9
+    """INTERNAL: a broken invariant; the scheduler's log has more."""
     REFUSAL_REASON_ADAPTER_LOAD: _RefusalReason.ValueType  # 10
+    """UNAVAILABLE: the adapter could not be loaded."""
 
-class RefusalReason(_RefusalReason, metaclass=_RefusalReasonEnumTypeWrapper): ...
+class RefusalReason(_RefusalReason, metaclass=_RefusalReasonEnumTypeWrapper):
+    """RefusalReason says why a request ends with an error; the router turns it into
+    a gRPC status.
+    """
 
 REFUSAL_REASON_UNSPECIFIED: RefusalReason.ValueType  # 0
+"""Not sent."""
 REFUSAL_REASON_INVALID: RefusalReason.ValueType  # 1
+"""INVALID_ARGUMENT: a value that cannot be."""
 REFUSAL_REASON_NEVER_FITS: RefusalReason.ValueType  # 2
+"""INVALID_ARGUMENT: no worker could ever hold it."""
 REFUSAL_REASON_UNKNOWN_ADAPTER: RefusalReason.ValueType  # 3
+"""NOT_FOUND."""
 REFUSAL_REASON_QUEUE_FULL: RefusalReason.ValueType  # 4
+"""RESOURCE_EXHAUSTED: max_waiting_requests is reached."""
 REFUSAL_REASON_SLO_UNATTAINABLE: RefusalReason.ValueType  # 5
+"""RESOURCE_EXHAUSTED: dropped by a policy, since its service level cannot be
+met any more.
+"""
 REFUSAL_REASON_RANK_OVER_LIMIT: RefusalReason.ValueType  # 6
+"""FAILED_PRECONDITION: the adapter's rank is over max_lora_rank."""
 REFUSAL_REASON_NO_WORKER: RefusalReason.ValueType  # 7
+"""UNAVAILABLE: no worker for worker_wait_seconds."""
 REFUSAL_REASON_DRAINING: RefusalReason.ValueType  # 8
+"""UNAVAILABLE: the scheduler is about to stop; another one may take the
+request.
+"""
 REFUSAL_REASON_INTERNAL: RefusalReason.ValueType  # 9
+"""INTERNAL: a broken invariant; the scheduler's log has more."""
 REFUSAL_REASON_ADAPTER_LOAD: RefusalReason.ValueType  # 10
+"""UNAVAILABLE: the adapter could not be loaded."""
 
 @typing.final
 class RouteRequest(message.Message):
-    """--- routers ---------------------------------------------------------------"""
+    """--- routers ---------------------------------------------------------------
+
+    RouteRequest is what a router sends.
+    """
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -64,9 +100,13 @@ class RouteRequest(message.Message):
     cancel_handles_u32: builtins.bytes
     """Handles to cancel."""
     @builtins.property
-    def hello(self) -> RouterHello: ...
+    def hello(self) -> RouterHello:
+        """The first message, and no other."""
+
     @builtins.property
-    def submit(self) -> Submit: ...
+    def submit(self) -> Submit:
+        """A request."""
+
     def __init__(
         self,
         *,
@@ -84,12 +124,15 @@ class RouteRequest(message.Message):
 
 @typing.final
 class RouterHello(message.Message):
+    """RouterHello announces a router."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     ROUTER_ID_FIELD_NUMBER: builtins.int
     ADAPTERS_FIELD_NUMBER: builtins.int
     UNLOADED_ADAPTERS_FIELD_NUMBER: builtins.int
     router_id: builtins.str
+    """For logs."""
     @builtins.property
     def adapters(self) -> containers.RepeatedCompositeFieldContainer[types_pb2.Adapter]:
         """Adapters loaded at run time, which a restarted scheduler does not know."""
@@ -130,16 +173,23 @@ class Submit(message.Message):
     handle: builtins.int
     """Chosen by the router, never used again on this stream."""
     request_id: builtins.str
+    """Names the request in logs."""
     adapter_id: builtins.str
+    """Empty: the base model."""
     tenant_id: builtins.str
+    """As in GenerateRequest."""
     prompt_token_ids_u32: builtins.bytes
+    """The whole prompt."""
     produced_token_ids_u32: builtins.bytes
+    """Output that the router has received already; empty for a new request."""
     resumed: builtins.bool
     """Asked for before, on a stream that broke: a full queue takes it all the same,
     also if it has no tokens yet.
     """
     @builtins.property
-    def sampling(self) -> Sampling: ...
+    def sampling(self) -> Sampling:
+        """What the worker needs to make its tokens."""
+
     def __init__(
         self,
         *,
@@ -170,8 +220,11 @@ class Sampling(message.Message):
     TRUE_OUTPUT_TOKENS_FIELD_NUMBER: builtins.int
     STOP_SEQUENCES_U32_FIELD_NUMBER: builtins.int
     seed: builtins.int
+    """Drawn by the router where the client gave none."""
     max_new_tokens: builtins.int
+    """Most output tokens, those already produced included."""
     ignore_eos: builtins.bool
+    """As in SamplingParams."""
     true_output_tokens: builtins.int
     """0: unknown."""
     @builtins.property
@@ -195,6 +248,8 @@ class Sampling(message.Message):
 
 @typing.final
 class RouteResponse(message.Message):
+    """RouteResponse is what a scheduler sends to a router."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     HELLO_FIELD_NUMBER: builtins.int
@@ -202,11 +257,17 @@ class RouteResponse(message.Message):
     REFUSED_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
     @builtins.property
-    def hello(self) -> SchedulerHello: ...
+    def hello(self) -> SchedulerHello:
+        """The first message, and no other."""
+
     @builtins.property
-    def tokens(self) -> Tokens: ...
+    def tokens(self) -> Tokens:
+        """New tokens."""
+
     @builtins.property
-    def refused(self) -> Refused: ...
+    def refused(self) -> Refused:
+        """A request that ends with an error."""
+
     @builtins.property
     def draining(self) -> SchedulerDraining:
         """No new requests, please: the scheduler is about to stop."""
@@ -229,12 +290,16 @@ class RouteResponse(message.Message):
 
 @typing.final
 class SchedulerHello(message.Message):
+    """SchedulerHello answers RouterHello."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: builtins.int
     TIME_SCALE_FIELD_NUMBER: builtins.int
     model: builtins.str
+    """The base model's name."""
     time_scale: builtins.float
+    """Wall seconds in a device second: 2 is twice as slow."""
     def __init__(
         self,
         *,
@@ -249,6 +314,8 @@ class SchedulerHello(message.Message):
 
 @typing.final
 class SchedulerDraining(message.Message):
+    """SchedulerDraining has no fields."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     def __init__(
@@ -276,7 +343,9 @@ class Tokens(message.Message):
     step_ps: builtins.int
     """How long the last step took."""
     handles_u32: builtins.bytes
+    """Requests that got a token; one that got several is named as often."""
     token_ids_u32: builtins.bytes
+    """The token of each handle."""
     @builtins.property
     def finished(self) -> containers.RepeatedCompositeFieldContainer[Finished]:
         """Sequences that ended, after the tokens above."""
@@ -298,15 +367,21 @@ class Tokens(message.Message):
 
 @typing.final
 class Finished(message.Message):
+    """Finished ends a request that ended by itself."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     HANDLE_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
     USAGE_FIELD_NUMBER: builtins.int
     handle: builtins.int
+    """The request's, as in its Submit."""
     reason: types_pb2.FinishReason.ValueType
+    """Why it ended."""
     @builtins.property
-    def usage(self) -> types_pb2.Usage: ...
+    def usage(self) -> types_pb2.Usage:
+        """What it consumed."""
+
     def __init__(
         self,
         *,
@@ -326,28 +401,60 @@ class Refused(message.Message):
 
     DESCRIPTOR: descriptor.Descriptor
 
+    @typing.final
+    class FactsEntry(message.Message):
+        DESCRIPTOR: descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     HANDLE_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
+    FACTS_FIELD_NUMBER: builtins.int
     handle: builtins.int
+    """The request's, as in its Submit."""
     reason: RefusalReason.ValueType
+    """Which status the client gets."""
     message: builtins.str
+    """The status's text."""
+    @builtins.property
+    def facts(self) -> containers.ScalarMap[builtins.str, builtins.str]:
+        """What the message says, for programs: field, value, limit and the like."""
+
     def __init__(
         self,
         *,
         handle: builtins.int = ...,
         reason: RefusalReason.ValueType = ...,
         message: builtins.str = ...,
+        facts: abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["handle", b"handle", "message", b"message", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["facts", b"facts", "handle", b"handle", "message", b"message", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
 class AttachRequest(message.Message):
-    """--- workers ---------------------------------------------------------------"""
+    """--- workers ---------------------------------------------------------------
+
+    AttachRequest is what a worker sends.
+    """
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -356,11 +463,19 @@ class AttachRequest(message.Message):
     HEARTBEAT_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
     @builtins.property
-    def hello(self) -> WorkerHello: ...
+    def hello(self) -> WorkerHello:
+        """The first message, and no other."""
+
     @builtins.property
-    def step(self) -> StepDone: ...
+    def step(self) -> StepDone:
+        """The outcome of a step."""
+
     @builtins.property
-    def heartbeat(self) -> Heartbeat: ...
+    def heartbeat(self) -> Heartbeat:
+        """Sent once in heartbeat_seconds. A worker that is silent for
+        worker_timeout_seconds is lost.
+        """
+
     @builtins.property
     def draining(self) -> WorkerDraining:
         """No new sequences, please: the worker is about to stop."""
@@ -383,6 +498,8 @@ class AttachRequest(message.Message):
 
 @typing.final
 class WorkerHello(message.Message):
+    """WorkerHello announces a worker and what it has."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     WORKER_ID_FIELD_NUMBER: builtins.int
@@ -394,9 +511,13 @@ class WorkerHello(message.Message):
     STEP_TIME_MODEL_FIELD_NUMBER: builtins.int
     NEEDS_PROMPTS_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
+    """The worker's name."""
     gpu: builtins.str
+    """Name of the GPU in the catalogue."""
     model: builtins.str
+    """Name of the base model; the scheduler refuses another than its own."""
     tensor_parallel: builtins.int
+    """GPUs of this worker."""
     max_total_token_num: builtins.int
     """KV pool, in tokens."""
     adapter_memory_bytes: builtins.int
@@ -425,6 +546,8 @@ class WorkerHello(message.Message):
 
 @typing.final
 class Heartbeat(message.Message):
+    """Heartbeat has no fields."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     def __init__(
@@ -438,6 +561,8 @@ class Heartbeat(message.Message):
 
 @typing.final
 class WorkerDraining(message.Message):
+    """WorkerDraining has no fields."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     def __init__(
@@ -464,15 +589,19 @@ class StepDone(message.Message):
     FINISH_REASONS_U32_FIELD_NUMBER: builtins.int
     HAND_BACK_FIELD_NUMBER: builtins.int
     plan_id: builtins.int
+    """The plan's number on this stream."""
     start_ps: builtins.int
     """Later than the end of the step before: the worker stood still in between."""
     end_ps: builtins.int
+    """When the step ended."""
     handles_u32: builtins.bytes
     """Sequences that got a token in this step, in batch order."""
     token_ids_u32: builtins.bytes
+    """The token of each handle."""
     finished_handles_u32: builtins.bytes
     """Sequences that ended with this step, and why (FinishReason values)."""
     finish_reasons_u32: builtins.bytes
+    """FinishReason of each ended sequence."""
     hand_back: builtins.bool
     """The plan is over; the worker waits for the next."""
     def __init__(
@@ -495,17 +624,25 @@ class StepDone(message.Message):
 
 @typing.final
 class AttachResponse(message.Message):
+    """AttachResponse is what a scheduler sends to a worker."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     WELCOME_FIELD_NUMBER: builtins.int
     PLAN_FIELD_NUMBER: builtins.int
     INTERRUPT_FIELD_NUMBER: builtins.int
     @builtins.property
-    def welcome(self) -> WorkerWelcome: ...
+    def welcome(self) -> WorkerWelcome:
+        """The first message, and no other."""
+
     @builtins.property
-    def plan(self) -> Plan: ...
+    def plan(self) -> Plan:
+        """What to run next."""
+
     @builtins.property
-    def interrupt(self) -> Interrupt: ...
+    def interrupt(self) -> Interrupt:
+        """Hand back early."""
+
     def __init__(
         self,
         *,
@@ -523,22 +660,29 @@ class AttachResponse(message.Message):
 
 @typing.final
 class WorkerWelcome(message.Message):
+    """WorkerWelcome answers WorkerHello."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     TIME_SCALE_FIELD_NUMBER: builtins.int
     SENT_PS_FIELD_NUMBER: builtins.int
+    FAULTS_FROM_PS_FIELD_NUMBER: builtins.int
     time_scale: builtins.float
+    """Wall seconds in a device second: 2 is twice as slow."""
     sent_ps: builtins.int
     """The device clock now."""
+    faults_from_ps: builtins.int
+    """When the scheduler's first worker attached: the times of faults count from here."""
     def __init__(
         self,
         *,
         time_scale: builtins.float = ...,
         sent_ps: builtins.int = ...,
+        faults_from_ps: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["sent_ps", b"sent_ps", "time_scale", b"time_scale"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["faults_from_ps", b"faults_from_ps", "sent_ps", b"sent_ps", "time_scale", b"time_scale"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -565,6 +709,7 @@ class Plan(message.Message):
     HOLD_FIELD_NUMBER: builtins.int
     WAIT_PS_FIELD_NUMBER: builtins.int
     plan_id: builtins.int
+    """Counts up from 1 on each stream."""
     start_ps: builtins.int
     """The boundary at which it was decided; its first step starts here."""
     sent_ps: builtins.int
@@ -578,12 +723,13 @@ class Plan(message.Message):
     leaves_u32: builtins.bytes
     """Sequences to forget."""
     prefill_handles_u32: builtins.bytes
-    """Prefill chunks: sequence, new tokens, tokens already in the cache, and 1
-    where the chunk ends the prompt and so gives a token.
-    """
+    """Sequences with a prefill chunk in the first step."""
     prefill_new_tokens_u32: builtins.bytes
+    """Tokens that the chunk computes."""
     prefill_past_tokens_u32: builtins.bytes
+    """Tokens that are in the cache before it."""
     prefill_samples_u32: builtins.bytes
+    """1 where the chunk ends the prompt and so gives a token, otherwise 0."""
     decode: builtins.bool
     """Whether every sequence past its prompt gets a token too."""
     hold: builtins.bool
@@ -597,9 +743,13 @@ class Plan(message.Message):
         """Sequences new to this worker."""
 
     @builtins.property
-    def adapter_loads(self) -> containers.RepeatedCompositeFieldContainer[types_pb2.Adapter]: ...
+    def adapter_loads(self) -> containers.RepeatedCompositeFieldContainer[types_pb2.Adapter]:
+        """Adapters to load into GPU memory."""
+
     @builtins.property
-    def adapter_evictions(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def adapter_evictions(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Ids of adapters to remove from GPU memory."""
+
     def __init__(
         self,
         *,
@@ -641,15 +791,23 @@ class Join(message.Message):
     SAMPLING_FIELD_NUMBER: builtins.int
     ADAPTER_FIELD_NUMBER: builtins.int
     handle: builtins.int
+    """The scheduler's name for the sequence, in every later message of this
+    stream.
+    """
     prompt_tokens: builtins.int
+    """Tokens of the prompt."""
     prompt_token_ids_u32: builtins.bytes
     """Only if the worker said needs_prompts."""
     produced_token_ids_u32: builtins.bytes
     """Tokens already produced elsewhere."""
     @builtins.property
-    def sampling(self) -> Sampling: ...
+    def sampling(self) -> Sampling:
+        """How to make its tokens."""
+
     @builtins.property
-    def adapter(self) -> types_pb2.Adapter: ...
+    def adapter(self) -> types_pb2.Adapter:
+        """Unset: the base model."""
+
     def __init__(
         self,
         *,
@@ -677,7 +835,9 @@ class Interrupt(message.Message):
     PLAN_ID_FIELD_NUMBER: builtins.int
     AT_PS_FIELD_NUMBER: builtins.int
     plan_id: builtins.int
+    """The plan that is meant."""
     at_ps: builtins.int
+    """Hand back at the first boundary at or after this time."""
     def __init__(
         self,
         *,
@@ -692,13 +852,18 @@ class Interrupt(message.Message):
 
 @typing.final
 class RegisterAdapterRequest(message.Message):
-    """--- operators -------------------------------------------------------------"""
+    """--- operators -------------------------------------------------------------
+
+    RegisterAdapterRequest names the adapter to make known.
+    """
 
     DESCRIPTOR: descriptor.Descriptor
 
     ADAPTER_FIELD_NUMBER: builtins.int
     @builtins.property
-    def adapter(self) -> types_pb2.Adapter: ...
+    def adapter(self) -> types_pb2.Adapter:
+        """As in LoadAdapterRequest."""
+
     def __init__(
         self,
         *,
@@ -712,6 +877,8 @@ class RegisterAdapterRequest(message.Message):
 
 @typing.final
 class RegisterAdapterResponse(message.Message):
+    """RegisterAdapterResponse has no fields."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     def __init__(
@@ -725,10 +892,13 @@ class RegisterAdapterResponse(message.Message):
 
 @typing.final
 class UnregisterAdapterRequest(message.Message):
+    """UnregisterAdapterRequest names the adapter to forget."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     ADAPTER_ID_FIELD_NUMBER: builtins.int
     adapter_id: builtins.str
+    """Known to the scheduler."""
     def __init__(
         self,
         *,
@@ -742,6 +912,8 @@ class UnregisterAdapterRequest(message.Message):
 
 @typing.final
 class UnregisterAdapterResponse(message.Message):
+    """UnregisterAdapterResponse has no fields."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     def __init__(
@@ -755,6 +927,8 @@ class UnregisterAdapterResponse(message.Message):
 
 @typing.final
 class GetStatusRequest(message.Message):
+    """GetStatusRequest has no fields."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     def __init__(
@@ -768,6 +942,8 @@ class GetStatusRequest(message.Message):
 
 @typing.final
 class GetStatusResponse(message.Message):
+    """GetStatusResponse is the scheduler's state now."""
+
     DESCRIPTOR: descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: builtins.int
@@ -778,14 +954,23 @@ class GetStatusResponse(message.Message):
     ADAPTERS_FIELD_NUMBER: builtins.int
     WORKERS_FIELD_NUMBER: builtins.int
     model: builtins.str
+    """The base model's name."""
     time_scale: builtins.float
+    """Wall seconds in a device second: 2 is twice as slow."""
     max_req_input_len: builtins.int
+    """Most tokens of a prompt."""
     max_req_total_len: builtins.int
+    """Most tokens of a prompt and its output together."""
     num_unplaced: builtins.int
+    """Requests that wait for a worker to attach."""
     @builtins.property
-    def adapters(self) -> containers.RepeatedCompositeFieldContainer[types_pb2.Adapter]: ...
+    def adapters(self) -> containers.RepeatedCompositeFieldContainer[types_pb2.Adapter]:
+        """Adapters that requests may name."""
+
     @builtins.property
-    def workers(self) -> containers.RepeatedCompositeFieldContainer[types_pb2.Worker]: ...
+    def workers(self) -> containers.RepeatedCompositeFieldContainer[types_pb2.Worker]:
+        """Attached workers."""
+
     def __init__(
         self,
         *,

@@ -93,21 +93,24 @@ class SchedulerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RegisterAdapter(self, request, context):
-        """RegisterAdapter makes an adapter known. ALREADY_EXISTS: another rank.
+        """RegisterAdapter makes an adapter known. Errors: INVALID_ARGUMENT (no id, or
+        rank 0), FAILED_PRECONDITION (rank over max_lora_rank), ALREADY_EXISTS (known
+        with another rank).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnregisterAdapter(self, request, context):
-        """UnregisterAdapter makes an adapter unknown to new requests.
+        """UnregisterAdapter makes an adapter unknown to new requests; running ones go
+        on. NOT_FOUND: no such adapter.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetStatus(self, request, context):
-        """GetStatus tells limits, adapters and workers.
+        """GetStatus returns limits, adapters and workers. No errors of its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

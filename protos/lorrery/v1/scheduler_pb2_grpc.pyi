@@ -49,11 +49,16 @@ class SchedulerServiceStub:
     lost. FAILED_PRECONDITION: the worker announces another base model.
     """
     RegisterAdapter: grpc.UnaryUnaryMultiCallable[scheduler_pb2.RegisterAdapterRequest, scheduler_pb2.RegisterAdapterResponse]
-    """RegisterAdapter makes an adapter known. ALREADY_EXISTS: another rank."""
+    """RegisterAdapter makes an adapter known. Errors: INVALID_ARGUMENT (no id, or
+    rank 0), FAILED_PRECONDITION (rank over max_lora_rank), ALREADY_EXISTS (known
+    with another rank).
+    """
     UnregisterAdapter: grpc.UnaryUnaryMultiCallable[scheduler_pb2.UnregisterAdapterRequest, scheduler_pb2.UnregisterAdapterResponse]
-    """UnregisterAdapter makes an adapter unknown to new requests."""
+    """UnregisterAdapter makes an adapter unknown to new requests; running ones go
+    on. NOT_FOUND: no such adapter.
+    """
     GetStatus: grpc.UnaryUnaryMultiCallable[scheduler_pb2.GetStatusRequest, scheduler_pb2.GetStatusResponse]
-    """GetStatus tells limits, adapters and workers."""
+    """GetStatus returns limits, adapters and workers. No errors of its own."""
 
 @typing.type_check_only
 class SchedulerServiceAsyncStub(SchedulerServiceStub):
@@ -76,11 +81,16 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     lost. FAILED_PRECONDITION: the worker announces another base model.
     """
     RegisterAdapter: aio.UnaryUnaryMultiCallable[scheduler_pb2.RegisterAdapterRequest, scheduler_pb2.RegisterAdapterResponse]  # type: ignore[assignment]
-    """RegisterAdapter makes an adapter known. ALREADY_EXISTS: another rank."""
+    """RegisterAdapter makes an adapter known. Errors: INVALID_ARGUMENT (no id, or
+    rank 0), FAILED_PRECONDITION (rank over max_lora_rank), ALREADY_EXISTS (known
+    with another rank).
+    """
     UnregisterAdapter: aio.UnaryUnaryMultiCallable[scheduler_pb2.UnregisterAdapterRequest, scheduler_pb2.UnregisterAdapterResponse]  # type: ignore[assignment]
-    """UnregisterAdapter makes an adapter unknown to new requests."""
+    """UnregisterAdapter makes an adapter unknown to new requests; running ones go
+    on. NOT_FOUND: no such adapter.
+    """
     GetStatus: aio.UnaryUnaryMultiCallable[scheduler_pb2.GetStatusRequest, scheduler_pb2.GetStatusResponse]  # type: ignore[assignment]
-    """GetStatus tells limits, adapters and workers."""
+    """GetStatus returns limits, adapters and workers. No errors of its own."""
 
 class SchedulerServiceServicer(metaclass=abc_1.ABCMeta):
     """SchedulerService is spoken inside the cluster, by routers and workers.
@@ -118,7 +128,10 @@ class SchedulerServiceServicer(metaclass=abc_1.ABCMeta):
         request: scheduler_pb2.RegisterAdapterRequest,
         context: _ServicerContext,
     ) -> typing.Union[scheduler_pb2.RegisterAdapterResponse, abc.Awaitable[scheduler_pb2.RegisterAdapterResponse]]:
-        """RegisterAdapter makes an adapter known. ALREADY_EXISTS: another rank."""
+        """RegisterAdapter makes an adapter known. Errors: INVALID_ARGUMENT (no id, or
+        rank 0), FAILED_PRECONDITION (rank over max_lora_rank), ALREADY_EXISTS (known
+        with another rank).
+        """
 
     @abc_1.abstractmethod
     def UnregisterAdapter(
@@ -126,7 +139,9 @@ class SchedulerServiceServicer(metaclass=abc_1.ABCMeta):
         request: scheduler_pb2.UnregisterAdapterRequest,
         context: _ServicerContext,
     ) -> typing.Union[scheduler_pb2.UnregisterAdapterResponse, abc.Awaitable[scheduler_pb2.UnregisterAdapterResponse]]:
-        """UnregisterAdapter makes an adapter unknown to new requests."""
+        """UnregisterAdapter makes an adapter unknown to new requests; running ones go
+        on. NOT_FOUND: no such adapter.
+        """
 
     @abc_1.abstractmethod
     def GetStatus(
@@ -134,6 +149,6 @@ class SchedulerServiceServicer(metaclass=abc_1.ABCMeta):
         request: scheduler_pb2.GetStatusRequest,
         context: _ServicerContext,
     ) -> typing.Union[scheduler_pb2.GetStatusResponse, abc.Awaitable[scheduler_pb2.GetStatusResponse]]:
-        """GetStatus tells limits, adapters and workers."""
+        """GetStatus returns limits, adapters and workers. No errors of its own."""
 
 def add_SchedulerServiceServicer_to_server(servicer: SchedulerServiceServicer, server: typing.Union[grpc.Server, aio.Server]) -> None: ...

@@ -26,6 +26,7 @@ class _FinishReason:
 class _FinishReasonEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_FinishReason.ValueType], builtins.type):
     DESCRIPTOR: descriptor.EnumDescriptor
     FINISH_REASON_UNSPECIFIED: _FinishReason.ValueType  # 0
+    """Not sent."""
     FINISH_REASON_EOS: _FinishReason.ValueType  # 1
     """The end-of-sequence token was produced; it is counted and sent."""
     FINISH_REASON_STOP: _FinishReason.ValueType  # 2
@@ -41,6 +42,7 @@ class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
     """
 
 FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
+"""Not sent."""
 FINISH_REASON_EOS: FinishReason.ValueType  # 1
 """The end-of-sequence token was produced; it is counted and sent."""
 FINISH_REASON_STOP: FinishReason.ValueType  # 2
@@ -57,7 +59,9 @@ class _WorkerState:
 class _WorkerStateEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_WorkerState.ValueType], builtins.type):
     DESCRIPTOR: descriptor.EnumDescriptor
     WORKER_STATE_UNSPECIFIED: _WorkerState.ValueType  # 0
+    """Not sent."""
     WORKER_STATE_READY: _WorkerState.ValueType  # 1
+    """Takes new sequences."""
     WORKER_STATE_DRAINING: _WorkerState.ValueType  # 2
     """Finishes what it runs and takes no more."""
 
@@ -65,7 +69,9 @@ class WorkerState(_WorkerState, metaclass=_WorkerStateEnumTypeWrapper):
     """WorkerState is where a worker is in its life."""
 
 WORKER_STATE_UNSPECIFIED: WorkerState.ValueType  # 0
+"""Not sent."""
 WORKER_STATE_READY: WorkerState.ValueType  # 1
+"""Takes new sequences."""
 WORKER_STATE_DRAINING: WorkerState.ValueType  # 2
 """Finishes what it runs and takes no more."""
 
@@ -88,15 +94,25 @@ class SamplingParams(message.Message):
     MAX_NEW_TOKENS_FIELD_NUMBER: builtins.int
     STOP_SEQUENCES_FIELD_NUMBER: builtins.int
     do_sample: builtins.bool
+    """False: greedy; temperature, top_p and top_k are then ignored."""
     presence_penalty: builtins.float
+    """At least 0."""
     frequency_penalty: builtins.float
+    """At least 0."""
     temperature: builtins.float
+    """Above 0; below 1e-5 sampling is greedy."""
     top_p: builtins.float
+    """Above 0, at most 1."""
     top_k: builtins.int
+    """At least 1, or -1 for all tokens."""
     ignore_eos: builtins.bool
+    """Go on to max_new_tokens whatever the model or true_output_tokens say."""
     max_new_tokens: builtins.int
+    """Most output tokens, at least 1."""
     @builtins.property
-    def stop_sequences(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def stop_sequences(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The text ends before the first of these strings; token_ids have its tokens."""
+
     def __init__(
         self,
         *,
@@ -162,7 +178,9 @@ class Usage(message.Message):
     WORKER_ID_FIELD_NUMBER: builtins.int
     NUM_REQUEUES_FIELD_NUMBER: builtins.int
     prompt_tokens: builtins.int
+    """Tokens of the prompt as the client gave it."""
     completion_tokens: builtins.int
+    """Output tokens, an end-of-sequence token included."""
     cached_tokens: builtins.int
     """Prompt tokens that a prefix cache had already computed."""
     queue_seconds: builtins.float
@@ -196,7 +214,9 @@ class Adapter(message.Message):
     ADAPTER_ID_FIELD_NUMBER: builtins.int
     RANK_FIELD_NUMBER: builtins.int
     adapter_id: builtins.str
+    """Unique in the cluster."""
     rank: builtins.int
+    """LoRA rank, at least 1."""
     def __init__(
         self,
         *,
@@ -226,17 +246,27 @@ class Worker(message.Message):
     MAX_TOTAL_TOKEN_NUM_FIELD_NUMBER: builtins.int
     RESIDENT_ADAPTERS_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
+    """The worker's name."""
     state: WorkerState.ValueType
+    """Whether it takes new sequences."""
     gpu: builtins.str
+    """Name of the GPU in the catalogue."""
     model: builtins.str
+    """Name of the base model in the catalogue."""
     tensor_parallel: builtins.int
+    """GPUs of this worker."""
     num_running: builtins.int
+    """Sequences in its batch."""
     num_waiting: builtins.int
+    """Sequences in its queue."""
     kv_tokens: builtins.int
-    """Tokens reserved for running sequences, and the size of the pool."""
+    """Tokens reserved for running sequences."""
     max_total_token_num: builtins.int
+    """Size of the KV pool, in tokens."""
     @builtins.property
-    def resident_adapters(self) -> containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def resident_adapters(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Ids of the adapters in GPU memory."""
+
     def __init__(
         self,
         *,

@@ -6,9 +6,6 @@ from typing import Protocol
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
 
-NEVER = 1 << 62
-"""More steps than any run has."""
-
 
 @dataclass(slots=True, init=False)
 class Check:

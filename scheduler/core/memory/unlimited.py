@@ -1,8 +1,9 @@
 """No memory rule: whoever the count lets in fits (llm-mock, which knows no memory)."""
 
-from lorrery.scheduler.core.memory.base import NEVER, BlockUse, Check
+from lorrery.scheduler.core.memory.base import BlockUse, Check
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
+from lorrery.vocabulary.units import NEVER
 
 
 class UnlimitedMemory:

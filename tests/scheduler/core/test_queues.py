@@ -14,7 +14,6 @@ from lorrery.scheduler.core.batching.continuous import Continuous
 from lorrery.scheduler.core.batching.llm_mock import LlmMock
 from lorrery.scheduler.core.batching.static import Static
 from lorrery.scheduler.core.devices import TABLES_PACKAGE, Devices
-from lorrery.scheduler.core.memory.base import NEVER
 from lorrery.scheduler.core.memory.peak import PeakMemory
 from lorrery.scheduler.core.memory.unlimited import UnlimitedMemory
 from lorrery.scheduler.core.plan import Admitted, Dropped, Idle, Plan
@@ -29,6 +28,7 @@ from lorrery.scheduler.core.queues.vtc_fair import INPUT_PRICE, OUTPUT_PRICE, Vt
 from lorrery.scheduler.core.replica import Replica, ReplicaOptions
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.validation.policy.drive import Device, World, jump, step_by_step
+from lorrery.vocabulary.units import NEVER
 
 A, B, C = (Adapter(name, 1) for name in "abc")
 

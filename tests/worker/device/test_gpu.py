@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.device.llm_mock import LlmMock
-from lorrery.worker.device.output import Ending, FinishReason, tokens_between
+from lorrery.worker.device.output import Ending, tokens_between
 from lorrery.worker.device.roofline import Roofline
 from lorrery.worker.device.rows import DeviceSequence
 from lorrery.worker.device.steptime import StepTimeModel

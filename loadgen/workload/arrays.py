@@ -1,0 +1,87 @@
+"""Requests of one's own, column by column: a workload that neither a generator nor a trace reader makes."""
+
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numpy.typing import ArrayLike
+
+from lorrery.loadgen.workload.mooncake import BLOCK_TOKENS
+from lorrery.loadgen.workload.request import WorkloadRequest
+
+__all__ = ["Requests"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Requests:
+    """Columns of one length, one row per request, in any order.
+
+    Attributes:
+        at_seconds: send times in device seconds from the start of the run, 0 or later.
+        prompt_tokens: lengths of the prompts, at least 1.
+        output_tokens: true lengths of the outputs, at least 1; no scheduling decision sees them.
+        adapter_id: one adapter for all, or one per request; None: the base model.
+        tenant_id: one tenant for all, or one per request.
+        hash_ids: per request, the ids of its prompt's blocks of 512 tokens: equal leading ids are an equal prefix.
+    """
+
+    at_seconds: ArrayLike
+    prompt_tokens: ArrayLike
+    output_tokens: ArrayLike
+    adapter_id: str | Sequence[str | None] | None = None
+    tenant_id: str | Sequence[str] = ""
+    hash_ids: Sequence[Sequence[int] | None] | None = None
+
+    def rows(self) -> list[WorkloadRequest]:
+        """Return the requests in order of time; `index` is the row here.
+
+        Raises:
+            ValueError: columns of different lengths, no rows, or a value that no request can have; names the column.
+        """
+        at_seconds = _column("at_seconds", self.at_seconds, np.float64)
+        num_requests = len(at_seconds)
+        if not num_requests:
+            raise ValueError("at_seconds: there are no requests")
+        if not (np.isfinite(at_seconds) & (at_seconds >= 0)).all():
+            raise ValueError("at_seconds: every time must be 0 or later")
+        prompts, outputs = (
+            _column(name, values, np.int64)
+            for name, values in (("prompt_tokens", self.prompt_tokens), ("output_tokens", self.output_tokens))
+        )
+        one_for_all = self.adapter_id is None or isinstance(self.adapter_id, str)
+        adapter_ids = [self.adapter_id] * num_requests if one_for_all else list(self.adapter_id or ())
+        tenant_ids = [self.tenant_id] * num_requests if isinstance(self.tenant_id, str) else list(self.tenant_id)
+        hash_ids = [None] * num_requests if self.hash_ids is None else list(self.hash_ids)
+        columns: tuple[Sized, ...] = (at_seconds, prompts, outputs, adapter_ids, tenant_ids, hash_ids)
+        for field, column in zip(fields(self), columns, strict=True):
+            if len(column) != num_requests:
+                raise ValueError(f"{field.name} has {len(column)} rows; at_seconds has {num_requests}")
+        for name, tokens in (("prompt_tokens", prompts), ("output_tokens", outputs)):
+            if tokens.min() < 1:
+                raise ValueError(f"{name}: every request needs at least 1")
+        for row, (ids, prompt) in enumerate(zip(hash_ids, prompts.tolist(), strict=True)):
+            if ids is not None and len(ids) != (wanted := -(-prompt // BLOCK_TOKENS)):
+                raise ValueError(f"hash_ids[{row}] has {len(ids)} ids; a prompt of {prompt} tokens has {wanted} blocks")
+        columns_in_order = zip(
+            at_seconds.tolist(), prompts.tolist(), outputs.tolist(), adapter_ids, tenant_ids, hash_ids, strict=True
+        )
+        rows = [
+            WorkloadRequest(index, at, prompt, output, adapter_id, tenant_id, None if ids is None else tuple(ids))
+            for index, (at, prompt, output, adapter_id, tenant_id, ids) in enumerate(columns_in_order)
+        ]
+        return [rows[row] for row in np.argsort(at_seconds, kind="stable").tolist()]
+
+
+def _column(name: str, values: ArrayLike, dtype: type[np.float64] | type[np.int64]) -> npt.NDArray[Any]:
+    given = np.asarray(values)
+    if given.ndim != 1:
+        raise ValueError(f"{name}: expected one dimension, got {given.ndim}")
+    try:
+        column = given.astype(dtype)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}: expected numbers, got {given.dtype}") from None
+    if dtype is np.int64 and not np.array_equal(column, given):
+        raise ValueError(f"{name}: expected whole numbers")
+    return column

@@ -1,0 +1,393 @@
+"""A cluster of real processes on this machine, for `lorrery up`, `lorrery demo` and the tests.
+
+One process per service: sharing an event loop would stretch the mock GPU's steps. Every address may have port 0; each
+service tells where it listens through its `--announce` file, and the others are told. Stopping goes the way a request
+came: router, workers, scheduler. No process outlives this one: see `chassis.child`.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import grpc.aio
+from grpc_health.v1 import health_pb2
+
+from lorrery.chassis import child
+from lorrery.chassis.channel import open_channel
+from lorrery.chassis.errors import LorreryError
+from lorrery.chassis.interrupt import SIGNALS, handled_by
+from lorrery.chassis.settings import Settings, load
+
+ROOT = Path(__file__).resolve().parent.parent
+START_SECONDS = 60.0
+"""How long a process may take to listen; a loaded machine imports slowly."""
+READY_SECONDS = 30.0
+"""How long the cluster may take to serve after that, beside the workers' own start-up time."""
+STOP_MARGIN_SECONDS = 3.0
+"""What a process gets beyond its drain before it is killed."""
+POLL_SECONDS = 0.02
+_TAIL_LINES = 5
+
+Show = Callable[[str, str], None]
+"""Takes a process's name and one line of its output."""
+
+
+@dataclass
+class ServiceProcess:
+    """One running (or ended) process of a cluster."""
+
+    name: str
+    service: str
+    overrides: list[str]
+    process: asyncio.subprocess.Process
+    announce: Path
+    grpc: str = ""
+    metrics: str = ""
+    exit_expected: bool = False
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL_LINES))
+    watcher: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self.process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code, -n after signal n, None while it runs."""
+        return self.process.returncode
+
+    def signal(self, number: int) -> None:
+        """Send a signal, if it still runs."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """Kill it, if it still runs; its end counts as one that nobody asked for."""
+        self.signal(signal.SIGKILL)
+
+
+class LocalCluster:
+    """A scheduler, workers and a router; `async with` starts them, waits until they serve, and stops them.
+
+    Use it from the main thread: its processes die with the thread that started them.
+
+    Args:
+        config: settings file; unset: `LORRERY_CONFIG` or the defaults.
+        overrides: `section.key=value`, as for `--set`.
+        num_workers: how many workers; fixed ports of theirs count up from the settings'.
+        show: gets every line that a process prints.
+        free_ports: listen on free ports instead of the settings', but where `overrides` say otherwise.
+
+    Raises:
+        SettingsError: the settings are wrong.
+        LorreryError: on entry, a process ended or did not become ready in time.
+    """
+
+    def __init__(
+        self,
+        config: Path | None = None,
+        overrides: Sequence[str] = (),
+        num_workers: int = 1,
+        *,
+        show: Show = lambda _name, _line: None,
+        free_ports: bool = False,
+    ) -> None:
+        self.settings: Settings = load(config, overrides)
+        if free_ports:
+            overrides = [*_free_ports(self.settings), *overrides]
+            self.settings = load(config, overrides)
+        self.processes: dict[str, ServiceProcess] = {}
+        self._config = config
+        self._overrides = list(overrides)
+        self._num_workers = num_workers
+        self._show = show
+        self._announcements: Path | None = None
+        self._ended: asyncio.Queue[ServiceProcess] = asyncio.Queue()
+        self._ready = False
+
+    async def __aenter__(self) -> Self:
+        """Start everything, and return once the router and all workers serve."""
+        self._announcements = Path(tempfile.mkdtemp(prefix="lorrery-"))
+        try:
+            await self._start("scheduler", "scheduler", [])
+            await self._listening("scheduler")
+            address = self.processes["scheduler"].grpc
+            for index in range(self._num_workers):
+                await self._start(f"worker-{index}", "worker", self._worker_overrides(index, address))
+            await self._start("router", "router", [f"router.schedulers={json.dumps([address])}"])
+            for name in self.processes:
+                await self._listening(name)
+            for name in [*self.worker_names, "router"]:
+                await self.serving(name)
+        except BaseException:
+            await self._end_now()
+            raise
+        self._ready = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Drain and stop everything; when cancelled meanwhile, kill what is left."""
+        try:
+            await self._stop_in_order()
+        finally:
+            await self._end_now()
+
+    @property
+    def router_address(self) -> str:
+        """HOST:PORT that clients dial."""
+        return self.processes["router"].grpc
+
+    @property
+    def scheduler_address(self) -> str:
+        """HOST:PORT that workers and routers dial."""
+        return self.processes["scheduler"].grpc
+
+    @property
+    def worker_names(self) -> list[str]:
+        """`worker-0`, `worker-1`, ..."""
+        return [f"worker-{index}" for index in range(self._num_workers)]
+
+    def metrics_address(self, name: str) -> str:
+        """Return HOST:PORT of a process's Prometheus endpoint."""
+        return self.processes[name].metrics
+
+    def kill(self, name: str, number: int = signal.SIGKILL) -> None:
+        """Send a signal to a process. If one ends by it, that is no unexpected exit."""
+        process = self.processes[name]
+        if number not in (signal.SIGSTOP, signal.SIGCONT):
+            process.exit_expected = True
+        process.signal(number)
+
+    async def ended(self, name: str) -> int:
+        """Wait until a process has ended; return its exit code, -n after signal n."""
+        return await self.processes[name].process.wait()
+
+    async def restart(self, name: str, *, wait: bool = True) -> None:
+        """Start a process again, which must have been killed before, on the addresses that it had.
+
+        Args:
+            name: which.
+            wait: return once it serves, rather than once it listens.
+        """
+        old = self.processes[name]
+        await old.process.wait()
+        overrides = [
+            *old.overrides, f"{old.service}.listen={old.grpc}", f"{old.service}.metrics={old.metrics}"
+        ]  # fmt: skip
+        await self._start(name, old.service, overrides)
+        await self._listening(name)
+        if wait:
+            await self.serving(name)
+
+    async def unexpected_exit(self) -> ServiceProcess:
+        """Wait until a process ends that nobody asked to."""
+        return await self._ended.get()
+
+    async def serving(self, name: str, timeout_seconds: float | None = None) -> None:
+        """Wait until a process's health says SERVING.
+
+        Raises:
+            LorreryError: it ended, or not within `timeout_seconds` (unset: what a start may take).
+        """
+        if timeout_seconds is None:
+            timeout_seconds = READY_SECONDS + self.settings.worker.startup_seconds * self.settings.time_scale
+        process = self.processes[name]
+        async with self._channel(process.grpc) as channel, self._bounded(process, "serve", timeout_seconds):
+            check = channel.unary_unary(
+                "/grpc.health.v1.Health/Check",
+                request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+                response_deserializer=health_pb2.HealthCheckResponse.FromString,
+            )
+            while True:
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    answer = await check(health_pb2.HealthCheckRequest(), timeout=timeout_seconds)
+                    if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                        return
+                await self._check_alive(process)
+                await asyncio.sleep(POLL_SECONDS)
+
+    @contextlib.asynccontextmanager
+    async def _channel(self, address: str) -> AsyncIterator[grpc.aio.Channel]:
+        channel = open_channel(address, self.settings.client_tls)
+        try:
+            yield channel
+        finally:
+            await channel.close()
+
+    def _worker_overrides(self, index: int, scheduler: str) -> list[str]:
+        overrides = [f"worker.name={self.worker_names[index]}", f"worker.scheduler={scheduler}"]
+        for key in ("listen", "metrics"):
+            host, _, port = getattr(self.settings.worker, key).rpartition(":")
+            overrides.append(f"worker.{key}={host}:{int(port) + index if int(port) else 0}")
+        return overrides
+
+    async def _start(self, name: str, service: str, overrides: list[str]) -> None:
+        assert self._announcements is not None, "start it with `async with`"
+        announce = self._announcements / f"{name}.json"
+        announce.unlink(missing_ok=True)
+        arguments = ["-m", f"lorrery.{service}", "--announce", str(announce)]
+        if self._config is not None:
+            arguments += ["--config", str(self._config)]
+        for override in [*self._overrides, *overrides]:
+            arguments += ["--set", override]
+        process = await start_python(
+            arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        entry = ServiceProcess(name, service, overrides, process, announce)
+        self.processes[name] = entry
+        entry.watcher = asyncio.create_task(self._watch(entry), name=f"watch {name}")
+
+    async def _watch(self, entry: ServiceProcess) -> None:
+        """Pass the process's output on, line by line, until it ends."""
+        assert entry.process.stdout is not None
+        rest = b""
+        while chunk := await entry.process.stdout.read(65536):
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                self._pass_on(entry, line)
+        if rest:
+            self._pass_on(entry, rest)
+        await entry.process.wait()
+        if not entry.exit_expected:
+            self._ended.put_nowait(entry)
+
+    def _pass_on(self, entry: ServiceProcess, line: bytes) -> None:
+        text = line.decode(errors="replace")
+        entry.tail.append(text)
+        self._show(entry.name, text)
+
+    async def _listening(self, name: str) -> None:
+        """Wait for the announcement of a process, and note its addresses."""
+        process = self.processes[name]
+        async with self._bounded(process, "listen", START_SECONDS):
+            while not process.announce.exists():
+                await self._check_alive(process)
+                await asyncio.sleep(POLL_SECONDS)
+        addresses = json.loads(process.announce.read_text(encoding="utf-8"))
+        process.grpc, process.metrics = addresses["grpc"], addresses["metrics"]
+
+    @contextlib.asynccontextmanager
+    async def _bounded(self, process: ServiceProcess, what: str, seconds: float) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except TimeoutError:
+            raise LorreryError(f"{process.name} did not {what} within {seconds:g} s{_last_words(process)}") from None
+
+    async def _check_alive(self, process: ServiceProcess) -> None:
+        others = {} if self._ready else self.processes
+        for other in {process.name: process, **others}.values():
+            if other.exit_code is not None and not other.exit_expected:
+                await self._wait_for([other], STOP_MARGIN_SECONDS)  # for the end of what it printed
+                when = f"before {'it' if self._ready else 'the cluster'} was ready"
+                what = f"{other.name} ended with exit code {other.exit_code} {when}"
+                raise LorreryError(what + _last_words(other))
+
+    async def _stop_in_order(self) -> None:
+        stages = (
+            (["router"], self.settings.router.drain_seconds),
+            (self.worker_names, self.settings.worker.drain_seconds),
+            (["scheduler"], self.settings.scheduler.drain_seconds),
+        )
+        for names, drain_seconds in stages:
+            entries = [self.processes[name] for name in names]
+            for entry in entries:
+                entry.exit_expected = True
+                entry.signal(signal.SIGTERM)
+            await self._wait_for(entries, drain_seconds + STOP_MARGIN_SECONDS)
+            for entry in entries:
+                if entry.exit_code is None:
+                    self._show(entry.name, "did not stop in time, and is killed")
+                    entry.signal(signal.SIGKILL)
+
+    async def _end_now(self) -> None:
+        """Kill what still runs, and wait for the end of all."""
+        for entry in self.processes.values():
+            if entry.exit_code is None:
+                entry.exit_expected = True
+                entry.signal(signal.SIGKILL)
+        try:
+            await self._wait_for(list(self.processes.values()), None)
+        finally:
+            if self._announcements is not None:
+                shutil.rmtree(self._announcements, ignore_errors=True)
+
+    async def _wait_for(self, entries: list[ServiceProcess], seconds: float | None) -> None:
+        watchers = [entry.watcher for entry in entries if entry.watcher is not None]
+        if watchers:
+            await asyncio.wait(watchers, timeout=seconds)
+
+
+async def start_python(
+    arguments: Sequence[str],
+    *,
+    stdin: int | None = None,
+    stdout: int | None = None,
+    stderr: int | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> asyncio.subprocess.Process:
+    """Start `python ARGUMENTS` such that it ends with this process, and that Ctrl-C reaches this process only.
+
+    `variables` join its environment.
+    """
+    environment = {**os.environ, **(variables or {}), "PYTHONUNBUFFERED": "1"}
+    tied = Path(child.__file__)
+    # -P: a folder of the caller's that is called "router" must not be taken for ours.
+    command = [sys.executable, "-I", "-S", str(tied), str(os.getpid()), sys.executable, "-P", *arguments]
+    return await asyncio.create_subprocess_exec(
+        *command, stdin=stdin, stdout=stdout, stderr=stderr, env=environment, start_new_session=True
+    )
+
+
+@contextlib.contextmanager
+def cancelled_by_signals() -> Iterator[list[signal.Signals]]:
+    """Let every SIGINT, SIGTERM and SIGHUP cancel the current task; yield the list of those that came.
+
+    The first one thus ends what runs, and a further one ends the orderly stop.
+    """
+    received: list[signal.Signals] = []
+    task = asyncio.current_task()
+    assert task is not None
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: signal.Signals) -> None:
+        received.append(number)
+        task.cancel()
+
+    with handled_by(loop, on_signal, (*SIGNALS, signal.SIGHUP)):
+        yield received
+
+
+def _free_ports(settings: Settings) -> list[str]:
+    """Return the overrides with which every service listens on a free port of the host that the settings name."""
+    return [
+        f"{section}.{key}={getattr(getattr(settings, section), key).rpartition(':')[0]}:0"
+        for section in ("scheduler", "worker", "router")
+        for key in ("listen", "metrics")
+    ]
+
+
+def describe_exit(code: int | None) -> str:
+    """Return an exit code in words."""
+    return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+
+
+def _last_words(process: ServiceProcess) -> str:
+    return "".join(f"\n  {process.name} | {line}" for line in process.tail)

@@ -1,0 +1,155 @@
+"""`lorrery.simulate`: a simulation from Python. docs/python.md shows its use.
+
+The command `lorrery simulate` makes its run here too, so both give the same requests, byte for byte.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.faults import Fault, parse_fault
+from lorrery.chassis.settings import Settings, changed, load
+from lorrery.chassis.shipped import default_config
+from lorrery.loadgen.options import DEFAULT_WORKLOAD, GIVEN, LoadOptions, parse_range, workload_name
+from lorrery.loadgen.workload.arrays import Requests
+from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.result import SimulationResult
+from lorrery.simulator.run import SimulatedRun, SimulationOptions, Watch
+from lorrery.simulator.stretch import Observer
+
+__all__ = ["Overrides", "SettingsLike", "WorkloadLike", "prepare", "read_settings", "simulate"]
+
+SettingsLike = Settings | Mapping[str, Any] | str | Path | None
+"""A cluster: settings, the tables of a settings file, a file's path, or None: `$LORRERY_CONFIG`, else what ships."""
+
+Overrides = Mapping[str, object] | Iterable[str]
+"""Single settings that win over all: `{"scheduler.policy": "fcfs"}`, or `["scheduler.policy=fcfs"]` as for `--set`."""
+
+WorkloadLike = LoadOptions | Mapping[str, Any] | Requests | None
+"""What to play: the options of `lorrery load` (None: its defaults), or requests of one's own."""
+
+
+def simulate(
+    settings: SettingsLike = None,
+    workload: WorkloadLike = None,
+    *,
+    requests: Requests | None = None,
+    overrides: Overrides = (),
+    workers: int = 2,
+    shards: int | None = None,
+    faults: Iterable[str | Fault] = (),
+    seed: int | None = None,
+    one_step: bool = False,
+    observers: Sequence[Observer] = (),
+    on_end: Callable[[SimulatedRequest], None] | None = None,
+    watch: Watch | None = None,
+) -> SimulationResult:
+    """Run a cluster under a virtual clock.
+
+    Args:
+        settings: of the cluster.
+        workload: what to play, and how.
+        requests: of one's own; the options of `workload` (adapters, speed-up, concurrency, timeout, ...) go for them.
+        overrides: single settings, which win over `settings`.
+        workers: of all schedulers together.
+        shards: schedulers; None: as many as `router.schedulers` names.
+        faults: as for `--fault`: `worker_loss,at=30,worker=worker-1,for=10`.
+        seed: of every draw; None: the workload's.
+        one_step: decide before every step instead of jumping: slow, equal.
+        observers: told of the steps that run.
+        on_end: told of each request as it ends.
+        watch: told now and then how far the run is.
+
+    Raises:
+        LorreryError: settings or options that cannot be, a trace that cannot be read.
+    """
+    run = prepare(
+        settings,
+        workload,
+        requests=requests,
+        overrides=overrides,
+        workers=workers,
+        shards=shards,
+        faults=faults,
+        seed=seed,
+        one_step=one_step,
+    )
+    run.observers, run.on_end, run.watch = observers, on_end, watch
+    return SimulationResult(run.run())
+
+
+def prepare(
+    settings: SettingsLike = None,
+    workload: WorkloadLike = None,
+    *,
+    requests: Requests | None = None,
+    overrides: Overrides = (),
+    workers: int = 2,
+    shards: int | None = None,
+    faults: Iterable[str | Fault] = (),
+    seed: int | None = None,
+    one_step: bool = False,
+) -> SimulatedRun:
+    """Make a run that has not begun, for a caller that watches and stops it; the arguments are those of `simulate`.
+
+    Raises:
+        LorreryError: settings or options that cannot be.
+    """
+    if workers < 1 or (shards is not None and shards < 1):
+        raise SettingsError(f"workers is {workers}, shards is {shards}; there must be at least 1 of each")
+    if isinstance(workload, Requests):
+        if requests is not None:
+            raise SettingsError("requests are given twice: as workload and as requests")
+        workload, requests = None, workload
+    options = workload if isinstance(workload, LoadOptions) else _options(workload or {})
+    if requests is not None:
+        if options.workload != DEFAULT_WORKLOAD or options.trace is not None:
+            raise SettingsError(f"requests of one's own do not go with the workload {options.workload!r}")
+        options = replace(options, workload=GIVEN)
+    if seed is not None:
+        options = replace(options, seed=seed)
+    parsed = tuple(fault if isinstance(fault, Fault) else parse_fault(fault) for fault in faults)
+    simulation = SimulationOptions(workers, shards, parsed, one_step)
+    return SimulatedRun(read_settings(settings, overrides), options, simulation, requests)
+
+
+def read_settings(settings: SettingsLike = None, overrides: Overrides = ()) -> Settings:
+    """Return the settings that are meant; a file is read as commands read it, environment included.
+
+    Raises:
+        SettingsError: a file that cannot be read, an unknown key or an impossible value.
+    """
+    if isinstance(settings, Settings | Mapping):
+        return changed(settings, overrides)
+    path = Path(settings) if settings is not None else _default_path()
+    if isinstance(overrides, Mapping):
+        return changed(load(path), overrides)
+    return load(path, overrides)
+
+
+def _default_path() -> Path | None:
+    named = os.environ.get("LORRERY_CONFIG")
+    return Path(named) if named else default_config()
+
+
+def _options(given: Mapping[str, Any]) -> LoadOptions:
+    """Read options by their names, with values as the command line has them or as `LoadOptions` has them."""
+    known = {field.name for field in fields(LoadOptions)}
+    values = dict(given)
+    for name in values:
+        if name not in known:
+            raise SettingsError(f"workload: no option {name!r}; there are {', '.join(sorted(known - {'target'}))}")
+    for name in ("input_range", "output_range"):
+        value = values.get(name)
+        if isinstance(value, str | int):
+            values[name] = parse_range(str(value))
+        elif value is not None:
+            values[name] = tuple(value)
+    if isinstance(values.get("trace"), str):
+        values["trace"] = Path(values["trace"])
+    if "workload" in values:
+        values["workload"] = workload_name(values["workload"])
+    return LoadOptions(**values)

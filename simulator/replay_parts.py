@@ -1,0 +1,69 @@
+"""What a replay needs, from the settings that a journal carries."""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from lorrery.chassis.errors import FormatError, SettingsError
+from lorrery.chassis.settings import Settings
+from lorrery.scheduler.core.record import Record
+from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.messages import WorkerHello
+from lorrery.scheduler.replicas import ReplicaFactory
+from lorrery.simulator.journal import Journal
+from lorrery.simulator.replay import ReplayParts
+from lorrery.worker.build import device_of, length_model_of, slow_spells_of
+from lorrery.worker.device.gpu import MockGpu
+
+
+def parts_of(journal: Journal, path: Path) -> ReplayParts:
+    """Build what a replay needs from the journal's settings.
+
+    Raises:
+        FormatError: they are none that this version knows.
+        SettingsError: they cannot be met here.
+    """
+    settings = _settings(journal.settings, path)
+    factory = ReplicaFactory(settings)
+    adapters = {name: factory.adapter(name, rank) for name, rank in settings.adapters.expand()}
+
+    def make_replica(hello: Record, faults_from_ps: int) -> Replica:
+        factory.begin_faults(faults_from_ps)
+        return factory.replica(factory.replica_settings(WorkerHello(**hello)))
+
+    def make_gpu(hello: Record) -> MockGpu:
+        announced = {
+            "gpu": hello["gpu"],
+            "tensor_parallel": hello["tensor_parallel"],
+            "step_time": hello["step_time_model"],
+        }
+        own = _settings(journal.settings | {"worker": journal.settings["worker"] | announced}, path)
+        device = device_of(own)
+        if device.pool_tokens != hello["max_total_token_num"]:
+            raise SettingsError(
+                f"{path}: worker {hello['worker_id']} announced {hello['max_total_token_num']} KV tokens, and has"
+                f" {device.pool_tokens} by the scheduler's settings: it ran with others (worker.weight_dtype, ...)"
+            )
+        return MockGpu(device.step_time)
+
+    output = settings.worker.output
+    return ReplayParts(
+        make_replica=make_replica,
+        make_gpu=make_gpu,
+        slow_spells=lambda hello, from_ps: slow_spells_of(settings, hello["worker_id"], from_ps),
+        make_adapter=factory.adapter,
+        adapters=adapters,
+        model=device_of(settings).deployment.model.name,
+        length_model=length_model_of(output),
+        echo=output.mode == "echo",
+    )
+
+
+def _settings(content: dict[str, Any], path: Path) -> Settings:
+    try:
+        return Settings.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise FormatError(f"{path}: the journal's settings: {key}: {first['msg']}") from None

@@ -1,0 +1,338 @@
+"""From settings and load options to a simulated run and its report.
+
+The same settings make the same replicas (`scheduler.replicas`), devices (`worker.build`), workloads (`loadgen.source`)
+and reports (`loadgen.report`) as in the live cluster; only the clock is another.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from lorrery.chassis import rendezvous
+from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.faults import LOAD_FAILURE, Fault, load_fails
+from lorrery.chassis.settings import Settings
+from lorrery.loadgen.cluster_view import ClusterView
+from lorrery.loadgen.options import LoadOptions
+from lorrery.loadgen.report import LoadReport, SimulationCost, make_report
+from lorrery.loadgen.source import BuiltWorkload, admissible, build_workload
+from lorrery.loadgen.workload.arrays import Requests
+from lorrery.loadgen.workload.request import WorkloadRequest
+from lorrery.loadgen.workload.rounds import WARMUP_CONCURRENCY, again_and_again, warmup_requests
+from lorrery.scheduler.core.limits import Limits, check_lengths
+from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.sequence import Adapter
+from lorrery.scheduler.messages import WorkerHello
+from lorrery.scheduler.replicas import ReplicaFactory
+from lorrery.simulator.build import build_requests
+from lorrery.simulator.engine import Simulation
+from lorrery.simulator.faults import never_began, schedule_faults
+from lorrery.simulator.gaps import GapRecorder
+from lorrery.simulator.outcomes import OutcomeRecorder
+from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.stretch import Observer
+from lorrery.simulator.worker import SimulatedWorker
+from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
+from lorrery.worker.build import device_of
+
+Watch = Callable[["Progress"], None]
+"""Told now and then how far a run is."""
+
+_LOOK_EVERY = 256
+"""Ended requests between two looks at the wall clock."""
+_LOOK_SECONDS = 0.2
+LAST_SECONDS = NEVER // PS_PER_SECOND
+"""Times are kept in 64 bits of picoseconds: 53 days."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a run is."""
+
+    num_requests: int
+    num_ended: int = 0
+    simulated_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationOptions:
+    """What a simulation is asked for beside settings and workload.
+
+    Attributes:
+        num_workers: of all schedulers together; the n-th belongs to scheduler n modulo their number.
+        num_shards: schedulers; None: as many as the router has.
+        faults: what goes wrong.
+        one_step: plan before every step, as the oracle does; slow.
+    """
+
+    num_workers: int = 2
+    num_shards: int | None = None
+    faults: tuple[Fault, ...] = ()
+    one_step: bool = False
+
+
+@dataclass(slots=True)
+class SimulatedRun:
+    """A run that can be watched and looked into.
+
+    Attributes:
+        requests: of the caller's own, for the workload `given`.
+        observers: further ones, of its steps.
+        on_end: told of each request as it ends.
+        watch: told now and then how far it is.
+    """
+
+    settings: Settings
+    options: LoadOptions
+    simulation_options: SimulationOptions = SimulationOptions()
+    requests: Requests | None = None
+    observers: Sequence[Observer] = ()
+    on_end: Callable[[SimulatedRequest], None] | None = None
+    watch: Watch | None = None
+    _gaps: GapRecorder = field(default_factory=GapRecorder, init=False)
+    _stopped: bool = field(default=False, init=False)
+
+    def stop(self) -> None:
+        """End the run early; what has ended by then is reported. For a signal handler."""
+        self._stopped = True
+
+    def run(self) -> LoadReport:
+        """Simulate, and return the report.
+
+        Raises:
+            LorreryError: settings or options that cannot be, a trace that cannot be read.
+        """
+        settings, options = self.settings, self.options
+        faults = (*settings.planned_faults(), *self.simulation_options.faults)
+        cluster = _SimulatedCluster(settings, replace(self.simulation_options, faults=faults), options.timeout)
+        view = cluster.view
+        asked = build_workload(options, list(cluster.adapters), self.requests)
+        workload, num_skipped = admissible(options, asked, view)
+        cluster.check(workload.requests)
+        started_at = datetime.now(UTC)
+        cluster.warm_up(warmup_requests(workload.requests, options.warmup), options.seed)
+        start_ps, workers = cluster.simulation.now_ps, cluster.simulation.workers
+        before = _count(workers)
+        cluster.simulation.observe([self._gaps, *self.observers])
+        outcomes = OutcomeRecorder(start_ps)
+        cpu = time.process_time()
+        interrupted = self._play(cluster, workload, outcomes)
+        cpu_seconds = time.process_time() - cpu
+        table, after = outcomes.table(self._gaps.gaps()), _count(workers)
+        cost = SimulationCost(
+            cpu_seconds=cpu_seconds,
+            simulated_seconds=float(table.end_seconds.max(initial=0.0)),
+            num_steps=after[0] - before[0],
+            num_plans=after[1] - before[1],
+            num_workers=len(workers),
+            events=tuple(fault.text for fault in faults),
+        )
+        return make_report(
+            options,
+            workload,
+            view,
+            table,
+            simulation=cost,
+            started_at=started_at,
+            interrupted=interrupted,
+            num_skipped=num_skipped,
+            notices=never_began(self.simulation_options.faults, cost.simulated_seconds),
+        )
+
+    def _play(self, cluster: "_SimulatedCluster", workload: BuiltWorkload, outcomes: OutcomeRecorder) -> bool:
+        progress = Progress(0 if self.options.repeats else len(workload.requests))
+        next_look = time.monotonic()
+        for request in cluster.play(workload.requests, self.options):
+            outcomes.add(request)
+            if self.on_end is not None:
+                self.on_end(request)
+            progress.num_ended += 1
+            if self.watch is not None and not progress.num_ended % _LOOK_EVERY and time.monotonic() > next_look:
+                next_look = time.monotonic() + _LOOK_SECONDS
+                self._look(progress, cluster.simulation)
+            if self._stopped:
+                break
+        if self.watch is not None:
+            self._look(progress, cluster.simulation)
+        for request in cluster.simulation.close():
+            outcomes.add(request)
+            if self.on_end is not None:
+                self.on_end(request)
+        return self._stopped
+
+    def _look(self, progress: Progress, simulation: Simulation) -> None:
+        assert self.watch is not None
+        progress.simulated_seconds = simulation.now_ps / PS_PER_SECOND
+        self.watch(progress)
+
+
+def _count(workers: Iterable[SimulatedWorker]) -> tuple[int, int]:
+    """Return the steps and plans so far."""
+    totals = [worker.totals for worker in workers]
+    return sum(one.num_steps for one in totals), sum(one.num_plans for one in totals)
+
+
+class _SimulatedCluster:
+    """Schedulers and workers of some settings."""
+
+    def __init__(self, settings: Settings, options: SimulationOptions, timeout_seconds: float) -> None:
+        addresses = list(settings.router.schedulers)
+        num_shards = options.num_shards or len(addresses)
+        if num_shards != len(addresses):
+            addresses = [f"scheduler-{shard}" for shard in range(num_shards)]
+        if options.num_workers < num_shards:
+            raise SettingsError(f"{num_shards} schedulers have {options.num_workers} workers; each needs one")
+        self._settings, self._options, self._addresses = settings, options, addresses
+        self._device = device_of(settings)
+        self._pool_tokens = settings.scheduler.max_total_token_num or self._device.pool_tokens
+        factories = [ReplicaFactory(settings) for _ in addresses]
+        self.adapters: dict[str, Adapter] = {
+            name: factories[0].adapter(name, rank) for name, rank in settings.adapters.expand()
+        }
+        workers = [
+            self._worker(number, factories[number % num_shards], num_shards) for number in range(options.num_workers)
+        ]
+        time_scale = settings.time_scale
+        self._start_ps = NEVER
+        self.simulation = Simulation(
+            workers,
+            [factory.placement() for factory in factories],
+            one_step=options.one_step,
+            refuse=self._refuse,
+            choose_shard=self._choose_shard if num_shards > 1 else None,
+            timeout_ps=round(min(timeout_seconds / time_scale, LAST_SECONDS) * PS_PER_SECOND),
+            worker_wait_ps=round(settings.scheduler.worker_wait_seconds / time_scale * PS_PER_SECOND),
+        )
+
+    @property
+    def view(self) -> ClusterView:
+        """What a report says of the cluster."""
+        own, num_shards = self._settings.scheduler, len(self._addresses)
+        return ClusterView(
+            model=self._device.deployment.model.name,
+            time_scale=self._settings.time_scale,
+            num_shards=num_shards,
+            num_connected_shards=num_shards,
+            max_req_input_len=own.max_req_input_len,
+            max_req_total_len=own.max_req_total_len,
+            workers=((self._device.deployment.gpu.name, self._options.num_workers),),
+        )
+
+    def check(self, requests: Sequence[WorkloadRequest]) -> None:
+        """Refuse a workload or faults with adapters that the cluster does not know, and times beyond all that is told.
+
+        Raises:
+            SettingsError: names the first.
+        """
+        for fault in self._options.faults:
+            if fault.adapter and fault.adapter not in self.adapters:
+                raise SettingsError(f"fault {fault.text}: no such adapter in adapters.registry")
+        last = requests[-1].at_seconds
+        if last >= LAST_SECONDS:
+            raise SettingsError(f"a request is due at {last:,.0f} s; a simulation has {LAST_SECONDS:,} s at most")
+        for request in requests:
+            if request.adapter_id is not None and request.adapter_id not in self.adapters:
+                raise SettingsError(
+                    f"adapter {request.adapter_id!r} of request {request.index} is not in adapters.registry, which has"
+                    f" {len(self.adapters)} adapters"
+                )
+
+    def warm_up(self, requests: Sequence[WorkloadRequest], seed: int) -> None:
+        """Run short requests to their ends."""
+        for _ in self._closed_loop(self._build(requests, seed), WARMUP_CONCURRENCY, None):
+            pass
+
+    def play(self, requests: Sequence[WorkloadRequest], options: LoadOptions) -> Iterator[SimulatedRequest]:
+        """Run a workload as the load generator would send it, faults included; yield requests as they end."""
+        simulation = self.simulation
+        self._start_ps = simulation.now_ps
+        schedule_faults(self._options.faults, simulation)
+        played = again_and_again(requests) if options.repeats else iter(requests)
+        built = self._build(played, options.seed, ignore_eos=options.ignore_eos, max_new_tokens=options.max_new_tokens)
+        if options.concurrency is not None:
+            return self._closed_loop(built, options.concurrency, options.schedule_seconds)
+        return simulation.run(self._from_now(built))
+
+    def _from_now(self, built: Iterator[tuple[int, SimulatedRequest]]) -> Iterator[tuple[int, SimulatedRequest]]:
+        start_ps = self.simulation.now_ps
+        for at_ps, request in built:
+            request.arrived_ps = at_ps + start_ps
+            yield request.arrived_ps, request
+
+    def _closed_loop(
+        self, built: Iterator[tuple[int, SimulatedRequest]], num_clients: int, duration_seconds: float | None
+    ) -> Iterator[SimulatedRequest]:
+        simulation = self.simulation
+        end_ps = NEVER
+        if duration_seconds is not None:
+            end_ps = simulation.now_ps + round(duration_seconds * PS_PER_SECOND)
+
+        def send_next(_ended: SimulatedRequest | None, now_ps: int) -> SimulatedRequest | None:
+            if now_ps >= end_ps or (following := next(built, None)) is None:
+                return None
+            following[1].arrived_ps = now_ps
+            return following[1]
+
+        first = [request for _ in range(num_clients) if (request := send_next(None, simulation.now_ps)) is not None]
+        return simulation.run(((request.arrived_ps, request) for request in first), follow=send_next)
+
+    def _build(
+        self,
+        requests: Iterable[WorkloadRequest],
+        seed: int,
+        *,
+        ignore_eos: bool = True,
+        max_new_tokens: int | None = None,
+    ) -> Iterator[tuple[int, SimulatedRequest]]:
+        return build_requests(
+            requests,
+            self._device.deployment.model.name,
+            self.adapters,
+            seed=seed,
+            with_prompts=self._settings.scheduler.prefix_cache.kind != "none",
+            ignore_eos=ignore_eos,
+            max_new_tokens=max_new_tokens,
+        )
+
+    def _worker(self, number: int, factory: ReplicaFactory, num_shards: int) -> SimulatedWorker:
+        deployment, name = self._device.deployment, f"worker-{number}"
+        hello = WorkerHello(
+            worker_id=name,
+            gpu=deployment.gpu.name,
+            model=deployment.model.name,
+            tensor_parallel=deployment.tensor_parallel,
+            max_total_token_num=self._device.pool_tokens,
+            step_time_model=self._settings.worker.step_time,
+            needs_prompts=False,
+        )
+        replica_settings = factory.replica_settings(hello)
+        faults = [fault for fault in self._options.faults if fault.kind == LOAD_FAILURE]
+        if faults and replica_settings.adapter_options.blocking and any(fault.until_ps == NEVER for fault in faults):
+            raise SettingsError("fault adapter_load_failure without for: a prefill that waits for the load never runs")
+
+        def fails(adapter: Adapter, attempt: int, at_ps: int) -> bool:
+            return load_fails(faults, adapter.adapter_id, at_ps - self._start_ps)
+
+        def make_replica() -> Replica:
+            return factory.replica(replica_settings, fails if faults else None)
+
+        return SimulatedWorker(name, make_replica, self._device.step_time, number % num_shards)
+
+    def _choose_shard(self, request: SimulatedRequest) -> int:
+        key = request.adapter.adapter_id if request.adapter is not None else str(request.handle)
+        return rendezvous.choose(key, self._addresses)
+
+    def _refuse(self, request: SimulatedRequest) -> tuple[str, str] | None:
+        own = self._settings.scheduler
+        limits = Limits(own.max_req_input_len, own.max_req_total_len, self._pool_tokens)
+        wrong = check_lengths(request.prompt_tokens, request.max_new_tokens, limits)
+        if wrong is not None:
+            return "refused", wrong
+        simulation = self.simulation
+        if simulation.num_open >= own.max_waiting_requests:
+            num_waiting = simulation.num_waiting(request.shard)
+            if num_waiting >= own.max_waiting_requests:
+                why = f"{num_waiting} requests wait; max_waiting_requests is {own.max_waiting_requests}; try later"
+                return "queue full", why
+        return None

@@ -1,0 +1,208 @@
+"""Runs many points at once, through joblib: processes of this machine, a Dask cluster, a Ray cluster.
+
+joblib's backend for each of them hands out points and brings outcomes back as they end. What is added here is only what
+a sweep needs and they lack: that a point which kills its process is that point's failure, and nobody else's.
+"""
+
+import importlib
+import os
+import re
+import signal
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import joblib
+
+from lorrery.chassis.errors import LorreryError, SettingsError
+from lorrery.sweeps.flags import DEFAULT_BACKEND, Where
+from lorrery.sweeps.outcome import Outcome, run_in_child, run_remotely
+from lorrery.sweeps.points import Point, code_digest
+
+__all__ = ["BACKENDS", "count", "run_points"]
+
+_CONNECT_SECONDS = 10.0
+_WORKERS_SECONDS = 60
+"""How long a cluster without workers may take to get one, for clusters that grow when something is asked of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """An open backend.
+
+    Attributes:
+        backend: joblib's, or its name.
+        num_jobs: as joblib has it; -1: all that there are.
+        pre_dispatch: how many points are handed over at a time, as joblib has it.
+        run: what is called there.
+        words: for the terminal.
+    """
+
+    backend: Any
+    num_jobs: int
+    pre_dispatch: str | int
+    run: Callable[[Point], Outcome]
+    words: str
+
+
+def run_points(points: Sequence[Point], where: Where, tell: Callable[[str], None]) -> Generator[Outcome]:
+    """Run points at once; yield their outcomes as they end. `tell` is told where they run.
+
+    Raises:
+        SettingsError: no such backend.
+        LorreryError: what it needs is not installed, or no cluster is there.
+    """
+    if where.backend not in BACKENDS:
+        raise SettingsError(f"--backend {where.backend}: expected one of {', '.join(BACKENDS)}")
+    if where.address is not None and where.backend == DEFAULT_BACKEND:
+        raise SettingsError(
+            f"--backend-address {where.address}: {DEFAULT_BACKEND} runs on this machine; name --backend"
+        )
+    with BACKENDS[where.backend](where.address, min(where.jobs or len(points), len(points))) as pool:
+        tell(pool.words)
+        yield from _run(points, pool)
+
+
+def _run(points: Sequence[Point], pool: _Pool) -> Iterator[Outcome]:
+    waiting = deque(points)
+    handed_out: dict[str, Point] = {}
+
+    def hand_out() -> Iterator[Any]:
+        while waiting:
+            point = waiting.popleft()
+            handed_out[point.key] = point
+            yield joblib.delayed(pool.run)(point)
+
+    options: dict[str, Any] = {
+        "n_jobs": pool.num_jobs,
+        "backend": pool.backend,
+        "batch_size": 1,  # points take long, and each is to be stored as soon as it is done
+        "pre_dispatch": pool.pre_dispatch,
+        "return_as": "generator_unordered",
+    }
+    while waiting:
+        parallel: Any = joblib.Parallel(**options)
+        try:
+            for outcome in parallel(hand_out()):
+                del handed_out[outcome.key]
+                yield outcome
+        except Exception as error:
+            # The backend itself broke; what it was at is lost, and the rest begins anew.
+            if not handed_out:
+                raise LorreryError(f"the sweep cannot run: {_first_sentence(error)}") from error
+            why = f"its process was lost: {_first_sentence(error)}"
+            yield from (Outcome(key, error=why) for key in handed_out)
+            handed_out.clear()
+
+
+@contextmanager
+def _loky(_address: str | None, jobs: int) -> Iterator[_Pool]:
+    num_jobs = min(jobs, joblib.cpu_count())
+    yield _Pool("loky", num_jobs, "n_jobs", run_in_child, count(num_jobs, "process"))
+
+
+@contextmanager
+def _dask(address: str | None, jobs: int) -> Iterator[_Pool]:
+    try:
+        from dask import config
+
+        distributed: Any = importlib.import_module("distributed")
+        from joblib._dask import DaskDistributedBackend
+    except ImportError:
+        raise LorreryError("--backend dask needs distributed: pip install 'lorrery[dask]'") from None
+
+    class Backend(DaskDistributedBackend):  # type: ignore[misc]  # joblib has no types
+        """joblib's, which would wait for ever for a point that the cluster has given up."""
+
+        def submit(self, func: Any, callback: Any = None) -> Any:  # noqa: ANN401  as joblib's
+            (point,) = func.items[0][1]
+            future = super().submit(func, callback)
+
+            def look(done: Future[object]) -> None:
+                if (error := done.exception()) is not None:
+                    callback([Outcome(point.key, error=f"its Dask worker was lost: {_first_sentence(error)}")])
+
+            future.add_done_callback(look)
+            return future
+
+        def effective_n_jobs(self, n_jobs: int) -> int:
+            # With one job joblib would run the points here, and not on the cluster.
+            return max(2, int(super().effective_n_jobs(n_jobs)))
+
+    address = address or config.get("scheduler-address", None)
+    with ExitStack() as stack:
+        with _deaf_children():
+            cluster = address or stack.enter_context(
+                distributed.LocalCluster(
+                    n_workers=min(jobs, joblib.cpu_count()), threads_per_worker=1, dashboard_address=None
+                )
+            )
+        try:
+            client = stack.enter_context(distributed.Client(cluster, timeout=_CONNECT_SECONDS, set_as_default=False))
+        except (OSError, ValueError) as error:
+            raise LorreryError(f"--backend dask: no scheduler at {address}: {error}") from None
+        num_cores = sum(client.ncores().values())
+        # All at once, so that a cluster that grows sees how much there is to do.
+        yield _Pool(
+            Backend(client=client, wait_for_workers_timeout=_WORKERS_SECONDS),
+            -1,
+            jobs,
+            partial(run_remotely, expected_code=code_digest()),
+            f"{count(num_cores, 'core')} of the Dask cluster at {client.scheduler.address}",
+        )
+
+
+@contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Let processes that are started meanwhile not hear Ctrl-C, which a terminal sends to all: this one ends them."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _ray(address: str | None, jobs: int) -> Iterator[_Pool]:
+    try:
+        ray: Any = importlib.import_module("ray")
+        ray_backend: Any = importlib.import_module("ray.util.joblib.ray_backend").RayBackend
+    except ImportError:
+        raise LorreryError("--backend ray needs ray: pip install 'lorrery[ray]'") from None
+    # Ray's backend brings outcomes back one by one as well as others do; it only does not say so.
+    backend: Any = type("Backend", (ray_backend,), {"supports_return_generator": True})
+    address = address or os.environ.get("RAY_ADDRESS")
+    own = {} if address else {"num_cpus": min(jobs, joblib.cpu_count()), "include_dashboard": False}
+    try:
+        ray.init(address=address, logging_level="ERROR", log_to_driver=False, **own)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise LorreryError(f"--backend ray: no cluster at {address}: {error}") from None
+    try:
+        num_cores = int(ray.cluster_resources().get("CPU", 0))
+        run = partial(run_remotely, expected_code=code_digest())
+        where = f"{count(num_cores, 'core')} of the Ray cluster{f' at {address}' if address else ''}"
+        yield _Pool(backend(), min(jobs, num_cores), "2 * n_jobs", run, where)
+    finally:
+        ray.shutdown()
+
+
+BACKENDS: dict[str, Callable[[str | None, int], AbstractContextManager[_Pool]]] = {
+    "loky": _loky,
+    "dask": _dask,
+    "ray": _ray,
+}
+"""By the name for --backend: what opens it, from an address and the most points at a time."""
+
+
+def _first_sentence(error: BaseException) -> str:
+    return re.split(r"\.\s|\n", str(error).strip())[0] or type(error).__name__
+
+
+def count(number: int, noun: str) -> str:
+    """Say how many, as `1 process` or `2,000 processes`."""
+    plural = noun + ("es" if noun.endswith("s") else "s")
+    return f"{number:,} {noun if number == 1 else plural}"

@@ -1,0 +1,114 @@
+"""The options of `lorrery simulate` that make a sweep of it, and those of its options that can be swept."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperOption
+
+from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.faults import parse_fault
+from lorrery.loadgen.options import LoadOptions, parse_range, workload_name
+
+DEFAULT_BACKEND = "loky"
+_PANEL = "Sweep"
+
+Sweeps = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sweep",
+        metavar="KEY=VALUES",
+        help="One run for each value, as a,b,c or 1..8; repeatable: each with each. KEY is a setting, as for --set, or"
+        " an option's name, such as rate.",
+        rich_help_panel=_PANEL,
+    ),
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option("--jobs", "-j", min=1, metavar="N", help="Runs at a time; unset: all cores.", rich_help_panel=_PANEL),
+]
+Backend = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME", help="What runs them: loky (processes of this machine), dask, ray.", rich_help_panel=_PANEL
+    ),
+]
+BackendAddress = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS", help="dask, ray: of the cluster; unset: one on this machine.", rich_help_panel=_PANEL
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Where a sweep runs.
+
+    Attributes:
+        address: of a cluster; None: one on this machine.
+        jobs: points at a time; None: as many as there are cores.
+    """
+
+    backend: str
+    address: str | None
+    jobs: int | None
+
+
+_OF_SIMULATION = {"workers": "num_workers", "shards": "num_shards", "fault": "faults", "one-step": "one_step"}
+_OF_LOAD = {field.name.replace("_", "-"): field.name for field in fields(LoadOptions) if field.name != "target"}
+CONFIG = "config"
+UNSET = "none"
+"""In place of a value: the option is not given, where it need not be."""
+
+
+class SweptFlags:
+    """The options that can be swept, read as the command line reads them."""
+
+    def __init__(self, context: typer.Context) -> None:
+        sweepable = {CONFIG, *_OF_SIMULATION, *_OF_LOAD}
+        self._context = context
+        self._options: dict[str, TyperOption] = {}
+        for parameter in context.command.params:
+            for name in (name.removeprefix("--") for name in parameter.opts):
+                if name in sweepable:
+                    assert isinstance(parameter, TyperOption)
+                    self._options[name] = parameter
+
+    def name_of(self, key: str) -> str | None:
+        """Return the option that a swept key means; None: it is no option, so a setting."""
+        name = key.removeprefix("--").replace("_", "-")
+        return name if name in self._options else None
+
+    def read(self, name: str, text: str) -> tuple[str, Any]:
+        """Read a value; give the field of `LoadOptions` or `SimulationOptions` and what it becomes.
+
+        Raises:
+            SettingsError: a value that the command line would refuse.
+        """
+        option = self._options[name]
+        if text == UNSET and option.default is None:
+            return self._field(name), () if name == "fault" else None
+        try:
+            value: Any = option.process_value(self._context, [text] if option.multiple else text)
+        except typer.BadParameter as error:
+            raise SettingsError(error.message) from None
+        if name == "workload":
+            value = workload_name(value)
+        elif name in ("input-range", "output-range"):
+            value = parse_range(value)
+        elif name == "fault":
+            value = tuple(map(parse_fault, value))
+        elif name in ("trace", CONFIG):
+            value = Path(value)
+        return self._field(name), value
+
+    @staticmethod
+    def is_of_load(name: str) -> bool:
+        """Tell whether it is an option of the workload, not of the simulation."""
+        return name in _OF_LOAD
+
+    @staticmethod
+    def _field(name: str) -> str:
+        return CONFIG if name == CONFIG else _OF_LOAD.get(name) or _OF_SIMULATION[name]

@@ -1,0 +1,157 @@
+"""Runs one point, and gives its figures or what went wrong; nothing that happens to it is an exception."""
+
+import ctypes
+import math
+import os
+import pickle
+import signal
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from lorrery.chassis.child import PR_SET_PDEATHSIG
+from lorrery.chassis.errors import LorreryError
+from lorrery.loadgen.report import LoadReport
+from lorrery.loadgen.workload.summary import Distribution
+from lorrery.simulator.run import SimulatedRun
+from lorrery.sweeps.points import Point, code_digest
+
+__all__ = ["COUNTS", "CPU_SECONDS", "FIGURES", "Figure", "Outcome", "run_in_child", "run_point", "run_remotely"]
+
+Figure = int | float | None
+"""None: nothing to compute it from."""
+
+CPU_SECONDS = "cpu_seconds"
+"""The one figure that is another each time."""
+
+COUNTS = (
+    "num_requests",
+    "num_completed",
+    "num_failed",
+    "num_skipped",
+    "input_tokens",
+    "output_tokens",
+    "cached_tokens",
+    "num_requeues",
+    "num_steps",
+    "num_plans",
+)
+_LATENCIES = ("ttft", "tpot", "itl", "e2e", "norm_tpot")
+FIGURES = (
+    *COUNTS,
+    "simulated_seconds",
+    "duration_seconds",
+    "requests_per_second",
+    "input_tokens_per_second",
+    "output_tokens_per_second",
+    *(f"{name}_ms_{part}" for name in _LATENCIES for part in ("mean", "p50", "p90", "p99")),
+    "slora_avg_satisfaction",
+    "slora_avg_attainment",
+    CPU_SECONDS,
+)
+"""Columns of the table, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a point.
+
+    Attributes:
+        key: the point's.
+        figures: by name; None if it failed.
+        error: what went wrong.
+    """
+
+    key: str
+    figures: dict[str, Figure] | None = None
+    error: str = ""
+
+
+def run_point(point: Point) -> Outcome:
+    """Run a point in this process."""
+    assert point.run is not None
+    try:
+        report = SimulatedRun(point.run.settings, point.run.options, point.run.simulation).run()
+        return Outcome(point.key, _figures(report))
+    except LorreryError as error:
+        return Outcome(point.key, error=str(error))
+    except Exception as error:  # a fault of ours, or of a plugin, ends this point alone
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        return Outcome(
+            point.key, error=f"{type(error).__name__}: {error} ({Path(where.filename).name}, line {where.lineno})"
+        )
+
+
+def run_remotely(point: Point, expected_code: str) -> Outcome:
+    """Run a point in a process of a cluster, if that has the same program."""
+    if code_digest() != expected_code:
+        return Outcome(point.key, error="the cluster's worker runs another version of lorrery than this machine")
+    return run_point(point)
+
+
+def run_in_child(point: Point, run: Callable[[Point], Outcome] = run_point) -> Outcome:
+    """Run a point in a child of this process.
+
+    What kills it, such as the kernel when memory is short, ends this point alone; a pool of processes would lose all
+    that its other workers were at.
+    """
+    readable, writable = os.pipe()
+    with warnings.catch_warnings():
+        # Python warns of threads that hold locks; the child only computes and takes none of theirs.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        _be_child(point, run, writable)
+    os.close(writable)
+    try:
+        with os.fdopen(readable, "rb") as pipe:
+            answer = pipe.read()
+    except BaseException:
+        os.kill(child, signal.SIGKILL)
+        raise
+    finally:
+        _, status = os.waitpid(child, 0)
+    if status == 0:
+        outcome: Outcome = pickle.loads(answer)  # noqa: S301  our own child wrote it
+        return outcome
+    code = os.waitstatus_to_exitcode(status)
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    hint = "; was memory short?" if code == -signal.SIGKILL else ""
+    return Outcome(point.key, error=f"its process {how}{hint}")
+
+
+def _be_child(point: Point, run: Callable[[Point], Outcome], writable: int) -> None:
+    """Compute, answer, and leave without a look at what the parent has open."""
+    code = 1
+    try:
+        # Ctrl-C reaches the whole process group; who started this one decides.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        with os.fdopen(writable, "wb") as pipe:
+            pickle.dump(run(point), pipe)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _figures(report: LoadReport) -> dict[str, Figure]:
+    summary, cost, slora = report.summary, report.simulation, report.slora
+    assert cost is not None
+    found: dict[str, Figure] = {
+        name: getattr(source, name) for source in (report, summary, cost) for name in FIGURES if hasattr(source, name)
+    }
+    latencies: dict[str, Distribution] = {
+        "ttft": summary.from_intended.ttft_ms,
+        "tpot": summary.tpot_ms,
+        "itl": summary.itl_ms,
+        "e2e": summary.from_intended.e2e_ms,
+        "norm_tpot": summary.from_intended.norm_tpot_ms,
+    }
+    for name, values in latencies.items():
+        for part in ("mean", "p50", "p90", "p99"):
+            found[f"{name}_ms_{part}"] = getattr(values, part) if values.count else None
+    found["slora_avg_satisfaction"], found["slora_avg_attainment"] = slora.avg_satisfaction, slora.avg_attainment
+    return {name: None if (value := found[name]) is None or not math.isfinite(value) else value for name in FIGURES}

@@ -1,0 +1,324 @@
+"""The plots of a sweep: throughput and latencies over what was swept.
+
+The first key with numbers is the x axis, of lines; where no key has numbers the first is, of bars. The next key is one
+line (or bar) for each of its values, and each combination of further keys a figure of its own. Points that differ in
+`seed` alone are one mark, their mean, with a bar from the least to the most.
+
+Lines that coincide stay visible: the first is the widest, each has its marker, and p99 is dashed with hollow markers. A
+caption names what all points share.
+"""
+
+import itertools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lorrery.chassis.errors import LorreryError
+from lorrery.sweeps.axes import Axis, Value
+from lorrery.sweeps.table import Row, short_names
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["draw"]
+
+SEED = "seed"
+_MOST_FIGURES = 24
+_MOST_TICKS = 9
+# Okabe and Ito's colours, which colour-blind readers can tell apart; more values than these get shades in their order.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_P99_ALPHA = 0.45
+_WIDTHS = 1.3, 3.6
+"""Of the last line and of the first, in points."""
+_UNITS = {"rate": "requests/s", "concurrency": "clients", "duration": "s", "jitter": "s", "timeout": "s"}
+"""Of options; a setting has its unit in its name."""
+_SUFFIXES = {
+    "_seconds": "s", "_us": "microseconds", "_gb_per_second": "GB/s", "_tokens": "tokens", "_token_num": "tokens",
+    "_len": "tokens", "block_size": "tokens", "_ratio": "share",
+}  # fmt: skip
+_LOG_X, _LOG_Y = 16, 50
+"""Ratio of the largest to the smallest from which an axis is logarithmic, if that spaces x more evenly."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Panel:
+    """One figure, and maybe a second one that is drawn with it."""
+
+    title: str
+    unit: str
+    main: str
+    second: str | None = None
+    of: str | None = None
+    """Divide by this figure, and show per cent."""
+
+
+_PANELS = (
+    _Panel("Output throughput", "tokens/s", "output_tokens_per_second"),
+    _Panel("TTFT, from the intended send", "ms", "ttft_ms_p50", "ttft_ms_p99"),
+    _Panel("TPOT", "ms", "tpot_ms_p50", "tpot_ms_p99"),
+    _Panel("E2E, from the intended send", "ms", "e2e_ms_p50", "e2e_ms_p99"),
+)
+_IF_ANY = (
+    _Panel("Cached prompt tokens", "% of prompt tokens", "cached_tokens", of="input_tokens"),
+    _Panel("Failed requests", "% of requests", "num_failed", of="num_requests"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Series:
+    """One line or group of bars: rows by their index on the x axis; several where seeds were swept."""
+
+    label: str
+    colour: Any
+    marker: str
+    width: float
+    rows: dict[int, list[Row]]
+
+
+def draw(folder: Path, axes: Sequence[Axis], rows: Sequence[Row]) -> list[Path] | None:
+    """Draw what has figures, as PNG and SVG; give the files. None without matplotlib; empty if there is nothing to see.
+
+    Raises:
+        LorreryError: a file cannot be written.
+    """
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError:
+        return None
+    names = dict(zip((axis.key for axis in axes), short_names(axes), strict=True))
+    swept = [axis for axis in axes if len(axis.values) > 1]
+    if len(swept) > 1:
+        swept = [axis for axis in swept if axis.key != SEED]
+    done = [row for row in rows if row.figures is not None]
+    if not swept or len(done) < 2:
+        return []
+    x = next((axis for axis in swept if axis.is_numeric), swept[0])
+    others = [axis for axis in swept if axis is not x]
+    lines, facets = others[0] if others else None, others[1:]
+    panels = [*_PANELS, *(panel for panel in _IF_ANY if any(row.figure(panel.main) for row in done))]
+    written: list[Path] = []
+    for chosen in itertools.islice(itertools.product(*(axis.values for axis in facets)), _MOST_FIGURES):
+        fixed = {axis.key: value for axis, value in zip(facets, chosen, strict=True)}
+        series = _series([row for row in done if fixed.items() <= row.point.values.items()], x, lines)
+        if not series:
+            continue
+        figure = Figure(figsize=(10, 3.3 * math.ceil(len(panels) / 2) + 0.7), layout="constrained")
+        grid = figure.subplots(math.ceil(len(panels) / 2), 2, squeeze=False).flatten()
+        for panel, place in itertools.zip_longest(panels, grid):
+            if panel is None:
+                place.set_axis_off()
+            else:
+                _draw_panel(place, panel, x, names[x.key], series)
+        figure.suptitle(_caption(done[0], axes, fixed, names), fontsize=9)
+        _draw_legend(figure, x, series, "" if lines is None else names[lines.key])
+        suffix = "-".join(f"{names[key]}={value}" for key, value in fixed.items())
+        path = folder / f"sweep{'-' if suffix else ''}{re.sub(r'[^A-Za-z0-9=._-]+', '_', suffix)}"
+        for kind, metadata in (("png", {}), ("svg", {"Date": None})):
+            file = path.with_name(f"{path.name}.{kind}")
+            try:
+                with rc_context({"svg.hashsalt": path.name, "svg.fonttype": "none"}):  # equal bytes, and text as text
+                    figure.savefig(file, dpi=120, metadata=metadata)
+            except OSError as error:
+                raise LorreryError(f"{file}: {error.strerror}") from None
+            written.append(file)
+    return written
+
+
+def _series(rows: Sequence[Row], x: Axis, lines: Axis | None) -> list[_Series]:
+    from matplotlib import colormaps
+
+    values: tuple[Value | None, ...] = (None,) if lines is None else lines.values
+    found = []
+    for index, value in enumerate(values):
+        places: dict[int, list[Row]] = {}
+        for row in rows:
+            if lines is None or row.point.values[lines.key] == value:
+                places.setdefault(x.values.index(row.point.values[x.key]), []).append(row)
+        many = len(values) > len(_COLOURS)
+        colour = colormaps["viridis"](index / len(values)) if many else _COLOURS[index]
+        least, most = _WIDTHS
+        width = least if many or len(values) == 1 else most - (most - least) * index / (len(values) - 1)
+        if places:
+            marker = _MARKERS[index % len(_MARKERS)]
+            found.append(_Series(str(value), colour, marker, width, dict(sorted(places.items()))))
+    return found
+
+
+def _draw_panel(place: "Axes", panel: _Panel, x: Axis, x_name: str, series: Sequence[_Series]) -> None:
+    from matplotlib.ticker import StrMethodFormatter
+
+    place.set_title(panel.title, fontsize=10)
+    unit = _unit(x.key)
+    place.set_xlabel(f"{x_name} ({unit})" if unit else x_name, fontsize=9)
+    place.set_ylabel(panel.unit, fontsize=9)
+    place.tick_params(labelsize=8)
+    place.grid(visible=True, axis="both" if x.is_numeric else "y", alpha=0.25)
+    place.spines[["top", "right"]].set_visible(False)
+    drawn: list[float] = []
+    for number, one in enumerate(series):
+        for name in (panel.main, panel.second):
+            if name is None:
+                continue
+            marks = _marks(one, name, panel.of)
+            drawn += [mean for _, mean, _, _ in marks]
+            if x.is_numeric:
+                _draw_line(place, x, one, marks, is_second=name == panel.second)
+            else:
+                _draw_bars(place, one, marks, number, len(series), is_second=name == panel.second)
+    least = min((value for value in drawn if value > 0), default=0.0)
+    if panel.second and least and max(drawn) / least > _LOG_Y:
+        place.set_yscale("log")
+        if not x.is_numeric:
+            place.set_ylim(bottom=10 ** math.floor(math.log10(least)))
+    else:
+        place.set_ylim(bottom=0)
+    place.yaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
+    _set_x(place, x)
+
+
+def _marks(series: _Series, name: str, of: str | None) -> list[tuple[int, float, float, float]]:
+    """Give index on the x axis, mean, least and most of a figure; of one seed these are the same."""
+    found = []
+    for index, rows in series.rows.items():
+        values = []
+        for row in rows:
+            value, whole = row.figure(name), row.figure(of) if of is not None else 1.0
+            if value is not None and whole:
+                values.append(value / whole * (100 if of is not None else 1))
+        if values:
+            found.append((index, sum(values) / len(values), min(values), max(values)))
+    return found
+
+
+def _draw_line(
+    place: "Axes", x: Axis, series: _Series, marks: Sequence[tuple[int, float, float, float]], *, is_second: bool
+) -> None:
+    if not marks:
+        return
+    index, mean, least, most = zip(*sorted(marks, key=lambda mark: x.values[mark[0]]), strict=True)
+    at = [x.values[position] for position in index]
+    style: dict[str, Any] = (
+        {"linestyle": "--", "linewidth": 1.2, "markersize": 4, "markerfacecolor": "white", "alpha": _P99_ALPHA + 0.2}
+        if is_second
+        else {"linewidth": series.width, "markersize": series.width + 3}
+    )
+    place.plot(at, mean, marker=series.marker, color=series.colour, **style)
+    if least != most:
+        place.vlines(at, least, most, color=series.colour, alpha=0.5, linewidth=1)
+
+
+def _draw_bars(
+    place: "Axes",
+    series: _Series,
+    marks: Sequence[tuple[int, float, float, float]],
+    number: int,
+    num_series: int,
+    *,
+    is_second: bool,
+) -> None:
+    width = 0.8 / num_series
+    at = [index + (number - (num_series - 1) / 2) * width for index, _, _, _ in marks]
+    style: dict[str, Any] = {"alpha": _P99_ALPHA / 2, "zorder": 1} if is_second else {"zorder": 2}
+    place.bar(at, [mean for _, mean, _, _ in marks], width * 0.92, color=series.colour, **style)
+    if any(least != most for _, _, least, most in marks):
+        place.vlines(
+            at, [mark[2] for mark in marks], [mark[3] for mark in marks], color="black", linewidth=1, zorder=3
+        )  # fmt: skip
+
+
+def _draw_legend(figure: "Figure", x: Axis, series: Sequence[_Series], title: str) -> None:
+    """Name the lines (or bars), and how p50 and p99 are told apart."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles: list[Any] = []
+    if title:
+        handles += [
+            Line2D([], [], color=one.colour, marker=one.marker, linewidth=one.width, label=one.label)
+            if x.is_numeric
+            else Patch(color=one.colour, label=one.label)
+            for one in series
+        ]
+    if x.is_numeric:
+        handles += [
+            Line2D([], [], color="grey", marker="o", label="p50"),
+            Line2D([], [], color="grey", marker="o", markerfacecolor="white", linestyle="--", label="p99"),
+        ]
+    else:
+        handles += [Patch(color="grey", label="p50"), Patch(color="grey", alpha=_P99_ALPHA / 2, label="p99")]
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=min(len(handles), 8), frameon=False, fontsize=9,
+        title=title or None, title_fontsize=9,
+    )  # fmt: skip
+
+
+def _caption(row: Row, axes: Sequence[Axis], fixed: Mapping[str, Value], names: Mapping[str, str]) -> str:
+    """Say which cluster and which load the figures are of: what is swept is left to axis, legend and first line."""
+    assert row.point.run is not None
+    settings, options, simulation = row.point.run.settings, row.point.run.options, row.point.run.simulation
+    swept = {axis.key.replace("_", "-") for axis in axes}
+
+    def unless(key: str, text: str) -> str:
+        return "" if key.replace("_", "-") in swept else text
+
+    gpu = f"{settings.worker.tensor_parallel} x {settings.worker.gpu}"
+    gpu = unless("worker.gpu", unless("worker.tensor_parallel", f" of {gpu}"))
+    num_workers = simulation.num_workers
+    workers = unless("workers", f"{num_workers} worker" if num_workers == 1 else f"{num_workers} workers")
+    cluster = (
+        unless("model", settings.model),
+        (workers or "workers") + gpu,
+        unless("scheduler.policy", settings.scheduler.policy),
+    )
+    trace = None if options.trace is None else options.trace.name
+    drawn = trace is None
+    seconds = options.schedule_seconds
+    load = (
+        unless("workload", f"{options.workload} arrivals" if drawn else f"trace {trace}"),
+        unless("rate", f"{options.rate:g} requests/s") if drawn and options.concurrency is None else "",
+        unless("concurrency", f"{options.concurrency} clients") if options.concurrency is not None else "",
+        unless("duration", f"{seconds:g} s") if seconds is not None else "",
+        unless("num-requests", f"{options.num_requests:,} requests") if options.num_requests is not None else "",
+        unless("input-range", "prompts of {} to {} tokens".format(*options.input_range)) if drawn else "",
+        unless("output-range", "answers of {} to {} tokens".format(*options.output_range)) if drawn else "",
+        unless("adapters", f"adapters: {options.adapters}") if options.adapters else "",
+        unless("num-adapters", f"{options.num_adapters} adapters") if options.num_adapters else "",
+    )
+    seeds = next((len(axis.values) for axis in axes if axis.key == SEED), 1)
+    lines = (
+        ", ".join(f"{names[key]} {value}" for key, value in fixed.items()),
+        "Simulated: " + ", ".join(part for part in cluster if part),
+        ", ".join(part for part in load if part),
+        f"means of {seeds} seeds, with bars from the least to the most" if seeds > 1 and len(axes) > 1 else "",
+    )
+    return "\n".join(line for line in lines if line)
+
+
+def _unit(key: str) -> str:
+    last = key.rpartition(".")[2]
+    return _UNITS.get(last) or next((unit for suffix, unit in _SUFFIXES.items() if last.endswith(suffix)), "")
+
+
+def _set_x(place: "Axes", x: Axis) -> None:
+    from matplotlib.ticker import NullFormatter, NullLocator
+
+    if not x.is_numeric:
+        place.set_xticks(range(len(x.values)), [str(value) for value in x.values])
+        place.set_xlim(-0.5, len(x.values) - 0.5)
+        if sum(len(str(value)) for value in x.values) > 45:
+            place.tick_params(axis="x", labelrotation=25)
+        return
+    numbers = sorted(float(value) for value in x.values)
+    gaps = [high - low for low, high in itertools.pairwise(numbers)]
+    if numbers[0] > 0 and numbers[-1] / numbers[0] >= _LOG_X and max(gaps) > 4 * min(gaps):
+        place.set_xscale("log")
+    if len(numbers) <= _MOST_TICKS:
+        place.set_xticks(numbers, [f"{number:g}" for number in numbers])
+        place.xaxis.set_minor_locator(NullLocator())
+        place.xaxis.set_minor_formatter(NullFormatter())

@@ -1,0 +1,227 @@
+"""The points of a sweep: settings and options of each combination, and the key under which its figures are kept.
+
+A value that no point can have (no such key, not a number, an unknown policy) is an error before anything runs. Where
+only some combinations cannot be, those points fail, and the others run.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import lorrery
+from lorrery.chassis.errors import LorreryError, SettingsError
+from lorrery.chassis.settings import Settings, load
+from lorrery.chassis.version import VERSION
+from lorrery.loadgen.options import LoadOptions
+from lorrery.scheduler.plugins import search_here
+from lorrery.simulator.run import SimulationOptions
+from lorrery.sweeps.axes import Axis, Value, combinations
+from lorrery.sweeps.flags import CONFIG, SweptFlags
+from lorrery.worker.build import deployment_of
+
+__all__ = ["Asked", "Point", "code_digest", "make_points"]
+
+_ROOMS_OF_A_SIMULATION = ("loadgen", "scheduler", "simulator", "worker")
+_NO_MATTER = {"log", "server_tls", "client_tls"}
+"""Settings that no simulation reads."""
+_OF_DEVICE = {"catalogue", "model", "worker", "adapters"}
+"""Settings that `deployment_of` reads."""
+
+
+Asked = tuple[Path | None, tuple[str, ...], LoadOptions, SimulationOptions]
+"""What the command line asks of every point: settings file, `--set`s, options. The sweep's values change it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """All that a simulation needs; travels to the process that runs it."""
+
+    settings: Settings
+    options: LoadOptions
+    simulation: SimulationOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One combination.
+
+    Attributes:
+        values: of the swept keys, in their order.
+        key: a hash of all that determines its figures; empty if it cannot be run.
+        run: None if it cannot be run.
+        refused: why it cannot.
+        determined_by: what the key is a hash of.
+    """
+
+    values: dict[str, Value]
+    key: str = ""
+    run: Run | None = None
+    refused: str = ""
+    determined_by: Mapping[str, Any] | None = None
+
+    @property
+    def title(self) -> str:
+        """The swept keys and their values."""
+        return " ".join(f"{key}={value}" for key, value in self.values.items())
+
+
+def make_points(asked: Asked, axes: Sequence[Axis], flags: SweptFlags) -> list[Point]:
+    """Make the points, in order: the last axis varies fastest.
+
+    Raises:
+        SettingsError: a key that is nothing, or a value that no point can have; names the key.
+    """
+    for axis in axes:
+        head = axis.key.partition(".")[0]
+        if flags.name_of(axis.key) is None and head not in Settings.model_fields:
+            raise SettingsError(f"--sweep {axis.key}: no such setting, nor an option of a workload or a simulation")
+    maker = _RunMaker(asked, flags)
+    points: list[Point] = []
+    possible: set[tuple[str, str]] = set()
+    errors: dict[tuple[str, str], str] = {}
+    for indices in combinations(axes):
+        chosen = [(axis.key, axis.texts[index]) for axis, index in zip(axes, indices, strict=True)]
+        values = {axis.key: axis.values[index] for axis, index in zip(axes, indices, strict=True)}
+        try:
+            run = maker.make(chosen)
+        except LorreryError as refusal:
+            points.append(Point(values, refused=str(refusal)))
+            for choice in chosen:
+                errors.setdefault(choice, str(refusal))
+        else:
+            determined_by = _determined_by(run)
+            points.append(Point(values, _hash(determined_by), run, determined_by=determined_by))
+            possible.update(chosen)
+    impossible = {choice: error for choice, error in errors.items() if choice not in possible}
+    if impossible:
+        raise _blame(impossible, maker)
+    return points
+
+
+class _RunMaker:
+    """Changes what is asked of every point by what a point has chosen."""
+
+    def __init__(self, asked: Asked, flags: SweptFlags) -> None:
+        self._config, self._overrides, self._options, self._simulation = asked
+        self._flags = flags
+        self._read_flag = cache(flags.read)
+        self._read_settings = cache(self._settings)  # points that differ in options share their settings
+        self._known_devices: set[str] = set()
+
+    def make(self, chosen: Iterable[tuple[str, str]]) -> Run:
+        """Make the run of some keys' values; others are as asked.
+
+        Raises:
+            SettingsError: it cannot be.
+        """
+        config, overrides = self._config, list(self._overrides)
+        of_load: dict[str, Any] = {}
+        of_simulation: dict[str, Any] = {}
+        for key, text in chosen:
+            name = self._flags.name_of(key)
+            if name is None:
+                overrides.append(f"{key}={text}")
+                continue
+            field, value = self._read_flag(name, text)
+            if name == CONFIG:
+                config = value
+            elif self._flags.is_of_load(name):
+                of_load[field] = value
+            else:
+                of_simulation[field] = (*self._simulation.faults, *value) if field == "faults" else value
+        options = replace(self._options, **of_load)
+        options.check()
+        return Run(self._read_settings(config, tuple(overrides)), options, replace(self._simulation, **of_simulation))
+
+    def _settings(self, config: Path | None, overrides: tuple[str, ...]) -> Settings:
+        settings = load(config, overrides)
+        device = settings.model_dump_json(include=_OF_DEVICE)
+        if device not in self._known_devices:
+            deployment_of(settings)  # refuses names that are in no catalogue
+            self._known_devices.add(device)
+        return settings
+
+
+def _blame(impossible: Mapping[tuple[str, str], str], maker: _RunMaker) -> SettingsError:
+    """Say which of the values that no point can have is at fault: one that cannot be by itself, if there is such."""
+    (key, text), error = next(iter(impossible.items()))
+    for choice in impossible:
+        try:
+            maker.make([choice])
+        except LorreryError as refusal:
+            (key, text), error = choice, str(refusal)
+            break
+    return SettingsError(f"--sweep {key}={text}: {error.removesuffix(' (--set)')}")
+
+
+@cache
+def code_digest() -> str:
+    """Return a hash of the program that simulates: another version may have other figures."""
+    digest = hashlib.sha256(VERSION.encode())
+    for room in _ROOMS_OF_A_SIMULATION:
+        folder = Path(lorrery.__path__[0]) / room
+        for path in sorted((*folder.rglob("*.py"), *folder.rglob("*.toml"))):
+            digest.update(path.relative_to(folder).as_posix().encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _determined_by(run: Run) -> dict[str, Any]:
+    simulation = {field.name: getattr(run.simulation, field.name) for field in fields(run.simulation)}
+    found: dict[str, Any] = _plain(
+        {
+            "lorrery_version": VERSION,
+            "code_sha256": code_digest(),
+            "plugins": _plugins(run.settings),
+            "settings": run.settings.model_dump(exclude=_NO_MATTER),
+            "options": {field.name: getattr(run.options, field.name) for field in fields(run.options)},
+            "simulation": simulation | {"faults": [fault.text for fault in run.simulation.faults]},
+        }
+    )
+    return found
+
+
+def _plugins(settings: Settings) -> dict[str, Path | None]:
+    """Return the files of what settings take from outside the tree by dotted name; None: not to be found."""
+    own = settings.scheduler
+    search_here()
+    found: dict[str, Path | None] = {}
+    for name in (own.policy, own.batching, own.placement):
+        if isinstance(name, str) and ":" in name:
+            module = name.partition(":")[0]
+            try:
+                spec = find_spec(module)
+            except (ImportError, ValueError):
+                spec = None
+            found[module] = Path(spec.origin) if spec is not None and spec.origin is not None else None
+    return found
+
+
+def _plain(value: object) -> Any:  # noqa: ANN401  JSON's
+    """Return it as JSON has it; a file is its content, wherever it lies."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    if isinstance(value, Path):
+        try:
+            state = value.stat()
+            return {"sha256": _content_digest(value, state.st_size, state.st_mtime_ns)}
+        except OSError:
+            return str(value)  # whoever needs it will say that it is not there
+    return value
+
+
+@cache
+def _content_digest(path: Path, _size: int, _mtime_ns: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _hash(determined_by: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(determined_by, sort_keys=True).encode()).hexdigest()[:32]

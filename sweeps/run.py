@@ -1,0 +1,176 @@
+"""One sweep from points to table: what is there already is read, the rest runs and is stored point by point."""
+
+import signal
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from lorrery.chassis.interrupt import SIGNALS
+from lorrery.loadgen.report import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_OK, check_folder
+from lorrery.sweeps.axes import Axis, parse_axes
+from lorrery.sweeps.backends import count, run_points
+from lorrery.sweeps.flags import SweptFlags, Where
+from lorrery.sweeps.outcome import Outcome
+from lorrery.sweeps.plot import draw
+from lorrery.sweeps.points import Asked, Point, make_points
+from lorrery.sweeps.store import PointStore
+from lorrery.sweeps.table import FAILED, NOT_RUN, OK, Row, print_table, write_csv, write_parquet
+
+__all__ = ["sweep"]
+
+POINTS_FOLDER, CSV_FILE, PARQUET_FILE = "points", "sweep.csv", "sweep.parquet"
+
+
+def sweep(context: typer.Context, sweeps: Sequence[str], asked: Asked, out: Path | None, where: Where) -> int:
+    """Run what is missing of a sweep, print and write its table; give the exit code.
+
+    Ctrl-C or SIGTERM ends it; what is done by then is kept, and the same sweep goes on from there.
+
+    Args:
+        context: of the command, whose options can be swept.
+        sweeps: `KEY=VALUES`.
+        asked: of every point.
+        out: where points and table are kept; None: nowhere.
+        where: they run.
+
+    Raises:
+        LorreryError: a key or value that cannot be, no such folder or backend. What goes wrong with a point is in the
+            table.
+    """
+    axes = parse_axes(sweeps)
+    points = make_points(asked, axes, SweptFlags(context))
+    console, progress_console = Console(soft_wrap=False), Console(stderr=True)
+    store = None
+    if out is not None:
+        check_folder(out)
+        store = PointStore(out / POINTS_FOLDER)
+    done: dict[str, Outcome] = {}
+    missing: dict[str, Point] = {}
+    for point in points:
+        if point.run is None:
+            _tell_failure(progress_console, point, point.refused)
+        elif store is not None and (kept := store.read(point)) is not None:
+            done[point.key] = kept
+        else:
+            missing[point.key] = point
+    if done:
+        progress_console.print(f"{len(done):,} of {len(points):,} points are there already", highlight=False)
+    interrupted = bool(missing) and not _run_missing(where, missing, done, store, progress_console)
+    rows = [_row(point, done) for point in points]
+    print_table(console, axes, rows)
+    for path in _write(out, axes, rows, console) if out is not None else ():
+        console.print(f"report    {path}", style="dim", highlight=False, soft_wrap=True)
+    num_failed, num_open = (sum(row.status == status for row in rows) for status in (FAILED, NOT_RUN))
+    if num_failed:
+        console.print(f"{num_failed:,} of {len(rows):,} points failed", style="bold red", highlight=False)
+    if interrupted:
+        how = "the same command goes on from here" if out is not None else "with --out DIR it could go on"
+        console.print(f"interrupted: {num_open:,} points did not run; {how}", style="yellow", highlight=False)
+        return EXIT_INTERRUPTED
+    return EXIT_FAILURES if num_failed else EXIT_OK
+
+
+def _run_missing(
+    where: Where, missing: dict[str, Point], done: dict[str, Outcome], store: PointStore | None, console: Console
+) -> bool:
+    """Run points into `done` and the store; False if a signal ended it."""
+    num_failed = 0
+
+    def tell(place: str) -> None:
+        console.print(f"{count(len(missing), 'point')} to run on {place}", highlight=False)
+
+    with _progress(console) as progress, _interruptible():
+        bar = progress.add_task("", total=len(missing), failed="", expected_seconds=None)
+        outcomes = run_points(list(missing.values()), where, tell)
+        try:
+            with closing(outcomes):
+                for outcome in outcomes:
+                    point = missing[outcome.key]
+                    done[outcome.key] = outcome
+                    if outcome.figures is None:
+                        num_failed += 1
+                        _tell_failure(console, point, outcome.error)
+                    elif store is not None:
+                        store.write(point, outcome)
+                    failed = f"[red]{num_failed} failed" if num_failed else ""
+                    progress.update(bar, advance=1, failed=failed, refresh=True)
+                    task = progress.tasks[bar]
+                    expected_seconds = (task.elapsed or 0.0) / task.completed * len(missing)
+                    progress.update(bar, expected_seconds=expected_seconds)
+        except KeyboardInterrupt:
+            return False
+    return True
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let signals end what runs, and keep joblib from telling at length what it then left undone."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in SIGNALS}
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=UserWarning, module="joblib")
+            yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _TimeLeftColumn(ProgressColumn):
+    """The time left, from the mean of all points so far: rich's own looks at the last ones, which end in bunches."""
+
+    def render(self, task: Task) -> Text:
+        """Return it, as `0:01:30 left`."""
+        expected_seconds: float | None = task.fields["expected_seconds"]
+        if expected_seconds is None:
+            return Text("-:--:-- left")
+        return Text(f"{timedelta(seconds=round(max(0.0, expected_seconds - (task.elapsed or 0.0))))} left", "cyan")
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("[bold]sweep"),
+        BarColumn(bar_width=max(4, min(30, console.width - 50))),  # gives way to the figures
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[failed]}"),
+        TimeElapsedColumn(),
+        _TimeLeftColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+
+def _tell_failure(console: Console, point: Point, error: str) -> None:
+    console.print(Text.assemble(("failed  ", "red"), f"{point.title}: {error}"), soft_wrap=True)
+
+
+def _row(point: Point, done: dict[str, Outcome]) -> Row:
+    if point.run is None:
+        return Row(point, FAILED, point.refused)
+    outcome = done.get(point.key)
+    if outcome is None:
+        return Row(point)
+    if outcome.figures is None:
+        return Row(point, FAILED, outcome.error)
+    return Row(point, OK, "", outcome.figures)
+
+
+def _write(folder: Path, axes: Sequence[Axis], rows: Sequence[Row], console: Console) -> list[Path]:
+    """Write table and plots; give what there is now."""
+    written = [folder / CSV_FILE]
+    write_csv(written[0], axes, rows)
+    if write_parquet(folder / PARQUET_FILE, axes, rows):
+        written.append(folder / PARQUET_FILE)
+    else:
+        console.print("no Parquet: it needs pyarrow, pip install 'lorrery[parquet]'", style="yellow", markup=False)
+    plots = draw(folder, axes, rows)
+    if plots is None:
+        console.print("no plot: it needs matplotlib, pip install 'lorrery[plot]'", style="yellow", markup=False)
+    return [*written, *(plots or ())]

@@ -1,0 +1,37 @@
+"""docs/settings.md and docs/grpc.md: complete, and as fresh as the code that they are made from."""
+
+import pytest
+
+from docs.reference.grpc_page import comments_of, declarations, grpc_page, read_protos
+from docs.reference.pages import DOCS
+from docs.reference.settings_page import sections, settings_page
+from lorrery.chassis.settings import Settings
+
+SETTINGS = [(name, key, field) for name, _, fields in sections(Settings) for key, field in fields.items()]
+
+
+@pytest.mark.parametrize(("name", "page"), [("settings.md", settings_page), ("grpc.md", grpc_page)])
+def test_a_reference_page_is_fresh(name, page):
+    assert (DOCS / name).read_text(encoding="utf-8") == page(), "stale: run make docs"
+
+
+def test_every_setting_says_what_it_means():
+    assert [f"{name}.{key}" for name, key, field in SETTINGS if not field.description] == []
+
+
+def test_every_section_says_what_it_is_for():
+    assert [name for name, section, _ in sections(Settings) if not section.__doc__] == []
+
+
+def test_every_declaration_of_the_wire_has_a_comment():
+    for file in read_protos():
+        comments = comments_of(file)
+        assert [name for name, path in declarations(file) if path not in comments] == []
+
+
+def test_a_setting_is_shown_with_default_bounds_and_choices():
+    page = settings_page()
+    assert '| `policy` | `"req_queue"` | `req_queue`, `fcfs`,' in page
+    assert "| `max_num_seqs` | `256` | whole number at least 1 |" in page
+    assert "| `max_loras` | unset | whole number at least 1 |" in page
+    assert '| `schedulers` | `["127.0.0.1:50052"]` | list: at least 1 text |' in page

@@ -1,0 +1,45 @@
+import numpy as np
+import pytest
+
+from lorrery.loadgen.workload.arrays import Requests
+from lorrery.loadgen.workload.request import WorkloadRequest
+
+
+def test_rows_come_in_order_of_time_and_keep_their_place_as_index():
+    requests = Requests(np.array([1.5, 0.5, 0.5]), [3, 1, 2], (30, 10, 20), ["a", None, "b"], ["x", "y", "z"])
+    assert requests.rows() == [
+        WorkloadRequest(1, 0.5, 1, 10, None, "y"),
+        WorkloadRequest(2, 0.5, 2, 20, "b", "z"),
+        WorkloadRequest(0, 1.5, 3, 30, "a", "x"),
+    ]
+
+
+def test_one_adapter_and_one_tenant_stand_for_all():
+    rows = Requests([0, 1], [5, 5], [1, 1], "a", "t").rows()
+    assert [(row.adapter_id, row.tenant_id) for row in rows] == [("a", "t")] * 2
+
+
+def test_blocks_make_prefixes():
+    rows = Requests([0, 1], [600, 5], [1, 1], hash_ids=[np.array([7, 8]), None]).rows()
+    assert [row.hash_ids for row in rows] == [(7, 8), None]
+
+
+@pytest.mark.parametrize(
+    ("requests", "message"),
+    [
+        (Requests([], [], []), "there are no requests"),
+        (Requests([0.0, -1.0], [1, 1], [1, 1]), "at_seconds: every time"),
+        (Requests([np.nan], [1], [1]), "at_seconds: every time"),
+        (Requests([[0.0]], [1], [1]), "at_seconds: expected one dimension"),
+        (Requests(["soon"], [1], [1]), "at_seconds: expected numbers"),
+        (Requests([0.0], [1, 2], [1]), "prompt_tokens has 2 rows; at_seconds has 1"),
+        (Requests([0.0], [0], [1]), "prompt_tokens: every request"),
+        (Requests([0.0], [1], [1.5]), "output_tokens: expected whole numbers"),
+        (Requests([0.0], [1], [1], ["a", "b"]), "adapter_id has 2 rows"),
+        (Requests([0.0], [1], [1], tenant_id=[]), "tenant_id has 0 rows"),
+        (Requests([0.0], [513], [1], hash_ids=[(1,)]), r"hash_ids\[0\] has 1 ids; a prompt of 513 tokens has 2 blocks"),
+    ],
+)
+def test_what_no_request_can_have_is_refused_by_column(requests: Requests, message: str):
+    with pytest.raises(ValueError, match=message):
+        requests.rows()

@@ -1,0 +1,183 @@
+"""`lorrery.simulate`: what Python gives and gets, and that the command gives the same."""
+
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import lorrery
+from lorrery.chassis.settings import Settings, load
+from lorrery.cli.simulate import app
+from lorrery.loadgen.report import REQUESTS_FILE
+from lorrery.simulator.interface import read_settings
+
+CLUSTER = {"model": "Llama-2-7B", "worker": {"gpu": "A10G"}, "adapters": {"registry": [{"id": "a", "rank": 8}]}}
+SHORT = {"rate": 4, "duration": 5, "input_range": "8:64", "output_range": (4, 32)}
+
+
+def test_columns_and_counts_are_those_of_the_summary():
+    result = lorrery.simulate(CLUSTER, SHORT | {"adapters": "a"})
+    columns, summary = result.columns, result.summary
+    assert len(result) == len(columns) == summary.num_requests > 10
+    assert {len(column) for column in columns.as_dict().values()} == {len(result)}
+    assert columns.completed.all()
+    assert result.counts["output_tokens"] == columns.output_tokens.sum() == summary.output_tokens
+    assert columns.ttft_seconds.mean() * 1e3 == pytest.approx(summary.from_intended.ttft_ms.mean)
+    assert np.quantile(columns.e2e_seconds, 0.99) * 1e3 == pytest.approx(summary.from_intended.e2e_ms.p99)
+    assert np.nanmean(columns.tpot_seconds) * 1e3 == pytest.approx(summary.tpot_ms.mean)
+    assert set(columns.adapter_id) == {"a"}
+    assert set(columns.worker_id) == {"worker-0", "worker-1"}
+    assert set(columns.finish_reason) == {"length"}
+    assert (np.diff(columns.arrival_seconds) >= 0).all()
+    assert (columns.end_seconds >= columns.arrival_seconds + columns.e2e_seconds - 1e-9).all()
+
+
+@pytest.mark.parametrize(
+    ("flags", "given"),
+    [
+        ((), {}),
+        (
+            (
+                "--workers",
+                "3",
+                "--set",
+                "scheduler.policy=vtc_fair",
+                "--fault",
+                "worker_loss,at=1,worker=worker-1,for=2",
+            ),
+            {
+                "workers": 3,
+                "overrides": {"scheduler.policy": "vtc_fair"},
+                "faults": ["worker_loss,at=1,worker=worker-1,for=2"],
+            },
+        ),
+        (("--seed", "7", "--one-step"), {"seed": 7, "one_step": True}),
+    ],
+)
+def test_the_command_writes_the_same_requests(tmp_path: Path, flags: tuple[str, ...], given: dict):
+    asked = ("--rate", "6", "--duration", "4", "--adapters", "all", "--out", str(tmp_path / "command"))
+    done = CliRunner().invoke(app, [*asked, *flags])
+    assert done.exit_code == 0, done.output
+    result = lorrery.simulate(workload={"rate": 6, "duration": 4, "adapters": "all"}, **given)
+    result.write(tmp_path / "python")
+    assert (tmp_path / "python" / REQUESTS_FILE).read_bytes() == (tmp_path / "command" / REQUESTS_FILE).read_bytes()
+
+
+def test_settings_are_an_object_or_tables_or_a_file(tmp_path: Path):
+    file = tmp_path / "cluster.toml"
+    file.write_text('model = "Llama-2-7B"\n[worker]\ngpu = "A10G"\n[adapters]\nregistry = [{ id = "a", rank = 8 }]\n')
+    runs = [
+        lorrery.simulate(settings, SHORT) for settings in (CLUSTER, Settings.model_validate(CLUSTER), file, str(file))
+    ]
+    first, *others = runs
+    for other in others:
+        np.testing.assert_array_equal(other.columns.end_seconds, first.columns.end_seconds)
+
+
+def test_without_settings_it_is_the_cluster_that_ships(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    assert read_settings().model == "Llama-3-8B"
+    assert len(list(read_settings().adapters.expand())) == 32
+    file = tmp_path / "own.toml"
+    file.write_text('model = "Llama-2-7B"\n')
+    monkeypatch.setenv("LORRERY_CONFIG", str(file))
+    assert read_settings().model == "Llama-2-7B"
+
+
+def test_overrides_win_and_leave_the_given_settings_as_they_were():
+    tables = {"scheduler": {"prefix_cache": {"kind": "none"}}}
+    changed = read_settings(
+        tables, {"scheduler.prefix_cache.kind": "blocks", "scheduler.memory": "paged", "scheduler.policy": "fcfs"}
+    )
+    assert (changed.scheduler.prefix_cache.kind, changed.scheduler.policy) == ("blocks", "fcfs")
+    assert tables == {"scheduler": {"prefix_cache": {"kind": "none"}}}
+    settings = Settings.model_validate(CLUSTER)
+    assert read_settings(settings, ["time_scale=2"]) == Settings.model_validate(CLUSTER | {"time_scale": 2.0})
+    assert read_settings(None, ["time_scale=2"]) == load(Path("deploy/cluster.toml"), ["time_scale=2"])
+    with pytest.raises(lorrery.SettingsError, match=r"scheduler\.polcy: no such setting"):
+        read_settings(settings, {"scheduler.polcy": "fcfs"})
+
+
+def test_requests_of_ones_own_keep_their_rows():
+    requests = lorrery.Requests([2.0, 0.0, 1.0], [30, 10, 20], [5, 7, 6], adapter_id=["a", None, "a"], tenant_id="t")
+    columns = lorrery.simulate(CLUSTER, requests, workers=1).columns
+    assert columns.index.tolist() == [0, 1, 2]
+    assert columns.arrival_seconds.tolist() == [2.0, 0.0, 1.0]
+    assert columns.prompt_tokens.tolist() == [30, 10, 20]
+    assert columns.output_tokens.tolist() == [5, 7, 6]
+    assert columns.adapter_id.tolist() == ["a", "", "a"]
+    assert columns.tenant_id.tolist() == ["t"] * 3
+
+
+def test_options_go_for_requests_of_ones_own():
+    requests = lorrery.Requests(np.arange(100) / 10, np.full(100, 16), np.full(100, 4))
+    result = lorrery.simulate(CLUSTER, {"duration": 8, "speed_up": 2, "adapters": "a"}, requests=requests)
+    assert len(result) == 100  # twice as fast, they are due within five seconds
+    assert result.columns.arrival_seconds.max() == pytest.approx(9.9 / 2)
+    assert set(result.columns.adapter_id) == {"a"}
+    assert len(lorrery.simulate(CLUSTER, {"concurrency": 3}, requests=requests)) == 100
+    assert result.report.workload.notes[0] == "requests: given by the caller"
+
+
+def test_a_run_that_fails_in_part_says_who_and_why():
+    requests = lorrery.Requests([0.0, 0.0], [16, 10_000], [4, 4])
+    result = lorrery.simulate(CLUSTER, requests)
+    assert result.columns.status.tolist() == ["OK", "INVALID_ARGUMENT"]
+    assert "10000" in result.columns.detail[1].replace(",", "")
+    assert np.isnan(result.columns.ttft_seconds[1])
+    assert result.counts["num_failed"] == 1
+
+
+def test_callers_are_told_of_every_end():
+    ended: list[int] = []
+    result = lorrery.simulate(CLUSTER, SHORT, on_end=lambda request: ended.append(request.handle))
+    assert sorted(ended) == result.columns.index.tolist()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"workload": {"speed": 2}}, "no option 'speed'"),
+        ({"workload": {"workload": "tpcc"}}, "expected one of"),
+        ({"workload": lorrery.LoadOptions(workload="given")}, "needs requests"),
+        (
+            {"workload": {"trace": "t.csv", "workload": "azure"}, "requests": lorrery.Requests([0], [1], [1])},
+            "do not go",
+        ),
+        ({"workload": {"adapters": "nobody"}}, "'nobody'"),
+        ({"workers": 0}, "workers is 0"),
+        ({"faults": ["flood,at=1"]}, "flood"),
+        ({"settings": {"model": "GPT-9"}}, "GPT-9"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_words(arguments: dict, message: str):
+    with pytest.raises(lorrery.LorreryError, match=message):
+        lorrery.simulate(**({"settings": CLUSTER} | arguments))
+
+
+def test_pandas_gets_the_columns(monkeypatch: pytest.MonkeyPatch):
+    result = lorrery.simulate(CLUSTER, SHORT)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match="needs pandas"):
+        result.to_pandas()
+    pandas = types.ModuleType("pandas")
+    pandas.DataFrame = dict
+    monkeypatch.setitem(sys.modules, "pandas", pandas)
+    assert result.to_pandas().keys() == result.columns.as_dict().keys()
+
+
+def test_every_export_is_there_and_none_is_imported_before_it_is_used():
+    code = (
+        "import sys, lorrery\n"
+        "assert not [name for name in sys.modules if name.startswith('lorrery.')], sys.modules\n"
+        "for name in lorrery.__all__:\n    getattr(lorrery, name)\n"
+        "assert set(lorrery.__all__) <= set(dir(lorrery))\n"
+        "assert 'typer' not in sys.modules and 'lorrery.v1' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(AttributeError, match="no attribute 'simulat'"):
+        lorrery.simulat  # noqa: B018

@@ -1,0 +1,368 @@
+"""`lorrery simulate --sweep`: what is run, kept, told and refused."""
+
+import csv
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lorrery.chassis.errors import LorreryError, SettingsError
+from lorrery.cli.simulate import app
+from lorrery.sweeps.axes import parse_axes
+from lorrery.sweeps.outcome import CPU_SECONDS, FIGURES, Outcome
+from lorrery.sweeps.points import Point
+from lorrery.sweeps.store import PointStore
+
+SHORT = ["--duration", "2", "--rate", "8", "--workers", "1"]
+DEADLY, BROKEN = "tests.sweeps.faulty_queues:Deadly", "tests.sweeps.faulty_queues:Broken"
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+def simulate(*arguments: object, exit_code: int = 0) -> str:
+    result = CliRunner().invoke(app, [*SHORT, *map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == exit_code, result.output
+    return result.output
+
+
+def sweep(
+    folder: Path, *values: str, asked: Sequence[object] = (), exit_code: int = 0, jobs: int = 1, plots: bool = False
+) -> str:
+    """Sweep into a folder; without plots, which take longer than the points here."""
+    options = [option for value in values for option in ("--sweep", value)]
+    with pytest.MonkeyPatch.context() as patch:
+        if not plots:
+            patch.setattr("lorrery.sweeps.run.draw", lambda _folder, _axes, _rows: [])
+        return simulate(*options, *asked, "--out", folder, "--jobs", jobs, exit_code=exit_code)
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    with (folder / "sweep.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def without_cpu(folder: Path) -> list[dict[str, str]]:
+    return [{name: value for name, value in row.items() if name != CPU_SECONDS} for row in table(folder)]
+
+
+# ---- what is swept ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "texts", "values"),
+    [
+        ("rate=1,2,4", ("1", "2", "4"), (1, 2, 4)),
+        ("rate=0.5, 1", ("0.5", "1"), (0.5, 1.0)),
+        ("workers=1..4", ("1", "2", "3", "4"), (1, 2, 3, 4)),
+        ("workers=1,2..8..3,16", ("1", "2", "5", "8", "16"), (1, 2, 5, 8, 16)),
+        ("scheduler.policy=fcfs,peft", ("fcfs", "peft"), ("fcfs", "peft")),
+        ("concurrency=none,8", ("none", "8"), ("none", "8")),
+        ('adapters=["all", "a,b-{0..3}"]', ("all", "a,b-{0..3}"), ("all", "a,b-{0..3}")),
+        ("adapters.registry=[[], 1.5, true]", ("[]", "1.5", "true"), ("[]", "1.5", "true")),
+        ("seed=nan,1", ("nan", "1"), ("nan", "1")),
+    ],
+)
+def test_values_are_listed_ranged_or_an_array(text: str, texts: tuple[str, ...], values: tuple[object, ...]) -> None:
+    (axis,) = parse_axes([text])
+    assert axis.key == text.partition("=")[0]
+    assert axis.texts == texts
+    assert axis.values == values
+    assert [type(value) for value in axis.values] == [type(value) for value in values]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (["rate"], "--sweep rate: expected KEY=VALUE"),
+        (["rate="], "--sweep rate=: expected KEY=VALUE"),
+        (["rate=1,,2"], "--sweep rate: '1,,2' has an empty value"),
+        (["rate=1,1"], "--sweep rate: 1,1 has a value twice"),
+        (["rate=1", "rate=2"], "--sweep rate: given twice"),
+        (["workers=3..1"], r"--sweep workers: 3..1: expected LOW..HIGH"),
+        (["workers=1..3..0"], r"--sweep workers: 1..3..0: expected LOW..HIGH"),
+        (["seed=1..999999"], "--sweep seed: 1..999999: 999,999 values"),
+        (["seed=1..999", "rate=1..999"], "--sweep cv, seed, rate: 1,996,002 points; 100,000 is the most"),
+        (["seed=[1,"], r"--sweep seed: \[1,: not an array"),
+        (["ratte=1"], "--sweep ratte: no such setting, nor an option"),
+        (["out=a,b"], "--sweep out: no such setting, nor an option"),
+        (["scheduler.polizy=a"], "--sweep scheduler.polizy=a: scheduler.polizy: no such setting"),
+        (["rate=1,fast"], "--sweep rate=fast: .*number"),
+        (["rate=1,-1"], "--sweep rate=-1: --rate is -1; it must be above 0"),
+        (["num-requests=0"], "--sweep num-requests=0: .*greater than or equal to 1"),
+        (["workload=poisson,poison"], "--sweep workload=poison: .*expected one of slora"),
+        (["input-range=8:a"], "--sweep input-range=8:a: range '8:a'"),
+        (["fault=flood,at=1"], "--sweep fault=flood: .*none of worker_loss"),
+        (["scheduler.policy=req_queue,lifo"], "--sweep scheduler.policy=lifo: .*'lifo' is none of"),
+        (["scheduler.max_num_seqs=0"], "--sweep scheduler.max_num_seqs=0: scheduler.max_num_seqs: .* got 0$"),
+        (["worker.gpu=A10G,H1000"], "--sweep worker.gpu=H1000: .*'H1000' is not known"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name_before_anything_runs(
+    values: list[str], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        sweep(tmp_path / "out", "cv=1,2", *values)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--sweep", "rate=1,2", "--steps"], "--steps and --perfetto are of one run"),
+        (["--jobs", "2"], "are of a sweep; add --sweep"),
+        (["--sweep", "rate=1,2", "--backend", "slurm"], "--backend slurm: expected one of loky, dask, ray"),
+        (["--sweep", "rate=1,2", "--backend-address", "tcp://h:1"], "loky runs on this machine; name --backend"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(arguments: list[str], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        simulate(*arguments)
+
+
+# ---- what comes of it ---------------------------------------------------------------------------------------------
+
+
+def test_the_table_has_each_with_each_in_order_and_each_is_as_a_run_of_its_own(tmp_path: Path) -> None:
+    keys = ("scheduler.policy", "rate", "input_range")
+    output = sweep(tmp_path, "scheduler.policy=req_queue,vtc_fair", "rate=4,16", "input_range=8:64,512")
+    rows = table(tmp_path)
+    assert [tuple(row[key] for key in keys) for row in rows] == [
+        (policy, rate, lengths)
+        for policy in ("req_queue", "vtc_fair")
+        for rate in ("4", "16")
+        for lengths in ("8:64", "512")
+    ]
+    assert {row["status"] for row in rows} == {"ok"}
+    assert tuple(rows[0]) == (*keys, "status", "error", *FIGURES)
+    assert output.count("vtc_fair") == 4
+    simulate("--set", "scheduler.policy=vtc_fair", "--rate", "16", "--input-range", "8:64", "--out", tmp_path / "one")
+    report = json.loads((tmp_path / "one" / "summary.json").read_text(encoding="utf-8"))
+    summary, row = report["summary"], rows[6]
+    for name in ("num_requests", "output_tokens", "duration_seconds", "output_tokens_per_second", "cached_tokens"):
+        assert float(row[name]) == summary[name]
+    for name, values in (
+        ("ttft_ms", summary["from_intended"]["ttft_ms"]),
+        ("e2e_ms", summary["from_intended"]["e2e_ms"]),
+        ("tpot_ms", summary["tpot_ms"]),
+        ("itl_ms", summary["itl_ms"]),
+    ):
+        for part in ("mean", "p50", "p90", "p99"):
+            assert float(row[f"{name}_{part}"]) == values[part]
+    for name in ("num_steps", "num_plans", "simulated_seconds"):
+        assert float(row[name]) == report["simulation"][name]
+
+
+def test_faults_settings_files_and_unset_options_can_be_swept(tmp_path: Path) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text('model = "Llama-2-7B"\n[worker]\ngpu = "A10G"\n', encoding="utf-8")
+    sweep(
+        tmp_path / "out",
+        f"config=deploy/cluster.toml,{other}",
+        'fault=["none", "worker_loss,at=1,worker=worker-0,for=2"]',
+        "num-requests=none,5",
+    )
+    rows = table(tmp_path / "out")
+    assert [row["num_requests"] for row in rows] == [rows[0]["num_requests"], "5"] * 4
+    assert [int(row["num_requeues"]) > 0 for row in rows[::2]] == [False, True, False, True]
+    assert float(rows[4]["tpot_ms_p50"]) > 2 * float(rows[0]["tpot_ms_p50"])
+
+
+def test_parquet_has_what_csv_has_with_types(tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    sweep(tmp_path, "worker.gpu=H100-SXM,T4", "rate=2.5,8", "seed=1", exit_code=1)
+    columns = parquet.read_table(tmp_path / "sweep.parquet")
+    types = {name: str(kind) for name, kind in zip(columns.schema.names, columns.schema.types, strict=True)}
+    assert (types["worker.gpu"], types["rate"], types["seed"]) == ("string", "double", "int64")
+    assert (types["num_requests"], types["ttft_ms_p50"], types["error"]) == ("int64", "double", "string")
+    rows, found = table(tmp_path), columns.to_pylist()
+    assert [row["status"] for row in rows] == ["ok", "ok", "failed", "failed"]
+    assert [{name: "" if value is None else str(value) for name, value in row.items()} for row in found] == rows
+
+
+def test_one_process_and_two_make_the_same_table(tmp_path: Path) -> None:
+    values = ("rate=4,8", "seed=1,2")
+    sweep(tmp_path / "one", *values, jobs=1)
+    output = sweep(tmp_path / "two", *values, jobs=2)
+    assert "4 points to run on 2 processes" in output
+    assert without_cpu(tmp_path / "one") == without_cpu(tmp_path / "two")
+
+
+# ---- what goes wrong ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_point_that_fails_is_told_and_stops_nothing(jobs: int, tmp_path: Path) -> None:
+    values = (f"scheduler.policy={DEADLY},req_queue,{BROKEN},fcfs", "scheduler.strict=true,false")
+    output = sweep(tmp_path, *values, exit_code=1, jobs=jobs)
+    rows = table(tmp_path)
+    # fcfs has no original whose quirks could be kept.
+    assert [row["status"] for row in rows] == ["failed"] * 2 + ["ok"] * 2 + ["failed"] * 2 + ["failed", "ok"]
+    assert rows[0]["error"] == "its process was killed by SIGKILL; was memory short?"
+    assert "ZeroDivisionError: no such luck (faulty_queues.py, line" in rows[4]["error"]
+    assert "fcfs has no original" in rows[6]["error"]
+    assert rows[6]["num_requests"] == ""
+    told = "".join(output.splitlines())
+    assert told.count("its process was killed by SIGKILL") == 2
+    assert "5 of 8 points failed" in output
+    again = sweep(tmp_path, *values, exit_code=1, jobs=jobs)
+    assert "3 of 8 points are there already" in again
+    assert "4 points to run" in again  # the combination that cannot be is none of them
+    assert without_cpu(tmp_path) == [{name: row[name] for name in row if name != CPU_SECONDS} for row in rows]
+
+
+def test_what_is_done_is_not_run_again(tmp_path: Path) -> None:
+    sweep(tmp_path, "rate=4,8,16")
+    first, files = table(tmp_path), sorted((tmp_path / "points").iterdir())
+    before = {path: path.stat().st_mtime_ns for path in files}
+    assert "to run" not in sweep(tmp_path, "rate=4,8,16")
+    assert table(tmp_path) == first
+    files[0].unlink()
+    files[1].write_text('{"kind": "lorrery swe', encoding="utf-8")  # as no version of ours leaves it
+    output = sweep(tmp_path, "rate=4,8,16,32")
+    assert "1 of 4 points are there already" in output
+    assert "3 points to run on 1 process" in output
+    assert files[2].stat().st_mtime_ns == before[files[2]]
+    assert without_cpu(tmp_path)[:3] == [{name: row[name] for name in row if name != CPU_SECONDS} for row in first]
+
+
+def test_an_interrupt_keeps_what_is_done_and_the_same_command_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = PointStore.write
+
+    def write_and_interrupt(store: PointStore, point: Point, outcome: Outcome) -> None:
+        write(store, point, outcome)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PointStore, "write", write_and_interrupt)
+        output = sweep(tmp_path, "rate=4,8,16,32,64", exit_code=130, jobs=2)
+    assert "interrupted: 4 points did not run; the same command goes on from here" in output
+    assert sorted(row["status"] for row in table(tmp_path)) == ["not run"] * 4 + ["ok"]
+    assert "1 of 5 points are there already" in sweep(tmp_path, "rate=4,8,16,32,64")
+    assert {row["status"] for row in table(tmp_path)} == {"ok"}
+
+
+def test_a_point_is_known_by_what_its_files_contain(tmp_path: Path) -> None:
+    lines = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
+    lines += [f"2023-11-16 18:15:{second:02}.0,100,10" for second in range(5)]
+    trace, out = tmp_path / "trace.csv", tmp_path / "out"
+    trace.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    asked = ("--workload", "azure", "--trace")
+    assert "2 points to run" in sweep(out, "seed=1,2", asked=(*asked, trace))
+    elsewhere = shutil.copy(trace, tmp_path / "copy.csv")
+    assert "to run" not in sweep(out, "seed=1,2", asked=(*asked, elsewhere))
+    trace.write_text("\n".join(lines[:-1]) + "\n", encoding="utf-8")
+    assert "2 points to run" in sweep(out, "seed=1,2", asked=(*asked, trace))
+
+
+def test_a_point_is_known_by_the_code_of_its_plug_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    plugin, values = tmp_path / "own_queue.py", ("scheduler.policy=own_queue:Own", "rate=4,8")
+    plugin.write_text("from lorrery.scheduler.core.queues.vtc_fair import VtcFair as Own\n", encoding="utf-8")
+    assert "2 points to run" in sweep(tmp_path / "out", *values)
+    assert "to run" not in sweep(tmp_path / "out", *values)
+    with plugin.open("a", encoding="utf-8") as file:
+        file.write("Own.changed = True\n")
+    assert "2 points to run" in sweep(tmp_path / "out", *values)
+
+
+def test_a_point_is_known_by_the_code_that_simulated_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "2 points to run" in sweep(tmp_path, "rate=4,8")
+    monkeypatch.setattr("lorrery.sweeps.points.code_digest", lambda: "of an edited file")
+    assert "2 points to run" in sweep(tmp_path, "rate=4,8")
+    assert "to run" not in sweep(tmp_path, "rate=4,8")
+
+
+# ---- what it draws, and does without -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "names", "exit_code"),
+    [
+        (["rate=1,4,16,64", "seed=1,2"], {"sweep.png"}, 0),
+        (["worker.gpu=H100-SXM,A10G,T4"], {"sweep.png"}, 1),  # which a T4 cannot hold
+        (["worker.gpu=H100-SXM,A10G", "rate=2,4", "cv=1,2"], {"sweep-cv=1.png", "sweep-cv=2.png"}, 0),
+        (["rate=4"], set(), 0),
+    ],
+)
+def test_plots_are_made_of_what_was_swept(values: list[str], names: set[str], exit_code: int, tmp_path: Path) -> None:
+    sweep(tmp_path, *values, exit_code=exit_code, plots=True)
+    plots = set(tmp_path.glob("*.png"))
+    assert {path.name for path in plots} == names
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in plots)
+    assert {path.stem for path in tmp_path.glob("*.svg")} == {path.stem for path in plots}
+
+
+def test_a_plot_says_units_cluster_and_load_and_is_the_same_each_time(tmp_path: Path) -> None:
+    values = ("rate=4,8", "scheduler.policy=req_queue,vtc_fair", "seed=1,2")
+    sweep(tmp_path, *values, plots=True)
+    drawn = (tmp_path / "sweep.svg").read_bytes()
+    text = re.findall(r"<text[^>]*>([^<]*)</text>", drawn.decode())
+    assert {"rate (requests/s)", "tokens/s", "ms", "req_queue", "vtc_fair", "p50", "p99"} <= set(text)
+    assert "Simulated: Llama-3-8B, 1 worker of 1 x H100-SXM" in text
+    assert "poisson arrivals, 2 s, prompts of 8 to 512 tokens, answers of 8 to 512 tokens" in text
+    assert "means of 2 seeds, with bars from the least to the most" in text
+    sweep(tmp_path, *values, plots=True)
+    assert (tmp_path / "sweep.svg").read_bytes() == drawn
+
+
+def test_without_matplotlib_and_pyarrow_it_says_so_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("matplotlib", "matplotlib.figure", "pyarrow"):
+        monkeypatch.setitem(sys.modules, name, None)
+    output = sweep(tmp_path, "rate=4,8", plots=True)
+    assert "no Parquet: it needs pyarrow, pip install 'lorrery[parquet]'" in output
+    assert "no plot: it needs matplotlib, pip install 'lorrery[plot]'" in output
+    assert {path.name for path in tmp_path.iterdir()} == {"points", "sweep.csv"}
+
+
+def test_without_a_folder_the_table_is_shown_and_nothing_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    output = simulate("--sweep", "rate=4..6", "--jobs", "1")
+    assert "tokens/s" in output
+    assert "report" not in output
+    assert not list(tmp_path.iterdir())
+
+
+# ---- a cluster of others -------------------------------------------------------------------------------------------
+
+
+def test_a_dask_cluster_makes_the_same_table_and_survives_a_worker_that_dies(tmp_path: Path) -> None:
+    import dask
+    from distributed import LocalCluster
+
+    values = (f"scheduler.policy=req_queue,{DEADLY}", "rate=4,8")
+    sweep(tmp_path / "here", *values, exit_code=1)
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": 0}),
+        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None, silence_logs="CRITICAL") as cluster,
+    ):
+        where = ("--backend", "dask", "--backend-address", cluster.scheduler_address)
+        output = sweep(tmp_path / "there", *values, asked=where, exit_code=1, jobs=4)
+    assert f"4 points to run on 1 core of the Dask cluster at {cluster.scheduler_address}" in output
+    here, there = without_cpu(tmp_path / "here"), without_cpu(tmp_path / "there")
+    assert there[:2] == here[:2]
+    assert [row["status"] for row in there] == ["ok", "ok", "failed", "failed"]
+    assert all(row["error"].startswith("its Dask worker was lost: Attempted to run task") for row in there[2:])
+
+
+def test_a_cluster_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lorrery.sweeps.backends._CONNECT_SECONDS", 0.2)
+    with pytest.raises(LorreryError, match=r"--backend dask: no scheduler at tcp://127\.0\.0\.1:1"):
+        simulate("--sweep", "rate=4,8", "--backend", "dask", "--backend-address", "tcp://127.0.0.1:1")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(LorreryError, match=r"--backend ray needs ray: pip install 'lorrery\[ray\]'"):
+        simulate("--sweep", "rate=4,8", "--backend", "ray")

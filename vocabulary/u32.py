@@ -1,0 +1,57 @@
+"""Arrays of token ids and handles on the wire: unsigned 32-bit integers, little-endian, in `bytes` fields.
+
+One copy, where a repeated field costs a Python object per element.
+"""
+
+from array import array
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["pack", "pack_array", "unpack", "view"]
+
+_U32 = np.dtype("<u4")
+_SWAPPED = not _U32.isnative
+assert array("I").itemsize == _U32.itemsize
+
+
+def pack(values: Iterable[int]) -> bytes:
+    """Return the bytes of some numbers.
+
+    Raises:
+        OverflowError: a number below 0 or of more than 32 bits.
+    """
+    packed = array("I", values)
+    if _SWAPPED:
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack(data: bytes) -> "array[int]":
+    """Return the numbers.
+
+    Raises:
+        ValueError: not a multiple of four bytes.
+    """
+    if len(data) % _U32.itemsize:
+        raise ValueError(f"array of {len(data)} bytes; expected a multiple of {_U32.itemsize}")
+    values = array("I")
+    values.frombytes(data)
+    if _SWAPPED:
+        values.byteswap()
+    return values
+
+
+def pack_array(values: NDArray[np.uint32]) -> bytes:
+    """Return the bytes of a numpy array."""
+    return values.astype(_U32, copy=False).tobytes()
+
+
+def view(data: bytes) -> NDArray[np.uint32]:
+    """Return the numbers as a numpy array over the same memory, which cannot be written to.
+
+    Raises:
+        ValueError: not a multiple of four bytes.
+    """
+    return np.frombuffer(data, _U32)

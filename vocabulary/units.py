@@ -1,0 +1,8 @@
+"""Device time is in integer picoseconds."""
+
+from typing import Final
+
+PS_PER_SECOND: Final = 10**12
+
+NEVER: Final = 1 << 62
+"""Later than any time (in picoseconds, 53 days) and more steps than any run has; sums of two still fit 64 bits."""
