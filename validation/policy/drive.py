@@ -3,7 +3,7 @@
 Two drivers share it: `step_by_step` plans before every step (the oracle), `jump` lets each plan run as long as it says.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,7 +78,7 @@ class Device:
     cached: dict[int, int] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
 
-    def forget(self, sequences: list[Sequence]) -> None:
+    def forget(self, sequences: Iterable[Sequence]) -> None:
         """Take sequences out that left the batch."""
         for sequence in sequences:
             self.produced.pop(sequence.handle, None)

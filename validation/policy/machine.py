@@ -4,6 +4,8 @@ The device and the requests are those of a case; the order is drawn. After every
 should be: waiting in the queue, in the batch, or ended, and nowhere twice.
 """
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from lorrery.scheduler.core.plan import Cancelled, Dropped, Event, Finished, Plan
@@ -150,7 +152,7 @@ class Machine:
         for sequence in unfinished:
             self._replica.submit(sequence, self._at_ps)
 
-    def _note(self, events: list[Event]) -> None:
+    def _note(self, events: Iterable[Event]) -> None:
         for event in events:
             if not isinstance(event, Finished | Cancelled | Dropped):
                 continue
