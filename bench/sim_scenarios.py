@@ -25,8 +25,8 @@ from lorrery.loadgen.workload.mooncake import read_mooncake
 from lorrery.loadgen.workload.popularity import uniform_indices
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.scheduler.core.adapters import LoadTime, Tier
-from lorrery.scheduler.core.catalogue import ReplicaSettings
 from lorrery.scheduler.core.queues.base import Queue
+from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.validation.published import VIDUR_REQUESTS, VIDUR_STEPS
 from lorrery.validation.vidur import BatchRules, PaddedFifo, read_requests
@@ -189,7 +189,7 @@ def mooncake(num_requests: int | None = None) -> Scenario:
         131_072,
         "chunked",
         "paged",
-        cache_blocks=True,
+        prefix_cache="blocks",
     )
     title = f"{path.stem}, block caches, 4 x H100, Llama-3-8B, prefix_match"
     return _scenario(title, columns, device, replica, num_workers=4, placement="prefix_match")

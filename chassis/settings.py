@@ -23,9 +23,6 @@ from pydantic_settings import SettingsError as SourceError
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.faults import LOAD_FAILURE, Fault, check_faults, parse_fault
 from lorrery.chassis.sections import (
-    BATCHINGS,
-    PLACEMENTS,
-    POLICIES,
     AdapterSettings,
     LogSettings,
     LoraSettings,
@@ -39,9 +36,6 @@ from lorrery.chassis.sections import (
 from lorrery.vocabulary.units import NEVER
 
 __all__ = [
-    "BATCHINGS",
-    "PLACEMENTS",
-    "POLICIES",
     "AdapterSettings",
     "LogSettings",
     "LoraSettings",

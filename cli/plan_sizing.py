@@ -17,11 +17,11 @@ class Cluster:
     """Settings in the words of the command line.
 
     Attributes:
-        config: settings file; None: $LORRERY_CONFIG, or the shipped one.
+        config: settings file.
         overrides: `KEY=VALUE`, the later ones win.
     """
 
-    config: Path | None
+    config: Path
     overrides: tuple[str, ...] = ()
 
     def but(self, **values: str | int | None) -> "Cluster":
@@ -35,11 +35,11 @@ class Cluster:
         Raises:
             SettingsError: as `chassis.settings.load`.
         """
-        return load(self.config or DEFAULT_SETTINGS, self.overrides)
+        return load(self.config, self.overrides)
 
     def arguments(self) -> list[str]:
         """Return the options that name them."""
-        config = [] if self.config is None else ["--config", str(self.config)]
+        config = [] if self.config == DEFAULT_SETTINGS else ["--config", str(self.config)]
         return [*config, *(part for override in self.overrides for part in ("--set", override))]
 
 

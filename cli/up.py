@@ -15,6 +15,7 @@ from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.faults import check_faults
 from lorrery.chassis.settings import Settings, load
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
+from lorrery.cli.config import ConfigOption
 from lorrery.cli.version import VersionOption
 from lorrery.local.cluster import LocalCluster, cancelled_by_signals, describe_exit
 from lorrery.local.supervisor import Supervisor
@@ -27,12 +28,7 @@ app = command_app()
 
 @app.command(cls=Command)
 def up(
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            help="Settings file; default: $LORRERY_CONFIG, else deploy/cluster.toml.", envvar="LORRERY_CONFIG"
-        ),
-    ] = None,
+    config: ConfigOption = DEFAULT_SETTINGS,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; repeatable; wins over all.")
     ] = None,
@@ -64,7 +60,7 @@ def up(
       lorrery up --fault adapter_load_failure,at=0,adapter=lora-r8-0,for=20
     """
     del version
-    config, given = config or DEFAULT_SETTINGS, list(overrides or [])
+    given = list(overrides or [])
     if faults:
         given.append(f"faults={json.dumps([*load(config, given).faults, *faults])}")
     raise typer.Exit(asyncio.run(_up(config, given, workers, free_ports=free_ports, restart=restart)))
@@ -79,6 +75,8 @@ async def _up(config: Path, overrides: list[str], num_workers: int, *, free_port
         workers=cluster.worker_names,
         adapters=(name for name, _ in settings.adapters.expand()),
     )
+    shipped = " (the shipped one; lorrery init writes a copy to edit)" if config == DEFAULT_SETTINGS else ""
+    printer.say(f"settings: {config}{shipped}")
     ready = failed = False
     down: set[str] = set()
     with cancelled_by_signals() as received:

@@ -16,6 +16,8 @@ from rich.progress import track
 
 from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.settings import load
+from lorrery.chassis.shipped import golden_excerpts
 from lorrery.chassis.tables import read_tables
 from lorrery.cli.output import write
 from lorrery.cli.version import VersionOption
@@ -23,6 +25,7 @@ from lorrery.validation import slora as slora_runs
 from lorrery.validation import steptime as steptimes
 from lorrery.validation import vidur_run
 from lorrery.validation.golden.replay import Failure, FileReport, KindReport, Report, replay_files
+from lorrery.validation.policy.check import check_policy
 from lorrery.validation.published import MEASURED_STEPS, SLORA_RUNS, VIDUR_REQUESTS, VIDUR_STEPS
 from lorrery.validation.vidur import BatchRules
 from lorrery.worker.device.catalogue import PACKAGE, Catalogue
@@ -46,8 +49,49 @@ def validate(version: VersionOption = False) -> None:
 
 
 @app.command(cls=Command)
+def policy(
+    name: Annotated[str, typer.Argument(metavar="MODULE:CLASS", help="A queue of your own; or one of ours.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="One setting, such as scheduler.policy_options.ageing=0.5 or scheduler.batching=chunked; repeatable.",
+        ),
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.0, help="How long to look for a fault.")] = 20.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of all that is drawn; the same seed draws the same cases.")] = 0,
+) -> None:
+    """Check that a policy of your own keeps its contract.
+
+    Its interface first; then small replicas under any order of arrivals, cancels, steps and losses of the worker; and
+    each once more asked before every step, and asked only when the policy said, which must come to the same. The first
+    fault is told, with the case that shows it, and the exit code is 1.
+
+    Examples:
+      lorrery validate policy vtc_fair --seconds 5
+      lorrery validate policy my_module:MyQueue --set scheduler.policy_options.ageing=0.5
+    """
+    settings = load(overrides=[f"scheduler.policy={name}", *(overrides or ())])
+    typer.echo(f"{name}: trying it for {seconds:g} s, seed {seed}")
+    verdict = check_policy(settings, seed=seed, seconds=seconds)
+    if verdict.case is not None:
+        typer.echo(f"{name}: {verdict.fault}")
+        typer.echo(f"  {verdict.case.title}, seed {seed}")
+        raise typer.Exit(1)
+    typer.echo(f"{name}: {verdict.num_cases} cases, no fault")
+    if verdict.every_step:
+        typer.echo("  it does not say how long an answer holds, so it is asked before every step: right, and slower")
+
+
+@app.command(cls=Command)
 def golden(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", exists=True, dir_okay=False, help="JSON Lines.")],
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[FILE]...", exists=True, dir_okay=False, help="JSON Lines; default: the shipped excerpts."
+        ),
+    ] = None,
 ) -> None:
     """Replay golden records through the shipped code.
 
@@ -59,9 +103,10 @@ def golden(
     about a part that does not exist yet.
 
     Examples:
-      lorrery validate golden tests/golden/req_queue.jsonl tests/golden/router_loop.jsonl
+      lorrery validate golden
+      lorrery validate golden my-records.jsonl
     """
-    report = replay_files(files)
+    report = replay_files(files or golden_excerpts())
     for line in render(report):
         typer.echo(line)
     if not report.ok:

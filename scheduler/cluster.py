@@ -14,6 +14,7 @@ from lorrery.chassis.settings import Settings
 from lorrery.scheduler import wire
 from lorrery.scheduler.core.limits import Limits, check_lengths
 from lorrery.scheduler.core.placements.base import Candidate
+from lorrery.scheduler.core.policies import batch_limits, batching_name
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.journal import Journal
 from lorrery.scheduler.live import Live
@@ -273,9 +274,9 @@ class Cluster:
             worker_id=hello.worker_id,
             gpu=hello.gpu,
             policy=settings.policy,
-            batching=settings.batching_name,
+            batching=batching_name(settings),
             max_total_token_num=settings.max_total_token_num,
-            batch_max_tokens=settings.limits.max_prompt_tokens,
+            batch_max_tokens=batch_limits(settings).max_prompt_tokens,
         )
         self._place_again([live.sequence for live in list(self.unplaced.values())])
         return worker

@@ -22,9 +22,10 @@ from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.loadgen.workload.slora import draw, generate_requests
 from lorrery.loadgen.workload.slora_summary import slora_summary
 from lorrery.scheduler.core.adapters import Tier
-from lorrery.scheduler.core.catalogue import ReplicaSettings, build_replica
+from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.placements.round_robin import RoundRobin
 from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.simulator.build import build_requests, build_workers
 from lorrery.simulator.engine import Simulation
