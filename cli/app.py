@@ -13,6 +13,7 @@ from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.chassis.version import VERSION, core_is_compiled
 
 PARTS = {
+    "init": "Write a settings file to edit.",
     "up": "Run a cluster on this machine: scheduler, workers, router.",
     "load": "Send a workload to a cluster, and report what its clients see.",
     "simulate": "Run the same cluster under a virtual clock: hours of traffic in seconds.",
@@ -38,7 +39,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"lorrery {VERSION}{', compiled core' if core_is_compiled() else ''}")
+        typer.echo(f"lorrery {VERSION}, {'compiled' if core_is_compiled() else 'interpreted'} core")
         raise typer.Exit
 
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from lorrery.chassis.errors import FormatError
+from lorrery.chassis.shipped import CORPUS
 from lorrery.cli.version import VersionOption
 from lorrery.router.tokenizer import open_tokenizer
 from lorrery.scheduler.core.prefix_cache.static_trie import StaticTrie
@@ -21,8 +22,13 @@ _REPORT_EVERY = 256
 
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})
 def cache(
-    corpus: Annotated[Path, typer.Argument(help="Prompts, one a line: JSON arrays of token ids, or with --text text.")],
     out: Annotated[Path, typer.Option(help="Where the cache goes.")],
+    corpus: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Prompts, one a line: JSON arrays of token ids, or with --text text. Default: the shipped prompts."
+        ),
+    ] = None,
     cache_size: Annotated[int, typer.Option(min=0, help="How many tokens (edges of the trie) to keep.")] = 500,
     text: Annotated[bool, typer.Option("--text", help="The corpus is text; tokenise it as the router would.")] = False,
     tokenizer: Annotated[
@@ -38,6 +44,8 @@ def cache(
       scheduler.prefix_cache.trie = "FILE"
     """
     del version
+    if corpus is None:
+        corpus, text = CORPUS, True
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:

@@ -11,12 +11,12 @@ from typing import Annotated, Self, TextIO
 import typer
 
 from lorrery.chassis.errors import LorreryError
+from lorrery.chassis.shipped import DEFAULT_SETTINGS, TRACES
+from lorrery.cli.config import ConfigOption
 from lorrery.cli.up import summary
 from lorrery.cli.version import VersionOption
-from lorrery.local.cluster import ROOT, LocalCluster, cancelled_by_signals, describe_exit, start_python
+from lorrery.local.cluster import LocalCluster, cancelled_by_signals, describe_exit, start_python
 
-CONFIG = ROOT / "deploy" / "cluster.toml"
-TRACE = ROOT / "deploy" / "traces" / "azure_llm_2023_conv_excerpt.csv"
 _LOAD_STOP_SECONDS = 5.0
 
 app = typer.Typer(
@@ -29,12 +29,17 @@ app = typer.Typer(
 
 @app.command()
 def demo(
-    config: Annotated[Path, typer.Option(help="Settings file; the ports are free ones all the same.")] = CONFIG,
+    config: ConfigOption = DEFAULT_SETTINGS,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; repeatable; wins over all.")
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="How many workers.")] = 2,
-    trace: Annotated[Path, typer.Option(help="Trace to play, in Azure's CSV format.")] = TRACE,
+    trace: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE", show_default=False, help="Trace to play, in Azure's CSV format; default: the shipped one."
+        ),
+    ] = TRACES["azure"],
     duration: Annotated[
         float | None, typer.Option(min=0.0, metavar="SECONDS", help="How much of it, device seconds; default: all.")
     ] = None,
@@ -45,9 +50,9 @@ def demo(
 ) -> None:
     """Run a cluster and a real trace through it, about a minute.
 
-    Starts a scheduler, workers and a router, sends them the trace's requests at their recorded times with adapters
-    drawn by a power law, shows what the clients see, and stops everything. Results and the services' logs are left in
-    a folder. Exit code: 0 if every request completed.
+    Starts a scheduler, workers and a router on free ports, sends them the trace's requests at their recorded times with
+    adapters drawn by a power law, shows what the clients see, and stops everything. Results and the services' logs are
+    left in a folder. Exit code: 0 if every request completed.
     """
     del version
     if not trace.exists():

@@ -18,8 +18,10 @@ from rich.console import Console
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.settings import Settings
+from lorrery.chassis.shipped import DEFAULT_SETTINGS
 from lorrery.chassis.terminal import table_console
 from lorrery.cli import plan_text
+from lorrery.cli.config import ConfigOption
 from lorrery.cli.output import write
 from lorrery.cli.plan_sizing import Cluster, Sizing, size
 from lorrery.cli.version import VersionOption
@@ -136,13 +138,7 @@ def plan(
         Path | None, typer.Option(dir_okay=False, help="Plot latency against throughput; .svg, .png or .pdf.")
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", dir_okay=False, help="Write the figures there.")] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            help="Settings file, for what is not said here; default: $LORRERY_CONFIG, else deploy/cluster.toml.",
-            envvar="LORRERY_CONFIG",
-        ),
-    ] = None,
+    config: ConfigOption = DEFAULT_SETTINGS,
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="One setting; repeatable; wins over the file."),

@@ -37,7 +37,7 @@ def draw(path: Path, plans: Sequence["Plan"], work: Workload, level: "Level") ->
         from matplotlib.figure import Figure
         from matplotlib.ticker import NullFormatter, StrMethodFormatter
     except ImportError:
-        raise LorreryError("--plot needs matplotlib: make setup-dev, or pip install 'lorrery[plot]'") from None
+        raise LorreryError("--plot needs matplotlib: make setup, or pip install 'lorrery[plot]'") from None
     per_gpu = len(plans) > 1
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.settings import Settings, load
-from lorrery.chassis.shipped import default_config
+from lorrery.chassis.shipped import DEFAULT_SETTINGS
 from lorrery.loadgen.options import LoadOptions
 from lorrery.simulator.sizing import Trial, Watch, fewest, try_replicas
 from lorrery.worker.device.capacity import Point, Workload, replicas_for
@@ -29,11 +29,11 @@ class Cluster:
     """Settings in the words of the command line.
 
     Attributes:
-        config: settings file; None: $LORRERY_CONFIG, or the shipped one.
+        config: settings file.
         overrides: `KEY=VALUE`, the later ones win.
     """
 
-    config: Path | None
+    config: Path
     overrides: tuple[str, ...] = ()
 
     def but(self, **values: str | int | None) -> "Cluster":
@@ -47,11 +47,11 @@ class Cluster:
         Raises:
             SettingsError: as `chassis.settings.load`.
         """
-        return load(self.config or default_config(), self.overrides)
+        return load(self.config, self.overrides)
 
     def arguments(self) -> list[str]:
         """Return the options that name them."""
-        config = [] if self.config is None else ["--config", str(self.config)]
+        config = [] if self.config == DEFAULT_SETTINGS else ["--config", str(self.config)]
         return [*config, *(part for override in self.overrides for part in ("--set", override))]
 
 

@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from typer.core import TyperCommand
 
-from lorrery.chassis.errors import FormatError, SettingsError
+from lorrery.chassis.errors import FormatError, LorreryError, SettingsError
 from lorrery.chassis.faults import parse_fault
-from lorrery.chassis.shipped import default_config
+from lorrery.chassis.shipped import DEFAULT_SETTINGS
+from lorrery.cli.config import CONFIG_HELP
 from lorrery.cli.simulate_journal import replay_journal
 from lorrery.cli.version import VersionOption
 from lorrery.loadgen import flags
@@ -56,13 +57,16 @@ app = typer.Typer(
 def simulate(
     context: typer.Context,
     config: Annotated[
-        Path | None,
+        Path,
         typer.Option(
-            help="Settings file; default: $LORRERY_CONFIG, else deploy/cluster.toml.",
+            metavar="FILE",
             envvar="LORRERY_CONFIG",
+            show_envvar=False,
+            show_default=False,
+            help=CONFIG_HELP,
             rich_help_panel=_SIMULATION,
         ),
-    ] = None,
+    ] = DEFAULT_SETTINGS,
     overrides: Annotated[
         list[str] | None,
         typer.Option(
@@ -154,7 +158,7 @@ def simulate(
     For example:
 
       lorrery simulate --rate 20 --duration 3600 --adapters all
-      lorrery simulate --workload azure --trace FILE --out out/azure --steps --perfetto
+      lorrery simulate --workload azure --adapters all --out out/azure --steps --perfetto
       lorrery simulate --set scheduler.policy=vtc_fair --workers 4 -n 100000 --rate 40
       lorrery simulate --fault worker_loss,at=30,worker=worker-1,for=10
       lorrery simulate --fault slow_worker,at=0,worker=worker-0,factor=1.5
@@ -176,10 +180,15 @@ def simulate(
     if sweeps:
         if steps or perfetto:
             raise SettingsError("--steps and --perfetto are of one run; leave out --sweep")
-        from lorrery.sweeps.run import sweep  # joblib only where it is needed
+        try:
+            from lorrery.sweeps.run import sweep
+        except ModuleNotFoundError as error:
+            if error.name != "joblib":
+                raise
+            raise LorreryError("--sweep needs joblib: pip install 'lorrery[sweep]'") from None
 
         simulation = SimulationOptions(workers, shards, tuple(map(parse_fault, faults or [])), one_step)
-        asked = config or default_config(), tuple(overrides or ()), options, simulation
+        asked = config, tuple(overrides or ()), options, simulation
         raise typer.Exit(sweep(context, sweeps, asked, out, sweep_flags.Where(backend, backend_address, jobs)))
     if jobs is not None or backend_address is not None or backend != sweep_flags.DEFAULT_BACKEND:
         raise SettingsError("--jobs, --backend and --backend-address are of a sweep; add --sweep KEY=VALUES")

@@ -13,7 +13,8 @@ import typer
 
 from lorrery.chassis.faults import check_faults
 from lorrery.chassis.settings import Settings, load
-from lorrery.chassis.shipped import default_config
+from lorrery.chassis.shipped import DEFAULT_SETTINGS
+from lorrery.cli.config import ConfigOption
 from lorrery.cli.version import VersionOption
 from lorrery.local.cluster import LocalCluster, cancelled_by_signals, describe_exit
 from lorrery.local.supervisor import Supervisor
@@ -31,12 +32,7 @@ app = typer.Typer(
 
 @app.command()
 def up(
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            help="Settings file; default: $LORRERY_CONFIG, else deploy/cluster.toml.", envvar="LORRERY_CONFIG"
-        ),
-    ] = None,
+    config: ConfigOption = DEFAULT_SETTINGS,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; repeatable; wins over all.")
     ] = None,
@@ -68,13 +64,13 @@ def up(
     A second cluster on this machine: lorrery up --free-ports
     """
     del version
-    config, given = config or default_config(), list(overrides or [])
+    given = list(overrides or [])
     if faults:
         given.append(f"faults={json.dumps([*load(config, given).faults, *faults])}")
     raise typer.Exit(asyncio.run(_up(config, given, workers, free_ports=free_ports, restart=restart)))
 
 
-async def _up(config: Path | None, overrides: list[str], num_workers: int, *, free_ports: bool, restart: bool) -> int:
+async def _up(config: Path, overrides: list[str], num_workers: int, *, free_ports: bool, restart: bool) -> int:
     printer = Printer(num_workers)
     cluster = LocalCluster(config, overrides, num_workers, show=printer.show, free_ports=free_ports)
     settings = cluster.settings
@@ -83,6 +79,8 @@ async def _up(config: Path | None, overrides: list[str], num_workers: int, *, fr
         workers=cluster.worker_names,
         adapters=(name for name, _ in settings.adapters.expand()),
     )
+    shipped = " (the shipped one; lorrery init writes a copy to edit)" if config == DEFAULT_SETTINGS else ""
+    printer.say(f"settings: {config}{shipped}")
     ready = failed = False
     down: set[str] = set()
     with cancelled_by_signals() as received:

@@ -16,6 +16,7 @@ from rich.progress import track
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.settings import load
+from lorrery.chassis.shipped import golden_excerpts
 from lorrery.chassis.tables import read_tables
 from lorrery.cli.output import write
 from lorrery.cli.version import VersionOption
@@ -88,7 +89,12 @@ def policy(
 
 @app.command()
 def golden(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", exists=True, dir_okay=False, help="JSON Lines.")],
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[FILE]...", exists=True, dir_okay=False, help="JSON Lines; default: the shipped excerpts."
+        ),
+    ] = None,
 ) -> None:
     """Replay golden records through the shipped code.
 
@@ -99,7 +105,7 @@ def golden(
     "N passed, N failed, N skipped". Exits with 1 if anything failed, nothing passed, a file has no cases, or a case is
     about a part that does not exist yet.
     """
-    report = replay_files(files)
+    report = replay_files(files or golden_excerpts())
     for line in render(report):
         typer.echo(line)
     if not report.ok:

@@ -80,7 +80,7 @@ def load(
     For example:
 
       lorrery load --rate 4 --duration 30 --adapters all
-      lorrery load --workload azure --trace deploy/traces/azure_llm_2023_conv_excerpt.csv
+      lorrery load --workload azure --adapters all
       lorrery load --workload azure --trace FILE --adapters 'lora-{0..31}' --out out/azure
       lorrery load --workload slora --rate 2 --duration 300 --alpha 0.3 --num-adapters 32
       lorrery load -c 256 -n 2000 --input-range 64 --output-range 128     (closed loop)

@@ -29,7 +29,6 @@ from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.interrupt import SIGNALS, handled_by
 from lorrery.chassis.settings import Settings, load
 
-ROOT = Path(__file__).resolve().parent.parent
 START_SECONDS = 60.0
 """How long a process may take to listen; a loaded machine imports slowly."""
 READY_SECONDS = 30.0

@@ -37,6 +37,14 @@ def test_a_built_cache_is_the_one_that_the_scheduler_builds_itself(tmp_path: Pat
     assert built.paths() == from_corpus.paths() == StaticTrie.build(PROMPTS, 3).paths()
 
 
+def test_without_a_corpus_it_takes_the_shipped_prompts(tmp_path: Path) -> None:
+    out = tmp_path / "trie.json"
+    result = CliRunner().invoke(app, ["--cache-size", "50", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "50 of 50 tokens kept" in result.output
+    assert read_trie(out).num_tokens == 50
+
+
 def test_text_is_tokenised_as_the_router_does(tmp_path: Path) -> None:
     lines = tmp_path / "corpus.txt"
     lines.write_text("the first time\nthe first place\n", encoding="utf-8")

@@ -269,7 +269,7 @@ def test_a_service_level_nobody_keeps_is_told():
 
 @pytest.mark.parametrize("suffix", ["svg", "png"])
 def test_latency_is_plotted_against_throughput(tmp_path, suffix):
-    pytest.importorskip("matplotlib", reason="make setup-dev installs it")
+    pytest.importorskip("matplotlib", reason="make setup installs it")
     path = tmp_path / f"plan.{suffix}"
     plan(*LLAMA_8B, "--tp", "1", "--tp", "2", "--plot", str(path))
     content = path.read_bytes()

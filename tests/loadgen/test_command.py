@@ -123,7 +123,6 @@ async def test_a_broken_trace_is_one_line_that_names_it(start_router, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--workload", "azure"], "--workload azure needs --trace FILE"),
         (["--workload", "nothing"], "expected one of slora, azure"),
         (["--trace", "x"], "--trace does not go with --workload poisson"),
         (["--input-range", "a:b"], "expected LOW:HIGH"),
