@@ -25,7 +25,8 @@ from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.chassis.interrupt import exit_on_signals, handled_by
 from lorrery.chassis.log import configure, get_logger
 from lorrery.chassis.metrics import ServiceState, new_registry, serve_metrics
-from lorrery.chassis.server import Health, bind, dialable, enable_reflection, new_server
+from lorrery.chassis.reflection import enable_reflection
+from lorrery.chassis.server import Health, bind, dialable, new_server
 from lorrery.chassis.settings import Settings, load
 from lorrery.chassis.version import VERSION
 
@@ -87,7 +88,7 @@ async def run_service(
     log = get_logger("chassis").bind(service=service.name)
     with _stop_requested() as stop, contextlib.ExitStack() as stack:
         state = ServiceState(registry)
-        metrics_server = serve_metrics(metrics, registry)
+        metrics_server = serve_metrics(metrics, registry, f"{service.name}.metrics")
         stack.callback(metrics_server.close)
         server, health = new_server(), Health()
         started = False
@@ -95,7 +96,7 @@ async def run_service(
             names = service.register(server)
             await health.attach(server, names)
             enable_reflection(server, names)
-            address = bind(server, listen, settings.server_tls)
+            address = bind(server, listen, settings.server_tls, f"{service.name}.listen")
             await server.start()
             started = True
             metrics_address = dialable(metrics, metrics_server.port)

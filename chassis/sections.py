@@ -6,11 +6,17 @@ stretches it; all others are wall time.
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from lorrery.chassis.combinations import batching_of, why_senseless
+from lorrery.chassis.names import why_no_name
+from lorrery.scheduler.core.batchings import BATCHINGS
+from lorrery.scheduler.core.combinations import why_excluded, why_too_few_tokens
+from lorrery.scheduler.core.memories import MEMORIES, PREFIX_CACHES
+from lorrery.scheduler.core.placements.table import PLACEMENTS
+from lorrery.scheduler.core.policies import QUEUES
+from lorrery.scheduler.core.replica_settings import LIMITS
 
 MAX_PORT = 65_535
 
@@ -30,23 +36,35 @@ _PathOrNone = Annotated[Path | None, BeforeValidator(lambda path: path or None)]
 Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-def _named(*names: str) -> AfterValidator:
-    """Accept these names, and the dotted name (`module:Class`) of one from outside the tree."""
+def _name(text: str) -> str:
+    why = why_no_name(text)
+    if why is not None:
+        raise ValueError(why)
+    return text
+
+
+Name = Annotated[str, AfterValidator(_name)]
+
+
+def _named(*names: str, plug_ins: bool = False) -> AfterValidator:
+    """Accept these names, and with `plug_ins` the dotted name (`module:Class`) of one from outside the tree."""
 
     def check(name: str) -> str:
-        if name not in names and ":" not in name:
-            raise ValueError(f"{name!r} is none of {', '.join(names)}, nor a dotted name, module:Class")
+        if name not in names and not (plug_ins and ":" in name):
+            nor = ", nor a dotted name, module:Class" if plug_ins else ""
+            raise ValueError(f"{name!r} is none of {', '.join(names)}{nor}")
         return name
 
     return AfterValidator(check)
 
 
-POLICIES = ("req_queue", "fcfs", "vtc_fair", "abort", "cluster", "peft", "pets")
-BATCHINGS = ("slora_loop", "continuous", "mixed", "chunked", "static", "llm_mock")
-PLACEMENTS = ("least_loaded", "round_robin", "adapter_hash", "prefix_match", "power_of_two")
-PolicyName = Annotated[str, _named(*POLICIES)]
-BatchingName = Annotated[str, _named(*BATCHINGS)]
-PlacementName = Annotated[str, _named(*PLACEMENTS)]
+PolicyName = Annotated[str, _named(*QUEUES, plug_ins=True)]
+BatchingName = Annotated[str, _named(*BATCHINGS, plug_ins=True)]
+PlacementName = Annotated[str, _named(*PLACEMENTS, plug_ins=True)]
+MemoryName = Annotated[str, _named(*MEMORIES)]
+CacheName = Annotated[str, _named(*PREFIX_CACHES)]
+LimitsName = Annotated[str, _named(*LIMITS)]
+PlugInOptions = dict[str, Any]
 
 
 class _Section(BaseModel):
@@ -84,9 +102,7 @@ class LogSettings(_Section):
 class AdapterSpec(_Section):
     """One adapter, or with `count` a family of them: `id-0` ... `id-(count-1)`."""
 
-    id: Annotated[str, Field(min_length=1)] = Field(
-        description="adapter id, as requests name it; a family's ids begin with it"
-    )
+    id: Name = Field(description="adapter id, as requests name it; a family's ids begin with it")
     rank: Count = Field(description="LoRA rank")
     count: Count | None = Field(default=None, description="adapters in the family; unset: one adapter")
 
@@ -142,7 +158,7 @@ class AdapterSettings(_Section):
 class PrefixCacheSettings(_Section):
     """Which prompt prefixes count as already computed."""
 
-    kind: Literal["none", "static_trie", "blocks"] = Field(
+    kind: CacheName = Field(
         default="none",
         description="blocks: dynamic, in KV blocks, as vLLM; static_trie: built once from known prompts, as llm-mock",
     )
@@ -175,8 +191,19 @@ class SchedulerSettings(_Section):
     policy: PolicyName = Field(
         default="req_queue", description="queue, which orders waiting requests; docs/policies.md says what each is for"
     )
+    policy_options: PlugInOptions = Field(
+        default={}, description="keyword arguments of a policy of one's own (policy = 'module:Class')"
+    )
     batching: BatchingName | None = Field(
-        default=None, description="way to batch; unset: the one the policy's original has"
+        default=None,
+        description="way to batch; unset: the one the policy's original has; under a policy of one's own continuous",
+    )
+    batching_options: PlugInOptions = Field(default={}, description="the same for batching = 'module:Class'")
+    limits: LimitsName | None = Field(
+        default=None,
+        description="slora: running_max_req_size and batch_max_tokens bound a batch; vllm: max_num_seqs and"
+        " max_num_batched_tokens, and memory = 'peak' charges exactly; unset: those of the policy's original; under a"
+        " policy of one's own vllm",
     )
     strict: bool = Field(default=False, description="keep the published quirks of the policy's original")
 
@@ -185,7 +212,7 @@ class SchedulerSettings(_Section):
     )
     max_req_input_len: Count = Field(default=2048, description="most tokens of a prompt")
     max_req_total_len: Count = Field(default=3072, description="most tokens of a prompt and its output together")
-    memory: Literal["peak", "paged", "none"] = Field(
+    memory: MemoryName = Field(
         default="peak",
         description="reserve everybody's peak, give out blocks and preempt when they run out, or bound the count only",
     )
@@ -193,7 +220,7 @@ class SchedulerSettings(_Section):
     watermark: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.01, description="paged: share of the blocks that admission leaves free"
     )
-    # S-LoRA's policies
+    # S-LoRA's limits, and what belongs to its policies
     batch_max_tokens: Count | None = Field(
         default=None,
         description="prompt tokens of one prefill; unset: max(max_total_token_num // 6, max_req_total_len)",
@@ -209,15 +236,20 @@ class SchedulerSettings(_Section):
     first_token_slo_seconds: Annotated[float, Field(gt=0.5)] = Field(
         default=6.0, description="abort: device seconds; who waits to within half a second of it is dropped"
     )
-    # fcfs
+    # vLLM's limits
     max_num_seqs: Count = Field(default=256, description="vLLM's limits: most requests that run at once on a worker")
-    max_num_batched_tokens: Count = Field(default=8192, description="vLLM's limits: most tokens that one step computes")
+    max_num_batched_tokens: Count | None = Field(
+        default=None,
+        description="vLLM's limits: most tokens that one step computes; unset: 8192, or max_req_total_len where that is"
+        " more and prompts are computed whole",
+    )
 
     prefix_cache: PrefixCacheSettings = PrefixCacheSettings()
 
     placement: PlacementName = Field(
         default="least_loaded", description="which worker a request goes to; docs/policies.md says what each is for"
     )
+    placement_options: PlugInOptions = Field(default={}, description="the same for placement = 'module:Class'")
     log_placement: bool = Field(default=False, description="log for each request where it went and why")
     seed: Annotated[int, Field(ge=0)] = Field(default=0, description="seed of what the scheduler draws at random")
     journal: _PathOrNone = Field(
@@ -251,21 +283,16 @@ class SchedulerSettings(_Section):
                 f"max_total_token_num ({self.max_total_token_num}) must be at least"
                 f" max_req_total_len ({self.max_req_total_len})"
             )
-        if self.batch_max_tokens is not None and self.batch_max_tokens < self.max_req_total_len:
-            raise ValueError(
-                f"batch_max_tokens ({self.batch_max_tokens}) must be at least"
-                f" max_req_total_len ({self.max_req_total_len})"
-            )
-        whole_prompts = self.policy == "fcfs" and self.batching not in ("chunked", "llm_mock")
-        if whole_prompts and self.max_num_batched_tokens < self.max_req_total_len:
-            raise ValueError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least"
-                f" max_req_total_len ({self.max_req_total_len}): a resumed or preempted sequence is prefilled in one"
-                " step, unless batching = 'chunked'"
-            )
-        why = why_senseless(dict(self) | {"batching": self.batching or batching_of(self.policy)})
+        chosen = dict(self)
+        why = why_excluded(chosen) or why_too_few_tokens(
+            self.policy, self.batching, self.limits, self.max_req_total_len, chosen
+        )
         if why is not None:
             raise ValueError(why)
+        for part in ("policy", "batching", "placement"):
+            name, options = chosen[part], chosen[f"{part}_options"]
+            if options and ":" not in (name or ""):
+                raise ValueError(f"{part}_options are for a {part} of one's own, module:Class; {part} is {name!r}")
         return self
 
 
@@ -300,6 +327,10 @@ class LoraSettings(_Section):
 class WorkerSettings(_Section):
     """The mock GPU, and how its worker finds its scheduler."""
 
+    name: Name | None = Field(
+        default=None,
+        description="in usage, metrics, logs and faults, another for each worker; unset: HOST-PID",
+    )
     scheduler: Address = Field(default="127.0.0.1:50052", description="scheduler to attach to, HOST:PORT")
     listen: Address = Field(
         default="127.0.0.1:0", description="gRPC health checks only, HOST:PORT; port 0 takes a free one"

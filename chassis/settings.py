@@ -21,10 +21,8 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 from pydantic_settings import SettingsError as SourceError
 
 from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.faults import LOAD_FAILURE, Fault, check_faults, parse_fault
 from lorrery.chassis.sections import (
-    BATCHINGS,
-    PLACEMENTS,
-    POLICIES,
     AdapterSettings,
     LogSettings,
     LoraSettings,
@@ -35,11 +33,9 @@ from lorrery.chassis.sections import (
     TlsSettings,
     WorkerSettings,
 )
+from lorrery.vocabulary.units import NEVER
 
 __all__ = [
-    "BATCHINGS",
-    "PLACEMENTS",
-    "POLICIES",
     "AdapterSettings",
     "LogSettings",
     "LoraSettings",
@@ -115,6 +111,9 @@ class Settings(BaseSettings):
     )
     catalogue: tuple[Path, ...] = Field(default=(), description="TOML files with further GPUs, models, engines")
     time_scale: PositiveSeconds = Field(default=1.0, description="2 = everything takes twice as long")
+    faults: tuple[str, ...] = Field(
+        default=(), description="what goes wrong on schedule, such as 'slow_worker,at=30,worker=worker-0,factor=2'"
+    )
     adapters: AdapterSettings = AdapterSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     worker: WorkerSettings = WorkerSettings()
@@ -130,6 +129,24 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _possible_faults(self) -> Self:
+        try:
+            faults = self.planned_faults()
+            check_faults(faults, adapters=(name for name, _ in self.adapters.expand()))
+        except SettingsError as error:
+            raise ValueError(str(error)) from None
+        blocking = self.scheduler.strict or self.adapters.loading == "blocking"
+        if blocking and any(fault.kind == LOAD_FAILURE and fault.until_ps == NEVER for fault in faults):
+            raise ValueError("fault adapter_load_failure without for: a prefill that waits for the load never runs")
+        return self
+
+    @model_validator(mode="after")
+    def _no_adapter_is_the_model(self) -> Self:
+        if any(name == self.model for name, _ in self.adapters.expand()):
+            raise ValueError(f"adapters.registry: adapter {self.model!r} has the base model's name; give it another id")
+        return self
+
+    @model_validator(mode="after")
     def _weights_have_adapters(self) -> Self:
         num_weights, num_adapters = len(self.scheduler.fair_weights), sum(1 for _ in self.adapters.expand())
         if isinstance(self.scheduler.fair_weights, tuple) and num_weights > num_adapters:
@@ -137,6 +154,10 @@ class Settings(BaseSettings):
                 f"scheduler.fair_weights has {num_weights} weights; the registry has {num_adapters} adapters"
             )
         return self
+
+    def planned_faults(self) -> tuple[Fault, ...]:
+        """Return the faults that are to happen."""
+        return tuple(map(parse_fault, self.faults))
 
     def fair_weights(self) -> dict[str, Fraction]:
         """Return the weights that are set, by adapter; decimal fractions are taken as written."""

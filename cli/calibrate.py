@@ -17,7 +17,7 @@ from lorrery.chassis.errors import FormatError, SettingsError
 from lorrery.chassis.terminal import FigureTable
 from lorrery.cli.output import write
 from lorrery.cli.version import VersionOption
-from lorrery.validation.steptime import measured_deployment, modelled, read_file
+from lorrery.validation.steptime import UNTIMED, measured_deployment, modelled, read_file
 from lorrery.worker.build import read_catalogue
 from lorrery.worker.device.calibration import Calibration, Measured, calibrate
 from lorrery.worker.device.catalogue import DEFAULT_FIT, FORMAT, Catalogue
@@ -58,10 +58,13 @@ def command(
     not see. docs/step-time.md says what FILE holds. Name the file written with --out in the settings (`catalogue`).
     """
     known = read_catalogue(catalogue or ())
-    rows = [row for row in read_file(file) if row.quality == "ok"]
+    good = [row for row in read_file(file) if row.quality == "ok"]
+    rows = [row for row in good if row.measured_ms is not None]
     name = _gpu_name(rows, gpu, file)
     target = _target(known, name, tflops, memory_gb, gb_per_second, num_sms)
     measured = _measured(rows, known, target, name, model, engine, file)
+    if untimed := len(good) - len(rows):
+        typer.echo(f"left out {untimed} rows: {UNTIMED}")
     if len(measured) < 2:
         raise FormatError(f"{file}: {len(measured)} rows of {name} to fit to; at least 2 are needed")
     step = -(-len(measured) // MOST_ROWS)
@@ -74,6 +77,8 @@ def command(
     console = Console(soft_wrap=True, highlight=False)
     console.print(_constants(start, whole))
     console.print(_errors(measured, Calibration(start, {}), half, whole))
+    for line in doubts(whole.fit):
+        typer.echo(f"warning: {line}")
     if out is not None:
         write(out, to_toml(target, whole, f"fitted to {len(measured)} rows of {file.name}"))
         typer.echo(f'wrote {out}; name it in the settings: catalogue = ["{out}"]')
@@ -101,6 +106,25 @@ def to_toml(gpu: Gpu, calibration: Calibration, source: str) -> str:
             tables += [f"us = {_figure(link.us)}", f"gb_per_second = {_figure(link.gb_per_second)}"]
     lines += tables
     return "\n".join(lines) + "\n"
+
+
+_SHARES = {
+    "gemm_flops": "FLOPS",
+    "prefill_flops": "FLOPS",
+    "gemm_bandwidth": "memory bandwidth",
+    "decode_bandwidth": "memory bandwidth",
+}
+"""Constants that are shares of a data sheet's figure. Elementwise kernels are none: they may hit the L2 cache."""
+
+
+def doubts(fit: KernelFit) -> list[str]:
+    """Say which constants are above what the data sheet has."""
+    return [
+        f"{name} is {value:.2f}: faster than the data sheet's {what}; look whether the GPU's figures are those of the"
+        " measured one, whether the times are milliseconds of whole steps, and whether the chip boosts"
+        for name, what in _SHARES.items()
+        if (value := getattr(fit, name)) > 1
+    ]
 
 
 def _figure(value: float) -> str:

@@ -13,13 +13,10 @@ import typer
 from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.shipped import DEFAULT_SETTINGS, TRACES
 from lorrery.cli.config import ConfigOption
-from lorrery.cli.up import describe_exit, summary
+from lorrery.cli.up import summary
 from lorrery.cli.version import VersionOption
-from lorrery.local.cluster import LocalCluster, cancelled_by_signals, start_python
+from lorrery.local.cluster import LocalCluster, cancelled_by_signals, describe_exit, start_python
 
-FREE_PORTS = [
-    f"{section}.{key}=127.0.0.1:0" for section in ("scheduler", "worker", "router") for key in ("listen", "metrics")
-]
 _LOAD_STOP_SECONDS = 5.0
 
 app = typer.Typer(
@@ -75,13 +72,14 @@ def demo(
     ]
     if duration is not None:
         load += ["--duration", f"{duration:g}"]
-    raise typer.Exit(asyncio.run(_demo(config, [*FREE_PORTS, *(overrides or [])], workers, load, folder)))
+    raise typer.Exit(asyncio.run(_demo(config, overrides or [], workers, load, folder)))
 
 
 async def _demo(config: Path, overrides: list[str], num_workers: int, load: list[str], folder: Path) -> int:
     code = 1
     logs = LogFiles(folder)
-    cluster = LocalCluster(config, overrides, num_workers, show=logs.write)  # an error of the settings, before a folder
+    # An error of the settings comes before a folder is made.
+    cluster = LocalCluster(config, overrides, num_workers, show=logs.write, free_ports=True)
     with cancelled_by_signals() as received, logs:
         try:
             typer.echo(f"starting a cluster; its logs go to {folder}/")

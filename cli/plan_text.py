@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from lorrery.chassis.terminal import FigureTable
+from lorrery.cli.plan_sizing import Sizing
 from lorrery.worker.device.capacity import Point, Workload
 from lorrery.worker.device.lora import adapter_load_ps
 from lorrery.worker.device.memory import weight_bytes
@@ -26,13 +27,19 @@ def show_one(console: Console, plan: "Plan", work: Workload, level: "Level", cla
         return
     for line in _fits(plan, work):
         console.print(line)
+    console.print(f"TTFT without queueing: {plan.capacity.unqueued_ttft() * 1e3:.0f} ms")
     console.print()
     console.print(_points(plan.points))
     console.print()
     for line in draw_points(plan.points, min(PLOT_COLUMNS, console.width - _PLOT_MARGINS)):
         console.print(line, markup=False)
     console.print()
-    for line in (*_service(plan, level), *_claim_lines(plan, claim)):
+    for line in _service(plan, level):
+        console.print(line)
+    if plan.sizing is not None:
+        console.print()
+        _show_sizing(console, plan, plan.sizing, level)
+    for line in _claim_lines(plan, claim):
         console.print(line)
 
 
@@ -44,7 +51,7 @@ def show_many(console: Console, plans: Sequence["Plan"], work: Workload, level: 
     )
     table = FigureTable(first_to_go=("KV tokens", "8", "32", "one stream", "ITL b=1"))
     table.add_column("deployment", justify="left", wraps_at=16)
-    names = ["TTFT", "ITL b=1", "8", "32", "one stream", "peak (b)", "in level (b)", "KV tokens"]
+    names = ["TTFT without queueing", "ITL b=1", "8", "32", "one stream", "peak (b)", "in level (b)", "KV tokens"]
     if level.rate is not None:
         names.append(f"GPUs for {level.rate:g}/s")
     for name in names:
@@ -56,7 +63,7 @@ def show_many(console: Console, plans: Sequence["Plan"], work: Workload, level: 
         capacity = plan.capacity
         best = "none" if plan.best is None else f"{_whole(plan.best.total_tokens)} ({plan.best.concurrency})"
         row = [
-            f"{capacity.ttft() * 1e3:.0f}",
+            f"{capacity.unqueued_ttft() * 1e3:.0f}",
             *(f"{capacity.itl(b) * 1e3:.1f}" if b <= capacity.max_concurrency else "-" for b in (1, 8, 32)),
             f"{1 / capacity.itl(1):.0f}",
             f"{_whole(plan.peak.total_tokens)} ({plan.peak.concurrency})",
@@ -70,6 +77,11 @@ def show_many(console: Console, plans: Sequence["Plan"], work: Workload, level: 
     for plan in plans:
         if plan.refused is not None:
             console.print(plan.refused)
+    for plan in plans:
+        if plan.sizing is not None:
+            console.print()
+            console.print(f"[bold]{plan.name}[/bold]")
+            _show_sizing(console, plan, plan.sizing, level)
     if claim is not None:
         console.print()
         console.print(_claim_heading(claim))
@@ -111,7 +123,10 @@ def _fits(plan: "Plan", work: Workload) -> list[str]:
     adapters = f" - {capacity.adapter_bytes / 1e9:.1f} adapters" if work.num_adapters else ""
     left = 0.9 * memory - 2 * plan.num_gpus - weights - capacity.adapter_bytes / 1e9
     room = f"memory: 0.9 x {memory:g} - {2 * plan.num_gpus} - {weights:.1f} weights{adapters} = {left:.1f} GB"
-    lines = [f"{room} for {capacity.kv_pool_tokens} KV tokens: {capacity.max_concurrency} streams at once"]
+    pool = f"{capacity.fitting_kv_tokens} KV tokens"
+    if capacity.kv_pool_tokens != capacity.fitting_kv_tokens:
+        pool += f"; scheduler.max_total_token_num is {capacity.kv_pool_tokens}"
+    lines = [f"{room} for {pool}: {capacity.max_concurrency} streams at once"]
     if work.num_adapters:
         rank, targets = max(work.adapter_ranks), deployment.lora.targets
         loads = [
@@ -124,14 +139,13 @@ def _fits(plan: "Plan", work: Workload) -> list[str]:
 
 def _points(points: Sequence[Point]) -> FigureTable:
     table = FigureTable(first_to_go=("KV %", "E2E s", "tok/s each", "ITL ms"))
-    for name in ("streams", "TTFT ms", "ITL ms", "TPOT ms", "E2E s", "tok/s each", "tok/s all", "req/s", "KV %"):
+    for name in ("streams", "ITL ms", "TPOT ms", "E2E s", "tok/s each", "tok/s all", "req/s", "KV %"):
         table.add_column(name)
     table.add_column("limit", justify="left", wraps_at=16)
     for point in points:
         share = f" {point.shares[point.limit]:.0%}" if point.limit in point.shares else ""
         table.add_row(
             str(point.concurrency),
-            f"{point.ttft * 1e3:.0f}",
             f"{point.itl * 1e3:.1f}",
             f"{point.tpot * 1e3:.1f}",
             f"{point.e2e:.1f}",
@@ -150,20 +164,53 @@ def _service(plan: "Plan", level: "Level") -> list[str]:
     lines: list[str] = []
     if plan.best is None:
         one = plan.capacity.point(1)
-        missed = "TTFT" if level.ttft is not None and one.ttft > level.ttft else "TPOT"
+        missed = "TTFT" if level.ttft is not None and one.unqueued_ttft > level.ttft else "TPOT"
         lines.append(f"service level {_level(level)}: not even one stream keeps its {missed}")
     else:
         best = plan.best
         lines.append(
-            f"service level {_level(level)}: {best.concurrency} streams, {_whole(best.total_tokens)} tokens/s in all,"
-            f" {best.requests:.2f} requests/s; held back by {plan.held_back_by}"
-        )
-    if level.rate is not None and plan.best is not None and plan.num_replicas is not None:
-        lines.append(
-            f"{level.rate:g} requests/s at {level.use:.0%} of that: {plan.num_replicas} replicas,"
-            f" {plan.num_replicas * plan.num_gpus} GPUs"
+            f"service level {_level(level)}, without queueing: {best.concurrency} streams,"
+            f" {_whole(best.total_tokens)} tokens/s in all, {best.requests:.2f} requests/s;"
+            f" held back by {plan.held_back_by}"
         )
     return lines
+
+
+def _show_sizing(console: Console, plan: "Plan", sizing: Sizing, level: "Level") -> None:
+    console.print(
+        f"{level.rate:g} requests/s, simulated: {sizing.num_requests:,} requests over {sizing.span_seconds:,.0f} s,"
+        " Poisson arrivals, queueing included"
+    )
+    table = FigureTable()
+    for name in ("replicas", "GPUs", "TTFT p99 ms", "TPOT p99 ms", "failed"):
+        table.add_column(name)
+    table.add_column("service level", justify="left")
+    for trial in sorted(sizing.trials, key=lambda trial: trial.num_replicas):
+        table.add_row(
+            str(trial.num_replicas),
+            str(trial.num_replicas * plan.num_gpus),
+            f"{trial.ttft_p99 * 1e3:,.0f}",
+            f"{trial.tpot_p99 * 1e3:.1f}",
+            f"{trial.num_failed:,}",
+            "met" if trial.met else "missed",
+        )
+    console.print(table)
+    console.print(_answer(plan, sizing, level))
+    console.print(sizing.command, markup=False, style="dim", soft_wrap=True)
+
+
+def _answer(plan: "Plan", sizing: Sizing, level: "Level") -> str:
+    most = max(trial.num_replicas for trial in sizing.trials)
+    if sizing.num_replicas is None:
+        return f"{level.rate:g} requests/s: no number of replicas up to {most} keeps {_level(level)} at p99"
+    return (
+        f"{level.rate:g} requests/s within {_level(level)} at p99: {_counted(sizing.num_replicas, 'replica')},"
+        f" {_counted(sizing.num_replicas * plan.num_gpus, 'GPU')}"
+    )
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _claim_lines(plan: "Plan", claim: "Claim | None") -> list[str]:
@@ -171,7 +218,8 @@ def _claim_lines(plan: "Plan", claim: "Claim | None") -> list[str]:
     if claim is None or answer is None:
         return []
     lines = [_claim_heading(claim)]
-    lines.append(f"  first token: {'true' if answer.ttft_holds else 'false'}, {answer.ttft * 1e3:.0f} ms unloaded")
+    verdict = "true" if answer.ttft_holds else "false"
+    lines.append(f"  first token: {verdict}, {answer.unqueued_ttft * 1e3:.0f} ms without queueing")
     verdict = "true" if answer.stream_holds else "false"
     lines.append(f"  rate, read as one stream's: {verdict}, at most {answer.stream_tokens:.0f} tokens/s")
     lines.append(f"  rate, read as all streams' together: {_together(answer)}")
@@ -188,7 +236,7 @@ def _claim_heading(claim: "Claim") -> str:
 def _claims(plans: Sequence["Plan"], claim: "Claim") -> FigureTable:
     table = FigureTable()
     table.add_column("deployment", justify="left", wraps_at=16)
-    table.add_column(f"TTFT of {claim.prompt_tokens}")
+    table.add_column(f"TTFT of {claim.prompt_tokens} without queueing")
     table.add_column("rate as one stream's", justify="left")
     table.add_column("rate as all streams' together", justify="left", wraps_at=20)
     for plan in plans:
@@ -199,7 +247,10 @@ def _claims(plans: Sequence["Plan"], claim: "Claim") -> FigureTable:
         holds = "true" if answer.ttft_holds else "false"
         alone = "true" if answer.stream_holds else "false"
         table.add_row(
-            plan.name, f"{holds}, {answer.ttft * 1e3:.0f} ms", f"{alone}, {answer.stream_tokens:.0f}", _together(answer)
+            plan.name,
+            f"{holds}, {answer.unqueued_ttft * 1e3:.0f} ms",
+            f"{alone}, {answer.stream_tokens:.0f}",
+            _together(answer),
         )
     return table
 

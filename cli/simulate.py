@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from typer.core import TyperCommand
 
 from lorrery.chassis.errors import FormatError, LorreryError, SettingsError
+from lorrery.chassis.faults import parse_fault
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
 from lorrery.cli.config import CONFIG_HELP
 from lorrery.cli.simulate_journal import replay_journal
@@ -19,7 +20,6 @@ from lorrery.cli.version import VersionOption
 from lorrery.loadgen import flags
 from lorrery.loadgen.report import check_folder, write_report
 from lorrery.loadgen.table import print_report
-from lorrery.simulator.faults import parse_fault
 from lorrery.simulator.interface import prepare
 from lorrery.simulator.run import Progress as RunProgress
 from lorrery.simulator.run import SimulatedRun, SimulationOptions

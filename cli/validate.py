@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import track
 
 from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.settings import load
 from lorrery.chassis.shipped import golden_excerpts
 from lorrery.chassis.tables import read_tables
 from lorrery.cli.output import write
@@ -23,6 +24,8 @@ from lorrery.validation import slora as slora_runs
 from lorrery.validation import steptime as steptimes
 from lorrery.validation import vidur_run
 from lorrery.validation.golden.replay import Failure, FileReport, KindReport, Report, replay_files
+from lorrery.validation.policy.check import check_policy
+from lorrery.validation.published import MEASURED_STEPS, SLORA_RUNS, VIDUR_REQUESTS, VIDUR_STEPS
 from lorrery.validation.vidur import BatchRules
 from lorrery.worker.device.catalogue import PACKAGE, Catalogue
 from lorrery.worker.device.errors import CatalogueError
@@ -48,6 +51,40 @@ app = typer.Typer(
 def validate(version: VersionOption = False) -> None:
     """Hold the shipped code against results of the programs it models."""
     del version
+
+
+@app.command()
+def policy(
+    name: Annotated[str, typer.Argument(metavar="MODULE:CLASS", help="A queue of your own; or one of ours.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="One setting, such as scheduler.policy_options.ageing=0.5 or scheduler.batching=chunked; repeatable.",
+        ),
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.0, help="How long to look for a fault.")] = 20.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of all that is drawn; the same seed draws the same cases.")] = 0,
+) -> None:
+    """Check that a policy of your own keeps its contract.
+
+    Its interface first; then small replicas under any order of arrivals, cancels, steps and losses of the worker; and
+    each once more asked before every step, and asked only when the policy said, which must come to the same. The first
+    fault is told, with the case that shows it, and the exit code is 1.
+
+    Example: lorrery validate policy my_module:MyQueue --set scheduler.policy_options.ageing=0.5
+    """
+    settings = load(overrides=[f"scheduler.policy={name}", *(overrides or ())])
+    typer.echo(f"{name}: trying it for {seconds:g} s, seed {seed}")
+    verdict = check_policy(settings, seed=seed, seconds=seconds)
+    if verdict.case is not None:
+        typer.echo(f"{name}: {verdict.fault}")
+        typer.echo(f"  {verdict.case.title}, seed {seed}")
+        raise typer.Exit(1)
+    typer.echo(f"{name}: {verdict.num_cases} cases, no fault")
+    if verdict.every_step:
+        typer.echo("  it does not say how long an answer holds, so it is asked before every step: right, and slower")
 
 
 @app.command()
@@ -77,7 +114,16 @@ def golden(
 
 @app.command()
 def steptime(
-    file: Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="CSV of measured steps.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+            help="CSV of measured steps; default: the published ones that are shipped.",
+        ),
+    ] = MEASURED_STEPS,
     step_time: Annotated[
         str, typer.Option("--step-time", metavar="NAME", help=f"One of {', '.join(STEP_TIME_MODELS)}.")
     ] = "roofline",
@@ -88,11 +134,19 @@ def steptime(
         list[Path] | None, typer.Option(help="TOML with further GPUs, models, engines; repeatable.")
     ] = None,
     all_qualities: Annotated[bool, typer.Option("--all", help="Count rows whose quality is not ok as well.")] = False,
+    gpu: Annotated[str | None, typer.Option(metavar="NAME", help="GPU of rows that name none.")] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Model of rows that name none.")] = None,
 ) -> None:
     """Hold a step-time model against measured steps.
 
     Prints the mean absolute percentage error (MAPE) and the 95th percentile of the error per source, GPU, model and
     phase. docs/step-time.md says what FILE holds. Exits with 1 if no row could be compared.
+
+    For example:
+
+      lorrery validate steptime
+
+      lorrery validate steptime my-profile.csv --gpu H100-SXM --model Llama-3-8B
     """
     if step_time not in STEP_TIME_MODELS:
         raise SettingsError(f"--step-time {step_time}: no such model; there are {', '.join(STEP_TIME_MODELS)}")
@@ -100,7 +154,7 @@ def steptime(
         known = Catalogue(read_tables(PACKAGE, catalogue or ()))
     except CatalogueError as error:
         raise SettingsError(str(error)) from None
-    rows = steptimes.read_file(file)
+    rows = steptimes.name_rows(steptimes.read_file(file), gpu, model)
     comparison = steptimes.compare(rows, known, step_time, all_qualities=all_qualities)
     Console(soft_wrap=True, highlight=False).print(steptimes.render(comparison))
     for reason, num_rows in comparison.left_out.items():
@@ -114,11 +168,21 @@ def steptime(
 @app.command()
 def vidur(
     requests: Annotated[
-        Path, typer.Argument(metavar="REQUESTS", exists=True, dir_okay=False, help="CSV: a row per request.")
-    ],
+        Path,
+        typer.Argument(
+            metavar="REQUESTS",
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+            help="CSV: a row per request; default: the shipped run's.",
+        ),
+    ] = VIDUR_REQUESTS,
     steps: Annotated[
-        Path, typer.Argument(metavar="STEPS", exists=True, dir_okay=False, help="CSV: a row per engine step.")
-    ],
+        Path | None,
+        typer.Argument(
+            metavar="STEPS", exists=True, dir_okay=False, show_default=False, help="CSV: a row per engine step."
+        ),
+    ] = None,
     max_tokens: Annotated[
         int, typer.Option(min=1, help="Padded tokens of a prefill (max_tokens_in_batch).")
     ] = BatchRules().max_tokens,
@@ -140,6 +204,10 @@ def vidur(
     batch rules, and prints p50, p90 and p99 of the wait in the queue, TTFT, TPOT and E2E beside the recorded ones.
     Exits with 1 if one is more than 3 % off at p50 or p99.
     """
+    if steps is None:
+        if requests != VIDUR_REQUESTS:
+            raise SettingsError(f"{requests}: give the run's log of steps after it, REQUESTS STEPS")
+        steps = VIDUR_STEPS
     rules = BatchRules(max_tokens, max_sequences, block_size, num_blocks, watermark)
     comparison = vidur_run.compare(requests, steps, rules)
     Console(soft_wrap=True, highlight=False).print(vidur_run.render(comparison))
@@ -153,7 +221,16 @@ def vidur(
 
 @app.command()
 def slora(
-    file: Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="CSV of published runs.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+            help="CSV of published runs; default: the shipped ones, about half a minute.",
+        ),
+    ] = SLORA_RUNS,
     policies: Annotated[
         list[str] | None,
         typer.Option("--policy", metavar="NAME", help=f"Only one of {', '.join(slora_runs.POLICIES)}; repeatable."),

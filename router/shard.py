@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 
 from lorrery.chassis.channel import open_channel
-from lorrery.chassis.errors import Overloaded
+from lorrery.chassis.errors import Overloaded, Reason
 from lorrery.chassis.log import get_logger
 from lorrery.chassis.settings import Settings
 from lorrery.router import wire
@@ -249,7 +249,14 @@ class Shard:
         self._session.cancel(slot.handle)
         self._metrics.slow_readers.inc()
         limit = self._settings.router.max_pending_tokens
-        slot.cut_off(Overloaded(f"the reader left more than {limit} tokens waiting; max_pending_tokens is {limit}"))
+        slot.cut_off(
+            Overloaded(
+                f"the reader left more than {limit} tokens waiting; max_pending_tokens is {limit}",
+                Reason.SLOW_READER,
+                field="max_pending_tokens",
+                limit=limit,
+            )
+        )
 
 
 def _first_line(errors: BaseExceptionGroup[BaseException]) -> str:

@@ -4,7 +4,7 @@ Requests that find no worker wait here (`unplaced`), for `worker_wait_seconds` a
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry
 
@@ -14,6 +14,7 @@ from lorrery.chassis.settings import Settings
 from lorrery.scheduler import wire
 from lorrery.scheduler.core.limits import Limits, check_lengths
 from lorrery.scheduler.core.placements.base import Candidate
+from lorrery.scheduler.core.policies import batch_limits, batching_name
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.journal import Journal
 from lorrery.scheduler.live import Live
@@ -35,12 +36,14 @@ class RefusedError(Exception):
     Args:
         reason: for the router.
         message: what, the limit, what to do.
+        facts: what the message says, for programs.
     """
 
-    def __init__(self, reason: RefusalReason, message: str) -> None:
+    def __init__(self, reason: RefusalReason, message: str, **facts: object) -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message
+        self.facts = facts
 
 
 class Cluster:
@@ -54,6 +57,7 @@ class Cluster:
         self.routers: set[RouterLink] = set()
         self.unplaced: dict[int, Live] = {}
         self.draining = False
+        self.faults_from_ps = 0
         self.empty = asyncio.Event()
         self.metrics = SchedulerMetrics(
             registry,
@@ -95,7 +99,7 @@ class Cluster:
             log.info("request_refused", request_id=submit.request_id, reason=refusal.message)
             if self.journal is not None:
                 self.journal.refused(submit.request_id, at_ps, refusal.reason)
-            router.refused(submit.handle, refusal.reason, refusal.message)
+            router.refused(submit.handle, refusal.reason, refusal.message, **refusal.facts)
             return
         if self.journal is not None:
             sampling = wire.sampling_record(submit.sampling)
@@ -151,6 +155,8 @@ class Cluster:
             raise RefusedError(
                 RefusalReason.UNKNOWN_ADAPTER,
                 f"adapter_id {adapter_id!r} is not known; {len(self.adapters)} adapters are, see ListAdapters",
+                field="adapter_id",
+                value=adapter_id,
             )
         return adapter
 
@@ -170,13 +176,21 @@ class Cluster:
                 RefusalReason.NEVER_FITS,
                 f"{wrong} (prompt has {sequence.prompt_tokens} tokens, max_new_tokens is {sequence.max_new_tokens};"
                 f" max_req_input_len is {limits.max_req_input_len}, max_req_total_len is {limits.max_req_total_len})",
+                prompt_tokens=sequence.prompt_tokens,
+                max_new_tokens=sequence.max_new_tokens,
+                max_req_input_len=limits.max_req_input_len,
+                max_req_total_len=limits.max_req_total_len,
             )
         most = self.settings.scheduler.max_waiting_requests
         num_waiting = len(self.unplaced) + sum(worker.replica.num_waiting for worker in self.workers.values())
         # What a scheduler before this one took in is not turned away because it comes in all at once.
         if num_waiting >= most and not resumed:
             raise RefusedError(
-                RefusalReason.QUEUE_FULL, f"{num_waiting} requests wait; max_waiting_requests is {most}; try later"
+                RefusalReason.QUEUE_FULL,
+                f"{num_waiting} requests wait; max_waiting_requests is {most}; try later",
+                field="max_waiting_requests",
+                value=num_waiting,
+                limit=most,
             )
 
     @property
@@ -205,7 +219,8 @@ class Cluster:
                 log.info("placed", request_id=live.request_id, worker_id=choice.candidate.name, why=choice.why)
             fitting[choice.candidate.name].submit(live, at_ps)
         elif ready:
-            self._end(live, RefusalReason.NEVER_FITS, f"no attached worker can ever take it: {reasons[0]}")
+            facts = {"prompt_tokens": live.sequence.prompt_tokens, "max_new_tokens": live.sequence.max_new_tokens}
+            self._end(live, RefusalReason.NEVER_FITS, f"no attached worker can ever take it: {reasons[0]}", facts)
         elif live.unplaced is None:
             live.dispatcher = None
             self.unplaced[live.sequence.handle] = live
@@ -216,14 +231,15 @@ class Cluster:
                 live,
                 RefusalReason.NO_WORKER,
                 f"no worker has attached for {wait:g} s (worker_wait_seconds)",
+                {"field": "worker_wait_seconds", "limit": wait},
             )
 
-    def _end(self, live: Live, reason: RefusalReason, message: str) -> None:
+    def _end(self, live: Live, reason: RefusalReason, message: str, facts: Mapping[str, object]) -> None:
         self.metrics.requests.labels("refused").inc()
         log.info("request_refused", request_id=live.request_id, reason=message)
         if self.journal is not None:
             self.journal.refused(live.request_id, self.clock.now_ps(), reason, live.sequence.handle)
-        live.router.refused(live.router_handle, reason, message)
+        live.router.refused(live.router_handle, reason, message, **facts)
         self.forget(live)
 
     def _place_again(self, sequences: list[Sequence]) -> None:
@@ -248,7 +264,9 @@ class Cluster:
         if hello.worker_id in self.workers:
             raise ValueError(f"worker {hello.worker_id} is attached already")
         settings = self._factory.replica_settings(hello)
-        journal = None if self.journal is None else self.journal.attached(hello, self.clock.now_ps())
+        at_ps = self.clock.now_ps()
+        self.faults_from_ps = self._factory.begin_faults(at_ps)
+        journal = None if self.journal is None else self.journal.attached(hello, at_ps)
         worker = Dispatcher(hello, self._factory.replica(settings), settings.max_total_token_num, self, journal)
         self.workers[hello.worker_id] = worker
         log.info(
@@ -256,9 +274,9 @@ class Cluster:
             worker_id=hello.worker_id,
             gpu=hello.gpu,
             policy=settings.policy,
-            batching=settings.batching_name,
+            batching=batching_name(settings),
             max_total_token_num=settings.max_total_token_num,
-            batch_max_tokens=settings.limits.max_prompt_tokens,
+            batch_max_tokens=batch_limits(settings).max_prompt_tokens,
         )
         self._place_again([live.sequence for live in list(self.unplaced.values())])
         return worker

@@ -236,7 +236,7 @@ def _what_matters(settings: Settings) -> dict[str, Any]:
     addresses = {"listen", "metrics"}
     return settings.model_dump(
         mode="json",
-        include={"format", "model", "catalogue", "time_scale", "adapters", "scheduler", "worker"},
+        include={"format", "model", "catalogue", "time_scale", "faults", "adapters", "scheduler", "worker"},
         exclude={"scheduler": {"journal", *addresses}, "worker": {"scheduler", *addresses}},
     )
 

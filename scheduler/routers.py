@@ -51,9 +51,9 @@ class RouterLink:
         self._finished.append(message)
         self._wake.set()
 
-    def refused(self, handle: int, reason: RefusalReason, message: str) -> None:
-        """Send that a request ends without further tokens."""
-        self.send(wire.refused(handle, reason, message))
+    def refused(self, handle: int, reason: RefusalReason, message: str, **facts: object) -> None:
+        """Send that a request ends without further tokens; `facts` is what the message says, for programs."""
+        self.send(wire.refused(handle, reason, message, facts))
 
     def send(self, message: wire.ToRouter) -> None:
         """Send anything else."""

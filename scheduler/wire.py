@@ -1,6 +1,6 @@
 """Between the wire (`lorrery.v1`) and the scheduler's own types: the only place that knows both."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
 
 from lorrery.scheduler.core.plan import Idle, Plan, Ran
@@ -85,9 +85,10 @@ def draining() -> ToRouter:
     return ToRouter(draining=pb.SchedulerDraining())
 
 
-def refused(handle: int, reason: RefusalReason, message: str) -> ToRouter:
-    """Write that a request ends without further tokens."""
-    return ToRouter(refused=pb.Refused(handle=handle, reason=REFUSAL_REASON[reason], message=message))
+def refused(handle: int, reason: RefusalReason, message: str, facts: Mapping[str, object]) -> ToRouter:
+    """Write that a request ends without further tokens; `facts` is what the message says, for programs."""
+    texts = {name: str(value) for name, value in facts.items()}
+    return ToRouter(refused=pb.Refused(handle=handle, reason=REFUSAL_REASON[reason], message=message, facts=texts))
 
 
 def tokens(
@@ -151,9 +152,9 @@ def read_step(message: pb.StepDone) -> StepReport:
     )
 
 
-def welcome(time_scale: float, sent_ps: int) -> ToWorker:
+def welcome(time_scale: float, sent_ps: int, faults_from_ps: int) -> ToWorker:
     """Write the answer to a worker's hello."""
-    return ToWorker(welcome=pb.WorkerWelcome(time_scale=time_scale, sent_ps=sent_ps))
+    return ToWorker(welcome=pb.WorkerWelcome(time_scale=time_scale, sent_ps=sent_ps, faults_from_ps=faults_from_ps))
 
 
 def interrupt(plan_id: int, at_ps: int) -> ToWorker:

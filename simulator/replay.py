@@ -21,6 +21,7 @@ from lorrery.simulator.replayed import ReplayedRequest
 from lorrery.vocabulary import u32
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.device.output import LengthModel
+from lorrery.worker.device.slow import SlowSpells
 from lorrery.worker.device.work import StepOutcome
 
 
@@ -29,8 +30,9 @@ class ReplayParts:
     """What a replay is built from; made of the journal's settings as the live cluster's parts are of its own.
 
     Attributes:
-        make_replica: of a worker, given what it announced; called in order of attaching.
+        make_replica: of a worker, given what it announced and when the first one attached; called as they attach.
         make_gpu: the same for its device.
+        slow_spells: of a worker, given what it announced and when the first one attached.
         make_adapter: by name and rank.
         adapters: those that the settings list.
         model: the base model's name; enters the token ids.
@@ -38,8 +40,9 @@ class ReplayParts:
         echo: whether the answer is the prompt.
     """
 
-    make_replica: Callable[[Record], Replica]
+    make_replica: Callable[[Record, int], Replica]
     make_gpu: Callable[[Record], MockGpu]
+    slow_spells: Callable[[Record, int], SlowSpells]
     make_adapter: Callable[[str, int], Adapter]
     adapters: dict[str, Adapter]
     model: str
@@ -94,6 +97,7 @@ class _Replay:
         self._adapters = dict(parts.adapters)
         self._requests: dict[int, ReplayedRequest] = {}
         self._workers: list[_Worker] = []
+        self._faults_from_ps: int | None = None
         self._result = Replayed()
         self._line = 1
 
@@ -126,7 +130,7 @@ class _Replay:
                     self._worker(content).give(content, None)
             case "attached":
                 self._result.num_workers += 1
-                self._attach(content["worker"], content["hello"])
+                self._attach(content["worker"], content["hello"], content["at_ps"])
             case "drained" | "lost":
                 self._result.num_lost += line.type == "lost"
                 self._worker(content).give_back(line)
@@ -138,11 +142,15 @@ class _Replay:
             case _:  # a refused request leaves no trace
                 pass
 
-    def _attach(self, number: int, hello: Record) -> None:
+    def _attach(self, number: int, hello: Record, at_ps: int) -> None:
         lines = self._journal.workers[number]
         parts = self._parts
+        if self._faults_from_ps is None:
+            self._faults_from_ps = at_ps
+        replica = parts.make_replica(hello, self._faults_from_ps)
+        spells = parts.slow_spells(hello, self._faults_from_ps)
         self._workers.append(
-            _Worker(lines, parts.make_replica(hello), parts.make_gpu(hello), self._requests, parts, self._result)
+            _Worker(lines, replica, parts.make_gpu(hello), spells, self._requests, parts, self._result)
         )
 
     def _worker(self, content: Record) -> "_Worker":
@@ -170,11 +178,12 @@ class _Worker:
         lines: WorkerLines,
         replica: Replica,
         gpu: MockGpu,
+        spells: SlowSpells,
         requests: dict[int, ReplayedRequest],
         parts: ReplayParts,
         result: Replayed,
     ) -> None:
-        self._lines, self._replica, self._gpu = lines, replica, gpu
+        self._lines, self._replica, self._gpu, self._spells = lines, replica, gpu, spells
         self._requests, self._parts, self._result = requests, parts, result
         self._stops = deque(lines.stops)
         self._num_seen = 0
@@ -324,7 +333,7 @@ class _Worker:
         wait_ps = self._plan.wait_ps if self._steps_left == self._plan.max_steps else 0
         coming = self._lines.expected[self._num_seen]
         gap_ps = coming.gap_ps if isinstance(coming, ExpectedStep) else 0
-        return self._position_ps + gap_ps + wait_ps + self._gpu.step_ps()
+        return self._position_ps + gap_ps + wait_ps + self._spells.stretch(self._gpu.step_ps(), self._position_ps)
 
     def _step(self, plan: Plan, end_ps: int) -> None:
         outcome = self._gpu.advance()

@@ -6,11 +6,12 @@ and reports (`loadgen.report`) as in the live cluster; only the clock is another
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from lorrery.chassis import rendezvous
 from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.faults import LOAD_FAILURE, Fault, load_fails
 from lorrery.chassis.settings import Settings
 from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.options import LoadOptions
@@ -26,7 +27,7 @@ from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.replicas import ReplicaFactory
 from lorrery.simulator.build import build_requests
 from lorrery.simulator.engine import Simulation
-from lorrery.simulator.faults import LOAD_FAILURE, Fault, load_fails, schedule_faults
+from lorrery.simulator.faults import never_began, schedule_faults
 from lorrery.simulator.gaps import GapRecorder
 from lorrery.simulator.outcomes import OutcomeRecorder
 from lorrery.simulator.request import SimulatedRequest
@@ -103,7 +104,8 @@ class SimulatedRun:
             LorreryError: settings or options that cannot be, a trace that cannot be read.
         """
         settings, options = self.settings, self.options
-        cluster = _SimulatedCluster(settings, self.simulation_options, options.timeout)
+        faults = (*settings.planned_faults(), *self.simulation_options.faults)
+        cluster = _SimulatedCluster(settings, replace(self.simulation_options, faults=faults), options.timeout)
         view = cluster.view
         asked = build_workload(options, list(cluster.adapters), self.requests)
         workload, num_skipped = admissible(options, asked, view)
@@ -124,7 +126,7 @@ class SimulatedRun:
             num_steps=after[0] - before[0],
             num_plans=after[1] - before[1],
             num_workers=len(workers),
-            events=tuple(fault.text for fault in self.simulation_options.faults),
+            events=tuple(fault.text for fault in faults),
         )
         return make_report(
             options,
@@ -135,6 +137,7 @@ class SimulatedRun:
             started_at=started_at,
             interrupted=interrupted,
             num_skipped=num_skipped,
+            notices=never_began(self.simulation_options.faults, cost.simulated_seconds),
         )
 
     def _play(self, cluster: "_SimulatedCluster", workload: BuiltWorkload, outcomes: OutcomeRecorder) -> bool:
@@ -224,7 +227,7 @@ class _SimulatedCluster:
         """
         for fault in self._options.faults:
             if fault.adapter and fault.adapter not in self.adapters:
-                raise SettingsError(f"--fault {fault.text}: no such adapter in adapters.registry")
+                raise SettingsError(f"fault {fault.text}: no such adapter in adapters.registry")
         last = requests[-1].at_seconds
         if last >= LAST_SECONDS:
             raise SettingsError(f"a request is due at {last:,.0f} s; a simulation has {LAST_SECONDS:,} s at most")
@@ -306,12 +309,10 @@ class _SimulatedCluster:
         replica_settings = factory.replica_settings(hello)
         faults = [fault for fault in self._options.faults if fault.kind == LOAD_FAILURE]
         if faults and replica_settings.adapter_options.blocking and any(fault.until_ps == NEVER for fault in faults):
-            raise SettingsError(
-                "--fault adapter_load_failure without for: a prefill that waits for the load never runs"
-            )
+            raise SettingsError("fault adapter_load_failure without for: a prefill that waits for the load never runs")
 
         def fails(adapter: Adapter, attempt: int, at_ps: int) -> bool:
-            return load_fails(faults, adapter, at_ps - self._start_ps)
+            return load_fails(faults, adapter.adapter_id, at_ps - self._start_ps)
 
         def make_replica() -> Replica:
             return factory.replica(replica_settings, fails if faults else None)

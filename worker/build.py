@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.faults import SLOW_WORKER
 from lorrery.chassis.settings import AdapterSettings, LoraSettings, OutputSettings, Settings
 from lorrery.chassis.tables import read_tables
 from lorrery.worker.device.architecture import Model, precision
@@ -15,6 +16,7 @@ from lorrery.worker.device.hardware import Gpu
 from lorrery.worker.device.lora import LoraKernels
 from lorrery.worker.device.output import LengthModel, LlmMockLength, LognormalLength
 from lorrery.worker.device.profile import ProfileError, ProfileRow, read_profile
+from lorrery.worker.device.slow import SlowSpells
 from lorrery.worker.device.steps import EngineStep, StepLogError, read_steps
 from lorrery.worker.device.steptime import STEP_TIME_MODELS, StepTimeModel
 
@@ -60,7 +62,7 @@ def read_steps_file(path: Path) -> list[EngineStep]:
 def own_rows(
     rows: Iterable[ProfileRow], catalogue: Catalogue, gpu: Gpu, model: Model, tensor_parallel: int
 ) -> list[ProfileRow]:
-    """Return the rows that are about one deployment; a row that names no GPU or model is about any."""
+    """Return the timed rows that are about one deployment; a row that names no GPU or model is about any."""
 
     def about(row: ProfileRow) -> bool:
         try:
@@ -72,7 +74,7 @@ def own_rows(
         except CatalogueError:
             return False
 
-    return [row for row in rows if row.quality == "ok" and about(row)]
+    return [row for row in rows if row.quality == "ok" and row.measured_ms is not None and about(row)]
 
 
 def deployment_of(settings: Settings) -> Deployment:
@@ -132,6 +134,15 @@ def device_of(settings: Settings) -> Device:
         return Device(deployment, deployment.kv_pool_tokens(), step_time)
     except CatalogueError as error:
         raise SettingsError(f"worker.gpu, worker.tensor_parallel, model: {error}") from None
+
+
+def slow_spells_of(settings: Settings, name: str, from_ps: int) -> SlowSpells:
+    """Return when the settings' faults make a worker slow; their times count from `from_ps`."""
+    return SlowSpells(
+        (from_ps + fault.at_ps, from_ps + fault.until_ps, fault.factor)
+        for fault in settings.planned_faults()
+        if fault.kind == SLOW_WORKER and fault.worker == name
+    )
 
 
 def length_model_of(output: OutputSettings) -> LengthModel:

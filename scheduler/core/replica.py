@@ -30,7 +30,7 @@ from lorrery.scheduler.core.plan import (
     Ran,
 )
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache
-from lorrery.scheduler.core.queues.base import Queue
+from lorrery.scheduler.core.queues.base import Queue, is_asked_every_step
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.vocabulary.finish_reason import FinishReason
@@ -89,6 +89,7 @@ class Replica:
         self.adapters = Residency() if adapters is None else adapters
         self._moves_adapters = not options.no_lora and not self.adapters.options.keep_unused
         self._may_preempt = not memory.reserved
+        self._one_step = is_asked_every_step(queue)
         self.uncommitted_steps: Callable[[], int] | None = None
         self._inbox = Inbox()
         self._floor = ReplicaFloor(
@@ -199,7 +200,7 @@ class Replica:
     def _plan_step(self, step: Step, at_ps: int) -> Plan:
         max_steps = step.max_steps
         if max_steps > 1:
-            max_steps = 1 if self._aborted else self.memory.steps_before_full(self.running, max_steps)
+            max_steps = 1 if self._aborted or self._one_step else self.memory.steps_before_full(self.running, max_steps)
         plan = Plan(at_ps, max_steps, step.chunks, decode=step.decode, hold=step.hold)
         if self._floor.admitted:
             plan.joins, self._floor.admitted = self._floor.admitted, []

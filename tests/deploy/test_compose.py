@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
 SERVICES: dict[str, Any] = COMPOSE["services"]
 OURS = ("router", "scheduler", "worker")
+RESULTS = "/out"
 HEALTH_PORTS = {"router": 50051, "scheduler": 50052, "worker": 50053}
 
 
@@ -47,9 +48,22 @@ def test_ports_are_published_on_loopback_and_through_a_variable(name: str) -> No
 def test_mounted_files_are_there_and_read_only(name: str) -> None:
     for volume in SERVICES[name].get("volumes", []):
         source, target, *mode = re.sub(r"\$\{[A-Z]+:-([^}]+)\}", r"\1", volume).split(":")
-        if source.startswith("./"):
+        if source.startswith("./") and target != RESULTS:
             assert (ROOT / source).exists(), volume
             assert mode == ["ro"], f"{target} is writable"
+
+
+def test_only_the_load_generator_has_a_place_to_write_and_out_is_it_inside_too() -> None:
+    writable = {
+        name: [v for v in one.get("volumes", []) if v.endswith(f":{RESULTS}")] for name, one in SERVICES.items()
+    }
+    assert {name: volumes for name, volumes in writable.items() if volumes} == {
+        "loadgen": [f"${{OUT:-./out}}:{RESULTS}"]
+    }
+    # Its own list replaces the one that all services share.
+    assert SERVICES["router"]["volumes"][0] in SERVICES["loadgen"]["volumes"]
+    last_stage = (ROOT / "Dockerfile").read_text(encoding="utf-8").rpartition("\nFROM ")[2]
+    assert "WORKDIR" not in last_stage, "out/NAME is /out/NAME from / only"
 
 
 @pytest.mark.parametrize("name", OURS)
