@@ -1,4 +1,4 @@
-"""Shortest prompt first, except that a request which has waited for long enough goes first."""
+"""Shortest prompt first: whoever fits enters, in order of prompt length; the first refusal ends the walk."""
 
 from lorrery.scheduler.core.admission import Walk
 from lorrery.scheduler.core.queues.base import ListedQueue
@@ -9,18 +9,11 @@ from lorrery.scheduler.core.sequence import Sequence
 class ShortestFirst(ListedQueue):
     """A queue; `ListedQueue` has the rest of it."""
 
-    def __init__(self, patience_seconds: float = 20.0) -> None:
-        super().__init__()
-        self.patience_ps = round(patience_seconds * 1e12)
-
     def admit(self, walk: Walk, running: Running, at_ps: int) -> list[Sequence]:
-        """Try the waiting requests on the walk, and take out those that it admitted."""
-
-        def urgency(waiting: Sequence) -> tuple[bool, int]:
-            return at_ps - waiting.arrived_ps < self.patience_ps, waiting.input_tokens
-
-        for sequence in sorted(self, key=urgency):
+        """Try the waiting sequences on the walk, and take out those that it admitted."""
+        for sequence in sorted(self, key=lambda waiting: waiting.input_tokens):
             if not walk.admit(sequence):
                 break
+        self._blocked = walk.refused
         self._waiting.remove_all(walk.admitted)
         return []

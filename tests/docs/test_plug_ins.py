@@ -16,7 +16,9 @@ from lorrery.local.cluster import start_python
 pytestmark = pytest.mark.cluster
 
 PAGE = (Path(__file__).parents[2] / "docs" / "plug-ins.md").read_text(encoding="utf-8")
-COMMANDS = [shlex.split(block) for block in re.findall(r"```sh\n(lorrery [^\n]*)\n```", PAGE)]
+COMMANDS = [
+    shlex.split(block.replace("\\\n", " ")) for block in re.findall(r"```sh\n(lorrery .*?)\n```", PAGE, re.DOTALL)
+]
 UP, LOAD = (next(command for command in COMMANDS if command[1] == name) for name in ("up", "load"))
 ALONE = [command for command in COMMANDS if command not in (UP, LOAD)]
 FREE_PORTS = [
@@ -28,7 +30,7 @@ FREE_PORTS = [
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
-        name = "shortest_first_fast" if "FastShortestFirst" in block else "shortest_first"
+        name = "patient_fast" if "FastPatient" in block else "patient"
         (tmp_path / f"{name}.py").write_text(block, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LORRERY_CONFIG", raising=False)
@@ -70,7 +72,7 @@ async def test_the_live_commands_of_the_page_run_together() -> None:
         while "try: lorrery load --target" not in (line := (await up.stdout.readline()).decode()):
             assert line, "".join(lines)
             lines.append(line)
-        assert "shortest_first:ShortestFirst" in "".join(lines)
+        assert "patient:Patient" in "".join(lines)
         output = await asyncio.to_thread(run, [*LOAD, "--target", line.split()[-1]])
         assert "100" in output
         up.send_signal(signal.SIGINT)

@@ -169,7 +169,7 @@ def test_a_policy_of_ones_own_runs_under_what_fcfs_runs_under_unless_told_otherw
 @pytest.fixture
 def examples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(DOCS / "examples"))
-    for name in ("shortest_first", "shortest_first_fast"):
+    for name in ("shortest_first", "patient", "patient_fast"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
@@ -198,15 +198,13 @@ def test_both_examples_decide_the_same_however_they_are_asked() -> None:
         replica = factory.replica(factory.replica_settings(HELLO))
         return (step_by_step if by_steps else jump)(replica, World(arrivals).anew())
 
-    log = played("shortest_first:ShortestFirst", 2e-8, by_steps=True)
-    for name in ("shortest_first:ShortestFirst", "shortest_first_fast:FastShortestFirst"):
+    log = played("patient:Patient", 2e-8, by_steps=True)
+    for name in ("patient:Patient", "patient_fast:FastPatient"):
         assert played(name, 2e-8, by_steps=False) == log
-    assert played("shortest_first:ShortestFirst", 2e-8, by_steps=True) != played(
-        "shortest_first:ShortestFirst", 1.0, by_steps=True
-    )
+    assert played("patient:Patient", 2e-8, by_steps=True) != played("patient:Patient", 1.0, by_steps=True)
 
 
-@pytest.mark.parametrize("name", ["shortest_first", "shortest_first_fast"])
+@pytest.mark.parametrize("name", ["patient", "patient_fast"])
 def test_the_page_shows_the_examples_as_they_are(name: str) -> None:
     page = (DOCS / "plug-ins.md").read_text(encoding="utf-8")
     example = (DOCS / "examples" / f"{name}.py").read_text(encoding="utf-8").rstrip()

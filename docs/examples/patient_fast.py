@@ -1,6 +1,6 @@
 """The same, and it says for how long its answers hold."""
 
-from shortest_first import ShortestFirst
+from patient import Patient
 
 from lorrery.scheduler.core.admission import Walk
 from lorrery.scheduler.core.memory.base import Memory
@@ -9,7 +9,7 @@ from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
 
 
-class FastShortestFirst(ShortestFirst):
+class FastPatient(Patient):
     """Asked again when memory may have room, or when a request becomes urgent."""
 
     def admit(self, walk: Walk, running: Running, at_ps: int) -> list[Sequence]:
