@@ -17,7 +17,6 @@ import typer
 from rich.console import Console
 
 from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.settings import Settings
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
 from lorrery.chassis.terminal import table_console
 from lorrery.cli import plan_text
@@ -25,6 +24,7 @@ from lorrery.cli.config import ConfigOption
 from lorrery.cli.output import write
 from lorrery.cli.plan_sizing import Cluster, Sizing, size
 from lorrery.cli.version import VersionOption
+from lorrery.settings import Settings
 from lorrery.worker.build import deployment_of
 from lorrery.worker.device.capacity import Capacity, Point, Workload
 from lorrery.worker.device.errors import CatalogueError

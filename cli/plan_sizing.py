@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.settings import Settings, load
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
 from lorrery.loadgen.options import LoadOptions
+from lorrery.settings import Settings, load
 from lorrery.simulator.sizing import Trial, Watch, fewest, try_replicas
 from lorrery.worker.device.capacity import Point, Workload, replicas_for
 
@@ -45,7 +45,7 @@ class Cluster:
         """Read them.
 
         Raises:
-            SettingsError: as `chassis.settings.load`.
+            SettingsError: as `settings.load`.
         """
         return load(self.config, self.overrides)
 
