@@ -4,18 +4,20 @@ ARG PYTHON_IMAGE=python:3.12-slim
 
 FROM ${PYTHON_IMAGE} AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
-# For the compiled core. Without a compiler the core is interpreted: slower, with equal results.
-RUN command -v cc || { apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev; } \
-  || echo 'no C compiler can be had here'
 # The environment gets no pip of its own: made at once, smaller, and nothing can be installed into it later.
 RUN python -m venv --without-pip /opt/venv
 # The pins come first, so that a change of our code does not install them again.
 COPY requirements/run.txt requirements/build.txt /tmp/
-RUN pip --python /opt/venv/bin/python install --only-binary=:all: --require-hashes -r /tmp/run.txt \
-  && pip install --only-binary=:all: --require-hashes -r /tmp/build.txt
-COPY . /src
+RUN pip --python /opt/venv/bin/python install --only-binary=:all: --require-hashes -r /tmp/run.txt
 # A wheel of dist/ (make wheel) that fits this Python, in place of one built here: --build-arg WHEEL=dist/NAME.whl
 ARG WHEEL=
+# The compiler is for the core. Without one it is interpreted: slower, with equal results.
+RUN if [ -z "$WHEEL" ]; then \
+    pip install --only-binary=:all: --require-hashes -r /tmp/build.txt \
+    && { command -v cc || { apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev; } \
+      || echo 'no C compiler can be had here'; }; \
+  fi
+COPY . /src
 WORKDIR /src
 RUN if [ -z "$WHEEL" ]; then \
     pip wheel --no-deps --no-build-isolation --wheel-dir /tmp/wheel . && WHEEL=/tmp/wheel/*.whl; \

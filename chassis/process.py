@@ -21,6 +21,7 @@ import grpc.aio
 import typer
 from prometheus_client import CollectorRegistry
 
+from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.chassis.interrupt import exit_on_signals, handled_by
 from lorrery.chassis.log import configure, get_logger
@@ -210,13 +211,8 @@ def service_command(
         _run_to_exit(name, load, make, config, overrides or (), announce)
 
     exit_on_signals()  # until the loop takes over
-    app = typer.Typer(
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        rich_markup_mode=None,  # it would take "[scheduler]" for markup
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-    app.command(name=name, help=help)(command)
+    app = command_app()
+    app.command(name=name, help=help, cls=Command)(command)
     app(prog_name=f"python -m lorrery.{name}")
 
 

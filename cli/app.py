@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from lorrery.chassis.commands import command_app
 from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.chassis.version import VERSION, core_is_compiled
 
@@ -27,14 +28,7 @@ PARTS = {
 
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
-app = typer.Typer(
-    help="A working model of a multi-tenant LoRA inference cluster that needs no GPU.",
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = command_app("A working model of a multi-tenant LoRA inference cluster that needs no GPU.", no_args_is_help=True)
 
 
 def _print_version(wanted: bool) -> None:

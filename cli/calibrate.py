@@ -13,6 +13,7 @@ import numpy as np
 import typer
 from rich.console import Console
 
+from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import FormatError, SettingsError
 from lorrery.chassis.terminal import FigureTable
 from lorrery.cli.output import write
@@ -30,12 +31,10 @@ from lorrery.worker.device.roofline import Roofline
 MOST_ROWS = 1000
 """Rows fitted at most, evenly chosen: more would take minutes and change no digit that counts."""
 
-app = typer.Typer(
-    add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
-)
+app = command_app()
 
 
-@app.command("calibrate")
+@app.command("calibrate", cls=Command)
 def command(
     file: Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="CSV of measured steps.")],
     gpu: Annotated[str | None, typer.Option(help="GPU; default: the one that FILE names.")] = None,
@@ -56,6 +55,11 @@ def command(
 
     Prints the constants, and the error that they leave: beside the default constants', and on rows that the fit did
     not see. docs/step-time.md says what FILE holds. Name the file written with --out in the settings (`catalogue`).
+
+    Examples:
+      lorrery calibrate profile.csv --gpu A10G --out my-gpu.toml
+      lorrery calibrate profile.csv --gpu MyGPU --tflops 200 --memory-gb 48 --gb-per-second 900 --num-sms 80
+      lorrery simulate --set 'catalogue=["my-gpu.toml"]' --set worker.gpu=A10G
     """
     known = read_catalogue(catalogue or ())
     good = [row for row in read_file(file) if row.quality == "ok"]

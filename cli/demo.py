@@ -10,6 +10,7 @@ from typing import Annotated, Self, TextIO
 
 import typer
 
+from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.shipped import DEFAULT_SETTINGS, TRACES
 from lorrery.cli.config import ConfigOption
@@ -19,15 +20,10 @@ from lorrery.local.cluster import LocalCluster, cancelled_by_signals, describe_e
 
 _LOAD_STOP_SECONDS = 5.0
 
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = command_app()
 
 
-@app.command()
+@app.command(cls=Command)
 def demo(
     config: ConfigOption = DEFAULT_SETTINGS,
     overrides: Annotated[
@@ -53,6 +49,10 @@ def demo(
     Starts a scheduler, workers and a router on free ports, sends them the trace's requests at their recorded times with
     adapters drawn by a power law, shows what the clients see, and stops everything. Results and the services' logs are
     left in a folder. Exit code: 0 if every request completed.
+
+    Examples:
+      lorrery demo
+      lorrery demo --duration 10 --workers 4 --set worker.gpu=A100-80-SXM
     """
     del version
     if not trace.exists():

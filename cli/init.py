@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
 from lorrery.cli.version import VersionOption
@@ -18,15 +19,10 @@ HEADER = """\
 # command line wins. A key that is not listed here has its default. Durations are in seconds.
 """
 
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = command_app()
 
 
-@app.command()
+@app.command(cls=Command)
 def init(
     folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where the file goes.")] = Path(),
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
@@ -36,8 +32,7 @@ def init(
 
     It describes the cluster that every command uses without --config.
 
-    For example:
-
+    Examples:
       lorrery init
       lorrery init clusters/a100
     """

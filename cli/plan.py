@@ -7,8 +7,8 @@ read from the settings, so that one plans what one deploys.
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 from typing import Annotated
@@ -16,85 +16,22 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
 from lorrery.chassis.terminal import table_console
 from lorrery.cli import plan_text
 from lorrery.cli.config import ConfigOption
 from lorrery.cli.output import write
-from lorrery.cli.plan_sizing import Cluster, Sizing, size
+from lorrery.cli.plan_sizing import Cluster, command_of
 from lorrery.cli.version import VersionOption
-from lorrery.settings import Settings
-from lorrery.worker.build import deployment_of
-from lorrery.worker.device.capacity import Capacity, Point, Workload
-from lorrery.worker.device.errors import CatalogueError
-from lorrery.worker.device.steptime import STEP_TIME_MODELS
+from lorrery.simulator.plan import Claim, Level, Plan, make_plan
+from lorrery.worker.device.capacity import Workload
 
-app = typer.Typer(
-    add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
-)
+app = command_app()
 
 
-@dataclass(frozen=True, slots=True)
-class Level:
-    """A service level, in seconds, and what is to be served within it.
-
-    Attributes:
-        rate: requests per second; None: how many replicas are needed is not asked.
-        num_requests: of each simulated run; None: as many as show whether a queue grows.
-        max_concurrency: streams per replica at most; None: what the settings allow.
-    """
-
-    ttft: float | None
-    tpot: float | None
-    rate: float | None
-    num_requests: int | None
-    max_concurrency: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A seller's: prompt of so many tokens, first token within so many seconds, so many tokens per second."""
-
-    prompt_tokens: int
-    ttft: float
-    tokens_per_second: float
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimAnswer:
-    """Whether it holds, by its two readings: every stream gets the rate, or all streams together."""
-
-    unqueued_ttft: float
-    ttft_holds: bool
-    stream_tokens: float
-    stream_holds: bool
-    total_streams: int | None
-    total_itl: float | None
-
-
-@dataclass(slots=True)
-class Plan:
-    """One deployment's answers; `refused` says why there are none."""
-
-    name: str
-    num_gpus: int
-    refused: str | None = None
-    capacity: Capacity | None = None
-    points: list[Point] = field(default_factory=list)
-    peak: Point | None = None
-    best: Point | None = None
-    held_back_by: str = ""
-    sizing: Sizing | None = None
-    claim: ClaimAnswer | None = None
-
-    @property
-    def num_replicas(self) -> int | None:
-        """The fewest that serve the rate; None if that was not asked, or none do."""
-        return None if self.sizing is None else self.sizing.num_replicas
-
-
-@app.command()
+@app.command(cls=Command)
 def plan(
     version: VersionOption = False,
     models: Annotated[
@@ -157,12 +94,9 @@ def plan(
 
     Exit code 1 if nothing fits.
 
-    For example:
-
+    Examples:
       lorrery plan
-
       lorrery plan --model Llama-3-70B --gpu H100 --tp 4 --tp 8
-
       lorrery plan --rate 20 --prompt 1000 --output 200 --ttft 0.5
     """
     del version
@@ -200,86 +134,22 @@ def _clusters(
 
 
 def _plan(cluster: Cluster, work: Workload, level: Level, claim: Claim | None, streams: Sequence[int] | None) -> Plan:
-    settings = cluster.settings()
-    deployment = deployment_of(settings)
-    name = f"{deployment.model.name} on {deployment.tensor_parallel} x {deployment.gpu.name}"
-    result = Plan(name, deployment.tensor_parallel)
-    try:
-        step_time = STEP_TIME_MODELS[settings.worker.step_time](deployment)
-        capacity = Capacity(deployment, step_time, work, settings.scheduler.max_total_token_num)
-    except CatalogueError as error:
-        result.refused = str(error)
-        return result
-    result.capacity = capacity
-    limit = _most_sequences(settings)
-    most = min(capacity.max_concurrency, limit)
-    if most < 1:
-        result.refused = (
-            f"{name}: the KV cache holds {capacity.kv_pool_tokens} tokens, less than one request's"
-            f" {work.prompt_tokens + work.output_tokens}"
-        )
-        return result
-    result.points = [capacity.point(b) for b in (streams or _with_last(_doubling(most), most)) if b <= most]
-    best = capacity.most_streams(limit, level.ttft, level.tpot)
-    if best:
-        result.best = capacity.point(best)
-        result.held_back_by = _held_back_by(capacity, best, limit, level)
-    shown = [*map(capacity.point, _with_last(_doubling(most), most)), *result.points]
-    result.peak = max([*shown, result.best] if result.best else shown, key=lambda point: point.total_tokens)
-    if claim is not None:
-        result.claim = _answer(capacity, claim, limit)
-    if level.rate is not None and result.best is not None:
-        result.sizing = _size(cluster, name, work, level, level.rate, result.best)
-    return result
-
-
-def _size(cluster: Cluster, name: str, work: Workload, level: Level, rate: float, at_level: Point) -> Sizing:
-    """Ask the simulator, and show on a terminal which run is under way."""
+    """Make the plan, show on a terminal which run is under way, and say how to repeat the decisive one."""
     console = Console(stderr=True)
-    with console.status(f"simulating {name}") as status:
-        if not sys.stderr.isatty():
-            status.stop()
+    with console.status("planning") as status:
+        status.stop()
 
-        def watch(num_replicas: int) -> None:
-            status.update(f"simulating {rate:g} requests/s on {num_replicas} replicas of {name}")
+        def watch(name: str) -> Callable[[int], None]:
+            if sys.stderr.isatty():
+                status.start()
+            return lambda num_replicas: status.update(
+                f"simulating {level.rate:g} requests/s on {num_replicas} replicas of {name}"
+            )
 
-        return size(cluster, work, rate, at_level, level.ttft, level.tpot, level.num_requests, watch)
-
-
-def _most_sequences(settings: Settings) -> int:
-    """Return how many sequences the settings let run on a replica at once."""
-    own = settings.scheduler
-    return own.max_num_seqs if own.policy == "fcfs" else own.running_max_req_size
-
-
-def _answer(capacity: Capacity, claim: Claim, max_concurrency: int) -> ClaimAnswer:
-    ttft, alone = capacity.unqueued_ttft(claim.prompt_tokens), 1 / capacity.itl(1)
-    streams = capacity.streams_for(claim.tokens_per_second, max_concurrency)
-    return ClaimAnswer(
-        unqueued_ttft=ttft,
-        ttft_holds=ttft < claim.ttft,
-        stream_tokens=alone,
-        stream_holds=alone >= claim.tokens_per_second,
-        total_streams=streams,
-        total_itl=None if streams is None else capacity.itl(streams),
-    )
-
-
-def _held_back_by(capacity: Capacity, best: int, limit: int, level: Level) -> str:
-    if best == capacity.max_concurrency:
-        return "KV space"
-    if best < limit:
-        return "TPOT"
-    return "the settings' limit on sequences" if level.max_concurrency is None else "--max-concurrency"
-
-
-def _doubling(most: int) -> list[int]:
-    """Return 1, 2, 4 and so on up to `most`."""
-    return [2**power for power in range(most.bit_length())]
-
-
-def _with_last(streams: list[int], most: int) -> list[int]:
-    return streams if streams[-1] == most else [*streams, most]
+        result = make_plan(cluster.settings(), work, level, claim, streams, watch)
+    if result.sizing is not None and level.rate is not None:
+        result.sizing = replace(result.sizing, command=command_of(cluster, work, level.rate, result.sizing))
+    return result
 
 
 def _numbers(text: str, option: str) -> tuple[int, ...]:

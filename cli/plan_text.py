@@ -1,25 +1,21 @@
 """How `lorrery plan` writes its answers: tables, a plot of characters, sentences."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from lorrery.chassis.terminal import FigureTable
-from lorrery.cli.plan_sizing import Sizing
+from lorrery.simulator.plan import Claim, ClaimAnswer, Level, Plan, Sizing
 from lorrery.worker.device.capacity import Point, Workload
 from lorrery.worker.device.lora import adapter_load_ps
 from lorrery.worker.device.memory import weight_bytes
-
-if TYPE_CHECKING:
-    from lorrery.cli.plan import Claim, ClaimAnswer, Level, Plan
 
 PLOT_COLUMNS, PLOT_ROWS = 60, 12
 _PLOT_MARGINS = 17
 """Columns of the ticks on the left, and of the last number of streams on the right."""
 
 
-def show_one(console: Console, plan: "Plan", work: Workload, level: "Level", claim: "Claim | None") -> None:
+def show_one(console: Console, plan: Plan, work: Workload, level: Level, claim: Claim | None) -> None:
     """Write everything about one deployment."""
     console.print(f"[bold]{plan.name}[/bold]: prompts of {work.prompt_tokens} tokens, answers of {work.output_tokens}")
     if plan.refused is not None or plan.capacity is None:
@@ -43,7 +39,7 @@ def show_one(console: Console, plan: "Plan", work: Workload, level: "Level", cla
         console.print(line)
 
 
-def show_many(console: Console, plans: Sequence["Plan"], work: Workload, level: "Level", claim: "Claim | None") -> None:
+def show_many(console: Console, plans: Sequence[Plan], work: Workload, level: Level, claim: Claim | None) -> None:
     """Write one line per deployment."""
     console.print(
         f"prompts of {work.prompt_tokens} tokens, answers of {work.output_tokens};"
@@ -114,7 +110,7 @@ def draw_points(points: Sequence[Point], columns: int = PLOT_COLUMNS) -> list[st
     return lines
 
 
-def _fits(plan: "Plan", work: Workload) -> list[str]:
+def _fits(plan: Plan, work: Workload) -> list[str]:
     capacity = plan.capacity
     assert capacity is not None
     deployment, gpu = capacity.deployment, capacity.deployment.gpu
@@ -158,7 +154,7 @@ def _points(points: Sequence[Point]) -> FigureTable:
     return table
 
 
-def _service(plan: "Plan", level: "Level") -> list[str]:
+def _service(plan: Plan, level: Level) -> list[str]:
     assert plan.capacity is not None
     assert plan.peak is not None
     lines: list[str] = []
@@ -176,7 +172,7 @@ def _service(plan: "Plan", level: "Level") -> list[str]:
     return lines
 
 
-def _show_sizing(console: Console, plan: "Plan", sizing: Sizing, level: "Level") -> None:
+def _show_sizing(console: Console, plan: Plan, sizing: Sizing, level: Level) -> None:
     console.print(
         f"{level.rate:g} requests/s, simulated: {sizing.num_requests:,} requests over {sizing.span_seconds:,.0f} s,"
         " Poisson arrivals, queueing included"
@@ -199,7 +195,7 @@ def _show_sizing(console: Console, plan: "Plan", sizing: Sizing, level: "Level")
     console.print(sizing.command, markup=False, style="dim", soft_wrap=True)
 
 
-def _answer(plan: "Plan", sizing: Sizing, level: "Level") -> str:
+def _answer(plan: Plan, sizing: Sizing, level: Level) -> str:
     most = max(trial.num_replicas for trial in sizing.trials)
     if sizing.num_replicas is None:
         return f"{level.rate:g} requests/s: no number of replicas up to {most} keeps {_level(level)} at p99"
@@ -213,7 +209,7 @@ def _counted(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _claim_lines(plan: "Plan", claim: "Claim | None") -> list[str]:
+def _claim_lines(plan: Plan, claim: Claim | None) -> list[str]:
     answer = plan.claim
     if claim is None or answer is None:
         return []
@@ -226,14 +222,14 @@ def _claim_lines(plan: "Plan", claim: "Claim | None") -> list[str]:
     return lines
 
 
-def _claim_heading(claim: "Claim") -> str:
+def _claim_heading(claim: Claim) -> str:
     return (
         f'claim "{claim.prompt_tokens} tokens in, first token within {claim.ttft:g} s,'
         f' {claim.tokens_per_second:g} tokens/s":'
     )
 
 
-def _claims(plans: Sequence["Plan"], claim: "Claim") -> FigureTable:
+def _claims(plans: Sequence[Plan], claim: Claim) -> FigureTable:
     table = FigureTable()
     table.add_column("deployment", justify="left", wraps_at=16)
     table.add_column(f"TTFT of {claim.prompt_tokens} without queueing")
@@ -255,13 +251,13 @@ def _claims(plans: Sequence["Plan"], claim: "Claim") -> FigureTable:
     return table
 
 
-def _together(answer: "ClaimAnswer") -> str:
+def _together(answer: ClaimAnswer) -> str:
     if answer.total_streams is None or answer.total_itl is None:
         return "false, at any concurrency that fits"
     return f"true from {answer.total_streams} streams on (ITL {answer.total_itl * 1e3:.1f} ms)"
 
 
-def _level(level: "Level") -> str:
+def _level(level: Level) -> str:
     parts = []
     if level.ttft is not None:
         parts.append(f"TTFT {level.ttft:g} s")

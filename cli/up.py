@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.faults import check_faults
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
 from lorrery.cli.config import ConfigOption
@@ -22,15 +23,10 @@ from lorrery.settings import Settings, load
 _COLOURS = ("cyan", "green", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta", "bright_blue")
 _OWN_COLOUR = "yellow"
 
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = command_app()
 
 
-@app.command()
+@app.command(cls=Command)
 def up(
     config: ConfigOption = DEFAULT_SETTINGS,
     overrides: Annotated[
@@ -53,15 +49,15 @@ def up(
     itself, the rest is stopped and the exit code is 1; with --restart it starts again after half a second, and later
     each time it dies soon.
 
-    Faults are those of lorrery simulate, in device seconds after the cluster is ready:
+    Faults are those of lorrery simulate, in device seconds after the cluster is ready.
 
-      lorrery up --fault worker_loss,at=30,worker=worker-1,for=10
-
+    Examples:
+      lorrery up
+      lorrery up --workers 4 --set scheduler.policy=vtc_fair
+      lorrery up --free-ports
+      lorrery up --restart --fault worker_loss,at=30,worker=worker-1,for=10
       lorrery up --fault slow_worker,at=30,worker=worker-0,factor=1.5,for=60
-
       lorrery up --fault adapter_load_failure,at=0,adapter=lora-r8-0,for=20
-
-    A second cluster on this machine: lorrery up --free-ports
     """
     del version
     given = list(overrides or [])

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
+from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.shipped import golden_excerpts
 from lorrery.chassis.tables import read_tables
@@ -38,13 +39,7 @@ MAX_MISMATCHES_SHOWN = 3
 MAX_VALUE_LENGTH = 300
 """Characters of a value shown."""
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = command_app(no_args_is_help=True)
 
 
 @app.callback()
@@ -53,7 +48,7 @@ def validate(version: VersionOption = False) -> None:
     del version
 
 
-@app.command()
+@app.command(cls=Command)
 def policy(
     name: Annotated[str, typer.Argument(metavar="MODULE:CLASS", help="A queue of your own; or one of ours.")],
     overrides: Annotated[
@@ -73,7 +68,9 @@ def policy(
     each once more asked before every step, and asked only when the policy said, which must come to the same. The first
     fault is told, with the case that shows it, and the exit code is 1.
 
-    Example: lorrery validate policy my_module:MyQueue --set scheduler.policy_options.ageing=0.5
+    Examples:
+      lorrery validate policy vtc_fair --seconds 5
+      lorrery validate policy my_module:MyQueue --set scheduler.policy_options.ageing=0.5
     """
     settings = load(overrides=[f"scheduler.policy={name}", *(overrides or ())])
     typer.echo(f"{name}: trying it for {seconds:g} s, seed {seed}")
@@ -87,7 +84,7 @@ def policy(
         typer.echo("  it does not say how long an answer holds, so it is asked before every step: right, and slower")
 
 
-@app.command()
+@app.command(cls=Command)
 def golden(
     files: Annotated[
         list[Path] | None,
@@ -104,6 +101,10 @@ def golden(
     Prints per file and kind how many cases are reproduced, shows the first ones that are not, and closes with
     "N passed, N failed, N skipped". Exits with 1 if anything failed, nothing passed, a file has no cases, or a case is
     about a part that does not exist yet.
+
+    Examples:
+      lorrery validate golden
+      lorrery validate golden my-records.jsonl
     """
     report = replay_files(files or golden_excerpts())
     for line in render(report):
@@ -112,7 +113,7 @@ def golden(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=Command)
 def steptime(
     file: Annotated[
         Path,
@@ -142,10 +143,8 @@ def steptime(
     Prints the mean absolute percentage error (MAPE) and the 95th percentile of the error per source, GPU, model and
     phase. docs/step-time.md says what FILE holds. Exits with 1 if no row could be compared.
 
-    For example:
-
+    Examples:
       lorrery validate steptime
-
       lorrery validate steptime my-profile.csv --gpu H100-SXM --model Llama-3-8B
     """
     if step_time not in STEP_TIME_MODELS:
@@ -165,7 +164,7 @@ def steptime(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=Command)
 def vidur(
     requests: Annotated[
         Path,
@@ -203,6 +202,10 @@ def vidur(
     Fits step times to STEPS (model "fitted" of docs/step-time.md), runs REQUESTS through the simulator with Vidur's
     batch rules, and prints p50, p90 and p99 of the wait in the queue, TTFT, TPOT and E2E beside the recorded ones.
     Exits with 1 if one is more than 3 % off at p50 or p99.
+
+    Examples:
+      lorrery validate vidur
+      lorrery validate vidur requests.csv steps.csv --max-sequences 64
     """
     if steps is None:
         if requests != VIDUR_REQUESTS:
@@ -219,7 +222,7 @@ def vidur(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=Command)
 def slora(
     file: Annotated[
         Path,
@@ -245,6 +248,9 @@ def slora(
     under the virtual clock. Prints predicted / measured and the relative error per row, and the median and 90th
     percentile of the error per GPU and policy. What is not modelled is counted by reason. docs/validation.md says how
     the engine was calibrated, and what is left. Exits with 1 if no row could be replayed.
+
+    Examples:
+      lorrery validate slora runs.csv --policy req_queue
     """
     if unknown := set(policies or ()) - slora_runs.POLICIES.keys():
         known = ", ".join(slora_runs.POLICIES)

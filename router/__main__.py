@@ -27,7 +27,8 @@ SERVING once the first is connected.
 Settings: the [router] section of the cluster file (listen, schedulers, tokenizer, limits for clients), and model. It
 reads adapters.max_lora_rank and scheduler.max_req_input_len too, so give all services of a cluster the same file.
 
-Example: python -m lorrery.router --config lorrery.toml --set router.listen=0.0.0.0:50051
+Examples:
+  python -m lorrery.router --config cluster.toml --set router.listen=0.0.0.0:50051
 """
 
 

@@ -15,6 +15,9 @@ HELP = """Form batches for the workers that attach, and stream their tokens to t
 
 Settings: the [scheduler] section of the cluster file (policy, limits, prefix cache, timeouts), [adapters], model and
 time_scale. Workers and routers dial in; their order of starting does not matter.
+
+Examples:
+  python -m lorrery.scheduler --config cluster.toml --set scheduler.listen=0.0.0.0:50052
 """
 
 

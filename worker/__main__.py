@@ -11,11 +11,16 @@ from lorrery.chassis.process import Service, service_command
 from lorrery.settings import Settings, load
 from lorrery.worker.service import WorkerService
 
-HELP = (
-    "Run a mock GPU that attaches to a scheduler.\n\n"
-    "The worker dials worker.scheduler, announces its GPU, model and KV pool, and runs the scheduler's plans for as"
-    " long as that GPU would take. It answers health checks: SERVING while attached."
-)
+HELP = """Run a mock GPU that attaches to a scheduler.
+
+The worker dials worker.scheduler, announces its GPU, model and KV pool, and runs the scheduler's plans for as long as
+that GPU would take. It answers health checks: SERVING while attached.
+
+Settings: the [worker] section of the cluster file (scheduler, gpu, step_time), [adapters] and model.
+
+Examples:
+  python -m lorrery.worker --config cluster.toml --set worker.scheduler=scheduler:50052 --set worker.gpu=A10G
+"""
 
 
 def make(settings: Settings, registry: CollectorRegistry) -> tuple[Service, str, str, float]:

@@ -22,29 +22,36 @@ if TYPE_CHECKING:
     from lorrery.loadgen.options import LoadOptions
     from lorrery.loadgen.workload.arrays import Requests
     from lorrery.simulator.interface import simulate
+    from lorrery.simulator.plan import Claim, Plan, plan
     from lorrery.simulator.result import RequestColumns, SimulationResult
 
 __all__ = [
+    "Claim",
     "LoadOptions",
     "LorreryError",
+    "Plan",
     "RequestColumns",
     "Requests",
     "Settings",
     "SettingsError",
     "SimulationResult",
     "__version__",
+    "plan",
     "simulate",
 ]
 
 _HOMES = {
+    "Claim": ("simulator.plan", "Claim"),
     "LoadOptions": ("loadgen.options", "LoadOptions"),
     "LorreryError": ("chassis.errors", "LorreryError"),
+    "Plan": ("simulator.plan", "Plan"),
     "RequestColumns": ("simulator.result", "RequestColumns"),
     "Requests": ("loadgen.workload.arrays", "Requests"),
     "Settings": ("settings", "Settings"),
     "SettingsError": ("chassis.errors", "SettingsError"),
     "SimulationResult": ("simulator.result", "SimulationResult"),
     "__version__": ("chassis.version", "VERSION"),
+    "plan": ("simulator.plan", "plan"),
     "simulate": ("simulator.interface", "simulate"),
 }
 """Exported name -> the module of this package that defines it, and its name there."""
