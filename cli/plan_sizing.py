@@ -33,7 +33,7 @@ class Cluster:
         """Read them.
 
         Raises:
-            SettingsError: as `settings.load`.
+            SettingsError: as `chassis.settings.load`.
         """
         return load(self.config, self.overrides)
 
