@@ -18,6 +18,7 @@ from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.validation.policy.drive import World
+from lorrery.vocabulary.units import PS_PER_SECOND
 
 STEP_PS, TOKEN_PS = 10_000_000_000, 20_000_000
 GAPS_PS = (0, 0, 1, 5_000_000_000, 30_000_000_000, 400_000_000_000, 3_000_000_000_000)
@@ -119,5 +120,5 @@ def _world(number: int, rng: np.random.Generator, longest: int) -> World:
         )
         arrivals.append((at_ps, sequence, most if rng.random() < 0.5 else int(rng.integers(1, most + 1))))
     given_up = rng.permutation(num_requests)[: int(rng.integers(0, 3))].tolist()
-    cancels = [(arrivals[handle][0] + int(rng.integers(0, 2 * 10**12)), handle) for handle in given_up]
+    cancels = [(arrivals[handle][0] + int(rng.integers(0, 2 * PS_PER_SECOND)), handle) for handle in given_up]
     return World(arrivals, cancels, STEP_PS, TOKEN_PS)
