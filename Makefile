@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-dev demo test lint docs protos protos-check protos-release lock bench compiled test-compiled fuzz clean
+.PHONY: help setup setup-dev demo test lint docs protos protos-check protos-release lock bench wheel compiled test-compiled fuzz clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -54,9 +54,9 @@ if [ -x $(BIN)/uv ]; then $(BIN)/uv pip install --quiet --python $(BIN)/python $
 else $(BIN)/python -m pip install --quiet $(1); fi
 endef
 
-# The build lock holds hatchling, so that the editable install of the project itself fetches nothing.
-$(VENV)/.stamp-run: $(VENV)/.stamp-base requirements/run.txt requirements/build.txt pyproject.toml
-	@$(call install,--require-hashes -r requirements/run.txt -r requirements/build.txt)
+# The build lock holds what builds the project, so that neither its editable install nor a wheel of it fetches anything.
+$(VENV)/.stamp-run: $(VENV)/.stamp-base requirements/setup.txt requirements/build.txt pyproject.toml
+	@$(call install,--require-hashes -r requirements/setup.txt -r requirements/build.txt)
 	@$(call install,--no-deps --no-build-isolation --editable .)
 	@$(BIN)/lorrery --version
 	@touch $@
@@ -91,12 +91,22 @@ bench: setup-dev ## pace, CPU per token and per simulated request, beside bare r
 COMPILED := build/compiled
 PACKAGED := $(shell find -L src -type f -not -path '*/__pycache__/*')
 
-compiled: $(COMPILED)/.stamp ## a wheel with the core compiled to C, unpacked in build/compiled; needs a C compiler
+wheel: dist/.stamp ## sdist and wheel, in dist; the wheel's core is compiled where there is a C compiler
 
-$(COMPILED)/.stamp: $(VENV)/.stamp-dev pyproject.toml hatch_build.py $(PACKAGED)
-	@rm -rf build/wheel $(COMPILED)
-	@HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation -w build/wheel .
-	@$(BIN)/python -m pip install --quiet --no-deps --target $(COMPILED) build/wheel/*.whl
+# The wheel is built from the sdist, so that what is in neither is missed here and not where it is installed.
+dist/.stamp: $(VENV)/.stamp-run pyproject.toml hatch_build.py README.md $(PACKAGED)
+	@rm -rf dist
+	@$(BIN)/python -m hatchling build --target sdist --directory dist
+	@$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
+	@ls dist/*.whl
+	@touch $@
+
+compiled: $(COMPILED)/.stamp ## the wheel with its core compiled to C, unpacked in build/compiled; needs a C compiler
+
+$(COMPILED)/.stamp: dist/.stamp
+	@rm -rf $(COMPILED)
+	@case $$(echo dist/*.whl) in *-none-any.whl) rm dist/.stamp; echo 'the core is not compiled: no C compiler, or no headers of Python' >&2; exit 1;; esac
+	@$(BIN)/python -m pip install --quiet --no-deps --target $(COMPILED) dist/*.whl
 	@touch $@
 
 # pytest's own pythonpath would put the checkout's src before it.
@@ -153,9 +163,11 @@ protos-release: setup-dev ## make today's wire the one that protos-check compare
 
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
   --no-emit-index-url --no-annotate $(UPGRADE)
+EXTRAS := --extra plot --extra sweep
 
 lock: $(VENV)/.stamp-base ## rewrite requirements/*.txt from pyproject.toml
 	$(COMPILE) pyproject.toml -o requirements/run.txt
-	$(COMPILE) pyproject.toml --group dev -c requirements/run.txt -o requirements/dev.txt
-	echo hatchling | $(COMPILE) - -c requirements/dev.txt -o requirements/build.txt
+	$(COMPILE) pyproject.toml $(EXTRAS) -c requirements/run.txt -o requirements/setup.txt
+	$(COMPILE) pyproject.toml $(EXTRAS) --group dev -c requirements/setup.txt -o requirements/dev.txt
+	printf '%s\n' hatchling 'mypy[mypyc]' numpy setuptools | $(COMPILE) - -c requirements/dev.txt -o requirements/build.txt
 	echo uv | $(COMPILE) - -o requirements/uv.txt

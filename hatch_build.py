@@ -1,8 +1,9 @@
-"""Compiles the scheduler's core, the mock GPU and the simulator's loop into the wheel, if asked to.
+"""Compiles the scheduler's core, the mock GPU and the simulator's loop into the wheel.
 
 mypyc makes C of the very same files, which it finds in pyproject.toml; they stay in the wheel beside what was made of
-them. Asked with HATCH_BUILD_HOOK_ENABLE_CUSTOM=1, and for a wheel only: in a checkout an edited file would not be the
-one that runs.
+them. Where that cannot be done (no C compiler, no headers of Python, no mypyc) the wheel is interpreted: slower, with
+equal results, and a line of the build says why. An editable install is never compiled: there an edited file would not
+be the one that runs. HATCH_BUILD_NO_HOOKS=1 leaves it out too.
 """
 
 import os
@@ -12,6 +13,9 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
+GROUP = "lorrery.compiled"
+"""All that is compiled lies in one library, `lorrery/compiled__mypyc.*.so`, and each module's own one refers to it."""
+
 
 class Compile(BuildHookInterface[Any]):
     """See the module. Its settings: `modules`, patterns of the files to compile."""
@@ -20,13 +24,28 @@ class Compile(BuildHookInterface[Any]):
         """Compile, and put what comes of it into the wheel."""
         if version == "editable":
             return
-        from mypyc.build import mypycify  # a build that does not compile does not have these
-        from setuptools import Distribution
+        made = Path(self.root) / "build" / "mypyc"
+        shutil.rmtree(made, ignore_errors=True)
+        try:
+            self._compile(made)
+        except (Exception, SystemExit) as error:  # the last is mypyc's; whatever it is, the Python files are complete
+            self.app.display_warning(f"lorrery: interpreted core, since it could not be compiled: {error}")
+            return
+        for library in (made / "lib").rglob("*.so"):
+            build_data["force_include"][str(library)] = str(library.relative_to(made / "lib"))
+        build_data["pure_python"], build_data["infer_tag"] = False, True
+
+    def _compile(self, made: Path) -> None:
+        # An interpreted build does not have these.
+        from mypyc.build import mypycify
+        from setuptools import Extension
 
         root = Path(self.root)
         files = [path for pattern in self.config["modules"] for path in sorted(root.glob(pattern))]
-        made = root / "build" / "mypyc"
-        shutil.rmtree(made, ignore_errors=True)
+        probe = made / "probe.c"
+        probe.parent.mkdir(parents=True)
+        probe.write_text("#include <Python.h>\n", encoding="utf-8")
+        _build([Extension("probe", [str(probe)])], made / "probe")  # finds in a second that there is no compiler
         os.chdir(root)  # mypy names modules from here
         extensions = mypycify(
             [
@@ -35,13 +54,17 @@ class Compile(BuildHookInterface[Any]):
             ],
             opt_level="2",
             debug_level="0",
-            group_name="lorrery",
+            group_name=GROUP,
             target_dir=str(made / "c"),
         )
-        command = Distribution({"name": "lorrery", "ext_modules": extensions}).get_command_obj("build_ext")
-        command.build_lib, command.build_temp = str(made / "lib"), str(made / "objects")
-        command.ensure_finalized()
-        command.run()
-        for library in (made / "lib").rglob("*.so"):
-            build_data["force_include"][str(library)] = str(library.relative_to(made / "lib"))
-        build_data["pure_python"], build_data["infer_tag"] = False, True
+        _build(extensions, made)
+
+
+def _build(extensions: list[Any], made: Path) -> None:
+    """Make libraries of C files, under `made`/lib."""
+    from setuptools import Distribution
+
+    command = Distribution({"name": "lorrery", "ext_modules": extensions}).get_command_obj("build_ext")
+    command.build_lib, command.build_temp = str(made / "lib"), str(made / "objects")
+    command.ensure_finalized()
+    command.run()

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from bench import core, fidelity, last_hop, live_vs_sim, machine, sim_speed, tables
 from bench.cluster import BenchBrokenError
+from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import LorreryError
 
 FORMAT_VERSION = 2
@@ -28,9 +29,7 @@ WIDTH = 120
 
 T = TypeVar("T")
 
-app = typer.Typer(
-    add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
-)
+app = command_app()
 
 
 class Benchmark(Enum):
@@ -43,7 +42,7 @@ class Benchmark(Enum):
     LIVE_VS_SIM = "live-vs-sim"
 
 
-@app.command()
+@app.command(cls=Command)
 def main(
     which: Annotated[list[Benchmark] | None, typer.Argument(help="Which; default: all.")] = None,
     seconds: Annotated[
@@ -59,6 +58,10 @@ def main(
     """Measure pace, CPU per token, decision and simulated request, and live against simulated. See docs/benchmarks.md.
 
     Needs a machine with little else to do; what others took from it is part of the report.
+
+    Examples:
+      python -m bench --quick
+      python -m bench core sim-speed
     """
     console = Console()
     console.width = max(console.width, WIDTH)

@@ -27,10 +27,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lorrery.chassis.tables import read_tables
-from lorrery.scheduler.core.catalogue import QUEUES, ReplicaSettings, build_replica
+from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.devices import TABLES_PACKAGE, Devices
 from lorrery.scheduler.core.plan import Finished, Idle, Plan, Ran
+from lorrery.scheduler.core.policies import QUEUES
 from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.vocabulary.finish_reason import FinishReason
 

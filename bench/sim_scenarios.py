@@ -25,9 +25,10 @@ from lorrery.loadgen.workload.mooncake import read_mooncake
 from lorrery.loadgen.workload.popularity import uniform_indices
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.scheduler.core.adapters import LoadTime, Tier
-from lorrery.scheduler.core.catalogue import ReplicaSettings
 from lorrery.scheduler.core.queues.base import Queue
+from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
+from lorrery.validation.published import VIDUR_REQUESTS, VIDUR_STEPS
 from lorrery.validation.vidur import BatchRules, PaddedFifo, read_requests
 from lorrery.worker.build import read_catalogue, read_steps_file
 from lorrery.worker.device.batch import Batch, PrefillChunk
@@ -121,17 +122,11 @@ class Scenario:
 
 def vidur(num_requests: int = 2000) -> Scenario:
     """The Vidur run: prefill first, 4,096 padded tokens and 256 sequences in a batch, 7,424 blocks of 16 tokens."""
-    requests, steps = SHARED / "vidur_conv_vllm.csv", SHARED / "vidur_conv_vllm_steps.csv"
+    title = "Vidur's run: conversation lengths, 4/s, 256 sequences, 7,424 blocks, fitted step times"
     device = _deployment("A100-80-SXM", "Llama-2-7B")
-    step_time: StepTimeModel
-    if requests.exists() and steps.exists():
-        title = "Vidur's run: conversation lengths, 4/s, 256 sequences, 7,424 blocks, fitted step times"
-        recorded = read_requests(requests, num_requests)
-        columns = Columns(recorded.arrived, recorded.prompt_tokens, recorded.output_tokens)
-        step_time = Fitted(replace(device, steps=read_steps_file(steps)))
-    else:
-        title = f"SYNTHETIC stand-in for Vidur's run ({requests.name} is absent): its rate, length statistics and rules"
-        columns, step_time = _like_vidur(num_requests), Roofline(device)
+    recorded = read_requests(VIDUR_REQUESTS, num_requests)
+    columns = Columns(recorded.arrived, recorded.prompt_tokens, recorded.output_tokens)
+    step_time = Fitted(replace(device, steps=read_steps_file(VIDUR_STEPS)))
     rules = BatchRules()
     scenario = _scenario(title, columns, device, rules.replica_settings(), step_time)
     return replace(scenario, make_queue=lambda settings: PaddedFifo(rules.max_tokens))
@@ -194,7 +189,7 @@ def mooncake(num_requests: int | None = None) -> Scenario:
         131_072,
         "chunked",
         "paged",
-        cache_blocks=True,
+        prefix_cache="blocks",
     )
     title = f"{path.stem}, block caches, 4 x H100, Llama-3-8B, prefix_match"
     return _scenario(title, columns, device, replica, num_workers=4, placement="prefix_match")
@@ -239,12 +234,3 @@ def straight_line(step_time: StepTimeModel) -> BareCost:
         sequence_ps,
         kv_token_ps,
     )
-
-
-def _like_vidur(num_requests: int) -> Columns:
-    """Draw lengths whose logarithms have the file's means and deviations, at most 4,096 tokens together."""
-    rng = np.random.default_rng(3)
-    at_seconds = np.cumsum(rng.exponential(1 / 4.0, num_requests))
-    prompts = np.clip(rng.lognormal(6.61, 0.97, num_requests), 1, 4079).astype(np.int64)
-    outputs = np.clip(rng.lognormal(5.04, 0.84, num_requests), 1, 4096 - prompts).astype(np.int64)
-    return Columns(at_seconds, prompts, outputs)

@@ -36,7 +36,8 @@ from bench import bare_sim, sim_scenarios
 from bench.cluster import BenchBrokenError
 from bench.sim_scenarios import PROJECT, Scenario
 from lorrery.chassis.version import core_is_compiled
-from lorrery.scheduler.core.catalogue import PLACEMENTS, build_replica
+from lorrery.scheduler.core.build import build_replica
+from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.simulator.build import build_requests, build_workers
 from lorrery.simulator.engine import Simulation
 from lorrery.vocabulary.units import PS_PER_SECOND

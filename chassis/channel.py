@@ -5,6 +5,7 @@ one address. A peer that has died with its host is noticed by pings. Unknown opt
 word, so `tests/chassis/test_channel.py` checks their effect.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import grpc
 import grpc.aio
 
 from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.settings import TlsSettings
+from lorrery.chassis.sections import MAX_PORT, TlsSettings
 
 MESSAGE_BYTES = 64 * 1024 * 1024
 """Largest message either way; gRPC's default of 4 MiB is one million token ids."""
@@ -27,6 +28,30 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
 )
+
+
+_HOST_PORT = re.compile(r"(?:\[[^\[\]/\s]+\]|[^:/\[\]\s]+):(\d{1,5})")
+_SCHEMES = ("dns:", "ipv4:", "ipv6:", "unix:", "unix-abstract:", "vsock:", "xds:")
+
+
+def check_target(option: str, target: str) -> None:
+    """Check that gRPC can dial `target`; it would try a URL or a host without a port until its patience ends.
+
+    Args:
+        option: the flag that it came with.
+        target: HOST:PORT, or a target with one of gRPC's own schemes (`dns:///...`, `unix:...`).
+
+    Raises:
+        SettingsError: it is neither; the message says what would do.
+    """
+    if target.startswith(_SCHEMES):
+        return
+    match = _HOST_PORT.fullmatch(target)
+    if match is not None and 0 < int(match[1]) <= MAX_PORT:
+        return
+    inside = target.partition("://")[2].partition("/")[0]
+    cure = f"; try {option} {inside}" if _HOST_PORT.fullmatch(inside) else ""
+    raise SettingsError(f"{option} {target}: HOST:PORT expected, with no scheme and no path{cure}")
 
 
 def open_channel(address: str, tls: TlsSettings, *, options: Sequence[tuple[str, str | int]] = ()) -> grpc.aio.Channel:

@@ -10,15 +10,41 @@
         |-- Overloaded       a queue or quota is full, or the reader is too slow
         |-- Unattainable     dropped by a service-level policy
         |-- RankOverLimit    an adapter over the deployment's rank limit
+        |-- Conflict         the name stands for something else
         |-- Unavailable      no worker or shard, or draining
         `-- Internal         an invariant of ours is broken
 
-`GRPC_STATUS` is the one place where an error meets a status code.
+`GRPC_STATUS` is the one place where an error meets a status code; `Reason` says more exactly which one it is, for
+programs (`chassis.status` puts it beside the text). docs/errors.md lists both.
 """
 
 # ruff: noqa: N818  the names say what is wrong with the request; "Error" would say it twice
 
+from enum import StrEnum
+from typing import ClassVar
+
 import grpc
+
+
+class Reason(StrEnum):
+    """What went wrong: `reason` of `google.rpc.ErrorInfo`. Clients compare these, so their spelling stays."""
+
+    INVALID_VALUE = "INVALID_VALUE"
+    NEVER_FITS = "NEVER_FITS"
+    UNKNOWN_ADAPTER = "UNKNOWN_ADAPTER"
+    UNKNOWN_MODEL = "UNKNOWN_MODEL"
+    RANK_OVER_LIMIT = "RANK_OVER_LIMIT"
+    ADAPTER_EXISTS = "ADAPTER_EXISTS"
+    NAME_TAKEN = "NAME_TAKEN"
+    QUEUE_FULL = "QUEUE_FULL"
+    TOO_MANY_OPEN_REQUESTS = "TOO_MANY_OPEN_REQUESTS"
+    SLOW_READER = "SLOW_READER"
+    SLO_UNATTAINABLE = "SLO_UNATTAINABLE"
+    NO_SCHEDULER = "NO_SCHEDULER"
+    NO_WORKER = "NO_WORKER"
+    ADAPTER_LOAD = "ADAPTER_LOAD"
+    DRAINING = "DRAINING"
+    INTERNAL = "INTERNAL"
 
 
 class LorreryError(Exception):
@@ -34,39 +60,74 @@ class FormatError(LorreryError):
 
 
 class RequestError(LorreryError):
-    """One request ends without (further) output; the message says what, the limit, what to do."""
+    """One request ends without (further) output.
+
+    Args:
+        message: what, the limit, what to do.
+        reason: which of the class's reasons, where it has several.
+        facts: what the message says, for programs: `field`, `value`, `limit` and the like.
+    """
+
+    usual_reason: ClassVar[Reason]
+
+    def __init__(self, message: str, reason: Reason | None = None, /, **facts: object) -> None:
+        super().__init__(message)
+        self.reason = self.usual_reason if reason is None else reason
+        self.facts = {name: str(value) for name, value in facts.items()}
 
 
 class InvalidRequest(RequestError):
     """A bad value."""
 
+    usual_reason = Reason.INVALID_VALUE
+
 
 class NeverFits(RequestError):
     """Prompt or total over a limit."""
+
+    usual_reason = Reason.NEVER_FITS
 
 
 class UnknownName(RequestError):
     """No such adapter or model."""
 
+    usual_reason = Reason.UNKNOWN_ADAPTER
+
 
 class Overloaded(RequestError):
     """A queue or quota is full, or the reader is too slow."""
+
+    usual_reason = Reason.QUEUE_FULL
 
 
 class Unattainable(RequestError):
     """Dropped by a service-level policy."""
 
+    usual_reason = Reason.SLO_UNATTAINABLE
+
 
 class RankOverLimit(RequestError):
     """An adapter over the deployment's rank limit."""
+
+    usual_reason = Reason.RANK_OVER_LIMIT
+
+
+class Conflict(RequestError):
+    """The name stands for something else."""
+
+    usual_reason = Reason.ADAPTER_EXISTS
 
 
 class Unavailable(RequestError):
     """No worker or shard for longer than the settings allow, or draining."""
 
+    usual_reason = Reason.NO_WORKER
+
 
 class Internal(RequestError):
     """An invariant of ours is broken."""
+
+    usual_reason = Reason.INTERNAL
 
 
 GRPC_STATUS: dict[type[RequestError], grpc.StatusCode] = {
@@ -76,6 +137,7 @@ GRPC_STATUS: dict[type[RequestError], grpc.StatusCode] = {
     Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Unattainable: grpc.StatusCode.RESOURCE_EXHAUSTED,
     RankOverLimit: grpc.StatusCode.FAILED_PRECONDITION,
+    Conflict: grpc.StatusCode.ALREADY_EXISTS,
     Unavailable: grpc.StatusCode.UNAVAILABLE,
     Internal: grpc.StatusCode.INTERNAL,
 }

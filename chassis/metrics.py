@@ -6,6 +6,7 @@ used, so that two services in one test do not meet.
 
 import errno
 import threading
+from collections.abc import Iterator, Mapping
 from http.server import ThreadingHTTPServer
 from socketserver import TCPServer
 
@@ -18,6 +19,8 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
 )
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.version import VERSION
@@ -38,6 +41,23 @@ def new_registry(service: str) -> CollectorRegistry:
         service, VERSION
     ).set(1)
     return registry
+
+
+def labelled(registry: CollectorRegistry, **labels: str) -> CollectorRegistry:
+    """Return a registry whose metrics `registry` shows with these labels added, all of them and all their samples."""
+    inner = CollectorRegistry()
+    registry.register(_Labelled(inner, labels))
+    return inner
+
+
+class _Labelled(Collector):
+    def __init__(self, inner: CollectorRegistry, labels: Mapping[str, str]) -> None:
+        self._inner, self._labels = inner, labels
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._inner.collect():
+            family.samples = [sample._replace(labels={**self._labels, **sample.labels}) for sample in family.samples]
+            yield family
 
 
 class ServiceState:
@@ -74,12 +94,21 @@ class MetricsServer:
         self._thread.join()
 
 
-def serve_metrics(address: str, registry: CollectorRegistry) -> MetricsServer:
+def address_error(setting: str, address: str, error: OSError) -> LorreryError:
+    """Return what to say of an address that cannot be taken; `setting` is where it comes from."""
+    cure = ""
+    if error.errno == errno.EADDRINUSE:
+        cure = "; give another port, or 0 for a free one (`lorrery up --free-ports` does so for all of a cluster)"
+    return LorreryError(f"{setting}: address {address} cannot be taken: {error.strerror or error}{cure}")
+
+
+def serve_metrics(address: str, registry: CollectorRegistry, setting: str) -> MetricsServer:
     """Show `registry` on `http://address/metrics`.
 
     Args:
         address: HOST:PORT; port 0 takes a free one, which `.port` then tells.
         registry: what to show.
+        setting: where `address` comes from, for the message.
 
     Raises:
         LorreryError: the address cannot be taken.
@@ -88,8 +117,7 @@ def serve_metrics(address: str, registry: CollectorRegistry) -> MetricsServer:
     try:
         server = _Server((host.strip("[]"), int(port)), _handler(registry))
     except OSError as error:
-        hint = "; another cluster may be running" if error.errno == errno.EADDRINUSE else ""
-        raise LorreryError(f"metrics address {address} cannot be taken: {error.strerror or error}{hint}") from None
+        raise address_error(setting, address, error) from None
     return MetricsServer(server)
 
 

@@ -15,18 +15,20 @@ import sys
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, TypeVar
 
 import grpc.aio
 import typer
 from prometheus_client import CollectorRegistry
 
+from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.chassis.interrupt import exit_on_signals, handled_by
 from lorrery.chassis.log import configure, get_logger
 from lorrery.chassis.metrics import ServiceState, new_registry, serve_metrics
-from lorrery.chassis.server import Health, bind, dialable, enable_reflection, new_server
-from lorrery.chassis.settings import Settings, load
+from lorrery.chassis.reflection import enable_reflection
+from lorrery.chassis.server import Health, bind, dialable, new_server
+from lorrery.chassis.settings import ProcessSettings
 from lorrery.chassis.version import VERSION
 
 STOP_GRACE_SECONDS = 1.0
@@ -54,6 +56,8 @@ class Service(Protocol):
         ...
 
 
+S = TypeVar("S", bound=ProcessSettings)
+
 Made = tuple[Service, str, str, float]
 """A service, its listen address, its metrics address, and the most seconds it may drain."""
 
@@ -63,7 +67,7 @@ async def run_service(
     *,
     listen: str,
     metrics: str,
-    settings: Settings,
+    settings: ProcessSettings,
     drain_seconds: float,
     registry: CollectorRegistry,
     announce: Path | None = None,
@@ -87,7 +91,7 @@ async def run_service(
     log = get_logger("chassis").bind(service=service.name)
     with _stop_requested() as stop, contextlib.ExitStack() as stack:
         state = ServiceState(registry)
-        metrics_server = serve_metrics(metrics, registry)
+        metrics_server = serve_metrics(metrics, registry, f"{service.name}.metrics")
         stack.callback(metrics_server.close)
         server, health = new_server(), Health()
         started = False
@@ -95,7 +99,7 @@ async def run_service(
             names = service.register(server)
             await health.attach(server, names)
             enable_reflection(server, names)
-            address = bind(server, listen, settings.server_tls)
+            address = bind(server, listen, settings.server_tls, f"{service.name}.listen")
             await server.start()
             started = True
             metrics_address = dialable(metrics, metrics_server.port)
@@ -176,7 +180,8 @@ def _write_atomically(path: Path, content: dict[str, object]) -> None:
 def service_command(
     name: str,
     help: str,  # noqa: A002  as typer calls it
-    make: Callable[[Settings, CollectorRegistry], Made],
+    load: Callable[[Path | None, Sequence[str]], S],
+    make: Callable[[S, CollectorRegistry], Made],
 ) -> None:
     """Be the command line of `python -m NAME`; never returns normally.
 
@@ -186,6 +191,7 @@ def service_command(
     Args:
         name: of the service.
         help: what `--help` says first.
+        load: reads the settings, of a file and overrides.
         make: builds the service from the settings, counting into the registry; runs inside the event loop.
     """
 
@@ -202,22 +208,18 @@ def service_command(
         if version:
             typer.echo(f"lorrery {name} {VERSION}")
             return
-        _run_to_exit(name, make, config, overrides or (), announce)
+        _run_to_exit(name, load, make, config, overrides or (), announce)
 
     exit_on_signals()  # until the loop takes over
-    app = typer.Typer(
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        rich_markup_mode=None,  # it would take "[scheduler]" for markup
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-    app.command(name=name, help=help)(command)
+    app = command_app()
+    app.command(name=name, help=help, cls=Command)(command)
     app(prog_name=f"python -m lorrery.{name}")
 
 
 def _run_to_exit(
     name: str,
-    make: Callable[[Settings, CollectorRegistry], Made],
+    load: Callable[[Path | None, Sequence[str]], S],
+    make: Callable[[S, CollectorRegistry], Made],
     config: Path | None,
     overrides: Sequence[str],
     announce: Path | None,

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from lorrery.chassis.channel import MESSAGE_BYTES, read_pem
 from lorrery.chassis.errors import LorreryError, SettingsError
-from lorrery.chassis.settings import TlsSettings
+from lorrery.chassis.metrics import address_error
+from lorrery.chassis.sections import TlsSettings
 
 OPTIONS: tuple[tuple[str, int], ...] = (
     # A second process on the port must fail, not take half of the connections.
@@ -57,13 +57,14 @@ def new_server() -> grpc.aio.Server:
     return grpc.aio.server(options=OPTIONS)
 
 
-def enable_reflection(server: grpc.aio.Server, names: Sequence[str]) -> None:
-    """Let clients ask for the descriptors of `names`, of health, and of reflection itself."""
-    reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
-
-
-def bind(server: grpc.aio.Server, listen: str, tls: TlsSettings) -> str:
+def bind(server: grpc.aio.Server, listen: str, tls: TlsSettings, setting: str = "listen") -> str:
     """Take the address `listen` and return the one to dial: actual port, loopback in place of a wildcard.
+
+    Args:
+        server: not started yet.
+        listen: HOST:PORT.
+        tls: of the server.
+        setting: where `listen` comes from, for the message.
 
     Raises:
         SettingsError: a certificate is missing, unreadable or wrong.
@@ -71,13 +72,13 @@ def bind(server: grpc.aio.Server, listen: str, tls: TlsSettings) -> str:
     """
     credentials = _credentials(tls)
     host, _, port = listen.rpartition(":")
-    _check_free(listen, host, int(port))
+    _check_free(setting, listen, host, int(port))
     try:
         bound = server.add_insecure_port(listen) if credentials is None else server.add_secure_port(listen, credentials)
     except RuntimeError as error:
         if credentials is not None:  # the address was free a moment ago
             raise SettingsError("server_tls: gRPC does not accept this cert, key and ca") from None
-        raise LorreryError(f"address {listen} cannot be taken: {error}") from None
+        raise LorreryError(f"{setting}: address {listen} cannot be taken: {error}") from None
     return dialable(listen, bound)
 
 
@@ -100,7 +101,7 @@ def _credentials(tls: TlsSettings) -> grpc.ServerCredentials | None:
     )
 
 
-def _check_free(listen: str, host: str, port: int) -> None:
+def _check_free(setting: str, listen: str, host: str, port: int) -> None:
     # gRPC's core would log its own lines about a taken port; asking first keeps the message to one clear line.
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
@@ -109,4 +110,4 @@ def _check_free(listen: str, host: str, port: int) -> None:
             probe.bind(address)
             probe.listen()
     except OSError as error:
-        raise LorreryError(f"address {listen} cannot be taken: {error.strerror or error}") from None
+        raise address_error(setting, listen, error) from None

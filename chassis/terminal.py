@@ -125,8 +125,8 @@ class FigureTable:
     def _widths(self, columns: Sequence[_Column], console: Console, options: ConsoleOptions) -> list[int] | None:
         """Return the roomiest widths with which the columns fit; None if none do."""
         headings = [cell_len(column.heading) for column in columns]
-        roomy = [max(column.width, column.whole, heading) for column, heading in zip(columns, headings, strict=True)]
-        close = [max(column.whole, heading) for column, heading in zip(columns, headings, strict=True)]
+        roomy = [max(column.width, column.whole, heading, 1) for column, heading in zip(columns, headings, strict=True)]
+        close = [max(column.whole, heading, 1) for column, heading in zip(columns, headings, strict=True)]
         broken = [column.broken for column in columns]
         for widths in (roomy, close, broken):
             if self._measure(columns, widths, console, options) <= options.max_width:
@@ -146,7 +146,7 @@ class FigureTable:
 
     def _table(self, columns: Sequence[_Column], widths: Sequence[int]) -> Table:
         broken = [
-            textwrap.wrap(column.heading, width, break_on_hyphens=False)
+            textwrap.wrap(column.heading, max(width, 1), break_on_hyphens=False)
             for column, width in zip(columns, widths, strict=True)
         ]
         height = max(map(len, broken))

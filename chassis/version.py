@@ -1,28 +1,9 @@
-"""The version of this tree.
+"""The version of the installed package, and whether its core is compiled."""
 
-An installed package knows it from its metadata. A source tree that was never installed (a container that copies the
-folders, a checkout) reads its own pyproject.toml, so that the number is written in one place only.
-"""
-
-import tomllib
 from importlib import metadata
 from importlib.util import find_spec
-from pathlib import Path
 
-
-def _read() -> str:
-    try:
-        return metadata.version("lorrery")
-    except metadata.PackageNotFoundError:
-        pass
-    try:
-        with (Path(__file__).resolve().parent.parent / "pyproject.toml").open("rb") as file:
-            return str(tomllib.load(file)["project"]["version"])
-    except (OSError, KeyError, tomllib.TOMLDecodeError):
-        return "unknown"
-
-
-VERSION = _read()
+VERSION = metadata.version("lorrery")
 
 
 def core_is_compiled() -> bool:

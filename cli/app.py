@@ -9,10 +9,12 @@ from typing import Annotated
 
 import typer
 
+from lorrery.chassis.commands import command_app
 from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.chassis.version import VERSION, core_is_compiled
 
 PARTS = {
+    "init": "Write a settings file to edit.",
     "up": "Run a cluster on this machine: scheduler, workers, router.",
     "load": "Send a workload to a cluster, and report what its clients see.",
     "simulate": "Run the same cluster under a virtual clock: hours of traffic in seconds.",
@@ -26,19 +28,12 @@ PARTS = {
 
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
-app = typer.Typer(
-    help="A working model of a multi-tenant LoRA inference cluster that needs no GPU.",
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = command_app("A working model of a multi-tenant LoRA inference cluster that needs no GPU.", no_args_is_help=True)
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"lorrery {VERSION}{', compiled core' if core_is_compiled() else ''}")
+        typer.echo(f"lorrery {VERSION}, {'compiled' if core_is_compiled() else 'interpreted'} core")
         raise typer.Exit
 
 

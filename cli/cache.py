@@ -8,21 +8,28 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import FormatError
+from lorrery.chassis.shipped import CORPUS
 from lorrery.cli.version import VersionOption
 from lorrery.router.tokenizer import open_tokenizer
 from lorrery.scheduler.core.prefix_cache.static_trie import StaticTrie
 from lorrery.scheduler.trie_file import read_corpus, write_trie
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = command_app()
 
 _REPORT_EVERY = 256
 
 
-@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+@app.command(cls=Command)
 def cache(
-    corpus: Annotated[Path, typer.Argument(help="Prompts, one a line: JSON arrays of token ids, or with --text text.")],
     out: Annotated[Path, typer.Option(help="Where the cache goes.")],
+    corpus: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Prompts, one a line: JSON arrays of token ids, or with --text text. Default: the shipped prompts."
+        ),
+    ] = None,
     cache_size: Annotated[int, typer.Option(min=0, help="How many tokens (edges of the trie) to keep.")] = 500,
     text: Annotated[bool, typer.Option("--text", help="The corpus is text; tokenise it as the router would.")] = False,
     tokenizer: Annotated[
@@ -32,12 +39,16 @@ def cache(
 ) -> None:
     """Build a static prefix cache: the most common prefixes of a corpus, as llm-mock does.
 
-    Use it with
+    In a cluster's settings scheduler.prefix_cache.trie names the file, and scheduler.prefix_cache.kind is static_trie.
 
-      scheduler.prefix_cache.kind = "static_trie"
-      scheduler.prefix_cache.trie = "FILE"
+    Examples:
+      lorrery cache prompts.jsonl --out cache.json
+      lorrery cache prompts.txt --text --cache-size 5000 --out cache.json
+      lorrery simulate --set scheduler.prefix_cache.kind=static_trie --set scheduler.prefix_cache.trie=cache.json
     """
     del version
+    if corpus is None:
+        corpus, text = CORPUS, True
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:

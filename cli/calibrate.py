@@ -13,11 +13,12 @@ import numpy as np
 import typer
 from rich.console import Console
 
+from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import FormatError, SettingsError
 from lorrery.chassis.terminal import FigureTable
 from lorrery.cli.output import write
 from lorrery.cli.version import VersionOption
-from lorrery.validation.steptime import measured_deployment, modelled, read_file
+from lorrery.validation.steptime import UNTIMED, measured_deployment, modelled, read_file
 from lorrery.worker.build import read_catalogue
 from lorrery.worker.device.calibration import Calibration, Measured, calibrate
 from lorrery.worker.device.catalogue import DEFAULT_FIT, FORMAT, Catalogue
@@ -30,12 +31,10 @@ from lorrery.worker.device.roofline import Roofline
 MOST_ROWS = 1000
 """Rows fitted at most, evenly chosen: more would take minutes and change no digit that counts."""
 
-app = typer.Typer(
-    add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
-)
+app = command_app()
 
 
-@app.command("calibrate")
+@app.command("calibrate", cls=Command)
 def command(
     file: Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="CSV of measured steps.")],
     gpu: Annotated[str | None, typer.Option(help="GPU; default: the one that FILE names.")] = None,
@@ -56,12 +55,20 @@ def command(
 
     Prints the constants, and the error that they leave: beside the default constants', and on rows that the fit did
     not see. docs/step-time.md says what FILE holds. Name the file written with --out in the settings (`catalogue`).
+
+    Examples:
+      lorrery calibrate profile.csv --gpu A10G --out my-gpu.toml
+      lorrery calibrate profile.csv --gpu MyGPU --tflops 200 --memory-gb 48 --gb-per-second 900 --num-sms 80
+      lorrery simulate --set 'catalogue=["my-gpu.toml"]' --set worker.gpu=A10G
     """
     known = read_catalogue(catalogue or ())
-    rows = [row for row in read_file(file) if row.quality == "ok"]
+    good = [row for row in read_file(file) if row.quality == "ok"]
+    rows = [row for row in good if row.measured_ms is not None]
     name = _gpu_name(rows, gpu, file)
     target = _target(known, name, tflops, memory_gb, gb_per_second, num_sms)
     measured = _measured(rows, known, target, name, model, engine, file)
+    if untimed := len(good) - len(rows):
+        typer.echo(f"left out {untimed} rows: {UNTIMED}")
     if len(measured) < 2:
         raise FormatError(f"{file}: {len(measured)} rows of {name} to fit to; at least 2 are needed")
     step = -(-len(measured) // MOST_ROWS)
@@ -74,6 +81,8 @@ def command(
     console = Console(soft_wrap=True, highlight=False)
     console.print(_constants(start, whole))
     console.print(_errors(measured, Calibration(start, {}), half, whole))
+    for line in doubts(whole.fit):
+        typer.echo(f"warning: {line}")
     if out is not None:
         write(out, to_toml(target, whole, f"fitted to {len(measured)} rows of {file.name}"))
         typer.echo(f'wrote {out}; name it in the settings: catalogue = ["{out}"]')
@@ -101,6 +110,25 @@ def to_toml(gpu: Gpu, calibration: Calibration, source: str) -> str:
             tables += [f"us = {_figure(link.us)}", f"gb_per_second = {_figure(link.gb_per_second)}"]
     lines += tables
     return "\n".join(lines) + "\n"
+
+
+_SHARES = {
+    "gemm_flops": "FLOPS",
+    "prefill_flops": "FLOPS",
+    "gemm_bandwidth": "memory bandwidth",
+    "decode_bandwidth": "memory bandwidth",
+}
+"""Constants that are shares of a data sheet's figure. Elementwise kernels are none: they may hit the L2 cache."""
+
+
+def doubts(fit: KernelFit) -> list[str]:
+    """Say which constants are above what the data sheet has."""
+    return [
+        f"{name} is {value:.2f}: faster than the data sheet's {what}; look whether the GPU's figures are those of the"
+        " measured one, whether the times are milliseconds of whole steps, and whether the chip boosts"
+        for name, what in _SHARES.items()
+        if (value := getattr(fit, name)) > 1
+    ]
 
 
 def _figure(value: float) -> str:

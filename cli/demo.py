@@ -10,34 +10,32 @@ from typing import Annotated, Self, TextIO
 
 import typer
 
+from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import LorreryError
-from lorrery.cli.up import describe_exit, summary
+from lorrery.chassis.shipped import DEFAULT_SETTINGS, TRACES
+from lorrery.cli.config import ConfigOption
+from lorrery.cli.up import summary
 from lorrery.cli.version import VersionOption
-from lorrery.local.cluster import ROOT, LocalCluster, cancelled_by_signals, start_python
+from lorrery.local.cluster import LocalCluster, cancelled_by_signals, describe_exit, start_python
 
-CONFIG = ROOT / "deploy" / "cluster.toml"
-TRACE = ROOT / "deploy" / "traces" / "azure_llm_2023_conv_excerpt.csv"
-FREE_PORTS = [
-    f"{section}.{key}=127.0.0.1:0" for section in ("scheduler", "worker", "router") for key in ("listen", "metrics")
-]
 _LOAD_STOP_SECONDS = 5.0
 
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = command_app()
 
 
-@app.command()
+@app.command(cls=Command)
 def demo(
-    config: Annotated[Path, typer.Option(help="Settings file; the ports are free ones all the same.")] = CONFIG,
+    config: ConfigOption = DEFAULT_SETTINGS,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; repeatable; wins over all.")
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="How many workers.")] = 2,
-    trace: Annotated[Path, typer.Option(help="Trace to play, in Azure's CSV format.")] = TRACE,
+    trace: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE", show_default=False, help="Trace to play, in Azure's CSV format; default: the shipped one."
+        ),
+    ] = TRACES["azure"],
     duration: Annotated[
         float | None, typer.Option(min=0.0, metavar="SECONDS", help="How much of it, device seconds; default: all.")
     ] = None,
@@ -48,9 +46,13 @@ def demo(
 ) -> None:
     """Run a cluster and a real trace through it, about a minute.
 
-    Starts a scheduler, workers and a router, sends them the trace's requests at their recorded times with adapters
-    drawn by a power law, shows what the clients see, and stops everything. Results and the services' logs are left in
-    a folder. Exit code: 0 if every request completed.
+    Starts a scheduler, workers and a router on free ports, sends them the trace's requests at their recorded times with
+    adapters drawn by a power law, shows what the clients see, and stops everything. Results and the services' logs are
+    left in a folder. Exit code: 0 if every request completed.
+
+    Examples:
+      lorrery demo
+      lorrery demo --duration 10 --workers 4 --set worker.gpu=A100-80-SXM
     """
     del version
     if not trace.exists():
@@ -70,13 +72,14 @@ def demo(
     ]
     if duration is not None:
         load += ["--duration", f"{duration:g}"]
-    raise typer.Exit(asyncio.run(_demo(config, [*FREE_PORTS, *(overrides or [])], workers, load, folder)))
+    raise typer.Exit(asyncio.run(_demo(config, overrides or [], workers, load, folder)))
 
 
 async def _demo(config: Path, overrides: list[str], num_workers: int, load: list[str], folder: Path) -> int:
     code = 1
     logs = LogFiles(folder)
-    cluster = LocalCluster(config, overrides, num_workers, show=logs.write)  # an error of the settings, before a folder
+    # An error of the settings comes before a folder is made.
+    cluster = LocalCluster(config, overrides, num_workers, show=logs.write, free_ports=True)
     with cancelled_by_signals() as received, logs:
         try:
             typer.echo(f"starting a cluster; its logs go to {folder}/")

@@ -5,13 +5,10 @@ matplotlib is an extra: the terminal shows the same figures without it.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lorrery.chassis.errors import LorreryError, SettingsError
+from lorrery.simulator.plan import Level, Plan
 from lorrery.worker.device.capacity import Workload
-
-if TYPE_CHECKING:
-    from lorrery.cli.plan import Level, Plan
 
 SUFFIXES = (".svg", ".png", ".pdf")
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
@@ -21,7 +18,7 @@ _MOST_LABELS = 4
 """Deployments in one plot up to which every mark is labelled."""
 
 
-def draw(path: Path, plans: Sequence["Plan"], work: Workload, level: "Level") -> None:
+def draw(path: Path, plans: Sequence[Plan], work: Workload, level: Level) -> None:
     """Write the plot in the format that the file's name says.
 
     With several deployments throughput is per GPU, so that replicas of different sizes compare, and both axes are
@@ -37,7 +34,7 @@ def draw(path: Path, plans: Sequence["Plan"], work: Workload, level: "Level") ->
         from matplotlib.figure import Figure
         from matplotlib.ticker import NullFormatter, StrMethodFormatter
     except ImportError:
-        raise LorreryError("--plot needs matplotlib: make setup-dev, or pip install 'lorrery[plot]'") from None
+        raise LorreryError("--plot needs matplotlib: make setup, or pip install 'lorrery[plot]'") from None
     per_gpu = len(plans) > 1
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()

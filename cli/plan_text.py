@@ -1,24 +1,21 @@
 """How `lorrery plan` writes its answers: tables, a plot of characters, sentences."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from lorrery.chassis.terminal import FigureTable
+from lorrery.simulator.plan import Claim, ClaimAnswer, Level, Plan, Sizing
 from lorrery.worker.device.capacity import Point, Workload
 from lorrery.worker.device.lora import adapter_load_ps
 from lorrery.worker.device.memory import weight_bytes
-
-if TYPE_CHECKING:
-    from lorrery.cli.plan import Claim, ClaimAnswer, Level, Plan
 
 PLOT_COLUMNS, PLOT_ROWS = 60, 12
 _PLOT_MARGINS = 17
 """Columns of the ticks on the left, and of the last number of streams on the right."""
 
 
-def show_one(console: Console, plan: "Plan", work: Workload, level: "Level", claim: "Claim | None") -> None:
+def show_one(console: Console, plan: Plan, work: Workload, level: Level, claim: Claim | None) -> None:
     """Write everything about one deployment."""
     console.print(f"[bold]{plan.name}[/bold]: prompts of {work.prompt_tokens} tokens, answers of {work.output_tokens}")
     if plan.refused is not None or plan.capacity is None:
@@ -26,17 +23,23 @@ def show_one(console: Console, plan: "Plan", work: Workload, level: "Level", cla
         return
     for line in _fits(plan, work):
         console.print(line)
+    console.print(f"TTFT without queueing: {plan.capacity.unqueued_ttft() * 1e3:.0f} ms")
     console.print()
     console.print(_points(plan.points))
     console.print()
     for line in draw_points(plan.points, min(PLOT_COLUMNS, console.width - _PLOT_MARGINS)):
         console.print(line, markup=False)
     console.print()
-    for line in (*_service(plan, level), *_claim_lines(plan, claim)):
+    for line in _service(plan, level):
+        console.print(line)
+    if plan.sizing is not None:
+        console.print()
+        _show_sizing(console, plan, plan.sizing, level)
+    for line in _claim_lines(plan, claim):
         console.print(line)
 
 
-def show_many(console: Console, plans: Sequence["Plan"], work: Workload, level: "Level", claim: "Claim | None") -> None:
+def show_many(console: Console, plans: Sequence[Plan], work: Workload, level: Level, claim: Claim | None) -> None:
     """Write one line per deployment."""
     console.print(
         f"prompts of {work.prompt_tokens} tokens, answers of {work.output_tokens};"
@@ -44,7 +47,7 @@ def show_many(console: Console, plans: Sequence["Plan"], work: Workload, level: 
     )
     table = FigureTable(first_to_go=("KV tokens", "8", "32", "one stream", "ITL b=1"))
     table.add_column("deployment", justify="left", wraps_at=16)
-    names = ["TTFT", "ITL b=1", "8", "32", "one stream", "peak (b)", "in level (b)", "KV tokens"]
+    names = ["TTFT without queueing", "ITL b=1", "8", "32", "one stream", "peak (b)", "in level (b)", "KV tokens"]
     if level.rate is not None:
         names.append(f"GPUs for {level.rate:g}/s")
     for name in names:
@@ -56,7 +59,7 @@ def show_many(console: Console, plans: Sequence["Plan"], work: Workload, level: 
         capacity = plan.capacity
         best = "none" if plan.best is None else f"{_whole(plan.best.total_tokens)} ({plan.best.concurrency})"
         row = [
-            f"{capacity.ttft() * 1e3:.0f}",
+            f"{capacity.unqueued_ttft() * 1e3:.0f}",
             *(f"{capacity.itl(b) * 1e3:.1f}" if b <= capacity.max_concurrency else "-" for b in (1, 8, 32)),
             f"{1 / capacity.itl(1):.0f}",
             f"{_whole(plan.peak.total_tokens)} ({plan.peak.concurrency})",
@@ -70,6 +73,11 @@ def show_many(console: Console, plans: Sequence["Plan"], work: Workload, level: 
     for plan in plans:
         if plan.refused is not None:
             console.print(plan.refused)
+    for plan in plans:
+        if plan.sizing is not None:
+            console.print()
+            console.print(f"[bold]{plan.name}[/bold]")
+            _show_sizing(console, plan, plan.sizing, level)
     if claim is not None:
         console.print()
         console.print(_claim_heading(claim))
@@ -102,7 +110,7 @@ def draw_points(points: Sequence[Point], columns: int = PLOT_COLUMNS) -> list[st
     return lines
 
 
-def _fits(plan: "Plan", work: Workload) -> list[str]:
+def _fits(plan: Plan, work: Workload) -> list[str]:
     capacity = plan.capacity
     assert capacity is not None
     deployment, gpu = capacity.deployment, capacity.deployment.gpu
@@ -111,7 +119,10 @@ def _fits(plan: "Plan", work: Workload) -> list[str]:
     adapters = f" - {capacity.adapter_bytes / 1e9:.1f} adapters" if work.num_adapters else ""
     left = 0.9 * memory - 2 * plan.num_gpus - weights - capacity.adapter_bytes / 1e9
     room = f"memory: 0.9 x {memory:g} - {2 * plan.num_gpus} - {weights:.1f} weights{adapters} = {left:.1f} GB"
-    lines = [f"{room} for {capacity.kv_pool_tokens} KV tokens: {capacity.max_concurrency} streams at once"]
+    pool = f"{capacity.fitting_kv_tokens} KV tokens"
+    if capacity.kv_pool_tokens != capacity.fitting_kv_tokens:
+        pool += f"; scheduler.max_total_token_num is {capacity.kv_pool_tokens}"
+    lines = [f"{room} for {pool}: {capacity.max_concurrency} streams at once"]
     if work.num_adapters:
         rank, targets = max(work.adapter_ranks), deployment.lora.targets
         loads = [
@@ -124,14 +135,13 @@ def _fits(plan: "Plan", work: Workload) -> list[str]:
 
 def _points(points: Sequence[Point]) -> FigureTable:
     table = FigureTable(first_to_go=("KV %", "E2E s", "tok/s each", "ITL ms"))
-    for name in ("streams", "TTFT ms", "ITL ms", "TPOT ms", "E2E s", "tok/s each", "tok/s all", "req/s", "KV %"):
+    for name in ("streams", "ITL ms", "TPOT ms", "E2E s", "tok/s each", "tok/s all", "req/s", "KV %"):
         table.add_column(name)
     table.add_column("limit", justify="left", wraps_at=16)
     for point in points:
         share = f" {point.shares[point.limit]:.0%}" if point.limit in point.shares else ""
         table.add_row(
             str(point.concurrency),
-            f"{point.ttft * 1e3:.0f}",
             f"{point.itl * 1e3:.1f}",
             f"{point.tpot * 1e3:.1f}",
             f"{point.e2e:.1f}",
@@ -144,51 +154,85 @@ def _points(points: Sequence[Point]) -> FigureTable:
     return table
 
 
-def _service(plan: "Plan", level: "Level") -> list[str]:
+def _service(plan: Plan, level: Level) -> list[str]:
     assert plan.capacity is not None
     assert plan.peak is not None
     lines: list[str] = []
     if plan.best is None:
         one = plan.capacity.point(1)
-        missed = "TTFT" if level.ttft is not None and one.ttft > level.ttft else "TPOT"
+        missed = "TTFT" if level.ttft is not None and one.unqueued_ttft > level.ttft else "TPOT"
         lines.append(f"service level {_level(level)}: not even one stream keeps its {missed}")
     else:
         best = plan.best
         lines.append(
-            f"service level {_level(level)}: {best.concurrency} streams, {_whole(best.total_tokens)} tokens/s in all,"
-            f" {best.requests:.2f} requests/s; held back by {plan.held_back_by}"
-        )
-    if level.rate is not None and plan.best is not None and plan.num_replicas is not None:
-        lines.append(
-            f"{level.rate:g} requests/s at {level.use:.0%} of that: {plan.num_replicas} replicas,"
-            f" {plan.num_replicas * plan.num_gpus} GPUs"
+            f"service level {_level(level)}, without queueing: {best.concurrency} streams,"
+            f" {_whole(best.total_tokens)} tokens/s in all, {best.requests:.2f} requests/s;"
+            f" held back by {plan.held_back_by}"
         )
     return lines
 
 
-def _claim_lines(plan: "Plan", claim: "Claim | None") -> list[str]:
+def _show_sizing(console: Console, plan: Plan, sizing: Sizing, level: Level) -> None:
+    console.print(
+        f"{level.rate:g} requests/s, simulated: {sizing.num_requests:,} requests over {sizing.span_seconds:,.0f} s,"
+        " Poisson arrivals, queueing included"
+    )
+    table = FigureTable()
+    for name in ("replicas", "GPUs", "TTFT p99 ms", "TPOT p99 ms", "failed"):
+        table.add_column(name)
+    table.add_column("service level", justify="left")
+    for trial in sorted(sizing.trials, key=lambda trial: trial.num_replicas):
+        table.add_row(
+            str(trial.num_replicas),
+            str(trial.num_replicas * plan.num_gpus),
+            f"{trial.ttft_p99 * 1e3:,.0f}",
+            f"{trial.tpot_p99 * 1e3:.1f}",
+            f"{trial.num_failed:,}",
+            "met" if trial.met else "missed",
+        )
+    console.print(table)
+    console.print(_answer(plan, sizing, level))
+    console.print(sizing.command, markup=False, style="dim", soft_wrap=True)
+
+
+def _answer(plan: Plan, sizing: Sizing, level: Level) -> str:
+    most = max(trial.num_replicas for trial in sizing.trials)
+    if sizing.num_replicas is None:
+        return f"{level.rate:g} requests/s: no number of replicas up to {most} keeps {_level(level)} at p99"
+    return (
+        f"{level.rate:g} requests/s within {_level(level)} at p99: {_counted(sizing.num_replicas, 'replica')},"
+        f" {_counted(sizing.num_replicas * plan.num_gpus, 'GPU')}"
+    )
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _claim_lines(plan: Plan, claim: Claim | None) -> list[str]:
     answer = plan.claim
     if claim is None or answer is None:
         return []
     lines = [_claim_heading(claim)]
-    lines.append(f"  first token: {'true' if answer.ttft_holds else 'false'}, {answer.ttft * 1e3:.0f} ms unloaded")
+    verdict = "true" if answer.ttft_holds else "false"
+    lines.append(f"  first token: {verdict}, {answer.unqueued_ttft * 1e3:.0f} ms without queueing")
     verdict = "true" if answer.stream_holds else "false"
     lines.append(f"  rate, read as one stream's: {verdict}, at most {answer.stream_tokens:.0f} tokens/s")
     lines.append(f"  rate, read as all streams' together: {_together(answer)}")
     return lines
 
 
-def _claim_heading(claim: "Claim") -> str:
+def _claim_heading(claim: Claim) -> str:
     return (
         f'claim "{claim.prompt_tokens} tokens in, first token within {claim.ttft:g} s,'
         f' {claim.tokens_per_second:g} tokens/s":'
     )
 
 
-def _claims(plans: Sequence["Plan"], claim: "Claim") -> FigureTable:
+def _claims(plans: Sequence[Plan], claim: Claim) -> FigureTable:
     table = FigureTable()
     table.add_column("deployment", justify="left", wraps_at=16)
-    table.add_column(f"TTFT of {claim.prompt_tokens}")
+    table.add_column(f"TTFT of {claim.prompt_tokens} without queueing")
     table.add_column("rate as one stream's", justify="left")
     table.add_column("rate as all streams' together", justify="left", wraps_at=20)
     for plan in plans:
@@ -199,18 +243,21 @@ def _claims(plans: Sequence["Plan"], claim: "Claim") -> FigureTable:
         holds = "true" if answer.ttft_holds else "false"
         alone = "true" if answer.stream_holds else "false"
         table.add_row(
-            plan.name, f"{holds}, {answer.ttft * 1e3:.0f} ms", f"{alone}, {answer.stream_tokens:.0f}", _together(answer)
+            plan.name,
+            f"{holds}, {answer.unqueued_ttft * 1e3:.0f} ms",
+            f"{alone}, {answer.stream_tokens:.0f}",
+            _together(answer),
         )
     return table
 
 
-def _together(answer: "ClaimAnswer") -> str:
+def _together(answer: ClaimAnswer) -> str:
     if answer.total_streams is None or answer.total_itl is None:
         return "false, at any concurrency that fits"
     return f"true from {answer.total_streams} streams on (ITL {answer.total_itl * 1e3:.1f} ms)"
 
 
-def _level(level: "Level") -> str:
+def _level(level: Level) -> str:
     parts = []
     if level.ttft is not None:
         parts.append(f"TTFT {level.ttft:g} s")

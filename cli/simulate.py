@@ -9,16 +9,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from typer.core import TyperCommand
 
-from lorrery.chassis.errors import FormatError, SettingsError
-from lorrery.chassis.shipped import default_config
+from lorrery.chassis.commands import Command, command_app
+from lorrery.chassis.errors import FormatError, LorreryError, SettingsError
+from lorrery.chassis.faults import parse_fault
+from lorrery.chassis.shipped import DEFAULT_SETTINGS
+from lorrery.cli.config import CONFIG_HELP
 from lorrery.cli.simulate_journal import replay_journal
 from lorrery.cli.version import VersionOption
 from lorrery.loadgen import flags
 from lorrery.loadgen.report import check_folder, write_report
 from lorrery.loadgen.table import print_report
-from lorrery.simulator.faults import parse_fault
 from lorrery.simulator.interface import prepare
 from lorrery.simulator.run import Progress as RunProgress
 from lorrery.simulator.run import SimulatedRun, SimulationOptions
@@ -32,37 +33,35 @@ _SIMULATION, _OUTPUT = "Simulation", "Output"
 _PERFETTO = "--perfetto"
 
 
-class _Command(TyperCommand):
+class _Command(Command):
     """Lets `--trace` without a value stand for `--perfetto`; with one it is the workload's trace, as in `load`."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # click's own type
         followed = [*args[1:], "-"]
         args = [
             _PERFETTO if one == "--trace" and after.startswith("-") else one
-            for one, after in zip(args, followed, strict=True)
+            for one, after in zip(args, followed, strict=False)  # without arguments too
         ]
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = command_app()
 
 
 @app.command(cls=_Command)
 def simulate(
     context: typer.Context,
     config: Annotated[
-        Path | None,
+        Path,
         typer.Option(
-            help="Settings file; default: $LORRERY_CONFIG, else deploy/cluster.toml.",
+            metavar="FILE",
             envvar="LORRERY_CONFIG",
+            show_envvar=False,
+            show_default=False,
+            help=CONFIG_HELP,
             rich_help_panel=_SIMULATION,
         ),
-    ] = None,
+    ] = DEFAULT_SETTINGS,
     overrides: Annotated[
         list[str] | None,
         typer.Option(
@@ -151,15 +150,14 @@ def simulate(
     no sockets, no waiting, and the same result each time. What it leaves out is what the
     services themselves cost: the network, the router, a machine that is late.
 
-    For example:
-
+    Examples:
       lorrery simulate --rate 20 --duration 3600 --adapters all
-      lorrery simulate --workload azure --trace FILE --out out/azure --steps --perfetto
+      lorrery simulate --workload azure --adapters all --out out/azure --steps --perfetto
       lorrery simulate --set scheduler.policy=vtc_fair --workers 4 -n 100000 --rate 40
       lorrery simulate --fault worker_loss,at=30,worker=worker-1,for=10
       lorrery simulate --fault slow_worker,at=0,worker=worker-0,factor=1.5
       lorrery simulate --adapters all --fault adapter_load_failure,at=10,for=20
-      lorrery simulate --sweep rate=5,10,20 --sweep scheduler.policy=req_queue,vtc_fair --out DIR
+      lorrery simulate --sweep rate=5,10,20 --sweep scheduler.policy=req_queue,vtc_fair --out out/sweep
 
     Exit code: 0 all completed, 1 some failed (of a sweep: points), 2 wrong usage, 130 interrupted.
     """
@@ -176,10 +174,15 @@ def simulate(
     if sweeps:
         if steps or perfetto:
             raise SettingsError("--steps and --perfetto are of one run; leave out --sweep")
-        from lorrery.sweeps.run import sweep  # joblib only where it is needed
+        try:
+            from lorrery.sweeps.run import sweep
+        except ModuleNotFoundError as error:
+            if error.name != "joblib":
+                raise
+            raise LorreryError("--sweep needs joblib: pip install 'lorrery[sweep]'") from None
 
         simulation = SimulationOptions(workers, shards, tuple(map(parse_fault, faults or [])), one_step)
-        asked = config or default_config(), tuple(overrides or ()), options, simulation
+        asked = config, tuple(overrides or ()), options, simulation
         raise typer.Exit(sweep(context, sweeps, asked, out, sweep_flags.Where(backend, backend_address, jobs)))
     if jobs is not None or backend_address is not None or backend != sweep_flags.DEFAULT_BACKEND:
         raise SettingsError("--jobs, --backend and --backend-address are of a sweep; add --sweep KEY=VALUES")

@@ -14,14 +14,19 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
+from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.shipped import golden_excerpts
 from lorrery.chassis.tables import read_tables
 from lorrery.cli.output import write
 from lorrery.cli.version import VersionOption
+from lorrery.settings import load
 from lorrery.validation import slora as slora_runs
 from lorrery.validation import steptime as steptimes
 from lorrery.validation import vidur_run
 from lorrery.validation.golden.replay import Failure, FileReport, KindReport, Report, replay_files
+from lorrery.validation.policy.check import check_policy
+from lorrery.validation.published import MEASURED_STEPS, SLORA_RUNS, VIDUR_REQUESTS, VIDUR_STEPS
 from lorrery.validation.vidur import BatchRules
 from lorrery.worker.device.catalogue import PACKAGE, Catalogue
 from lorrery.worker.device.errors import CatalogueError
@@ -34,13 +39,7 @@ MAX_MISMATCHES_SHOWN = 3
 MAX_VALUE_LENGTH = 300
 """Characters of a value shown."""
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = command_app(no_args_is_help=True)
 
 
 @app.callback()
@@ -49,9 +48,50 @@ def validate(version: VersionOption = False) -> None:
     del version
 
 
-@app.command()
+@app.command(cls=Command)
+def policy(
+    name: Annotated[str, typer.Argument(metavar="MODULE:CLASS", help="A queue of your own; or one of ours.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="One setting, such as scheduler.policy_options.ageing=0.5 or scheduler.batching=chunked; repeatable.",
+        ),
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.0, help="How long to look for a fault.")] = 20.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of all that is drawn; the same seed draws the same cases.")] = 0,
+) -> None:
+    """Check that a policy of your own keeps its contract.
+
+    Its interface first; then small replicas under any order of arrivals, cancels, steps and losses of the worker; and
+    each once more asked before every step, and asked only when the policy said, which must come to the same. The first
+    fault is told, with the case that shows it, and the exit code is 1.
+
+    Examples:
+      lorrery validate policy vtc_fair --seconds 5
+      lorrery validate policy my_module:MyQueue --set scheduler.policy_options.ageing=0.5
+    """
+    settings = load(overrides=[f"scheduler.policy={name}", *(overrides or ())])
+    typer.echo(f"{name}: trying it for {seconds:g} s, seed {seed}")
+    verdict = check_policy(settings, seed=seed, seconds=seconds)
+    if verdict.case is not None:
+        typer.echo(f"{name}: {verdict.fault}")
+        typer.echo(f"  {verdict.case.title}, seed {seed}")
+        raise typer.Exit(1)
+    typer.echo(f"{name}: {verdict.num_cases} cases, no fault")
+    if verdict.every_step:
+        typer.echo("  it does not say how long an answer holds, so it is asked before every step: right, and slower")
+
+
+@app.command(cls=Command)
 def golden(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", exists=True, dir_okay=False, help="JSON Lines.")],
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[FILE]...", exists=True, dir_okay=False, help="JSON Lines; default: the shipped excerpts."
+        ),
+    ] = None,
 ) -> None:
     """Replay golden records through the shipped code.
 
@@ -61,17 +101,30 @@ def golden(
     Prints per file and kind how many cases are reproduced, shows the first ones that are not, and closes with
     "N passed, N failed, N skipped". Exits with 1 if anything failed, nothing passed, a file has no cases, or a case is
     about a part that does not exist yet.
+
+    Examples:
+      lorrery validate golden
+      lorrery validate golden my-records.jsonl
     """
-    report = replay_files(files)
+    report = replay_files(files or golden_excerpts())
     for line in render(report):
         typer.echo(line)
     if not report.ok:
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=Command)
 def steptime(
-    file: Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="CSV of measured steps.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+            help="CSV of measured steps; default: the published ones that are shipped.",
+        ),
+    ] = MEASURED_STEPS,
     step_time: Annotated[
         str, typer.Option("--step-time", metavar="NAME", help=f"One of {', '.join(STEP_TIME_MODELS)}.")
     ] = "roofline",
@@ -82,11 +135,17 @@ def steptime(
         list[Path] | None, typer.Option(help="TOML with further GPUs, models, engines; repeatable.")
     ] = None,
     all_qualities: Annotated[bool, typer.Option("--all", help="Count rows whose quality is not ok as well.")] = False,
+    gpu: Annotated[str | None, typer.Option(metavar="NAME", help="GPU of rows that name none.")] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Model of rows that name none.")] = None,
 ) -> None:
     """Hold a step-time model against measured steps.
 
     Prints the mean absolute percentage error (MAPE) and the 95th percentile of the error per source, GPU, model and
     phase. docs/step-time.md says what FILE holds. Exits with 1 if no row could be compared.
+
+    Examples:
+      lorrery validate steptime
+      lorrery validate steptime my-profile.csv --gpu H100-SXM --model Llama-3-8B
     """
     if step_time not in STEP_TIME_MODELS:
         raise SettingsError(f"--step-time {step_time}: no such model; there are {', '.join(STEP_TIME_MODELS)}")
@@ -94,7 +153,7 @@ def steptime(
         known = Catalogue(read_tables(PACKAGE, catalogue or ()))
     except CatalogueError as error:
         raise SettingsError(str(error)) from None
-    rows = steptimes.read_file(file)
+    rows = steptimes.name_rows(steptimes.read_file(file), gpu, model)
     comparison = steptimes.compare(rows, known, step_time, all_qualities=all_qualities)
     Console(soft_wrap=True, highlight=False).print(steptimes.render(comparison))
     for reason, num_rows in comparison.left_out.items():
@@ -105,14 +164,24 @@ def steptime(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=Command)
 def vidur(
     requests: Annotated[
-        Path, typer.Argument(metavar="REQUESTS", exists=True, dir_okay=False, help="CSV: a row per request.")
-    ],
+        Path,
+        typer.Argument(
+            metavar="REQUESTS",
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+            help="CSV: a row per request; default: the shipped run's.",
+        ),
+    ] = VIDUR_REQUESTS,
     steps: Annotated[
-        Path, typer.Argument(metavar="STEPS", exists=True, dir_okay=False, help="CSV: a row per engine step.")
-    ],
+        Path | None,
+        typer.Argument(
+            metavar="STEPS", exists=True, dir_okay=False, show_default=False, help="CSV: a row per engine step."
+        ),
+    ] = None,
     max_tokens: Annotated[
         int, typer.Option(min=1, help="Padded tokens of a prefill (max_tokens_in_batch).")
     ] = BatchRules().max_tokens,
@@ -133,7 +202,15 @@ def vidur(
     Fits step times to STEPS (model "fitted" of docs/step-time.md), runs REQUESTS through the simulator with Vidur's
     batch rules, and prints p50, p90 and p99 of the wait in the queue, TTFT, TPOT and E2E beside the recorded ones.
     Exits with 1 if one is more than 3 % off at p50 or p99.
+
+    Examples:
+      lorrery validate vidur
+      lorrery validate vidur requests.csv steps.csv --max-sequences 64
     """
+    if steps is None:
+        if requests != VIDUR_REQUESTS:
+            raise SettingsError(f"{requests}: give the run's log of steps after it, REQUESTS STEPS")
+        steps = VIDUR_STEPS
     rules = BatchRules(max_tokens, max_sequences, block_size, num_blocks, watermark)
     comparison = vidur_run.compare(requests, steps, rules)
     Console(soft_wrap=True, highlight=False).print(vidur_run.render(comparison))
@@ -145,9 +222,18 @@ def vidur(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=Command)
 def slora(
-    file: Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="CSV of published runs.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+            help="CSV of published runs; default: the shipped ones, about half a minute.",
+        ),
+    ] = SLORA_RUNS,
     policies: Annotated[
         list[str] | None,
         typer.Option("--policy", metavar="NAME", help=f"Only one of {', '.join(slora_runs.POLICIES)}; repeatable."),
@@ -162,6 +248,9 @@ def slora(
     under the virtual clock. Prints predicted / measured and the relative error per row, and the median and 90th
     percentile of the error per GPU and policy. What is not modelled is counted by reason. docs/validation.md says how
     the engine was calibrated, and what is left. Exits with 1 if no row could be replayed.
+
+    Examples:
+      lorrery validate slora runs.csv --policy req_queue
     """
     if unknown := set(policies or ()) - slora_runs.POLICIES.keys():
         known = ", ".join(slora_runs.POLICIES)

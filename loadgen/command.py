@@ -6,23 +6,19 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import LorreryError, SettingsError
-from lorrery.chassis.settings import load as load_settings
 from lorrery.chassis.version import VERSION
 from lorrery.loadgen import flags
 from lorrery.loadgen.session import run_load
+from lorrery.settings import load as load_settings
 
 __all__ = ["app", "load"]
 
 _DRIVE, _OUTPUT = "How it is played", "Output"
 
 
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = command_app()
 
 
 def _version(asked: bool) -> None:
@@ -31,7 +27,7 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.command()
+@app.command(cls=Command)
 def load(
     target: Annotated[str, typer.Option(help="The router, HOST:PORT.", metavar="HOST:PORT")] = "127.0.0.1:50051",
     workload: flags.Workload = "poisson",
@@ -77,15 +73,15 @@ def load(
 ) -> None:
     """Drive a cluster with a workload, measure as its client, and report.
 
-    For example:
-
+    Examples:
       lorrery load --rate 4 --duration 30 --adapters all
-      lorrery load --workload azure --trace deploy/traces/azure_llm_2023_conv_excerpt.csv
-      lorrery load --workload azure --trace FILE --adapters 'lora-{0..31}' --out out/azure
+      lorrery load --workload azure --adapters all
+      lorrery load --workload azure --trace requests.csv --adapters 'lora-{0..31}' --out out/azure
       lorrery load --workload slora --rate 2 --duration 300 --alpha 0.3 --num-adapters 32
-      lorrery load -c 256 -n 2000 --input-range 64 --output-range 128     (closed loop)
+      lorrery load -c 256 -n 2000 --input-range 64 --output-range 128
 
-    Requests go out at their intended times however slow the answers are (open loop), and
+    Requests go out at their intended times however slow the answers are (open loop; with -c so many
+    clients send one after another), and
     latencies count from these times; those from the actual send stand beside them. All times
     but deadlines are device seconds: with the cluster's time_scale 2 the schedule takes twice
     as long on the wall.

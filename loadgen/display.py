@@ -14,6 +14,8 @@ __all__ = ["show_progress"]
 
 _BAR_PERIOD_SECONDS = 0.2
 _LINE_PERIOD_SECONDS = 5.0
+_LEAST_BAR, _MOST_BAR, _BESIDE_BAR = 2, 24, 66
+"""Columns of the bar, and of what stands beside it: bar and elapsed time give way before a digit is cut."""
 _RATE_SPAN_SECONDS = 2.0
 
 
@@ -42,12 +44,14 @@ async def show_progress(tally: Tally, own_load: OwnLoadMeter, console: Console) 
 
 
 async def _bar(tally: Tally, own_load: OwnLoadMeter, console: Console) -> None:
+    bar_width = max(_LEAST_BAR, min(_MOST_BAR, console.width - _BESIDE_BAR))
+    elapsed = [TimeElapsedColumn()] if console.width >= _BESIDE_BAR + _LEAST_BAR else []
     progress = Progress(
         TextColumn("[bold]{task.description}"),
-        BarColumn(bar_width=24),
+        BarColumn(bar_width=bar_width),
         MofNCompleteColumn(),
         TextColumn("{task.fields[figures]}"),
-        TimeElapsedColumn(),
+        *elapsed,
         console=console,
         transient=True,
         auto_refresh=False,  # its thread would take the event loop's time

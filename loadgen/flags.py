@@ -24,7 +24,11 @@ Workload = Annotated[
 ]
 Trace = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="azure (CSV) or mooncake (JSON Lines): the trace.", rich_help_panel=_WORKLOAD),
+    typer.Option(
+        metavar="FILE",
+        help="azure (CSV) or mooncake (JSON Lines): the trace. Unset: the excerpt that ships with Lorrery.",
+        rich_help_panel=_WORKLOAD,
+    ),
 ]
 SpeedUp = Annotated[
     float,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.shipped import TRACES
 
 __all__ = [
     "ALL_ADAPTERS",
@@ -48,6 +49,7 @@ class LoadOptions:
         duration: device seconds of the schedule (after the speed-up).
         adapters: ids and families (`lora-{0..31}`), comma-separated; `all`: what the cluster lists.
         adapter_dirs: slora only: names by S-LoRA's rule.
+        trace: azure and mooncake only; None: the excerpt that ships.
         jitter: mooncake only: seconds over which requests of one stamp are spread.
         skip_too_long: leave out requests that the cluster's limits would refuse.
         timeout: of each request, wall seconds.
@@ -78,9 +80,14 @@ class LoadOptions:
     timeout: float = 300.0
 
     @property
+    def trace_file(self) -> Path | None:
+        """The file whose requests are played: `trace`, or the excerpt that ships for this workload."""
+        return self.trace or TRACES.get(self.workload)
+
+    @property
     def schedule_seconds(self) -> float | None:
         """How long sending goes on, device seconds; None: as long as the trace or the number of requests makes it."""
-        has_end = self.trace is not None or self.workload == GIVEN
+        has_end = self.trace_file is not None or self.workload == GIVEN
         if self.duration is None and self.num_requests is None and not has_end:
             return _DEFAULT_DURATION_SECONDS
         return self.duration
@@ -99,10 +106,8 @@ class LoadOptions:
         for option, value in (("rate", self.rate), ("cv", self.cv), ("alpha", self.alpha), ("speed-up", self.speed_up)):
             if not 0 < value < math.inf:
                 raise SettingsError(f"--{option} is {value:g}; it must be above 0")
-        needs_trace = self.workload in ("azure", "mooncake")
         rules: tuple[tuple[bool, str], ...] = (
-            (needs_trace and self.trace is None, f"--workload {self.workload} needs --trace FILE"),
-            (not needs_trace and self.trace is not None, _TRACE_ALONE.format(self.workload)),
+            (self.workload not in TRACES and self.trace is not None, _TRACE_ALONE.format(self.workload)),
             (bool(self.adapter_dirs) and self.workload != "slora", "--adapter-dirs goes with --workload slora only"),
             (bool(self.adapter_dirs and self.adapters), "give --adapters or --adapter-dirs, not both"),
             (bool(self.adapter_dirs) and self.num_adapters is None, "--adapter-dirs needs --num-adapters"),

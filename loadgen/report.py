@@ -24,6 +24,7 @@ from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.options import LoadOptions
 from lorrery.loadgen.own_load import OwnLoad
 from lorrery.loadgen.source import BuiltWorkload
+from lorrery.loadgen.workload import arrivals
 from lorrery.loadgen.workload.outcome_table import OutcomeTable
 from lorrery.loadgen.workload.slora_summary import SloraSummary, slora_summary
 from lorrery.loadgen.workload.summary import FORMULAS, Summary, summarise
@@ -111,6 +112,7 @@ class LoadReport:
         wall_seconds: from the first send to the last end, wall time; of a simulated run as it would be live.
         num_skipped: requests left out because the cluster's limits would refuse them.
         num_warmup_failed: warm-up requests that failed; they are in no figure.
+        notices: what else a reader of the figures must know.
     """
 
     options: LoadOptions
@@ -126,6 +128,7 @@ class LoadReport:
     interrupted: bool
     num_skipped: int
     num_warmup_failed: int
+    notices: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -144,7 +147,27 @@ class LoadReport:
             found.append(f"{self.num_skipped} requests are longer than the cluster's limits and were left out")
         if self.num_warmup_failed:
             found.append(f"{self.num_warmup_failed} warm-up requests failed")
-        return tuple(found)
+        if (too_long := self._too_long()) is not None:
+            found.append(too_long)
+        return (*found, *self.notices)
+
+    def _too_long(self) -> str | None:
+        """Say how many requests were sent that are longer than the cluster takes, and what to do about it."""
+        input_len, total_len = self.cluster.max_req_input_len, self.cluster.max_req_total_len
+        if input_len is None or total_len is None or not self.summary.num_failed:
+            return None
+        requests = self.workload.requests
+        num_too_long = len(requests) - len(arrivals.fitting(requests, input_len, total_len))
+        if not num_too_long:
+            return None
+        longest_input = max(request.prompt_tokens for request in requests)
+        longest_total = max(request.prompt_tokens + request.output_tokens for request in requests)
+        return (
+            f"{num_too_long} of {len(requests)} requests are longer than the cluster takes"
+            f" (scheduler.max_req_input_len {input_len}, max_req_total_len {total_len}): leave them out with"
+            f" --skip-too-long, or raise these and batch_max_tokens; the longest prompt has {longest_input} tokens,"
+            f" the longest request {longest_total}"
+        )
 
 
 def make_report(
@@ -159,6 +182,7 @@ def make_report(
     interrupted: bool = False,
     num_skipped: int = 0,
     num_warmup_failed: int = 0,
+    notices: tuple[str, ...] = (),
 ) -> LoadReport:
     """Compute the figures of a run."""
     summary = summarise(outcomes)
@@ -176,6 +200,7 @@ def make_report(
         interrupted=interrupted,
         num_skipped=num_skipped,
         num_warmup_failed=num_warmup_failed,
+        notices=notices,
     )
 
 

@@ -10,9 +10,10 @@ import uvloop
 from prometheus_client import CollectorRegistry
 from rich.console import Console
 
+from lorrery.chassis.channel import check_target
 from lorrery.chassis.interrupt import handled_by
 from lorrery.chassis.metrics import new_registry, serve_metrics
-from lorrery.chassis.settings import TlsSettings
+from lorrery.chassis.sections import TlsSettings
 from lorrery.loadgen.client import RouterClient
 from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.display import show_progress
@@ -46,10 +47,11 @@ def run_load(
         LorreryError: options that cannot be, a trace that cannot be read, no cluster there.
     """
     options.check()
+    check_target("--target", options.target)
     if out is not None:
         check_folder(out)
     registry = new_registry("loadgen")
-    endpoint = serve_metrics(metrics_address, registry) if metrics_address else None
+    endpoint = serve_metrics(metrics_address, registry, "--metrics") if metrics_address else None
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             report = runner.run(

@@ -17,6 +17,7 @@ __all__ = ["BuiltWorkload", "admissible", "build_workload"]
 
 _DEFAULT_EXPONENT = 1.0
 _NO_ADAPTERS = "base model only; --adapters all or --num-adapters N draws adapters"
+_SHIPPED = "an excerpt of the trace, the one that ships with Lorrery; --trace FILE plays another"
 _MAX_REQUESTS = 10_000_000
 
 
@@ -57,7 +58,7 @@ def build_workload(
             else _other(options, known_adapters, requests)
         )
     except TraceError as error:
-        raise FormatError(f"{options.trace}: {error}") from None
+        raise FormatError(f"{options.trace_file}: {error}") from None
     except ValueError as error:
         raise SettingsError(str(error)) from None
     if not built.requests:
@@ -127,6 +128,8 @@ def _other(options: LoadOptions, known_adapters: Sequence[str], given: Requests 
             notes = ("stamps step by about 3 s, so requests come in bursts (--jitter 3 spreads them)",)
     else:
         requests, notes = _synthetic(options, rng)
+    if options.trace_file is not None and options.trace is None:
+        notes = (*notes, _SHIPPED)
     requests = arrivals.scale(requests, options.speed_up)
     # A closed loop has no schedule to cut: its duration ends the sending.
     cut = None if options.concurrency is not None else options.schedule_seconds
@@ -162,14 +165,15 @@ def _synthetic(options: LoadOptions, rng: np.random.Generator) -> tuple[list[Wor
 def _read(
     options: LoadOptions, reader: Callable[[Iterable[str], int | None], list[WorkloadRequest]]
 ) -> list[WorkloadRequest]:
-    assert options.trace is not None
+    path = options.trace_file
+    assert path is not None
     try:
-        with options.trace.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8", newline="") as file:
             return reader(file, options.num_requests)
     except OSError as error:
-        raise SettingsError(f"--trace {options.trace}: {error.strerror}") from None
+        raise SettingsError(f"--trace {path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise FormatError(f"{options.trace}: not a text file") from None
+        raise FormatError(f"{path}: not a text file") from None
 
 
 def _adapter_names(options: LoadOptions, known_adapters: Sequence[str]) -> list[str]:

@@ -27,9 +27,8 @@ from lorrery.chassis import child
 from lorrery.chassis.channel import open_channel
 from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.interrupt import SIGNALS, handled_by
-from lorrery.chassis.settings import Settings, load
+from lorrery.settings import Settings, load
 
-ROOT = Path(__file__).resolve().parent.parent
 START_SECONDS = 60.0
 """How long a process may take to listen; a loaded machine imports slowly."""
 READY_SECONDS = 30.0
@@ -73,6 +72,10 @@ class ServiceProcess:
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(number)
 
+    def kill(self) -> None:
+        """Kill it, if it still runs; its end counts as one that nobody asked for."""
+        self.signal(signal.SIGKILL)
+
 
 class LocalCluster:
     """A scheduler, workers and a router; `async with` starts them, waits until they serve, and stops them.
@@ -84,6 +87,7 @@ class LocalCluster:
         overrides: `section.key=value`, as for `--set`.
         num_workers: how many workers; fixed ports of theirs count up from the settings'.
         show: gets every line that a process prints.
+        free_ports: listen on free ports instead of the settings', but where `overrides` say otherwise.
 
     Raises:
         SettingsError: the settings are wrong.
@@ -97,8 +101,12 @@ class LocalCluster:
         num_workers: int = 1,
         *,
         show: Show = lambda _name, _line: None,
+        free_ports: bool = False,
     ) -> None:
         self.settings: Settings = load(config, overrides)
+        if free_ports:
+            overrides = [*_free_ports(self.settings), *overrides]
+            self.settings = load(config, overrides)
         self.processes: dict[str, ServiceProcess] = {}
         self._config = config
         self._overrides = list(overrides)
@@ -106,6 +114,7 @@ class LocalCluster:
         self._show = show
         self._announcements: Path | None = None
         self._ended: asyncio.Queue[ServiceProcess] = asyncio.Queue()
+        self._ready = False
 
     async def __aenter__(self) -> Self:
         """Start everything, and return once the router and all workers serve."""
@@ -124,6 +133,7 @@ class LocalCluster:
         except BaseException:
             await self._end_now()
             raise
+        self._ready = True
         return self
 
     async def __aexit__(
@@ -218,7 +228,7 @@ class LocalCluster:
             await channel.close()
 
     def _worker_overrides(self, index: int, scheduler: str) -> list[str]:
-        overrides = [f"worker.scheduler={scheduler}"]
+        overrides = [f"worker.name={self.worker_names[index]}", f"worker.scheduler={scheduler}"]
         for key in ("listen", "metrics"):
             host, _, port = getattr(self.settings.worker, key).rpartition(":")
             overrides.append(f"worker.{key}={host}:{int(port) + index if int(port) else 0}")
@@ -281,10 +291,12 @@ class LocalCluster:
             raise LorreryError(f"{process.name} did not {what} within {seconds:g} s{_last_words(process)}") from None
 
     async def _check_alive(self, process: ServiceProcess) -> None:
-        for other in {process.name: process, **self.processes}.values():
+        others = {} if self._ready else self.processes
+        for other in {process.name: process, **others}.values():
             if other.exit_code is not None and not other.exit_expected:
                 await self._wait_for([other], STOP_MARGIN_SECONDS)  # for the end of what it printed
-                what = f"{other.name} ended with exit code {other.exit_code} before the cluster was ready"
+                when = f"before {'it' if self._ready else 'the cluster'} was ready"
+                what = f"{other.name} ended with exit code {other.exit_code} {when}"
                 raise LorreryError(what + _last_words(other))
 
     async def _stop_in_order(self) -> None:
@@ -360,6 +372,20 @@ def cancelled_by_signals() -> Iterator[list[signal.Signals]]:
 
     with handled_by(loop, on_signal, (*SIGNALS, signal.SIGHUP)):
         yield received
+
+
+def _free_ports(settings: Settings) -> list[str]:
+    """Return the overrides with which every service listens on a free port of the host that the settings name."""
+    return [
+        f"{section}.{key}={getattr(getattr(settings, section), key).rpartition(':')[0]}:0"
+        for section in ("scheduler", "worker", "router")
+        for key in ("listen", "metrics")
+    ]
+
+
+def describe_exit(code: int | None) -> str:
+    """Return an exit code in words."""
+    return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
 
 
 def _last_words(process: ServiceProcess) -> str:

@@ -10,9 +10,10 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 
-from lorrery.chassis.errors import InvalidRequest, RankOverLimit, Unavailable, UnknownName
+from lorrery.chassis.errors import InvalidRequest, RankOverLimit, Reason, Unavailable, UnknownName
+from lorrery.chassis.names import quoted
 from lorrery.router import wire
-from lorrery.router.checks import check_name, quoted
+from lorrery.router.checks import check_adapter_id
 from lorrery.router.placement import Placement
 from lorrery.router.shard import Shard
 from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
@@ -24,7 +25,9 @@ _T = TypeVar("_T")
 
 
 async def list_adapters(placement: Placement, model: str) -> router_pb2.ListAdaptersResponse:
-    """Return every adapter that a connected shard knows, by id.
+    """Return every adapter that a connected shard knows, in its order: that of the settings, then as loaded.
+
+    `lorrery load` picks adapters by their place in this list, `lorrery simulate` by their place in the settings.
 
     Raises:
         Unavailable: no shard is connected.
@@ -32,26 +35,29 @@ async def list_adapters(placement: Placement, model: str) -> router_pb2.ListAdap
     """
     statuses = await _all(_status(shard) for shard in _connected(placement))
     ranks = {adapter.adapter_id: adapter.rank for status in statuses for adapter in status.adapters}
-    return router_pb2.ListAdaptersResponse(adapters=wire.adapter_messages(dict(sorted(ranks.items()))), model=model)
+    return router_pb2.ListAdaptersResponse(adapters=wire.adapter_messages(ranks), model=model)
 
 
-async def load(placement: Placement, adapter: types_pb2.Adapter, max_lora_rank: int) -> None:
-    """Make an adapter known to every shard, and remember it.
+async def load(placement: Placement, adapter: types_pb2.Adapter, max_lora_rank: int, model: str) -> None:
+    """Make an adapter of the base model `model` known to every shard, and remember it.
 
     Raises:
-        InvalidRequest: no id, one that is too long, or rank 0.
+        InvalidRequest: no id that an adapter may have, or rank 0.
         RankOverLimit: the deployment allows no such rank.
         Unavailable: no shard is connected.
         grpc.aio.AioRpcError: as a shard answered; the adapter is then not remembered.
     """
-    if not adapter.adapter_id:
-        raise InvalidRequest("adapter_id is empty")
-    check_name("adapter_id", adapter.adapter_id)
+    check_adapter_id(adapter.adapter_id, model)
     name = quoted(adapter.adapter_id)
     if adapter.rank < 1:
-        raise InvalidRequest(f"adapter {name} has rank 0; it must be at least 1")
+        raise InvalidRequest(f"adapter {name} has rank 0; it must be at least 1", field="rank", value=0, limit=1)
     if adapter.rank > max_lora_rank:
-        raise RankOverLimit(f"adapter {name} has rank {adapter.rank}; max_lora_rank is {max_lora_rank}")
+        raise RankOverLimit(
+            f"adapter {name} has rank {adapter.rank}; max_lora_rank is {max_lora_rank}",
+            field="rank",
+            value=adapter.rank,
+            limit=max_lora_rank,
+        )
     request = scheduler_pb2.RegisterAdapterRequest(adapter=adapter)
     shards = _connected(placement)
     # Remembered first, so that a shard which connects meanwhile hears of it too.
@@ -67,18 +73,16 @@ async def load(placement: Placement, adapter: types_pb2.Adapter, max_lora_rank: 
         raise
 
 
-async def unload(placement: Placement, adapter_id: str) -> None:
+async def unload(placement: Placement, adapter_id: str, model: str) -> None:
     """Make an adapter unknown to new requests on every shard, and forget it.
 
     Raises:
-        InvalidRequest: no id, or one that is too long.
+        InvalidRequest: no id that an adapter may have.
         UnknownName: no shard knew it.
         Unavailable: no shard is connected.
         grpc.aio.AioRpcError: as a shard answered.
     """
-    if not adapter_id:
-        raise InvalidRequest("adapter_id is empty")
-    check_name("adapter_id", adapter_id)
+    check_adapter_id(adapter_id, model)
     request = scheduler_pb2.UnregisterAdapterRequest(adapter_id=adapter_id)
     shards = _connected(placement)
     # Remembered first, so that a shard which connects meanwhile hears of it too.
@@ -87,7 +91,7 @@ async def unload(placement: Placement, adapter_id: str) -> None:
     known = await _all(_unregister(shard, request) for shard in shards)
     if not remembered and not any(known):
         placement.unloaded.discard(adapter_id)
-        raise UnknownName(f"adapter {quoted(adapter_id)} is not loaded")
+        raise UnknownName(f"adapter {quoted(adapter_id)} is not loaded", field="adapter_id", value=quoted(adapter_id))
 
 
 async def cluster_status(placement: Placement) -> router_pb2.GetClusterStatusResponse:
@@ -104,7 +108,7 @@ async def cluster_status(placement: Placement) -> router_pb2.GetClusterStatusRes
 def _connected(placement: Placement) -> list[Shard]:
     shards = [shard for shard in placement.shards if shard.connected]
     if not shards:
-        raise Unavailable("no scheduler is connected")
+        raise Unavailable("no scheduler is connected", Reason.NO_SCHEDULER)
     return shards
 
 

@@ -9,31 +9,33 @@ from array import array
 import numpy as np
 
 from lorrery.chassis.errors import InvalidRequest
+from lorrery.chassis.names import MAX_NAME_CHARACTERS, quoted, too_long, why_no_name
 from lorrery.router.tokenizer import Tokenizer
 
-MAX_NAME_CHARACTERS = 512
-"""Longest id or name that a client may give: names travel in every message about a request and in the log."""
 
-MAX_QUOTED_CHARACTERS = 100
-"""So much of a client's value stands in a message or in the log."""
-
-
-def quoted(value: str) -> str:
-    """Return a client's value for a message, cut where it is long."""
-    if len(value) <= MAX_QUOTED_CHARACTERS:
-        return repr(value)
-    return f"{value[:MAX_QUOTED_CHARACTERS]!r}..."
-
-
-def check_name(field: str, value: str) -> None:
+def check_length(field: str, value: str) -> None:
     """Check the length of an id or name.
 
     Raises:
         InvalidRequest: it is over `MAX_NAME_CHARACTERS`.
     """
-    if len(value) > MAX_NAME_CHARACTERS:
+    why = too_long(value)
+    if why is not None:
+        raise InvalidRequest(f"{field} {why}", field=field, value=quoted(value), limit=MAX_NAME_CHARACTERS)
+
+
+def check_adapter_id(adapter_id: str, model: str) -> None:
+    """Check that an adapter may have this id.
+
+    Raises:
+        InvalidRequest: it is empty or too long, has blanks or control characters, or is the base model's name.
+    """
+    why = why_no_name(adapter_id)
+    if why is None and adapter_id == model:
+        why = f"is {quoted(model)}, the base model's name; leave it empty to ask the base model"
+    if why is not None:
         raise InvalidRequest(
-            f"{field} has {len(value)} characters; at most {MAX_NAME_CHARACTERS} are allowed; it begins {quoted(value)}"
+            f"adapter_id {why}", field="adapter_id", value=quoted(adapter_id), limit=MAX_NAME_CHARACTERS
         )
 
 
@@ -51,7 +53,10 @@ def check_text(field: str, text: str, tokenizer: Tokenizer, max_req_input_len: i
     if (size := len(text.encode())) > most:
         raise InvalidRequest(
             f"{field} has {size} bytes; max_req_input_len is {max_req_input_len} tokens, which are {most} bytes at most"
-            f" (the longest token has {longest}); give a shorter one"
+            f" (the longest token has {longest}); give a shorter one",
+            field=field,
+            value=size,
+            limit=most,
         )
 
 
@@ -66,5 +71,8 @@ def check_token_ids(field: str, token_ids: "array[int]", vocab_size: int) -> Non
         at = int(outside.argmax())
         raise InvalidRequest(
             f"{field}[{at}] is {token_ids[at]}; the vocabulary has {vocab_size} tokens, so at most {vocab_size - 1} is"
-            " allowed"
+            " allowed",
+            field=f"{field}[{at}]",
+            value=token_ids[at],
+            limit=vocab_size - 1,
         )

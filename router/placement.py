@@ -11,12 +11,12 @@ from collections.abc import Collection, Mapping
 from uuid import uuid4
 
 from lorrery.chassis import rendezvous
-from lorrery.chassis.errors import Unavailable
-from lorrery.chassis.settings import Settings
+from lorrery.chassis.errors import Reason, Unavailable
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.request import Finish
 from lorrery.router.shard import Shard
 from lorrery.router.streams import Slot
+from lorrery.settings import Settings
 
 
 class Placement:
@@ -58,7 +58,7 @@ class Placement:
         finally:
             for slot in list(self._waiting):
                 self.release(slot)
-                slot.fail(Unavailable("the router is stopping"))
+                slot.fail(Unavailable("the router is stopping", Reason.DRAINING))
 
     def submit(self, slot: Slot) -> None:
         """Give a request to a shard, now or when there is one."""
@@ -121,6 +121,9 @@ class Placement:
         slot.fail(
             Unavailable(
                 f"no scheduler for {self._timeout_seconds:g} s (resume_timeout_seconds);"
-                f" tried {', '.join(shard.address for shard in self.shards)}"
+                f" tried {', '.join(shard.address for shard in self.shards)}",
+                Reason.NO_SCHEDULER,
+                field="resume_timeout_seconds",
+                limit=self._timeout_seconds,
             )
         )

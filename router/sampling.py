@@ -40,11 +40,11 @@ def read_sampling(given: Mapping[str, Any]) -> SamplingParams:
     """Build normalised, checked parameters from those that a client gave.
 
     Args:
-        given: by name; a name left out takes its default. `stop_sequences` is one string or a list of them; empty
-            strings are dropped.
+        given: by name; a name left out takes its default. `stop_sequences` is one string or a list of them.
 
     Raises:
-        InvalidRequest: an unknown name, or a value out of range; the first one in S-LoRA's order of checks.
+        InvalidRequest: an unknown name, a value out of range, the first one in S-LoRA's order of checks, or an empty
+            stop string, which S-LoRA drops without a word.
     """
     values = dict(given)
     stop_sequences = values.pop("stop_sequences", None) or ()
@@ -52,9 +52,14 @@ def read_sampling(given: Mapping[str, Any]) -> SamplingParams:
         stop_sequences = (stop_sequences,)
     for name in values:
         if name not in SamplingParams.__slots__:
-            raise InvalidRequest(f"unknown sampling parameter {name}")
-    params = normalise(SamplingParams(**values, stop_sequences=tuple(stop for stop in stop_sequences if stop)))
+            raise InvalidRequest(f"unknown sampling parameter {name}", field=name)
+    params = normalise(SamplingParams(**values, stop_sequences=tuple(stop_sequences)))
     check(params)
+    if "" in params.stop_sequences:
+        field = f"stop_sequences[{params.stop_sequences.index('')}]"
+        raise InvalidRequest(
+            f"{field} is empty; a stop string has at least 1 character; leave it out", field=field, value="", limit=1
+        )
     return params
 
 
@@ -73,15 +78,19 @@ def check(params: SamplingParams) -> None:
     Raises:
         InvalidRequest: a value out of range.
     """
-    if not params.presence_penalty >= 0.0:
-        raise InvalidRequest(f"presence_penalty must >= 0.0, got {params.presence_penalty}")
-    if not params.frequency_penalty >= 0.0:
-        raise InvalidRequest(f"frequency_penalty must >= 0.0, got {params.frequency_penalty}")
+    for name in ("presence_penalty", "frequency_penalty"):
+        if not getattr(params, name) >= 0.0:
+            raise _out_of_range(params, name, "must >= 0.0, got {}")
     if not params.temperature > 0.0:
-        raise InvalidRequest(f"temperature must > 0.0, got {params.temperature}")
+        raise _out_of_range(params, "temperature", "must > 0.0, got {}")
     if not 0.0 < params.top_p <= 1.0:
-        raise InvalidRequest(f"top_p must in (0.0, 1.0], got {params.top_p}")
+        raise _out_of_range(params, "top_p", "must in (0.0, 1.0], got {}")
     if params.top_k < -1 or params.top_k == 0:
-        raise InvalidRequest(f"top_k must be -1 (disable), or at least 1, got {params.top_k}.")
+        raise _out_of_range(params, "top_k", "must be -1 (disable), or at least 1, got {}.")
     if params.max_new_tokens < 1:
-        raise InvalidRequest(f"max_new_tokens must be at least 1 , got {params.max_new_tokens}.")
+        raise _out_of_range(params, "max_new_tokens", "must be at least 1 , got {}.")
+
+
+def _out_of_range(params: SamplingParams, name: str, rule: str) -> InvalidRequest:
+    value = getattr(params, name)
+    return InvalidRequest(f"{name} {rule.format(value)}", field=name, value=value)

@@ -9,27 +9,29 @@ import asyncio
 import random
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 from uuid import uuid4
 
 import grpc
 import grpc.aio
 from prometheus_client import CollectorRegistry
 
+from lorrery.chassis import status
 from lorrery.chassis.errors import (
     GRPC_STATUS,
     Internal,
     InvalidRequest,
     Overloaded,
+    Reason,
     RequestError,
     Unattainable,
     Unavailable,
     UnknownName,
 )
 from lorrery.chassis.log import get_logger
-from lorrery.chassis.settings import Settings
+from lorrery.chassis.names import quoted
 from lorrery.router import adapters, wire
-from lorrery.router.checks import check_name, check_text, check_token_ids, quoted
+from lorrery.router.checks import check_adapter_id, check_length, check_text, check_token_ids
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.output import Output
 from lorrery.router.placement import Placement
@@ -38,6 +40,7 @@ from lorrery.router.stop import stop_token_sequences
 from lorrery.router.streams import Slot
 from lorrery.router.timing import Timing
 from lorrery.router.tokenizer import open_tokenizer
+from lorrery.settings import Settings
 from lorrery.v1 import router_pb2, router_pb2_grpc
 from lorrery.vocabulary import u32
 
@@ -56,7 +59,7 @@ _OUTCOMES: dict[grpc.StatusCode, str] = {
     grpc.StatusCode.UNAVAILABLE: "unavailable",
 }
 
-_Context = grpc.aio.ServicerContext[Any, Any]
+_Context = status.Context
 _T = TypeVar("_T")
 _log = get_logger("router.service")
 
@@ -139,9 +142,14 @@ class Router(router_pb2_grpc.RouterServiceServicer):
     async def _generate(self, message: router_pb2.GenerateRequest, context: _Context) -> None:
         timing = Timing(self._metrics)
         if self._draining:
-            raise Unavailable("the router is draining; ask another")
+            raise Unavailable("the router is draining; ask another", Reason.DRAINING)
         if self._open_handlers > (limit := self._settings.router.max_open_requests):
-            raise Overloaded(f"{limit} requests are open; max_open_requests is {limit}")
+            raise Overloaded(
+                f"{limit} requests are open; max_open_requests is {limit}; try later",
+                Reason.TOO_MANY_OPEN_REQUESTS,
+                field="max_open_requests",
+                limit=limit,
+            )
         request = await self._read(message)
         output = Output(request, self._tokenizer)
 
@@ -194,17 +202,24 @@ class Router(router_pb2_grpc.RouterServiceServicer):
         """
         for field, value in (
             ("model", message.model),
-            ("adapter_id", message.adapter_id),
             ("tenant_id", message.tenant_id),
             ("request_id", message.request_id),
         ):
-            check_name(field, value)
+            check_length(field, value)
         model = self._settings.model
         if message.model not in ("", model):
-            raise UnknownName(f"model {quoted(message.model)} is not served here; the cluster serves {model!r}")
+            raise UnknownName(
+                f"model {quoted(message.model)} is not served here; the cluster serves {model!r}",
+                Reason.UNKNOWN_MODEL,
+                field="model",
+                value=quoted(message.model),
+                served=model,
+            )
+        if message.adapter_id:
+            check_adapter_id(message.adapter_id, model)
         sampling = wire.sampling_params(message.sampling)
         if message.HasField("true_output_tokens") and message.true_output_tokens < 1:
-            raise InvalidRequest("true_output_tokens must be at least 1, got 0")
+            raise InvalidRequest("true_output_tokens must be at least 1, got 0", field="true_output_tokens", value=0)
         return Request(
             request_id=message.request_id or uuid4().hex,
             adapter_id=message.adapter_id,
@@ -227,7 +242,7 @@ class Router(router_pb2_grpc.RouterServiceServicer):
             if len(text) > _LONG_TEXT_CHARACTERS:
                 return await asyncio.to_thread(self._tokenizer.encode_prompt, text)
             return self._tokenizer.encode_prompt(text)
-        raise InvalidRequest("prompt is empty; give text or token_ids")
+        raise InvalidRequest("prompt is empty; give text or token_ids", field="prompt")
 
     async def _stop_token_sequences(self, stop_strings: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         if not stop_strings:
@@ -251,14 +266,14 @@ class Router(router_pb2_grpc.RouterServiceServicer):
     ) -> router_pb2.LoadAdapterResponse:
         """Make an adapter known to every shard."""
         max_lora_rank = self._settings.adapters.max_lora_rank
-        await _answer(context, adapters.load(self._placement, request.adapter, max_lora_rank))
+        await _answer(context, adapters.load(self._placement, request.adapter, max_lora_rank, self._settings.model))
         return router_pb2.LoadAdapterResponse()
 
     async def UnloadAdapter(  # noqa: N802  gRPC's name for it
         self, request: router_pb2.UnloadAdapterRequest, context: _Context
     ) -> router_pb2.UnloadAdapterResponse:
         """Make an adapter unknown to every shard."""
-        await _answer(context, adapters.unload(self._placement, request.adapter_id))
+        await _answer(context, adapters.unload(self._placement, request.adapter_id, self._settings.model))
         return router_pb2.UnloadAdapterResponse()
 
     async def GetClusterStatus(  # noqa: N802  gRPC's name for it
@@ -273,9 +288,9 @@ async def _answer(context: _Context, answer: Awaitable[_T]) -> _T:
     try:
         return await answer
     except RequestError as error:
-        await context.abort(GRPC_STATUS[type(error)], str(error))
+        await status.abort(context, error)
     except grpc.aio.AioRpcError as error:
-        await context.abort(error.code(), error.details() or "")
+        await status.pass_on(context, error)
 
 
 async def _abort(context: _Context, error: RequestError) -> None:
@@ -284,10 +299,10 @@ async def _abort(context: _Context, error: RequestError) -> None:
     To a reader that has stopped reading, the status waits behind what it has not read. After a while we no longer do;
     gRPC keeps the status for it.
     """
-    message = "internal error; the router's log has more" if isinstance(error, Internal) else str(error)
+    message = "internal error; the router's log has more" if isinstance(error, Internal) else None
     try:
         async with asyncio.timeout(FAREWELL_SECONDS):
-            await context.abort(GRPC_STATUS[type(error)], message)
+            await status.abort(context, error, message)
     except TimeoutError:
         raise asyncio.CancelledError from None
 

@@ -13,13 +13,13 @@ import grpc
 import grpc.aio
 
 from lorrery.chassis.channel import open_channel
-from lorrery.chassis.errors import Overloaded
+from lorrery.chassis.errors import Overloaded, Reason
 from lorrery.chassis.log import get_logger
-from lorrery.chassis.settings import Settings
 from lorrery.router import wire
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.request import Finish
 from lorrery.router.streams import Fanout, Slot
+from lorrery.settings import Settings
 from lorrery.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 FIRST_RETRY_SECONDS = 0.2
@@ -249,7 +249,14 @@ class Shard:
         self._session.cancel(slot.handle)
         self._metrics.slow_readers.inc()
         limit = self._settings.router.max_pending_tokens
-        slot.cut_off(Overloaded(f"the reader left more than {limit} tokens waiting; max_pending_tokens is {limit}"))
+        slot.cut_off(
+            Overloaded(
+                f"the reader left more than {limit} tokens waiting; max_pending_tokens is {limit}",
+                Reason.SLOW_READER,
+                field="max_pending_tokens",
+                limit=limit,
+            )
+        )
 
 
 def _first_line(errors: BaseExceptionGroup[BaseException]) -> str:

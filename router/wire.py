@@ -14,6 +14,7 @@ from lorrery.chassis.errors import (
     NeverFits,
     Overloaded,
     RankOverLimit,
+    Reason,
     RequestError,
     Unattainable,
     Unavailable,
@@ -25,17 +26,17 @@ from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
 from lorrery.vocabulary import u32
 from lorrery.vocabulary.finish_reason import FinishReason
 
-_REFUSALS: dict[int, type[RequestError]] = {
-    scheduler_pb2.REFUSAL_REASON_INVALID: InvalidRequest,
-    scheduler_pb2.REFUSAL_REASON_NEVER_FITS: NeverFits,
-    scheduler_pb2.REFUSAL_REASON_UNKNOWN_ADAPTER: UnknownName,
-    scheduler_pb2.REFUSAL_REASON_QUEUE_FULL: Overloaded,
-    scheduler_pb2.REFUSAL_REASON_SLO_UNATTAINABLE: Unattainable,
-    scheduler_pb2.REFUSAL_REASON_RANK_OVER_LIMIT: RankOverLimit,
-    scheduler_pb2.REFUSAL_REASON_NO_WORKER: Unavailable,
-    scheduler_pb2.REFUSAL_REASON_DRAINING: Unavailable,
-    scheduler_pb2.REFUSAL_REASON_ADAPTER_LOAD: Unavailable,
-    scheduler_pb2.REFUSAL_REASON_INTERNAL: Internal,
+_REFUSALS: dict[int, tuple[type[RequestError], Reason]] = {
+    scheduler_pb2.REFUSAL_REASON_INVALID: (InvalidRequest, Reason.INVALID_VALUE),
+    scheduler_pb2.REFUSAL_REASON_NEVER_FITS: (NeverFits, Reason.NEVER_FITS),
+    scheduler_pb2.REFUSAL_REASON_UNKNOWN_ADAPTER: (UnknownName, Reason.UNKNOWN_ADAPTER),
+    scheduler_pb2.REFUSAL_REASON_QUEUE_FULL: (Overloaded, Reason.QUEUE_FULL),
+    scheduler_pb2.REFUSAL_REASON_SLO_UNATTAINABLE: (Unattainable, Reason.SLO_UNATTAINABLE),
+    scheduler_pb2.REFUSAL_REASON_RANK_OVER_LIMIT: (RankOverLimit, Reason.RANK_OVER_LIMIT),
+    scheduler_pb2.REFUSAL_REASON_NO_WORKER: (Unavailable, Reason.NO_WORKER),
+    scheduler_pb2.REFUSAL_REASON_DRAINING: (Unavailable, Reason.DRAINING),
+    scheduler_pb2.REFUSAL_REASON_ADAPTER_LOAD: (Unavailable, Reason.ADAPTER_LOAD),
+    scheduler_pb2.REFUSAL_REASON_INTERNAL: (Internal, Reason.INTERNAL),
 }
 Message = router_pb2.GenerateResponse
 """What a client gets."""
@@ -214,11 +215,12 @@ def tokens_frame(tokens: scheduler_pb2.Tokens) -> TokensFrame:
 
 def refusal(refused: scheduler_pb2.Refused) -> Refusal:
     """Return a refusal as the error that the client will see."""
-    kind = _REFUSALS.get(refused.reason, Internal)
+    kind, reason = _REFUSALS.get(refused.reason, (Internal, Reason.INTERNAL))
     message = refused.message or scheduler_pb2.RefusalReason.Name(refused.reason)
     if kind is Unattainable and _SLO_UNATTAINABLE not in message:
         message = f"{_SLO_UNATTAINABLE}: {message}"
-    return Refusal(refused.handle, kind(message), refused.reason == scheduler_pb2.REFUSAL_REASON_DRAINING)
+    error = kind(message, reason, **refused.facts)
+    return Refusal(refused.handle, error, refused.reason == scheduler_pb2.REFUSAL_REASON_DRAINING)
 
 
 def _finish(done: scheduler_pb2.Finished) -> Finish:

@@ -8,13 +8,16 @@ if __name__ == "__main__":
 from prometheus_client import CollectorRegistry
 
 from lorrery.chassis.process import Made, service_command
-from lorrery.chassis.settings import Settings
 from lorrery.scheduler.service import SchedulerService
+from lorrery.settings import Settings, load
 
 HELP = """Form batches for the workers that attach, and stream their tokens to the routers.
 
 Settings: the [scheduler] section of the cluster file (policy, limits, prefix cache, timeouts), [adapters], model and
 time_scale. Workers and routers dial in; their order of starting does not matter.
+
+Examples:
+  python -m lorrery.scheduler --config cluster.toml --set scheduler.listen=0.0.0.0:50052
 """
 
 
@@ -25,4 +28,4 @@ def make(settings: Settings, registry: CollectorRegistry) -> Made:
 
 
 if __name__ == "__main__":
-    service_command("scheduler", HELP, make)
+    service_command("scheduler", HELP, load, make)

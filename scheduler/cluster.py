@@ -11,11 +11,11 @@ from prometheus_client import CollectorRegistry
 
 from lorrery.chassis.clock import DeviceClock
 from lorrery.chassis.log import get_logger
-from lorrery.chassis.settings import Settings
 from lorrery.scheduler import wire
 from lorrery.scheduler.core.cluster import ClusterCore, ClusterEvent, Placed, Refused, Withdrawn
 from lorrery.scheduler.core.member import Member
-from lorrery.scheduler.core.refusals import WITHHELD, RefusalReason
+from lorrery.scheduler.core.policies import batch_limits, batching_name
+from lorrery.scheduler.core.refusals import withheld
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.journal import Journal
 from lorrery.scheduler.live import Live
@@ -24,6 +24,7 @@ from lorrery.scheduler.metrics import SchedulerMetrics
 from lorrery.scheduler.replicas import ReplicaFactory, cluster_rules
 from lorrery.scheduler.routers import RouterLink
 from lorrery.scheduler.workers import Dispatcher
+from lorrery.settings import Settings
 from lorrery.vocabulary import u32
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
@@ -40,6 +41,7 @@ class Cluster:
         self.lives: dict[int, Live] = {}
         self.workers: dict[str, Dispatcher] = {}
         self.routers: set[RouterLink] = set()
+        self.faults_from_ps = 0
         self.empty = asyncio.Event()
         self._num_handles = 0
         self._wait_timer: asyncio.TimerHandle | None = None
@@ -81,7 +83,7 @@ class Cluster:
         for event in events:
             if isinstance(event, Refused):
                 if self.journal is not None:
-                    self.journal.refused(submit.request_id, at_ps, event.reason)
+                    self.journal.refused(submit.request_id, at_ps, event.refusal.reason)
                 self._tell_refused(event, submit.request_id, router, submit.handle)
                 return
         if self.journal is not None:
@@ -126,7 +128,7 @@ class Cluster:
                 self.workers[event.member.name].placed(event, at_ps)
             elif isinstance(event, Refused):
                 if self.journal is not None:
-                    self.journal.refused(live.request_id, at_ps, event.reason, event.sequence.handle)
+                    self.journal.refused(live.request_id, at_ps, event.refusal.reason, event.sequence.handle)
                 self._tell_refused(event, live.request_id, live.router, live.router_handle)
                 self.forget(live)
             elif isinstance(event, Withdrawn):
@@ -145,12 +147,12 @@ class Cluster:
         self._watch_waits()
 
     def _tell_refused(self, event: Refused, request_id: str, router: RouterLink, router_handle: int) -> None:
+        refusal = event.refusal
         if event.error is not None:
-            self.log_error(event.message, event.error)
-        internal = event.reason is RefusalReason.INTERNAL
-        self.metrics.requests.labels("failed" if internal else "refused").inc()
-        log.info("request_refused", request_id=request_id, reason=event.message)
-        router.refused(router_handle, event.reason, WITHHELD if internal else event.message)
+            self.log_error(refusal.message, event.error)
+        self.metrics.requests.labels("failed" if event.error is not None else "refused").inc()
+        log.info("request_refused", request_id=request_id, reason=refusal.message)
+        router.refused(router_handle, withheld(refusal))
 
     def log_error(self, message: str, error: Exception) -> None:
         """Log what a policy raised, with its traceback; the same once only, for it may do so for every request."""
@@ -188,6 +190,7 @@ class Cluster:
             raise ValueError(f"worker {hello.worker_id} is attached already")
         settings = self._factory.replica_settings(hello)
         at_ps = self.clock.now_ps()
+        self.faults_from_ps = self._factory.begin_faults(at_ps)
         journal = None if self.journal is None else self.journal.attached(hello, at_ps)
         member = Member(hello.worker_id, self._factory.replica(settings), settings.max_total_token_num)
         events = self.core.attach(member, at_ps)
@@ -197,9 +200,9 @@ class Cluster:
             worker_id=hello.worker_id,
             gpu=hello.gpu,
             policy=settings.policy,
-            batching=settings.batching_name,
+            batching=batching_name(settings),
             max_total_token_num=settings.max_total_token_num,
-            batch_max_tokens=settings.limits.max_prompt_tokens,
+            batch_max_tokens=batch_limits(settings).max_prompt_tokens,
         )
         self._carry_out(events, at_ps)
         return worker

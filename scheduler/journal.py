@@ -19,7 +19,6 @@ from typing import Any
 
 from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.log import get_logger
-from lorrery.chassis.settings import Settings
 from lorrery.chassis.version import VERSION
 from lorrery.scheduler.core.candidates import Figures
 from lorrery.scheduler.core.plan import Event, Idle, Plan
@@ -28,6 +27,7 @@ from lorrery.scheduler.core.refusals import RefusalReason
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.effects import Awaited
 from lorrery.scheduler.messages import StepReport, WorkerHello
+from lorrery.settings import Settings
 
 FLUSH_SECONDS = 1.0
 
@@ -246,7 +246,7 @@ def _what_matters(settings: Settings) -> dict[str, Any]:
     addresses = {"listen", "metrics"}
     return settings.model_dump(
         mode="json",
-        include={"format", "model", "catalogue", "time_scale", "adapters", "scheduler", "worker"},
+        include={"format", "model", "catalogue", "time_scale", "faults", "adapters", "scheduler", "worker"},
         exclude={"scheduler": {"journal", *addresses}, "worker": {"scheduler", *addresses}},
     )
 

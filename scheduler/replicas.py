@@ -1,24 +1,33 @@
 """Builds what the core needs from the settings: replicas for workers that attach, adapters, caches, the placement."""
 
+from collections.abc import Mapping
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
+from lorrery.chassis import faults
 from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.settings import Settings
 from lorrery.chassis.tables import read_tables
 from lorrery.scheduler.core.adapters import LoadFails
-from lorrery.scheduler.core.catalogue import BATCHINGS, PLACEMENTS, QUEUES, ReplicaSettings, build_replica
+from lorrery.scheduler.core.admission import BatchLimits
+from lorrery.scheduler.core.batching.base import Batching
+from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.cluster import ClusterRules
 from lorrery.scheduler.core.devices import TABLES_PACKAGE, Devices
 from lorrery.scheduler.core.placements.base import Placement
+from lorrery.scheduler.core.placements.table import PLACEMENTS
+from lorrery.scheduler.core.policies import batch_limits, policy_of
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache
 from lorrery.scheduler.core.prefix_cache.static_trie import StaticTrie
+from lorrery.scheduler.core.queues.base import Queue
 from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.scheduler.messages import WorkerHello
-from lorrery.scheduler.plugins import find
+from lorrery.scheduler.plugins import PlugIn, find
 from lorrery.scheduler.trie_file import read_corpus, read_trie
+from lorrery.settings import Settings
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 
@@ -48,25 +57,44 @@ class ReplicaFactory:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        own = settings.adapters
+        adapters = settings.adapters
         self._rng = np.random.default_rng(settings.scheduler.seed)
         self._num_replicas = 0
+        self._faults = settings.planned_faults()
+        self._faults_from_ps: int | None = None
         try:
             self._devices = Devices(read_tables(TABLES_PACKAGE, settings.catalogue))
             self._costs = self._devices.adapter_costs(
-                settings.model, own.target_modules, own.host_gb_per_second, own.disk_gb_per_second
+                settings.model,
+                adapters.target_modules,
+                adapters.host_gb_per_second,
+                adapters.disk_gb_per_second,
             )
             self._costs.size_bytes(1)
         except ValueError as error:
             raise SettingsError(f"model: {error}") from None
-        policy, batching = settings.scheduler.policy, settings.scheduler.batching
-        self._make_queue = None if policy in QUEUES else find("scheduler.policy", policy, {})
-        self._make_batching = None if batching in (None, *BATCHINGS) else find("scheduler.batching", batching or "", {})
+        own = settings.scheduler
+        self._queue = self._plug_in("policy", own.policy, Queue, own.policy_options)
+        self._batching = self._plug_in("batching", own.batching or "", Batching, own.batching_options)
+        self._placement = self._plug_in("placement", own.placement, Placement, own.placement_options)
+        if self._queue is not None:
+            self._queue.make()  # a class that is no queue is an error now, not at the first attach
+        if self._batching is not None:
+            self._batching.make(BatchLimits(1, 1))
         _ = self.prefix_cache  # a corpus that cannot be read is an error now, not at the first attach
 
+    @staticmethod
+    def _plug_in(part: str, name: str, protocol: type, options: Mapping[str, Any]) -> PlugIn[Any] | None:
+        return find(f"scheduler.{part}", name, protocol, options) if ":" in name else None
+
     def placement(self) -> Placement:
-        """Build the placement."""
-        return find("scheduler.placement", self._settings.scheduler.placement, PLACEMENTS)(self._rng)
+        """Build the placement.
+
+        Raises:
+            SettingsError: one from outside the tree cannot be made.
+        """
+        make = PLACEMENTS[self._settings.scheduler.placement] if self._placement is None else self._placement.make
+        return make(self._rng)
 
     def adapter(self, adapter_id: str, rank: int) -> Adapter:
         """Build an adapter, with the slots that it takes of a KV pool."""
@@ -95,9 +123,10 @@ class ReplicaFactory:
             memory=own.memory,
             block_size=own.block_size,
             watermark=own.watermark,
-            cache_blocks=own.prefix_cache.kind == "blocks",
+            prefix_cache=own.prefix_cache.kind,
             share_within_plan=own.prefix_cache.share_within_plan,
             strict=own.strict,
+            limits=own.limits,
             running_max_req_size=own.running_max_req_size,
             batch_max_tokens=own.batch_max_tokens,
             max_num_seqs=own.max_num_seqs,
@@ -107,7 +136,7 @@ class ReplicaFactory:
             batch_num_adapters=own.batch_num_adapters or 1,
             first_token_slo_ps=round(own.first_token_slo_seconds * PS_PER_SECOND),
             profile=self._devices.profile(hello.gpu, hello.model, hello.tensor_parallel, hello.step_time_model)
-            if own.policy == "pets"
+            if policy_of(own.policy).needs_profile
             else None,
             max_loras=adapters.max_loras,
             max_cpu_loras=adapters.max_cpu_loras,
@@ -123,21 +152,31 @@ class ReplicaFactory:
             settings: of it.
             load_fails: which loads fail, beside those that the settings let fail at random.
         """
-        make_queue, make_batching = self._make_queue, self._make_batching
+        queue, batching = self._queue, self._batching
         fails_at_random = self._random_failures()
 
         def fails(adapter: Adapter, attempt: int, at_ps: int) -> bool:
             told = load_fails is not None and load_fails(adapter, attempt, at_ps)
-            return fails_at_random(adapter, attempt, at_ps) or told
+            return fails_at_random(adapter, attempt, at_ps) or told or self._fails_as_planned(adapter, at_ps)
 
         return build_replica(
             settings,
             self.prefix_cache,
-            make_queue=None if make_queue is None else lambda _settings: make_queue(),
-            make_batching=None if make_batching is None else lambda chosen: make_batching(chosen.limits),
+            make_queue=None if queue is None else lambda _settings: queue.make(),
+            make_batching=None if batching is None else lambda chosen: batching.make(batch_limits(chosen)),
             load_ps=self._costs.load_ps,
             load_fails=fails,
         )
+
+    def begin_faults(self, at_ps: int) -> int:
+        """Let the times of the settings' faults count from now, unless they do already; return since when they do."""
+        if self._faults_from_ps is None:
+            self._faults_from_ps = at_ps
+        return self._faults_from_ps
+
+    def _fails_as_planned(self, adapter: Adapter, at_ps: int) -> bool:
+        since_ps = self._faults_from_ps
+        return since_ps is not None and faults.load_fails(self._faults, adapter.adapter_id, at_ps - since_ps)
 
     def _random_failures(self) -> LoadFails:
         """Return which loads of the next replica fail; it draws for itself, so others' loads do not matter."""

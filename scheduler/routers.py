@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from lorrery.chassis.clock import DeviceClock
 from lorrery.scheduler import wire
-from lorrery.scheduler.core.refusals import RefusalReason
+from lorrery.scheduler.core.refusals import Refusal
 
 
 class RouterLink:
@@ -53,9 +53,9 @@ class RouterLink:
         self._finished.append(message)
         self._wake.set()
 
-    def refused(self, handle: int, reason: RefusalReason, message: str) -> None:
+    def refused(self, handle: int, refusal: Refusal) -> None:
         """Send that a request ends without further tokens."""
-        self.send(wire.refused(handle, reason, message))
+        self.send(wire.refused(handle, refusal))
 
     def send(self, message: wire.ToRouter) -> None:
         """Send anything else."""

@@ -9,13 +9,16 @@ import grpc
 import grpc.aio
 from prometheus_client import CollectorRegistry
 
+from lorrery.chassis import status
+from lorrery.chassis.errors import Conflict, InvalidRequest, RankOverLimit, Reason, UnknownName
 from lorrery.chassis.log import get_logger
-from lorrery.chassis.settings import Settings
+from lorrery.chassis.names import quoted, why_no_name
 from lorrery.chassis.tasks import until_first_ends
 from lorrery.scheduler import wire
 from lorrery.scheduler.cluster import Cluster
 from lorrery.scheduler.routers import RouterLink
 from lorrery.scheduler.workers import Dispatcher
+from lorrery.settings import Settings
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import scheduler_pb2_grpc, types_pb2
 from lorrery.vocabulary import u32
@@ -94,6 +97,16 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         if first is None or first.WhichOneof("message") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be hello")
             return
+        name = first.hello.worker_id
+        if (why := why_no_name(name)) is not None:
+            await status.abort(context, InvalidRequest(f"worker_id {why}; see worker.name", field="worker_id"))
+        if name in self._cluster.workers:
+            log.warning("worker_refused", worker_id=name, reason="its name is taken")
+            message = (
+                f"a worker named {quoted(name)} is attached already; each needs a name of its own:"
+                " set worker.name, or leave it unset for HOST-PID"
+            )
+            await status.abort(context, Conflict(message, Reason.NAME_TAKEN, field="worker.name", value=quoted(name)))
         try:
             worker = self._cluster.attach(wire.read_worker_hello(first.hello))
         except ValueError as error:
@@ -101,7 +114,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
             return
         try:
-            await context.write(wire.welcome(self._settings.time_scale, self._cluster.clock.now_ps()))
+            now_ps, faults_from_ps = self._cluster.clock.now_ps(), self._cluster.faults_from_ps
+            await context.write(wire.welcome(self._settings.time_scale, now_ps, faults_from_ps))
             await until_first_ends(
                 self._read_worker(request_iterator, worker), worker.write_all(context.write), self._watch(worker)
             )
@@ -132,21 +146,22 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> pb.RegisterAdapterResponse:
         adapter = wire.read_adapter(request.adapter)
         most = self._settings.adapters.max_lora_rank
-        if not adapter.adapter_id or adapter.rank < 1:
-            await context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"adapter_id is {adapter.adapter_id!r} and rank is {adapter.rank}; an adapter has a name and a rank",
-            )
+        why = why_no_name(adapter.adapter_id)
+        if why is None and adapter.adapter_id == self._settings.model:
+            why = f"is {quoted(adapter.adapter_id)}, the base model's name"
+        if why is not None:
+            await status.abort(context, InvalidRequest(f"adapter_id {why}", field="adapter_id"))
+        name = quoted(adapter.adapter_id)
+        if adapter.rank < 1:
+            message = f"adapter {name} has rank 0; it must be at least 1"
+            await status.abort(context, InvalidRequest(message, field="rank", value=0, limit=1))
         if adapter.rank > most:
-            await context.abort(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                f"adapter {adapter.adapter_id!r} has rank {adapter.rank}; max_lora_rank is {most}",
-            )
+            message = f"adapter {name} has rank {adapter.rank}; max_lora_rank is {most}"
+            await status.abort(context, RankOverLimit(message, field="rank", value=adapter.rank, limit=most))
         known = self._cluster.register(adapter.adapter_id, adapter.rank)
         if known.rank != adapter.rank:
-            await context.abort(
-                grpc.StatusCode.ALREADY_EXISTS, f"adapter {adapter.adapter_id!r} is known with rank {known.rank}"
-            )
+            message = f"adapter {name} is known with rank {known.rank}; unload it first, or give another id"
+            await status.abort(context, Conflict(message, field="rank", value=adapter.rank, known=known.rank))
         return pb.RegisterAdapterResponse()
 
     async def UnregisterAdapter(  # noqa: N802, D102
@@ -155,7 +170,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         context: grpc.aio.ServicerContext[pb.UnregisterAdapterRequest, pb.UnregisterAdapterResponse],
     ) -> pb.UnregisterAdapterResponse:
         if not self._cluster.unregister(request.adapter_id):
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"adapter_id {request.adapter_id!r} is not known")
+            name = quoted(request.adapter_id)
+            message = f"adapter_id {name} is not known"
+            await status.abort(context, UnknownName(message, field="adapter_id", value=name))
         return pb.UnregisterAdapterResponse()
 
     async def GetStatus(  # noqa: N802, D102

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Many
 from typing import Protocol
 
 from lorrery.scheduler.core.plan import Idle, Plan, Ran
-from lorrery.scheduler.core.refusals import RefusalReason
+from lorrery.scheduler.core.refusals import Refusal, RefusalReason
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.messages import StepReport, Submit, WorkerHello
 from lorrery.v1 import scheduler_pb2 as pb
@@ -96,9 +96,11 @@ def draining() -> ToRouter:
     return ToRouter(draining=pb.SchedulerDraining())
 
 
-def refused(handle: int, reason: RefusalReason, message: str) -> ToRouter:
+def refused(handle: int, refusal: Refusal) -> ToRouter:
     """Write that a request ends without further tokens."""
-    return ToRouter(refused=pb.Refused(handle=handle, reason=REFUSAL_REASON[reason], message=message))
+    facts = {name: str(value) for name, value in refusal.facts.items()}
+    reason = REFUSAL_REASON[refusal.reason]
+    return ToRouter(refused=pb.Refused(handle=handle, reason=reason, message=refusal.message, facts=facts))
 
 
 def tokens(
@@ -166,9 +168,9 @@ def read_step(message: pb.StepDone) -> StepReport:
     )
 
 
-def welcome(time_scale: float, sent_ps: int) -> ToWorker:
+def welcome(time_scale: float, sent_ps: int, faults_from_ps: int) -> ToWorker:
     """Write the answer to a worker's hello."""
-    return ToWorker(welcome=pb.WorkerWelcome(time_scale=time_scale, sent_ps=sent_ps))
+    return ToWorker(welcome=pb.WorkerWelcome(time_scale=time_scale, sent_ps=sent_ps, faults_from_ps=faults_from_ps))
 
 
 def interrupt(plan_id: int, at_ps: int) -> ToWorker:

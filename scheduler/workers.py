@@ -31,7 +31,7 @@ from lorrery.scheduler.core.plan import (
     Preempted,
     Raised,
 )
-from lorrery.scheduler.core.refusals import RefusalReason
+from lorrery.scheduler.core.refusals import Refusal
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.effects import Effects
 from lorrery.scheduler.journal import WorkerJournal
@@ -266,21 +266,20 @@ class Dispatcher:
                 self._metrics.finished(event.reason)
                 self._cluster.forget(live)
             elif isinstance(event, Dropped):
-                self._refuse(lives[event.sequence.handle], "dropped", *refusals.dropped(event))
+                self._refuse(lives[event.sequence.handle], "dropped", refusals.dropped(event))
             elif isinstance(event, Raised):
                 self._cluster.log_error(event.message, event.error)
             elif isinstance(event, Failed):
-                live = lives[event.sequence.handle]
-                self._refuse(live, "failed", RefusalReason.INTERNAL, refusals.WITHHELD)
+                self._refuse(lives[event.sequence.handle], "failed", refusals.raised(event.message))
             elif isinstance(event, Preempted):
                 self._metrics.preemptions.inc()
             elif isinstance(event, Cancelled):
                 self._metrics.requests.labels("cancelled").inc()
                 self._cluster.forget(lives[event.sequence.handle])
 
-    def _refuse(self, live: Live, outcome: str, reason: RefusalReason, message: str) -> None:
+    def _refuse(self, live: Live, outcome: str, refusal: Refusal) -> None:
         self._metrics.requests.labels(outcome).inc()
-        live.router.refused(live.router_handle, reason, message)
+        live.router.refused(live.router_handle, refusals.withheld(refusal))
         self._cluster.forget(live)
 
     # --- the stream -------------------------------------------------------------------------------------------------

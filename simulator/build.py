@@ -7,8 +7,9 @@ import numpy as np
 
 from lorrery.loadgen.workload.prompts import output_seed, prompt_token_ids
 from lorrery.loadgen.workload.request import WorkloadRequest
-from lorrery.scheduler.core.catalogue import ReplicaSettings, build_replica
+from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.worker import SimulatedWorker

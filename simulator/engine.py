@@ -40,7 +40,7 @@ from lorrery.scheduler.core.plan import (
     Idle,
     Preempted,
 )
-from lorrery.scheduler.core.refusals import RefusalReason
+from lorrery.scheduler.core.refusals import Refusal, RefusalReason
 from lorrery.scheduler.core.sequence import Sequence as CoreSequence
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.stretch import Observer, Stretch
@@ -215,7 +215,7 @@ class Simulation:
             if isinstance(event, Placed):
                 self._nudge(self._worker_at[event.member], heeded=event.matters)
             elif isinstance(event, Refused):
-                self._refuse(self._requests.pop(event.sequence.handle), event.reason, event.message)
+                self._refuse(self._requests.pop(event.sequence.handle), event.refusal)
             elif isinstance(event, Withdrawn):
                 request, worker = self._requests[event.sequence.handle], self._worker_at[event.member]
                 self._leave(request, worker)
@@ -357,19 +357,19 @@ class Simulation:
                 if self._observer is not None:
                     self._observer.requeued(worker.name, self._requests[event.sequence.handle])
             elif isinstance(event, Dropped):
-                self._refuse(self._end(event.sequence, worker), *refusals.dropped(event))
+                self._refuse(self._end(event.sequence, worker), refusals.dropped(event))
             elif isinstance(event, Failed):
                 if self._observer is not None:
                     self._observer.left(worker.name, event.sequence.handle)
-                self._refuse(self._end(event.sequence, worker), RefusalReason.INTERNAL, event.message)
+                self._refuse(self._end(event.sequence, worker), refusals.raised(event.message))
 
     def _end(self, sequence: CoreSequence, worker: SimulatedWorker) -> SimulatedRequest:
         request = self._requests.pop(sequence.handle)
         request.worker = worker.name
         return request
 
-    def _refuse(self, request: SimulatedRequest, reason: RefusalReason, message: str) -> None:
-        self._close(request, _OUTCOME[reason], message)
+    def _refuse(self, request: SimulatedRequest, refusal: Refusal) -> None:
+        self._close(request, _OUTCOME[refusal.reason], refusal.message)
 
     def _close(self, request: SimulatedRequest, outcome: str, detail: str = "") -> None:
         request.outcome, request.detail = outcome, detail

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.settings import Settings, changed, load
-from lorrery.chassis.shipped import default_config
+from lorrery.chassis.faults import Fault, parse_fault
+from lorrery.chassis.shipped import DEFAULT_SETTINGS
 from lorrery.loadgen.options import DEFAULT_WORKLOAD, GIVEN, LoadOptions, parse_range, workload_name
 from lorrery.loadgen.workload.arrays import Requests
-from lorrery.simulator.faults import Fault, parse_fault
+from lorrery.settings import Settings, changed, load
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.result import SimulationResult
 from lorrery.simulator.run import SimulatedRun, SimulationOptions, Watch
@@ -130,9 +130,9 @@ def read_settings(settings: SettingsLike = None, overrides: Overrides = ()) -> S
     return load(path, overrides)
 
 
-def _default_path() -> Path | None:
+def _default_path() -> Path:
     named = os.environ.get("LORRERY_CONFIG")
-    return Path(named) if named else default_config()
+    return Path(named) if named else DEFAULT_SETTINGS
 
 
 def _options(given: Mapping[str, Any]) -> LoadOptions:

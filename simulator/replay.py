@@ -24,6 +24,7 @@ from lorrery.simulator.replayed import ReplayedRequest
 from lorrery.vocabulary import u32
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.device.output import LengthModel
+from lorrery.worker.device.slow import SlowSpells
 from lorrery.worker.device.work import StepOutcome
 
 
@@ -32,8 +33,9 @@ class ReplayParts:
     """What a replay is built from; made of the journal's settings as the live cluster's parts are of its own.
 
     Attributes:
-        make_replica: of a worker, given what it announced; called in order of attaching.
+        make_replica: of a worker, given what it announced and when the first one attached; called as they attach.
         make_gpu: the same for its device.
+        slow_spells: of a worker, given what it announced and when the first one attached.
         make_adapter: by name and rank.
         adapters: those that the settings list.
         placement: the scheduler's, as it was at first.
@@ -42,8 +44,9 @@ class ReplayParts:
         echo: whether the answer is the prompt.
     """
 
-    make_replica: Callable[[Record], Replica]
+    make_replica: Callable[[Record, int], Replica]
     make_gpu: Callable[[Record], MockGpu]
+    slow_spells: Callable[[Record, int], SlowSpells]
     make_adapter: Callable[[str, int], Adapter]
     adapters: dict[str, Adapter]
     placement: Placement
@@ -103,6 +106,7 @@ class _Replay:
         self._adapters = dict(parts.adapters)
         self._requests: dict[int, ReplayedRequest] = {}
         self._workers: list[_Worker] = []
+        self._faults_from_ps: int | None = None
         self._result = Replayed()
         self._line = 1
 
@@ -139,7 +143,7 @@ class _Replay:
                     self._worker(content).give(content, None)
             case "attached":
                 self._result.num_workers += 1
-                self._attach(content["worker"], content["hello"])
+                self._attach(content["worker"], content["hello"], content["at_ps"])
             case "drained" | "lost":
                 self._result.num_lost += line.type == "lost"
                 self._worker(content).give_back(line)
@@ -168,11 +172,14 @@ class _Replay:
         live = self._worker(content).member.name
         _compare(line.number, "placed", {"worker": fitting[0]}, {"worker": live})
 
-    def _attach(self, number: int, hello: Record) -> None:
+    def _attach(self, number: int, hello: Record, at_ps: int) -> None:
         lines = self._journal.workers[number]
         parts = self._parts
-        member = Member(hello["worker_id"], parts.make_replica(hello))
-        self._workers.append(_Worker(lines, member, parts.make_gpu(hello), self._requests, parts, self._result))
+        if self._faults_from_ps is None:
+            self._faults_from_ps = at_ps
+        member = Member(hello["worker_id"], parts.make_replica(hello, self._faults_from_ps))
+        spells = parts.slow_spells(hello, self._faults_from_ps)
+        self._workers.append(_Worker(lines, member, parts.make_gpu(hello), spells, self._requests, parts, self._result))
 
     def _worker(self, content: Record) -> "_Worker":
         return self._workers[content["worker"]]
@@ -201,13 +208,14 @@ class _Worker:
         lines: WorkerLines,
         member: Member,
         gpu: MockGpu,
+        spells: SlowSpells,
         requests: dict[int, ReplayedRequest],
         parts: ReplayParts,
         result: Replayed,
     ) -> None:
         self.member = member
         self.is_ready = True
-        self._lines, self._gpu = lines, gpu
+        self._lines, self._gpu, self._spells = lines, gpu, spells
         self._requests, self._parts, self._result = requests, parts, result
         self._stops = deque(lines.stops)
         self._num_seen = 0
@@ -357,7 +365,7 @@ class _Worker:
         wait_ps = self._plan.wait_ps if self._steps_left == self._plan.max_steps else 0
         coming = self._lines.expected[self._num_seen]
         gap_ps = coming.gap_ps if isinstance(coming, ExpectedStep) else 0
-        return self._position_ps + gap_ps + wait_ps + self._gpu.step_ps()
+        return self._position_ps + gap_ps + wait_ps + self._spells.stretch(self._gpu.step_ps(), self._position_ps)
 
     def _step(self, plan: Plan, end_ps: int) -> None:
         outcome = self._gpu.advance()

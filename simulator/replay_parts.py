@@ -6,14 +6,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from lorrery.chassis.errors import FormatError, SettingsError
-from lorrery.chassis.settings import Settings
 from lorrery.scheduler.core.record import Record
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.replicas import ReplicaFactory
+from lorrery.settings import Settings
 from lorrery.simulator.journal import Journal
 from lorrery.simulator.replay import ReplayParts
-from lorrery.worker.build import device_of, length_model_of
+from lorrery.worker.build import device_of, length_model_of, slow_spells_of
 from lorrery.worker.device.gpu import MockGpu
 
 
@@ -28,7 +28,8 @@ def parts_of(journal: Journal, path: Path) -> ReplayParts:
     factory = ReplicaFactory(settings)
     adapters = {name: factory.adapter(name, rank) for name, rank in settings.adapters.expand()}
 
-    def make_replica(hello: Record) -> Replica:
+    def make_replica(hello: Record, faults_from_ps: int) -> Replica:
+        factory.begin_faults(faults_from_ps)
         return factory.replica(factory.replica_settings(WorkerHello(**hello)))
 
     def make_gpu(hello: Record) -> MockGpu:
@@ -50,6 +51,7 @@ def parts_of(journal: Journal, path: Path) -> ReplayParts:
     return ReplayParts(
         make_replica=make_replica,
         make_gpu=make_gpu,
+        slow_spells=lambda hello, from_ps: slow_spells_of(settings, hello["worker_id"], from_ps),
         make_adapter=factory.adapter,
         adapters=adapters,
         placement=factory.placement(),

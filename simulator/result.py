@@ -1,6 +1,6 @@
 """What a simulation gives to Python: counts, a summary, and one column per quantity of its requests."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from lorrery.loadgen.workload.summary import Summary
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["RequestColumns", "SimulationResult"]
+__all__ = ["RequestColumns", "SimulationResult", "data_frame"]
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -171,11 +171,7 @@ class SimulationResult:
         Raises:
             ImportError: pandas is not installed.
         """
-        try:
-            import pandas as pd
-        except ImportError:
-            raise ImportError("to_pandas() needs pandas (pip install pandas); .columns has the same arrays") from None
-        return pd.DataFrame(self.columns.as_dict())
+        return data_frame(self.columns.as_dict())
 
     def write(self, folder: str | Path) -> tuple[Path, Path]:
         """Write `summary.json` and `requests.csv` into a folder, as `lorrery simulate --out` does; return their paths.
@@ -188,3 +184,16 @@ class SimulationResult:
 
 def _texts(values: Iterable[str]) -> Texts:
     return np.array(list(values), np.str_)
+
+
+def data_frame(columns: Mapping[str, npt.NDArray[Any]]) -> "pd.DataFrame":
+    """Return columns as a data frame.
+
+    Raises:
+        ImportError: pandas is not installed.
+    """
+    try:
+        import pandas as pd
+    except ImportError:
+        raise ImportError("to_pandas() needs pandas (pip install pandas); .columns has the same arrays") from None
+    return pd.DataFrame(dict(columns))

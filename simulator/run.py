@@ -6,12 +6,12 @@ and reports (`loadgen.report`) as in the live cluster; only the clock is another
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from lorrery.chassis import rendezvous
 from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.settings import Settings
+from lorrery.chassis.faults import LOAD_FAILURE, Fault, load_fails
 from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.options import LoadOptions
 from lorrery.loadgen.report import LoadReport, SimulationCost, make_report
@@ -23,9 +23,10 @@ from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.replicas import ReplicaFactory, cluster_rules
+from lorrery.settings import Settings
 from lorrery.simulator.build import build_requests
 from lorrery.simulator.engine import Simulation
-from lorrery.simulator.faults import LOAD_FAILURE, Fault, load_fails, schedule_faults
+from lorrery.simulator.faults import never_began, schedule_faults
 from lorrery.simulator.gaps import GapRecorder
 from lorrery.simulator.outcomes import OutcomeRecorder
 from lorrery.simulator.request import SimulatedRequest
@@ -102,7 +103,8 @@ class SimulatedRun:
             LorreryError: settings or options that cannot be, a trace that cannot be read.
         """
         settings, options = self.settings, self.options
-        cluster = _SimulatedCluster(settings, self.simulation_options, options.timeout)
+        faults = (*settings.planned_faults(), *self.simulation_options.faults)
+        cluster = _SimulatedCluster(settings, replace(self.simulation_options, faults=faults), options.timeout)
         view = cluster.view
         asked = build_workload(options, list(cluster.adapters), self.requests)
         workload, num_skipped = admissible(options, asked, view)
@@ -123,7 +125,7 @@ class SimulatedRun:
             num_steps=after[0] - before[0],
             num_plans=after[1] - before[1],
             num_workers=len(workers),
-            events=tuple(fault.text for fault in self.simulation_options.faults),
+            events=tuple(fault.text for fault in faults),
         )
         return make_report(
             options,
@@ -134,6 +136,7 @@ class SimulatedRun:
             started_at=started_at,
             interrupted=interrupted,
             num_skipped=num_skipped,
+            notices=never_began(self.simulation_options.faults, cost.simulated_seconds),
         )
 
     def _play(self, cluster: "_SimulatedCluster", workload: BuiltWorkload, outcomes: OutcomeRecorder) -> bool:
@@ -227,7 +230,7 @@ class _SimulatedCluster:
         """
         for fault in self._options.faults:
             if fault.adapter and fault.adapter not in self.adapters:
-                raise SettingsError(f"--fault {fault.text}: no such adapter in adapters.registry")
+                raise SettingsError(f"fault {fault.text}: no such adapter in adapters.registry")
         last = requests[-1].at_seconds
         if last >= LAST_SECONDS:
             raise SettingsError(f"a request is due at {last:,.0f} s; a simulation has {LAST_SECONDS:,} s at most")
@@ -309,14 +312,12 @@ class _SimulatedCluster:
         replica_settings = factory.replica_settings(hello)
         faults = [fault for fault in self._options.faults if fault.kind == LOAD_FAILURE]
         if faults and replica_settings.adapter_options.blocking and any(fault.until_ps == NEVER for fault in faults):
-            raise SettingsError(
-                "--fault adapter_load_failure without for: a prefill that waits for the load never runs"
-            )
+            raise SettingsError("fault adapter_load_failure without for: a prefill that waits for the load never runs")
 
         begin = self._begin  # not the cluster, whose requests a policy could find from here
 
         def fails(adapter: Adapter, attempt: int, at_ps: int) -> bool:
-            return load_fails(faults, adapter, at_ps - begin.at_ps)
+            return load_fails(faults, adapter.adapter_id, at_ps - begin.at_ps)
 
         def make_replica() -> Replica:
             return factory.replica(replica_settings, fails if faults else None)

@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from lorrery.loadgen.workload.request import WorkloadRequest
-from lorrery.scheduler.core.catalogue import ReplicaSettings, build_replica
+from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.placements.round_robin import RoundRobin
 from lorrery.scheduler.core.prefix_cache.static_trie import StaticTrie
+from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.simulator.build import build_requests, build_workers
 from lorrery.simulator.engine import Simulation
 from lorrery.vocabulary.units import PS_PER_SECOND

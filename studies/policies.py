@@ -21,9 +21,11 @@ from lorrery.loadgen.workload.popularity import assign, zipf_indices
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.loadgen.workload.slora import draw, generate_requests
 from lorrery.scheduler.core.adapters import Tier
-from lorrery.scheduler.core.catalogue import PLACEMENTS, ReplicaSettings, build_replica
+from lorrery.scheduler.core.build import build_replica
+from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.queues.profile import DeviceProfile
 from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.simulator.build import build_requests, build_workers
 from lorrery.simulator.engine import Simulation
@@ -218,7 +220,9 @@ def tables() -> Iterable[tuple[str, Columns, list[tuple[str, Result]]]]:
             (
                 name,
                 mooncake.run(
-                    mooncake.replica_settings(policy="fcfs", batching="chunked", memory="paged", cache_blocks=on)
+                    mooncake.replica_settings(
+                        policy="fcfs", batching="chunked", memory="paged", prefix_cache="blocks" if on else "none"
+                    )
                 ),
             )
             for name, on in (("none", False), ("blocks", True))
@@ -255,7 +259,8 @@ def tables() -> Iterable[tuple[str, Columns, list[tuple[str, Result]]]]:
             (
                 name,
                 many.run(
-                    many.replica_settings(policy="fcfs", batching="chunked", memory="paged", cache_blocks=True), name
+                    many.replica_settings(policy="fcfs", batching="chunked", memory="paged", prefix_cache="blocks"),
+                    name,
                 ),
             )
             for name in ("least_loaded", "round_robin", "prefix_match")

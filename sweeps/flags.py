@@ -8,8 +8,8 @@ import typer
 from typer.core import TyperOption
 
 from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.faults import parse_fault
 from lorrery.loadgen.options import LoadOptions, parse_range, workload_name
-from lorrery.simulator.faults import parse_fault
 
 DEFAULT_BACKEND = "loky"
 _PANEL = "Sweep"

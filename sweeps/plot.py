@@ -276,7 +276,7 @@ def _caption(row: Row, axes: Sequence[Axis], fixed: Mapping[str, Value], names: 
         (workers or "workers") + gpu,
         unless("scheduler.policy", settings.scheduler.policy),
     )
-    trace = None if options.trace is None else options.trace.name
+    trace = None if options.trace_file is None else options.trace_file.name
     drawn = trace is None
     seconds = options.schedule_seconds
     load = (

@@ -15,9 +15,10 @@ from typing import Any
 
 import lorrery
 from lorrery.chassis.errors import LorreryError, SettingsError
-from lorrery.chassis.settings import Settings, load
 from lorrery.chassis.version import VERSION
 from lorrery.loadgen.options import LoadOptions
+from lorrery.scheduler.plugins import search_here
+from lorrery.settings import Settings, load
 from lorrery.simulator.run import SimulationOptions
 from lorrery.sweeps.axes import Axis, Value, combinations
 from lorrery.sweeps.flags import CONFIG, SweptFlags
@@ -188,6 +189,7 @@ def _determined_by(run: Run) -> dict[str, Any]:
 def _plugins(settings: Settings) -> dict[str, Path | None]:
     """Return the files of what settings take from outside the tree by dotted name; None: not to be found."""
     own = settings.scheduler
+    search_here()
     found: dict[str, Path | None] = {}
     for name in (own.policy, own.batching, own.placement):
         if isinstance(name, str) and ":" in name:

@@ -136,7 +136,7 @@ class _TimeLeftColumn(ProgressColumn):
 def _progress(console: Console) -> Progress:
     return Progress(
         TextColumn("[bold]sweep"),
-        BarColumn(bar_width=30),
+        BarColumn(bar_width=max(4, min(30, console.width - 50))),  # gives way to the figures
         MofNCompleteColumn(),
         TextColumn("{task.fields[failed]}"),
         TimeElapsedColumn(),

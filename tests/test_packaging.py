@@ -4,16 +4,21 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from lorrery.chassis.shipped import CORPUS, DEFAULT_SETTINGS, TRACES, golden_excerpts
 from lorrery.chassis.version import VERSION
+from tests.test_architecture import PURE, ROOMS
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+HOOK = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["custom"]
+EXTRAS = PROJECT["project"]["optional-dependencies"]
 LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 README = ROOT / "README.md"
@@ -25,7 +30,7 @@ def test_the_version_is_the_one_of_pyproject() -> None:
 
 
 def test_every_lock_is_there() -> None:
-    assert {path.stem for path in LOCKS} == {"run", "dev", "build", "uv"}
+    assert {path.stem for path in LOCKS} == {"run", "setup", "dev", "build", "uv"}
 
 
 @pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.name)
@@ -41,11 +46,11 @@ def test_a_lock_pins_by_hash_and_names_no_host(path: Path) -> None:
 
 
 def test_the_locks_agree_with_one_another() -> None:
-    run, dev, build = (
+    run, setup, dev, build = (
         set(PIN.findall((ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8")))
-        for name in ("run", "dev", "build")
+        for name in ("run", "setup", "dev", "build")
     )
-    assert run <= dev
+    assert run <= setup <= dev
     dev_names = {name for name, _ in dev}
     assert {(name, version) for name, version in build if name in dev_names} <= dev
 
@@ -53,32 +58,93 @@ def test_the_locks_agree_with_one_another() -> None:
 def test_every_dependency_is_pinned() -> None:
     for lock, wanted in (
         ("run", PROJECT["project"]["dependencies"]),
+        ("setup", EXTRAS["plot"] + EXTRAS["sweep"]),
         ("dev", PROJECT["project"]["dependencies"] + PROJECT["dependency-groups"]["dev"]),
-        ("build", PROJECT["build-system"]["requires"]),
+        ("build", PROJECT["build-system"]["requires"] + HOOK["dependencies"]),
     ):
         pinned = {name for name, _ in PIN.findall((ROOT / "requirements" / f"{lock}.txt").read_text(encoding="utf-8"))}
         names = {re.split(r"[^A-Za-z0-9-]", requirement)[0] for requirement in wanted}
         assert names <= pinned
 
 
-def test_the_wheel_holds_every_room_and_the_stubs(tmp_path: Path) -> None:
+def build(target: str, source: Path, folder: Path) -> Path:
+    """Build an sdist or a wheel, the latter without its compiled core, which takes a minute and is CI's (.ci/wheel)."""
     pytest.importorskip("hatchling", reason="make setup installs the build backend")
     subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
-        cwd=ROOT,
+        [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(folder)],
+        cwd=source,
+        env=os.environ | {"HATCH_BUILD_NO_HOOKS": "1"},
         check=True,
         capture_output=True,
     )
-    (wheel,) = tmp_path.glob("*.whl")
-    assert wheel.name.startswith(f"lorrery-{VERSION}-")
+    (built,) = folder.iterdir()
+    return built
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
     with zipfile.ZipFile(wheel) as archive:
-        names = archive.namelist()
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("wheel", ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+def test_the_wheel_holds_every_room_and_the_stubs(wheel: Path) -> None:
+    assert wheel.name.startswith(f"lorrery-{VERSION}-")
+    names = contents(wheel).keys()
     assert {name.partition("/")[0] for name in names} == {"lorrery", f"lorrery-{VERSION}.dist-info"}
-    for wanted in ("router", "scheduler/core", "worker/device", "loadgen/workload", "simulator", "chassis", "cli"):
+    for wanted in (*ROOMS, *PURE):
         assert f"lorrery/{wanted}/__init__.py" in names
     assert "lorrery/v1/types_pb2.py" in names
+    assert "lorrery/py.typed" in names
     assert {f"lorrery/worker/device/data/{name}.toml" for name in ("gpus", "models", "engines")} <= set(names)
-    assert any(name.endswith("licenses/NOTICE") for name in names)
+    for wanted in ("step_time_measured", "slora_measured", "vidur_conv_vllm", "vidur_conv_vllm_steps"):
+        assert f"lorrery/validation/data/{wanted}.csv" in names
+    assert {name for name in ("LICENSE", "NOTICE") if f"lorrery-{VERSION}.dist-info/licenses/{name}" in names} == {
+        "LICENSE",
+        "NOTICE",
+    }
+
+
+def test_the_wheel_holds_what_the_commands_use_by_default(wheel: Path) -> None:
+    held = contents(wheel)
+    wanted = [DEFAULT_SETTINGS, CORPUS, *TRACES.values(), *golden_excerpts()]
+    assert len(wanted) > 4
+    for path in wanted:
+        name = path.relative_to(ROOT / "src").as_posix()
+        assert held[name] == path.read_bytes(), name
+    for folder in ("corpora", "golden", "traces"):
+        assert f"lorrery/data/{folder}/README.md" in held, "sources and licences lie beside the files"
+
+
+def test_what_ships_is_there_once() -> None:
+    for path in (ROOT / "src" / "lorrery" / "data").iterdir():
+        assert path.is_symlink(), f"{path.name} is a copy"
+
+
+def test_the_sdist_alone_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    with tarfile.open(build("sdist", ROOT, tmp_path / "sdist")) as archive:
+        assert not [member.name for member in archive if member.issym() or member.islnk()]
+        assert {f"lorrery-{VERSION}/{name}" for name in ("LICENSE", "NOTICE")} <= set(archive.getnames())
+        archive.extractall(tmp_path, filter="data")
+    rebuilt = build("wheel", tmp_path / f"lorrery-{VERSION}", tmp_path / "wheel")
+    assert contents(rebuilt) == contents(wheel)
+
+
+def test_without_a_compiler_the_wheel_is_interpreted_and_the_build_says_so(tmp_path: Path) -> None:
+    pytest.importorskip("mypyc", reason="make setup installs it")
+    done = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
+        cwd=ROOT,
+        env=os.environ | {"CC": "false", "LDSHARED": "false"},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert "interpreted core" in done.stdout + done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == [f"lorrery-{VERSION}-py3-none-any.whl"]
 
 
 def shown_commands() -> list[str]:
@@ -97,7 +163,7 @@ def test_readme_names_make_targets_that_exist() -> None:
 
 
 def test_readme_shows_the_commands_that_ci_runs() -> None:
-    scripts = "\n".join((ROOT / ".ci" / name).read_text(encoding="utf-8") for name in ("run", "compose"))
+    scripts = "\n".join((ROOT / ".ci" / name).read_text(encoding="utf-8") for name in ("run", "compose", "wheel"))
     shown = shown_commands()
     for command in ("make demo", "make test", "docker compose up"):
         assert any(line.startswith(command) for line in shown), f"README does not show `{command}`"
@@ -125,7 +191,5 @@ def test_readme_names_lorrery_commands_that_exist() -> None:
 
 
 def test_what_is_compiled_is_there() -> None:
-    hook = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["custom"]
-    assert hook["enable-by-default"] is False
-    for pattern in hook["modules"]:
+    for pattern in HOOK["modules"]:
         assert list(ROOT.glob(pattern)), pattern

@@ -6,6 +6,7 @@ clock; the figures are the ones S-LoRA's own benchmark computes (`loadgen.worklo
 """
 
 import csv
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,15 +22,17 @@ from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.loadgen.workload.slora import draw, generate_requests
 from lorrery.loadgen.workload.slora_summary import slora_summary
 from lorrery.scheduler.core.adapters import Tier
-from lorrery.scheduler.core.catalogue import ReplicaSettings, build_replica
+from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.placements.round_robin import RoundRobin
 from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.simulator.build import build_requests, build_workers
 from lorrery.simulator.engine import Simulation
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.catalogue import Catalogue
 from lorrery.worker.device.deployment import Deployment
+from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.lora import adapter_bytes
 from lorrery.worker.device.roofline import Roofline
 
@@ -37,6 +40,11 @@ POLICIES = {"slora": "req_queue", "cluster": "cluster", "abort": "abort", "peft"
 """Policies of the file that are modelled, and ours."""
 FIGURES = ("throughput", "latency", "first_token")
 _COLUMNS = {"throughput": "throughput", "latency": "avg_latency", "first_token": "avg_first_token_latency"}
+_NEEDED = (
+    "experiment", "policy", "gpu", "setting", "base_model", "lora_ranks", "num_adapters", "alpha", "req_rate", "cv",
+    "duration", "input_lo", "input_hi", "output_lo", "output_hi", *_COLUMNS.values(), "source_line",
+    "max_total_token_num", "flags",
+)  # fmt: skip
 _GPUS = {"a10g": "A10G", "a100-40": "A100-40-SXM", "a100-80": "A100-80-SXM"}
 ENGINES = {"a10g": "s-lora-a10g", "a100-40": "s-lora-a100", "a100-80": "s-lora-a100"}
 SLOW_HOST = "s-lora-a100-slow-host"
@@ -109,23 +117,84 @@ def read_rows(path: Path) -> tuple[list[SloraRow], list[NotModelled]]:
     """Read the file: the rows that are modelled, and the others.
 
     Raises:
-        FormatError: not a CSV file with these columns.
+        FormatError: a file that cannot be read, that lacks a column, or a cell that cannot be; names line and column.
     """
     rows: list[SloraRow] = []
     others: list[NotModelled] = []
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            for cells in csv.DictReader(file):
+            reader = csv.DictReader(file, restval="")
+            _check_columns(reader.fieldnames or ())
+            for cells in reader:
                 why = _why_not(cells)
                 if why is None:
-                    rows.append(_row(cells))
+                    rows.append(_row(_Cells(reader.line_num, cells)))
                 else:
                     others.append(NotModelled(cells["policy"], cells["gpu"], cells["experiment"], why))
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror}") from None
-    except (KeyError, ValueError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:
+        raise FormatError(f"{path}: not a text file") from None
+    except FormatError as error:
         raise FormatError(f"{path}: {error}") from None
     return rows, others
+
+
+def _check_columns(columns: Sequence[str]) -> None:
+    missing = [column for column in _NEEDED if column not in columns]
+    if missing:
+        raise FormatError(
+            f"line 1: no column {', '.join(missing)}; validate slora reads runs as docs/validation.md describes them"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """A line of the file; reading a cell as what it is not raises `FormatError`."""
+
+    line: int
+    texts: Mapping[str, str]
+
+    def text(self, column: str) -> str:
+        """Return the cell as it is."""
+        return self.texts[column]
+
+    def number(self, column: str, *, least: float = 0.0) -> float:
+        """Return a finite number, `least` or more."""
+        try:
+            value = float(self.texts[column])
+        except ValueError:
+            value = math.nan
+        if not least <= value < math.inf:
+            raise FormatError(
+                f"line {self.line}: {column} is {self.texts[column]!r}; it must be a number, {least:g} or more"
+            )
+        return value
+
+    def above_0(self, column: str) -> float:
+        """Return a finite number above 0."""
+        value = self.number(column)
+        if not value:
+            raise FormatError(f"line {self.line}: {column} is {self.texts[column]!r}; it must be above 0")
+        return value
+
+    def count(self, column: str, *, least: int = 0) -> int:
+        """Return a whole number, `least` or more."""
+        value = self.number(column, least=least)
+        if value != int(value):
+            raise FormatError(f"line {self.line}: {column} is {self.texts[column]!r}; it must be a whole number")
+        return int(value)
+
+    def ranks(self, column: str) -> tuple[int, ...]:
+        """Return ranks separated by `|`; none of an empty cell."""
+        text = self.texts[column]
+        try:
+            ranks = tuple(int(rank) for rank in text.split("|") if rank)
+        except ValueError:
+            ranks = (0,)
+        if any(rank < 1 for rank in ranks):
+            raise FormatError(f"line {self.line}: {column} is {text!r}; expected ranks as in 64|32|16")
+        return ranks
 
 
 def _why_not(cells: Mapping[str, str]) -> str | None:
@@ -142,30 +211,40 @@ def _why_not(cells: Mapping[str, str]) -> str | None:
     return None
 
 
-def _row(cells: Mapping[str, str]) -> SloraRow:
+def _row(cells: _Cells) -> SloraRow:
+    num_adapters, ranks = cells.count("num_adapters"), cells.ranks("lora_ranks")
+    if num_adapters and not ranks:
+        raise FormatError(f"line {cells.line}: lora_ranks is empty; {num_adapters} adapters have at least one rank")
     return SloraRow(
-        policy=cells["policy"],
-        gpu=cells["gpu"],
-        setting=cells["setting"],
-        experiment=cells["experiment"],
-        source_line=int(cells["source_line"]),
-        base_model=cells["base_model"],
-        ranks=tuple(int(rank) for rank in cells["lora_ranks"].split("|") if rank),
-        num_adapters=int(cells["num_adapters"]),
-        alpha=float(cells["alpha"]),
-        req_rate=float(cells["req_rate"]),
-        cv=float(cells["cv"]),
-        duration=float(cells["duration"]),
-        input_range=(int(cells["input_lo"]), int(cells["input_hi"])),
-        output_range=(int(cells["output_lo"]), int(cells["output_hi"])),
-        pool_tokens=int(float(cells["max_total_token_num"])),
-        measured={figure: float(cells[column]) for figure, column in _COLUMNS.items()},
+        policy=cells.text("policy"),
+        gpu=cells.text("gpu"),
+        setting=cells.text("setting"),
+        experiment=cells.text("experiment"),
+        source_line=cells.count("source_line"),
+        base_model=cells.text("base_model"),
+        ranks=ranks,
+        num_adapters=num_adapters,
+        alpha=cells.above_0("alpha"),
+        req_rate=cells.above_0("req_rate"),
+        cv=cells.above_0("cv"),
+        duration=cells.above_0("duration"),
+        input_range=(cells.count("input_lo", least=1), cells.count("input_hi", least=1)),
+        output_range=(cells.count("output_lo", least=1), cells.count("output_hi", least=1)),
+        pool_tokens=cells.count("max_total_token_num", least=1),
+        measured={figure: cells.above_0(column) for figure, column in _COLUMNS.items()},
     )
 
 
 def predict(row: SloraRow, catalogue: Catalogue) -> Prediction:
-    """Run a row's workload, and hold the figures against the measured ones."""
-    gpu, model = catalogue.gpu(_GPUS[row.gpu]), catalogue.model(row.base_model)
+    """Run a row's workload, and hold the figures against the measured ones.
+
+    Raises:
+        FormatError: a base model that the catalogue does not have.
+    """
+    try:
+        gpu, model = catalogue.gpu(_GPUS[row.gpu]), catalogue.model(row.base_model)
+    except CatalogueError as error:
+        raise FormatError(f"base_model of {row.experiment}, line {row.source_line}: {error}") from None
     engine = SLOW_HOST if (row.gpu, row.policy) == ("a100-40", "cluster") else ENGINES[row.gpu]
     deployment = Deployment(gpu, model, engine=catalogue.engine(engine))
     workload, adapters = _workload(row)

@@ -32,6 +32,9 @@ NO_ALL_REDUCE = frozenset({"llmservingsim"})
 """Sources that time one GPU's shard alone."""
 
 ALL_MODELS = "*"
+UNTIMED = "no time of their phase (measured_step_ms or step_ms; for phase linear measured_linear_ms)"
+NO_GPU = "no GPU named; say which with --gpu"
+NO_MODEL = "no model named; say which with --model"
 TABLE_NEEDS = "of a deployment without both decodes and prefills, which table needs"
 
 
@@ -76,6 +79,11 @@ def read_file(path: Path) -> list[ProfileRow]:
         raise FormatError(f"{path}: {error}") from None
 
 
+def name_rows(rows: Iterable[ProfileRow], gpu: str | None, model: str | None) -> list[ProfileRow]:
+    """Return the rows, those that name no GPU or model with the ones given."""
+    return [replace(row, gpu=row.gpu or gpu or "", model=row.model or model or "") for row in rows]
+
+
 def compare(
     rows: Iterable[ProfileRow], catalogue: Catalogue, step_time: str = "roofline", *, all_qualities: bool = False
 ) -> Comparison:
@@ -93,8 +101,8 @@ def compare(
     errors: dict[tuple[str, str, str, str], list[float]] = {}
     groups: dict[tuple[str, str, str, int, int | None], list[ProfileRow]] = {}
     for row in rows:
-        if row.quality != "ok" and not all_qualities:
-            _count(result.left_out, f"quality is {row.quality}")
+        if (why := _why_left_out(row, all_qualities)) is not None:
+            _count(result.left_out, why)
         else:
             key = row.source, row.gpu, row.model, row.tensor_parallel, row.num_layers
             groups.setdefault(key, []).append(row)
@@ -171,6 +179,16 @@ def to_json(comparison: Comparison) -> str:
     """Write the errors as `{"rows": [{gpu, model, source, phase, n, mape, p95}, ...]}`, percent."""
     rows = [{key: getattr(row, key) for key in ErrorRow.__slots__} for row in comparison.rows]
     return json.dumps({"rows": rows}, indent=1) + "\n"
+
+
+def _why_left_out(row: ProfileRow, all_qualities: bool) -> str | None:
+    if row.quality != "ok" and not all_qualities:
+        return f"quality is {row.quality}"
+    if row.measured_ms is None:
+        return UNTIMED
+    if not row.gpu:
+        return NO_GPU
+    return None if row.model else NO_MODEL
 
 
 def _model_of(

@@ -19,8 +19,12 @@ from numpy.typing import NDArray
 from lorrery.chassis.errors import FormatError
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.scheduler.core.admission import Blocked, Walk
-from lorrery.scheduler.core.catalogue import PLACEMENTS, ReplicaSettings, build_replica
+from lorrery.scheduler.core.build import build_replica
+from lorrery.scheduler.core.memory.base import Memory
+from lorrery.scheduler.core.placements.table import PLACEMENTS
+from lorrery.scheduler.core.queues.base import steps_until_admissible
 from lorrery.scheduler.core.queues.fifo import Fifo
+from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.simulator.build import build_requests, build_workers
@@ -94,6 +98,10 @@ class PaddedFifo(Fifo):
         if walk.admitted:
             self._waiting.remove_all(walk.admitted)
         return []
+
+    def holds_for(self, running: Running, memory: Memory, limit: int) -> int:
+        """Return after how many decode steps the one that ended the walk may fit; padding does not change by steps."""
+        return steps_until_admissible(self._blocked, running, memory, limit)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,19 @@ if __name__ == "__main__":
 from prometheus_client import CollectorRegistry
 
 from lorrery.chassis.process import Service, service_command
-from lorrery.chassis.settings import Settings
+from lorrery.settings import Settings, load
 from lorrery.worker.service import WorkerService
 
-HELP = (
-    "Run a mock GPU that attaches to a scheduler.\n\n"
-    "The worker dials worker.scheduler, announces its GPU, model and KV pool, and runs the scheduler's plans for as"
-    " long as that GPU would take. It answers health checks: SERVING while attached."
-)
+HELP = """Run a mock GPU that attaches to a scheduler.
+
+The worker dials worker.scheduler, announces its GPU, model and KV pool, and runs the scheduler's plans for as long as
+that GPU would take. It answers health checks: SERVING while attached.
+
+Settings: the [worker] section of the cluster file (scheduler, gpu, step_time), [adapters] and model.
+
+Examples:
+  python -m lorrery.worker --config cluster.toml --set worker.scheduler=scheduler:50052 --set worker.gpu=A10G
+"""
 
 
 def make(settings: Settings, registry: CollectorRegistry) -> tuple[Service, str, str, float]:
@@ -25,4 +30,4 @@ def make(settings: Settings, registry: CollectorRegistry) -> tuple[Service, str,
 
 
 if __name__ == "__main__":
-    service_command("worker", HELP, make)
+    service_command("worker", HELP, load, make)

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.settings import AdapterSettings, LoraSettings, OutputSettings, Settings
+from lorrery.chassis.faults import SLOW_WORKER
 from lorrery.chassis.tables import read_tables
+from lorrery.settings import Settings
 from lorrery.worker.device.architecture import Model, precision
 from lorrery.worker.device.catalogue import PACKAGE, Catalogue
 from lorrery.worker.device.deployment import Deployment
@@ -15,8 +16,10 @@ from lorrery.worker.device.hardware import Gpu
 from lorrery.worker.device.lora import LoraKernels
 from lorrery.worker.device.output import LengthModel, LlmMockLength, LognormalLength
 from lorrery.worker.device.profile import ProfileError, ProfileRow, read_profile
+from lorrery.worker.device.slow import SlowSpells
 from lorrery.worker.device.steps import EngineStep, StepLogError, read_steps
 from lorrery.worker.device.steptime import STEP_TIME_MODELS, StepTimeModel
+from lorrery.worker.settings import OutputSettings
 
 
 def read_catalogue(extra: Iterable[Path] = ()) -> Catalogue:
@@ -60,7 +63,7 @@ def read_steps_file(path: Path) -> list[EngineStep]:
 def own_rows(
     rows: Iterable[ProfileRow], catalogue: Catalogue, gpu: Gpu, model: Model, tensor_parallel: int
 ) -> list[ProfileRow]:
-    """Return the rows that are about one deployment; a row that names no GPU or model is about any."""
+    """Return the timed rows that are about one deployment; a row that names no GPU or model is about any."""
 
     def about(row: ProfileRow) -> bool:
         try:
@@ -72,7 +75,7 @@ def own_rows(
         except CatalogueError:
             return False
 
-    return [row for row in rows if row.quality == "ok" and about(row)]
+    return [row for row in rows if row.quality == "ok" and row.measured_ms is not None and about(row)]
 
 
 def deployment_of(settings: Settings) -> Deployment:
@@ -97,7 +100,7 @@ def deployment_of(settings: Settings) -> Deployment:
             worker.tensor_parallel,
             precision(worker.weight_dtype, worker.kv_dtype),
             catalogue.engine(worker.engine, gpu),
-            _lora(worker.lora, settings.adapters),
+            _lora(settings),
             profile,
             steps,
         )
@@ -134,6 +137,15 @@ def device_of(settings: Settings) -> Device:
         raise SettingsError(f"worker.gpu, worker.tensor_parallel, model: {error}") from None
 
 
+def slow_spells_of(settings: Settings, name: str, from_ps: int) -> SlowSpells:
+    """Return when the settings' faults make a worker slow; their times count from `from_ps`."""
+    return SlowSpells(
+        (from_ps + fault.at_ps, from_ps + fault.until_ps, fault.factor)
+        for fault in settings.planned_faults()
+        if fault.kind == SLOW_WORKER and fault.worker == name
+    )
+
+
 def length_model_of(output: OutputSettings) -> LengthModel:
     """Return where the mock model of these settings ends by itself."""
     if output.length_model == "llm-mock":
@@ -141,6 +153,7 @@ def length_model_of(output: OutputSettings) -> LengthModel:
     return LognormalLength(output.length_median, output.length_sigma)
 
 
-def _lora(lora: LoraSettings, adapters: AdapterSettings) -> LoraKernels:
+def _lora(settings: Settings) -> LoraKernels:
+    lora, adapters = settings.worker.lora, settings.adapters
     padding = adapters.max_lora_rank if lora.padding == "max_lora_rank" else lora.padding
     return LoraKernels(adapters.target_modules, padding, lora.launch_us, lora.sharded)

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from lorrery.chassis.metrics import labelled
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.batch import Batch
 from lorrery.worker.device.cost import PARTS, StepCost
@@ -22,14 +23,22 @@ class WorkerMetrics:
 
     Args:
         registry: where they are shown.
+        name: the worker's, label `worker` of all of them.
         kv_pool_tokens: size of the KV pool.
         peak_flops: of one GPU's data sheet, per second.
         peak_bytes: of one GPU's memory, per second.
     """
 
     def __init__(
-        self, registry: CollectorRegistry, kv_pool_tokens: int, *, peak_flops: float = 0.0, peak_bytes: float = 0.0
+        self,
+        registry: CollectorRegistry,
+        name: str,
+        kv_pool_tokens: int,
+        *,
+        peak_flops: float = 0.0,
+        peak_bytes: float = 0.0,
     ) -> None:
+        registry = labelled(registry, worker=name)
         steps = Counter("lorrery_worker_steps_total", "Steps run, by what they did.", ["kind"], registry=registry)
         self._steps = {kind: steps.labels(kind) for kind in ("prefill", "decode", "mixed", "empty")}
         self._modelled = Histogram(

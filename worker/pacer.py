@@ -13,13 +13,14 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.device.rows import DeviceSequence
+from lorrery.worker.device.slow import NEVER_SLOW, SlowSpells
 from lorrery.worker.device.work import PrefillWork, StepOutcome
 from lorrery.worker.metrics import WorkerMetrics
 
@@ -111,12 +112,19 @@ class Pacer:
         clock: the scheduler's device clock, as well as it is known here.
         metrics: what happened.
         report: called at each step's end; must not block.
+        slow_spells: when steps take longer than the device's model says.
     """
 
     def __init__(
-        self, gpu: MockGpu, clock: Clock, metrics: WorkerMetrics, report: Callable[[StepReport], None]
+        self,
+        gpu: MockGpu,
+        clock: Clock,
+        metrics: WorkerMetrics,
+        report: Callable[[StepReport], None],
+        slow_spells: SlowSpells = NEVER_SLOW,
     ) -> None:
         self._gpu, self._clock, self._metrics, self._report = gpu, clock, metrics, report
+        self._slow_spells = slow_spells
         self._running: _Running | None = None
         self._wake: asyncio.Future[None] | None = None
         self._last_report_ps = 0  # when the last step's end was told
@@ -175,7 +183,7 @@ class Pacer:
 
     async def _run_step(self, running: _Running) -> bool:
         """Run one step, unless an interrupt drops it; return whether it was worth waiting for."""
-        duration_ps = self._gpu.step_ps()
+        duration_ps = self._slow_spells.stretch(self._gpu.step_ps(), running.boundary_ps)
         if running.steps_left == running.plan.max_steps:
             duration_ps += running.plan.wait_ps
         start_ps = max(running.boundary_ps, self._clock.now_ps() - duration_ps)
@@ -206,6 +214,9 @@ class Pacer:
         actual_ps = now_ps - (self._last_report_ps if follows_on else start_ps)
         self._last_report_ps, self._last_end_ps = now_ps, end_ps
         cost = self._gpu.step_cost(batch)
+        slow_ps = self._slow_spells.stretch(cost.total_ps, start_ps - gap_ps) - cost.total_ps
+        if slow_ps:
+            cost = replace(cost, whole=cost.whole + slow_ps)
         self._metrics.step_done(batch, cost, len(outcome.handles), end_ps - start_ps, actual_ps, gap_ps, lag_seconds)
         self._note_sequences()
 

@@ -17,13 +17,14 @@ from prometheus_client import CollectorRegistry
 from lorrery.chassis.channel import open_channel
 from lorrery.chassis.clock import DeviceClock
 from lorrery.chassis.log import get_logger
-from lorrery.chassis.settings import Settings
 from lorrery.chassis.tasks import until_first_ends
+from lorrery.settings import Settings
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import scheduler_pb2_grpc as pb_grpc
 from lorrery.worker import wire
-from lorrery.worker.build import device_of, length_model_of
+from lorrery.worker.build import device_of, length_model_of, slow_spells_of
 from lorrery.worker.device.gpu import MockGpu
+from lorrery.worker.device.slow import SlowSpells
 from lorrery.worker.metrics import WorkerMetrics
 from lorrery.worker.pacer import Pacer, StepReport
 
@@ -31,8 +32,12 @@ WELCOME_SECONDS = 10.0
 """How long a scheduler may take to answer the worker's hello."""
 FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 0.2, 2.0
 """Between two attempts to attach: doubled each time, and drawn from the upper half so that workers spread."""
-REFUSED_RETRY_SECONDS = 10.0
-"""After a scheduler refused this worker: only new settings, there or here, will help."""
+REFUSED_RETRY_SECONDS = {
+    grpc.StatusCode.FAILED_PRECONDITION: 10.0,  # another base model: only new settings, there or here, will help
+    grpc.StatusCode.INVALID_ARGUMENT: 10.0,  # so too for a hello that cannot be
+    grpc.StatusCode.ALREADY_EXISTS: LAST_RETRY_SECONDS,  # its name is taken, perhaps by its own broken stream
+}
+"""After a scheduler refused this worker."""
 CLOSE_SECONDS = 1.0
 """How long a drained worker waits for the scheduler to close the stream."""
 MAX_OUTGOING = 4096
@@ -66,13 +71,14 @@ class WorkerService:
         gpu, model = device.deployment.gpu, device.deployment.model
         self._settings = settings
         self._gpu = MockGpu(device.step_time)
+        self._name = name = worker.name or f"{socket.gethostname()}-{os.getpid()}"
         self._metrics = WorkerMetrics(
-            registry, device.pool_tokens, peak_flops=gpu.tflops * 1e12, peak_bytes=gpu.gb_per_second * 1e9
+            registry, name, device.pool_tokens, peak_flops=gpu.tflops * 1e12, peak_bytes=gpu.gb_per_second * 1e9
         )
         echo = worker.output.mode == "echo"
         self._answers = wire.AnswerSettings(model.name, length_model_of(worker.output), echo)
         self._hello = wire.hello(
-            worker_id=f"{socket.gethostname()}-{os.getpid()}-{random.getrandbits(16):04x}",
+            worker_id=name,
             gpu=gpu.name,
             model=model.name,
             tensor_parallel=worker.tensor_parallel,
@@ -80,6 +86,7 @@ class WorkerService:
             step_time_model=worker.step_time,
             needs_prompts=echo,
         )
+        self._log = get_logger("worker").bind(worker=name)
         self._attachment: _Attachment | None = None
         self._draining = False
 
@@ -128,20 +135,23 @@ class WorkerService:
             welcome = await self._greet(call)
             clock = DeviceClock.synced(welcome.time_scale, welcome.sent_ps)
             attached = True
-            self._attachment = _Attachment(call, self._gpu, clock, self._metrics, self._answers)
+            spells = slow_spells_of(self._settings, self._name, welcome.faults_from_ps)
+            self._attachment = _Attachment(call, self._gpu, clock, self._metrics, self._answers, spells)
             self._metrics.attach(attached=True)
             self._metrics.enter("attached")
-            _log.info("attached", scheduler=self._settings.worker.scheduler, time_scale=welcome.time_scale)
+            self._log.info("attached", scheduler=self._settings.worker.scheduler, time_scale=welcome.time_scale)
             await set_ready(True)
             await self._attachment.run(self._settings.worker.heartbeat_seconds)
-            _log.info("detached")
+            self._log.info("detached")
         except StreamBrokenError as error:
-            (_log.warning if attached else _log.info)("not_attached", reason=str(error))
+            (self._log.warning if attached else self._log.info)("not_attached", reason=str(error))
         except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-                _log.error("refused", reason=error.details(), retry_seconds=REFUSED_RETRY_SECONDS)
-                return attached, REFUSED_RETRY_SECONDS
-            (_log.warning if attached else _log.info)("not_attached", reason=f"{error.code().name}: {error.details()}")
+            retry_seconds = REFUSED_RETRY_SECONDS.get(error.code())
+            if retry_seconds is not None:
+                self._log.error("refused", reason=error.details(), retry_seconds=retry_seconds)
+                return attached, retry_seconds
+            reason = f"{error.code().name}: {error.details()}"
+            (self._log.warning if attached else self._log.info)("not_attached", reason=reason)
         finally:
             call.cancel()
             self._attachment = None
@@ -175,10 +185,11 @@ class _Attachment:
         clock: DeviceClock,
         metrics: WorkerMetrics,
         answers: wire.AnswerSettings,
+        slow_spells: SlowSpells,
     ) -> None:
         self._call, self._clock, self._answers = call, clock, answers
         self._outgoing: asyncio.Queue[pb.AttachRequest] = asyncio.Queue(MAX_OUTGOING)
-        self._pacer = Pacer(gpu, clock, metrics, self._report)
+        self._pacer = Pacer(gpu, clock, metrics, self._report, slow_spells)
         self._ended = asyncio.Event()
 
     async def run(self, heartbeat_seconds: float) -> None:

@@ -15,7 +15,7 @@ from google.protobuf.descriptor_pb2 import (
     ServiceDescriptorProto,
 )
 
-from docs.reference.pages import DO_NOT_EDIT, DOCS, sentence, table
+from docs.reference.pages import DO_NOT_EDIT, DOCS, paragraph, sentence, table
 
 PROTOS = DOCS.parent / "protos"
 FILES = ("router.proto", "types.proto", "scheduler.proto")
@@ -89,7 +89,7 @@ def declarations(file: FileDescriptorProto) -> Iterator[tuple[str, DescriptorPat
 
 
 def _service(service: ServiceDescriptorProto, comments: dict[DescriptorPath, str], path: DescriptorPath) -> list[str]:
-    lines = [f"### {service.name}", "", comments.get(path, ""), ""]
+    lines = [f"### {service.name}", "", *paragraph(comments.get(path, ""))]
     rows = []
     for number, method in enumerate(service.method):
         sent = ("stream " if method.client_streaming else "") + _short(method.input_type)
@@ -99,7 +99,7 @@ def _service(service: ServiceDescriptorProto, comments: dict[DescriptorPath, str
 
 
 def _message(message: DescriptorProto, comments: dict[DescriptorPath, str], path: DescriptorPath) -> list[str]:
-    lines = [f"### {message.name}", "", comments.get(path, ""), ""]
+    lines = [f"### {message.name}", "", *paragraph(comments.get(path, ""))]
     maps = {entry.name: entry for entry in message.nested_type if entry.options.map_entry}
     rows = [
         (f"`{field.name}`", str(field.number), _kind(field, message, maps), comments.get((*path, _MEMBERS, number), ""))
@@ -109,7 +109,7 @@ def _message(message: DescriptorProto, comments: dict[DescriptorPath, str], path
 
 
 def _enum(enum: EnumDescriptorProto, comments: dict[DescriptorPath, str], path: DescriptorPath) -> list[str]:
-    lines = [f"### {enum.name}", "", comments.get(path, ""), ""]
+    lines = [f"### {enum.name}", "", *paragraph(comments.get(path, ""))]
     rows = [
         (f"`{value.name}`", str(value.number), comments.get((*path, _MEMBERS, number), ""))
         for number, value in enumerate(enum.value)

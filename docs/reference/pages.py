@@ -1,11 +1,21 @@
-"""What both pages are made with: where they lie, and Markdown's tables."""
+"""What both pages are made with: where they lie, and Markdown's paragraphs and tables."""
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 DOCS = Path(__file__).parents[1]
 
 DO_NOT_EDIT = "<!-- Made by `make docs` from {}: edit that, not this page. -->"
+
+
+WIDTH = 120
+"""Columns of prose, as in all of docs."""
+
+
+def paragraph(text: str) -> list[str]:
+    """Return the lines of a paragraph."""
+    return [*textwrap.wrap(sentence(text), WIDTH, break_long_words=False, break_on_hyphens=False), ""]
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

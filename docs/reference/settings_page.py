@@ -13,8 +13,8 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import AfterValidator, BaseModel
 from pydantic.fields import FieldInfo
 
-from docs.reference.pages import DO_NOT_EDIT, sentence, table
-from lorrery.chassis.settings import Settings
+from docs.reference.pages import DO_NOT_EDIT, paragraph, sentence, table
+from lorrery.settings import Settings
 
 HEADINGS = ("setting", "default", "values", "meaning")
 
@@ -44,7 +44,7 @@ def settings_page() -> str:
     """Return the page."""
     lines = [INTRODUCTION]
     for name, section, fields in sections(Settings):
-        lines += [f"## `[{name}]`", "", sentence(section.__doc__ or ""), ""] if name else ["## Whole cluster", ""]
+        lines += [f"## `[{name}]`", "", *paragraph(section.__doc__ or "")] if name else ["## Whole cluster", ""]
         lines += table(HEADINGS, (_row(key, field) for key, field in fields.items()))
     return "\n".join(lines).rstrip() + "\n"
 

@@ -21,7 +21,7 @@ from lorrery.scheduler.core.limits import Limits, check_lengths
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.base import Candidate, Placement
 from lorrery.scheduler.core.plan import Cancelled, Event
-from lorrery.scheduler.core.refusals import RefusalReason
+from lorrery.scheduler.core.refusals import Refusal
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 
@@ -88,13 +88,12 @@ class Refused:
     """A sequence may not come in, or not stay; it holds nothing.
 
     Attributes:
-        message: for its client, unless the reason is INTERNAL.
+        refusal: why.
         error: what was raised, if that is why.
     """
 
     sequence: Sequence
-    reason: RefusalReason
-    message: str
+    refusal: Refusal
     error: Exception | None = None
 
 
@@ -201,8 +200,7 @@ class ClusterCore:
         if adapter_id:
             sequence.adapter = self.adapters.get(adapter_id)
             if sequence.adapter is None:
-                why = refusals.unknown_adapter(adapter_id, len(self.adapters))
-                return [Refused(sequence, RefusalReason.UNKNOWN_ADAPTER, why)]
+                return [Refused(sequence, refusals.unknown_adapter(adapter_id, len(self.adapters)))]
         if not sequence.produced_tokens:
             refused = self._refuse(sequence, resumed)
             if refused is not None:
@@ -230,28 +228,23 @@ class ClusterCore:
         """Refuse those who have waited for a worker for long enough."""
         waits = takewhile(lambda wait: wait[0] <= at_ps, list(self._unplaced.values()))
         over = [sequence for _, sequence in waits]
-        events: list[ClusterEvent] = []
         for sequence in over:
             del self._unplaced[sequence.handle]
-            events.append(
-                Refused(sequence, RefusalReason.NO_WORKER, refusals.no_worker(self.rules.worker_wait_seconds))
-            )
-        return events
+        return [Refused(sequence, refusals.no_worker(self.rules.worker_wait_seconds)) for sequence in over]
 
     def _refuse(self, sequence: Sequence, resumed: bool) -> Refused | None:
         if self.draining:
-            return Refused(sequence, RefusalReason.DRAINING, refusals.DRAINING)
+            return Refused(sequence, refusals.draining())
         if sequence.prompt_tokens < 1 or sequence.max_new_tokens < 1:
-            return Refused(sequence, RefusalReason.INVALID, refusals.nothing_to_do(sequence))
+            return Refused(sequence, refusals.nothing_to_do(sequence))
         limits = self._limits
         wrong = None if limits is None else check_lengths(sequence.prompt_tokens, sequence.max_new_tokens, limits)
         if limits is not None and wrong is not None:
-            return Refused(sequence, RefusalReason.NEVER_FITS, refusals.too_long(wrong, sequence, limits))
+            return Refused(sequence, refusals.too_long(wrong, sequence, limits))
         if self._max_waiting < NEVER and not resumed and self.num_open >= self._max_waiting:
             num_waiting = self.num_waiting
             if num_waiting >= self._max_waiting:
-                why = refusals.queue_full(num_waiting, self._max_waiting)
-                return Refused(sequence, RefusalReason.QUEUE_FULL, why)
+                return Refused(sequence, refusals.queue_full(num_waiting, self._max_waiting))
         return None
 
     # --- placing ----------------------------------------------------------------------------------------------------
@@ -264,14 +257,14 @@ class ClusterCore:
             why_never = member.replica.why_never(sequence)
             if why_never is None:
                 return Placed(sequence, member, member.submit(sequence, at_ps))
-            return Refused(sequence, RefusalReason.NEVER_FITS, refusals.never_fits(why_never))
+            return Refused(sequence, refusals.never_fits(sequence, why_never))
         if not ready:
             self._unplaced[sequence.handle] = at_ps + self._wait_ps, sequence
             return None
         fitting = [member for member in ready if member.replica.why_never(sequence) is None]
         if not fitting:
             why_never = ready[0].replica.why_never(sequence) or ""
-            return Refused(sequence, RefusalReason.NEVER_FITS, refusals.never_fits(why_never))
+            return Refused(sequence, refusals.never_fits(sequence, why_never))
         return self._choose(sequence, at_ps, fitting)
 
     def _choose(self, sequence: Sequence, at_ps: int, fitting: list[Member]) -> ClusterEvent:
@@ -290,7 +283,7 @@ class ClusterCore:
             placement = type(self._placement)
             who = f"{placement.__module__}:{placement.__qualname__}"
             message = f"placement {who} raised {type(error).__name__}: {error}"
-            return Refused(sequence, RefusalReason.INTERNAL, message, error)
+            return Refused(sequence, refusals.raised(message), error)
         figures = {candidate.name: candidate.read for candidate in watched} if self._notes_figures else None
         return Placed(sequence, member, member.submit(sequence, at_ps), choice.why, figures)
 

@@ -4,6 +4,8 @@ The reasons are the scheduler's; a service maps them to status codes. A text say
 do.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from lorrery.scheduler.core.limits import Limits
@@ -25,50 +27,93 @@ class RefusalReason(Enum):
     INTERNAL = auto()
 
 
-DRAINING = "the scheduler is about to stop"
-WITHHELD = "internal error; the scheduler's log says more"
-"""For the client, in place of what a policy raised."""
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why, in words for the client, and what the words say for its programs.
+
+    Attributes:
+        message: what is wrong, the limit, what to do.
+        facts: by name: the field, its value, its limit.
+    """
+
+    reason: RefusalReason
+    message: str
+    facts: Mapping[str, object] = field(default_factory=dict)
 
 
-def unknown_adapter(adapter_id: str, num_adapters: int) -> str:
-    """Say that a request names an adapter that is not registered."""
-    return f"adapter_id {adapter_id!r} is not known; {num_adapters} adapters are, see ListAdapters"
+def draining() -> Refusal:
+    """The scheduler takes nothing new."""
+    return Refusal(RefusalReason.DRAINING, "the scheduler is about to stop")
 
 
-def nothing_to_do(sequence: Sequence) -> str:
-    """Say that a request has no prompt or asks for no tokens."""
-    return (
+def unknown_adapter(adapter_id: str, num_adapters: int) -> Refusal:
+    """A request names an adapter that is not registered."""
+    message = f"adapter_id {adapter_id!r} is not known; {num_adapters} adapters are, see ListAdapters"
+    return Refusal(RefusalReason.UNKNOWN_ADAPTER, message, {"field": "adapter_id", "value": adapter_id})
+
+
+def nothing_to_do(sequence: Sequence) -> Refusal:
+    """A request has no prompt or asks for no tokens."""
+    return Refusal(
+        RefusalReason.INVALID,
         f"prompt has {sequence.prompt_tokens} tokens and max_new_tokens is {sequence.max_new_tokens};"
-        " both must be at least 1"
+        " both must be at least 1",
     )
 
 
-def too_long(wrong: str, sequence: Sequence, limits: Limits) -> str:
-    """Add a request's lengths and the limits to what `check_lengths` found."""
-    return (
+def too_long(wrong: str, sequence: Sequence, limits: Limits) -> Refusal:
+    """A request is over a limit on lengths; `wrong` is what `check_lengths` found."""
+    message = (
         f"{wrong} (prompt has {sequence.prompt_tokens} tokens, max_new_tokens is {sequence.max_new_tokens};"
         f" max_req_input_len is {limits.max_req_input_len}, max_req_total_len is {limits.max_req_total_len})"
     )
+    facts = {"max_req_input_len": limits.max_req_input_len, "max_req_total_len": limits.max_req_total_len}
+    return Refusal(RefusalReason.NEVER_FITS, message, _lengths(sequence) | facts)
 
 
-def queue_full(num_waiting: int, max_waiting_requests: int) -> str:
-    """Say that too many requests wait."""
-    return f"{num_waiting} requests wait; max_waiting_requests is {max_waiting_requests}; try later"
+def queue_full(num_waiting: int, max_waiting_requests: int) -> Refusal:
+    """Too many requests wait."""
+    return Refusal(
+        RefusalReason.QUEUE_FULL,
+        f"{num_waiting} requests wait; max_waiting_requests is {max_waiting_requests}; try later",
+        {"field": "max_waiting_requests", "value": num_waiting, "limit": max_waiting_requests},
+    )
 
 
-def never_fits(why: str) -> str:
-    """Say that every attached worker is too small, given why the first of them is."""
-    return f"no attached worker can ever take it: {why}"
+def never_fits(sequence: Sequence, why: str) -> Refusal:
+    """Every attached worker is too small; `why` the first of them is."""
+    return Refusal(RefusalReason.NEVER_FITS, f"no attached worker can ever take it: {why}", _lengths(sequence))
 
 
-def no_worker(worker_wait_seconds: float) -> str:
-    """Say that the wait for a worker is over."""
-    return f"no worker has attached for {worker_wait_seconds:g} s (worker_wait_seconds)"
+def no_worker(worker_wait_seconds: float) -> Refusal:
+    """The wait for a worker is over."""
+    return Refusal(
+        RefusalReason.NO_WORKER,
+        f"no worker has attached for {worker_wait_seconds:g} s (worker_wait_seconds)",
+        {"field": "worker_wait_seconds", "limit": worker_wait_seconds},
+    )
 
 
-def dropped(event: Dropped) -> tuple[RefusalReason, str]:
-    """Return the reason and the text for a sequence that its worker's queue gave up."""
+def dropped(event: Dropped) -> Refusal:
+    """A sequence was given up by its worker's queue."""
     adapter = event.sequence.adapter
     if event.reason is DropReason.ADAPTER_LOAD and adapter is not None:
-        return RefusalReason.ADAPTER_LOAD, f"adapter {adapter.adapter_id!r} could not be loaded; try later"
-    return RefusalReason.SLO_UNATTAINABLE, "dropped: the service level can no longer be met; try later"
+        message = f"adapter {adapter.adapter_id!r} could not be loaded; try later"
+        return Refusal(RefusalReason.ADAPTER_LOAD, message)
+    return Refusal(RefusalReason.SLO_UNATTAINABLE, "dropped: the service level can no longer be met; try later")
+
+
+def raised(message: str) -> Refusal:
+    """A policy raised; the message names it, and is not for a live client (`withheld`)."""
+    return Refusal(RefusalReason.INTERNAL, message)
+
+
+def withheld(refusal: Refusal) -> Refusal:
+    """Return a refusal as a client may see it: nothing of what a policy raised."""
+    if refusal.reason is not RefusalReason.INTERNAL:
+        return refusal
+    return Refusal(refusal.reason, "internal error; the scheduler's log says more")
+
+
+def _lengths(sequence: Sequence) -> dict[str, object]:
+    return {"prompt_tokens": sequence.prompt_tokens, "max_new_tokens": sequence.max_new_tokens}

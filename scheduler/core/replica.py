@@ -33,7 +33,7 @@ from lorrery.scheduler.core.plan import (
     Ran,
 )
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache
-from lorrery.scheduler.core.queues.base import Queue
+from lorrery.scheduler.core.queues.base import Queue, is_asked_every_step
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.vocabulary.finish_reason import FinishReason
@@ -118,6 +118,7 @@ class Replica:
         self._events: list[Event] = []
         self._aborted: dict[int, Sequence] = {}
         self._endings = Endings()
+        self._one_step = is_asked_every_step(queue)
         self._raised: Exception | None = None
         self._queue_is_broken = False
 
@@ -235,7 +236,7 @@ class Replica:
     def _plan_step(self, step: Step, at_ps: int) -> Plan:
         max_steps = step.max_steps
         if max_steps > 1:
-            max_steps = 1 if self._aborted else self.memory.steps_before_full(self.running, max_steps)
+            max_steps = 1 if self._aborted or self._one_step else self.memory.steps_before_full(self.running, max_steps)
         plan = Plan(at_ps, max_steps, step.chunks, decode=step.decode, hold=step.hold)
         if self._floor.admitted:
             plan.joins, self._floor.admitted = self._floor.admitted, []

@@ -17,34 +17,41 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lorrery.chassis.errors import LorreryError, SettingsError
-    from lorrery.chassis.settings import Settings
+    from lorrery.settings import Settings
     from lorrery.chassis.version import VERSION as __version__
     from lorrery.loadgen.options import LoadOptions
     from lorrery.loadgen.workload.arrays import Requests
     from lorrery.simulator.interface import simulate
+    from lorrery.simulator.plan import Claim, Plan, plan
     from lorrery.simulator.result import RequestColumns, SimulationResult
 
 __all__ = [
+    "Claim",
     "LoadOptions",
     "LorreryError",
+    "Plan",
     "RequestColumns",
     "Requests",
     "Settings",
     "SettingsError",
     "SimulationResult",
     "__version__",
+    "plan",
     "simulate",
 ]
 
 _HOMES = {
+    "Claim": ("simulator.plan", "Claim"),
     "LoadOptions": ("loadgen.options", "LoadOptions"),
     "LorreryError": ("chassis.errors", "LorreryError"),
+    "Plan": ("simulator.plan", "Plan"),
     "RequestColumns": ("simulator.result", "RequestColumns"),
     "Requests": ("loadgen.workload.arrays", "Requests"),
-    "Settings": ("chassis.settings", "Settings"),
+    "Settings": ("settings", "Settings"),
     "SettingsError": ("chassis.errors", "SettingsError"),
     "SimulationResult": ("simulator.result", "SimulationResult"),
     "__version__": ("chassis.version", "VERSION"),
+    "plan": ("simulator.plan", "plan"),
     "simulate": ("simulator.interface", "simulate"),
 }
 """Exported name -> the module of this package that defines it, and its name there."""

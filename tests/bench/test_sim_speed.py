@@ -38,7 +38,6 @@ def test_the_bare_loop_runs_as_many_at_a_time(load):
 
 def test_a_load_without_the_shared_files_says_so(monkeypatch, tmp_path):
     monkeypatch.setattr(sim_scenarios, "SHARED", tmp_path)
-    assert "SYNTHETIC" in sim_scenarios.vidur(10).title
     assert "excerpt" in sim_scenarios.mooncake(2).title
 
 

@@ -5,10 +5,11 @@ import time
 
 import grpc
 import grpc.aio
+import pytest
 
-from lorrery.chassis.channel import open_channel
+from lorrery.chassis.channel import check_target, open_channel
+from lorrery.chassis.sections import TlsSettings
 from lorrery.chassis.server import bind, new_server
-from lorrery.chassis.settings import TlsSettings
 from tests.chassis.services import ECHO, EchoService
 
 PLAIN = TlsSettings()
@@ -73,3 +74,10 @@ async def test_own_options_win():
             code = None
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
     await server.stop(None)
+
+
+@pytest.mark.parametrize(
+    "target", ["router:50051", "127.0.0.1:1", "[::1]:65535", "dns:///router:1", "unix:/tmp/socket"]
+)
+def test_host_and_port_and_grpcs_own_schemes_can_be_dialled(target: str):
+    check_target("--target", target)

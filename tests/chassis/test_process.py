@@ -3,25 +3,28 @@ import contextlib
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 import grpc
 import grpc.aio
 import pytest
+from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
 from lorrery.chassis.channel import open_channel
 from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.metrics import new_registry
 from lorrery.chassis.process import run_service
-from lorrery.chassis.settings import Settings, TlsSettings
+from lorrery.chassis.sections import TlsSettings
 from lorrery.local.cluster import start_python
+from lorrery.settings import Settings
 from tests.chassis.services import ECHO, EchoService
 from tests.cluster.harness import metric, wait_until
 
 PLAIN = TlsSettings()
+Ask = Callable[..., Awaitable[reflection_pb2.ServerReflectionResponse]]
 
 
 class Running:
@@ -73,16 +76,51 @@ async def test_health_answers_for_the_server_and_each_service(tmp_path: Path):
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_reflection_lists_the_services(tmp_path: Path):
+@contextlib.asynccontextmanager
+async def reflection(tmp_path: Path, version: str) -> AsyncIterator[Ask]:
+    """Yield what asks a service's reflection of one version."""
     async with running(tmp_path) as up, open_channel(up.address, PLAIN) as channel:
-        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(timeout=10)
+        call = channel.stream_stream(
+            f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+            request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+            response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+        )(timeout=10)
+
+        async def ask(**request: str) -> reflection_pb2.ServerReflectionResponse:
+            await call.write(reflection_pb2.ServerReflectionRequest(**request))
+            return await call.read()
+
         try:
-            await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
-            answer = await call.read()
+            yield ask
         finally:
             call.cancel()
-        names = {service.name for service in answer.list_services_response.service}
-    assert names == {"test.Echo", "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_reflection_lists_the_services(tmp_path: Path, version: str):
+    async with reflection(tmp_path, version) as ask:
+        answer = await ask(list_services="")
+    assert {service.name for service in answer.list_services_response.service} == {
+        "test.Echo",
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1.ServerReflection",
+        "grpc.reflection.v1alpha.ServerReflection",
+    }
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_reflection_describes_itself_under_the_name_of_its_version(tmp_path: Path, version: str):
+    async with reflection(tmp_path, version) as ask:
+        answer = await ask(file_containing_symbol=f"grpc.reflection.{version}.ServerReflection")
+    files = [
+        descriptor_pb2.FileDescriptorProto.FromString(file)
+        for file in answer.file_descriptor_response.file_descriptor_proto
+    ]
+    assert [file.package for file in files] == [f"grpc.reflection.{version}"]
+    method = files[0].service[0].method[0]
+    assert method.input_type == f".grpc.reflection.{version}.ServerReflectionRequest"
+    types = {field.type_name.rpartition(".")[0] for kind in files[0].message_type for field in kind.field}
+    assert types == {"", f".grpc.reflection.{version}"}
 
 
 async def test_messages_of_more_than_grpcs_default_limit_pass(tmp_path: Path):
@@ -99,18 +137,26 @@ async def test_metrics_endpoint_shows_process_build_and_state(tmp_path: Path):
         assert metric(up.metrics, "lorrery_service_state") == 1
 
 
-async def test_second_service_on_a_port_is_an_error(tmp_path: Path):
+async def test_second_service_on_a_port_is_an_error_that_names_setting_and_cure(tmp_path: Path):
     async with running(tmp_path) as up:
-        with pytest.raises(LorreryError, match=rf"address {up.address} cannot be taken: Address already in use"):
-            await run_service(
-                EchoService(),
-                listen=up.address,
-                metrics="127.0.0.1:0",
-                settings=Settings.model_validate({}),
-                drain_seconds=1,
-                registry=new_registry("echo"),
-                announce=None,
+        for taken, addresses in (
+            ("echo.listen", {"listen": up.address, "metrics": "127.0.0.1:0"}),
+            ("echo.metrics", {"listen": "127.0.0.1:0", "metrics": up.metrics}),
+        ):
+            address = addresses[taken.partition(".")[2]]
+            with pytest.raises(LorreryError) as caught:
+                await run_service(
+                    EchoService(),
+                    **addresses,
+                    settings=Settings.model_validate({}),
+                    drain_seconds=1,
+                    registry=new_registry("echo"),
+                )
+            message = str(caught.value)
+            assert message.startswith(
+                f"{taken}: address {address} cannot be taken: Address already in use; give another"
             )
+            assert "--free-ports" in message
 
 
 async def test_signal_makes_health_not_serving_before_the_drain_and_stops_after_it(tmp_path: Path):

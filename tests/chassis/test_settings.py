@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.settings import Settings, load
+from lorrery.settings import Settings, load
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -84,6 +84,16 @@ def test_command_line_takes_lists_and_later_values_win():
         ("format = 2", "format 2 is not known"),
         ("[adapters]\nregistry = [{id = 'a', rank = 65}]", "adapter 'a' has rank 65; max_lora_rank is 64"),
         ("[adapters]\nregistry = [{id = 'a', rank = 8, count = 2}, {id = 'a-1', rank = 8}]", "'a-1' is listed twice"),
+        (
+            "[adapters]\nregistry = [{id = 'a b', rank = 8}]",
+            "registry.0.id: is 'a b', with ' ' at character 2",
+        ),
+        ("[adapters]\nregistry = [{id = '', rank = 8}]", "adapters.registry.0.id: is empty"),
+        (
+            "model = 'a-1'\n[adapters]\nregistry = [{id = 'a', rank = 8, count = 2}]",
+            "adapters.registry: adapter 'a-1' has the base model's name",
+        ),
+        ('[worker]\nname = "a\\tb"', "worker.name: is 'a\\tb', with '\\t' at character 2"),
         ("not toml", "cluster.toml"),
         ("[server_tls]\ncert = 'a'", "server_tls: cert and key go together; key is not set"),
         ("[router]\nlisten = 'nowhere'", "HOST:PORT expected, with a port of at most 65535, got 'nowhere'"),

@@ -98,6 +98,17 @@ def test_a_row_may_be_shorter_than_the_table():
     assert capture.get().split() == ["name", "tokens", "failed"]
 
 
+def test_a_column_of_remarks_needs_neither_heading_nor_cells():
+    table = FigureTable()
+    table.add_column("ms")
+    table.add_column("", justify="left")
+    table.add_row("1.5", "")
+    console = Console(width=40)
+    with console.capture() as capture:
+        console.print(table)
+    assert capture.get().split() == ["ms", "1.5"]
+
+
 def test_what_goes_to_a_pipe_is_not_wrapped_unless_columns_is_set(monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     assert table_console().soft_wrap

@@ -7,11 +7,11 @@ import pytest
 from typer.testing import CliRunner
 
 from lorrery.chassis.errors import FormatError
-from lorrery.chassis.settings import load
 from lorrery.cli.cache import app
 from lorrery.scheduler.core.prefix_cache.static_trie import StaticTrie
 from lorrery.scheduler.replicas import ReplicaFactory
 from lorrery.scheduler.trie_file import read_trie, write_trie
+from lorrery.settings import load
 
 PROMPTS = [[5, 6, 7], [5, 6, 8], [5, 9], [4]]
 
@@ -35,6 +35,14 @@ def test_a_built_cache_is_the_one_that_the_scheduler_builds_itself(tmp_path: Pat
     assert isinstance(built, StaticTrie)
     assert isinstance(from_corpus, StaticTrie)
     assert built.paths() == from_corpus.paths() == StaticTrie.build(PROMPTS, 3).paths()
+
+
+def test_without_a_corpus_it_takes_the_shipped_prompts(tmp_path: Path) -> None:
+    out = tmp_path / "trie.json"
+    result = CliRunner().invoke(app, ["--cache-size", "50", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "50 of 50 tokens kept" in result.output
+    assert read_trie(out).num_tokens == 50
 
 
 def test_text_is_tokenised_as_the_router_does(tmp_path: Path) -> None:

@@ -104,6 +104,37 @@ def test_rows_between_those_of_the_half_fit_are_the_unseen_ones(tmp_path):
     assert float(unseen[1]) == pytest.approx(50, abs=2)
 
 
+def test_rows_without_their_time_are_not_fitted_but_counted(tmp_path):
+    path = profile(tmp_path / "p.csv")
+    with path.open("a") as file:
+        file.write("Z1,Llama-3-8B,decode,,8,1024,,,,\n")
+    output = calibrate(str(path), *SHEET)
+    assert "left out 1 rows: no time of their phase" in output
+    assert "fitting 29 rows of Z1" in output
+
+
+def test_a_row_that_lacks_what_its_phase_needs_is_refused(tmp_path):
+    header, *rows = profile(tmp_path / "p.csv").read_text().splitlines()
+    path = tmp_path / "q.csv"
+    without = header.split(",").index("kv_len")
+    lines = [line.split(",") for line in (header, *rows)]
+    path.write_text("\n".join(",".join(cells[:without] + cells[without + 1 :]) for cells in lines))
+    with pytest.raises(FormatError, match=r"q\.csv: line 2: phase decode needs kv_len, which is not in the header"):
+        calibrate(str(path), *SHEET)
+    path.write_text("\n".join([header, *rows, "Z1,Llama-3-8B,decode"]))
+    with pytest.raises(FormatError, match=r"q\.csv: line 31: 3 cells for the 10 columns of the header"):
+        calibrate(str(path), *SHEET)
+
+
+def test_a_gpu_faster_than_its_data_sheet_is_doubted(tmp_path):
+    path = profile(tmp_path / "p.csv")
+    assert "warning" not in calibrate(str(path), *SHEET)
+    slow_sheet = ["--tflops", "200", "--memory-gb", "48", "--gb-per-second", "600", "--num-sms", "90"]
+    output = calibrate(str(path), *slow_sheet)
+    assert re.search(r"warning: gemm_bandwidth is 1\.\d\d: faster than the data sheet's memory bandwidth", output)
+    assert "elementwise_bandwidth is" not in output
+
+
 def test_the_cpus_share_is_fitted_if_asked(tmp_path):
     out = tmp_path / "z1.toml"
     path = profile(tmp_path / "p.csv", host_ms=3.0)

@@ -7,7 +7,7 @@ import pytest
 import typer
 
 from lorrery.chassis.errors import LorreryError, SettingsError
-from lorrery.chassis.version import VERSION
+from lorrery.chassis.version import VERSION, core_is_compiled
 from lorrery.cli import app as command
 from lorrery.local.cluster import start_python
 
@@ -19,8 +19,9 @@ async def run(*arguments: str) -> tuple[int | None, str, str]:
     return process.returncode, out.decode(), error.decode()
 
 
-async def test_version():
-    assert await run("-m", "lorrery.cli", "--version") == (0, f"lorrery {VERSION}\n", "")
+async def test_version_says_whether_the_core_is_compiled():
+    core = "compiled" if core_is_compiled() else "interpreted"
+    assert await run("-m", "lorrery.cli", "--version") == (0, f"lorrery {VERSION}, {core} core\n", "")
 
 
 async def test_help_lists_every_part():

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.cli.app import app as lorrery
 from lorrery.cli.plan import app
 from lorrery.cli.plan_text import draw_points
+from lorrery.cli.simulate import app as simulate
+from lorrery.loadgen.report import read_report
 from lorrery.worker.device.capacity import Point
 
 
@@ -23,29 +26,42 @@ def plan(*arguments: str) -> str:
 
 
 LLAMA_8B = ["--model", "Llama-3-8B", "--gpu", "H100"]
+CLAIM = ["--claim", "3500,1,300"]
+SMALL = [*LLAMA_8B, "--prompt", "300", "--output", "60", "--set", "scheduler.running_max_req_size=8"]
+"""A replica that takes few and short requests, so that a rate of some requests per second needs several."""
 
 
 def test_one_deployment_is_shown_over_concurrency():
-    output = plan(*LLAMA_8B, "--rate", "20")
+    output = plan(*LLAMA_8B)
     assert "memory: 0.9 x 80 - 2 - 16.1 weights = 53.9 GB for 411529 KV tokens: 182 streams at once" in output
-    rows = [line.split() for line in output.splitlines() if re.match(r" *\d+ +\d+ +[\d.]+ +[\d.]+ ", line)]
+    assert "TTFT without queueing: 45 ms" in output
+    rows = [line.split() for line in output.splitlines() if re.match(r" *\d+ +[\d.]+ +[\d.]+ +[\d.]+ ", line)]
     assert [int(row[0]) for row in rows] == [1, 2, 4, 8, 16, 32, 64, 128, 182]
     assert re.search(r"^ *182 .* 100 +KV space", output, re.MULTILINE)
-    assert re.search(r"service level TTFT 1 s, TPOT 50 ms: 182 streams, .* held back by KV space", output)
-    assert re.search(r"20 requests/s at 80% of that: \d+ replicas, \d+ GPUs", output)
+    assert re.search(r"level TTFT 1 s, TPOT 50 ms, without queueing: 182 streams, .* held back by KV space", output)
+
+
+def test_a_ttft_that_knows_no_queue_is_called_so(tmp_path):
+    for deployments in (LLAMA_8B, [*LLAMA_8B, "--tp", "1", "--tp", "2"]):
+        output = plan(*deployments, "--claim", "3500,1,300", "--json", str(tmp_path / "plan.json"))
+        for found in re.finditer("TTFT(?! 1 s)", output):
+            assert output[found.start() :].startswith(("TTFT without queueing", "TTFT of 3500 without queueing"))
+    (point, *_) = json.loads((tmp_path / "plan.json").read_text())["plans"][0]["points"]
+    assert "ttft" not in point
+    assert point["unqueued_ttft"] > 0
 
 
 POINTS_AT_80 = """
-         TTFT   ITL  TPOT   E2E  tok/s  tok/s          KV
-streams    ms    ms    ms     s   each    all  req/s    %  limit
-      1    45   8.6   8.6   4.3  115.2    115   0.23    1  memory bandwidth 58%
-      2    45   8.7   8.8   4.4  112.5    225   0.45    1  memory bandwidth 58%
+          ITL  TPOT   E2E  tok/s  tok/s          KV
+streams    ms    ms     s   each    all  req/s    %  limit
+      1   8.6   8.6   4.3  115.2    115   0.23    1  memory bandwidth 58%
+      2   8.7   8.8   4.4  112.5    225   0.45    1  memory bandwidth 58%
 """
 POINTS_AT_60 = """
-         TTFT   ITL  TPOT  tok/s
-streams    ms    ms    ms    all  req/s  limit
-      1    45   8.6   8.6    115   0.23  memory bandwidth
-                                         58%
+          ITL  TPOT  tok/s  tok/s
+streams    ms    ms   each    all  req/s  limit
+      1   8.6   8.6  115.2    115   0.23  memory bandwidth
+                                          58%
 """
 
 
@@ -58,23 +74,28 @@ def test_a_plan_has_every_column_at_80_and_names_what_60_leave_out():
     assert POINTS_AT_80 in at(80)
     assert "left out" not in at(80)
     assert POINTS_AT_60 in at(60)
-    assert "left out: KV %, E2E s, tok/s each; a terminal of 75 columns\nshows all\n" in at(60)
+    assert "left out: KV %, E2E s; a terminal of" in at(60)
 
 
 def test_the_sales_claim_is_answered_in_both_readings():
-    output = plan(*LLAMA_8B)
+    output = plan(*LLAMA_8B, "--claim", "3500,1,300")
     assert 'claim "3500 tokens in, first token within 1 s, 300 tokens/s":' in output
-    assert re.search(r"first token: true, \d\d ms unloaded", output)
+    assert re.search(r"first token: true, \d\d ms without queueing", output)
     assert re.search(r"read as one stream's: false, at most 1\d\d tokens/s", output)
     assert re.search(r"read as all streams' together: true from 3 streams on", output)
-    assert "claim" not in plan(*LLAMA_8B, "--claim", "")
     assert "first token: false" in plan(*LLAMA_8B, "--claim", "3500,0.01,9")
     assert "true, at most" in plan(*LLAMA_8B, "--claim", "3500,0.01,9")
 
 
+def test_no_claim_is_judged_that_nobody_gave(tmp_path):
+    for deployments in (LLAMA_8B, [*LLAMA_8B, "--tp", "1", "--tp", "2"]):
+        assert "claim" not in plan(*deployments, "--json", str(tmp_path / "plan.json"))
+    assert json.loads((tmp_path / "plan.json").read_text())["plans"][0]["claim"] is None
+
+
 def test_a_claim_for_all_streams_is_bound_to_the_most_that_may_run():
-    assert "together: true from 3 streams on" in plan(*LLAMA_8B, "--max-concurrency", "3")
-    assert "together: false, at any concurrency that fits" in plan(*LLAMA_8B, "--max-concurrency", "2")
+    assert "together: true from 3 streams on" in plan(*LLAMA_8B, *CLAIM, "--max-concurrency", "3")
+    assert "together: false, at any concurrency that fits" in plan(*LLAMA_8B, *CLAIM, "--max-concurrency", "2")
 
 
 def test_a_claim_holds_below_its_ttft_and_from_its_rate_on(tmp_path):
@@ -85,7 +106,7 @@ def test_a_claim_holds_below_its_ttft_and_from_its_rate_on(tmp_path):
         return json.loads(path.read_text())["plans"][0]["claim"]
 
     found = answer("3500,1,300")
-    ttft, rate = found["ttft"], found["stream_tokens"]
+    ttft, rate = found["unqueued_ttft"], found["stream_tokens"]
     exact = answer(f"3500,{ttft!r},{rate!r}")
     assert (exact["ttft_holds"], exact["stream_holds"]) == (False, True)
     missed = answer(f"3500,{ttft * (1 + 1e-9)!r},{rate * (1 + 1e-9)!r}")
@@ -94,7 +115,7 @@ def test_a_claim_holds_below_its_ttft_and_from_its_rate_on(tmp_path):
 
 def test_several_deployments_are_compared_and_what_does_not_fit_shows_its_sum():
     output = plan("--model", "Llama-3-8B", "--model", "Llama-3-70B", "--gpu", "H100", "--tp", "1", "--tp", "4")
-    assert len(re.findall(r"^Llama-3-\d+B on \d x H100-SXM  ", output, re.MULTILINE)) == 8
+    assert len(re.findall(r"^Llama-3-\d+B on \d x H100-SXM  ", output, re.MULTILINE)) == 4
     assert "0.9 x 80 GB x 1 - 2 GB x 1 - 141.1 GB of weights = -71.1 GB for the KV cache" in output
     assert all(len(line) <= 124 for line in output.splitlines() if "does not fit on" not in line)
 
@@ -115,13 +136,114 @@ def test_a_request_larger_than_the_cache_is_told():
 
 
 def test_figures_are_written_as_json(tmp_path):
-    plan(*LLAMA_8B, "--tp", "1", "--tp", "2", "--rate", "30", "--json", str(tmp_path / "plan.json"))
+    degrees = ["--tp", "1", "--tp", "2"]
+    plan(*SMALL, *CLAIM, *degrees, "--rate", "30", "--requests", "200", "--json", str(tmp_path / "plan.json"))
     written = json.loads((tmp_path / "plan.json").read_text())
-    assert written["workload"]["prompt_tokens"] == 1750
+    assert written["workload"]["prompt_tokens"] == 300
     one, two = written["plans"]
     assert two["gpus"] == 2 * two["replicas"]
-    assert one["points"][0].keys() >= {"ttft", "itl", "tpot", "e2e", "stream_tokens", "total_tokens", "limit"}
+    assert one["points"][0].keys() >= {"itl", "tpot", "e2e", "stream_tokens", "total_tokens", "limit"}
     assert one["claim"]["stream_holds"] is False
+    assert one["simulated"]["num_requests"] == 200
+    met = [trial["num_replicas"] for trial in one["simulated"]["trials"] if trial["met"]]
+    assert min(met) == one["replicas"]
+
+
+def test_the_peak_is_not_below_what_is_within_the_level(tmp_path):
+    plan(*LLAMA_8B, "--json", str(tmp_path / "plan.json"))
+    (found,) = json.loads((tmp_path / "plan.json").read_text())["plans"]
+    assert found["within_service_level"]["concurrency"] == 182
+    assert found["peak"] == found["within_service_level"]
+
+
+SHORT_CHAT = ["--prompt", "300", "--output", "60", "--tpot", "0.02"]
+LONG_PROMPTS = ["--prompt", "3000", "--output", "40", "--ttft", "0.6"]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "rate", "work"),
+    [
+        ("H100", 40, SHORT_CHAT),
+        ("H100", 120, SHORT_CHAT),
+        ("A100", 60, SHORT_CHAT),
+        ("H100", 20, LONG_PROMPTS),
+        ("A100", 6, LONG_PROMPTS),
+        ("H100", 0.5, SHORT_CHAT),
+    ],
+)
+def test_as_many_replicas_are_asked_for_as_the_simulator_needs(tmp_path, gpu, rate, work):
+    path = tmp_path / "plan.json"
+    model = ["--model", "Llama-3-8B", "--gpu", gpu, "--set", "scheduler.running_max_req_size=64"]
+    output = plan(*model, *work, "--rate", str(rate), "--requests", "1500", "--json", str(path))
+    (found,) = json.loads(path.read_text())["plans"]
+    num_replicas = found["replicas"]
+    assert f"{rate:g} requests/s within " in output
+    assert re.search(rf"at p99: {num_replicas} replicas?, {num_replicas} GPUs?$", output, re.MULTILINE)
+    command = found["simulated"]["command"]
+    assert command in output
+    level = {key: float(work[work.index(key) + 1]) if key in work else default for key, default in LEVEL.items()}
+
+    def keeps_the_level(workers: int) -> bool:
+        out = tmp_path / str(workers)
+        arguments = shlex.split(command)
+        assert arguments[:2] == ["lorrery", "simulate"]
+        assert arguments[-2:] == ["--workers", str(num_replicas)]
+        result = CliRunner().invoke(simulate, [*arguments[2:-1], str(workers), "--out", str(out)])
+        summary = read_report(out)["summary"]
+        ttft, tpot = summary["from_intended"]["ttft_ms"]["p99"] / 1e3, summary["tpot_ms"]["p99"] / 1e3
+        return result.exit_code == 0 and ttft <= level["--ttft"] and tpot <= level["--tpot"]
+
+    assert keeps_the_level(num_replicas)
+    assert num_replicas == 1 or not keeps_the_level(num_replicas - 1)
+
+
+LEVEL = {"--ttft": 1.0, "--tpot": 0.05}
+
+
+def test_a_level_that_waiting_breaks_at_any_size_is_told():
+    output = plan(*LLAMA_8B, "--ttft", "0.046", "--rate", "60", "--requests", "200")
+    assert re.search(r"60 requests/s: no number of replicas up to \d+ keeps TTFT 0.046 s, TPOT 50 ms at p99", output)
+
+
+def test_nothing_is_simulated_where_one_stream_alone_misses_the_level():
+    output = plan(*LLAMA_8B, "--tpot", "0.001", "--rate", "5")
+    assert "not even one stream keeps its TPOT" in output
+    assert "simulate" not in output
+
+
+def test_adapters_of_a_plan_are_simulated_too(tmp_path):
+    path = tmp_path / "plan.json"
+    adapters = ["--adapters", "5", "--rank", "8,64"]
+    plan(*SMALL, *adapters, "--rate", "20", "--requests", "200", "--json", str(path))
+    command = json.loads(path.read_text())["plans"][0]["simulated"]["command"]
+    assert "plan-r8" in command
+    assert CliRunner().invoke(simulate, [*shlex.split(command)[2:], "--out", str(tmp_path)]).exit_code == 0
+    named = {adapter["adapter_id"] for adapter in read_report(tmp_path)["summary"]["adapters"]}
+    assert named == {"plan-r8-0", "plan-r8-1", "plan-r8-2", "plan-r64-0", "plan-r64-1"}
+
+
+def test_the_cluster_file_is_read_as_by_every_command(tmp_path, monkeypatch):
+    monkeypatch.delenv("LORRERY_CONFIG", raising=False)
+    assert "Llama-3-8B on 1 x H100-SXM" in plan()  # the shipped one
+    own, other = tmp_path / "own.toml", tmp_path / "other.toml"
+    own.write_text('model = "Llama-2-7B"\n[worker]\ngpu = "A40"\n[scheduler]\nrunning_max_req_size = 3\n')
+    other.write_text('model = "Llama-2-13B"\n[worker]\ngpu = "A100"\n')
+    monkeypatch.setenv("LORRERY_CONFIG", str(own))
+    assert "Llama-2-7B on 1 x A40" in plan()
+    assert "Llama-2-13B on 1 x A100-80-SXM" in plan("--config", str(other))
+    assert "Llama-2-13B on 1 x H100-SXM" in plan("--config", str(other), "--gpu", "H100")
+    assert "Llama-2-7B on 2 x H100-SXM" in plan("--gpu", "H100", "--tp", "2", "--set", "worker.gpu=A100")
+
+
+def test_the_limits_of_the_cluster_file_bound_the_streams(tmp_path):
+    at_most_3 = plan(*LLAMA_8B, "--set", "scheduler.running_max_req_size=3")
+    assert ": 3 streams, " in at_most_3
+    assert "held back by the settings' limit on sequences" in at_most_3
+    assert ": 5 streams, " in plan(
+        *LLAMA_8B, "--set", "scheduler.running_max_req_size=3", "--max-concurrency", "5", "--concurrency", "1,5"
+    )
+    pool = plan(*LLAMA_8B, "--set", "scheduler.max_total_token_num=20480")
+    assert "411529 KV tokens; scheduler.max_total_token_num is 20480: 9 streams at once" in pool
 
 
 def test_precision_engine_and_adapters_come_from_the_settings(tmp_path):
@@ -147,7 +269,7 @@ def test_a_service_level_nobody_keeps_is_told():
 
 @pytest.mark.parametrize("suffix", ["svg", "png"])
 def test_latency_is_plotted_against_throughput(tmp_path, suffix):
-    pytest.importorskip("matplotlib", reason="make setup-dev installs it")
+    pytest.importorskip("matplotlib", reason="make setup installs it")
     path = tmp_path / f"plan.{suffix}"
     plan(*LLAMA_8B, "--tp", "1", "--tp", "2", "--plot", str(path))
     content = path.read_bytes()
@@ -161,6 +283,9 @@ def test_latency_is_plotted_against_throughput(tmp_path, suffix):
         (["--model", "X9"], "model 'X9' is not known"),
         (["--rank", "8,x"], "--rank 8,x: expected whole numbers"),
         (["--concurrency", "0"], "--concurrency 0: every number must be at least 1"),
+        (["--prompt", "9000", "--rate", "1"], "--prompt 9000: the cluster refuses prompts of more than 8192 tokens"),
+        (["--prompt", "8000", "--output", "4000", "--rate", "1"], "refuses requests of more than 10240 tokens; raise"),
+        (["--adapters", "1", "--rank", "99", "--rate", "1"], "has rank 99; max_lora_rank is 64"),
         (["--claim", "3500,1"], "--claim 3500,1: expected TOKENS,SECONDS,TOKENS/S"),
         (["--claim", "0,1,1"], "--claim 0,1,1: every number must be more than 0"),
         (["--json", "/nowhere/plan.json"], "/nowhere/plan.json: No such file or directory"),

@@ -105,6 +105,28 @@ def test_warm_up_requests_are_in_no_figure(tmp_path: Path) -> None:
     assert [float(row["sent_seconds"]) for row in rows(tmp_path)] == [0, 0.25, 0.5, 0.75, 1]
 
 
+def test_a_fault_after_the_end_of_the_run_is_told(tmp_path: Path) -> None:
+    early, late = "slow_worker,at=1,worker=worker-0,factor=1.5", "worker_loss,at=500,worker=worker-1"
+    output = run("-n", "20", "--fault", early, "--fault", late, "--out", str(tmp_path))
+    report = read_report(tmp_path)
+    end = report["simulation"]["simulated_seconds"]
+    (warning,) = report["warnings"]
+    assert warning.startswith(f"the fault {late} had no effect: the run ended at {end:.1f} s; let it begin earlier")
+    assert "had no effect" in output
+
+
+def test_refusals_of_too_long_requests_say_what_to_do(tmp_path: Path) -> None:
+    mooncake = ["--workload", "mooncake", "--trace", str(TRACES / "mooncake_conversation_excerpt.jsonl")]
+    run(*mooncake, "--out", str(tmp_path), code=1)
+    (warning,) = read_report(tmp_path)["warnings"]
+    assert warning.startswith("107 of 200 requests are longer than the cluster takes (scheduler.max_req_input_len 8192")
+    assert "leave them out with --skip-too-long, or raise these and batch_max_tokens" in warning
+    run(*mooncake, "--skip-too-long", "--out", str(tmp_path))
+    limits = [f"--set=scheduler.{name}=131072" for name in ("max_req_total_len", "batch_max_tokens")]
+    run(*mooncake, "--set", "scheduler.max_req_input_len=130000", *limits, "--out", str(tmp_path))
+    assert read_report(tmp_path)["warnings"] == []
+
+
 def test_a_lost_workers_requests_run_on_elsewhere(tmp_path: Path) -> None:
     fault = ["--fault", "worker_loss,at=5,worker=worker-1,for=5"]
     output = run("--rate", "20", "--duration", "20", *fault, "--out", str(tmp_path))

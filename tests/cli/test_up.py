@@ -2,13 +2,15 @@ import asyncio
 import os
 import re
 import signal
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from lorrery.local.cluster import LocalCluster, start_python
-from tests.cluster.harness import StartCluster, alive, metric, wait_until, write_settings
+from tests.cluster.client import Ask, Client
+from tests.cluster.harness import SETTINGS, StartCluster, alive, metric, wait_until, write_settings
 
 pytestmark = pytest.mark.cluster
 
@@ -41,6 +43,12 @@ class Up:
             pass
         return await self.process.wait()
 
+    async def gone(self) -> None:
+        """Kill it if it still runs."""
+        if self.process.returncode is None:
+            self.process.kill()
+        await self.end()
+
     async def _line(self) -> str:
         assert self.process.stdout is not None
         line = (await self.process.stdout.readline()).decode()
@@ -48,11 +56,12 @@ class Up:
         return line
 
     def services(self) -> dict[int, str]:
-        """Return pid and module of the child processes."""
+        """Return pid and service of the child processes."""
         pid = self.process.pid
         children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
         commands = {child: Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0") for child in children}
-        return {child: command[command.index(b"-m") + 1].decode() for child, command in commands.items()}
+        modules = {child: command[command.index(b"-m") + 1].decode() for child, command in commands.items()}
+        return {child: module.removeprefix("lorrery.") for child, module in modules.items()}
 
     def pid_of(self, service: str) -> int:
         return next(pid for pid, name in self.services().items() if name == service)
@@ -66,9 +75,7 @@ async def up(tmp_path: Path) -> AsyncIterator[Up]:
         await running.wait_for("try: lorrery load --target")
         yield running
     finally:
-        if running.process.returncode is None:
-            running.process.kill()
-        await running.end()
+        await running.gone()
 
 
 async def test_up_tells_where_things_are_and_one_ctrl_c_stops_them_in_order(up: Up):
@@ -128,6 +135,63 @@ async def test_process_that_dies_is_named_and_ends_the_rest(up: Up, victim: str)
     assert not [pid for pid in pids if alive(pid)]
 
 
+async def test_with_restart_a_killed_process_runs_again_where_it_was(tmp_path: Path):
+    up = await Up.start("--config", str(write_settings(tmp_path)), "--workers", "1", "--restart")
+    try:
+        target = (await up.wait_for("try: lorrery load --target")).split()[-1]
+        for victim, service in (("worker-0", "worker"), ("router", "router")):
+            os.kill(up.pid_of(service), signal.SIGKILL)
+            await up.wait_for(f"{victim} ended with signal 9; it starts again in 0.5 s")
+            line = await up.wait_for(f"{victim} runs again, pid ")
+            assert int(line.split()[-1]) == up.pid_of(service)
+        async with Client(target) as client:
+            stream = await client.start(Ask(1, max_new_tokens=3))
+            assert stream.finish is not None, stream.error
+            assert stream.finish.usage.worker_id == "worker-0"
+        up.process.send_signal(signal.SIGINT)
+        assert await up.end() == 0, "".join(up.lines)
+    finally:
+        await up.gone()
+
+
+async def test_fault_kills_a_worker_and_starts_it_again_and_others_are_the_services_own(tmp_path: Path):
+    loss, slow = "worker_loss,at=0.1,worker=worker-1,for=0.5", "slow_worker,at=0,worker=worker-0,factor=100"
+    arguments = ("--config", str(write_settings(tmp_path)), "--fault", loss, "--fault", slow)
+    up = await Up.start(*arguments, "--set", "scheduler.policy=fcfs")
+    try:
+        await up.wait_for(f"fault {loss}: worker-1 is killed")
+        await up.wait_for(f"fault {loss}: over")
+        await up.wait_for("worker-1 runs again, pid ")
+        match = re.search(r"worker-0 +127\.0\.0\.1:\d+ +http://(\S+)/metrics", "".join(up.lines))
+        target = re.search(r"--target (\S+)", "".join(up.lines))
+        assert match
+        assert target
+        async with Client(target[1]) as client:
+            streams = [client.start(Ask(seed, max_new_tokens=3)) for seed in range(8)]
+            await wait_until(lambda: all(stream.over for stream in streams), what="the ends of eight streams")
+        decodes = metric(match[1], "lorrery_worker_steps_total", kind="decode")
+        assert metric(match[1], "lorrery_worker_step_modelled_seconds_sum") > 0.3 * decodes > 0
+        up.process.send_signal(signal.SIGINT)
+        assert await up.end() == 0, "".join(up.lines)
+    finally:
+        await up.gone()
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("flood,at=1", "fault flood,at=1: 'flood' is none of worker_loss, slow_worker, adapter_load_failure"),
+        ("worker_loss,at=1,worker=worker-2", "no such worker; there are worker-0, worker-1"),
+        ("adapter_load_failure,at=1,adapter=ghost", "no such adapter in adapters.registry"),
+    ],
+)
+async def test_fault_that_cannot_be_is_one_line_and_exit_code_2(tmp_path: Path, fault: str, message: str):
+    up = await Up.start("--config", str(write_settings(tmp_path)), "--fault", fault)
+    assert await up.end() == 2
+    assert message in up.lines[0]
+    assert len(up.lines) == 2
+
+
 async def test_second_ctrl_c_kills_what_does_not_stop(up: Up):
     pids = up.services()
     stopped = await asyncio.create_subprocess_exec("kill", "-STOP", str(up.pid_of("router")))
@@ -163,6 +227,36 @@ async def test_service_that_cannot_start_ends_everything(tmp_path: Path):
     assert "Traceback" not in text
 
 
+async def test_taken_port_is_named_and_free_ports_let_a_second_cluster_run(tmp_path: Path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        settings = write_settings(
+            tmp_path, SETTINGS.replace('metrics = "127.0.0.1:0"', f'metrics = "127.0.0.1:{port}"')
+        )
+        first = await Up.start("--config", str(settings), "--workers", "1")
+        assert await first.end() == 1
+        text = "".join(first.lines)
+        assert f"scheduler.metrics: address 127.0.0.1:{port} cannot be taken: Address already in use" in text
+        assert "lorrery up --free-ports" in text
+        second = await Up.start("--config", str(settings), "--workers", "1", "--free-ports")
+        await second.wait_for("try: lorrery load --target 127.0.0.1:")
+        second.process.send_signal(signal.SIGINT)
+        assert await second.end() == 0
+    addresses = re.findall(r"127\.0\.0\.1:(\d+)", "".join(line for line in second.lines if "/metrics" in line))
+    assert len(set(addresses)) == 6
+    assert str(port) not in addresses
+
+
+def test_free_ports_leave_hosts_and_explicit_settings_alone():
+    overrides = ["router.listen=127.0.0.1:6000", "worker.metrics=0.0.0.0:9103"]
+    settings = LocalCluster(None, overrides, free_ports=True).settings
+    assert settings.router.listen == "127.0.0.1:6000"
+    assert settings.worker.metrics == "0.0.0.0:9103"
+    assert settings.router.metrics == settings.scheduler.listen == "127.0.0.1:0"
+
+
 async def test_killed_process_starts_again_on_its_ports(start_cluster: StartCluster):
     cluster: LocalCluster = await start_cluster()
     before = cluster.processes["scheduler"]
@@ -178,8 +272,11 @@ async def test_killed_process_starts_again_on_its_ports(start_cluster: StartClus
 def test_fixed_worker_ports_count_up():
     cluster = LocalCluster(None, ["worker.listen=127.0.0.1:0", "worker.metrics=127.0.0.1:9103"], 3)
     overrides = [cluster._worker_overrides(index, "host:1") for index in range(3)]
-    assert overrides[0] == ["worker.scheduler=host:1", "worker.listen=127.0.0.1:0", "worker.metrics=127.0.0.1:9103"]
-    assert [override[2] for override in overrides[1:]] == [
+    assert overrides[0] == [
+        *("worker.name=worker-0", "worker.scheduler=host:1"),
+        *("worker.listen=127.0.0.1:0", "worker.metrics=127.0.0.1:9103"),
+    ]
+    assert [override[3] for override in overrides[1:]] == [
         "worker.metrics=127.0.0.1:9104",
         "worker.metrics=127.0.0.1:9105",
     ]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from lorrery.chassis.shipped import golden_excerpts
 from lorrery.cli.app import app as lorrery
 from lorrery.cli.validate import app
 from lorrery.validation.golden import replay
@@ -42,6 +43,14 @@ def test_a_renamed_file_is_known_by_its_records(tmp_path, name):
     count = len(records(name))
     assert exit_code == 0
     assert lines == [str(renamed), f"  {name}: {count} passed", f"{count} passed, 0 failed, 0 skipped"]
+
+
+def test_without_files_it_replays_the_shipped_excerpts():
+    exit_code, lines = golden()
+
+    assert exit_code == 0
+    assert [line for line in lines if line.endswith(".jsonl")] == list(map(str, golden_excerpts()))
+    assert lines[-1].endswith(" 0 failed, 0 skipped")
 
 
 def test_one_file_may_hold_every_kind(tmp_path):

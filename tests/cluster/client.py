@@ -14,10 +14,12 @@ from typing import Self
 import grpc
 import grpc.aio
 import numpy as np
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
 
-from lorrery.chassis.settings import Settings
 from lorrery.local.cluster import LocalCluster
 from lorrery.router.tokenizer import BuiltinTokenizer
+from lorrery.settings import Settings
 from lorrery.v1 import router_pb2, router_pb2_grpc, types_pb2
 from lorrery.worker.device.output import LognormalLength, Sampling, ending, sequence_seed, tokens_between
 
@@ -82,6 +84,15 @@ def mixed_asks(
             )
         )
     return asks
+
+
+def error_info(error: grpc.aio.AioRpcError) -> tuple[str, dict[str, str], bool]:
+    """Return an error's reason and facts, and whether it says when to try again."""
+    status, info = rpc_status.from_call(error), error_details_pb2.ErrorInfo()
+    assert status is not None, error
+    assert status.details[0].Unpack(info)
+    assert info.domain == "lorrery"
+    return info.reason, dict(info.metadata), len(status.details) > 1
 
 
 class Stream:
@@ -204,12 +215,17 @@ class Client:
 
     async def failure(self, ask: Ask | router_pb2.GenerateRequest) -> tuple[grpc.StatusCode, str]:
         """Send a request that must fail; return status and message."""
+        error = await self.error(ask)
+        return error.code(), error.details() or ""
+
+    async def error(self, ask: Ask | router_pb2.GenerateRequest) -> grpc.aio.AioRpcError:
+        """Send a request that must fail; return how."""
         message = ask.message() if isinstance(ask, Ask) else ask
         call = self.stub.Generate(message, timeout=TIMEOUT_SECONDS)
         try:
             first = await call.read()
         except grpc.aio.AioRpcError as error:
-            return error.code(), error.details() or ""
+            return error
         finally:
             call.cancel()
         raise AssertionError(f"no error, but {first}")

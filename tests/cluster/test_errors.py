@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from lorrery.local.cluster import LocalCluster
 from lorrery.v1 import router_pb2, types_pb2
-from tests.cluster.client import TIMEOUT_SECONDS, Ask, Client, client_of
+from tests.cluster.client import TIMEOUT_SECONDS, Ask, Client, client_of, error_info
 from tests.cluster.gauges import nothing_held, scrape
 from tests.cluster.harness import running_cluster, wait_until
 
@@ -55,48 +55,72 @@ def _sampling(**values: Any) -> router_pb2.GenerateRequest:
 
 
 INVALID, MISSING = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
+VALUE, LENGTH = (INVALID, "INVALID_VALUE"), (INVALID, "NEVER_FITS")
+ADAPTER, MODEL = (MISSING, "UNKNOWN_ADAPTER"), (MISSING, "UNKNOWN_MODEL")
 ROWS = {
-    "presence penalty": (_sampling(presence_penalty=-0.5), INVALID, ["presence_penalty", "-0.5", ">= 0.0"]),
-    "frequency penalty": (_sampling(frequency_penalty=-0.5), INVALID, ["frequency_penalty", "-0.5", ">= 0.0"]),
-    "not a number": (_sampling(presence_penalty=math.nan), INVALID, ["presence_penalty", "nan", ">= 0.0"]),
-    "temperature": (_sampling(do_sample=True, temperature=-1), INVALID, ["temperature", "-1.0", "> 0.0"]),
-    "top_p": (_sampling(do_sample=True, top_p=1.5), INVALID, ["top_p", "1.5", "(0.0, 1.0]"]),
-    "top_k": (_sampling(do_sample=True, top_k=0), INVALID, ["top_k", "got 0", "at least 1"]),
-    "max_new_tokens": (_sampling(max_new_tokens=0), INVALID, ["max_new_tokens", "got 0", "at least 1"]),
-    "negative max_new_tokens": (_sampling(max_new_tokens=-7), INVALID, ["max_new_tokens", "got -7", "at least 1"]),
-    "no prompt": (router_pb2.GenerateRequest(), INVALID, ["prompt is empty", "text", "token_ids"]),
-    "empty text": (router_pb2.GenerateRequest(text=""), INVALID, ["prompt is empty"]),
-    "empty token ids": (router_pb2.GenerateRequest(token_ids=router_pb2.TokenIds()), INVALID, ["prompt is empty"]),
-    "true_output_tokens": (Ask(1, true_output_tokens=0).message(), INVALID, ["true_output_tokens", "0", "at least 1"]),
-    "prompt too long": (Ask(1, 2049).message(), INVALID, ["2049", "max_req_input_len is 2048"]),
+    "presence penalty": (_sampling(presence_penalty=-0.5), VALUE, ["presence_penalty", "-0.5", ">= 0.0"]),
+    "frequency penalty": (_sampling(frequency_penalty=-0.5), VALUE, ["frequency_penalty", "-0.5", ">= 0.0"]),
+    "not a number": (_sampling(presence_penalty=math.nan), VALUE, ["presence_penalty", "nan", ">= 0.0"]),
+    "temperature": (_sampling(do_sample=True, temperature=-1), VALUE, ["temperature", "-1.0", "> 0.0"]),
+    "top_p": (_sampling(do_sample=True, top_p=1.5), VALUE, ["top_p", "1.5", "(0.0, 1.0]"]),
+    "top_k": (_sampling(do_sample=True, top_k=0), VALUE, ["top_k", "got 0", "at least 1"]),
+    "max_new_tokens": (_sampling(max_new_tokens=0), VALUE, ["max_new_tokens", "got 0", "at least 1"]),
+    "negative max_new_tokens": (_sampling(max_new_tokens=-7), VALUE, ["max_new_tokens", "got -7", "at least 1"]),
+    "empty stop string": (_sampling(stop_sequences=["x", ""]), VALUE, ["stop_sequences[1]", "empty", "leave it out"]),
+    "no prompt": (router_pb2.GenerateRequest(), VALUE, ["prompt is empty", "text", "token_ids"]),
+    "empty text": (router_pb2.GenerateRequest(text=""), VALUE, ["prompt is empty"]),
+    "empty token ids": (router_pb2.GenerateRequest(token_ids=router_pb2.TokenIds()), VALUE, ["prompt is empty"]),
+    "true_output_tokens": (Ask(1, true_output_tokens=0).message(), VALUE, ["true_output_tokens", "0", "at least 1"]),
+    "prompt too long": (Ask(1, 2049).message(), LENGTH, ["2049", "max_req_input_len is 2048"]),
     "total too long": (
         Ask(1, 2000, 2100).message(),
-        INVALID,
+        LENGTH,
         ["2000 tokens", "max_new_tokens is 2100", "max_req_total_len is 4096"],
     ),
-    "over the pool": (Ask(1, 2000, 2096).message(), INVALID, ["2000 tokens", "max_total_token_num", "4096"]),
+    "over the pool": (Ask(1, 2000, 2096).message(), LENGTH, ["2000 tokens", "max_total_token_num", "4096"]),
     "over the pool with its adapter": (
         Ask(1, 2000, 1900, adapter_id="big").message(),
-        INVALID,
+        LENGTH,
         ["3899", "256", "max_total_token_num is 4096"],
     ),
-    "unknown adapter": (Ask(1, adapter_id="nobody").message(), MISSING, ["adapter_id", "'nobody'"]),
-    "unknown model": (Ask(1, model="GPT-9").message(), MISSING, ["model", "'GPT-9'", "'Llama-3-8B'"]),
+    "unknown adapter": (Ask(1, adapter_id="nobody").message(), ADAPTER, ["adapter_id", "'nobody'"]),
+    "blank in an adapter id": (
+        Ask(1, adapter_id="lora 0").message(),
+        VALUE,
+        ["adapter_id", "' '", "'lora-0' would do"],
+    ),
+    "control character in an adapter id": (Ask(1, adapter_id="lora\x000").message(), VALUE, ["'\\x00'", "'lora-0'"]),
+    "adapter named as the base model": (
+        Ask(1, adapter_id="Llama-3-8B").message(),
+        VALUE,
+        ["adapter_id is 'Llama-3-8B'", "leave it empty"],
+    ),
+    "unknown model": (Ask(1, model="GPT-9").message(), MODEL, ["model", "'GPT-9'", "'Llama-3-8B'"]),
 }
 
 
 @pytest.mark.parametrize("row", ROWS)
 async def test_request_that_cannot_be_served_is_refused_at_once(client: Client, row: str):
-    request, expected_code, words = ROWS[row]
-    code, message = await client.failure(request)
-    assert code is expected_code, message
+    request, (expected_code, expected_reason), words = ROWS[row]
+    error = await client.error(request)
+    message = error.details() or ""
+    assert error.code() is expected_code, message
     assert [word for word in words if word not in message] == [], message
+    reason, facts, retry = error_info(error)
+    assert reason == expected_reason
+    assert facts
+    assert not retry
 
 
 async def _refusal(call: Awaitable[object]) -> tuple[grpc.StatusCode, str]:
+    error = await _error(call)
+    return error.code(), error.details() or ""
+
+
+async def _error(call: Awaitable[object]) -> grpc.aio.AioRpcError:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
-    return caught.value.code(), caught.value.details() or ""
+    return caught.value
 
 
 async def test_adapters_that_cannot_be_loaded_are_refused(client: Client):
@@ -111,9 +135,14 @@ async def test_adapters_that_cannot_be_loaded_are_refused(client: Client):
     code, message = await _refusal(client.load_adapter("", 8))
     assert code is INVALID
     assert "adapter_id is empty" in message
-    code, message = await _refusal(client.load_adapter("lora-0", 8))
-    assert code is grpc.StatusCode.ALREADY_EXISTS
-    assert "'lora-0' is known with rank 16" in message
+    for adapter_id in ("lora 0", "lora\n0", "Llama-3-8B"):
+        code, message = await _refusal(client.load_adapter(adapter_id, 8))
+        assert code is INVALID
+        assert f"adapter_id is {adapter_id!r}" in message
+    error = await _error(client.load_adapter("lora-0", 8))  # which the scheduler says
+    assert error.code() is grpc.StatusCode.ALREADY_EXISTS
+    assert "'lora-0' is known with rank 16" in (error.details() or "")
+    assert error_info(error) == ("ADAPTER_EXISTS", {"field": "rank", "value": "8", "known": "16"}, False)
     request = router_pb2.UnloadAdapterRequest(adapter_id="nobody")
     code, message = await _refusal(client.stub.UnloadAdapter(request, timeout=TIMEOUT_SECONDS))
     assert code is MISSING
@@ -130,9 +159,11 @@ async def test_full_queue_refuses_and_takes_again_when_there_is_room(cluster: Lo
         return await scrape(cluster, "scheduler", "lorrery_scheduler_waiting_requests") == 2
 
     await wait_until(both_wait)
-    code, message = await client.failure(Ask(seed=4))
-    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert "2 requests wait; max_waiting_requests is 2" in message
+    error = await client.error(Ask(seed=4))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "2 requests wait; max_waiting_requests is 2" in (error.details() or "")
+    reason, facts, retry = error_info(error)
+    assert (reason, facts["limit"], retry) == ("QUEUE_FULL", "2", True)
     running.cancel()
     for stream in waiting:
         (await stream).check(cluster.settings)

@@ -21,6 +21,12 @@ pytestmark = pytest.mark.cluster
 
 NUM_STREAMS = 48
 ADAPTERS = ("", "lora-0", "lora-1", "lora-2", "lora-3", "big")
+FAULTS = json.dumps(
+    [
+        *(f"slow_worker,at={at},worker=worker-0,factor=1.7,for=1" for at in range(0, 60, 2)),
+        "adapter_load_failure,at=0,adapter=big,for=100",
+    ]
+)
 SETTINGS = (
     "scheduler.worker_timeout_seconds=60",  # a worker that is merely starved of CPU is not lost
     "adapters.max_loras=2",
@@ -115,8 +121,9 @@ async def test_a_killed_schedulers_journal_is_good_up_to_its_last_flush(tmp_path
             "scheduler.max_total_token_num=1024",
         ),
         ("scheduler.policy=fcfs", "scheduler.prefix_cache.kind=blocks", "scheduler.max_total_token_num=4096"),
+        ("scheduler.policy=fcfs", f"faults={FAULTS}"),
     ],
-    ids=["slora strict", "chunked", "paged", "blocks"],
+    ids=["slora strict", "chunked", "paged", "blocks", "faults"],
 )
 async def test_every_way_to_batch_is_replayed_exactly(tmp_path: Path, way: tuple[str, ...]):
     path, rng = tmp_path / "journal.jsonl", random.Random(3)
@@ -130,8 +137,14 @@ async def test_every_way_to_batch_is_replayed_exactly(tmp_path: Path, way: tuple
     assert result.differences == []
     assert journal.complete
     assert result.num_requests == 30
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
     if "scheduler.memory=paged" in way:
         assert num_preempted > 0
+    if f"faults={FAULTS}" in way:
+        # Every other second is slow; without the faults the journal is not what the device says.
+        lines[0]["settings"]["faults"] = []
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        assert replayed(path)[1].differences
     if "scheduler.prefix_cache.kind=blocks" in way:
         assert any(
             cached for line in path.read_text().splitlines() for _, cached in json.loads(line).get("admitted", ())

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-from lorrery.chassis.settings import Settings, load
+from lorrery.settings import Settings, load
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
 SERVICES: dict[str, Any] = COMPOSE["services"]
 OURS = ("router", "scheduler", "worker")
+RESULTS = "/out"
 HEALTH_PORTS = {"router": 50051, "scheduler": 50052, "worker": 50053}
 
 
@@ -47,18 +48,31 @@ def test_ports_are_published_on_loopback_and_through_a_variable(name: str) -> No
 def test_mounted_files_are_there_and_read_only(name: str) -> None:
     for volume in SERVICES[name].get("volumes", []):
         source, target, *mode = re.sub(r"\$\{[A-Z]+:-([^}]+)\}", r"\1", volume).split(":")
-        if source.startswith("./"):
+        if source.startswith("./") and target != RESULTS:
             assert (ROOT / source).exists(), volume
             assert mode == ["ro"], f"{target} is writable"
+
+
+def test_only_the_load_generator_has_a_place_to_write_and_out_is_it_inside_too() -> None:
+    writable = {
+        name: [v for v in one.get("volumes", []) if v.endswith(f":{RESULTS}")] for name, one in SERVICES.items()
+    }
+    assert {name: volumes for name, volumes in writable.items() if volumes} == {
+        "loadgen": [f"${{OUT:-./out}}:{RESULTS}"]
+    }
+    # Its own list replaces the one that all services share.
+    assert SERVICES["router"]["volumes"][0] in SERVICES["loadgen"]["volumes"]
+    last_stage = (ROOT / "Dockerfile").read_text(encoding="utf-8").rpartition("\nFROM ")[2]
+    assert "WORKDIR" not in last_stage, "out/NAME is /out/NAME from / only"
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_commands_are_exec_form_and_health_is_asked_by_grpc(name: str) -> None:
     service = SERVICES[name]
-    assert service["command"] == [name]
+    assert service["command"] == [f"lorrery.{name}"]
     probe = service["healthcheck"]["test"]
     assert probe[0] == "CMD"
-    assert probe[-2:] == ["/app/deploy/healthcheck.py", f"127.0.0.1:{HEALTH_PORTS[name]}"]
+    assert probe[-2:] == ["/opt/healthcheck.py", f"127.0.0.1:{HEALTH_PORTS[name]}"]
 
 
 def test_one_image_serves_all() -> None:

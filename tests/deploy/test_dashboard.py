@@ -18,7 +18,8 @@ from lorrery.chassis.metrics import ServiceState, new_registry
 from lorrery.loadgen.metrics import LoadMetrics
 from lorrery.loadgen.workload.outcome import OK, RequestOutcome
 from lorrery.router.metrics import RouterMetrics
-from lorrery.scheduler.core.catalogue import ReplicaSettings, build_replica
+from lorrery.scheduler.core.build import build_replica
+from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.metrics import SchedulerMetrics
 from lorrery.worker.metrics import WorkerMetrics
 
@@ -65,7 +66,7 @@ def scheduler_metrics() -> CollectorRegistry:
 
 def worker_metrics() -> CollectorRegistry:
     registry = CollectorRegistry()
-    WorkerMetrics(registry, 1000)
+    WorkerMetrics(registry, "one", 1000)
     return registry
 
 

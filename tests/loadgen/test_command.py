@@ -52,6 +52,25 @@ async def test_a_trace_plays_to_a_table_and_two_files(start_router, tmp_path):
     assert len((tmp_path / "requests.csv").read_text().splitlines()) == 191
 
 
+@pytest.mark.parametrize(
+    ("target", "cure"),
+    [
+        ("http://127.0.0.1:50051", "; try --target 127.0.0.1:50051"),
+        ("grpc://router:50051/v1", "; try --target router:50051"),
+        ("https://router", ""),
+        ("localhost", ""),
+        ("127.0.0.1:50051/", ""),
+        ("router:0", ""),
+        ("router:65536", ""),
+        ("", ""),
+    ],
+)
+def test_a_target_that_grpc_cannot_dial_is_refused_at_once_with_the_cure(target: str, cure: str):
+    done = CliRunner().invoke(app, ["--target", target, "--connect-timeout", "100"])
+    assert done.exit_code == 2
+    assert f"--target {target}: HOST:PORT expected, with no scheme and no path{cure}\n" in done.stderr
+
+
 async def test_failed_requests_make_exit_code_1(start_router):
     router = await start_router()
     code, out, _ = await run_command("--target", router.target, "-n", "5", "-c", "5", "--adapters", "fail:NOT_FOUND")
@@ -104,7 +123,6 @@ async def test_a_broken_trace_is_one_line_that_names_it(start_router, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--workload", "azure"], "--workload azure needs --trace FILE"),
         (["--workload", "nothing"], "expected one of slora, azure"),
         (["--trace", "x"], "--trace does not go with --workload poisson"),
         (["--input-range", "a:b"], "expected LOW:HIGH"),

@@ -129,3 +129,11 @@ def test_an_empty_workload_is_an_error():
         build(input_range=(0, 3))
     with pytest.raises(SettingsError, match="the most that one run plays"):
         build(num_requests=10**8)
+
+
+@pytest.mark.parametrize(("workload", "count"), [("azure", 190), ("mooncake", 200)])
+def test_a_trace_workload_without_a_trace_plays_the_shipped_excerpt_and_says_so(workload, count):
+    built = build(workload=workload)
+    assert len(built.requests) == count
+    assert any("ships with Lorrery" in note for note in built.notes)
+    assert not any("ships with Lorrery" in note for note in build(workload="azure", trace=AZURE).notes)

@@ -86,7 +86,7 @@ async def test_over_the_limit_of_open_requests_a_client_is_turned_away(start_rou
         await next_submit(route)
     error = await failure(router.generate())
     assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert error.details() == "2 requests are open; max_open_requests is 2"
+    assert error.details() == "2 requests are open; max_open_requests is 2; try later"
     calls[0].cancel()
     await router.until(lambda: router.sample("lorrery_router_open_handlers") == 1)
     third = router.generate()

@@ -6,7 +6,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from lorrery.router.checks import MAX_QUOTED_CHARACTERS
+from lorrery.chassis.names import MAX_QUOTED_CHARACTERS
 from lorrery.router.tokenizer import BuiltinTokenizer
 from lorrery.v1 import router_pb2, types_pb2
 from tests.router.conftest import TIMEOUT_SECONDS, StartRouter, everything, failure, next_submit

@@ -67,7 +67,7 @@ def test_normalising_twice_is_normalising_once(given_params: SamplingParams) -> 
 
 @given(params)
 def test_what_passes_is_in_range(given_params: SamplingParams) -> None:
-    values = {**given_params.effective(), "stop_sequences": ["", "x"]}
+    values = {**given_params.effective(), "stop_sequences": ["x"]}
     with contextlib.suppress(InvalidRequest):
         checked = read_sampling(values)
         assert checked.presence_penalty >= 0
@@ -83,6 +83,14 @@ def test_nan_is_in_no_range() -> None:
     for name in ("presence_penalty", "frequency_penalty", "temperature", "top_p"):
         with pytest.raises(InvalidRequest, match=f"{name} must .* got nan"):
             read_sampling({"do_sample": True, name: math.nan})
+
+
+def test_an_empty_stop_string_is_refused() -> None:
+    with pytest.raises(
+        InvalidRequest, match=r"stop_sequences\[1\] is empty; a stop string has at least 1 character"
+    ) as caught:
+        read_sampling({"stop_sequences": ["x", ""]})
+    assert caught.value.facts == {"field": "stop_sequences[1]", "value": "", "limit": "1"}
 
 
 def test_an_unknown_name_is_named() -> None:

@@ -316,6 +316,19 @@ async def test_loaded_adapters_are_told_to_every_shard_and_again_to_one_that_res
     assert list((await router.route(0)).hello.adapters) == []
 
 
+async def test_adapters_are_listed_in_the_order_of_their_shard_not_of_their_names(
+    start_router: StartRouter,
+) -> None:
+    router = await start_router(1)
+    await router.route(0)
+    await router.until_connected()
+    for name in ("lora-10", "lora-2", "early"):
+        adapter = types_pb2.Adapter(adapter_id=name, rank=8)
+        await router.stub.LoadAdapter(router_pb2.LoadAdapterRequest(adapter=adapter), timeout=10)
+    listed = await router.stub.ListAdapters(router_pb2.ListAdaptersRequest(), timeout=10)
+    assert [adapter.adapter_id for adapter in listed.adapters] == ["lora-0", "lora-10", "lora-2", "early"]
+
+
 async def test_an_adapter_unloaded_while_a_shard_is_away_is_unknown_there_when_it_is_back(
     start_router: StartRouter,
 ) -> None:

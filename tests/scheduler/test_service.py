@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from lorrery.chassis.settings import Settings, load
 from lorrery.scheduler.service import SchedulerService
+from lorrery.settings import Settings, load
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import scheduler_pb2_grpc, types_pb2
 
@@ -240,6 +240,25 @@ async def test_a_worker_of_another_model_is_refused(scheduler: Harness) -> None:
         await scheduler.attach(model="BLOOM-176B")  # before any welcome
     assert error.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert "BLOOM-176B" in (error.value.details() or "")
+
+
+async def test_a_second_worker_of_one_name_is_refused_and_the_first_goes_on(scheduler: Harness) -> None:
+    worker, router = await scheduler.attach("twin"), await scheduler.route()
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await scheduler.attach("twin")
+    assert error.value.code() is grpc.StatusCode.ALREADY_EXISTS
+    assert "'twin' is attached already" in (error.value.details() or "")
+    assert "set worker.name" in (error.value.details() or "")
+    await router.submit(1, max_new=1)
+    await worker.step(await worker.plan())
+    assert (await tokens_of(router, 1))[0] == [100]
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a\n"])
+async def test_a_worker_needs_a_name_that_can_be_a_label(scheduler: Harness, name: str) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await scheduler.attach(name)
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_a_lost_workers_sequences_go_on_elsewhere_with_their_tokens(scheduler: Harness) -> None:

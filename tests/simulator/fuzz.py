@@ -21,20 +21,26 @@ from typing import Any
 
 import numpy as np
 
-from lorrery.chassis.combinations import why_senseless
+from lorrery.chassis.faults import LOAD_FAILURE, SLOW_WORKER, WORKER_LOSS, Fault, load_fails
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.scheduler.core.adapters import Tier
-from lorrery.scheduler.core.catalogue import BATCHINGS, MEMORIES, PLACEMENTS, QUEUES, ReplicaSettings, build_replica
+from lorrery.scheduler.core.batchings import BATCHINGS
+from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.cluster import ClusterRules
+from lorrery.scheduler.core.combinations import why_excluded
+from lorrery.scheduler.core.memories import MEMORIES
+from lorrery.scheduler.core.placements.table import PLACEMENTS
+from lorrery.scheduler.core.policies import QUEUES, batching_name
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.prefix_cache.static_trie import StaticTrie
 from lorrery.scheduler.core.queues.early_drop import PREFILL_ALLOWANCE_PS
 from lorrery.scheduler.core.queues.profile import DeviceProfile
 from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.simulator.build import build_requests
 from lorrery.simulator.engine import Simulation
-from lorrery.simulator.faults import LOAD_FAILURE, SLOW_WORKER, WORKER_LOSS, Fault, load_fails, schedule_faults
+from lorrery.simulator.faults import schedule_faults
 from lorrery.simulator.gaps import GapRecorder
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.steps import COLUMNS, StepWriter
@@ -112,8 +118,8 @@ class Case:
     def title(self) -> str:
         """What it is about."""
         own = self.replica
-        words = [own.policy, own.batching_name, own.memory, self.model, self.placement]
-        words += ["strict"] * own.strict + ["blocks"] * own.cache_blocks + ["trie"] * self.trie
+        words = [own.policy, batching_name(own), own.memory, self.model, self.placement]
+        words += ["strict"] * own.strict + ["blocks"] * (own.prefix_cache == "blocks") + ["trie"] * self.trie
         words += ["prefetch"] * own.prefetch + ["loads"] * self.loads + [fault.kind for fault in self.faults]
         return f"case {self.number}: {' '.join(words)}"
 
@@ -142,7 +148,7 @@ def draw_case(number: int) -> Case:
             "batch_num_adapters": 2 if policy == "cluster" else None,
             "fair_weights": {"a1": 1.5} if policy == "vtc_fair" else {},
         }
-        if why_senseless(settings) is None:
+        if why_excluded(settings) is None:
             break
     cached = one_of("none", "blocks", "trie") if settings["memory"] != "none" else one_of("none", "trie")
     loads = bool(rng.random() < 0.5)
@@ -163,7 +169,7 @@ def draw_case(number: int) -> Case:
         max_req_total_len=240,
         block_size=int(one_of(4, 16)),
         watermark=float(one_of(0.0, 0.05)),
-        cache_blocks=cached == "blocks",
+        prefix_cache="blocks" if cached == "blocks" else "none",
         share_within_plan=bool(rng.random() < 0.5),
         running_max_req_size=seqs,
         batch_max_tokens=int(rng.integers(240, 500)),
@@ -275,7 +281,7 @@ def build_case(case: Case, observers: Sequence[Observer], *, one_step: bool) -> 
     """Build a case's cluster."""
 
     def fails(adapter: Adapter, attempt: int, at_ps: int) -> bool:
-        return load_fails(case.faults, adapter, at_ps) or (case.loads and adapter.rank == 8 and attempt == 0)
+        return load_fails(case.faults, adapter.adapter_id, at_ps) or (case.loads and adapter.rank == 8 and attempt == 0)
 
     def load_ps(adapter: Adapter, tier: Tier) -> int:
         if case.loads:
@@ -317,7 +323,7 @@ def play_case(case: Case, simulation: Simulation) -> Iterable[SimulatedRequest]:
         MODEL,
         ADAPTERS,
         natural_length=LlmMockLength() if case.model == "llm-mock" and case.number % 2 else None,
-        with_prompts=case.replica.cache_blocks or case.trie,
+        with_prompts=case.replica.prefix_cache == "blocks" or case.trie,
     )
     return _play(simulation, requests, case)
 

@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.scheduler.core.adapters import Tier
 from lorrery.scheduler.core.admission import Walk
-from lorrery.scheduler.core.catalogue import BATCHINGS, PLACEMENTS, ReplicaSettings, build_replica
+from lorrery.scheduler.core.batchings import BATCHINGS
+from lorrery.scheduler.core.build import build_replica
+from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.queues.fifo import Fifo
+from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.simulator.build import build_requests, build_workers

@@ -2,8 +2,10 @@
 
 import pytest
 
-from lorrery.chassis.combinations import batching_of
-from lorrery.scheduler.core.catalogue import BATCHINGS, MEMORIES, PLACEMENTS, QUEUES
+from lorrery.scheduler.core.batchings import BATCHINGS
+from lorrery.scheduler.core.memories import MEMORIES
+from lorrery.scheduler.core.placements.table import PLACEMENTS
+from lorrery.scheduler.core.policies import QUEUES, batching_name, batching_of
 from tests.simulator.fuzz import MODELS, check, draw_case
 
 CASES, AT_ONCE = 3_000, 100
@@ -17,7 +19,7 @@ def test_jumping_equals_stepping_in_every_case(first: int) -> None:
 def test_the_corpus_has_everything() -> None:
     cases = [draw_case(number) for number in range(CASES)]
     assert {case.replica.policy for case in cases} == set(QUEUES)
-    assert {case.replica.batching_name for case in cases} == set(BATCHINGS)
+    assert {batching_name(case.replica) for case in cases} == set(BATCHINGS)
     assert {case.replica.memory for case in cases} == set(MEMORIES)
     assert {case.placement for case in cases} == set(PLACEMENTS)
     assert {case.model for case in cases} == set(MODELS)
@@ -27,11 +29,11 @@ def test_the_corpus_has_everything() -> None:
         "adapter_load_failure",
     }
     for policy in QUEUES:
-        ways = {case.replica.batching_name for case in cases if case.replica.policy == policy}
+        ways = {batching_name(case.replica) for case in cases if case.replica.policy == policy}
         assert len(ways) >= 4
         assert batching_of(policy) in ways
     assert any(case.replica.strict for case in cases)
-    assert any(case.replica.cache_blocks for case in cases)
+    assert any(case.replica.prefix_cache == "blocks" for case in cases)
     assert any(case.trie for case in cases)
     assert any(case.num_clients for case in cases)
     assert any(case.num_shards > 1 for case in cases)

@@ -18,11 +18,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from lorrery.chassis.clock import DeviceClock
-from lorrery.chassis.settings import Settings
 from lorrery.scheduler import wire as scheduler_wire
 from lorrery.scheduler.cluster import Cluster
 from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.routers import RouterLink
+from lorrery.settings import Settings
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary import u32
 from lorrery.worker import wire as worker_wire
@@ -170,7 +170,7 @@ class VirtualWorker:
         self.alive = True
         self.dispatcher = cluster.attach(hello)
         clock = DeviceClock.synced(settings.time_scale, cluster.clock.now_ps() + owner.skew_ps)
-        metrics = WorkerMetrics(CollectorRegistry(), device.pool_tokens, peak_flops=1e15, peak_bytes=1e12)
+        metrics = WorkerMetrics(CollectorRegistry(), "worker", device.pool_tokens, peak_flops=1e15, peak_bytes=1e12)
         self.pacer = Pacer(MockGpu(device.step_time), clock, metrics, self._report)
         self._down: asyncio.Queue[pb.AttachResponse] = asyncio.Queue()
         self._up: asyncio.Queue[pb.AttachRequest] = asyncio.Queue()

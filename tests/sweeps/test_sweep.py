@@ -205,14 +205,14 @@ def test_one_process_and_two_make_the_same_table(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_point_that_fails_is_told_and_stops_nothing(jobs: int, tmp_path: Path) -> None:
-    values = (f"scheduler.policy={DEADLY},req_queue,{BROKEN},fcfs", "scheduler.max_num_batched_tokens=4096,16384")
+    values = (f"scheduler.policy={DEADLY},req_queue,{BROKEN},fcfs", "scheduler.strict=true,false")
     output = sweep(tmp_path, *values, exit_code=1, jobs=jobs)
     rows = table(tmp_path)
-    # fcfs batches continuously, for which 4096 is less than max_req_total_len.
+    # fcfs has no original whose quirks could be kept.
     assert [row["status"] for row in rows] == ["failed"] * 2 + ["ok"] * 2 + ["failed"] * 2 + ["failed", "ok"]
     assert rows[0]["error"] == "its process was killed by SIGKILL; was memory short?"
     assert "ZeroDivisionError: no such luck (faulty_queues.py, line" in rows[4]["error"]
-    assert "max_num_batched_tokens (4096) must be at least max_req_total_len" in rows[6]["error"]
+    assert "fcfs has no original" in rows[6]["error"]
     assert rows[6]["num_requests"] == ""
     told = "".join(output.splitlines())
     assert told.count("its process was killed by SIGKILL") == 2

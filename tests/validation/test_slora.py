@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 
 from lorrery.chassis.errors import FormatError, SettingsError
 from lorrery.cli.validate import app
+from lorrery.validation.published import SLORA_RUNS
 from lorrery.validation.slora import FIGURES, predict, read_rows
 from lorrery.worker.build import read_catalogue
 
@@ -97,5 +99,43 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         run(str(file), "--policy", "lifo")
     run(str(write(tmp_path / "none.csv", {"flags": "unused"})), code=1)
     (tmp_path / "other.csv").write_text("a,b\n1,2\n", encoding="utf-8")
-    with pytest.raises(FormatError, match="policy"):
+    with pytest.raises(
+        FormatError, match=r"other\.csv: line 1: no column experiment, policy, .*; validate slora reads"
+    ):
         run(str(tmp_path / "other.csv"))
+    with pytest.raises(
+        FormatError, match="base_model of synthetic_req_rate_a10g_S1_slora, line 3: model 'gpt-7' is not"
+    ):
+        run(str(write(tmp_path / "model.csv", {"base_model": "gpt-7"})))
+    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(FormatError, match=r"binary\.csv: not a text file"):
+        run(str(tmp_path / "binary.csv"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"req_rate": "fast"}, "line 3: req_rate is 'fast'; it must be a number, 0 or more"),
+        ({"req_rate": "0"}, "line 3: req_rate is '0'; it must be above 0"),
+        ({"input_lo": "1.5"}, "line 3: input_lo is '1.5'; it must be a whole number"),
+        ({"output_hi": ""}, "line 3: output_hi is ''; it must be a number, 1 or more"),
+        ({"lora_ranks": "8|x"}, "line 3: lora_ranks is '8|x'; expected ranks as in 64|32|16"),
+        ({"lora_ranks": ""}, "line 3: lora_ranks is empty; 20 adapters have at least one rank"),
+        ({"throughput": "nan"}, "line 3: throughput is 'nan'; it must be a number, 0 or more"),
+    ],
+)
+def test_a_cell_that_cannot_be_is_refused_by_line_and_column(
+    tmp_path: Path, change: dict[str, str], message: str
+) -> None:
+    with pytest.raises(FormatError, match=rf"runs\.csv: {re.escape(message)}"):
+        read_rows(write(tmp_path / "runs.csv", {}, change))
+
+
+def test_the_shipped_runs_are_the_published_ones() -> None:
+    rows, others = read_rows(SLORA_RUNS)
+    assert (len(rows), len(others)) == (62, 647)
+
+
+def test_without_a_file_the_shipped_runs_are_replayed() -> None:
+    output = run("--policy", "peft", code=1)  # none of the published runs of peft is modelled, so this is quick
+    assert "not modelled: 318 rows: policy pets" in output

@@ -1,7 +1,6 @@
 """`lorrery validate steptime`: the errors it finds, in the published measurements too."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -9,12 +8,10 @@ from typer.testing import CliRunner
 
 from lorrery.chassis.errors import FormatError, SettingsError
 from lorrery.cli.validate import app
+from lorrery.validation.published import MEASURED_STEPS
 from lorrery.validation.steptime import compare, read_file
 from lorrery.worker.build import read_catalogue
 
-MEASURED = (
-    Path(os.environ.get("LORRERY_SHARED", Path(__file__).parents[3] / "shared")) / "data" / "step_time_measured.csv"
-)
 HEADER = "source,gpu,model,tp,phase,num_tokens,batch_size,kv_len,prefill_chunk,prefill_kv_prefix,quality"
 HEADER += ",measured_step_ms,measured_linear_ms,num_layers"
 # Four rows of the published files.
@@ -49,6 +46,40 @@ def test_errors_are_printed_and_written(tmp_path):
     assert (decode["gpu"], decode["source"], decode["n"]) == ("a100", "vidur", 1)
     assert decode["mape"] == pytest.approx(abs(15.2846 / 15.456 - 1) * 100, abs=0.01)
     assert {row["model"] for row in rows} == {"*", "Llama-2-7b", "Llama-2-70b", "Llama-3.1-8B"}
+
+
+def test_without_a_file_the_shipped_measurements_are_judged(tmp_path):
+    out = tmp_path / "out.json"
+    code, _ = steptime("--json", str(out))
+    assert code == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert {row["source"] for row in rows} == {"vidur", "llmservingsim", "splitwise_e2e"}
+    assert sum(row["n"] for row in rows if row["model"] == "*") == 1984
+
+
+def test_rows_that_name_no_gpu_or_model_are_judged_once_they_are_named(tmp_path):
+    bare = [row.replace("a100", "").replace("Llama-2-7b", "") for row in ROWS[:2]]
+    file = write(tmp_path / "m.csv", *bare)
+    code, output = steptime(str(file))
+    assert code == 1
+    assert "left out 2 rows: no GPU named; say which with --gpu" in output
+    code, output = steptime(str(file), "--gpu", "a100")
+    assert code == 1
+    assert "left out 2 rows: no model named; say which with --model" in output
+    code, output = steptime(str(file), "--gpu", "a100", "--model", "Llama-2-7b")
+    assert code == 0
+    assert "left out" not in output
+    assert output == steptime(str(write(tmp_path / "named.csv", *ROWS[:2])))[1]
+
+
+def test_a_name_given_is_not_taken_for_rows_that_have_one(tmp_path):
+    file = write(tmp_path / "m.csv", *ROWS)
+    assert steptime(str(file), "--gpu", "h100", "--model", "phi-2")[1] == steptime(str(file))[1]
+
+
+def test_rows_without_their_time_are_counted(tmp_path):
+    file = write(tmp_path / "m.csv", *ROWS, ROWS[0].replace("15.456", ""))
+    assert "left out 1 rows: no time of their phase (measured_step_ms or step_ms;" in steptime(str(file))[1]
 
 
 def test_rows_of_other_quality_count_only_if_asked(tmp_path):
@@ -110,9 +141,8 @@ BARS = {"decode": 4.0, "prefill": 5.0, "mixed": 6.0, "linear": 6.0}
 SPLITWISE_BARS = {"decode": 4.0, "prefill": 9.0}
 
 
-@pytest.mark.skipif(not MEASURED.exists(), reason=f"{MEASURED} is not here (LORRERY_SHARED)")
 def test_published_measurements_are_met_within_the_error_bars():
-    comparison = compare(read_file(MEASURED), read_catalogue())
+    comparison = compare(read_file(MEASURED_STEPS), read_catalogue())
     assert set(comparison.left_out) == {"quality is suspect", "quality is proxy_prefill_attention"}
     totals = [row for row in comparison.rows if row.model == "*"]
     assert len(totals) == 17

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from lorrery.worker.device.fitted import Fitted
 from lorrery.worker.device.steps import EngineStep
 from tests.worker.device.known import deployment
 
-SHARED = Path(os.environ.get("LORRERY_SHARED") or Path(__file__).parents[3] / "shared") / "data"
 RULES = BatchRules(max_tokens=600, max_sequences=6, block_size=16, num_blocks=120)
 RULE_OPTIONS = ("--max-tokens", "600", "--max-sequences", "6", "--num-blocks", "120")
 
@@ -161,6 +159,8 @@ def test_files_that_do_not_fit_are_refused(run, tmp_path):
         vidur(requests_file, requests_file)
     with pytest.raises(FormatError, match="no column 'arrival_s'"):
         vidur(steps_file, steps_file)
+    with pytest.raises(SettingsError, match=r"requests\.csv: give the run's log of steps after it"):
+        vidur(requests_file)
     with pytest.raises(FormatError, match="request 0 cannot be served"):
         vidur(requests_file, steps_file, "--num-blocks", "1")
 
@@ -174,10 +174,9 @@ def test_fitted_steps_of_a_batch_are_those_of_the_log(run):
     assert model.step_ps(Batch((), 3, kv_tokens, kv_tokens)) / 1e12 == pytest.approx(float(row["step_s"]), rel=1e-3)
 
 
-@pytest.mark.skipif(not (SHARED / "vidur_conv_vllm.csv").exists(), reason=f"{SHARED} is not here (LORRERY_SHARED)")
-def test_the_published_run_is_within_three_percent(tmp_path):
+def test_without_files_the_shipped_run_is_replayed_and_is_within_three_percent(tmp_path):
     out = tmp_path / "out.json"
-    code, output = vidur(SHARED / "vidur_conv_vllm.csv", SHARED / "vidur_conv_vllm_steps.csv", "--json", out)
+    code, output = vidur("--json", out)
     assert code == 0, output
     content = json.loads(out.read_text())
     # The rules are the same: with the recorded step times every single request has its recorded times.

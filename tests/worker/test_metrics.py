@@ -17,13 +17,16 @@ def registry() -> CollectorRegistry:
 
 @pytest.fixture
 def metrics(registry: CollectorRegistry) -> WorkerMetrics:
-    return WorkerMetrics(registry, 1000)
+    return WorkerMetrics(registry, "worker", 1000)
+
+
+def read(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
+    return registry.get_sample_value(f"lorrery_worker_{name}", {"worker": "worker", **labels})
 
 
 def adapters(registry: CollectorRegistry) -> tuple[float | None, float | None]:
     """(resident, loads)."""
-    read = registry.get_sample_value
-    return read("lorrery_worker_resident_adapters"), read("lorrery_worker_adapter_loads_total")
+    return read(registry, "resident_adapters"), read(registry, "adapter_loads_total")
 
 
 def test_adapter_that_is_on_the_device_is_not_loaded_again(metrics: WorkerMetrics, registry: CollectorRegistry):
@@ -53,16 +56,15 @@ def test_parts_of_steps_add_up_to_the_modelled_time(metrics: WorkerMetrics, regi
     for batch in (Batch((PrefillChunk(900, 0, samples=True),), 5, 500, 100, lora), Batch((), 6, 1500, 900)):
         step_ps = model.step_ps(batch)
         metrics.step_done(batch, model.step_cost(batch), 6, step_ps, step_ps, 0, 0.0)
-    read = registry.get_sample_value
-    parts = {part: read("lorrery_worker_step_part_seconds_total", {"kind": part}) or 0.0 for part in PARTS}
-    assert sum(parts.values()) == pytest.approx(read("lorrery_worker_step_modelled_seconds_sum"))
+    parts = {part: read(registry, "step_part_seconds_total", kind=part) or 0.0 for part in PARTS}
+    assert sum(parts.values()) == pytest.approx(read(registry, "step_modelled_seconds_sum"))
     assert {part for part, seconds in parts.items() if not seconds} == {"whole"}
-    assert read("lorrery_worker_flops_total") > 2 * 6.9e9 / 2 * 900
-    assert read("lorrery_worker_memory_bytes_total") > 2 * 14e9 / 2
+    assert read(registry, "flops_total") > 2 * 6.9e9 / 2 * 900
+    assert read(registry, "memory_bytes_total") > 2 * 14e9 / 2
 
 
 def test_peaks_are_the_data_sheets():
     registry = CollectorRegistry()
-    WorkerMetrics(registry, 1000, peak_flops=1e15, peak_bytes=2e12)
-    assert registry.get_sample_value("lorrery_worker_peak_flops_per_second") == 1e15
-    assert registry.get_sample_value("lorrery_worker_peak_memory_bytes_per_second") == 2e12
+    WorkerMetrics(registry, "worker", 1000, peak_flops=1e15, peak_bytes=2e12)
+    assert read(registry, "peak_flops_per_second") == 1e15
+    assert read(registry, "peak_memory_bytes_per_second") == 2e12

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from fractions import Fraction
 from itertools import pairwise
 
 import pytest
@@ -14,6 +15,7 @@ from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.device.llm_mock import OVERHEAD_PS, LlmMock
 from lorrery.worker.device.output import Ending
 from lorrery.worker.device.rows import DeviceSequence
+from lorrery.worker.device.slow import NEVER_SLOW, SlowSpells
 from lorrery.worker.device.work import PrefillWork
 from lorrery.worker.metrics import WorkerMetrics
 from lorrery.worker.pacer import Pacer, Plan, StepReport
@@ -50,13 +52,15 @@ class Bench:
         self,
         oversleep_ps: Callable[[int], int] = lambda _sleep: 0,
         on_report: Callable[["Bench", StepReport], None] = lambda _bench, _report: None,
+        slow_spells: SlowSpells = NEVER_SLOW,
     ) -> None:
         self.registry = CollectorRegistry()
         self.clock = SleepersClock(oversleep_ps)
         self.reports: list[StepReport] = []
         self.over = asyncio.Event()
         self._on_report = on_report
-        self.pacer = Pacer(MockGpu(LlmMock()), self.clock, WorkerMetrics(self.registry, 1000), self._report)
+        metrics = WorkerMetrics(self.registry, "worker", 1000)
+        self.pacer = Pacer(MockGpu(LlmMock()), self.clock, metrics, self._report, slow_spells)
 
     def _report(self, report: StepReport) -> None:
         self.reports.append(report)
@@ -84,7 +88,7 @@ class Bench:
         return [report.end_ps - report.start_ps for report in self.reports]
 
     def metric(self, name: str) -> float | None:
-        return self.registry.get_sample_value(f"lorrery_worker_{name}")
+        return self.registry.get_sample_value(f"lorrery_worker_{name}", {"worker": "worker"})
 
 
 def step_ps(length: int) -> int:
@@ -99,6 +103,15 @@ async def test_steps_follow_one_another_and_take_what_the_model_says():
     assert bench.gaps() == [0] * 4
     assert bench.durations() == [step_ps(length) for length in (1, 2, 3, 4, 5)]
     assert [report.hand_back for report in reports] == [False] * 4 + [True]
+
+
+async def test_steps_that_begin_in_a_slow_spell_are_stretched():
+    second, fourth = START_PS + step_ps(1), START_PS + step_ps(1) + 2 * step_ps(2) + 2 * step_ps(3)
+    bench = Bench(slow_spells=SlowSpells([(second - 5, fourth, Fraction(2))]))
+    await bench.run(4)
+    assert bench.durations() == [step_ps(1), 2 * step_ps(2), 2 * step_ps(3), step_ps(4)]
+    assert bench.gaps() == [0] * 3
+    assert bench.metric("step_modelled_seconds_sum") == pytest.approx(sum(bench.durations()) / 1e12)
 
 
 async def test_late_wake_ups_change_no_device_time():

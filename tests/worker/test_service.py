@@ -1,6 +1,8 @@
 """A worker attached to a scheduler that the test plays, over a real socket."""
 
 import asyncio
+import os
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
@@ -9,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.settings import Settings
+from lorrery.settings import Settings
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.worker.service import WorkerService
@@ -40,6 +42,7 @@ class Worker:
                     "scheduler": scheduler.address,
                     "step_time": "llm-mock",
                     "heartbeat_seconds": 0.02,
+                    "name": "worker-0",
                     **worker,
                 },
             }
@@ -53,7 +56,7 @@ class Worker:
         (self.not_ready if ready else self.ready).clear()
 
     def metric(self, name: str, **labels: str) -> float:
-        value = self.registry.get_sample_value(f"lorrery_worker_{name}", labels)
+        value = self.registry.get_sample_value(f"lorrery_worker_{name}", {"worker": "worker-0", **labels})
         assert value is not None, name
         return value
 
@@ -78,6 +81,7 @@ async def attached(**settings: object) -> AsyncIterator[tuple[Worker, Stream]]:
 
 async def test_worker_announces_itself_and_is_ready_once_welcomed():
     async with attached() as (worker, stream):
+        assert stream.hello.worker_id == "worker-0"
         assert stream.hello.gpu == "A100-80-SXM"
         assert stream.hello.model == "Llama-2-7B"
         assert stream.hello.tensor_parallel == 1
@@ -90,6 +94,11 @@ async def test_worker_announces_itself_and_is_ready_once_welcomed():
             await stream.heartbeat.wait()
         assert worker.metric("attached") == 1
         assert worker.metric("state", state="attached") == 1
+
+
+async def test_worker_without_a_name_is_called_by_host_and_process():
+    async with attached(name=None) as (_, stream):
+        assert stream.hello.worker_id == f"{socket.gethostname()}-{os.getpid()}"
 
 
 async def test_plan_gives_one_step_after_another():

@@ -3,7 +3,7 @@
 b streams run at once, each of P prompt and O output tokens, and start evenly spread. A prompt is one prefill step that
 stalls the others, so that a stream meets b - 1 foreign prefills while it decodes:
 
-    TTFT    = prefill(P)                                             unloaded
+    TTFT    = prefill(P)                                             without queueing
     ITL     = decode step of b sequences, each at the mean context P + O/2
     TPOT    = ITL + (b - 1) * TTFT / (O - 1)                         the stalls spread over the tokens
     E2E     = TTFT + (O - 1) * TPOT
@@ -61,10 +61,10 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A deployment under `concurrency` streams; times in seconds, rates per second."""
+    """A deployment under `concurrency` streams; times in seconds, rates per second. Nothing here waits in a queue."""
 
     concurrency: int
-    ttft: float
+    unqueued_ttft: float
     itl: float
     tpot: float
     e2e: float
@@ -79,18 +79,33 @@ class Point:
 class Capacity:
     """The formulas above for one deployment.
 
+    Args:
+        deployment: what serves.
+        step_time: how long its steps take.
+        workload: what every stream asks.
+        kv_pool_tokens: of the KV pool; None: as many as fit.
+
+    Attributes:
+        adapter_bytes: of all adapters.
+        fitting_kv_tokens: that the memory left by weights and adapters holds.
+        kv_pool_tokens: of the KV pool.
+        max_concurrency: streams that the pool holds.
+
     Raises:
         CatalogueError: the model does not fit; the message shows the sum.
     """
 
-    def __init__(self, deployment: Deployment, step_time: StepTimeModel, workload: Workload) -> None:
+    def __init__(
+        self, deployment: Deployment, step_time: StepTimeModel, workload: Workload, kv_pool_tokens: int | None = None
+    ) -> None:
         self.deployment, self.workload, self._step_time = deployment, workload, step_time
         targets = deployment.lora.targets
         self.adapter_bytes = sum(adapter_bytes(deployment.model, rank, targets) for rank in workload.adapter_ranks)
-        self.kv_pool_tokens = deployment.kv_pool_tokens(self.adapter_bytes)
+        self.fitting_kv_tokens = deployment.kv_pool_tokens(self.adapter_bytes)
+        self.kv_pool_tokens = self.fitting_kv_tokens if kv_pool_tokens is None else kv_pool_tokens
         self.max_concurrency = self.kv_pool_tokens // (workload.prompt_tokens + workload.output_tokens)
 
-    def ttft(self, prompt_tokens: int | None = None) -> float:
+    def unqueued_ttft(self, prompt_tokens: int | None = None) -> float:
         """Return the seconds of one prompt's prefill."""
         return self._prefill(prompt_tokens or self.workload.prompt_tokens).total_ps / PS_PER_SECOND
 
@@ -109,7 +124,7 @@ class Capacity:
         full = concurrency + 1 > self.max_concurrency
         return Point(
             concurrency=concurrency,
-            ttft=ttft,
+            unqueued_ttft=ttft,
             itl=itl,
             tpot=tpot,
             e2e=e2e,
@@ -126,10 +141,10 @@ class Capacity:
 
         Args:
             at_most: never more than this.
-            ttft: seconds to the first token.
+            ttft: seconds to the first token, without queueing.
             tpot: seconds per further token, stalls included.
         """
-        if ttft is not None and self.ttft() > ttft:
+        if ttft is not None and self.unqueued_ttft() > ttft:
             return 0
         low, high = 0, min(at_most, self.max_concurrency)
         while low < high:  # TPOT never falls with concurrency
@@ -156,15 +171,14 @@ class Capacity:
         return self._step_time.step_cost(Batch((), concurrency, concurrency * kv, kv, work.lora(concurrency)))
 
 
-def replicas_for(requests: float, one_replica: float, use: float) -> int:
-    """Return how many replicas a rate needs.
+def replicas_for(requests: float, one_replica: float) -> int:
+    """Return how many replicas keep up with a rate when they are never idle, at least 1.
 
     Args:
         requests: per second, to be served.
-        one_replica: that one serves when it is never idle.
-        use: share of that to plan with: arrivals come in bursts, and a queue grows without bound as it nears 1.
+        one_replica: that one serves.
     """
-    return ceil(requests / (one_replica * use) - 1e-9)
+    return max(ceil(requests / one_replica - 1e-9), 1)
 
 
 def _shares(prefill: StepCost, num_prefills: int, decode: StepCost, num_decodes: int) -> dict[str, float]:

@@ -11,7 +11,7 @@ Phases: `decode`: each of `batch_size` sequences adds one token at context `kv_l
 """
 
 import csv
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lorrery.worker.device.batch import Batch, PrefillChunk
@@ -79,8 +79,17 @@ class ProfileRow:
                 return Batch((chunk,), num_decodes, num_decodes * self.kv_len, self.kv_len)
 
 
+_NEEDED = {
+    "decode": ("batch_size", "kv_len"),
+    "prefill": ("prefill_chunk",),
+    "mixed": ("batch_size", "kv_len", "prefill_chunk"),
+    "linear": ("num_tokens",),
+}
+"""Phase -> the columns that no value can be assumed for."""
+
+
 def read_profile(lines: Iterable[str]) -> list[ProfileRow]:
-    """Read the rows of a CSV file with a header; rows without the time that their phase is about are left out.
+    """Read the rows of a CSV file with a header. `measured_ms` is None where the file does not have the phase's time.
 
     Raises:
         ProfileError: no header that fits, or a row that cannot be; the message names the line.
@@ -92,27 +101,34 @@ def read_profile(lines: Iterable[str]) -> list[ProfileRow]:
     rows: list[ProfileRow] = []
     for cells in reader:
         try:
-            row = _read_row(cells)
+            _check_length(cells, reader.fieldnames or ())
+            rows.append(_read_row(cells))
         except ValueError as error:
             raise ProfileError(f"line {reader.line_num}: {error}") from None
-        if row.measured_ms is not None:
-            rows.append(row)
     return rows
+
+
+def _check_length(cells: Mapping[str | None, object], columns: Sequence[str]) -> None:
+    num_missing = sum(cells[column] is None for column in columns)
+    if num_missing:
+        raise ValueError(
+            f"{len(columns) - num_missing} cells for the {len(columns)} columns of the header; leave a cell empty where"
+            " nothing was measured"
+        )
+    if None in cells:
+        raise ValueError(f"more cells than the {len(columns)} columns of the header")
 
 
 def _read_row(cells: Mapping[str, str | None]) -> ProfileRow:
     phase = (cells["phase"] or "").strip()
     if phase not in PHASES:
         raise ValueError(f"phase {phase!r} is not known; known: {', '.join(PHASES)}")
-    batch_size = _count(cells, "batch_size")
-    chunk, kv_len = _count(cells, "prefill_chunk"), _count(cells, "kv_len")
-    if phase == "decode" and batch_size is None:
-        raise ValueError("a decode needs batch_size")
-    if phase in ("prefill", "mixed") and not chunk:
-        raise ValueError(f"phase {phase} needs prefill_chunk")
-    num_tokens = _count(cells, "num_tokens")
-    if phase == "linear" and not num_tokens:
-        raise ValueError("phase linear needs num_tokens")
+    for column in _NEEDED[phase]:
+        if _count(cells, column) is None:
+            where = "is empty" if column in cells else "is not in the header"
+            raise ValueError(f"phase {phase} needs {column}, which {where}")
+        if column != "kv_len" and not _count(cells, column):
+            raise ValueError(f"{column} is 0; phase {phase} needs at least 1")
     step_ms = _milliseconds(cells, "measured_step_ms")
     return ProfileRow(
         source=cells.get("source") or "",
@@ -122,10 +138,10 @@ def _read_row(cells: Mapping[str, str | None]) -> ProfileRow:
         phase=phase,
         quality=cells.get("quality") or "ok",
         num_layers=_count(cells, "num_layers"),
-        num_tokens=num_tokens or 0,
-        batch_size=max(batch_size or 1, 1),
-        kv_len=kv_len or 0,
-        prefill_chunk=chunk or 0,
+        num_tokens=_count(cells, "num_tokens") or 0,
+        batch_size=_count(cells, "batch_size") or 1,
+        kv_len=_count(cells, "kv_len") or 0,
+        prefill_chunk=_count(cells, "prefill_chunk") or 0,
         prefill_prefix=_count(cells, "prefill_kv_prefix") or 0,
         step_ms=step_ms if step_ms is not None else _milliseconds(cells, "step_ms"),
         linear_ms=_milliseconds(cells, "measured_linear_ms"),

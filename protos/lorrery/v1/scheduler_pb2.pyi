@@ -401,25 +401,51 @@ class Refused(message.Message):
 
     DESCRIPTOR: descriptor.Descriptor
 
+    @typing.final
+    class FactsEntry(message.Message):
+        DESCRIPTOR: descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     HANDLE_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
+    FACTS_FIELD_NUMBER: builtins.int
     handle: builtins.int
     """The request's, as in its Submit."""
     reason: RefusalReason.ValueType
     """Which status the client gets."""
     message: builtins.str
     """The status's text."""
+    @builtins.property
+    def facts(self) -> containers.ScalarMap[builtins.str, builtins.str]:
+        """What the message says, for programs: field, value, limit and the like."""
+
     def __init__(
         self,
         *,
         handle: builtins.int = ...,
         reason: RefusalReason.ValueType = ...,
         message: builtins.str = ...,
+        facts: abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["handle", b"handle", "message", b"message", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["facts", b"facts", "handle", b"handle", "message", b"message", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -640,19 +666,23 @@ class WorkerWelcome(message.Message):
 
     TIME_SCALE_FIELD_NUMBER: builtins.int
     SENT_PS_FIELD_NUMBER: builtins.int
+    FAULTS_FROM_PS_FIELD_NUMBER: builtins.int
     time_scale: builtins.float
     """Wall seconds in a device second: 2 is twice as slow."""
     sent_ps: builtins.int
     """The device clock now."""
+    faults_from_ps: builtins.int
+    """When the scheduler's first worker attached: the times of faults count from here."""
     def __init__(
         self,
         *,
         time_scale: builtins.float = ...,
         sent_ps: builtins.int = ...,
+        faults_from_ps: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["sent_ps", b"sent_ps", "time_scale", b"time_scale"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["faults_from_ps", b"faults_from_ps", "sent_ps", b"sent_ps", "time_scale", b"time_scale"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,1 +1,1 @@
-"""Ways to batch: what the next step does. One file each; `scheduler.core.catalogue` names them."""
+"""Ways to batch: what the next step does. One file each; `scheduler.core.batchings` names them."""

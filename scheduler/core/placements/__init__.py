@@ -1,1 +1,1 @@
-"""Placement: which worker serves a new sequence. One rule a file; `scheduler.core.catalogue` names them."""
+"""Placement: which worker serves a new sequence. One rule a file; `table.py` names them."""

@@ -49,7 +49,8 @@ class Queue(Protocol):
         """Return for how many decode steps `admit` would go on to admit nobody, at least 1, at most `limit`.
 
         Asked right after `admit` admitted nobody. `limit` is so small that no running sequence ends within it. A queue
-        that cannot tell returns 1; so must one whose failed or empty try changes its state.
+        that cannot tell returns 1; so must one whose failed or empty try changes its state. It speaks for the class
+        that defines it and for what that inherits, see `is_asked_every_step`.
         """
         ...
 
@@ -80,7 +81,10 @@ class Queue(Protocol):
 
 
 class ListedQueue:
-    """A queue, but for `admit`, that keeps one list in order of arrival and says who stopped its last walk.
+    """A queue, but for `admit`, that keeps one list in order of arrival.
+
+    `admit` may keep the walk's refusal in `_blocked`; a `holds_for` of one's own can say with it when to ask again
+    (`steps_until_admissible`). Without one it is asked at every step.
 
     Args:
         strict: a cancelled sequence is only marked, as in S-LoRA; when it goes is the queue's own matter.
@@ -112,8 +116,8 @@ class ListedQueue:
         return self._waiting.clear()
 
     def holds_for(self, running: Running, memory: Memory, limit: int) -> int:
-        """Return after how many decode steps the one that ended the walk may fit."""
-        return steps_until_admissible(self._blocked, running, memory, limit)
+        """Return 1: what `admit` answers, and what changes it, only the class that defines it knows."""
+        return 1
 
     def wakes_at_ps(self, at_ps: int) -> int | None:
         """Return None: time alone changes nothing."""
@@ -135,6 +139,24 @@ class ListedQueue:
 
     def decoded(self, running: Running, num_steps: int) -> None:
         """Nothing depends on what the running sequences do."""
+
+
+def is_asked_every_step(queue: Queue) -> bool:
+    """Tell whether a replica has to ask this queue before every step, since it does not say how long an answer holds.
+
+    `holds_for` speaks for the class that defines it and for what that inherits. A class that derives from it and
+    changes any other part of the protocol has to define `holds_for` again; what it inherited may be wrong by then.
+    """
+    for cls in type(queue).__mro__:
+        if "holds_for" in vars(cls):
+            return False
+        if any(name in vars(cls) for name in _PARTS):
+            return True
+    return True
+
+
+_PARTS = frozenset(name for name in vars(Queue) if not name.startswith("_")) | {"__len__", "__iter__"}
+"""What the protocol asks for."""
 
 
 def steps_until_admissible(

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 
 from lorrery.scheduler.core.admission import Walk
 from lorrery.scheduler.core.memory.base import Memory
-from lorrery.scheduler.core.queues.base import ListedQueue, adapter_key
+from lorrery.scheduler.core.queues.base import ListedQueue, adapter_key, steps_until_admissible
 from lorrery.scheduler.core.queues.patience import MAX_OVERTAKES, Patience
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
@@ -131,4 +131,4 @@ class Cluster(ListedQueue):
         """Return after how many decode steps the one that ended the walk may fit; with two passes (strict) 1."""
         if self._in_two_passes and len(self):
             return 1
-        return super().holds_for(running, memory, limit)
+        return steps_until_admissible(self._blocked, running, memory, limit)

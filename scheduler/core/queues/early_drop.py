@@ -29,7 +29,7 @@ from typing import Protocol
 
 from lorrery.scheduler.core.admission import Walk
 from lorrery.scheduler.core.memory.base import Memory
-from lorrery.scheduler.core.queues.base import ListedQueue
+from lorrery.scheduler.core.queues.base import ListedQueue, steps_until_admissible
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
 
@@ -94,7 +94,7 @@ class EarlyDrop(ListedQueue):
         """Return after how many decode steps the one that ended the walk may fit; 1 while tries change the rate."""
         if not self.overload.settled(len(self)):
             return 1
-        return super().holds_for(running, memory, limit)
+        return steps_until_admissible(self._blocked, running, memory, limit)
 
     def wakes_at_ps(self, at_ps: int) -> int | None:
         """Return the next deadline."""

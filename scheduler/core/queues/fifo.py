@@ -11,7 +11,8 @@ Cost of a walk: as many tests as sequences enter, and one; it does not grow with
 """
 
 from lorrery.scheduler.core.admission import Walk
-from lorrery.scheduler.core.queues.base import ListedQueue
+from lorrery.scheduler.core.memory.base import Memory
+from lorrery.scheduler.core.queues.base import ListedQueue, steps_until_admissible
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
 
@@ -37,6 +38,10 @@ class Fifo(ListedQueue):
             # S-LoRA drops as many from the front as it has seen: admitted ones and cancelled ones among them.
             self._waiting.remove_all((*walk.admitted, *passed_over))
         return []
+
+    def holds_for(self, running: Running, memory: Memory, limit: int) -> int:
+        """Return after how many decode steps the one that ended the walk may fit."""
+        return steps_until_admissible(self._blocked, running, memory, limit)
 
     def heeds_arrivals(self) -> bool:
         """Tell whether an arrival could be admitted: only if nobody blocks the head of the line."""

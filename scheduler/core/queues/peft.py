@@ -20,7 +20,8 @@ Cost: a walk looks at every waiting sequence in the worst case, some tenth of a 
 from collections.abc import Iterator
 
 from lorrery.scheduler.core.admission import Walk
-from lorrery.scheduler.core.queues.base import ListedQueue, adapter_key
+from lorrery.scheduler.core.memory.base import Memory
+from lorrery.scheduler.core.queues.base import ListedQueue, adapter_key, steps_until_admissible
 from lorrery.scheduler.core.queues.patience import MAX_OVERTAKES, Patience
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
@@ -61,6 +62,10 @@ class Peft(ListedQueue):
         self._patience.note(head, walk.admitted)
         self._waiting.remove_all(walk.admitted)
         return []
+
+    def holds_for(self, running: Running, memory: Memory, limit: int) -> int:
+        """Return after how many decode steps the one that ended the walk may fit."""
+        return steps_until_admissible(self._blocked, running, memory, limit)
 
     def _of(self, adapter_id: str | None) -> Iterator[Sequence]:
         return (sequence for sequence in self._waiting if adapter_key(sequence) == adapter_id)

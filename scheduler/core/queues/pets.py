@@ -28,7 +28,8 @@ from math import inf
 from typing import TypeAlias, TypeVar
 
 from lorrery.scheduler.core.admission import Walk
-from lorrery.scheduler.core.queues.base import ListedQueue, adapter_key
+from lorrery.scheduler.core.memory.base import Memory
+from lorrery.scheduler.core.queues.base import ListedQueue, adapter_key, steps_until_admissible
 from lorrery.scheduler.core.queues.patience import MAX_OVERTAKES, Patience
 from lorrery.scheduler.core.queues.profile import Profile
 from lorrery.scheduler.core.running import Running
@@ -78,6 +79,10 @@ class Pets(ListedQueue):
             self._patience.note(head, walk.admitted)
             self._waiting.remove_all((*walk.admitted, *met))
         return []
+
+    def holds_for(self, running: Running, memory: Memory, limit: int) -> int:
+        """Return after how many decode steps the one that ended the walk may fit."""
+        return steps_until_admissible(self._blocked, running, memory, limit)
 
     def _first_macro_batch(self) -> list[Sequence]:
         chunks: list[list[Sequence]] = []

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from lorrery.scheduler.core.catalogue import ReplicaSettings, build_replica
+from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.cluster import ClusterCore, ClusterEvent, ClusterRules, Placed, Refused, Withdrawn
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.base import Candidate, Choice
@@ -20,8 +20,9 @@ from lorrery.scheduler.core.placements.round_robin import RoundRobin
 from lorrery.scheduler.core.plan import Cancelled, Dropped, Event, Failed, Finished, Plan, Ran
 from lorrery.scheduler.core.refusals import RefusalReason
 from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
-from tests.scheduler.core.drive import Device
+from lorrery.validation.policy.drive import Device
 
 S = 10**12
 RULES = ClusterRules(max_req_input_len=50, max_req_total_len=80, max_waiting_requests=3, worker_wait_seconds=10)
@@ -66,8 +67,8 @@ def test_what_cannot_be_served_is_refused_at_the_door(
     core = cluster(40, 60)  # the largest pool counts
     event = only(core.submit(sequence, 0, adapter_id=adapter_id))
     assert isinstance(event, Refused)
-    assert event.reason is reason
-    assert words in event.message
+    assert event.refusal.reason is reason
+    assert words in event.refusal.message
     assert core.num_open == 0
 
 
@@ -81,7 +82,7 @@ def test_the_pool_of_the_settings_goes_before_the_workers_own() -> None:
     core = cluster(1000, rules=replace(RULES, max_total_token_num=40))
     event = only(core.submit(Sequence(1, 30, 10), 0))
     assert isinstance(event, Refused)
-    assert "max_total_token_num:40" in event.message
+    assert "max_total_token_num:40" in event.refusal.message
 
 
 def test_a_request_has_the_adapter_that_it_names_also_when_that_is_unloaded_afterwards() -> None:
@@ -104,7 +105,7 @@ def test_a_full_queue_and_a_drain_refuse_new_requests_but_none_that_has_been_let
     assert all(core.submit(Sequence(handle, 5, 5), 0) == [] for handle in (1, 2, 3))
     full = only(core.submit(Sequence(4, 5, 5), 0))
     assert isinstance(full, Refused)
-    assert (full.reason, full.message) == (
+    assert (full.refusal.reason, full.refusal.message) == (
         RefusalReason.QUEUE_FULL,
         "3 requests wait; max_waiting_requests is 3; try later",
     )
@@ -112,7 +113,7 @@ def test_a_full_queue_and_a_drain_refuse_new_requests_but_none_that_has_been_let
     core.draining = True
     refused = only(core.submit(Sequence(6, 5, 5), 0, resumed=True))
     assert isinstance(refused, Refused)
-    assert refused.reason is RefusalReason.DRAINING
+    assert refused.refusal.reason is RefusalReason.DRAINING
     assert core.submit(Sequence(7, 5, 5, produced_tokens=2), 0) == []  # its limits were checked elsewhere
     assert core.num_waiting == 5
 
@@ -135,8 +136,8 @@ def test_a_wait_for_a_worker_ends_when_it_is_over_and_begins_anew_after_each_los
     assert core.expire(10 * S - 1) == []
     over = only(core.expire(10 * S))
     assert isinstance(over, Refused)
-    assert (over.sequence.handle, over.reason) == (1, RefusalReason.NO_WORKER)
-    assert over.message == "no worker has attached for 10 s (worker_wait_seconds)"
+    assert (over.sequence.handle, over.refusal.reason) == (1, RefusalReason.NO_WORKER)
+    assert over.refusal.message == "no worker has attached for 10 s (worker_wait_seconds)"
     member = Member("w", replica())
     events = core.attach(member, 12 * S)
     assert placed(events) == [(2, "w")]
@@ -201,8 +202,8 @@ def test_one_that_no_attached_worker_can_ever_hold_is_refused_also_after_it_wait
     core.submit(Sequence(1, 50, 20), 0)
     refused = only(core.attach(Member("w", replica(40)), 1))
     assert isinstance(refused, Refused)
-    assert refused.reason is RefusalReason.NEVER_FITS
-    assert refused.message.startswith("no attached worker can ever take it: ")
+    assert refused.refusal.reason is RefusalReason.NEVER_FITS
+    assert refused.refusal.message.startswith("no attached worker can ever take it: ")
     assert core.until_ps is None
 
 
@@ -228,8 +229,8 @@ def test_a_placement_that_raises_refuses_its_request_and_no_other() -> None:
         core.attach(Member(name, replica()), 0)
     refused = only(core.submit(Sequence(1, 5, 5), 0))
     assert isinstance(refused, Refused)
-    assert refused.reason is RefusalReason.INTERNAL
-    assert "Broken raised ZeroDivisionError: no such luck" in refused.message
+    assert refused.refusal.reason is RefusalReason.INTERNAL
+    assert "Broken raised ZeroDivisionError: no such luck" in refused.refusal.message
     assert isinstance(refused.error, ZeroDivisionError)
     assert placed(core.submit(Sequence(2, 5, 5), 0)) == [(2, "w1")]
     assert core.num_open == 1
@@ -336,7 +337,7 @@ class ClusterMachine(RuleBasedStateMachine):
             if isinstance(event, Placed):
                 assert not event.member.draining
                 assert self.at.setdefault(handle, event.member.name) == event.member.name
-            elif isinstance(event, Refused) and event.reason is RefusalReason.NO_WORKER:
+            elif isinstance(event, Refused) and event.refusal.reason is RefusalReason.NO_WORKER:
                 assert until_ps is not None
                 assert until_ps <= self.at_ps
             else:

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from lorrery.scheduler.core.plan import Cancelled, Dropped, Event, Finished, Plan
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter, Sequence
-from tests.scheduler.core.drive import Device
+from lorrery.validation.policy.drive import Device
 from tests.scheduler.core.test_replica import NEVER_FREED_FROM_CANCELLED, POLICIES, build, nothing_is_negative_or_over
 
 POOL, BATCH_TOKENS, MOST = 120, 60, 4

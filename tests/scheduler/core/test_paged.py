@@ -7,15 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from lorrery.scheduler.core.catalogue import ReplicaSettings, build_replica
+from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.memory.growth import BlockGrowth
 from lorrery.scheduler.core.memory.paged import PagedMemory
 from lorrery.scheduler.core.plan import Admitted, Cancelled, Event, Finished, Plan, Preempted
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Adapter, Sequence
-from tests.scheduler.core.drive import Device, World, jump, step_by_step
+from lorrery.validation.policy.drive import Device, World, jump, step_by_step
 
 
 @given(
@@ -67,7 +68,7 @@ class PagedMachine(RuleBasedStateMachine):
                 memory="paged",
                 block_size=BLOCK,
                 watermark=watermark,
-                cache_blocks=cached != "no",
+                prefix_cache="none" if cached == "no" else "blocks",
                 share_within_plan=cached == "share",
                 max_total_token_num=pool,
                 max_req_total_len=40,
@@ -219,7 +220,7 @@ def test_a_preempted_sequence_finds_its_own_blocks_again_if_nobody_needed_them()
     first = Sequence(1, 16, 12)
     second = Sequence(2, 16, 12, arrived_ps=1, prompt_token_ids=token_ids[:16], output_token_ids=token_ids[16:])
     # When the first one has ended, 3 of the second's blocks have not been taken.
-    log = jump(paged(pool=44, cache_blocks=True), World([(0, first, 12), (1, second, 12)]))
+    log = jump(paged(pool=44, prefix_cache="blocks"), World([(0, first, 12), (1, second, 12)]))
     cached = [entry[3] for entry in log if entry[0] == "admitted" and entry[2] == 2]
     assert cached[0] == 0
     assert cached[1] == 16
@@ -277,7 +278,7 @@ def test_a_shared_block_counts_once_and_lets_more_sequences_in() -> None:
         return replica.num_running
 
     assert running_with() == 2
-    assert running_with(cache_blocks=True) == 4
+    assert running_with(prefix_cache="blocks") == 4
 
 
 def test_admission_leaves_the_blocks_of_the_coming_decode_step() -> None:
@@ -329,7 +330,7 @@ def test_preempting_whoever_arrived_last_frees_an_adapter_too() -> None:
 @pytest.mark.parametrize(("output_tokens", "num_evictions"), [(9, 0), (10, 1)])
 def test_the_cache_gives_up_what_the_last_decode_step_takes_and_no_more(output_tokens: int, num_evictions: int) -> None:
     for drive in (jump, step_by_step):
-        replica = paged(pool=40, cache_blocks=True)
+        replica = paged(pool=40, prefix_cache="blocks")
         cache = replica.prefix_cache
         assert isinstance(cache, BlockCache)
         first, second = list(range(100, 121)), list(range(200, 222))
@@ -343,7 +344,7 @@ def test_the_cache_gives_up_what_the_last_decode_step_takes_and_no_more(output_t
 
 def test_under_peak_memory_the_cache_has_what_nobody_holds() -> None:
     replica = build_replica(
-        ReplicaSettings("fcfs", max_total_token_num=40, max_req_total_len=40, block_size=BLOCK, cache_blocks=True)
+        ReplicaSettings("fcfs", max_total_token_num=40, max_req_total_len=40, block_size=BLOCK, prefix_cache="blocks")
     )
     cache = replica.prefix_cache
     assert isinstance(cache, BlockCache)

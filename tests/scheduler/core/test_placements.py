@@ -5,9 +5,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.candidates import ReplicaCandidate
-from lorrery.scheduler.core.catalogue import PLACEMENTS, ReplicaSettings, build_replica
+from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.prefix_cache.static_trie import StaticTrie
+from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 
 SETTINGS = ReplicaSettings("fcfs", max_total_token_num=1000, max_req_total_len=100)

@@ -5,11 +5,12 @@ from collections.abc import Callable
 import pytest
 
 from lorrery.scheduler.core.admission import Walk
-from lorrery.scheduler.core.catalogue import ReplicaSettings, build_replica
+from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.plan import Failed, Finished, Idle, Plan, Raised, Ran
 from lorrery.scheduler.core.queues.fifo import Fifo
+from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.vocabulary.finish_reason import FinishReason
@@ -71,7 +72,7 @@ def member(queue: Faulty, *, blocks: bool = False) -> Member:
         max_num_seqs=2,
         max_num_batched_tokens=100,
         memory="paged" if blocks else "peak",
-        cache_blocks=blocks,
+        prefix_cache="blocks" if blocks else "none",
     )
     return Member("w", build_replica(settings, make_queue=lambda _: queue), NEVER)
 

@@ -27,8 +27,8 @@ from lorrery.scheduler.core.queues.profile import DeviceProfile, MeasuredProfile
 from lorrery.scheduler.core.queues.vtc_fair import INPUT_PRICE, OUTPUT_PRICE, VtcFair
 from lorrery.scheduler.core.replica import Replica, ReplicaOptions
 from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.validation.policy.drive import Device, World, jump, step_by_step
 from lorrery.vocabulary.units import NEVER
-from tests.scheduler.core.drive import Device, World, jump, step_by_step
 
 A, B, C = (Adapter(name, 1) for name in "abc")
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lorrery.scheduler.core.adapters import AdapterOptions, Residency, Tier
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.continuous import Continuous
-from lorrery.scheduler.core.catalogue import ReplicaSettings, build_replica
+from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.memory.peak import PeakMemory
 from lorrery.scheduler.core.memory.unlimited import UnlimitedMemory
 from lorrery.scheduler.core.plan import Dropped, Finished, Plan, Preempted
@@ -19,8 +19,9 @@ from lorrery.scheduler.core.prefix_cache.static_trie import StaticTrie
 from lorrery.scheduler.core.queues.early_drop import PREFILL_ALLOWANCE_PS
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
-from tests.scheduler.core.drive import Device, World, jump, step_by_step
+from lorrery.validation.policy.drive import Device, World, jump, step_by_step
 
 QUEUES = ["req_queue", "fcfs"]
 BATCHINGS = ["slora_loop", "continuous", "mixed", "chunked", "static"]
@@ -78,7 +79,7 @@ def build(policy: str, pool: int, batch_tokens: int, most: int) -> Replica:
         memory="paged" if "paged" in variant else "none" if "unlimited" in variant else "peak",
         block_size=4,
         watermark=0.1 if pool % 3 else 0.0,
-        cache_blocks="blocks" in variant,
+        prefix_cache="blocks" if "blocks" in variant else "none",
         share_within_plan="share" in variant,
     )
     cache = StaticTrie.build([[0, 1, 2, 3, 4], [0, 1, 9]]) if "cached" in variant else None

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from lorrery.scheduler.core.adapters import Tier
-from lorrery.scheduler.core.catalogue import ReplicaSettings, build_replica
+from lorrery.scheduler.core.build import build_replica
+from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
-from tests.scheduler.core.drive import STEP_PS, TOKEN_PS, World, jump
+from lorrery.validation.policy.drive import STEP_PS, TOKEN_PS, World, jump
 
 FOLDER = Path(__file__).parent / "transcripts"
 HEAD = "# happens"

@@ -37,7 +37,7 @@ WORKED = [
 @pytest.mark.parametrize(("model", "gpu", "degree", "ttft", "itl", "alone", "streams", "peak", "peak_streams"), WORKED)
 def test_the_worked_example_comes_out(model, gpu, degree, ttft, itl, alone, streams, peak, peak_streams):
     found = capacity(model, gpu, degree)
-    assert [found.ttft(n) * 1e3 for n in (1500, 2000, 3500)] == pytest.approx(ttft, rel=0.07)
+    assert [found.unqueued_ttft(n) * 1e3 for n in (1500, 2000, 3500)] == pytest.approx(ttft, rel=0.07)
     assert [found.itl(b) * 1e3 for b in (1, 8, 32, 64, 128)] == pytest.approx(itl, rel=0.05)
     assert 1 / found.itl(1) == pytest.approx(alone, rel=0.05)
     assert found.streams_for(300, 512) == streams
@@ -52,7 +52,7 @@ def test_no_single_stream_gets_300_tokens_a_second():
 
 def test_tokens_and_times_agree_with_one_another():
     point = capacity("Llama-3-8B", "H100", 1).point(32)
-    assert point.e2e == pytest.approx(point.ttft + 499 * point.tpot)
+    assert point.e2e == pytest.approx(point.unqueued_ttft + 499 * point.tpot)
     assert point.total_tokens == pytest.approx(32 * point.stream_tokens) == pytest.approx(500 * point.requests)
     assert sum(point.shares.values()) == pytest.approx(1)
 
@@ -61,8 +61,8 @@ def test_a_stream_is_stalled_by_the_prefills_of_all_others_but_not_by_its_own():
     found = capacity("Llama-3-8B", "H100", 1)
     alone, three = found.point(1), found.point(3)
     assert alone.tpot == alone.itl
-    assert alone.e2e == pytest.approx(alone.ttft + 499 * alone.itl)
-    assert 499 * (three.tpot - three.itl) == pytest.approx(2 * three.ttft)
+    assert alone.e2e == pytest.approx(alone.unqueued_ttft + 499 * alone.itl)
+    assert 499 * (three.tpot - three.itl) == pytest.approx(2 * three.unqueued_ttft)
 
 
 def test_limits_are_memory_then_compute_then_room():
@@ -89,7 +89,7 @@ def test_adapters_take_room_and_time():
     assert loaded.adapter_bytes == 50 * (8 + 64) * 1_703_936
     assert loaded.kv_pool_tokens < plain.kv_pool_tokens
     assert loaded.point(32).tpot > plain.point(32).tpot
-    assert loaded.ttft() > plain.ttft()
+    assert loaded.unqueued_ttft() > plain.unqueued_ttft()
 
 
 def test_streams_name_the_expected_number_of_adapters():
@@ -100,9 +100,10 @@ def test_streams_name_the_expected_number_of_adapters():
     assert work.lora(1000).num_tokens == 1000
 
 
-def test_replicas_leave_room_for_bursts():
-    assert replicas_for(10, 5, 1.0) == 2
-    assert replicas_for(10, 5, 0.8) == 3
+def test_so_many_replicas_keep_up_with_a_rate():
+    assert replicas_for(10, 5) == 2
+    assert replicas_for(10.1, 5) == 3
+    assert replicas_for(0.1, 5) == 1
 
 
 def test_what_does_not_fit_is_refused():

@@ -3,8 +3,9 @@
 Two drivers share it: `step_by_step` plans before every step (the oracle), `jump` lets each plan run as long as it says.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from lorrery.scheduler.core.plan import (
     AdaptersKept,
@@ -12,11 +13,13 @@ from lorrery.scheduler.core.plan import (
     Cancelled,
     Dropped,
     Event,
+    Failed,
     Finished,
     FirstToken,
     Idle,
     Plan,
     Preempted,
+    Raised,
     Ran,
 )
 from lorrery.scheduler.core.replica import Replica
@@ -29,10 +32,19 @@ TOKEN_PS = 7
 
 @dataclass
 class World:
-    """What happens from outside: arrivals with their hidden true lengths, and cancels."""
+    """What happens from outside, and how fast the device is.
+
+    Attributes:
+        arrivals: (time, sequence, its hidden true length), in order of time.
+        cancels: (time, handle).
+        step_ps: of a step, beside its tokens.
+        token_ps: of each token that a step computes or finds in the cache.
+    """
 
     arrivals: list[tuple[int, Sequence, int]]
     cancels: list[tuple[int, int]] = field(default_factory=list)
+    step_ps: int = STEP_PS
+    token_ps: int = TOKEN_PS
 
     def anew(self) -> "World":
         """Return the same with sequences to which nothing has happened; those here must not have run."""
@@ -54,32 +66,35 @@ class World:
             )
             for at_ps, old, length in self.arrivals
         ]
-        return World(arrivals, self.cancels)
+        return World(arrivals, self.cancels, self.step_ps, self.token_ps)
 
 
 @dataclass
 class Device:
-    """Ends a sequence at its hidden length; a step takes STEP_PS + TOKEN_PS per token computed or cached."""
+    """Ends a sequence at its hidden length; a step takes `step_ps`, and `token_ps` per token computed or cached."""
 
     true_lengths: dict[int, int]
+    step_ps: int = STEP_PS
+    token_ps: int = TOKEN_PS
     produced: dict[int, int] = field(default_factory=dict)
     cached: dict[int, int] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
 
-    def forget(self, sequences: list[Sequence]) -> None:
+    def forget(self, sequences: Iterable[Sequence]) -> None:
+        """Take sequences out that left the batch."""
         for sequence in sequences:
             self.produced.pop(sequence.handle, None)
             self.cached.pop(sequence.handle, None)
             self.ended.discard(sequence.handle)
 
-    def run(self, plan: Plan, at_ps: int, max_steps: int, until_ps: int | None, chunks: bool = True) -> Ran:
+    def run(self, plan: Plan, at_ps: int, max_steps: int, until_ps: int | None, *, chunks: bool = True) -> Ran:
         """Run steps until the first sequence ends, `max_steps` or `until_ps`."""
         end_ps, steps = at_ps + plan.wait_ps, 0
         while True:
             work = plan.prefills if chunks and not steps else []
-            end_ps += STEP_PS + TOKEN_PS * sum(chunk.new_tokens for chunk in work)
+            end_ps += self.step_ps + self.token_ps * sum(chunk.new_tokens for chunk in work)
             stepping = list(self.produced) if plan.decode else []
-            end_ps += TOKEN_PS * sum(self.cached[handle] for handle in stepping)
+            end_ps += self.token_ps * sum(self.cached[handle] for handle in stepping)
             stepping = [handle for handle in stepping if handle not in self.ended]
             for handle in stepping:
                 self.produced[handle] += 1
@@ -104,10 +119,12 @@ class Device:
         return [(handle, FinishReason.EOS) for handle in ended]
 
 
-Log = list[tuple[object, ...]]
+Entry = tuple[Any, ...]
+Log = list[Entry]
 
 
-def note(event: Event, at_ps: int) -> tuple[object, ...]:
+def note(event: Event, at_ps: int) -> Entry:
+    """Return an event as the log has it: what, when, which request, and more."""
     match event:
         case Admitted(sequence):
             return ("admitted", at_ps, sequence.handle, sequence.cached_tokens)
@@ -117,6 +134,10 @@ def note(event: Event, at_ps: int) -> tuple[object, ...]:
             return ("dropped", at_ps, sequence.handle)
         case Preempted(sequence):
             return ("preempted", at_ps, sequence.handle)
+        case Failed(sequence):
+            return ("failed", at_ps, sequence.handle)
+        case Raised(message):
+            return ("raised", at_ps, message)
         case FirstToken(sequence, first_ps):
             return ("first", first_ps, sequence.handle)
         case Finished(sequence, reason, output_tokens, end_ps):
@@ -129,10 +150,12 @@ Check = Callable[[Replica], None]
 
 
 def step_by_step(replica: Replica, world: World, check: Check = lambda replica: None) -> Log:
+    """Plan before every step; return what happened. `check` is called after every plan and every step."""
     return _drive(replica, world, jump_steps=False, check=check)
 
 
 def jump(replica: Replica, world: World, check: Check = lambda replica: None) -> Log:
+    """Let each plan run as long as it says; return what happened."""
     return _drive(replica, world, jump_steps=True, check=check)
 
 
@@ -140,7 +163,8 @@ def _drive(replica: Replica, world: World, *, jump_steps: bool, check: Check) ->
     coming: list[tuple[int, int, Sequence | int]] = [(at, 0, sequence) for at, sequence, _ in world.arrivals]
     coming += [(at, 1, handle) for at, handle in world.cancels]
     coming.sort(key=lambda event: event[:2])
-    device = Device({sequence.handle: length for _, sequence, length in world.arrivals})
+    lengths = {sequence.handle: length for _, sequence, length in world.arrivals}
+    device = Device(lengths, world.step_ps, world.token_ps)
     log: Log = []
     at_ps = 0
 

@@ -1,5 +1,6 @@
 """A device that takes a multiple of another one's time for each step: a GPU that is throttled, or shared."""
 
+from collections.abc import Iterable
 from fractions import Fraction
 
 from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, Segment
@@ -39,4 +40,29 @@ class Slowed:
         return Segment(self._stretch(segment.base_ps), self._stretch(segment.slope_ps))
 
     def _stretch(self, duration_ps: int) -> int:
-        return duration_ps * self._factor.numerator // self._factor.denominator
+        return _stretched(duration_ps, self._factor)
+
+
+class SlowSpells:
+    """The times in which a worker is slow, for whoever runs one step after another.
+
+    Args:
+        spells: begin, end and factor of each, in device picoseconds; they do not overlap.
+    """
+
+    def __init__(self, spells: Iterable[tuple[int, int, Fraction]] = ()) -> None:
+        self._spells = tuple(spells)
+
+    def stretch(self, duration_ps: int, boundary_ps: int) -> int:
+        """Return how long a step takes that is due to begin at a boundary, rounded down."""
+        for from_ps, until_ps, factor in self._spells:
+            if from_ps <= boundary_ps < until_ps:
+                return _stretched(duration_ps, factor)
+        return duration_ps
+
+
+NEVER_SLOW = SlowSpells()
+
+
+def _stretched(duration_ps: int, factor: Fraction) -> int:
+    return duration_ps * factor.numerator // factor.denominator

@@ -1,0 +1,46 @@
+"""One style for the help of every command.
+
+A docstring is prose in paragraphs, which are wrapped to the terminal, and indented blocks, which are kept as they
+stand: examples under a line `Examples:`, files, formulas.
+"""
+
+import re
+from inspect import cleandoc
+from typing import Any
+
+import typer
+from rich.markup import escape
+from typer.core import TyperCommand
+
+__all__ = ["Command", "command_app"]
+
+
+class Command(TyperCommand):
+    """Shows its docstring as above; brackets in it are text, not markup."""
+
+    def __init__(self, *arguments: Any, help: str | None = None, **given: Any) -> None:  # noqa: A002, ANN401  click's
+        super().__init__(*arguments, help=None if help is None else _wrapped(help), **given)
+
+
+def command_app(text: str | None = None, *, no_args_is_help: bool = False) -> typer.Typer:
+    """Make a typer application. Register its commands with `cls=Command`, or a class derived from it.
+
+    Args:
+        text: what the help says of a group of commands.
+        no_args_is_help: show the help where nothing is asked for.
+    """
+    return typer.Typer(
+        help=text,
+        add_completion=False,
+        no_args_is_help=no_args_is_help,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+
+def _wrapped(text: str) -> str:
+    """Join the lines of each paragraph, so that the terminal wraps them; keep those of blocks that are indented."""
+    paragraphs = re.split(r"\n\s*\n", cleandoc(text))
+    joined = (part if re.search(r"^ ", part, re.MULTILINE) else part.replace("\n", " ") for part in paragraphs)
+    return escape("\n\n".join(joined))

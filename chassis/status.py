@@ -1,0 +1,64 @@
+"""Errors as gRPC carries them: a status, its text, and beside them what a program can read (google.rpc.Status).
+
+`ErrorInfo` has the reason, the domain `lorrery` and the facts of the message; `RetryInfo` is there where the same
+request may well succeed a little later. Clients find both in the trailing metadata `grpc-status-details-bin`, which
+every gRPC library reads (in Python `grpc_status.rpc_status.from_call`).
+"""
+
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
+from google.rpc.status_pb2 import Status
+from grpc_status import rpc_status
+
+from lorrery.chassis.errors import GRPC_STATUS, Reason, RequestError
+
+DOMAIN = "lorrery"
+
+RETRY_SECONDS: dict[Reason, int] = {
+    Reason.QUEUE_FULL: 1,
+    Reason.TOO_MANY_OPEN_REQUESTS: 1,
+    Reason.SLO_UNATTAINABLE: 1,
+    Reason.NO_SCHEDULER: 2,
+    Reason.NO_WORKER: 2,
+    Reason.ADAPTER_LOAD: 1,
+    Reason.DRAINING: 2,
+}
+"""After how many wall seconds to try again. A guess of what it takes until something has changed: a step or two of a
+full batch, a process that starts again. A slow reader is not among them: it would end the same way."""
+
+_DETAILS_KEY = "grpc-status-details-bin"
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+def status_of(error: RequestError, message: str | None = None) -> grpc.Status:
+    """Return the status of an error, details included; `message` replaces the error's own text."""
+    details = [any_pb2.Any(), any_pb2.Any()]
+    details[0].Pack(ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.facts))
+    retry_seconds = RETRY_SECONDS.get(error.reason)
+    if retry_seconds is None:
+        del details[1]
+    else:
+        delay = duration_pb2.Duration(seconds=retry_seconds)
+        details[1].Pack(RetryInfo(retry_delay=delay))
+    code: int = GRPC_STATUS[type(error)].value[0]
+    text = str(error) if message is None else message
+    return rpc_status.to_status(Status(code=code, message=text, details=details))
+
+
+async def abort(context: Context, error: RequestError, message: str | None = None) -> NoReturn:
+    """End a call with an error's status; `message` replaces the error's own text."""
+    status = status_of(error, message)
+    await context.abort(status.code, status.details, status.trailing_metadata)
+    raise AssertionError("abort returned")
+
+
+async def pass_on(context: Context, error: grpc.aio.AioRpcError) -> NoReturn:
+    """End a call with the status that a call of our own ended with, details included."""
+    details = tuple((key, value) for key, value in error.trailing_metadata() or () if key == _DETAILS_KEY)
+    await context.abort(error.code(), error.details() or "", details)
+    raise AssertionError("abort returned")

@@ -1,0 +1,50 @@
+"""`lorrery init`: writes a settings file to edit, the shipped one."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lorrery.chassis.commands import Command, command_app
+from lorrery.chassis.errors import LorreryError
+from lorrery.chassis.shipped import DEFAULT_SETTINGS
+from lorrery.cli.version import VersionOption
+
+FILE = "cluster.toml"
+HEADER = """\
+# Your cluster: GPU and model, limits, policy, adapters.
+#
+# Commands read this file when they get it as --config FILE, or when LORRERY_CONFIG names it. Every key can also be set
+# by the environment (LORRERY_SCHEDULER__MAX_NUM_SEQS=64) and on the command line (--set scheduler.max_num_seqs=64); the
+# command line wins. A key that is not listed here has its default. Durations are in seconds.
+"""
+
+app = command_app()
+
+
+@app.command(cls=Command)
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where the file goes.")] = Path(),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+    version: VersionOption = False,
+) -> None:
+    """Write cluster.toml, the settings of a cluster, to edit.
+
+    It describes the cluster that every command uses without --config.
+
+    Examples:
+      lorrery init
+      lorrery init clusters/a100
+    """
+    del version
+    path = folder / FILE
+    _, _, settings = DEFAULT_SETTINGS.read_text(encoding="utf-8").partition("\n\n")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with path.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(f"{HEADER}\n{settings}")
+    except FileExistsError:
+        raise LorreryError(f"{path} is there already; --force overwrites it") from None
+    except OSError as error:
+        raise LorreryError(f"{path}: {error.strerror}") from None
+    typer.echo(f"wrote {path}; try\n\n  lorrery up --config {path}\n")

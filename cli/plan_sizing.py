@@ -1,0 +1,82 @@
+"""A plan's settings as options of the command line, so that `lorrery plan` can print the run behind a figure."""
+
+import json
+import shlex
+import tomllib
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from lorrery.chassis.shipped import DEFAULT_SETTINGS
+from lorrery.settings import Settings, load
+from lorrery.simulator.plan import Sizing, plan_registry
+from lorrery.worker.device.capacity import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Settings in the words of the command line.
+
+    Attributes:
+        config: settings file.
+        overrides: `KEY=VALUE`, the later ones win.
+    """
+
+    config: Path
+    overrides: tuple[str, ...] = ()
+
+    def but(self, **values: str | int | None) -> "Cluster":
+        """Return it with settings changed; `__` in a name stands for the dot, None leaves a setting as it is."""
+        changes = (f"{name.replace('__', '.')}={_toml(value)}" for name, value in values.items() if value is not None)
+        return replace(self, overrides=(*self.overrides, *changes))
+
+    def settings(self) -> Settings:
+        """Read them.
+
+        Raises:
+            SettingsError: as `chassis.settings.load`.
+        """
+        return load(self.config, self.overrides)
+
+    def arguments(self) -> list[str]:
+        """Return the options that name them."""
+        config = [] if self.config == DEFAULT_SETTINGS else ["--config", str(self.config)]
+        return [*config, *(part for override in self.overrides for part in ("--set", override))]
+
+
+def command_of(cluster: Cluster, work: Workload, rate: float, sizing: Sizing) -> str:
+    """Return the `lorrery simulate` that repeats the decisive trial."""
+    arguments = [
+        *_with_adapters(cluster, work).arguments(), "--rate", _number(rate), "--input-range", str(work.prompt_tokens),
+        "--output-range", str(work.output_tokens), "-n", str(sizing.num_requests),
+    ]  # fmt: skip
+    if work.num_adapters:
+        arguments += ["--num-adapters", str(work.num_adapters), "--adapter-exponent", "0"]
+    arguments += ["--workers", str(sizing.num_replicas or sizing.trials[-1].num_replicas)]
+    return f"lorrery simulate {shlex.join(arguments)}"
+
+
+def _with_adapters(cluster: Cluster, work: Workload) -> Cluster:
+    """Let the cluster's adapters be those of the plan, one family for each rank."""
+    if not work.num_adapters:
+        return cluster
+    families = (
+        f'{{ id = "{family["id"]}", rank = {family["rank"]}, count = {family["count"]} }}'
+        for family in plan_registry(work)
+    )
+    return replace(cluster, overrides=(*cluster.overrides, f"adapters.registry=[{', '.join(families)}]"))
+
+
+def _toml(value: str | int) -> str:
+    """Write a value for --set; a string is bare unless TOML would take it for something else."""
+    if isinstance(value, int):
+        return str(value)
+    try:
+        tomllib.loads(f"value = {value}")
+    except tomllib.TOMLDecodeError:
+        return value
+    return json.dumps(value)
+
+
+def _number(value: float) -> str:
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)

@@ -1,0 +1,28 @@
+"""The same, and it says for how long its answers hold."""
+
+from patient import Patient
+
+from lorrery.scheduler.core.admission import Walk
+from lorrery.scheduler.core.memory.base import Memory
+from lorrery.scheduler.core.queues.base import steps_until_admissible
+from lorrery.scheduler.core.running import Running
+from lorrery.scheduler.core.sequence import Sequence
+
+
+class FastPatient(Patient):
+    """Asked again when memory may have room, or when a request becomes urgent."""
+
+    def admit(self, walk: Walk, running: Running, at_ps: int) -> list[Sequence]:
+        """Keep what the walk refused."""
+        dropped = super().admit(walk, running, at_ps)
+        self._blocked = walk.refused
+        return dropped
+
+    def holds_for(self, running: Running, memory: Memory, limit: int) -> int:
+        """Return after how many decode steps the request that ended the walk may fit."""
+        return steps_until_admissible(self._blocked, running, memory, limit)
+
+    def wakes_at_ps(self, at_ps: int) -> int | None:
+        """Return when the next request will have waited for long enough."""
+        urgent = (waiting.arrived_ps + self.patience_ps for waiting in self)
+        return min((when for when in urgent if when > at_ps), default=None)

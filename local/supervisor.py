@@ -1,0 +1,101 @@
+"""What happens to the processes of a running local cluster: those that die start again, and faults kill on schedule.
+
+A fault `worker_loss` is SIGKILL, and a start once its time is over; its times are device seconds from the moment at
+which the supervisor runs, when the cluster is ready. The other faults are the services' own doing.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+
+from lorrery.chassis.errors import LorreryError
+from lorrery.chassis.faults import WORKER_LOSS, Fault
+from lorrery.chassis.tasks import until_first_ends
+from lorrery.local.cluster import LocalCluster, ServiceProcess, describe_exit
+from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
+
+FIRST_DELAY_SECONDS, LAST_DELAY_SECONDS = 0.5, 30.0
+"""Before a process starts again: doubled each time it dies within `SOUND_SECONDS` of its start."""
+SOUND_SECONDS = 60.0
+
+
+class Supervisor:
+    """Watches over a cluster that serves.
+
+    Args:
+        cluster: entered.
+        restart: start again what dies by itself.
+        say: gets a line for each thing that happens.
+    """
+
+    def __init__(self, cluster: LocalCluster, *, restart: bool, say: Callable[[str], None]) -> None:
+        self._cluster = cluster
+        self._restart = restart
+        self._say = say
+        self._died: ServiceProcess | None = None
+        self._delays: dict[str, float] = {}
+        self._started_at: dict[str, float] = {}
+
+    async def run(self) -> ServiceProcess:
+        """Watch until a process dies that is not to start again, and return it."""
+        losses = [fault for fault in self._cluster.settings.planned_faults() if fault.kind == WORKER_LOSS]
+        await until_first_ends(self._watch(), self._lose_all(losses))
+        assert self._died is not None
+        return self._died
+
+    async def _watch(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                died = await self._cluster.unexpected_exit()
+                if not self._restart:
+                    self._died = died
+                    return
+                tasks.create_task(self._start_again(died), name=f"restart {died.name}")
+
+    async def _start_again(self, died: ServiceProcess) -> None:
+        delay = self._next_delay(died.name)
+        self._say(f"{died.name} ended with {describe_exit(died.exit_code)}; it starts again in {delay:g} s")
+        await asyncio.sleep(delay)
+        await self._start(died.name)
+
+    def _next_delay(self, name: str) -> float:
+        ran_seconds = time.monotonic() - self._started_at.get(name, -SOUND_SECONDS)
+        if ran_seconds >= SOUND_SECONDS:
+            self._delays.pop(name, None)
+        delay = self._delays.get(name, FIRST_DELAY_SECONDS)
+        self._delays[name] = min(2 * delay, LAST_DELAY_SECONDS)
+        return delay
+
+    async def _start(self, name: str) -> None:
+        self._started_at[name] = time.monotonic()
+        try:
+            await self._cluster.restart(name, wait=False)
+        except LorreryError as error:
+            self._say(str(error))
+            self._cluster.processes[name].kill()  # if it still runs, so that its end is seen
+        else:
+            self._say(f"{name} runs again, pid {self._cluster.processes[name].pid}")
+
+    async def _lose_all(self, losses: Iterable[Fault]) -> None:
+        """Let every fault happen; never returns."""
+        async with asyncio.TaskGroup() as tasks:
+            start = time.monotonic()
+            for fault in losses:
+                tasks.create_task(self._lose(fault, start), name=fault.text)
+            await asyncio.Event().wait()
+
+    async def _lose(self, fault: Fault, start: float) -> None:
+        await self._reach(fault.at_ps, start)
+        if self._cluster.processes[fault.worker].exit_code is not None:
+            self._say(f"fault {fault.text}: {fault.worker} is down already")
+            return
+        self._say(f"fault {fault.text}: {fault.worker} is killed")
+        self._cluster.kill(fault.worker)
+        if fault.until_ps < NEVER:
+            await self._reach(fault.until_ps, start)
+            self._say(f"fault {fault.text}: over")
+            await self._start(fault.worker)
+
+    async def _reach(self, at_ps: int, start: float) -> None:
+        wall_seconds = at_ps / PS_PER_SECOND * self._cluster.settings.time_scale
+        await asyncio.sleep(start + wall_seconds - time.monotonic())

@@ -1,0 +1,65 @@
+"""Ways to batch by the names that settings use: one row each."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lorrery.scheduler.core.admission import BatchLimits
+from lorrery.scheduler.core.batching.base import Batching
+from lorrery.scheduler.core.batching.chunked import Chunked
+from lorrery.scheduler.core.batching.continuous import Continuous
+from lorrery.scheduler.core.batching.llm_mock import LlmMock
+from lorrery.scheduler.core.batching.mixed import Mixed
+from lorrery.scheduler.core.batching.slora_loop import SloraLoop
+from lorrery.scheduler.core.batching.static import Static
+from lorrery.scheduler.core.exclusion import Exclusion
+from lorrery.scheduler.core.policies import batch_limits
+from lorrery.scheduler.core.replica_settings import ReplicaSettings
+from lorrery.vocabulary.units import NEVER
+
+
+@dataclass(frozen=True, slots=True)
+class WayToBatch:
+    """A way to batch.
+
+    Attributes:
+        build: makes it.
+        prompt_bound: whether a whole prompt must be within the limit of one prefill. A resumed or preempted sequence
+            is prefilled again with what it had produced, so the limit must allow the longest sequence.
+        excludes: what it cannot be combined with.
+    """
+
+    build: Callable[[ReplicaSettings], Batching] | None
+    prompt_bound: bool = True
+    excludes: tuple[Exclusion, ...] = ()
+
+
+_DOES_NOT_WAIT = Exclusion(
+    {"prefetch": {True}},
+    "prefetch uses the steps that batching = 'slora_loop' waits before it tries a new batch; other ways to batch do"
+    " not wait",
+)
+
+BATCHINGS: dict[str, WayToBatch] = {
+    "slora_loop": WayToBatch(lambda s: SloraLoop(batch_limits(s), strict=s.strict, prefetch=s.prefetch)),
+    "continuous": WayToBatch(lambda s: Continuous(batch_limits(s)), excludes=(_DOES_NOT_WAIT,)),
+    "mixed": WayToBatch(lambda s: Mixed(batch_limits(s)), excludes=(_DOES_NOT_WAIT,)),
+    "chunked": WayToBatch(
+        lambda s: Chunked(BatchLimits(batch_limits(s).max_sequences, s.step_tokens, cached_count=False)),
+        prompt_bound=False,
+        excludes=(_DOES_NOT_WAIT,),
+    ),
+    "static": WayToBatch(lambda s: Static(batch_limits(s)), excludes=(_DOES_NOT_WAIT,)),
+    "llm_mock": WayToBatch(
+        lambda s: LlmMock(BatchLimits(batch_limits(s).max_sequences, NEVER)),
+        prompt_bound=False,
+        excludes=(_DOES_NOT_WAIT,),
+    ),
+}
+
+_PLUG_IN = WayToBatch(None)
+"""Every way to batch from outside the tree (`module:Class`)."""
+
+
+def way_of(name: str) -> WayToBatch:
+    """Return the row of a way to batch; that of a plug-in for a name that is not in the table."""
+    return BATCHINGS.get(name, _PLUG_IN)

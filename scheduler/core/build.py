@@ -1,0 +1,55 @@
+"""Builds a replica from its settings, by the rows of the policy tables."""
+
+from collections.abc import Callable
+
+from lorrery.scheduler.core.adapters import LoadFails, LoadTime, Residency
+from lorrery.scheduler.core.batching.base import Batching
+from lorrery.scheduler.core.batchings import BATCHINGS
+from lorrery.scheduler.core.memories import MEMORIES, PREFIX_CACHES
+from lorrery.scheduler.core.policies import QUEUES, batching_name
+from lorrery.scheduler.core.prefix_cache.base import PrefixCache
+from lorrery.scheduler.core.queues.base import Queue
+from lorrery.scheduler.core.replica import Replica, ReplicaOptions
+from lorrery.scheduler.core.replica_settings import ReplicaSettings
+
+
+def build_replica(
+    settings: ReplicaSettings,
+    prefix_cache: PrefixCache | None = None,
+    *,
+    make_queue: Callable[[ReplicaSettings], Queue] | None = None,
+    make_batching: Callable[[ReplicaSettings], Batching] | None = None,
+    load_ps: LoadTime = lambda adapter, tier: 0,
+    load_fails: LoadFails = lambda adapter, attempt, at_ps: False,
+) -> Replica:
+    """Build a replica.
+
+    Args:
+        settings: of the replica.
+        prefix_cache: one that replicas share; None: nothing is cached. A kind that each replica has for itself
+            (`settings.prefix_cache`) comes before it.
+        make_queue: makes a queue that is not in the table, in place of `settings.policy`.
+        make_batching: the same for the way to batch.
+        load_ps: how long an adapter's load takes.
+        load_fails: which loads fail.
+
+    Raises:
+        KeyError: no queue, way to batch, memory rule or prefix cache of that name.
+        ValueError: the policy needs a profile, and there is none.
+    """
+    make_queue = make_queue or QUEUES[settings.policy].build
+    make_batching = make_batching or BATCHINGS[batching_name(settings)].build
+    make_cache = PREFIX_CACHES[settings.prefix_cache].build
+    assert make_queue is not None
+    assert make_batching is not None
+    blocks = None
+    if make_cache is not None:
+        prefix_cache = blocks = make_cache(settings)
+    return Replica(
+        make_queue(settings),
+        make_batching(settings),
+        MEMORIES[settings.memory].build(settings, blocks),
+        prefix_cache=prefix_cache,
+        adapters=Residency(settings.adapter_options, load_ps, load_fails),
+        options=ReplicaOptions(strict=settings.strict, min_computed_tokens=settings.min_computed_tokens),
+    )

@@ -1,0 +1,31 @@
+"""Settings that a row of the policy tables cannot be combined with, and why."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+SET = "(set)"
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    """Settings that a row cannot be combined with.
+
+    Attributes:
+        settings: setting to the values that are excluded, all of them at once; `None` among them is "unset", `SET` is
+            "anything but unset or empty".
+        why: the reason, and what to do.
+    """
+
+    settings: Mapping[str, Collection[object]]
+    why: str
+
+    def applies(self, chosen: Mapping[str, object]) -> bool:
+        """Tell whether these settings are among those excluded."""
+        return all(is_among(chosen[name], values) for name, values in self.settings.items())
+
+
+def is_among(value: object, values: Collection[object]) -> bool:
+    """Tell whether a value is one of those; see `Exclusion.settings`."""
+    if SET in values and value is not None and value != () and value != {}:
+        return True
+    return any(value == one for one in values)

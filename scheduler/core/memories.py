@@ -1,0 +1,70 @@
+"""Memory rules and prefix caches by the names that settings use: one row each."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lorrery.scheduler.core.exclusion import Exclusion
+from lorrery.scheduler.core.memory.base import Memory
+from lorrery.scheduler.core.memory.paged import PagedMemory
+from lorrery.scheduler.core.memory.peak import PeakMemory
+from lorrery.scheduler.core.memory.unlimited import UnlimitedMemory
+from lorrery.scheduler.core.policies import batching_name, limits_family, policy_of
+from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
+from lorrery.scheduler.core.replica_settings import ReplicaSettings
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRule:
+    """A memory rule: what makes it (given the blocks that a prefix cache shares), and what it excludes."""
+
+    build: Callable[[ReplicaSettings, BlockCache | None], Memory]
+    excludes: tuple[Exclusion, ...] = ()
+
+
+_NO_ORIGINAL_MEMORY = Exclusion(
+    {"strict": {True}},
+    "strict keeps an original's quirks; all of S-LoRA's queues have memory = 'peak'",
+)
+
+MEMORIES: dict[str, MemoryRule] = {
+    "peak": MemoryRule(
+        lambda s, blocks: PeakMemory(
+            s.max_total_token_num,
+            exact=limits_family(s).exact_memory,
+            together=batching_name(s) == "static",
+            keep_refused=s.strict and policy_of(s.policy).keeps_refused,
+        )
+    ),
+    "paged": MemoryRule(
+        lambda s, blocks: PagedMemory(
+            s.max_total_token_num, block_size=s.block_size, watermark=s.watermark, shared=blocks
+        ),
+        (
+            _NO_ORIGINAL_MEMORY,
+            Exclusion(
+                {"batching": {"static"}},
+                "memory = 'paged' preempts when blocks run out; nobody leaves a batch of batching = 'static' before its"
+                " end, so give it memory = 'peak'",
+            ),
+        ),
+    ),
+    "none": MemoryRule(lambda s, blocks: UnlimitedMemory(), (_NO_ORIGINAL_MEMORY,)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CacheKind:
+    """A prefix cache: what makes one replica's own; None: it has none, or the one that all replicas share."""
+
+    build: Callable[[ReplicaSettings], BlockCache] | None = None
+
+
+PREFIX_CACHES: dict[str, CacheKind] = {
+    "none": CacheKind(),
+    "static_trie": CacheKind(),
+    "blocks": CacheKind(
+        lambda s: BlockCache(
+            s.block_size, share_within_plan=s.share_within_plan, min_computed_tokens=s.min_computed_tokens
+        )
+    ),
+}

@@ -1,0 +1,171 @@
+"""Policies by the names that settings use: one row each, with everything that others need to know of a policy.
+
+A row has the queue's builder, the family of limits that it runs under, how it batches where nothing else is set, what
+it cannot be combined with, and why. To add a policy, write its file and add its row here; the ways to batch, memory
+rules, prefix caches and placements have their tables beside this one (`batchings.py`, `memories.py`,
+`placements/table.py`). A test holds settings, docs, fuzz corpus and benchmarks to the tables.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from lorrery.scheduler.core.admission import BatchLimits
+from lorrery.scheduler.core.exclusion import Exclusion
+from lorrery.scheduler.core.queues.base import Queue
+from lorrery.scheduler.core.queues.cluster import Cluster
+from lorrery.scheduler.core.queues.early_drop import EarlyDrop
+from lorrery.scheduler.core.queues.fifo import Fifo
+from lorrery.scheduler.core.queues.peft import Peft
+from lorrery.scheduler.core.queues.pets import Pets
+from lorrery.scheduler.core.queues.profile import MeasuredProfile, Profile
+from lorrery.scheduler.core.queues.vtc_fair import VtcFair
+from lorrery.scheduler.core.replica_settings import LIMITS, LimitsFamily, ReplicaSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A policy: its queue, and what goes with it.
+
+    Attributes:
+        build: makes the queue; None: it comes from outside the tree.
+        limits: key of `LIMITS`.
+        batching: key of `BATCHINGS`; the way to batch where none is set.
+        excludes: what it cannot be combined with.
+        own_settings: settings that no policy but those which list them reads: why they are refused elsewhere.
+        needs_profile: whether it asks for the device's cost profile.
+        keeps_refused: whether in strict mode a refused candidate stays counted for the rest of a walk.
+    """
+
+    build: Callable[[ReplicaSettings], Queue] | None
+    limits: str
+    batching: str
+    excludes: tuple[Exclusion, ...] = ()
+    own_settings: Mapping[str, str] = field(default_factory=dict)
+    needs_profile: bool = False
+    keeps_refused: bool = False
+
+
+_LLM_MOCK_IS_IN_ORDER = Exclusion(
+    {"batching": {"llm_mock"}},
+    "batching = 'llm_mock' is that engine's whole loop, which takes requests in order of arrival: give it policy ="
+    " 'fcfs', or take batching = 'mixed'",
+)
+
+
+def _profile(settings: ReplicaSettings) -> Profile:
+    profile = settings.profile
+    if profile is None:
+        raise ValueError("the policy pets needs a profile of the device")
+    if not settings.strict:
+        return profile
+    return MeasuredProfile(lambda num, tokens, rank: profile.prefill(num, tokens) + profile.adapter(rank, num, tokens))
+
+
+QUEUES: dict[str, Policy] = {
+    "req_queue": Policy(lambda s: Fifo(strict=s.strict), "slora", "slora_loop", (_LLM_MOCK_IS_IN_ORDER,)),
+    "fcfs": Policy(
+        lambda s: Fifo(),
+        "vllm",
+        "continuous",
+        (Exclusion({"strict": {True}}, "strict keeps an original's quirks; fcfs has no original"),),
+    ),
+    "vtc_fair": Policy(
+        lambda s: VtcFair(s.fair_weights, strict=s.strict),
+        "slora",
+        "slora_loop",
+        (
+            _LLM_MOCK_IS_IN_ORDER,
+            Exclusion(
+                {"prefetch": {True}, "strict": {True}},
+                "S-LoRA's vtc_fair has no look-ahead; leave strict or prefetch",
+            ),
+        ),
+        own_settings={"fair_weights": "fair_weights are for policy = 'vtc_fair'"},
+    ),
+    "abort": Policy(
+        lambda s: EarlyDrop(s.first_token_slo_ps, strict=s.strict),
+        "slora",
+        "slora_loop",
+        (
+            _LLM_MOCK_IS_IN_ORDER,
+            Exclusion(
+                {"prefetch": {True}},
+                "whom abort takes next, the newest or the oldest, is only known when it forms the batch",
+            ),
+        ),
+    ),
+    "cluster": Policy(
+        lambda s: Cluster(s.batch_num_adapters, strict=s.strict),
+        "slora",
+        "slora_loop",
+        (
+            _LLM_MOCK_IS_IN_ORDER,
+            Exclusion(
+                {"batch_num_adapters": {None}},
+                "cluster needs batch_num_adapters, the number of adapters that a batch may have",
+            ),
+        ),
+        own_settings={"batch_num_adapters": "batch_num_adapters is for policy = 'cluster'"},
+        keeps_refused=True,
+    ),
+    "peft": Policy(
+        lambda s: Peft(strict=s.strict),
+        "slora",
+        "slora_loop",
+        (
+            _LLM_MOCK_IS_IN_ORDER,
+            Exclusion(
+                {"prefetch": {True}},
+                "peft changes its adapter only when nothing runs, and prefetch loads beside a running batch",
+            ),
+        ),
+    ),
+    "pets": Policy(
+        lambda s: Pets(_profile(s), strict=s.strict),
+        "slora",
+        "slora_loop",
+        (
+            _LLM_MOCK_IS_IN_ORDER,
+            Exclusion(
+                {"batching": {"chunked"}},
+                "pets chooses prompts by the cost of computing them whole and together; batching = 'chunked' computes"
+                " them in pieces",
+            ),
+            Exclusion({"prefetch": {True}}, "whom pets takes next is only known when it forms the batch"),
+        ),
+        needs_profile=True,
+    ),
+}
+
+PLUG_IN = Policy(None, "vllm", "continuous")
+"""Every policy from outside the tree (`module:Class`): it runs as `fcfs` does, unless the settings say otherwise."""
+
+
+def policy_of(name: str) -> Policy:
+    """Return a policy's row; that of a plug-in for a name that is not in the table."""
+    return QUEUES.get(name, PLUG_IN)
+
+
+def batching_of(policy: str, chosen: str | None = None) -> str:
+    """Return the way to batch: as chosen, or the policy's own."""
+    return policy_of(policy).batching if chosen is None else chosen
+
+
+def limits_of(policy: str, chosen: str | None = None) -> str:
+    """Return whose limits apply: as chosen, or the policy's own."""
+    return policy_of(policy).limits if chosen is None else chosen
+
+
+def batching_name(settings: ReplicaSettings) -> str:
+    """Return a replica's way to batch."""
+    return batching_of(settings.policy, settings.batching)
+
+
+def limits_family(settings: ReplicaSettings) -> LimitsFamily:
+    """Return whose limits a replica's batches have."""
+    return LIMITS[limits_of(settings.policy, settings.limits)]
+
+
+def batch_limits(settings: ReplicaSettings) -> BatchLimits:
+    """Return the limits of an admission walk into an empty batch that computes whole prompts."""
+    return limits_family(settings).of(settings)

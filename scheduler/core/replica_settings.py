@@ -1,0 +1,96 @@
+"""What a replica is built from, and the two families of limits that bound its batches."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from lorrery.scheduler.core.adapters import AdapterOptions
+from lorrery.scheduler.core.admission import BatchLimits
+from lorrery.scheduler.core.queues.early_drop import FIRST_TOKEN_SLO_PS
+from lorrery.scheduler.core.queues.profile import Profile
+
+MAX_NUM_BATCHED_TOKENS = 8192
+"""The token budget of a step where none is set; a way to batch that computes whole prompts may need more."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSettings:
+    """What a replica is built from. Names as in S-LoRA and vLLM; `limits` is a key of `LIMITS`."""
+
+    policy: str
+    max_total_token_num: int
+    max_req_total_len: int
+    batching: str | None = None
+    memory: str = "peak"
+    block_size: int = 16
+    watermark: float = 0.01
+    prefix_cache: str = "none"
+    share_within_plan: bool = False
+    strict: bool = False
+    limits: str | None = None
+    running_max_req_size: int = 1000
+    batch_max_tokens: int | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int | None = None
+    prefetch: bool = False
+    min_computed_tokens: int = 1
+    fair_weights: Mapping[str, Fraction] = field(default_factory=dict)
+    batch_num_adapters: int = 1
+    first_token_slo_ps: int = FIRST_TOKEN_SLO_PS
+    profile: Profile | None = None
+    max_loras: int | None = None
+    max_cpu_loras: int | None = None
+    max_concurrent_loads: int = 4
+    blocking_loads: bool = False
+
+    @property
+    def adapter_options(self) -> AdapterOptions:
+        """Rules of adapter residency; strict: S-LoRA's."""
+        if self.strict:
+            return AdapterOptions(max_concurrent_loads=1, blocking=True, keep_unused=False)
+        return AdapterOptions(
+            max_loras=self.max_loras,
+            max_cpu_loras=self.max_cpu_loras,
+            max_concurrent_loads=self.max_concurrent_loads,
+            blocking=self.blocking_loads,
+        )
+
+    @property
+    def step_tokens(self) -> int:
+        """The token budget of a step that computes prompts in pieces."""
+        return self.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsFamily:
+    """Whose limits bound a batch.
+
+    Attributes:
+        of: makes the limits.
+        prompt_limit: the setting that bounds the prompt tokens of one prefill.
+        exact_memory: whether `memory = 'peak'` charges exactly what a sequence takes, or S-LoRA's token more.
+    """
+
+    of: Callable[[ReplicaSettings], BatchLimits]
+    prompt_limit: str
+    exact_memory: bool
+
+
+def _slora_limits(settings: ReplicaSettings) -> BatchLimits:
+    most = settings.batch_max_tokens
+    if most is None:
+        most = max(settings.max_total_token_num // 6, settings.max_req_total_len)
+    return BatchLimits(settings.running_max_req_size, most)
+
+
+def _vllm_limits(settings: ReplicaSettings) -> BatchLimits:
+    most = settings.max_num_batched_tokens
+    if most is None:
+        most = max(MAX_NUM_BATCHED_TOKENS, settings.max_req_total_len)
+    return BatchLimits(settings.max_num_seqs, most, cached_count=False)
+
+
+LIMITS: dict[str, LimitsFamily] = {
+    "slora": LimitsFamily(_slora_limits, prompt_limit="batch_max_tokens", exact_memory=False),
+    "vllm": LimitsFamily(_vllm_limits, prompt_limit="max_num_batched_tokens", exact_memory=True),
+}

@@ -1,0 +1,320 @@
+"""What a deployment can serve, and how many replicas a rate needs: `lorrery.plan`, and what `lorrery plan` prints.
+
+Arithmetic on step times (`worker.device.capacity` has the formulas) says what one replica does: no queue and no
+bursts. How many replicas a rate needs the simulator says.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lorrery.chassis.errors import SettingsError
+from lorrery.loadgen.options import LoadOptions
+from lorrery.settings import Settings, changed
+from lorrery.simulator.interface import Overrides, SettingsLike, read_settings
+from lorrery.simulator.result import data_frame
+from lorrery.simulator.sizing import Trial, Watch, fewest, try_replicas
+from lorrery.worker.build import deployment_of
+from lorrery.worker.device.capacity import Capacity, Point, Workload, replicas_for
+from lorrery.worker.device.errors import CatalogueError
+from lorrery.worker.device.steptime import STEP_TIME_MODELS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Claim", "ClaimAnswer", "Level", "Plan", "Sizing", "make_plan", "plan", "plan_registry"]
+
+LEAST_REQUESTS, MOST_REQUESTS = 1_000, 30_000
+SPANS = 10
+"""A run of requests for so many E2E times: long enough for a queue that grows to be seen."""
+
+WatchOf = Callable[[str], Watch]
+"""Deployment's name -> who is told of its simulated runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A service level, in seconds, and what is to be served within it.
+
+    Attributes:
+        rate: requests per second; None: how many replicas are needed is not asked.
+        num_requests: of each simulated run; None: as many as show whether a queue grows.
+        max_concurrency: streams per replica at most; None: what the settings allow.
+    """
+
+    ttft: float | None
+    tpot: float | None
+    rate: float | None
+    num_requests: int | None
+    max_concurrency: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A seller's: prompt of so many tokens, first token within so many seconds, so many tokens per second."""
+
+    prompt_tokens: int
+    ttft: float
+    tokens_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimAnswer:
+    """Whether it holds, by its two readings: every stream gets the rate, or all streams together."""
+
+    unqueued_ttft: float
+    ttft_holds: bool
+    stream_tokens: float
+    stream_holds: bool
+    total_streams: int | None
+    total_itl: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """What the simulator said.
+
+    Attributes:
+        num_requests: of each trial.
+        span_seconds: over which they arrive.
+        trials: in the order in which they were made.
+        num_replicas: the fewest that met the level; None if none did.
+        command: repeats the decisive trial on the command line; empty where nobody asked there.
+    """
+
+    num_requests: int
+    span_seconds: float
+    trials: list[Trial]
+    num_replicas: int | None
+    command: str = ""
+
+
+@dataclass(slots=True)
+class Plan:
+    """One deployment's answers.
+
+    Attributes:
+        name: of the deployment.
+        num_gpus: of one replica.
+        refused: why there are no answers; None if there are.
+        capacity: memory, and the arithmetic behind the points.
+        points: one per concurrency.
+        peak: the most tokens per second.
+        best: the most streams within the service level; None if not even one is.
+        held_back_by: what keeps `best` from more streams.
+        sizing: how many replicas the rate needs, by simulation.
+        claim: whether a seller's claim holds.
+    """
+
+    name: str
+    num_gpus: int
+    refused: str | None = None
+    capacity: Capacity | None = None
+    points: list[Point] = field(default_factory=list)
+    peak: Point | None = None
+    best: Point | None = None
+    held_back_by: str = ""
+    sizing: Sizing | None = None
+    claim: ClaimAnswer | None = None
+
+    @property
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """Every figure of `points` by name, each of shape (points,); times in seconds, rates per second."""
+        names = [field.name for field in fields(Point) if field.name != "shares"]
+        return {name: np.array([getattr(point, name) for point in self.points]) for name in names}
+
+    def to_pandas(self) -> "pd.DataFrame":
+        """Return the columns as a data frame, one row per concurrency.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        return data_frame(self.columns)
+
+    @property
+    def num_replicas(self) -> int | None:
+        """The fewest that serve the rate; None if that was not asked, or none do."""
+        return None if self.sizing is None else self.sizing.num_replicas
+
+
+def plan(
+    settings: SettingsLike = None,
+    *,
+    prompt_tokens: int = 1750,
+    output_tokens: int = 500,
+    adapters: int = 0,
+    ranks: Sequence[int] = (16,),
+    ttft: float | None = 1.0,
+    tpot: float | None = 0.05,
+    rate: float | None = None,
+    num_requests: int | None = None,
+    concurrency: Sequence[int] | None = None,
+    claim: Claim | None = None,
+    overrides: Overrides = (),
+) -> Plan:
+    """Say what a worker of a cluster can serve: memory, latency and throughput over concurrency, replicas for a rate.
+
+    Args:
+        settings: of the cluster, as for `simulate`; `worker` and `model` are the deployment.
+        prompt_tokens: of each request.
+        output_tokens: of each request, at least 2.
+        adapters: that requests name, each equally often; 0: the base model.
+        ranks: adapter i has rank `ranks[i % len(ranks)]`.
+        ttft: service level: seconds to the first token; None: as many as it takes.
+        tpot: service level: seconds per further token, stalls included; None: as many as it takes.
+        rate: requests per second, whose number of replicas is found by simulation; None: not asked.
+        num_requests: of each of these simulations; None: as many as show whether a queue grows.
+        concurrency: streams at once to show; None: powers of two, and what fits.
+        claim: a seller's, to be judged.
+        overrides: single settings, which win over `settings`.
+
+    Raises:
+        SettingsError: settings or figures that cannot be, or, with a rate, requests that the cluster would refuse.
+    """
+    if prompt_tokens < 1 or output_tokens < 2 or adapters < 0 or not ranks or min(ranks) < 1:
+        raise SettingsError("prompt_tokens and ranks are at least 1, output_tokens at least 2, adapters at least 0")
+    if (rate is not None and not 0 < rate < math.inf) or (concurrency is not None and min(concurrency, default=0) < 1):
+        raise SettingsError("rate is above 0, and each concurrency at least 1")
+    work = Workload(prompt_tokens, output_tokens, adapters, tuple(ranks))
+    level = Level(ttft, tpot, rate, num_requests, None)
+    return make_plan(read_settings(settings, overrides), work, level, claim, concurrency)
+
+
+def make_plan(
+    settings: Settings,
+    work: Workload,
+    level: Level,
+    claim: Claim | None = None,
+    streams: Sequence[int] | None = None,
+    watch: WatchOf = lambda _name: lambda _num_replicas: None,
+) -> Plan:
+    """Work out what a worker of these settings can serve.
+
+    Args:
+        settings: of the cluster.
+        work: what every request asks.
+        level: to be kept, and the rate to be served within it.
+        claim: to be judged.
+        streams: concurrencies to show; None: powers of two, and what fits.
+        watch: given the deployment's name, is told of each simulated run.
+
+    Raises:
+        SettingsError: names that are not known, or, with a rate, requests that the cluster would refuse.
+    """
+    deployment = deployment_of(settings)
+    name = f"{deployment.model.name} on {deployment.tensor_parallel} x {deployment.gpu.name}"
+    result = Plan(name, deployment.tensor_parallel)
+    try:
+        step_time = STEP_TIME_MODELS[settings.worker.step_time](deployment)
+        capacity = Capacity(deployment, step_time, work, settings.scheduler.max_total_token_num)
+    except CatalogueError as error:
+        result.refused = str(error)
+        return result
+    result.capacity = capacity
+    limit = _most_sequences(settings)
+    most = min(capacity.max_concurrency, limit)
+    if most < 1:
+        result.refused = (
+            f"{name}: the KV cache holds {capacity.kv_pool_tokens} tokens, less than one request's"
+            f" {work.prompt_tokens + work.output_tokens}"
+        )
+        return result
+    result.points = [capacity.point(b) for b in (streams or _with_last(_doubling(most), most)) if b <= most]
+    best = capacity.most_streams(limit, level.ttft, level.tpot)
+    if best:
+        result.best = capacity.point(best)
+        result.held_back_by = _held_back_by(capacity, best, limit, level)
+    shown = [*map(capacity.point, _with_last(_doubling(most), most)), *result.points]
+    result.peak = max([*shown, result.best] if result.best else shown, key=lambda point: point.total_tokens)
+    if claim is not None:
+        result.claim = _answer(capacity, claim, limit)
+    if level.rate is not None and result.best is not None:
+        result.sizing = _size(settings, work, level, level.rate, result.best, watch(name))
+    return result
+
+
+def _size(settings: Settings, work: Workload, level: Level, rate: float, at_level: Point, watch: Watch) -> Sizing:
+    """Find the fewest replicas with which a rate (requests per second, Poisson) meets the level at p99.
+
+    Arithmetic gives the first guess. It knows no queue: what bursts, waiting and the policy's limits cost is in the
+    trials, each of which is a run of `lorrery simulate`.
+    """
+    if work.num_adapters:
+        settings = changed(settings, {"adapters.registry": plan_registry(work)})
+    _check_lengths(settings, work)
+    num_requests = level.num_requests
+    if num_requests is None:
+        num_requests = min(max(math.ceil(SPANS * rate * at_level.e2e), LEAST_REQUESTS), MOST_REQUESTS)
+    options = LoadOptions(
+        rate=rate,
+        num_requests=num_requests,
+        input_range=(work.prompt_tokens, work.prompt_tokens),
+        output_range=(work.output_tokens, work.output_tokens),
+        num_adapters=work.num_adapters or None,
+        adapter_exponent=0.0 if work.num_adapters else None,
+    )
+    guess = replicas_for(rate, at_level.requests)
+    trials = try_replicas(settings, options, ttft=level.ttft, tpot=level.tpot, guess=guess, watch=watch)
+    return Sizing(num_requests, num_requests / rate, trials, fewest(trials))
+
+
+def plan_registry(work: Workload) -> list[dict[str, str | int]]:
+    """Return the adapters of a plan as the settings' registry, one family for each rank."""
+    return [
+        {"id": f"plan-r{rank}", "rank": rank, "count": count} for rank, count in Counter(work.adapter_ranks).items()
+    ]
+
+
+def _check_lengths(settings: Settings, work: Workload) -> None:
+    own, total = settings.scheduler, work.prompt_tokens + work.output_tokens
+    if work.prompt_tokens > own.max_req_input_len:
+        raise SettingsError(
+            f"--prompt {work.prompt_tokens}: the cluster refuses prompts of more than {own.max_req_input_len} tokens;"
+            " raise it with --set scheduler.max_req_input_len=N, or leave out --rate"
+        )
+    if total > own.max_req_total_len:
+        raise SettingsError(
+            f"--prompt {work.prompt_tokens} --output {work.output_tokens}: the cluster refuses requests of more than"
+            f" {own.max_req_total_len} tokens; raise it with --set scheduler.max_req_total_len=N, or leave out --rate"
+        )
+
+
+def _most_sequences(settings: Settings) -> int:
+    """Return how many sequences the settings let run on a replica at once."""
+    own = settings.scheduler
+    return own.max_num_seqs if own.policy == "fcfs" else own.running_max_req_size
+
+
+def _answer(capacity: Capacity, claim: Claim, max_concurrency: int) -> ClaimAnswer:
+    ttft, alone = capacity.unqueued_ttft(claim.prompt_tokens), 1 / capacity.itl(1)
+    streams = capacity.streams_for(claim.tokens_per_second, max_concurrency)
+    return ClaimAnswer(
+        unqueued_ttft=ttft,
+        ttft_holds=ttft < claim.ttft,
+        stream_tokens=alone,
+        stream_holds=alone >= claim.tokens_per_second,
+        total_streams=streams,
+        total_itl=None if streams is None else capacity.itl(streams),
+    )
+
+
+def _held_back_by(capacity: Capacity, best: int, limit: int, level: Level) -> str:
+    if best == capacity.max_concurrency:
+        return "KV space"
+    if best < limit:
+        return "TPOT"
+    return "the settings' limit on sequences" if level.max_concurrency is None else "--max-concurrency"
+
+
+def _doubling(most: int) -> list[int]:
+    """Return 1, 2, 4 and so on up to `most`."""
+    return [2**power for power in range(most.bit_length())]
+
+
+def _with_last(streams: list[int], most: int) -> list[int]:
+    return streams if streams[-1] == most else [*streams, most]

@@ -1,0 +1,112 @@
+"""Every command: its help in one style, and a word rather than a traceback where nothing is asked for."""
+
+import shlex
+import subprocess
+import sys
+from importlib import import_module
+from inspect import getdoc
+from itertools import dropwhile, takewhile
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from lorrery.chassis.errors import LorreryError
+from lorrery.cli.app import PARTS
+
+SERVICES = ("router", "scheduler", "worker")
+RUN_FOR_LONG = {"up", "demo", "validate vidur", "validate slora"}
+"""Without options they run a cluster, or replay what ships: tests of their own watch that."""
+WITHOUT_OPTIONS = {
+    "load": (1, "no cluster at 127.0.0.1:1 "),
+    "simulate": (0, "requests"),
+    "plan": (0, "KV"),
+    "calibrate": (2, "FILE"),
+    "cache": (2, "corpus"),
+    "validate": (2, "golden"),
+    "validate golden": (0, "0 failed"),
+    "validate policy": (2, "MODULE:CLASS"),
+    "init": (0, "cluster.toml"),
+    "validate steptime": (0, "MAPE"),
+}
+"""Command -> exit code and a word of what it says."""
+
+
+def app_of(part: str) -> typer.Typer:
+    app: typer.Typer = import_module(f"lorrery.cli.{part}").app
+    return app
+
+
+def commands() -> list[str]:
+    found = []
+    for part in PARTS:
+        command = typer.main.get_command(app_of(part))
+        found.append(part)
+        found += [f"{part} {name}" for name in getattr(command, "commands", ())]
+    return found
+
+
+def examples(text: str) -> list[str]:
+    """The block under `Examples:`, without its indent."""
+    lines = [line.strip() for line in text.splitlines()]
+    if "Examples:" not in lines:
+        return []
+    block = dropwhile(lambda line: not line, lines[lines.index("Examples:") + 1 :])
+    return list(takewhile(bool, block))
+
+
+@pytest.mark.parametrize("command", [name for name in commands() if name not in RUN_FOR_LONG])
+def test_without_options_a_command_works_or_says_what_it_needs(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    part, *rest = command.split()
+    if part == "load":  # at the default address a cluster may run
+        rest = ["--target", "127.0.0.1:1", "--connect-timeout", "0.1"]
+    result = CliRunner().invoke(app_of(part), rest)
+    assert result.exception is None or isinstance(result.exception, SystemExit | LorreryError), result.exception
+    code, word = WITHOUT_OPTIONS[command]
+    assert (result.exit_code, word in result.output + str(result.exception)) == (code, True), result.output
+    assert [file.name for file in tmp_path.iterdir()] == (["cluster.toml"] if command == "init" else [])
+
+
+@pytest.mark.parametrize("command", commands())
+def test_help_says_how_to_use_it(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    part, *rest = command.split()
+    result = CliRunner().invoke(app_of(part), [*rest, "--help"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    assert "--help" in result.output
+    if command != "validate":  # its commands have examples of their own
+        shown = examples(result.output)
+        assert shown, result.output
+        assert all(line.startswith("lorrery ") for line in shown), shown
+        assert "\n   lorrery " in result.output  # the indent is kept
+
+
+@pytest.mark.parametrize("command", [name for name in commands() if name != "validate"])
+def test_examples_are_what_the_command_line_takes(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    part, *rest = command.split()
+    one = typer.main.get_command(app_of(part))
+    for name in rest:
+        one = one.commands[name]
+    for line in examples(getdoc(one.callback)):
+        _, named, *arguments = shlex.split(line)
+        target = typer.main.get_command(app_of(named))
+        while (inner := getattr(target, "commands", {}).get(arguments[0] if arguments else "")) is not None:
+            target, arguments = inner, arguments[1:]
+        for file in (Path(one) for one in arguments if Path(one).suffix in (".csv", ".jsonl", ".toml", ".txt")):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()  # the reader has it
+        target.make_context(named, arguments)
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_services_have_the_same_style(service: str, tmp_path: Path):
+    command = [sys.executable, "-m", f"lorrery.{service}", "--help"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert examples(done.stdout)
+    assert f"[{service}]" in done.stdout  # a name in brackets is no markup

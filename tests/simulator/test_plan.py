@@ -1,0 +1,54 @@
+"""`lorrery.plan`: the figures of the command, as numbers."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import lorrery
+from lorrery.cli.plan import app
+
+CLUSTER = {"model": "Llama-2-7B", "worker": {"gpu": "A10G"}}
+
+
+def test_it_has_the_figures_of_the_command(tmp_path: Path):
+    asked = "--model Llama-2-7B --gpu A10G --prompt 300 --output 100 --adapters 4 --rank 8,16 --concurrency 1,4"
+    done = CliRunner().invoke(app, [*asked.split(), "--json", str(tmp_path / "plan.json")])
+    assert done.exit_code == 0, done.output
+    (shown,) = json.loads((tmp_path / "plan.json").read_text())["plans"]
+    plan = lorrery.plan(
+        overrides={"model": "Llama-2-7B", "worker.gpu": "A10G"},
+        prompt_tokens=300,
+        output_tokens=100,
+        adapters=4,
+        ranks=(8, 16),
+        concurrency=(1, 4),
+    )
+    assert plan.name == shown["deployment"]
+    assert plan.capacity.kv_pool_tokens == shown["kv_pool_tokens"]
+    assert plan.columns["concurrency"].tolist() == [1, 4]
+    for name in ("itl", "tpot", "total_tokens"):
+        np.testing.assert_allclose(plan.columns[name], [point[name] for point in shown["points"]], rtol=1e-12)
+
+
+def test_a_rate_is_served_by_the_fewest_replicas_that_keep_the_level():
+    plan = lorrery.plan(CLUSTER, prompt_tokens=200, output_tokens=20, rate=8, num_requests=200, tpot=0.1)
+    met = {trial.num_replicas: trial.met for trial in plan.sizing.trials}
+    assert met[plan.num_replicas]
+    assert plan.num_replicas == 1 or not met[plan.num_replicas - 1]
+
+
+def test_a_deployment_that_does_not_fit_says_so():
+    plan = lorrery.plan({"model": "Llama-3-70B", "worker": {"gpu": "A10G"}})
+    assert "A10G" in plan.refused
+    assert plan.columns["concurrency"].tolist() == []
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"prompt_tokens": 0}, {"output_tokens": 1}, {"ranks": ()}, {"rate": 0}, {"concurrency": (0,)}]
+)
+def test_figures_that_cannot_be_are_refused(wrong: dict):
+    with pytest.raises(lorrery.SettingsError, match="at least"):
+        lorrery.plan(CLUSTER, **wrong)

@@ -1,0 +1,36 @@
+"""The search for the fewest replicas: it finds them, tries the number below, and tries few."""
+
+import pytest
+
+from lorrery.simulator.sizing import Trial, fewest, search
+
+
+def tries(enough: int, first: int, least: int = 1, most: int = 100) -> list[Trial]:
+    return search(lambda n: Trial(n, 0.1, 0.01, 0, n >= enough), first, least, most)
+
+
+@pytest.mark.parametrize("enough", range(1, 41))
+@pytest.mark.parametrize("first", [1, 2, 7, 20, 40])
+def test_the_smallest_number_is_found_and_the_one_below_it_was_tried(enough: int, first: int) -> None:
+    trials = tries(enough, first, most=40)
+    assert fewest(trials) == enough
+    tried = [trial.num_replicas for trial in trials]
+    assert len(set(tried)) == len(tried)
+    assert enough == 1 or enough - 1 in tried
+    assert len(tried) <= 12
+
+
+def test_a_good_guess_takes_two_trials() -> None:
+    assert [trial.num_replicas for trial in tries(7, 7)] == [7, 6]
+    assert [trial.num_replicas for trial in tries(8, 7)] == [7, 8]
+
+
+def test_nothing_below_the_least_is_tried() -> None:
+    assert [trial.num_replicas for trial in tries(1, 6, least=3)] == [6, 5, 3]
+    assert [trial.num_replicas for trial in tries(1, 3, least=3)] == [3]
+
+
+def test_a_level_that_nothing_meets_ends_at_the_most() -> None:
+    trials = tries(1000, 5, most=30)
+    assert fewest(trials) is None
+    assert [trial.num_replicas for trial in trials] == [5, 6, 8, 12, 20, 30]

@@ -1,0 +1,163 @@
+"""`lorrery validate policy` finds what is wrong with a queue, and says it so that its author can mend it."""
+
+from collections.abc import Sequence as Many
+
+import pytest
+from typer.testing import CliRunner
+
+from lorrery.cli.validate import app
+from lorrery.scheduler.core.policies import QUEUES
+from lorrery.scheduler.core.queues.base import ListedQueue, steps_until_admissible
+from lorrery.scheduler.core.queues.fifo import Fifo
+
+NEEDS = {"cluster": ["--set", "scheduler.batch_num_adapters=2"]}
+
+
+def check(name: str, *arguments: str, seconds: float = 30.0, exit_code: int = 1) -> str:
+    result = CliRunner().invoke(app, ["policy", name, "--seconds", str(seconds), *arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == exit_code, result.output
+    return result.output
+
+
+def own(queue: type, *arguments: str) -> str:
+    return check(f"{queue.__module__}:{queue.__name__}", *arguments)
+
+
+class ShortestFirst(ListedQueue):
+    def __init__(self, *, longest: bool = False) -> None:
+        super().__init__()
+        self.longest = longest
+
+    def order(self, at_ps: int) -> Many:
+        return sorted(self, key=lambda waiting: waiting.input_tokens, reverse=self.longest)
+
+    def admit(self, walk, running, at_ps):
+        self._blocked = None
+        for sequence in self.order(at_ps):
+            if not walk.admit(sequence):
+                self._blocked = walk.refused
+                break
+        self._waiting.remove_all(walk.admitted)
+        return []
+
+
+class Gated(ShortestFirst):
+    """Lets nobody in beside others who has not waited for half a second, and forgets that time passes."""
+
+    def order(self, at_ps: int) -> Many:
+        return [one for one in self if not self.busy or at_ps - one.arrived_ps >= 5 * 10**11]
+
+    def admit(self, walk, running, at_ps):
+        self.busy = len(running) > 0
+        return super().admit(walk, running, at_ps)
+
+    def holds_for(self, running, memory, limit):
+        return steps_until_admissible(self._blocked, running, memory, limit)
+
+
+class Deaf(ShortestFirst):
+    def holds_for(self, running, memory, limit):
+        return steps_until_admissible(self._blocked, running, memory, limit)
+
+    def heeds_arrivals(self):
+        return self.at_rest()
+
+
+class KeepsAdmitted(Fifo):
+    def admit(self, walk, running, at_ps):
+        for sequence in self:
+            if not walk.admit(sequence):
+                break
+        return []
+
+
+class Loses(Fifo):
+    def append(self, sequence, at_ps):
+        if sequence.input_tokens % 5:
+            super().append(sequence, at_ps)
+
+
+class NeverWakes(ListedQueue):
+    def admit(self, walk, running, at_ps):
+        for sequence in list(self):
+            if at_ps - sequence.arrived_ps >= 10**11 and walk.admit(sequence):
+                self._waiting.remove(sequence.handle)
+        return []
+
+
+class ForgetsCancels(Fifo):
+    def cancel(self, handle):
+        return None
+
+
+class ClearsHalf(Fifo):
+    def clear(self):
+        return super().clear()[::2]
+
+
+class Raises(Fifo):
+    def admit(self, walk, running, at_ps):
+        raise KeyError("my table")
+
+
+class PromisesNothing(Fifo):
+    def holds_for(self, running, memory, limit):
+        return 0
+
+
+class Draws(ShortestFirst):
+    num_made = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        Draws.num_made += 1
+        self.longest = Draws.num_made % 2 == 0
+
+
+@pytest.mark.parametrize(
+    ("queue", "told"),
+    [
+        (
+            Gated,
+            ["asked before every step the queue let request", "; asked only when it said, it", "`holds_for` had"],
+        ),
+        (Deaf, ["asked before every step the queue let request", "`heeds_arrivals` had promised at"]),
+        (
+            KeepsAdmitted,
+            ["was admitted and still waits; `admit` must take out of the queue"],
+        ),
+        (Loses, ["is lost: it was given to `append`, and neither waits nor was admitted"]),
+        (NeverWakes, ["would wait for ever: nothing runs, `admit` lets nobody in, and `wakes_at_ps` names no time"]),
+        (ForgetsCancels, ["was cancelled, and `cancel(", "did not return it"]),
+        (ClearsHalf, ["the worker was lost, and request", "did not come back; `clear` must return all that wait"]),
+        (Raises, ["raised KeyError: 'my table' (test_check.py, line "]),
+        (PromisesNothing, ["`holds_for` answered 0; it must be a whole number from 1 to limit, here "]),
+        (Draws, ["made twice alike it decides differently"]),
+    ],
+)
+def test_a_fault_is_found_and_told_in_the_words_of_the_author(queue: type, told: list[str]) -> None:
+    output = own(queue)
+    for text in told:
+        assert text in output
+    assert "seed 0" in output.splitlines()[-1]
+
+
+def test_the_same_seed_shows_the_same_fault() -> None:
+    assert own(Gated, "--seed", "3") == own(Gated, "--seed", "3")
+
+
+def test_a_queue_without_fault_passes_and_is_told_that_it_is_asked_before_every_step() -> None:
+    output = check(
+        f"{__name__}:ShortestFirst", "--set", "scheduler.policy_options.longest=true", seconds=2.0, exit_code=0
+    )
+    assert "no fault" in output
+    assert "asked before every step: right, and slower" in output
+
+
+@pytest.mark.parametrize("policy", QUEUES)
+def test_every_policy_of_ours_passes(policy: str) -> None:
+    output = check(policy, *NEEDS.get(policy, []), seconds=1.0, exit_code=0)
+    assert "no fault" in output
+    assert "asked before" not in output

@@ -1,0 +1,89 @@
+"""Checks a policy as `lorrery validate policy` does: interface, any order of events, and jumps against steps."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from lorrery.scheduler.core.queues.base import is_asked_every_step
+from lorrery.scheduler.core.replica import Replica, SequenceError
+from lorrery.scheduler.core.replica_settings import ReplicaSettings
+from lorrery.scheduler.messages import WorkerHello
+from lorrery.scheduler.plugins import in_words
+from lorrery.scheduler.replicas import ReplicaFactory
+from lorrery.settings import Settings
+from lorrery.validation.policy.cases import Case, Cases
+from lorrery.validation.policy.jumps import check_jumps
+from lorrery.validation.policy.machine import Machine
+from lorrery.validation.policy.watch import PolicyFault
+
+_POOL_TOKENS = 1_000
+NUM_ORDERS = 3
+"""In which each case is played, before it is run by steps and by jumps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a check has found.
+
+    Attributes:
+        num_cases: that were run, each in drawn order and by steps against jumps.
+        every_step: whether the policy has to be asked before every step.
+        case: the case that failed; None: all passed.
+        fault: what is wrong, in lines.
+    """
+
+    num_cases: int
+    every_step: bool
+    case: Case | None = None
+    fault: str = ""
+
+
+def check_policy(
+    settings: Settings, *, seed: int, seconds: float, watch: Callable[[int], None] = lambda number: None
+) -> Verdict:
+    """Try a policy until a fault is found or the time is over.
+
+    Args:
+        settings: name the policy, its options and what it runs with.
+        seed: of all that is drawn.
+        seconds: wall-clock time that it may take; at least one case is run.
+        watch: told each case's number before it runs.
+
+    Raises:
+        SettingsError: there is no such policy, or it is none.
+    """
+    factory = ReplicaFactory(settings)
+    hello = WorkerHello(
+        "worker-0", settings.worker.gpu, settings.model, 1, _POOL_TOKENS, "roofline", needs_prompts=False
+    )
+    base = replace(factory.replica_settings(hello), prefix_cache="none")
+
+    def make_replica(chosen: ReplicaSettings) -> Replica:
+        return factory.replica(chosen)
+
+    cases = Cases(seed, base, dict(settings.scheduler), make_replica)
+    every_step = is_asked_every_step(factory.replica(base).queue)
+    end = time.monotonic() + seconds
+    number = 0
+    while not number or time.monotonic() < end:
+        watch(number)
+        case = cases.draw(number)
+        number += 1
+        fault = _fault_in(case, cases)
+        if fault is not None:
+            return Verdict(number, every_step, case, fault)
+    return Verdict(number, every_step)
+
+
+def _fault_in(case: Case, cases: Cases) -> str | None:
+    try:
+        for order in range(NUM_ORDERS):
+            Machine(case, cases, order).play()
+        check_jumps(case, cases)
+    except PolicyFault as fault:
+        return str(fault)
+    except SequenceError as error:
+        return f"raised {in_words(error.error)}"
+    except Exception as error:  # the author's, or the core's that cannot go on after what the policy did
+        return f"raised {in_words(error)}"
+    return None

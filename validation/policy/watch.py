@@ -1,0 +1,89 @@
+"""Listens to what a queue answers, so that a fault can be told in the words of its author."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from lorrery.scheduler.core.queues.base import Queue
+from lorrery.vocabulary.units import PS_PER_SECOND
+
+
+class PolicyFault(Exception):  # noqa: N818  a fault of the policy, not of ours
+    """What a policy does that its contract forbids, in one line or a few."""
+
+
+class Answer(NamedTuple):
+    """One answer of the queue: which method, at which time, with which limit, what."""
+
+    method: str
+    at_ps: int
+    limit: int
+    value: Any
+
+
+@dataclass
+class Watched:
+    """The answers that a queue has given.
+
+    Attributes:
+        answers: of `holds_for`, `heeds_arrivals` and `wakes_at_ps`, in order.
+        at_ps: when it was last asked for anything that has a time.
+    """
+
+    answers: list[Answer]
+    at_ps: int = 0
+
+    def last(self, method: str, before_ps: int) -> Answer | None:
+        """Return the last answer of a method before a time."""
+        return next((a for a in reversed(self.answers) if a.method == method and a.at_ps < before_ps), None)
+
+
+def seconds(at_ps: int) -> str:
+    """Write a time as its author reads it."""
+    return f"{at_ps / PS_PER_SECOND:.4f} s"
+
+
+def watch(queue: Queue) -> Watched:
+    """Let every answer of the queue be noted, and refuse those that cannot be.
+
+    The queue's methods are wrapped where they lie in its instance; its class stays as it is.
+    """
+    watched = Watched([])
+    own: Any = queue
+    admit, holds_for, wakes_at_ps = own.admit, own.holds_for, own.wakes_at_ps
+    heeds_arrivals: Callable[[], bool] = own.heeds_arrivals
+
+    def admit_noted(walk: Any, running: Any, at_ps: int) -> Any:  # noqa: ANN401  passed on
+        watched.at_ps = at_ps
+        return admit(walk, running, at_ps)
+
+    def holds_noted(running: Any, memory: Any, limit: int) -> int:  # noqa: ANN401  passed on
+        answer: int = holds_for(running, memory, limit)
+        if not isinstance(answer, int) or not 1 <= answer <= limit:
+            raise PolicyFault(
+                f"at {seconds(watched.at_ps)} `holds_for` answered {answer!r}; it must be a whole number from 1 to"
+                f" limit, here {limit}"
+            )
+        watched.answers.append(Answer("holds_for", watched.at_ps, limit, answer))
+        return answer
+
+    def wakes_noted(at_ps: int) -> int | None:
+        answer: int | None = wakes_at_ps(at_ps)
+        if answer is not None and (not isinstance(answer, int) or answer <= at_ps):
+            raise PolicyFault(
+                f"at {seconds(at_ps)} `wakes_at_ps` answered {answer!r}; it must be None, or a later time in whole"
+                f" picoseconds ({at_ps} is now)"
+            )
+        watched.answers.append(Answer("wakes_at_ps", at_ps, 0, answer))
+        return answer
+
+    def heeds_noted() -> bool:
+        answer = heeds_arrivals()
+        watched.answers.append(Answer("heeds_arrivals", watched.at_ps, 0, answer))
+        return answer
+
+    with suppress(AttributeError):  # a class with __slots__ is checked all the same, and told of in fewer words
+        own.admit, own.holds_for = admit_noted, holds_noted
+        own.wakes_at_ps, own.heeds_arrivals = wakes_noted, heeds_noted
+    return watched

@@ -1,0 +1,14 @@
+"""Where the published figures lie that the package ships; `data/README.md` says whose they are."""
+
+from pathlib import Path
+
+_FOLDER = Path(__file__).parent / "data"
+
+MEASURED_STEPS = _FOLDER / "step_time_measured.csv"
+"""Steps timed on real GPUs, from three sources."""
+SLORA_RUNS = _FOLDER / "slora_measured.csv"
+"""The runs that S-LoRA's repository publishes."""
+VIDUR_REQUESTS = _FOLDER / "vidur_conv_vllm.csv"
+"""A run of Vidur: its requests."""
+VIDUR_STEPS = _FOLDER / "vidur_conv_vllm_steps.csv"
+"""The same run's engine steps."""
