@@ -17,8 +17,8 @@ import grpc.aio
 import uvloop
 
 from lorrery.chassis.channel import open_channel
+from lorrery.chassis.sections import TlsSettings
 from lorrery.chassis.server import bind, new_server
-from lorrery.chassis.settings import TlsSettings
 
 SERVICE, METHOD = "bench.BareStream", "Stream"
 

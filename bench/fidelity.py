@@ -34,7 +34,7 @@ import numpy as np
 from bench.cluster import BenchBrokenError, endless_request, measured_cluster, while_alive
 from bench.meter import BUSY_SHARE, Meter, Usage
 from bench.scrape import Reading, fetch
-from lorrery.chassis.settings import TlsSettings
+from lorrery.chassis.sections import TlsSettings
 from lorrery.loadgen.client import Reception, RouterClient
 from lorrery.local.cluster import LocalCluster
 

@@ -30,7 +30,7 @@ from bench.cluster import BenchBrokenError, endless_request, measured_cluster, w
 from bench.meter import BUSY_SHARE, Meter, Usage
 from bench.scrape import Reading, fetch
 from lorrery.chassis.channel import open_channel
-from lorrery.chassis.settings import TlsSettings
+from lorrery.chassis.sections import TlsSettings
 from lorrery.loadgen.client import Reception, RouterClient
 from lorrery.local.cluster import LocalCluster, start_python
 from lorrery.v1 import router_pb2, router_pb2_grpc

@@ -23,12 +23,13 @@ from prometheus_client import CollectorRegistry
 from rich.console import Console
 
 from bench.cluster import CONFIG, BenchBrokenError, measured_cluster, while_alive
-from lorrery.chassis.settings import TlsSettings, load
+from lorrery.chassis.sections import TlsSettings
 from lorrery.loadgen.options import LoadOptions
 from lorrery.loadgen.report import LoadReport
 from lorrery.loadgen.session import load_cluster
 from lorrery.loadgen.workload.summary import Summary
 from lorrery.local.cluster import LocalCluster
+from lorrery.settings import load
 from lorrery.simulator.journal import read_journal
 from lorrery.simulator.replay import Replayed, replay
 from lorrery.simulator.replay_parts import parts_of

@@ -13,8 +13,7 @@ import grpc
 import grpc.aio
 
 from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.sections import MAX_PORT
-from lorrery.chassis.settings import TlsSettings
+from lorrery.chassis.sections import MAX_PORT, TlsSettings
 
 MESSAGE_BYTES = 64 * 1024 * 1024
 """Largest message either way; gRPC's default of 4 MiB is one million token ids."""

@@ -15,7 +15,7 @@ import sys
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, TypeVar
 
 import grpc.aio
 import typer
@@ -28,7 +28,7 @@ from lorrery.chassis.log import configure, get_logger
 from lorrery.chassis.metrics import ServiceState, new_registry, serve_metrics
 from lorrery.chassis.reflection import enable_reflection
 from lorrery.chassis.server import Health, bind, dialable, new_server
-from lorrery.chassis.settings import Settings, load
+from lorrery.chassis.settings import ProcessSettings
 from lorrery.chassis.version import VERSION
 
 STOP_GRACE_SECONDS = 1.0
@@ -56,6 +56,8 @@ class Service(Protocol):
         ...
 
 
+S = TypeVar("S", bound=ProcessSettings)
+
 Made = tuple[Service, str, str, float]
 """A service, its listen address, its metrics address, and the most seconds it may drain."""
 
@@ -65,7 +67,7 @@ async def run_service(
     *,
     listen: str,
     metrics: str,
-    settings: Settings,
+    settings: ProcessSettings,
     drain_seconds: float,
     registry: CollectorRegistry,
     announce: Path | None = None,
@@ -178,7 +180,8 @@ def _write_atomically(path: Path, content: dict[str, object]) -> None:
 def service_command(
     name: str,
     help: str,  # noqa: A002  as typer calls it
-    make: Callable[[Settings, CollectorRegistry], Made],
+    load: Callable[[Path | None, Sequence[str]], S],
+    make: Callable[[S, CollectorRegistry], Made],
 ) -> None:
     """Be the command line of `python -m NAME`; never returns normally.
 
@@ -188,6 +191,7 @@ def service_command(
     Args:
         name: of the service.
         help: what `--help` says first.
+        load: reads the settings, of a file and overrides.
         make: builds the service from the settings, counting into the registry; runs inside the event loop.
     """
 
@@ -204,7 +208,7 @@ def service_command(
         if version:
             typer.echo(f"lorrery {name} {VERSION}")
             return
-        _run_to_exit(name, make, config, overrides or (), announce)
+        _run_to_exit(name, load, make, config, overrides or (), announce)
 
     exit_on_signals()  # until the loop takes over
     app = command_app()
@@ -214,7 +218,8 @@ def service_command(
 
 def _run_to_exit(
     name: str,
-    make: Callable[[Settings, CollectorRegistry], Made],
+    load: Callable[[Path | None, Sequence[str]], S],
+    make: Callable[[S, CollectorRegistry], Made],
     config: Path | None,
     overrides: Sequence[str],
     announce: Path | None,

@@ -1,22 +1,15 @@
-"""The sections of the settings file, one class each: every setting with its default, its bounds and what it means.
+"""What sections of the settings file are made of, and the sections that every process reads.
 
-`chassis.settings` puts them together. Every duration is in seconds. Where a comment says *device seconds*, `time_scale`
-stretches it; all others are wall time.
+Every duration is in seconds. Where a description says *device seconds*, `time_scale` stretches it; all others are wall
+time.
 """
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from lorrery.chassis.names import why_no_name
-from lorrery.scheduler.core.batchings import BATCHINGS
-from lorrery.scheduler.core.combinations import why_excluded, why_too_few_tokens
-from lorrery.scheduler.core.memories import MEMORIES, PREFIX_CACHES
-from lorrery.scheduler.core.placements.table import PLACEMENTS
-from lorrery.scheduler.core.policies import QUEUES
-from lorrery.scheduler.core.replica_settings import LIMITS
 
 MAX_PORT = 65_535
 
@@ -32,7 +25,7 @@ Address = Annotated[str, AfterValidator(_address), Field(description="HOST:PORT;
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
-_PathOrNone = Annotated[Path | None, BeforeValidator(lambda path: path or None)]
+PathOrNone = Annotated[Path | None, BeforeValidator(lambda path: path or None)]
 Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -46,7 +39,7 @@ def _name(text: str) -> str:
 Name = Annotated[str, AfterValidator(_name)]
 
 
-def _named(*names: str, plug_ins: bool = False) -> AfterValidator:
+def named(*names: str, plug_ins: bool = False) -> AfterValidator:
     """Accept these names, and with `plug_ins` the dotted name (`module:Class`) of one from outside the tree."""
 
     def check(name: str) -> str:
@@ -58,25 +51,18 @@ def _named(*names: str, plug_ins: bool = False) -> AfterValidator:
     return AfterValidator(check)
 
 
-PolicyName = Annotated[str, _named(*QUEUES, plug_ins=True)]
-BatchingName = Annotated[str, _named(*BATCHINGS, plug_ins=True)]
-PlacementName = Annotated[str, _named(*PLACEMENTS, plug_ins=True)]
-MemoryName = Annotated[str, _named(*MEMORIES)]
-CacheName = Annotated[str, _named(*PREFIX_CACHES)]
-LimitsName = Annotated[str, _named(*LIMITS)]
-PlugInOptions = dict[str, Any]
+class Section(BaseModel):
+    """A table of the settings file: no other keys, and it does not change."""
 
-
-class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class TlsSettings(_Section):
+class TlsSettings(Section):
     """TLS of one side; empty paths mean plain text. With `ca` set a server demands client certificates."""
 
-    cert: _PathOrNone = Field(default=None, description="PEM file of this side's certificate")
-    key: _PathOrNone = Field(default=None, description="PEM file of its private key")
-    ca: _PathOrNone = Field(
+    cert: PathOrNone = Field(default=None, description="PEM file of this side's certificate")
+    key: PathOrNone = Field(default=None, description="PEM file of its private key")
+    ca: PathOrNone = Field(
         default=None, description="PEM file of the authorities that sign the other side's certificate"
     )
 
@@ -88,7 +74,7 @@ class TlsSettings(_Section):
         return self
 
 
-class LogSettings(_Section):
+class LogSettings(Section):
     """What is logged, and how."""
 
     level: Literal["debug", "info", "warning", "error"] = Field(
@@ -97,299 +83,3 @@ class LogSettings(_Section):
     format: Literal["console", "json"] = Field(
         default="console", description="lines to read, or one JSON object per line"
     )
-
-
-class AdapterSpec(_Section):
-    """One adapter, or with `count` a family of them: `id-0` ... `id-(count-1)`."""
-
-    id: Name = Field(description="adapter id, as requests name it; a family's ids begin with it")
-    rank: Count = Field(description="LoRA rank")
-    count: Count | None = Field(default=None, description="adapters in the family; unset: one adapter")
-
-
-class AdapterSettings(_Section):
-    """The adapters that requests may name."""
-
-    max_lora_rank: Count = Field(default=64, description="largest rank that an adapter may have")
-    target_modules: Literal["qkvo", "all-linear"] = Field(
-        default="qkvo", description="projections that adapters change; with the rank it gives their size"
-    )
-    slots_rule: Literal["slora", "exact"] = Field(
-        default="slora",
-        description="what an adapter takes of the KV pool: 4 x rank tokens, or as many as have its size in bytes",
-    )
-    max_loras: Count | None = Field(default=None, description="places on a worker's GPU; unset: as the KV pool allows")
-    max_cpu_loras: Count | None = Field(default=None, description="places in a worker's host memory; unset: all")
-    max_concurrent_loads: Count = Field(default=4, description="loads that one worker does at once")
-    loading: Literal["background", "blocking"] = Field(
-        default="background", description="who waits for a load: the request in the queue, or the whole prefill step"
-    )
-    host_gb_per_second: PositiveSeconds = Field(
-        default=24.0, description="from pinned host memory; 24 over PCIe 4.0, 50 over 5.0"
-    )
-    disk_gb_per_second: PositiveSeconds = Field(default=2.0, description="for an adapter not in host memory yet")
-    load_failure_ratio: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.0, description="share of loads that fail, drawn by scheduler.seed"
-    )
-    registry: tuple[AdapterSpec, ...] = Field(
-        default=(), description="adapters known from the start; others are loaded through the router"
-    )
-
-    @model_validator(mode="after")
-    def _unique(self) -> Self:
-        seen: set[str] = set()
-        for name, rank in self.expand():
-            if name in seen:
-                raise ValueError(f"adapter {name!r} is listed twice")
-            if rank > self.max_lora_rank:
-                raise ValueError(f"adapter {name!r} has rank {rank}; max_lora_rank is {self.max_lora_rank}")
-            seen.add(name)
-        return self
-
-    def expand(self) -> Iterable[tuple[str, int]]:
-        """Yield (adapter id, rank) of every adapter, families spelt out."""
-        for spec in self.registry:
-            if spec.count is None:
-                yield spec.id, spec.rank
-            else:
-                yield from ((f"{spec.id}-{index}", spec.rank) for index in range(spec.count))
-
-
-class PrefixCacheSettings(_Section):
-    """Which prompt prefixes count as already computed."""
-
-    kind: CacheName = Field(
-        default="none",
-        description="blocks: dynamic, in KV blocks, as vLLM; static_trie: built once from known prompts, as llm-mock",
-    )
-    corpus: Path | None = Field(default=None, description="static_trie: prompts, one JSON array of token ids a line")
-    cache_size: Annotated[int, Field(ge=0)] = Field(
-        default=500, description="static_trie: tokens (edges of the trie) to keep of the corpus"
-    )
-    trie: Path | None = Field(default=None, description="static_trie: a file that `lorrery cache` has built")
-    share_within_plan: bool = Field(
-        default=False, description="blocks: let a prompt use what another one computes in the same step"
-    )
-
-    @model_validator(mode="after")
-    def _has_corpus(self) -> Self:
-        if self.kind == "static_trie" and (self.corpus is None) == (self.trie is None):
-            raise ValueError("kind = 'static_trie' needs corpus, or trie as `lorrery cache` builds it")
-        return self
-
-
-class SchedulerSettings(_Section):
-    """How batches are formed, and what a scheduler puts up with."""
-
-    listen: Address = Field(
-        default="127.0.0.1:50052", description="where routers and workers connect, HOST:PORT; port 0 takes a free one"
-    )
-    metrics: Address = Field(
-        default="127.0.0.1:9102", description="where Prometheus reads metrics, HOST:PORT; port 0 takes a free one"
-    )
-
-    policy: PolicyName = Field(
-        default="req_queue", description="queue, which orders waiting requests; docs/policies.md says what each is for"
-    )
-    policy_options: PlugInOptions = Field(
-        default={}, description="keyword arguments of a policy of one's own (policy = 'module:Class')"
-    )
-    batching: BatchingName | None = Field(
-        default=None,
-        description="way to batch; unset: the one the policy's original has; under a policy of one's own continuous",
-    )
-    batching_options: PlugInOptions = Field(default={}, description="the same for batching = 'module:Class'")
-    limits: LimitsName | None = Field(
-        default=None,
-        description="slora: running_max_req_size and batch_max_tokens bound a batch; vllm: max_num_seqs and"
-        " max_num_batched_tokens, and memory = 'peak' charges exactly; unset: those of the policy's original; under a"
-        " policy of one's own vllm",
-    )
-    strict: bool = Field(default=False, description="keep the published quirks of the policy's original")
-
-    max_total_token_num: Count | None = Field(
-        default=None, description="KV pool in tokens; unset: what each worker announces"
-    )
-    max_req_input_len: Count = Field(default=2048, description="most tokens of a prompt")
-    max_req_total_len: Count = Field(default=3072, description="most tokens of a prompt and its output together")
-    memory: MemoryName = Field(
-        default="peak",
-        description="reserve everybody's peak, give out blocks and preempt when they run out, or bound the count only",
-    )
-    block_size: Count = Field(default=16, description="paged, and prefix_cache.kind = 'blocks': tokens in a block")
-    watermark: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.01, description="paged: share of the blocks that admission leaves free"
-    )
-    # S-LoRA's limits, and what belongs to its policies
-    batch_max_tokens: Count | None = Field(
-        default=None,
-        description="prompt tokens of one prefill; unset: max(max_total_token_num // 6, max_req_total_len)",
-    )
-    running_max_req_size: Count = Field(
-        default=1000, description="S-LoRA's limits: most requests that run at once on a worker"
-    )
-    prefetch: bool = Field(default=False, description="slora_loop: load the next batch's adapters ahead")
-    fair_weights: tuple[Weight, ...] | dict[str, Weight] = Field(
-        default=(), description="vtc_fair: shares in the order of the registry, or by adapter; missing ones are 1"
-    )
-    batch_num_adapters: Count | None = Field(default=None, description="cluster: distinct adapters in a batch")
-    first_token_slo_seconds: Annotated[float, Field(gt=0.5)] = Field(
-        default=6.0, description="abort: device seconds; who waits to within half a second of it is dropped"
-    )
-    # vLLM's limits
-    max_num_seqs: Count = Field(default=256, description="vLLM's limits: most requests that run at once on a worker")
-    max_num_batched_tokens: Count | None = Field(
-        default=None,
-        description="vLLM's limits: most tokens that one step computes; unset: 8192, or max_req_total_len where that is"
-        " more and prompts are computed whole",
-    )
-
-    prefix_cache: PrefixCacheSettings = PrefixCacheSettings()
-
-    placement: PlacementName = Field(
-        default="least_loaded", description="which worker a request goes to; docs/policies.md says what each is for"
-    )
-    placement_options: PlugInOptions = Field(default={}, description="the same for placement = 'module:Class'")
-    log_placement: bool = Field(default=False, description="log for each request where it went and why")
-    seed: Annotated[int, Field(ge=0)] = Field(default=0, description="seed of what the scheduler draws at random")
-    journal: _PathOrNone = Field(
-        default=None, description="JSON Lines file for what comes in and what runs, in device time; unset: none"
-    )
-
-    max_waiting_requests: Count = Field(
-        default=10_000,
-        description="most requests that wait, all workers together; the next is refused with RESOURCE_EXHAUSTED",
-    )
-    max_pending_router_tokens: Count = Field(
-        default=1_000_000, description="tokens that may wait for one slow router, whose stream is then cut off"
-    )
-    worker_timeout_seconds: PositiveSeconds = Field(
-        default=5.0, description="a worker that is silent for so long is lost"
-    )
-    worker_wait_seconds: Seconds = Field(
-        default=30.0, description="how long a request waits for a worker to attach before it ends with UNAVAILABLE"
-    )
-    drain_seconds: Seconds = Field(default=30.0, description="after SIGTERM: time for running requests to end")
-
-    @model_validator(mode="after")
-    def _possible(self) -> Self:
-        if self.max_req_input_len >= self.max_req_total_len:
-            raise ValueError(
-                f"max_req_input_len ({self.max_req_input_len}) must be less than"
-                f" max_req_total_len ({self.max_req_total_len})"
-            )
-        if self.max_total_token_num is not None and self.max_total_token_num < self.max_req_total_len:
-            raise ValueError(
-                f"max_total_token_num ({self.max_total_token_num}) must be at least"
-                f" max_req_total_len ({self.max_req_total_len})"
-            )
-        chosen = dict(self)
-        why = why_excluded(chosen) or why_too_few_tokens(
-            self.policy, self.batching, self.limits, self.max_req_total_len, chosen
-        )
-        if why is not None:
-            raise ValueError(why)
-        for part in ("policy", "batching", "placement"):
-            name, options = chosen[part], chosen[f"{part}_options"]
-            if options and ":" not in (name or ""):
-                raise ValueError(f"{part}_options are for a {part} of one's own, module:Class; {part} is {name!r}")
-        return self
-
-
-class OutputSettings(_Section):
-    """What the mock model answers."""
-
-    mode: Literal["random", "echo"] = Field(
-        default="random", description="what tokens say: drawn at random from the request's seed, or the prompt again"
-    )
-    length_model: Literal["lognormal", "llm-mock"] = Field(
-        default="lognormal", description="where EOS falls if the request gives no true length and EOS is not ignored"
-    )
-    # Azure's 2023 conversation trace: p50 129, mean 211 tokens, so sigma = sqrt(2 ln(211 / 129)).
-    length_median: PositiveSeconds = Field(default=129.0, description="lognormal: median output, in tokens")
-    length_sigma: Seconds = Field(
-        default=0.99, description="lognormal: standard deviation of the logarithm of the output's tokens"
-    )
-
-
-class LoraSettings(_Section):
-    """How the engine computes adapters; docs/step-time.md says what each costs."""
-
-    padding: Literal["none", "batch", "max_lora_rank"] = Field(
-        default="none", description="rank that kernels run at: each adapter's, the batch's largest, the deployment's"
-    )
-    launch_us: Annotated[float, Field(ge=0)] = Field(
-        default=5.0, description="microseconds per kernel, two per projection; 1 to 2 inside a CUDA graph"
-    )
-    sharded: bool = Field(default=False, description="tensor parallelism cuts both matrices of an adapter")
-
-
-class WorkerSettings(_Section):
-    """The mock GPU, and how its worker finds its scheduler."""
-
-    name: Name | None = Field(
-        default=None,
-        description="in usage, metrics, logs and faults, another for each worker; unset: HOST-PID",
-    )
-    scheduler: Address = Field(default="127.0.0.1:50052", description="scheduler to attach to, HOST:PORT")
-    listen: Address = Field(
-        default="127.0.0.1:0", description="gRPC health checks only, HOST:PORT; port 0 takes a free one"
-    )
-    metrics: Address = Field(
-        default="127.0.0.1:0", description="where Prometheus reads metrics, HOST:PORT; port 0 takes a free one"
-    )
-
-    gpu: str = Field(default="A100-80-SXM", description="GPU, by its name in the catalogue")
-    tensor_parallel: Count = Field(default=1, description="GPUs of one worker")
-    step_time: Literal["roofline", "naive-roofline", "llm-mock", "table", "fitted"] = Field(
-        default="roofline", description="what says how long a step takes; docs/step-time.md describes each model"
-    )
-    profile: Path | None = Field(
-        default=None, description="table: CSV of measured batches; fitted: CSV of an engine's steps"
-    )
-    engine: str = Field(default="present-day", description="the CPU's share of a step, and which kernels run")
-    weight_dtype: Literal["float16", "bfloat16", "fp8", "int8", "int4"] = Field(
-        default="bfloat16", description="number format of the base model's weights"
-    )
-    kv_dtype: Literal["float16", "bfloat16", "fp8"] = Field(
-        default="bfloat16", description="number format of the KV cache"
-    )
-    lora: LoraSettings = LoraSettings()
-    startup_seconds: Seconds = Field(default=0.0, description="device seconds until the weights are loaded")
-    output: OutputSettings = OutputSettings()
-
-    heartbeat_seconds: PositiveSeconds = Field(
-        default=1.0, description="time between two signs of life to the scheduler"
-    )
-    drain_seconds: Seconds = Field(default=30.0, description="after SIGTERM: time for running sequences to end")
-
-    @model_validator(mode="after")
-    def _has_profile(self) -> Self:
-        if self.step_time in ("table", "fitted") and self.profile is None:
-            raise ValueError(f"step_time = {self.step_time!r} needs profile")
-        return self
-
-
-class RouterSettings(_Section):
-    """The client side."""
-
-    listen: Address = Field(
-        default="127.0.0.1:50051", description="where clients connect, HOST:PORT; port 0 takes a free one"
-    )
-    metrics: Address = Field(
-        default="127.0.0.1:9101", description="where Prometheus reads metrics, HOST:PORT; port 0 takes a free one"
-    )
-    schedulers: Annotated[tuple[Address, ...], Field(min_length=1)] = Field(
-        default=("127.0.0.1:50052",), description="schedulers to spread requests over, HOST:PORT each"
-    )
-
-    tokenizer: Path | None = Field(default=None, description="a tokenizer.json; unset: the built-in vocabulary")
-    max_open_requests: Count = Field(
-        default=20_000, description="most requests at once; the next is refused with RESOURCE_EXHAUSTED"
-    )
-    max_pending_tokens: Count = Field(default=4096, description="tokens that may wait for one slow reader")
-    max_flush_gap_seconds: Seconds = Field(default=0.08, description="longest time tokens are held back under overload")
-    resume_timeout_seconds: Seconds = Field(
-        default=60.0, description="how long a stream waits for a scheduler to come back before it ends with UNAVAILABLE"
-    )
-    drain_seconds: Seconds = Field(default=30.0, description="after SIGTERM: time for open streams to end")

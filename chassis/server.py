@@ -10,7 +10,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from lorrery.chassis.channel import MESSAGE_BYTES, read_pem
 from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.chassis.metrics import address_error
-from lorrery.chassis.settings import TlsSettings
+from lorrery.chassis.sections import TlsSettings
 
 OPTIONS: tuple[tuple[str, int], ...] = (
     # A second process on the port must fail, not take half of the connections.

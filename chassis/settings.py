@@ -1,56 +1,23 @@
-"""The settings of a cluster: one TOML file, read by every service and command.
+"""How settings are read: one TOML file, the environment and the command line, into a model of any shape.
 
 Precedence: defaults < file < environment (`LORRERY_SCHEDULER__MAX_NUM_SEQS=64`) < command line (`--set
 scheduler.max_num_seqs=64`). A key that does not exist, or a value that cannot be, is a `SettingsError` that names the
-key. Names follow S-LoRA (`max_total_token_num`, `batch_max_tokens`, `running_max_req_size`, `max_req_input_len`,
-`max_req_total_len`) and vLLM (`max_num_seqs`, `max_num_batched_tokens`, `max_loras`, `block_size`).
-
-`chassis.sections` lists the settings themselves.
+key. What one file holds is `lorrery.settings`' matter; what a section holds is its owner's.
 """
 
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
-from fractions import Fraction
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings import SettingsError as SourceError
 
 from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.faults import LOAD_FAILURE, Fault, check_faults, parse_fault
-from lorrery.chassis.sections import (
-    AdapterSettings,
-    LogSettings,
-    LoraSettings,
-    OutputSettings,
-    PositiveSeconds,
-    RouterSettings,
-    SchedulerSettings,
-    TlsSettings,
-    WorkerSettings,
-)
-from lorrery.vocabulary.units import NEVER
-
-__all__ = [
-    "AdapterSettings",
-    "LogSettings",
-    "LoraSettings",
-    "OutputSettings",
-    "RouterSettings",
-    "SchedulerSettings",
-    "Settings",
-    "TlsSettings",
-    "WorkerSettings",
-    "changed",
-    "load",
-]
-
-FORMAT = 1
-"""Version of the settings file's format."""
+from lorrery.chassis.sections import LogSettings, TlsSettings
 
 ENV_PREFIX = "LORRERY_"
 _NOT_SETTINGS = {"LORRERY_CONFIG", "LORRERY_SHARED"}
@@ -94,8 +61,8 @@ class _StrictEnv(EnvSettingsSource):
         return f"a JSON object, or one setting of it as {name}__SETTING"
 
 
-class Settings(BaseSettings):
-    """A whole cluster. Read it with `load`."""
+class FileSettings(BaseSettings):
+    """The whole of a settings file; derive from it, and read with `load`."""
 
     model_config = SettingsConfigDict(
         extra="forbid",
@@ -104,70 +71,6 @@ class Settings(BaseSettings):
         env_nested_delimiter="__",
         nested_model_default_partial_update=True,
     )
-
-    format: int = Field(default=FORMAT, description="version of this file's format")
-    model: str = Field(
-        default="Llama-2-7B", description="base model of the whole cluster, by its name in the catalogue"
-    )
-    catalogue: tuple[Path, ...] = Field(default=(), description="TOML files with further GPUs, models, engines")
-    time_scale: PositiveSeconds = Field(default=1.0, description="2 = everything takes twice as long")
-    faults: tuple[str, ...] = Field(
-        default=(), description="what goes wrong on schedule, such as 'slow_worker,at=30,worker=worker-0,factor=2'"
-    )
-    adapters: AdapterSettings = AdapterSettings()
-    scheduler: SchedulerSettings = SchedulerSettings()
-    worker: WorkerSettings = WorkerSettings()
-    router: RouterSettings = RouterSettings()
-    server_tls: TlsSettings = TlsSettings()
-    client_tls: TlsSettings = TlsSettings()
-    log: LogSettings = LogSettings()
-
-    @model_validator(mode="after")
-    def _known_format(self) -> Self:
-        if self.format != FORMAT:
-            raise ValueError(f"format {self.format} is not known; this version reads format {FORMAT}")
-        return self
-
-    @model_validator(mode="after")
-    def _possible_faults(self) -> Self:
-        try:
-            faults = self.planned_faults()
-            check_faults(faults, adapters=(name for name, _ in self.adapters.expand()))
-        except SettingsError as error:
-            raise ValueError(str(error)) from None
-        blocking = self.scheduler.strict or self.adapters.loading == "blocking"
-        if blocking and any(fault.kind == LOAD_FAILURE and fault.until_ps == NEVER for fault in faults):
-            raise ValueError("fault adapter_load_failure without for: a prefill that waits for the load never runs")
-        return self
-
-    @model_validator(mode="after")
-    def _no_adapter_is_the_model(self) -> Self:
-        if any(name == self.model for name, _ in self.adapters.expand()):
-            raise ValueError(f"adapters.registry: adapter {self.model!r} has the base model's name; give it another id")
-        return self
-
-    @model_validator(mode="after")
-    def _weights_have_adapters(self) -> Self:
-        num_weights, num_adapters = len(self.scheduler.fair_weights), sum(1 for _ in self.adapters.expand())
-        if isinstance(self.scheduler.fair_weights, tuple) and num_weights > num_adapters:
-            raise ValueError(
-                f"scheduler.fair_weights has {num_weights} weights; the registry has {num_adapters} adapters"
-            )
-        return self
-
-    def planned_faults(self) -> tuple[Fault, ...]:
-        """Return the faults that are to happen."""
-        return tuple(map(parse_fault, self.faults))
-
-    def fair_weights(self) -> dict[str, Fraction]:
-        """Return the weights that are set, by adapter; decimal fractions are taken as written."""
-        weights = self.scheduler.fair_weights
-        by_adapter = (
-            weights.items()
-            if isinstance(weights, dict)
-            else zip((name for name, _ in self.adapters.expand()), weights, strict=False)
-        )
-        return {name: Fraction(str(weight)) for name, weight in by_adapter}
 
     @classmethod
     def settings_customise_sources(
@@ -182,10 +85,28 @@ class Settings(BaseSettings):
         return (init_settings,)
 
 
-def load(path: Path | None = None, overrides: Iterable[str] = ()) -> Settings:
+S = TypeVar("S", bound=FileSettings)
+
+
+class ProcessSettings(Protocol):
+    """What a process needs of the settings for itself."""
+
+    @property
+    def server_tls(self) -> TlsSettings:
+        """Of its gRPC server."""
+        ...
+
+    @property
+    def log(self) -> LogSettings:
+        """What it logs, and how."""
+        ...
+
+
+def load(model: type[S], path: Path | None = None, overrides: Iterable[str] = ()) -> S:
     """Read the settings.
 
     Args:
+        model: of the whole file.
         path: TOML file; unset: `LORRERY_CONFIG`, and if that is unset too, defaults only.
         overrides: `section.key=value` strings; the value is TOML, or a bare string.
 
@@ -200,23 +121,24 @@ def load(path: Path | None = None, overrides: Iterable[str] = ()) -> Settings:
         _merge(from_command_line, _parse_override(override))
     sources = (
         (f"file {path}", _read_toml(path) if path is not None else {}),
-        ("environment", _StrictEnv(Settings)()),
+        ("environment", _StrictEnv(model)()),
         ("--set", from_command_line),
     )
     merged: dict[str, Any] = {}
     for _, source in sources:
         _merge(merged, source)
     try:
-        return Settings.model_validate(merged)
+        return model.model_validate(merged)
     except ValidationError as error:
         what = _in_words(error)
-    raise SettingsError(f"{what} ({_culprit(what, sources)})")
+    raise SettingsError(f"{what} ({_culprit(model, what, sources)})")
 
 
-def changed(content: Settings | Mapping[str, Any], overrides: Mapping[str, object] | Iterable[str] = ()) -> Settings:
+def changed(model: type[S], content: S | Mapping[str, Any], overrides: Mapping[str, object] | Iterable[str] = ()) -> S:
     """Return settings with some values changed; neither the file nor the environment is looked at.
 
     Args:
+        model: of the whole file.
         content: settings, or the tables of a settings file; what they lack has its default.
         overrides: `{"section.key": value}`, or strings as `load` takes them.
 
@@ -224,7 +146,8 @@ def changed(content: Settings | Mapping[str, Any], overrides: Mapping[str, objec
         SettingsError: an unknown key or an impossible value; names the key.
     """
     merged: dict[str, Any] = {}
-    _merge(merged, content.model_dump(exclude_unset=True) if isinstance(content, Settings) else deepcopy(dict(content)))
+    given = content.model_dump(exclude_unset=True) if isinstance(content, FileSettings) else deepcopy(dict(content))
+    _merge(merged, given)
     if isinstance(overrides, Mapping):
         for key, value in overrides.items():
             _merge(merged, _nested(key, value))
@@ -232,7 +155,7 @@ def changed(content: Settings | Mapping[str, Any], overrides: Mapping[str, objec
         for override in overrides:
             _merge(merged, _parse_override(override))
     try:
-        return Settings.model_validate(merged)
+        return model.model_validate(merged)
     except ValidationError as error:
         raise SettingsError(_in_words(error)) from None
 
@@ -253,13 +176,13 @@ def _in_words(error: ValidationError) -> str:
     return f"{key}: {message}, got {shown}"
 
 
-def _culprit(what: str, sources: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
+def _culprit(model: type[S], what: str, sources: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
     """Name the source with which the settings first have this fault; each may only be wrong beside those before it."""
     merged: dict[str, Any] = {}
     for name, source in sources:
         _merge(merged, source)
         try:
-            Settings.model_validate(merged)
+            model.model_validate(merged)
         except ValidationError as error:
             if _in_words(error) == what:
                 return name

@@ -6,8 +6,8 @@ import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lorrery.chassis.settings import Settings, load
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
+from lorrery.settings import Settings, load
 from lorrery.simulator.plan import Sizing, plan_registry
 from lorrery.worker.device.capacity import Workload
 

@@ -13,12 +13,12 @@ import typer
 
 from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.faults import check_faults
-from lorrery.chassis.settings import Settings, load
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
 from lorrery.cli.config import ConfigOption
 from lorrery.cli.version import VersionOption
 from lorrery.local.cluster import LocalCluster, cancelled_by_signals, describe_exit
 from lorrery.local.supervisor import Supervisor
+from lorrery.settings import Settings, load
 
 _COLOURS = ("cyan", "green", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta", "bright_blue")
 _OWN_COLOUR = "yellow"

@@ -16,11 +16,11 @@ from rich.progress import track
 
 from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.settings import load
 from lorrery.chassis.shipped import golden_excerpts
 from lorrery.chassis.tables import read_tables
 from lorrery.cli.output import write
 from lorrery.cli.version import VersionOption
+from lorrery.settings import load
 from lorrery.validation import slora as slora_runs
 from lorrery.validation import steptime as steptimes
 from lorrery.validation import vidur_run

@@ -18,7 +18,7 @@ import grpc.aio
 
 from lorrery.chassis.channel import open_channel
 from lorrery.chassis.errors import LorreryError
-from lorrery.chassis.settings import TlsSettings
+from lorrery.chassis.sections import TlsSettings
 from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.wire import (
     FinishView,

@@ -8,10 +8,10 @@ from rich.console import Console
 
 from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import LorreryError, SettingsError
-from lorrery.chassis.settings import load as load_settings
 from lorrery.chassis.version import VERSION
 from lorrery.loadgen import flags
 from lorrery.loadgen.session import run_load
+from lorrery.settings import load as load_settings
 
 __all__ = ["app", "load"]
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from lorrery.chassis.channel import check_target
 from lorrery.chassis.interrupt import handled_by
 from lorrery.chassis.metrics import new_registry, serve_metrics
-from lorrery.chassis.settings import TlsSettings
+from lorrery.chassis.sections import TlsSettings
 from lorrery.loadgen.client import RouterClient
 from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.display import show_progress

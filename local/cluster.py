@@ -27,7 +27,7 @@ from lorrery.chassis import child
 from lorrery.chassis.channel import open_channel
 from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.interrupt import SIGNALS, handled_by
-from lorrery.chassis.settings import Settings, load
+from lorrery.settings import Settings, load
 
 START_SECONDS = 60.0
 """How long a process may take to listen; a loaded machine imports slowly."""

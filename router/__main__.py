@@ -10,8 +10,8 @@ if __name__ == "__main__":
 from prometheus_client import CollectorRegistry
 
 from lorrery.chassis.process import Made, service_command
-from lorrery.chassis.settings import Settings
 from lorrery.router.service import Router
+from lorrery.settings import Settings, load
 
 # A step's burst of messages makes some thousand objects that are gone after it. At Python's own 700 each burst sets off
 # a collection that finds nothing; this takes up to a tenth off the CPU of a message.
@@ -42,4 +42,4 @@ def _make(settings: Settings, registry: CollectorRegistry) -> Made:
 
 
 if __name__ == "__main__":
-    service_command("router", HELP, _make)
+    service_command("router", HELP, load, _make)

@@ -12,11 +12,11 @@ from uuid import uuid4
 
 from lorrery.chassis import rendezvous
 from lorrery.chassis.errors import Reason, Unavailable
-from lorrery.chassis.settings import Settings
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.request import Finish
 from lorrery.router.shard import Shard
 from lorrery.router.streams import Slot
+from lorrery.settings import Settings
 
 
 class Placement:

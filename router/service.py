@@ -30,7 +30,6 @@ from lorrery.chassis.errors import (
 )
 from lorrery.chassis.log import get_logger
 from lorrery.chassis.names import quoted
-from lorrery.chassis.settings import Settings
 from lorrery.router import adapters, wire
 from lorrery.router.checks import check_adapter_id, check_length, check_text, check_token_ids
 from lorrery.router.metrics import RouterMetrics
@@ -41,6 +40,7 @@ from lorrery.router.stop import stop_token_sequences
 from lorrery.router.streams import Slot
 from lorrery.router.timing import Timing
 from lorrery.router.tokenizer import open_tokenizer
+from lorrery.settings import Settings
 from lorrery.v1 import router_pb2, router_pb2_grpc
 from lorrery.vocabulary import u32
 

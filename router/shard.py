@@ -15,11 +15,11 @@ import grpc.aio
 from lorrery.chassis.channel import open_channel
 from lorrery.chassis.errors import Overloaded, Reason
 from lorrery.chassis.log import get_logger
-from lorrery.chassis.settings import Settings
 from lorrery.router import wire
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.request import Finish
 from lorrery.router.streams import Fanout, Slot
+from lorrery.settings import Settings
 from lorrery.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 FIRST_RETRY_SECONDS = 0.2

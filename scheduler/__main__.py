@@ -8,8 +8,8 @@ if __name__ == "__main__":
 from prometheus_client import CollectorRegistry
 
 from lorrery.chassis.process import Made, service_command
-from lorrery.chassis.settings import Settings
 from lorrery.scheduler.service import SchedulerService
+from lorrery.settings import Settings, load
 
 HELP = """Form batches for the workers that attach, and stream their tokens to the routers.
 
@@ -28,4 +28,4 @@ def make(settings: Settings, registry: CollectorRegistry) -> Made:
 
 
 if __name__ == "__main__":
-    service_command("scheduler", HELP, make)
+    service_command("scheduler", HELP, load, make)

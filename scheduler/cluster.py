@@ -10,7 +10,6 @@ from prometheus_client import CollectorRegistry
 
 from lorrery.chassis.clock import DeviceClock
 from lorrery.chassis.log import get_logger
-from lorrery.chassis.settings import Settings
 from lorrery.scheduler import wire
 from lorrery.scheduler.core.limits import Limits, check_lengths
 from lorrery.scheduler.core.placements.base import Candidate
@@ -23,6 +22,7 @@ from lorrery.scheduler.metrics import SchedulerMetrics
 from lorrery.scheduler.replicas import ReplicaFactory
 from lorrery.scheduler.routers import RouterLink
 from lorrery.scheduler.workers import Dispatcher
+from lorrery.settings import Settings
 from lorrery.vocabulary import u32
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import NEVER

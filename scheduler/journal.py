@@ -19,13 +19,13 @@ from typing import Any
 
 from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.log import get_logger
-from lorrery.chassis.settings import Settings
 from lorrery.chassis.version import VERSION
 from lorrery.scheduler.core.plan import Event, Idle, Plan
 from lorrery.scheduler.core.record import FORMAT_VERSION, Decisions, Record, describe_events, tokens_checksum
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.effects import Awaited
 from lorrery.scheduler.messages import RefusalReason, StepReport, WorkerHello
+from lorrery.settings import Settings
 
 FLUSH_SECONDS = 1.0
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from lorrery.chassis import faults
 from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.settings import Settings
 from lorrery.chassis.tables import read_tables
 from lorrery.scheduler.core.adapters import LoadFails
 from lorrery.scheduler.core.admission import BatchLimits
@@ -27,6 +26,7 @@ from lorrery.scheduler.core.sequence import Adapter
 from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.plugins import PlugIn, find
 from lorrery.scheduler.trie_file import read_corpus, read_trie
+from lorrery.settings import Settings
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 

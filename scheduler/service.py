@@ -13,12 +13,12 @@ from lorrery.chassis import status
 from lorrery.chassis.errors import Conflict, InvalidRequest, RankOverLimit, Reason, UnknownName
 from lorrery.chassis.log import get_logger
 from lorrery.chassis.names import quoted, why_no_name
-from lorrery.chassis.settings import Settings
 from lorrery.chassis.tasks import until_first_ends
 from lorrery.scheduler import wire
 from lorrery.scheduler.cluster import Cluster
 from lorrery.scheduler.routers import RouterLink
 from lorrery.scheduler.workers import Dispatcher
+from lorrery.settings import Settings
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import scheduler_pb2_grpc, types_pb2
 from lorrery.vocabulary import u32

@@ -11,10 +11,10 @@ from typing import Any
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.faults import Fault, parse_fault
-from lorrery.chassis.settings import Settings, changed, load
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
 from lorrery.loadgen.options import DEFAULT_WORKLOAD, GIVEN, LoadOptions, parse_range, workload_name
 from lorrery.loadgen.workload.arrays import Requests
+from lorrery.settings import Settings, changed, load
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.result import SimulationResult
 from lorrery.simulator.run import SimulatedRun, SimulationOptions, Watch

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.settings import Settings, changed
 from lorrery.loadgen.options import LoadOptions
+from lorrery.settings import Settings, changed
 from lorrery.simulator.interface import Overrides, SettingsLike, read_settings
 from lorrery.simulator.result import data_frame
 from lorrery.simulator.sizing import Trial, Watch, fewest, try_replicas

@@ -6,11 +6,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from lorrery.chassis.errors import FormatError, SettingsError
-from lorrery.chassis.settings import Settings
 from lorrery.scheduler.core.record import Record
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.replicas import ReplicaFactory
+from lorrery.settings import Settings
 from lorrery.simulator.journal import Journal
 from lorrery.simulator.replay import ReplayParts
 from lorrery.worker.build import device_of, length_model_of, slow_spells_of

@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from lorrery.chassis import rendezvous
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.faults import LOAD_FAILURE, Fault, load_fails
-from lorrery.chassis.settings import Settings
 from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.options import LoadOptions
 from lorrery.loadgen.report import LoadReport, SimulationCost, make_report
@@ -25,6 +24,7 @@ from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.replicas import ReplicaFactory
+from lorrery.settings import Settings
 from lorrery.simulator.build import build_requests
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.faults import never_began, schedule_faults

@@ -8,8 +8,8 @@ number above one that meets the level meets it too.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lorrery.chassis.settings import Settings
 from lorrery.loadgen.options import LoadOptions
+from lorrery.settings import Settings
 from lorrery.simulator.run import SimulatedRun, SimulationOptions
 
 __all__ = ["Trial", "Watch", "fewest", "search", "try_replicas"]

@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from lorrery.chassis.settings import TlsSettings
+from lorrery.chassis.sections import TlsSettings
 from lorrery.loadgen.client import Reception, RouterClient
 from lorrery.local.cluster import LocalCluster
 from lorrery.v1.router_pb2 import GenerateRequest, TokenIds

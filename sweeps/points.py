@@ -15,10 +15,10 @@ from typing import Any
 
 import lorrery
 from lorrery.chassis.errors import LorreryError, SettingsError
-from lorrery.chassis.settings import Settings, load
 from lorrery.chassis.version import VERSION
 from lorrery.loadgen.options import LoadOptions
 from lorrery.scheduler.plugins import search_here
+from lorrery.settings import Settings, load
 from lorrery.simulator.run import SimulationOptions
 from lorrery.sweeps.axes import Axis, Value, combinations
 from lorrery.sweeps.flags import CONFIG, SweptFlags

@@ -22,6 +22,7 @@ ROOMS = (
     "local",
     "router",
     "scheduler",
+    "settings",
     "simulator",
     "sweeps",
     "validation",
@@ -194,3 +195,11 @@ def test_a_room_cannot_be_imported_under_a_second_name(room: str) -> None:
 def test_the_wire_resolves_to_this_tree() -> None:
     found = Path(import_module("lorrery.v1.types_pb2").__file__)
     assert found.samefile(ROOT / "protos" / "lorrery" / "v1" / "types_pb2.py")
+
+
+@pytest.mark.parametrize("owner", ["router", "scheduler", "worker"])
+def test_a_section_of_the_settings_imports_nothing_of_its_room_but_what_is_pure(owner: str) -> None:
+    allowed = ("lorrery.chassis", "lorrery.vocabulary", *(f"lorrery.{room.replace('/', '.')}" for room in PURE))
+    tree = ast.parse((ROOT / owner / "settings.py").read_text(encoding="utf-8"))
+    ours = [name for name, _ in imports(tree) if within(name, "lorrery")]
+    assert [name for name in ours if not any(within(name, package) for package in allowed)] == []

@@ -8,7 +8,7 @@ if __name__ == "__main__":
 from prometheus_client import CollectorRegistry
 
 from lorrery.chassis.process import Service, service_command
-from lorrery.chassis.settings import Settings
+from lorrery.settings import Settings, load
 from lorrery.worker.service import WorkerService
 
 HELP = """Run a mock GPU that attaches to a scheduler.
@@ -30,4 +30,4 @@ def make(settings: Settings, registry: CollectorRegistry) -> tuple[Service, str,
 
 
 if __name__ == "__main__":
-    service_command("worker", HELP, make)
+    service_command("worker", HELP, load, make)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.faults import SLOW_WORKER
-from lorrery.chassis.settings import AdapterSettings, LoraSettings, OutputSettings, Settings
 from lorrery.chassis.tables import read_tables
+from lorrery.settings import Settings
 from lorrery.worker.device.architecture import Model, precision
 from lorrery.worker.device.catalogue import PACKAGE, Catalogue
 from lorrery.worker.device.deployment import Deployment
@@ -19,6 +19,7 @@ from lorrery.worker.device.profile import ProfileError, ProfileRow, read_profile
 from lorrery.worker.device.slow import SlowSpells
 from lorrery.worker.device.steps import EngineStep, StepLogError, read_steps
 from lorrery.worker.device.steptime import STEP_TIME_MODELS, StepTimeModel
+from lorrery.worker.settings import OutputSettings
 
 
 def read_catalogue(extra: Iterable[Path] = ()) -> Catalogue:
@@ -99,7 +100,7 @@ def deployment_of(settings: Settings) -> Deployment:
             worker.tensor_parallel,
             precision(worker.weight_dtype, worker.kv_dtype),
             catalogue.engine(worker.engine, gpu),
-            _lora(worker.lora, settings.adapters),
+            _lora(settings),
             profile,
             steps,
         )
@@ -152,6 +153,7 @@ def length_model_of(output: OutputSettings) -> LengthModel:
     return LognormalLength(output.length_median, output.length_sigma)
 
 
-def _lora(lora: LoraSettings, adapters: AdapterSettings) -> LoraKernels:
+def _lora(settings: Settings) -> LoraKernels:
+    lora, adapters = settings.worker.lora, settings.adapters
     padding = adapters.max_lora_rank if lora.padding == "max_lora_rank" else lora.padding
     return LoraKernels(adapters.target_modules, padding, lora.launch_us, lora.sharded)

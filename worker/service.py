@@ -17,8 +17,8 @@ from prometheus_client import CollectorRegistry
 from lorrery.chassis.channel import open_channel
 from lorrery.chassis.clock import DeviceClock
 from lorrery.chassis.log import get_logger
-from lorrery.chassis.settings import Settings
 from lorrery.chassis.tasks import until_first_ends
+from lorrery.settings import Settings
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import scheduler_pb2_grpc as pb_grpc
 from lorrery.worker import wire

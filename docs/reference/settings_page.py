@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel
 from pydantic.fields import FieldInfo
 
 from docs.reference.pages import DO_NOT_EDIT, paragraph, sentence, table
-from lorrery.chassis.settings import Settings
+from lorrery.settings import Settings
 
 HEADINGS = ("setting", "default", "values", "meaning")
 

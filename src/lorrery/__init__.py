@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lorrery.chassis.errors import LorreryError, SettingsError
-    from lorrery.chassis.settings import Settings
+    from lorrery.settings import Settings
     from lorrery.chassis.version import VERSION as __version__
     from lorrery.loadgen.options import LoadOptions
     from lorrery.loadgen.workload.arrays import Requests
@@ -47,7 +47,7 @@ _HOMES = {
     "Plan": ("simulator.plan", "Plan"),
     "RequestColumns": ("simulator.result", "RequestColumns"),
     "Requests": ("loadgen.workload.arrays", "Requests"),
-    "Settings": ("chassis.settings", "Settings"),
+    "Settings": ("settings", "Settings"),
     "SettingsError": ("chassis.errors", "SettingsError"),
     "SimulationResult": ("simulator.result", "SimulationResult"),
     "__version__": ("chassis.version", "VERSION"),

@@ -4,7 +4,7 @@ import pytest
 
 from bench import live_vs_sim
 from bench.cluster import CONFIG
-from lorrery.chassis.settings import load
+from lorrery.settings import load
 from lorrery.simulator.run import SimulatedRun, SimulationOptions
 
 

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.process import Made, service_command
-from lorrery.chassis.settings import Settings
+from lorrery.settings import Settings, load
 
 ECHO = "/test.Echo/Echo"
 
@@ -65,4 +65,4 @@ def make(settings: Settings, registry: CollectorRegistry) -> Made:
 
 
 if __name__ == "__main__":
-    service_command("echo", "Echo bytes.", make)
+    service_command("echo", "Echo bytes.", load, make)

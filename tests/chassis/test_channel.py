@@ -8,8 +8,8 @@ import grpc.aio
 import pytest
 
 from lorrery.chassis.channel import check_target, open_channel
+from lorrery.chassis.sections import TlsSettings
 from lorrery.chassis.server import bind, new_server
-from lorrery.chassis.settings import TlsSettings
 from tests.chassis.services import ECHO, EchoService
 
 PLAIN = TlsSettings()

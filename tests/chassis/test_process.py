@@ -17,8 +17,9 @@ from lorrery.chassis.channel import open_channel
 from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.metrics import new_registry
 from lorrery.chassis.process import run_service
-from lorrery.chassis.settings import Settings, TlsSettings
+from lorrery.chassis.sections import TlsSettings
 from lorrery.local.cluster import start_python
+from lorrery.settings import Settings
 from tests.chassis.services import ECHO, EchoService
 from tests.cluster.harness import metric, wait_until
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.settings import Settings, load
+from lorrery.settings import Settings, load
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -8,8 +8,8 @@ import pytest
 
 from lorrery.chassis.channel import open_channel
 from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.sections import TlsSettings
 from lorrery.chassis.server import bind, new_server
-from lorrery.chassis.settings import TlsSettings
 from tests.chassis.services import ECHO, EchoService
 
 OPENSSL = shutil.which("openssl")

@@ -6,9 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 from lorrery.chassis.errors import LorreryError
-from lorrery.chassis.settings import load
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
 from lorrery.cli.init import HEADER, app
+from lorrery.settings import load
 
 
 def init(*arguments: str | Path) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lorrery.chassis.settings import Settings, load
+from lorrery.settings import Settings, load
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))

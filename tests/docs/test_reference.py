@@ -5,7 +5,7 @@ import pytest
 from docs.reference.grpc_page import comments_of, declarations, grpc_page, read_protos
 from docs.reference.pages import DOCS
 from docs.reference.settings_page import sections, settings_page
-from lorrery.chassis.settings import Settings
+from lorrery.settings import Settings
 
 SETTINGS = [(name, key, field) for name, _, fields in sections(Settings) for key, field in fields.items()]
 

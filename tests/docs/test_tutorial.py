@@ -6,5 +6,5 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_the_policy_in_the_tutorial_is_the_example() -> None:
-    example = (DOCS / "examples" / "shortest_first.py").read_text(encoding="utf-8").rstrip()
+    example = (DOCS / "examples" / "patient.py").read_text(encoding="utf-8").rstrip()
     assert f"```python\n{example}\n```" in (DOCS / "tutorial.md").read_text(encoding="utf-8")

@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from lorrery.chassis.errors import LorreryError
-from lorrery.chassis.settings import TlsSettings
+from lorrery.chassis.sections import TlsSettings
 from lorrery.loadgen import client as client_module
 from lorrery.loadgen.client import RouterClient
 from lorrery.loadgen.driver import Driver, DriveSettings

@@ -8,8 +8,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.settings import load
 from lorrery.scheduler.cluster import Cluster
+from lorrery.settings import load
 from tests.scheduler.test_service import OVERRIDES, Harness, Worker, tokens_of
 
 PAGED = (

@@ -9,11 +9,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.settings import load
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.replicas import ReplicaFactory
 from lorrery.scheduler.service import SchedulerService
+from lorrery.settings import load
 from lorrery.validation.policy.drive import World, jump, step_by_step
 
 DOCS = Path(__file__).parents[2] / "docs"

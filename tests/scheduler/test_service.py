@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from lorrery.chassis.settings import Settings, load
 from lorrery.scheduler.service import SchedulerService
+from lorrery.settings import Settings, load
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import scheduler_pb2_grpc, types_pb2
 

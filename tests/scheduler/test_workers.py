@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 
-from lorrery.chassis.settings import load
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.base import Batching, Floor, Step, Wait
 from lorrery.scheduler.core.batching.continuous import Continuous
+from lorrery.settings import load
 from lorrery.v1 import scheduler_pb2 as pb
 from tests.scheduler.test_service import OVERRIDES, Harness, tokens_of
 

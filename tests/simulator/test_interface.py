@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 import lorrery
-from lorrery.chassis.settings import Settings, load
 from lorrery.cli.simulate import app
 from lorrery.loadgen.report import REQUESTS_FILE
+from lorrery.settings import Settings, load
 from lorrery.simulator.interface import read_settings
 
 CLUSTER = {"model": "Llama-2-7B", "worker": {"gpu": "A10G"}, "adapters": {"registry": [{"id": "a", "rank": 8}]}}

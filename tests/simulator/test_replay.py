@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lorrery.chassis.settings import load
 from lorrery.cli.simulate_journal import replay_journal
+from lorrery.settings import load
 from lorrery.simulator.journal import read_journal
 from lorrery.simulator.replay import Replayed, replay
 from lorrery.simulator.replay_parts import parts_of

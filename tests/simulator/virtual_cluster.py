@@ -18,11 +18,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from lorrery.chassis.clock import DeviceClock
-from lorrery.chassis.settings import Settings
 from lorrery.scheduler import wire as scheduler_wire
 from lorrery.scheduler.cluster import Cluster
 from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.routers import RouterLink
+from lorrery.settings import Settings
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary import u32
 from lorrery.worker import wire as worker_wire

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.settings import Settings, load
+from lorrery.settings import Settings, load
 from lorrery.worker.build import deployment_of
 from lorrery.worker.device.lora import LoraKernels
 from lorrery.worker.device.steptime import STEP_TIME_MODELS

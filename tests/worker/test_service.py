@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.settings import Settings
+from lorrery.settings import Settings
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.worker.service import WorkerService

@@ -4,13 +4,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from lorrery.chassis.settings import Settings
 from lorrery.scheduler.core.queues.base import is_asked_every_step
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.plugins import in_words
 from lorrery.scheduler.replicas import ReplicaFactory
+from lorrery.settings import Settings
 from lorrery.validation.policy.cases import Case, Cases
 from lorrery.validation.policy.jumps import check_jumps
 from lorrery.validation.policy.machine import Machine

@@ -9,7 +9,6 @@ import pytest
 
 from bench import core as bench_core
 from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.settings import load
 from lorrery.scheduler.core.batchings import BATCHINGS
 from lorrery.scheduler.core.combinations import why_excluded
 from lorrery.scheduler.core.exclusion import Exclusion
@@ -19,6 +18,7 @@ from lorrery.scheduler.core.policies import QUEUES
 from lorrery.scheduler.core.queues.base import ListedQueue, is_asked_every_step
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.replica_settings import LIMITS, ReplicaSettings
+from lorrery.settings import load
 from tests.scheduler.core.test_replica import POLICIES, LinearProfile
 from tests.simulator.fuzz import draw_case
 

@@ -1,0 +1,33 @@
+"""The settings of a router: the client side."""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from lorrery.chassis.sections import Address, Count, Seconds, Section
+
+
+class RouterSettings(Section):
+    """The client side."""
+
+    listen: Address = Field(
+        default="127.0.0.1:50051", description="where clients connect, HOST:PORT; port 0 takes a free one"
+    )
+    metrics: Address = Field(
+        default="127.0.0.1:9101", description="where Prometheus reads metrics, HOST:PORT; port 0 takes a free one"
+    )
+    schedulers: Annotated[tuple[Address, ...], Field(min_length=1)] = Field(
+        default=("127.0.0.1:50052",), description="schedulers to spread requests over, HOST:PORT each"
+    )
+
+    tokenizer: Path | None = Field(default=None, description="a tokenizer.json; unset: the built-in vocabulary")
+    max_open_requests: Count = Field(
+        default=20_000, description="most requests at once; the next is refused with RESOURCE_EXHAUSTED"
+    )
+    max_pending_tokens: Count = Field(default=4096, description="tokens that may wait for one slow reader")
+    max_flush_gap_seconds: Seconds = Field(default=0.08, description="longest time tokens are held back under overload")
+    resume_timeout_seconds: Seconds = Field(
+        default=60.0, description="how long a stream waits for a scheduler to come back before it ends with UNAVAILABLE"
+    )
+    drain_seconds: Seconds = Field(default=30.0, description="after SIGTERM: time for open streams to end")

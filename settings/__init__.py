@@ -1,0 +1,8 @@
+"""What one settings file holds: the sections of every service, and what must be true between them."""
+
+if __name__ != "lorrery.settings":
+    raise ImportError("this is lorrery.settings: a second copy under the name " + __name__ + " would not be the same")
+
+from lorrery.settings.cluster import Settings, changed, load
+
+__all__ = ["Settings", "changed", "load"]

@@ -1,0 +1,122 @@
+"""The settings of a cluster: one TOML file, read by every service and command.
+
+Names follow S-LoRA (`max_total_token_num`, `batch_max_tokens`, `running_max_req_size`, `max_req_input_len`,
+`max_req_total_len`) and vLLM (`max_num_seqs`, `max_num_batched_tokens`, `max_loras`, `block_size`). Each section is its
+owner's: `scheduler/settings.py`, `worker/settings.py`, `router/settings.py`, and `chassis/sections.py` for what every
+process reads.
+"""
+
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from lorrery.chassis import settings as reading
+from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.faults import LOAD_FAILURE, Fault, check_faults, parse_fault
+from lorrery.chassis.sections import LogSettings, PositiveSeconds, TlsSettings
+from lorrery.chassis.settings import FileSettings
+from lorrery.router.settings import RouterSettings
+from lorrery.scheduler.settings import AdapterSettings, SchedulerSettings
+from lorrery.vocabulary.units import NEVER
+from lorrery.worker.settings import WorkerSettings
+
+FORMAT = 1
+"""Version of the settings file's format."""
+
+
+class Settings(FileSettings):
+    """A whole cluster. Read it with `load`."""
+
+    format: int = Field(default=FORMAT, description="version of this file's format")
+    model: str = Field(
+        default="Llama-2-7B", description="base model of the whole cluster, by its name in the catalogue"
+    )
+    catalogue: tuple[Path, ...] = Field(default=(), description="TOML files with further GPUs, models, engines")
+    time_scale: PositiveSeconds = Field(default=1.0, description="2 = everything takes twice as long")
+    faults: tuple[str, ...] = Field(
+        default=(), description="what goes wrong on schedule, such as 'slow_worker,at=30,worker=worker-0,factor=2'"
+    )
+    adapters: AdapterSettings = AdapterSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
+    worker: WorkerSettings = WorkerSettings()
+    router: RouterSettings = RouterSettings()
+    server_tls: TlsSettings = TlsSettings()
+    client_tls: TlsSettings = TlsSettings()
+    log: LogSettings = LogSettings()
+
+    @model_validator(mode="after")
+    def _known_format(self) -> Self:
+        if self.format != FORMAT:
+            raise ValueError(f"format {self.format} is not known; this version reads format {FORMAT}")
+        return self
+
+    @model_validator(mode="after")
+    def _possible_faults(self) -> Self:
+        try:
+            faults = self.planned_faults()
+            check_faults(faults, adapters=(name for name, _ in self.adapters.expand()))
+        except SettingsError as error:
+            raise ValueError(str(error)) from None
+        blocking = self.scheduler.strict or self.adapters.loading == "blocking"
+        if blocking and any(fault.kind == LOAD_FAILURE and fault.until_ps == NEVER for fault in faults):
+            raise ValueError("fault adapter_load_failure without for: a prefill that waits for the load never runs")
+        return self
+
+    @model_validator(mode="after")
+    def _no_adapter_is_the_model(self) -> Self:
+        if any(name == self.model for name, _ in self.adapters.expand()):
+            raise ValueError(f"adapters.registry: adapter {self.model!r} has the base model's name; give it another id")
+        return self
+
+    @model_validator(mode="after")
+    def _weights_have_adapters(self) -> Self:
+        num_weights, num_adapters = len(self.scheduler.fair_weights), sum(1 for _ in self.adapters.expand())
+        if isinstance(self.scheduler.fair_weights, tuple) and num_weights > num_adapters:
+            raise ValueError(
+                f"scheduler.fair_weights has {num_weights} weights; the registry has {num_adapters} adapters"
+            )
+        return self
+
+    def planned_faults(self) -> tuple[Fault, ...]:
+        """Return the faults that are to happen."""
+        return tuple(map(parse_fault, self.faults))
+
+    def fair_weights(self) -> dict[str, Fraction]:
+        """Return the weights that are set, by adapter; decimal fractions are taken as written."""
+        weights = self.scheduler.fair_weights
+        by_adapter = (
+            weights.items()
+            if isinstance(weights, dict)
+            else zip((name for name, _ in self.adapters.expand()), weights, strict=False)
+        )
+        return {name: Fraction(str(weight)) for name, weight in by_adapter}
+
+
+def load(path: Path | None = None, overrides: Iterable[str] = ()) -> Settings:
+    """Read the settings.
+
+    Args:
+        path: TOML file; unset: `LORRERY_CONFIG`, and if that is unset too, defaults only.
+        overrides: `section.key=value` strings; the value is TOML, or a bare string.
+
+    Raises:
+        SettingsError: a file that cannot be read, an unknown key or format, an impossible value; names the file, the
+            environment or `--set`, whichever it came with.
+    """
+    return reading.load(Settings, path, overrides)
+
+
+def changed(content: Settings | Mapping[str, Any], overrides: Mapping[str, object] | Iterable[str] = ()) -> Settings:
+    """Return settings with some values changed; neither the file nor the environment is looked at.
+
+    Args:
+        content: settings, or the tables of a settings file; what they lack has its default.
+        overrides: `{"section.key": value}`, or strings as `load` takes them.
+
+    Raises:
+        SettingsError: an unknown key or an impossible value; names the key.
+    """
+    return reading.changed(Settings, content, overrides)
