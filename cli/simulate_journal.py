@@ -40,6 +40,11 @@ def _print(path: Path, journal: Journal, result: Replayed, console: Console) -> 
         highlight=False,
     )
     console.print(
+        f"derived: where {result.num_derived} of {result.num_placed} requests went; the others had no choice"
+        ", or it is given",
+        highlight=False,
+    )
+    console.print(
         f"given: {result.num_requests} arrivals, {result.num_cancels} cancels, {result.num_late} of them late;"
         f" {result.num_gaps} gaps; {result.num_lost} workers that left",
         highlight=False,

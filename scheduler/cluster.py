@@ -1,49 +1,35 @@
-"""All requests and workers of one scheduler: who may come in, who goes where, what happens when a worker goes.
+"""The live driver of the core's cluster: it stamps what comes in, and carries out what the core decides.
 
-Requests that find no worker wait here (`unplaced`), for `worker_wait_seconds` at most.
+Who may come in, where a request goes, what is queued again and when a wait is over is decided in
+`scheduler.core.cluster`; here are the clock, the streams, the journal, the log and the metrics.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry
 
 from lorrery.chassis.clock import DeviceClock
 from lorrery.chassis.log import get_logger
 from lorrery.scheduler import wire
-from lorrery.scheduler.core.limits import Limits, check_lengths
-from lorrery.scheduler.core.placements.base import Candidate
+from lorrery.scheduler.core.cluster import ClusterCore, ClusterEvent, Placed, Refused, Withdrawn
+from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.policies import batch_limits, batching_name
+from lorrery.scheduler.core.refusals import withheld
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.journal import Journal
 from lorrery.scheduler.live import Live
-from lorrery.scheduler.messages import RefusalReason, Submit, WorkerHello
+from lorrery.scheduler.messages import Submit, WorkerHello
 from lorrery.scheduler.metrics import SchedulerMetrics
-from lorrery.scheduler.replicas import ReplicaFactory
+from lorrery.scheduler.replicas import ReplicaFactory, cluster_rules
 from lorrery.scheduler.routers import RouterLink
 from lorrery.scheduler.workers import Dispatcher
 from lorrery.settings import Settings
 from lorrery.vocabulary import u32
 from lorrery.vocabulary.finish_reason import FinishReason
-from lorrery.vocabulary.units import NEVER
+from lorrery.vocabulary.units import PS_PER_SECOND
 
 log = get_logger("scheduler.cluster")
-
-
-class RefusedError(Exception):
-    """A request that may not come in.
-
-    Args:
-        reason: for the router.
-        message: what, the limit, what to do.
-        facts: what the message says, for programs.
-    """
-
-    def __init__(self, reason: RefusalReason, message: str, **facts: object) -> None:
-        super().__init__(message)
-        self.reason = reason
-        self.message = message
-        self.facts = facts
 
 
 class Cluster:
@@ -55,22 +41,26 @@ class Cluster:
         self.lives: dict[int, Live] = {}
         self.workers: dict[str, Dispatcher] = {}
         self.routers: set[RouterLink] = set()
-        self.unplaced: dict[int, Live] = {}
-        self.draining = False
         self.faults_from_ps = 0
         self.empty = asyncio.Event()
+        self._num_handles = 0
+        self._wait_timer: asyncio.TimerHandle | None = None
+        self._logged_errors: set[str] = set()
+        self._factory = ReplicaFactory(settings)
+        path = settings.scheduler.journal
+        self.core = ClusterCore(
+            self._factory.placement(),
+            cluster_rules(settings),
+            [self._factory.adapter(name, rank) for name, rank in settings.adapters.expand()],
+            notes_figures=path is not None,
+        )
         self.metrics = SchedulerMetrics(
             registry,
             workers=lambda: list(self.workers.values()),
-            num_unplaced=lambda: len(self.unplaced),
+            num_unplaced=lambda: self.core.num_unplaced,
             num_live=lambda: len(self.lives),
             num_routers=lambda: len(self.routers),
         )
-        self._num_handles = 0
-        self._factory = ReplicaFactory(settings)
-        self._placement = self._factory.placement()
-        self.adapters = {name: self._factory.adapter(name, rank) for name, rank in settings.adapters.expand()}
-        path = settings.scheduler.journal
         self.journal = None if path is None else Journal(path, settings)
 
     # --- requests ---------------------------------------------------------------------------------------------------
@@ -78,33 +68,28 @@ class Cluster:
     def submit(self, submit: Submit, router: RouterLink) -> None:
         """Take in a request, or refuse it on the spot."""
         at_ps = self.clock.now_ps()
-        try:
-            adapter = self._known_adapter(submit.adapter_id)
-            self._num_handles += 1
-            sequence = Sequence(
-                handle=self._num_handles,
-                prompt_tokens=len(submit.prompt_token_ids_u32) // 4,
-                max_new_tokens=submit.max_new_tokens,
-                arrived_ps=at_ps,
-                adapter=adapter,
-                tenant_id=submit.tenant_id,
-                prompt_token_ids=u32.unpack(submit.prompt_token_ids_u32),
-                output_token_ids=submit.produced,
-                produced_tokens=len(submit.produced),
-            )
-            if not submit.produced:
-                self._admissible(sequence, resumed=submit.resumed)
-        except RefusedError as refusal:
-            self.metrics.requests.labels("refused").inc()
-            log.info("request_refused", request_id=submit.request_id, reason=refusal.message)
-            if self.journal is not None:
-                self.journal.refused(submit.request_id, at_ps, refusal.reason)
-            router.refused(submit.handle, refusal.reason, refusal.message, **refusal.facts)
-            return
+        self._num_handles += 1
+        sequence = Sequence(
+            handle=self._num_handles,
+            prompt_tokens=len(submit.prompt_token_ids_u32) // 4,
+            max_new_tokens=submit.max_new_tokens,
+            arrived_ps=at_ps,
+            tenant_id=submit.tenant_id,
+            prompt_token_ids=u32.unpack(submit.prompt_token_ids_u32),
+            output_token_ids=submit.produced,
+            produced_tokens=len(submit.produced),
+        )
+        events = self.core.submit(sequence, at_ps, adapter_id=submit.adapter_id, resumed=submit.resumed)
+        for event in events:
+            if isinstance(event, Refused):
+                if self.journal is not None:
+                    self.journal.refused(submit.request_id, at_ps, event.refusal.reason)
+                self._tell_refused(event, submit.request_id, router, submit.handle)
+                return
         if self.journal is not None:
             sampling = wire.sampling_record(submit.sampling)
             self.journal.request(sequence, submit.request_id, sampling, resumed=submit.resumed)
-        live = Live(
+        self.lives[sequence.handle] = Live(
             sequence=sequence,
             router=router,
             router_handle=submit.handle,
@@ -113,141 +98,81 @@ class Cluster:
             sampling=submit.sampling,
             token_ids=submit.produced,
         )
-        self.lives[sequence.handle] = live
         self.empty.clear()
-        router.owned[submit.handle] = live
+        router.owned[submit.handle] = sequence.handle
         log.debug("request_arrived", request_id=submit.request_id, handle=sequence.handle, resumed=submit.resumed)
-        self._place_or_wait(live, at_ps)
+        self._carry_out(events, at_ps)
 
     def cancel(self, router: RouterLink, router_handle: int) -> None:
-        """Withdraw a request; unknown handles are ignored, since it may just have ended.
-
-        The router is told at once what the request has consumed, for a stream that it ends by itself needs to say so.
-        """
-        live = router.owned.get(router_handle)
-        if live is None:
-            return
-        if live.dispatcher is None:
-            self.metrics.requests.labels("cancelled").inc()
-            if self.journal is not None:
-                self.journal.cancelled_unplaced(live.sequence.handle, self.clock.now_ps())
-            self.forget(live)
-        else:
-            worker_id = live.dispatcher.worker_id if live.queue_ps is not None else ""
-            router.finished(wire.finished(live, FinishReason.ABORTED, len(live.token_ids), worker_id))
-            live.dispatcher.cancel(live, self.clock.now_ps())
+        """Withdraw a request; unknown handles are ignored, since it may just have ended."""
+        handle = router.owned.get(router_handle)
+        if handle is not None:
+            at_ps = self.clock.now_ps()
+            self._carry_out(self.core.cancel(handle, at_ps), at_ps)
 
     def forget(self, live: Live) -> None:
         """Drop a request that has ended."""
-        if live.unplaced is not None:
-            live.unplaced.cancel()
-        self.unplaced.pop(live.sequence.handle, None)
         self.lives.pop(live.sequence.handle, None)
         live.router.owned.pop(live.router_handle, None)
         if not self.lives:
             self.empty.set()
 
-    def _known_adapter(self, adapter_id: str) -> Adapter | None:
-        if not adapter_id:
-            return None
-        adapter = self.adapters.get(adapter_id)
-        if adapter is None:
-            raise RefusedError(
-                RefusalReason.UNKNOWN_ADAPTER,
-                f"adapter_id {adapter_id!r} is not known; {len(self.adapters)} adapters are, see ListAdapters",
-                field="adapter_id",
-                value=adapter_id,
-            )
-        return adapter
+    # --- what the core decides --------------------------------------------------------------------------------------
 
-    def _admissible(self, sequence: Sequence, *, resumed: bool) -> None:
-        if self.draining:
-            raise RefusedError(RefusalReason.DRAINING, "the scheduler is about to stop")
-        if sequence.prompt_tokens < 1 or sequence.max_new_tokens < 1:
-            raise RefusedError(
-                RefusalReason.INVALID,
-                f"prompt has {sequence.prompt_tokens} tokens and max_new_tokens is {sequence.max_new_tokens};"
-                " both must be at least 1",
-            )
-        limits = self.limits
-        wrong = check_lengths(sequence.prompt_tokens, sequence.max_new_tokens, limits)
-        if wrong is not None:
-            raise RefusedError(
-                RefusalReason.NEVER_FITS,
-                f"{wrong} (prompt has {sequence.prompt_tokens} tokens, max_new_tokens is {sequence.max_new_tokens};"
-                f" max_req_input_len is {limits.max_req_input_len}, max_req_total_len is {limits.max_req_total_len})",
-                prompt_tokens=sequence.prompt_tokens,
-                max_new_tokens=sequence.max_new_tokens,
-                max_req_input_len=limits.max_req_input_len,
-                max_req_total_len=limits.max_req_total_len,
-            )
-        most = self.settings.scheduler.max_waiting_requests
-        num_waiting = len(self.unplaced) + sum(worker.replica.num_waiting for worker in self.workers.values())
-        # What a scheduler before this one took in is not turned away because it comes in all at once.
-        if num_waiting >= most and not resumed:
-            raise RefusedError(
-                RefusalReason.QUEUE_FULL,
-                f"{num_waiting} requests wait; max_waiting_requests is {most}; try later",
-                field="max_waiting_requests",
-                value=num_waiting,
-                limit=most,
-            )
+    def _carry_out(self, events: Iterable[ClusterEvent], at_ps: int) -> None:
+        for event in events:
+            live = self.lives[event.sequence.handle]
+            if isinstance(event, Placed):
+                if self.settings.scheduler.log_placement:
+                    log.info("placed", request_id=live.request_id, worker_id=event.member.name, why=event.why)
+                self.workers[event.member.name].placed(event, at_ps)
+            elif isinstance(event, Refused):
+                if self.journal is not None:
+                    self.journal.refused(live.request_id, at_ps, event.refusal.reason, event.sequence.handle)
+                self._tell_refused(event, live.request_id, live.router, live.router_handle)
+                self.forget(live)
+            elif isinstance(event, Withdrawn):
+                # The router is told at once what has been consumed: a stream that it ends by itself needs to say so.
+                worker_id = event.member.name if event.sequence.first_admitted_ps is not None else ""
+                num_tokens = len(live.token_ids)
+                live.router.finished(
+                    wire.finished(live.router_handle, event.sequence, FinishReason.ABORTED, num_tokens, worker_id)
+                )
+                self.workers[event.member.name].withdrawn(event.sequence.handle, at_ps)
+            else:
+                self.metrics.requests.labels("cancelled").inc()
+                if self.journal is not None:
+                    self.journal.cancelled_unplaced(event.sequence.handle, at_ps)
+                self.forget(live)
+        self._watch_waits()
 
-    @property
-    def limits(self) -> Limits:
-        """Length limits; the pool is the largest attached one."""
-        own = self.settings.scheduler
-        pool = own.max_total_token_num
-        if pool is None:
-            pool = max((worker.max_total_token_num for worker in self.workers.values()), default=NEVER)
-        return Limits(own.max_req_input_len, own.max_req_total_len, pool)
+    def _tell_refused(self, event: Refused, request_id: str, router: RouterLink, router_handle: int) -> None:
+        refusal = event.refusal
+        if event.error is not None:
+            self.log_error(refusal.message, event.error)
+        self.metrics.requests.labels("failed" if event.error is not None else "refused").inc()
+        log.info("request_refused", request_id=request_id, reason=refusal.message)
+        router.refused(router_handle, withheld(refusal))
 
-    # --- placing ----------------------------------------------------------------------------------------------------
+    def log_error(self, message: str, error: Exception) -> None:
+        """Log what a policy raised, with its traceback; the same once only, for it may do so for every request."""
+        if message not in self._logged_errors:
+            self._logged_errors.add(message)
+            log.error("policy_raised", reason=message, exc_info=error)
 
-    def _place_or_wait(self, live: Live, at_ps: int) -> None:
-        ready = [worker for worker in self.workers.values() if not worker.draining]
-        reasons = [worker.replica.why_never(live.sequence) for worker in ready]
-        fitting = {worker.worker_id: worker for worker, why in zip(ready, reasons, strict=True) if why is None}
-        if fitting:
-            self.unplaced.pop(live.sequence.handle, None)
-            if live.unplaced is not None:
-                live.unplaced.cancel()
-                live.unplaced = None
-            candidates = [Candidate(name, worker.replica) for name, worker in fitting.items()]
-            choice = self._placement.place(live.sequence, candidates)
-            if self.settings.scheduler.log_placement:
-                log.info("placed", request_id=live.request_id, worker_id=choice.candidate.name, why=choice.why)
-            fitting[choice.candidate.name].submit(live, at_ps)
-        elif ready:
-            facts = {"prompt_tokens": live.sequence.prompt_tokens, "max_new_tokens": live.sequence.max_new_tokens}
-            self._end(live, RefusalReason.NEVER_FITS, f"no attached worker can ever take it: {reasons[0]}", facts)
-        elif live.unplaced is None:
-            live.dispatcher = None
-            self.unplaced[live.sequence.handle] = live
-            wait = self.settings.scheduler.worker_wait_seconds
-            live.unplaced = asyncio.get_running_loop().call_later(
-                wait,
-                self._end,
-                live,
-                RefusalReason.NO_WORKER,
-                f"no worker has attached for {wait:g} s (worker_wait_seconds)",
-                {"field": "worker_wait_seconds", "limit": wait},
-            )
+    def _watch_waits(self) -> None:
+        """Look again when the first wait for a worker is over."""
+        if self._wait_timer is not None:
+            self._wait_timer.cancel()
+            self._wait_timer = None
+        until_ps = self.core.until_ps
+        if until_ps is not None:
+            seconds = (until_ps - self.clock.now_ps()) / PS_PER_SECOND * self.clock.time_scale
+            self._wait_timer = asyncio.get_running_loop().call_later(seconds, self._end_waits, until_ps)
 
-    def _end(self, live: Live, reason: RefusalReason, message: str, facts: Mapping[str, object]) -> None:
-        self.metrics.requests.labels("refused").inc()
-        log.info("request_refused", request_id=live.request_id, reason=message)
-        if self.journal is not None:
-            self.journal.refused(live.request_id, self.clock.now_ps(), reason, live.sequence.handle)
-        live.router.refused(live.router_handle, reason, message, **facts)
-        self.forget(live)
-
-    def _place_again(self, sequences: list[Sequence]) -> None:
-        at_ps = self.clock.now_ps()
-        for sequence in sequences:
-            live = self.lives[sequence.handle]
-            live.dispatcher = None
-            self._place_or_wait(live, at_ps)
+    def _end_waits(self, until_ps: int) -> None:
+        at_ps = max(until_ps, self.clock.now_ps())  # a timer may fire a little early
+        self._carry_out(self.core.expire(at_ps), at_ps)
 
     # --- workers ----------------------------------------------------------------------------------------------------
 
@@ -267,8 +192,9 @@ class Cluster:
         at_ps = self.clock.now_ps()
         self.faults_from_ps = self._factory.begin_faults(at_ps)
         journal = None if self.journal is None else self.journal.attached(hello, at_ps)
-        worker = Dispatcher(hello, self._factory.replica(settings), settings.max_total_token_num, self, journal)
-        self.workers[hello.worker_id] = worker
+        member = Member(hello.worker_id, self._factory.replica(settings), settings.max_total_token_num)
+        events = self.core.attach(member, at_ps)
+        worker = self.workers[hello.worker_id] = Dispatcher(hello, member, self, journal)
         log.info(
             "worker_attached",
             worker_id=hello.worker_id,
@@ -278,42 +204,45 @@ class Cluster:
             max_total_token_num=settings.max_total_token_num,
             batch_max_tokens=batch_limits(settings).max_prompt_tokens,
         )
-        self._place_again([live.sequence for live in list(self.unplaced.values())])
+        self._carry_out(events, at_ps)
         return worker
 
     def drain_worker(self, worker: Dispatcher) -> None:
         """Give a worker nothing new; what waits in its queue goes elsewhere, what runs stays."""
-        worker.draining = True
         log.info("worker_draining", worker_id=worker.worker_id, num_running=worker.replica.num_running)
-        self._place_again(worker.give_back_waiting(self.clock.now_ps()))
+        at_ps = self.clock.now_ps()
+        gave_back, events = self.core.drain(worker.member, at_ps)
+        worker.drained(gave_back, at_ps)
+        self._carry_out(events, at_ps)
 
     def detach(self, worker: Dispatcher) -> None:
         """Forget a worker whose stream has ended, and queue again what it had."""
+        worker.stop()
         del self.workers[worker.worker_id]
-        unfinished = worker.lose(self.clock.now_ps())
-        self.metrics.requeued.inc(len(unfinished))
+        at_ps = self.clock.now_ps()
+        gave_back, events = self.core.lose(worker.member, at_ps, worker.boundary_ps)
+        worker.lost(gave_back, at_ps)
+        num_requeued = len(gave_back.sequences)
+        self.metrics.requeued.inc(num_requeued)
         if not worker.draining:
             self.metrics.workers_lost.inc()
         log.info(
-            "worker_left" if worker.draining else "worker_lost",
-            worker_id=worker.worker_id,
-            num_requeued=len(unfinished),
+            "worker_left" if worker.draining else "worker_lost", worker_id=worker.worker_id, num_requeued=num_requeued
         )
-        self._place_again(unfinished)
+        self._carry_out(events, at_ps)
 
     # --- adapters ---------------------------------------------------------------------------------------------------
 
     def register(self, adapter_id: str, rank: int) -> Adapter:
         """Take in an adapter; return the one that is known by its name."""
-        if adapter_id not in self.adapters:
-            self.adapters[adapter_id] = self._factory.adapter(adapter_id, rank)
-            if self.journal is not None:
-                self.journal.adapter(adapter_id, rank, self.clock.now_ps())
-        return self.adapters[adapter_id]
+        new = self.core.load_adapter(self._factory.adapter(adapter_id, rank))
+        if new and self.journal is not None:
+            self.journal.adapter(adapter_id, rank, self.clock.now_ps())
+        return self.core.adapters[adapter_id]
 
     def unregister(self, adapter_id: str) -> bool:
         """Forget an adapter; return whether it was known."""
-        if self.adapters.pop(adapter_id, None) is None:
+        if not self.core.unload_adapter(adapter_id):
             return False
         if self.journal is not None:
             self.journal.adapter_removed(adapter_id, self.clock.now_ps())
@@ -329,7 +258,7 @@ class Cluster:
             self.register(adapter.adapter_id, adapter.rank)
         router = RouterLink(router_id, self.clock, self.settings.scheduler.max_pending_router_tokens)
         self.routers.add(router)
-        log.info("router_connected", router_id=router_id, num_adapters=len(self.adapters))
+        log.info("router_connected", router_id=router_id, num_adapters=len(self.core.adapters))
         return router
 
     def disconnect(self, router: RouterLink) -> None:
@@ -341,7 +270,7 @@ class Cluster:
 
     def begin_drain(self) -> None:
         """Refuse new requests and tell the routers."""
-        self.draining = True
+        self.core.draining = True
         for router in self.routers:
             router.send(wire.draining())
         if not self.lives:

@@ -20,11 +20,13 @@ from typing import Any
 from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.log import get_logger
 from lorrery.chassis.version import VERSION
+from lorrery.scheduler.core.candidates import Figures
 from lorrery.scheduler.core.plan import Event, Idle, Plan
 from lorrery.scheduler.core.record import FORMAT_VERSION, Decisions, Record, describe_events, tokens_checksum
+from lorrery.scheduler.core.refusals import RefusalReason
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.effects import Awaited
-from lorrery.scheduler.messages import RefusalReason, StepReport, WorkerHello
+from lorrery.scheduler.messages import StepReport, WorkerHello
 from lorrery.settings import Settings
 
 FLUSH_SECONDS = 1.0
@@ -160,9 +162,17 @@ class WorkerJournal:
     def _add(self, kind: str, line: Record) -> None:
         self._add_line({"type": kind, "worker": self._number, **line})
 
-    def placed(self, number: int, handle: int, at_ps: int) -> None:
-        """Note a request that the worker is given; `number` is that of the input, from 0."""
-        self._add("placed", {"input": number, "handle": handle, "at_ps": at_ps})
+    def placed(self, number: int, handle: int, at_ps: int, figures: dict[str, Figures] | None) -> None:
+        """Note a request that the worker is given.
+
+        Args:
+            number: of the input, from 0.
+            handle: the request's.
+            at_ps: its stamp.
+            figures: what the placement read of each candidate, by its id; None: it was not asked.
+        """
+        line: Record = {"input": number, "handle": handle, "at_ps": at_ps}
+        self._add("placed", line if figures is None else {**line, "candidates": figures})
 
     def cancelled(self, number: int, handle: int, at_ps: int) -> None:
         """Note a cancel that the worker is told of."""

@@ -5,22 +5,8 @@ Fields named *_u32 are little-endian arrays that are passed on as they came.
 
 from array import array
 from dataclasses import dataclass, field
-from enum import Enum, auto
 
 from lorrery.scheduler.core.plan import Ran
-
-
-class RefusalReason(Enum):
-    """Why a request ends without (further) tokens."""
-
-    INVALID = auto()
-    NEVER_FITS = auto()
-    UNKNOWN_ADAPTER = auto()
-    QUEUE_FULL = auto()
-    NO_WORKER = auto()
-    DRAINING = auto()
-    SLO_UNATTAINABLE = auto()
-    ADAPTER_LOAD = auto()
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,21 @@ class AttachedWorker(Protocol):
     """What the gauges read of a worker."""
 
     worker_id: str
-    replica: Replica
-    max_total_token_num: int
-    draining: bool
+
+    @property
+    def replica(self) -> Replica:
+        """Its batch and queue."""
+        ...
+
+    @property
+    def max_total_token_num(self) -> int:
+        """Its KV pool."""
+        ...
+
+    @property
+    def draining(self) -> bool:
+        """Whether it is given nothing new."""
+        ...
 
 
 class SchedulerMetrics:
@@ -72,7 +84,8 @@ class SchedulerMetrics:
         self.batch_tokens = histogram("batch_tokens", "Tokens computed in a step.", TOKEN_BUCKETS)
         self.plan_seconds = histogram("plan_cpu_seconds", "CPU time of one planning.", CPU_BUCKETS)
         self.commit_seconds = histogram("commit_cpu_seconds", "CPU time of one commit.", CPU_BUCKETS)
-        for outcome in (*(reason.word for reason in FinishReason if reason), "cancelled", "dropped", "refused"):
+        finishes = (reason.word for reason in FinishReason if reason)
+        for outcome in (*finishes, "cancelled", "dropped", "refused", "failed"):
             self.requests.labels(outcome)
         registry.register(_Gauges(workers, num_unplaced, num_live, num_routers))
 

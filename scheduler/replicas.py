@@ -13,6 +13,7 @@ from lorrery.scheduler.core.adapters import LoadFails
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.base import Batching
 from lorrery.scheduler.core.build import build_replica
+from lorrery.scheduler.core.cluster import ClusterRules
 from lorrery.scheduler.core.devices import TABLES_PACKAGE, Devices
 from lorrery.scheduler.core.placements.base import Placement
 from lorrery.scheduler.core.placements.table import PLACEMENTS
@@ -28,6 +29,19 @@ from lorrery.scheduler.plugins import PlugIn, find
 from lorrery.scheduler.trie_file import read_corpus, read_trie
 from lorrery.settings import Settings
 from lorrery.vocabulary.units import PS_PER_SECOND
+
+
+def cluster_rules(settings: Settings) -> ClusterRules:
+    """Return what a scheduler of this cluster lets in, and how long it lets wait."""
+    own = settings.scheduler
+    return ClusterRules(
+        max_req_input_len=own.max_req_input_len,
+        max_req_total_len=own.max_req_total_len,
+        max_total_token_num=own.max_total_token_num,
+        max_waiting_requests=own.max_waiting_requests,
+        worker_wait_seconds=own.worker_wait_seconds,
+        time_scale=settings.time_scale,
+    )
 
 
 class ReplicaFactory:

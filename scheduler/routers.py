@@ -10,8 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from lorrery.chassis.clock import DeviceClock
 from lorrery.scheduler import wire
-from lorrery.scheduler.live import Live
-from lorrery.scheduler.messages import RefusalReason
+from lorrery.scheduler.core.refusals import Refusal
 
 
 class RouterLink:
@@ -21,11 +20,14 @@ class RouterLink:
         router_id: as it announced itself.
         clock: stamps messages.
         max_pending_tokens: bound on what may gather.
+
+    Attributes:
+        owned: the scheduler's handles of its requests, by its own.
     """
 
     def __init__(self, router_id: str, clock: DeviceClock, max_pending_tokens: int) -> None:
         self.router_id = router_id
-        self.owned: dict[int, Live] = {}
+        self.owned: dict[int, int] = {}
         self._clock = clock
         self._max_pending_bytes = 4 * max_pending_tokens
         self._handles: list[bytes] = []
@@ -51,9 +53,9 @@ class RouterLink:
         self._finished.append(message)
         self._wake.set()
 
-    def refused(self, handle: int, reason: RefusalReason, message: str, **facts: object) -> None:
-        """Send that a request ends without further tokens; `facts` is what the message says, for programs."""
-        self.send(wire.refused(handle, reason, message, facts))
+    def refused(self, handle: int, refusal: Refusal) -> None:
+        """Send that a request ends without further tokens."""
+        self.send(wire.refused(handle, refusal))
 
     def send(self, message: wire.ToRouter) -> None:
         """Send anything else."""

@@ -71,7 +71,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         router = self._cluster.connect(hello.router_id, adapters, hello.unloaded_adapters)
         try:
             router.send(wire.scheduler_hello(self._settings.model, self._settings.time_scale))
-            if self._cluster.draining:
+            if self._cluster.core.draining:
                 router.send(wire.draining())
             await until_first_ends(self._read_router(request_iterator, router), router.write_all(context.write))
         finally:
@@ -186,8 +186,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             time_scale=self._settings.time_scale,
             max_req_input_len=self._settings.scheduler.max_req_input_len,
             max_req_total_len=self._settings.scheduler.max_req_total_len,
-            num_unplaced=len(cluster.unplaced),
-            adapters=[wire.write_adapter(adapter) for adapter in cluster.adapters.values()],
+            num_unplaced=cluster.core.num_unplaced,
+            adapters=[wire.write_adapter(adapter) for adapter in cluster.core.adapters.values()],
             workers=[_worker_status(worker) for worker in cluster.workers.values()],
         )
 

@@ -1,12 +1,14 @@
 """Between the wire (`lorrery.v1`) and the scheduler's own types: the only place that knows both."""
 
-from collections.abc import Callable, Mapping
+from array import array
+from collections.abc import Callable
 from collections.abc import Sequence as Many
+from typing import Protocol
 
 from lorrery.scheduler.core.plan import Idle, Plan, Ran
+from lorrery.scheduler.core.refusals import Refusal, RefusalReason
 from lorrery.scheduler.core.sequence import Adapter, Sequence
-from lorrery.scheduler.live import Live
-from lorrery.scheduler.messages import RefusalReason, StepReport, Submit, WorkerHello
+from lorrery.scheduler.messages import StepReport, Submit, WorkerHello
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import types_pb2
 from lorrery.vocabulary import u32
@@ -26,7 +28,16 @@ REFUSAL_REASON: dict[RefusalReason, pb.RefusalReason.ValueType] = {
     RefusalReason.DRAINING: pb.REFUSAL_REASON_DRAINING,
     RefusalReason.SLO_UNATTAINABLE: pb.REFUSAL_REASON_SLO_UNATTAINABLE,
     RefusalReason.ADAPTER_LOAD: pb.REFUSAL_REASON_ADAPTER_LOAD,
+    RefusalReason.INTERNAL: pb.REFUSAL_REASON_INTERNAL,
 }
+
+
+class Asked(Protocol):
+    """What a worker needs of a request beside its sequence."""
+
+    prompt_token_ids_u32: bytes
+    sampling: object
+    token_ids: "array[int]"
 
 
 def take(token_ids_u32: bytes, indices: Many[int]) -> bytes:
@@ -85,10 +96,11 @@ def draining() -> ToRouter:
     return ToRouter(draining=pb.SchedulerDraining())
 
 
-def refused(handle: int, reason: RefusalReason, message: str, facts: Mapping[str, object]) -> ToRouter:
-    """Write that a request ends without further tokens; `facts` is what the message says, for programs."""
-    texts = {name: str(value) for name, value in facts.items()}
-    return ToRouter(refused=pb.Refused(handle=handle, reason=REFUSAL_REASON[reason], message=message, facts=texts))
+def refused(handle: int, refusal: Refusal) -> ToRouter:
+    """Write that a request ends without further tokens."""
+    facts = {name: str(value) for name, value in refusal.facts.items()}
+    reason = REFUSAL_REASON[refusal.reason]
+    return ToRouter(refused=pb.Refused(handle=handle, reason=reason, message=refusal.message, facts=facts))
 
 
 def tokens(
@@ -102,18 +114,22 @@ def tokens(
     )
 
 
-def finished(live: Live, reason: FinishReason, output_tokens: int, worker_id: str) -> FinishedMessage:
+def finished(
+    router_handle: int, sequence: Sequence, reason: FinishReason, output_tokens: int, worker_id: str
+) -> FinishedMessage:
     """Write the end of a sequence, as its router knows it."""
+    admitted_ps = sequence.first_admitted_ps
+    queue_ps = 0 if admitted_ps is None else admitted_ps - sequence.arrived_ps
     return pb.Finished(
-        handle=live.router_handle,
+        handle=router_handle,
         reason=types_pb2.FinishReason.ValueType(reason),
         usage=types_pb2.Usage(
-            prompt_tokens=live.sequence.prompt_tokens,
+            prompt_tokens=sequence.prompt_tokens,
             completion_tokens=output_tokens,
-            cached_tokens=live.cached_tokens or 0,
-            queue_seconds=(live.queue_ps or 0) / PS_PER_SECOND,
+            cached_tokens=sequence.first_cached_tokens,
+            queue_seconds=queue_ps / PS_PER_SECOND,
             worker_id=worker_id,
-            num_requeues=live.sequence.num_requeues,
+            num_requeues=sequence.num_requeues,
         ),
     )
 
@@ -162,8 +178,8 @@ def interrupt(plan_id: int, at_ps: int) -> ToWorker:
     return ToWorker(interrupt=pb.Interrupt(plan_id=plan_id, at_ps=at_ps))
 
 
-def write_plan(plan: Plan, plan_id: int, sent_ps: int, live: Callable[[int], Live], needs_prompts: bool) -> ToWorker:
-    """Write a plan; `live` finds the request behind a handle."""
+def write_plan(plan: Plan, plan_id: int, sent_ps: int, asked: Callable[[int], Asked], needs_prompts: bool) -> ToWorker:
+    """Write a plan; `asked` finds the request behind a handle."""
     chunks = plan.prefills
     message = pb.Plan(
         plan_id=plan_id,
@@ -171,7 +187,7 @@ def write_plan(plan: Plan, plan_id: int, sent_ps: int, live: Callable[[int], Liv
         sent_ps=sent_ps,
         max_steps=plan.max_steps,
         until_ps=plan.until_ps,
-        joins=[_join(sequence, live(sequence.handle), needs_prompts) for sequence in plan.joins],
+        joins=[_join(sequence, asked(sequence.handle), needs_prompts) for sequence in plan.joins],
         decode=plan.decode,
         hold=plan.hold,
         wait_ps=plan.wait_ps,
@@ -201,14 +217,14 @@ def write_leaves(idle: Idle, plan_id: int, at_ps: int, sent_ps: int) -> ToWorker
     )
 
 
-def _join(sequence: Sequence, live: Live, needs_prompts: bool) -> pb.Join:
+def _join(sequence: Sequence, asked: Asked, needs_prompts: bool) -> pb.Join:
     join = pb.Join(
         handle=sequence.handle,
         prompt_tokens=sequence.prompt_tokens,
-        prompt_token_ids_u32=live.prompt_token_ids_u32 if needs_prompts else b"",
-        produced_token_ids_u32=u32.pack(live.token_ids),
+        prompt_token_ids_u32=asked.prompt_token_ids_u32 if needs_prompts else b"",
+        produced_token_ids_u32=u32.pack(asked.token_ids),
         adapter=write_adapter(sequence.adapter) if sequence.adapter is not None else None,
     )
-    assert isinstance(live.sampling, pb.Sampling)
-    join.sampling.CopyFrom(live.sampling)
+    assert isinstance(asked.sampling, pb.Sampling)
+    join.sampling.CopyFrom(asked.sampling)
     return join

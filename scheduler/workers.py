@@ -1,6 +1,6 @@
 """One attached worker: the live driver of its replica.
 
-The core decides, this module carries: it asks the replica for a plan, sends it, commits each step's outcome as it
+The core decides, this module carries: it asks the core for a plan, sends it, commits each step's outcome as it
 arrives, and asks again when the worker hands back. Between plans it only passes on what comes in: an arrival or a
 cancel that may change the running plan sends the worker an Interrupt.
 
@@ -15,24 +15,28 @@ from typing import Protocol
 from lorrery.chassis.clock import DeviceClock
 from lorrery.chassis.log import get_logger
 from lorrery.scheduler import wire
+from lorrery.scheduler.core import refusals
+from lorrery.scheduler.core.cluster import GaveBack, Placed
+from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.plan import (
     Admitted,
     Cancelled,
     Dropped,
-    DropReason,
     Event,
+    Failed,
     Finished,
     FirstToken,
     Idle,
     Plan,
     Preempted,
+    Raised,
 )
+from lorrery.scheduler.core.refusals import Refusal
 from lorrery.scheduler.core.replica import Replica
-from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.effects import Effects
 from lorrery.scheduler.journal import WorkerJournal
 from lorrery.scheduler.live import Live
-from lorrery.scheduler.messages import RefusalReason, StepReport, WorkerHello
+from lorrery.scheduler.messages import StepReport, WorkerHello
 from lorrery.scheduler.metrics import SchedulerMetrics
 from lorrery.scheduler.routers import RouterLink
 from lorrery.vocabulary import u32
@@ -51,13 +55,17 @@ class Owner(Protocol):
         """Drop a request that has ended."""
         ...
 
+    def log_error(self, message: str, error: Exception) -> None:
+        """Log what a policy raised, once."""
+        ...
+
 
 class Dispatcher:
     """Drives one replica with one worker.
 
     Args:
         hello: how the worker announced itself.
-        replica: its batch and queue.
+        member: what the core has of it.
         cluster: whose requests it serves.
         journal: notes what it is given and does; None: nobody does.
     """
@@ -65,16 +73,13 @@ class Dispatcher:
     def __init__(
         self,
         hello: WorkerHello,
-        replica: Replica,
-        max_total_token_num: int,
+        member: Member,
         cluster: Owner,
         journal: WorkerJournal | None = None,
     ) -> None:
         self.hello = hello
         self.worker_id = hello.worker_id
-        self.replica = replica
-        self.max_total_token_num = max_total_token_num
-        self.draining = False
+        self.member = member
         self.last_heard = time.monotonic()
         self._cluster = cluster
         self._clock = cluster.clock
@@ -95,23 +100,40 @@ class Dispatcher:
         self._fan_out: _FanOut | None = None
         self._num_evictions = 0
 
+    @property
+    def replica(self) -> Replica:
+        """Its batch and queue, to look at."""
+        return self.member.replica
+
+    @property
+    def max_total_token_num(self) -> int:
+        """Its KV pool."""
+        return self.member.pool_tokens
+
+    @property
+    def draining(self) -> bool:
+        """Whether it is given nothing new."""
+        return self.member.draining
+
+    @property
+    def boundary_ps(self) -> int:
+        """The end of its last step."""
+        return self._boundary_ps
+
     # --- what comes in from requests --------------------------------------------------------------------------------
 
-    def submit(self, live: Live, at_ps: int) -> None:
-        """Give the worker's queue a request."""
-        live.dispatcher = self
+    def placed(self, event: Placed, at_ps: int) -> None:
+        """Take note of a request that the core has given this worker."""
+        handle = event.sequence.handle
         if self._journal is not None:
-            self._journal.placed(self._num_inputs, live.sequence.handle, at_ps)
-        heeded = self.replica.arrival_matters(again=live.sequence.arrived_ps < at_ps)
-        self.replica.submit(live.sequence, at_ps)
-        self._nudge(live.sequence.handle, at_ps, heeded)
+            self._journal.placed(self._num_inputs, handle, at_ps, event.figures)
+        self._nudge(handle, at_ps, event.matters)
 
-    def cancel(self, live: Live, at_ps: int) -> None:
-        """Withdraw a request."""
+    def withdrawn(self, handle: int, at_ps: int) -> None:
+        """Take note of a request of this worker that has been cancelled."""
         if self._journal is not None:
-            self._journal.cancelled(self._num_inputs, live.sequence.handle, at_ps)
-        self.replica.cancel(live.sequence.handle, at_ps)
-        self._nudge(live.sequence.handle, at_ps, heeded=True)
+            self._journal.cancelled(self._num_inputs, handle, at_ps)
+        self._nudge(handle, at_ps, heeded=True)
 
     def _nudge(self, handle: int, at_ps: int, heeded: bool) -> None:
         number, self._num_inputs = self._num_inputs, self._num_inputs + 1
@@ -138,7 +160,7 @@ class Dispatcher:
         while True:
             started = time.thread_time()
             loads_before = self.replica.adapters.num_loads
-            decision = self.replica.plan(at_ps)
+            decision = self.member.plan(at_ps)
             self._metrics.plan_seconds.observe(time.thread_time() - started)
             self._metrics.adapter_loads.inc(self.replica.adapters.num_loads - loads_before)
             self._note(decision, at_ps)
@@ -215,7 +237,7 @@ class Dispatcher:
         self._fan_out.send(step.token_ids_u32, step_ps)
         self._metrics.step(plan, step_ps, len(step.handles_u32) // 4)
         started = time.thread_time()
-        events = self.replica.commit(plan, step.ran)
+        events = self.member.commit(plan, step.ran)
         self._metrics.commit_seconds.observe(time.thread_time() - started)
         if self._journal is not None:
             self._journal.stepped(step, gap_ps, events)
@@ -229,36 +251,35 @@ class Dispatcher:
             self._num_evictions = cache.num_evictions
         for event in events:
             if isinstance(event, Admitted):
-                live = lives[event.sequence.handle]
-                if live.queue_ps is None and event.sequence.admitted_ps is not None:
-                    live.queue_ps = event.sequence.admitted_ps - event.sequence.arrived_ps
-                    live.cached_tokens = min(event.sequence.cached_tokens, event.sequence.prompt_tokens)
-                    self._metrics.admitted(live.queue_ps, event.sequence.prompt_tokens)
+                sequence = event.sequence
+                if event.first and sequence.first_admitted_ps is not None:
+                    self._metrics.admitted(sequence.first_admitted_ps - sequence.arrived_ps, sequence.prompt_tokens)
                 if cache is not None:
-                    self._metrics.prefix_looked_up(event.sequence.input_tokens, event.sequence.cached_tokens)
+                    self._metrics.prefix_looked_up(sequence.input_tokens, sequence.cached_tokens)
             elif isinstance(event, FirstToken):
                 self._metrics.first_token(event.at_ps - event.sequence.arrived_ps)
             elif isinstance(event, Finished):
                 live = lives[event.sequence.handle]
-                live.router.finished(wire.finished(live, event.reason, event.output_tokens, self.worker_id))
+                live.router.finished(
+                    wire.finished(live.router_handle, event.sequence, event.reason, event.output_tokens, self.worker_id)
+                )
                 self._metrics.finished(event.reason)
                 self._cluster.forget(live)
             elif isinstance(event, Dropped):
-                self._refuse(lives[event.sequence.handle], event.reason)
+                self._refuse(lives[event.sequence.handle], "dropped", refusals.dropped(event))
+            elif isinstance(event, Raised):
+                self._cluster.log_error(event.message, event.error)
+            elif isinstance(event, Failed):
+                self._refuse(lives[event.sequence.handle], "failed", refusals.raised(event.message))
             elif isinstance(event, Preempted):
                 self._metrics.preemptions.inc()
             elif isinstance(event, Cancelled):
                 self._metrics.requests.labels("cancelled").inc()
                 self._cluster.forget(lives[event.sequence.handle])
 
-    def _refuse(self, live: Live, reason: DropReason) -> None:
-        self._metrics.requests.labels("dropped").inc()
-        if reason is DropReason.ADAPTER_LOAD and live.sequence.adapter is not None:
-            message = f"adapter {live.sequence.adapter.adapter_id!r} could not be loaded; try later"
-            live.router.refused(live.router_handle, RefusalReason.ADAPTER_LOAD, message)
-        else:
-            message = "dropped: the service level can no longer be met; try later"
-            live.router.refused(live.router_handle, RefusalReason.SLO_UNATTAINABLE, message)
+    def _refuse(self, live: Live, outcome: str, refusal: Refusal) -> None:
+        self._metrics.requests.labels(outcome).inc()
+        live.router.refused(live.router_handle, refusals.withheld(refusal))
         self._cluster.forget(live)
 
     # --- the stream -------------------------------------------------------------------------------------------------
@@ -276,30 +297,29 @@ class Dispatcher:
             for message in messages:
                 await write(message)
 
-    def lose(self, at_ps: int) -> list[Sequence]:
-        """Give back what is unfinished; the dispatcher is of no more use."""
+    def stop(self) -> None:
+        """Decide nothing any more; the worker is gone."""
         self._stop_waiting()
         self._plan = None
-        unfinished, events = self.replica.lose(max(at_ps, self._boundary_ps))
+
+    def lost(self, gave_back: GaveBack, at_ps: int) -> None:
+        """Take note of what the core has taken back from a worker that is gone."""
         if self._journal is not None:
             for event in self._effects.awaited:
                 if event.overdue:
                     self._journal.late(event, None)
-            self._journal.gave_back("lost", at_ps, unfinished, events)
-        self._handle(events)
-        return unfinished
+            self._journal.gave_back("lost", at_ps, gave_back.sequences, gave_back.events)
+        self._handle(gave_back.events)
 
-    def give_back_waiting(self, at_ps: int) -> list[Sequence]:
-        """Give back what waits, while the rest runs on (a draining worker)."""
-        waiting, events = self.replica.withdraw_waiting()
-        gone = {event.sequence.handle for event in events if isinstance(event, Cancelled)}
-        never = self._effects.withdrawn(gone | {sequence.handle for sequence in waiting})
+    def drained(self, gave_back: GaveBack, at_ps: int) -> None:
+        """Take note of what the core has taken back while the rest runs on."""
+        gone = {event.sequence.handle for event in gave_back.events if isinstance(event, Cancelled | Failed)}
+        never = self._effects.withdrawn(gone | {sequence.handle for sequence in gave_back.sequences})
         if self._journal is not None:
             for event in never:
                 self._journal.late(event, None)
-            self._journal.gave_back("drained", at_ps, waiting, events)
-        self._handle(events)
-        return waiting
+            self._journal.gave_back("drained", at_ps, gave_back.sequences, gave_back.events)
+        self._handle(gave_back.events)
 
     def flush_journal(self) -> None:
         """Let the journal have the steps that have gathered; not those that an event should have prevented yet.

@@ -1,8 +1,9 @@
 """The cluster under a virtual clock: the same core and the same mock GPU, without a wall clock, a socket or a thread.
 
-Between arrivals workers do not meet, so one heap of their next boundaries drives them all; each jumps from plan to plan
-(`simulator.worker`). The law of the core, commit(k) equals commit(j), plan, commit(k - j), makes that equal to running
-every step.
+Who is let in, where a request goes and when a wait is over is decided in `scheduler.core.cluster`, as it is live; this
+module carries time. Between arrivals workers do not meet, so one heap of their next boundaries drives them all; each
+jumps from plan to plan (`simulator.worker`). By the law of the core, commit(k) equals commit(j), plan, commit(k - j),
+that is equal to running every step.
 
 Order at one time: arrivals first, then cancels, deadlines and faults in the order given, then the workers' boundaries
 in order of attaching. So an arrival at a boundary is seen there, as it is live.
@@ -16,27 +17,37 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from heapq import heappop, heappush
 
+from lorrery.scheduler.core import refusals
+from lorrery.scheduler.core.cluster import (
+    LETS_ALL_IN,
+    ClusterCore,
+    ClusterEvent,
+    ClusterRules,
+    Placed,
+    Refused,
+    Withdrawn,
+)
+from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.base import Placement
 from lorrery.scheduler.core.plan import (
     Admitted,
     Cancelled,
     Dropped,
-    DropReason,
     Event,
+    Failed,
     Finished,
     FirstToken,
     Idle,
     Preempted,
 )
+from lorrery.scheduler.core.refusals import Refusal, RefusalReason
 from lorrery.scheduler.core.sequence import Sequence as CoreSequence
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.stretch import Observer, Stretch
 from lorrery.simulator.worker import SimulatedWorker
-from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
+from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.steptime import StepTimeModel
 
-Refuse = Callable[[SimulatedRequest], tuple[str, str] | None]
-"""Says that a request may not come in (its outcome, why); None: it may."""
 Follow = Callable[[SimulatedRequest, int], SimulatedRequest | None]
 """Says which request its client sends next, given one that has ended and the time; None: no further one."""
 
@@ -47,16 +58,14 @@ class Simulation:
     Args:
         workers: in order of attaching.
         placement: who gets a request; with several shards one each, in order.
+        rules: of each scheduler: what it lets in, and how long a request waits while it has no worker.
         one_step: plan before every step, as the oracle does; slow.
-        refuse: checks requests as they arrive.
         choose_shard: index of the scheduler that gets a request; needed with several.
         timeout_ps: requests not over so long after their arrival are cancelled.
-        worker_wait_ps: how long a request waits while its scheduler has no worker.
         observers: told of what runs, see `observe`.
 
     Attributes:
         now_ps: the clock.
-        shards: the workers that are attached to each scheduler.
     """
 
     def __init__(
@@ -64,36 +73,33 @@ class Simulation:
         workers: Iterable[SimulatedWorker],
         placement: Placement | Sequence[Placement],
         *,
+        rules: ClusterRules = LETS_ALL_IN,
         one_step: bool = False,
-        refuse: Refuse | None = None,
         choose_shard: Callable[[SimulatedRequest], int] | None = None,
         timeout_ps: int | None = None,
-        worker_wait_ps: int = 30 * PS_PER_SECOND,
         observers: Sequence[Observer] = (),
     ) -> None:
         self.workers = list(workers)
         self._observer: Observer | None = None
         for order, worker in enumerate(self.workers):
             worker.order = order
-        self._placements = placement if isinstance(placement, Sequence) else [placement]
-        self.shards: list[list[SimulatedWorker]] = [[] for _ in self._placements]
-        for worker in self.workers:
-            self.shards[worker.shard].append(worker)
+        placements = placement if isinstance(placement, Sequence) else [placement]
+        self._cores = [ClusterCore(one, rules, bring_up_to_date=self._show) for one in placements]
+        self._worker_at: dict[Member, SimulatedWorker] = {}
         self.now_ps = 0
         self._one_step = one_step
-        self._refuse = refuse
         self._choose_shard = choose_shard
         self._timeout_ps = None if timeout_ps is None or timeout_ps >= NEVER else timeout_ps
-        self._worker_wait_ps = worker_wait_ps
         self._requests: dict[int, SimulatedRequest] = {}
-        self._worker_of: dict[int, SimulatedWorker] = {}
-        self._unplaced: list[dict[int, tuple[int, SimulatedRequest]]] = [{} for _ in self._placements]  # since when
         self._boundaries: list[tuple[int, int, int]] = []  # (time, order of the worker, version)
         self._new_pace: dict[int, StepTimeModel] = {}  # by the worker's order, until its next boundary
         self._timed: list[tuple[int, int, Callable[[], None]]] = []  # (time, number, what)
         self._num_timed = 0
         self._deadlines: deque[tuple[int, SimulatedRequest]] = deque()  # in order: all have the same time
         self._ended: list[SimulatedRequest] = []
+        self._waits_until_ps: list[int | None] = [None for _ in self._cores]  # what the clock looks at already
+        for worker in self.workers:
+            self._attach(worker)
         self.observe(observers)
 
     @property
@@ -111,14 +117,14 @@ class Simulation:
 
     def num_waiting(self, shard: int) -> int:
         """Return how many requests of a scheduler wait, for a batch or for a worker."""
-        return len(self._unplaced[shard]) + sum(worker.replica.num_waiting for worker in self.shards[shard])
+        return self._cores[shard].num_waiting
 
     def close(self) -> list[SimulatedRequest]:
         """End every request that is still open, as interrupted; the simulation is of no more use."""
         still_open = list(self._requests.values())
         for request in still_open:
             request.outcome, request.finished_ps = "interrupted", self.now_ps
-            request.output_tokens = self._tokens_given(request)
+            request.output_tokens = self._tokens_given(request, self._worker_of(request))
         self._requests.clear()
         return still_open
 
@@ -191,72 +197,67 @@ class Simulation:
     def _arrive(self, request: SimulatedRequest) -> None:
         if self._choose_shard is not None:
             request.shard = self._choose_shard(request)
-        if self._refuse is not None and (refusal := self._refuse(request)) is not None:
-            self._close(request, *refusal)
-            return
         self._requests[request.handle] = request
-        if self._timeout_ps is not None:
+        events = self._cores[request.shard].submit(request.sequence, self.now_ps)
+        for event in events:
+            if isinstance(event, Placed):
+                self._nudge(self._worker_at[event.member], heeded=event.matters)
+            else:
+                self._carry_out(events)
+        if self._timeout_ps is not None and request.outcome is None:
             self._deadlines.append((self.now_ps + self._timeout_ps, request))
-        self._place(request)
+        if not events:
+            self._wait_for_worker(request.shard)
 
-    def _place(self, request: SimulatedRequest) -> None:
-        """Give a request to a worker of its scheduler, now or when there is one."""
-        workers = self.shards[request.shard]
-        fitting = [worker for worker in workers if worker.replica.why_never(request) is None]
-        if len(fitting) == 1:
-            worker = fitting[0]
-            if len(workers) > 1:  # a placement may remember what it chose
-                self._placements[request.shard].place(request, [worker.candidate])
-        elif fitting:
-            worker = self._choose(request, fitting)
-        else:
-            self._wait_or_refuse(request, workers)
-            return
-        self._worker_of[request.handle] = worker
-        replica = worker.replica
-        heeded = replica.arrival_matters(again=request.arrived_ps < self.now_ps)
-        replica.submit(request, self.now_ps)
-        self._nudge(worker, heeded=heeded)
+    def _carry_out(self, events: Iterable[ClusterEvent]) -> None:
+        """Let the workers know what their scheduler has decided, and the clients who was refused."""
+        for event in events:
+            if isinstance(event, Placed):
+                self._nudge(self._worker_at[event.member], heeded=event.matters)
+            elif isinstance(event, Refused):
+                self._refuse(self._requests.pop(event.sequence.handle), event.refusal)
+            elif isinstance(event, Withdrawn):
+                request, worker = self._requests[event.sequence.handle], self._worker_at[event.member]
+                self._leave(request, worker)
+                self._nudge(worker, heeded=True)
+            else:
+                request = self._requests.pop(event.sequence.handle)
+                self._leave(request, None)
+                self._close(request, "timed out" if request.detail else "cancelled", request.detail)
 
-    def _choose(self, request: SimulatedRequest, fitting: list[SimulatedWorker]) -> SimulatedWorker:
-        for worker in fitting:
-            worker.show(self.now_ps)
-        candidates = [worker.candidate for worker in fitting]
-        chosen = self._placements[request.shard].place(request, candidates).candidate
-        return fitting[candidates.index(chosen)]
+    def _show(self, member: Member, at_ps: int) -> None:
+        self._worker_at[member].show(at_ps)
 
-    def _wait_or_refuse(self, request: SimulatedRequest, workers: list[SimulatedWorker]) -> None:
-        if workers:
-            del self._requests[request.handle]
-            self._close(request, "refused", workers[0].replica.why_never(request) or "")
-            return
-        self._unplaced[request.shard][request.handle] = self.now_ps, request
-        self.at(self.now_ps + self._worker_wait_ps, partial(self._wait_in_vain, request, self.now_ps))
+    def _wait_for_worker(self, shard: int) -> None:
+        """Look again at a scheduler's requests without a worker when the first of their waits is over."""
+        until_ps = self._cores[shard].until_ps
+        if until_ps is not None and until_ps != self._waits_until_ps[shard]:
+            self._waits_until_ps[shard] = until_ps
+            self.at(until_ps, partial(self._wait_is_over, shard))
 
-    def _wait_in_vain(self, request: SimulatedRequest, since_ps: int) -> None:
-        unplaced = self._unplaced[request.shard]
-        if unplaced.get(request.handle, (None, request))[0] == since_ps:
-            del unplaced[request.handle], self._requests[request.handle]
-            self._close(request, "no worker", "no worker has attached")
+    def _wait_is_over(self, shard: int) -> None:
+        self._carry_out(self._cores[shard].expire(self.now_ps))
+        self._wait_for_worker(shard)
 
     def cancel(self, handle: int) -> None:
         """Withdraw a request now; ignored if it is over."""
         request = self._requests.get(handle)
-        if request is None:
-            return
-        worker = self._worker_of.get(handle)
-        if request.finished_ps is None:  # to its client; the core lets go of it at the next boundary
-            request.finished_ps, request.output_tokens = self.now_ps, self._tokens_given(request)
-        if worker is not None:
-            worker.replica.cancel(handle, self.now_ps)
-            self._nudge(worker, heeded=True)
-        else:
-            del self._unplaced[request.shard][handle], self._requests[handle]
-            self._close(request, "timed out" if request.detail else "cancelled", request.detail)
+        if request is not None:
+            self._carry_out(self._cores[request.shard].cancel(handle, self.now_ps))
 
-    def _tokens_given(self, request: SimulatedRequest) -> int:
-        worker = self._worker_of.get(request.handle)
+    def _leave(self, request: SimulatedRequest, worker: SimulatedWorker | None) -> None:
+        """Let a request's client go; the core lets go of it at the next boundary."""
+        if request.finished_ps is None:
+            request.finished_ps, request.output_tokens = self.now_ps, self._tokens_given(request, worker)
+
+    def _tokens_given(self, request: SimulatedRequest, worker: SimulatedWorker | None) -> int:
         return request.produced_tokens if worker is None else worker.tokens_given(request, self.now_ps)
+
+    def _worker_of(self, request: SimulatedRequest) -> SimulatedWorker | None:
+        for worker in self.workers:
+            if worker.attached and request.handle in worker.member.sequences:
+                return worker
+        return None
 
     def _time_out(self, request: SimulatedRequest) -> None:
         request.detail = "deadline exceeded"
@@ -277,35 +278,34 @@ class Simulation:
 
     def lose(self, worker: SimulatedWorker) -> None:
         """Let a worker die now; what it had is queued again elsewhere. Ignored if it is gone."""
-        shard = self.shards[worker.shard]
-        if worker not in shard:
+        if not worker.attached:
             return
+        member = worker.member
         worker.catch_up(self.now_ps)
-        shard.remove(worker)
         worker.version += 1
-        worker.plan, worker.end_ps = None, None
-        unfinished, events = worker.replica.lose(max(self.now_ps, worker.boundary_ps))
+        worker.attached, worker.plan, worker.end_ps = False, None, None
+        gave_back, events = self._cores[worker.shard].lose(member, self.now_ps, worker.boundary_ps)
+        del self._worker_at[member]
         worker.gpu.clear()
-        self._handle(worker, events)
-        for sequence in unfinished:
-            request = self._requests[sequence.handle]
-            if self._observer is not None:
-                self._observer.requeued(worker.name, request)
-            del self._worker_of[sequence.handle]
-            self._place(request)
+        self._handle(worker, gave_back.events)
+        if self._observer is not None:
+            for sequence in gave_back.sequences:
+                self._observer.requeued(worker.name, self._requests[sequence.handle])
+        self._carry_out(events)
+        self._wait_for_worker(worker.shard)
         if self._observer is not None:
             self._observer.lost(worker.name)
 
     def attach(self, worker: SimulatedWorker) -> None:
         """Let a worker that was lost come back now, with nothing; it gets what waits for one."""
-        shard = self.shards[worker.shard]
-        if worker in shard:
+        if worker.attached:
             return
         worker.renew(self.now_ps)
-        shard.append(worker)
-        waiting, self._unplaced[worker.shard] = self._unplaced[worker.shard], {}
-        for _, request in waiting.values():
-            self._place(request)
+        self._carry_out(self._attach(worker))
+
+    def _attach(self, worker: SimulatedWorker) -> list[ClusterEvent]:
+        worker.attached, self._worker_at[worker.member] = True, worker
+        return self._cores[worker.shard].attach(worker.member, self.now_ps)
 
     def change_pace(self, worker: SimulatedWorker, step_time: StepTimeModel) -> None:
         """Let a worker's steps take what another model says, from its next boundary on."""
@@ -323,7 +323,7 @@ class Simulation:
         if self._new_pace and (step_time := self._new_pace.pop(worker.order, None)) is not None:
             worker.use(step_time)
         worker.boundary_ps = at_ps
-        decision = worker.replica.plan(at_ps)
+        decision = worker.member.plan(at_ps)
         worker.totals.num_plans += 1
         if decision.events:
             self._handle(worker, decision.events)
@@ -340,18 +340,13 @@ class Simulation:
 
     def _handle(self, worker: SimulatedWorker, events: Iterable[Event]) -> None:
         for event in events:
-            if isinstance(event, FirstToken):
+            if isinstance(event, (FirstToken, Admitted)):
                 continue  # its sequence tells
             if isinstance(event, Finished):
                 request = self._end(event.sequence, worker)
                 request.outcome, request.reason = "finished", event.reason
                 request.output_tokens, request.finished_ps = event.output_tokens, event.at_ps
                 self._ended.append(request)
-            elif isinstance(event, Admitted):
-                request = self._requests[event.sequence.handle]
-                if request.first_admitted_ps is None:
-                    request.first_admitted_ps = request.admitted_ps
-                    request.first_cached_tokens = min(request.cached_tokens, request.prompt_tokens)
             elif isinstance(event, Cancelled):
                 request = self._end(event.sequence, worker)
                 if self._observer is not None:
@@ -362,14 +357,19 @@ class Simulation:
                 if self._observer is not None:
                     self._observer.requeued(worker.name, self._requests[event.sequence.handle])
             elif isinstance(event, Dropped):
-                self._close(self._end(event.sequence, worker), "dropped", _DROPPED[event.reason])
+                self._refuse(self._end(event.sequence, worker), refusals.dropped(event))
+            elif isinstance(event, Failed):
+                if self._observer is not None:
+                    self._observer.left(worker.name, event.sequence.handle)
+                self._refuse(self._end(event.sequence, worker), refusals.raised(event.message))
 
     def _end(self, sequence: CoreSequence, worker: SimulatedWorker) -> SimulatedRequest:
-        handle = sequence.handle
-        del self._worker_of[handle]
-        request = self._requests.pop(handle)
+        request = self._requests.pop(sequence.handle)
         request.worker = worker.name
         return request
+
+    def _refuse(self, request: SimulatedRequest, refusal: Refusal) -> None:
+        self._close(request, _OUTCOME[refusal.reason], refusal.message)
 
     def _close(self, request: SimulatedRequest, outcome: str, detail: str = "") -> None:
         request.outcome, request.detail = outcome, detail
@@ -411,7 +411,14 @@ def _together(observers: Sequence[Observer]) -> Observer | None:
     return observers[0] if observers else None
 
 
-_DROPPED = {
-    DropReason.SERVICE_LEVEL: "dropped: the service level can no longer be met; try later",
-    DropReason.ADAPTER_LOAD: "its adapter could not be loaded; try later",
+_OUTCOME = {
+    RefusalReason.INVALID: "refused",
+    RefusalReason.NEVER_FITS: "refused",
+    RefusalReason.UNKNOWN_ADAPTER: "unknown adapter",
+    RefusalReason.QUEUE_FULL: "queue full",
+    RefusalReason.NO_WORKER: "no worker",
+    RefusalReason.DRAINING: "draining",
+    RefusalReason.SLO_UNATTAINABLE: "dropped",
+    RefusalReason.ADAPTER_LOAD: "dropped",
+    RefusalReason.INTERNAL: "failed",
 }

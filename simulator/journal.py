@@ -1,8 +1,8 @@
 """Reads the scheduler's journal: what the simulation is given, and what it has to arrive at by itself.
 
-Given: requests and cancels with their stamps, on which worker each request was placed, which of them took effect late
-and where, gaps in which a worker stood still, and after which step workers drained or were lost. Expected: everything
-else, as one list of plans and steps for each worker.
+Given: requests and cancels with their stamps, what placements read of the workers, which inputs took effect late and
+where, gaps in which a worker stood still, and after which step workers drained or were lost. Expected: everything else:
+where each request went, and one list of plans and steps for each worker.
 """
 
 import json
@@ -12,6 +12,9 @@ from pathlib import Path
 
 from lorrery.chassis.errors import FormatError
 from lorrery.scheduler.core.record import FORMAT_VERSION, Record
+
+FORMAT_VERSIONS = (1, FORMAT_VERSION)
+"""Those that can be read. In version 1 where a request went is given too."""
 
 INPUTS = frozenset(
     {"adapter", "adapter_removed", "attached", "request", "refused", "placed", "cancel", "drained", "lost"}
@@ -101,6 +104,7 @@ class Journal:
     Attributes:
         settings: those of the scheduler, as its settings file would have them.
         version: of the program that wrote it.
+        notes_figures: whether it says what placements read.
         inputs: in the order in which the scheduler came to know.
         workers: by number, in order of attaching.
         cut_line: number of a last line that is not whole; None: all are.
@@ -109,6 +113,7 @@ class Journal:
 
     settings: Record
     version: str
+    notes_figures: bool = True
     inputs: list[Line] = field(default_factory=list)
     workers: list[WorkerLines] = field(default_factory=list)
     cut_line: int | None = None
@@ -148,9 +153,10 @@ def _header(path: Path, line: str) -> Journal:
         kind, version = header["kind"], header["format_version"]
         if kind != "journal":
             raise FormatError(f"{path}: holds {kind!r}, not a journal")
-        if version != FORMAT_VERSION:
-            raise FormatError(f"{path}: format_version {version!r} is not known; this version reads {FORMAT_VERSION}")
-        return Journal(header["settings"], header["lorrery"])
+        if version not in FORMAT_VERSIONS:
+            known = " and ".join(map(str, FORMAT_VERSIONS))
+            raise FormatError(f"{path}: format_version {version!r} is not known; this version reads {known}")
+        return Journal(header["settings"], header["lorrery"], version >= FORMAT_VERSION)
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError(f"{path}: is no journal: {error}") from None
 

@@ -17,8 +17,11 @@ STATUS = {
     "timed out": "DEADLINE_EXCEEDED",
     "dropped": "RESOURCE_EXHAUSTED",
     "refused": "INVALID_ARGUMENT",
+    "unknown adapter": "NOT_FOUND",
     "queue full": "RESOURCE_EXHAUSTED",
     "no worker": "UNAVAILABLE",
+    "draining": "UNAVAILABLE",
+    "failed": "INTERNAL",
     "interrupted": INTERRUPTED,
 }
 """Outcome -> the status that a client of the live cluster sees."""

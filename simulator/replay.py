@@ -12,11 +12,14 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from lorrery.scheduler.core.member import Member
+from lorrery.scheduler.core.placements.base import Placement
 from lorrery.scheduler.core.plan import Event, Idle, Plan, Ran
 from lorrery.scheduler.core.record import Decisions, Record, describe_events, tokens_checksum
 from lorrery.scheduler.core.replica import Replica
-from lorrery.scheduler.core.sequence import Adapter
+from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.simulator.journal import ExpectedPlan, ExpectedStep, Journal, Late, Line, WorkerLines
+from lorrery.simulator.placements import NotReadError, derive
 from lorrery.simulator.replayed import ReplayedRequest
 from lorrery.vocabulary import u32
 from lorrery.worker.device.gpu import MockGpu
@@ -35,6 +38,7 @@ class ReplayParts:
         slow_spells: of a worker, given what it announced and when the first one attached.
         make_adapter: by name and rank.
         adapters: those that the settings list.
+        placement: the scheduler's, as it was at first.
         model: the base model's name; enters the token ids.
         length_model: where EOS falls by itself.
         echo: whether the answer is the prompt.
@@ -45,6 +49,7 @@ class ReplayParts:
     slow_spells: Callable[[Record, int], SlowSpells]
     make_adapter: Callable[[str, int], Adapter]
     adapters: dict[str, Adapter]
+    placement: Placement
     model: str
     length_model: LengthModel
     echo: bool = False
@@ -56,6 +61,8 @@ class Replayed:
 
     Attributes:
         differences: (line of the journal, what is different); empty if the runs are equal.
+        num_placed: times that a request went to a worker.
+        num_derived: those among them that follow from what the placement read.
         num_late: inputs that took effect late, whose boundaries were given.
         num_gaps: times that a worker stood still between two steps, which were given.
     """
@@ -64,6 +71,8 @@ class Replayed:
     num_workers: int = 0
     num_lost: int = 0
     num_cancels: int = 0
+    num_placed: int = 0
+    num_derived: int = 0
     num_plans: int = 0
     num_steps: int = 0
     num_tokens: int = 0
@@ -123,7 +132,11 @@ class _Replay:
                 request = ReplayedRequest.read(content, self._adapters)
                 self._requests[request.sequence.handle] = request
             case "placed":
-                self._worker(content).give(content, self._requests[content["handle"]])
+                self._result.num_placed += 1
+                request = self._requests[content["handle"]]
+                if self._journal.notes_figures:
+                    self._place(line, request.sequence)
+                self._worker(content).give(content, request)
             case "cancel":
                 self._result.num_cancels += 1
                 if "worker" in content:
@@ -142,16 +155,31 @@ class _Replay:
             case _:  # a refused request leaves no trace
                 pass
 
+    def _place(self, line: Line, sequence: Sequence) -> None:
+        """Derive where a request goes, and among which workers there was a choice."""
+        content = line.content
+        ready = [worker.member for worker in self._workers if worker.is_ready]
+        fitting = [member.name for member in ready if member.replica.why_never(sequence) is None]
+        figures = content.get("candidates", {})
+        candidates = fitting if len(ready) > 1 else []
+        _compare(line.number, "placed", {"candidates": candidates}, {"candidates": list(figures)})
+        if figures:
+            self._result.num_derived += 1
+            try:
+                fitting = [derive(self._parts.placement, sequence, figures)]
+            except NotReadError as error:
+                raise DifferenceError(line.number, f"placed: the placement {error}") from None
+        live = self._worker(content).member.name
+        _compare(line.number, "placed", {"worker": fitting[0]}, {"worker": live})
+
     def _attach(self, number: int, hello: Record, at_ps: int) -> None:
         lines = self._journal.workers[number]
         parts = self._parts
         if self._faults_from_ps is None:
             self._faults_from_ps = at_ps
-        replica = parts.make_replica(hello, self._faults_from_ps)
+        member = Member(hello["worker_id"], parts.make_replica(hello, self._faults_from_ps))
         spells = parts.slow_spells(hello, self._faults_from_ps)
-        self._workers.append(
-            _Worker(lines, replica, parts.make_gpu(hello), spells, self._requests, parts, self._result)
-        )
+        self._workers.append(_Worker(lines, member, parts.make_gpu(hello), spells, self._requests, parts, self._result))
 
     def _worker(self, content: Record) -> "_Worker":
         return self._workers[content["worker"]]
@@ -168,6 +196,8 @@ class _Worker:
     """One worker of the replay.
 
     Attributes:
+        member: its batch and queue.
+        is_ready: whether it has neither drained nor been lost.
         due_ps: when to plan next, if no plan runs; None: when something comes.
         position_ps: the boundary before the next step.
         boundary_ps: the end of the last step.
@@ -176,14 +206,16 @@ class _Worker:
     def __init__(
         self,
         lines: WorkerLines,
-        replica: Replica,
+        member: Member,
         gpu: MockGpu,
         spells: SlowSpells,
         requests: dict[int, ReplayedRequest],
         parts: ReplayParts,
         result: Replayed,
     ) -> None:
-        self._lines, self._replica, self._gpu, self._spells = lines, replica, gpu, spells
+        self.member = member
+        self.is_ready = True
+        self._lines, self._gpu, self._spells = lines, gpu, spells
         self._requests, self._parts, self._result = requests, parts, result
         self._stops = deque(lines.stops)
         self._num_seen = 0
@@ -214,12 +246,11 @@ class _Worker:
 
     def _deliver(self, content: Record, request: ReplayedRequest | None, nudge_ps: int | None) -> None:
         """Put an input into the inbox, and let it be heeded from `nudge_ps` on; None: never."""
-        replica, at_ps = self._replica, content["at_ps"]
-        heeded = request is None or replica.arrival_matters(again=request.sequence.arrived_ps < at_ps)
+        member, at_ps, heeded = self.member, content["at_ps"], True
         if request is None:
-            replica.cancel(content["handle"], at_ps)
+            member.replica.cancel(content["handle"], at_ps)
         else:
-            replica.submit(request.sequence, at_ps)
+            heeded = member.submit(request.sequence, at_ps)
         if nudge_ps is not None and (heeded or self._plan is None):
             self._heed(nudge_ps)
 
@@ -242,9 +273,10 @@ class _Worker:
                 late = inputs.popleft()
                 self._deliver(late.content, late.request, None)
         if lost:
-            sequences, events = self._replica.lose(max(content["at_ps"], self._boundary_ps))
+            sequences, events = self.member.lose(max(content["at_ps"], self._boundary_ps))
         else:
-            sequences, events = self._replica.withdraw_waiting()
+            sequences, events = self.member.withdraw_waiting()
+        self.is_ready = False
         record = {
             "num_steps": self._num_steps,
             "boundary_ps": self._boundary_ps,
@@ -309,7 +341,7 @@ class _Worker:
         return True
 
     def _decide(self, at_ps: int) -> None:
-        decision = self._replica.plan(at_ps)
+        decision = self.member.plan(at_ps)
         self._planned_ps = at_ps
         record = self._decisions.record(decision)
         if record is not None:
@@ -342,7 +374,7 @@ class _Worker:
         given = set(outcome.handles.tolist()) if outcome.finished else set()
         silent = frozenset(handle for handle, _ in outcome.finished if handle not in given)
         ended = list(outcome.finished)
-        events = self._replica.commit(plan, Ran(1, end_ps, ended, silent))
+        events = self.member.commit(plan, Ran(1, end_ps, ended, silent))
         self._see_step(end_ps, outcome, events)
         self._position_ps = self._boundary_ps = end_ps
         self._steps_left -= 1

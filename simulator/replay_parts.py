@@ -54,6 +54,7 @@ def parts_of(journal: Journal, path: Path) -> ReplayParts:
         slow_spells=lambda hello, from_ps: slow_spells_of(settings, hello["worker_id"], from_ps),
         make_adapter=factory.adapter,
         adapters=adapters,
+        placement=factory.placement(),
         model=device_of(settings).deployment.model.name,
         length_model=length_model_of(output),
         echo=output.mode == "echo",

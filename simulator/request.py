@@ -10,16 +10,16 @@ from lorrery.worker.device.rows import DeviceSequence
 
 
 @dataclass(slots=True, eq=False, init=False)
-class SimulatedRequest(Sequence):
-    """A request; the core sees it as a `Sequence` and nothing of what stands here.
+class SimulatedRequest:
+    """A request. The core gets its sequence, and nothing that leads from there to this object: no policy sees its end.
 
     Attributes:
+        handle: the sequence's.
+        sequence: what the core knows.
         ending: where the device ends it. It never depends on tokens, since no stop sequences are simulated.
         outcome: a key of `outcomes.STATUS`; None while it lives.
         detail: why it was refused or dropped.
         reason: why it finished.
-        first_admitted_ps: its first admission.
-        first_cached_tokens: prompt tokens that were cached then.
         finished_ps: its end, of whatever kind.
         last_token_ps: when its last token came, if that was before its end: it was held (static batching), or its last
             step gave none (llm-mock).
@@ -28,12 +28,12 @@ class SimulatedRequest(Sequence):
         worker: who ran it last; empty if nobody did.
     """
 
+    handle: int
+    sequence: Sequence
     ending: Ending
     outcome: str | None
     detail: str
     reason: FinishReason | None
-    first_admitted_ps: int | None
-    first_cached_tokens: int
     finished_ps: int | None
     last_token_ps: int | None
     output_tokens: int
@@ -51,15 +51,79 @@ class SimulatedRequest(Sequence):
         tenant_id: str = "",
         prompt_token_ids: Tokens[int] = (),
     ) -> None:
-        # A dataclass with slots is not the class that a plain super() finds.
-        Sequence.__init__(self, handle, prompt_tokens, max_new_tokens, arrived_ps, adapter, tenant_id, prompt_token_ids)
+        self.handle = handle
+        self.sequence = Sequence(
+            handle, prompt_tokens, max_new_tokens, arrived_ps, adapter, tenant_id, prompt_token_ids
+        )
         self.ending = ending
         self.outcome = self.reason = None
-        self.first_admitted_ps = self.finished_ps = self.last_token_ps = None
-        self.first_cached_tokens = self.output_tokens = self.shard = 0
+        self.finished_ps = self.last_token_ps = None
+        self.output_tokens = self.shard = 0
         self.detail = self.worker = ""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of its prompt."""
+        return self.sequence.prompt_tokens
+
+    @property
+    def max_new_tokens(self) -> int:
+        """What it asks for at most."""
+        return self.sequence.max_new_tokens
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """The adapter that it names; None: the base model."""
+        return self.sequence.adapter
+
+    @property
+    def tenant_id(self) -> str:
+        """Whose it is; may be empty."""
+        return self.sequence.tenant_id
+
+    @property
+    def arrived_ps(self) -> int:
+        """When it arrives; may be set until it has."""
+        return self.sequence.arrived_ps
+
+    @arrived_ps.setter
+    def arrived_ps(self, at_ps: int) -> None:
+        self.sequence.arrived_ps = at_ps
+
+    @property
+    def admitted_ps(self) -> int | None:
+        """Its last admission; None while it waits."""
+        return self.sequence.admitted_ps
+
+    @property
+    def first_admitted_ps(self) -> int | None:
+        """Its first admission."""
+        return self.sequence.first_admitted_ps
+
+    @property
+    def first_cached_tokens(self) -> int:
+        """Prompt tokens that were cached then."""
+        return self.sequence.first_cached_tokens
+
+    @property
+    def first_token_ps(self) -> int | None:
+        """When its first token came."""
+        return self.sequence.first_token_ps
+
+    @property
+    def produced_tokens(self) -> int:
+        """Output made before it was last queued."""
+        return self.sequence.produced_tokens
+
+    @property
+    def num_requeues(self) -> int:
+        """How often it lost its place in a batch."""
+        return self.sequence.num_requeues
 
     def device(self) -> DeviceSequence:
         """Return it as the device sees it when it joins, with what it has produced before."""
-        name, rank = ("", 0) if self.adapter is None else (self.adapter.adapter_id, self.adapter.rank)
-        return DeviceSequence(self.handle, self.prompt_tokens, self.produced_tokens, 0, self.ending, None, name, rank)
+        sequence = self.sequence
+        name, rank = ("", 0) if sequence.adapter is None else (sequence.adapter.adapter_id, sequence.adapter.rank)
+        return DeviceSequence(
+            self.handle, sequence.prompt_tokens, sequence.produced_tokens, 0, self.ending, None, name, rank
+        )

@@ -19,11 +19,10 @@ from lorrery.loadgen.source import BuiltWorkload, admissible, build_workload
 from lorrery.loadgen.workload.arrays import Requests
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.loadgen.workload.rounds import WARMUP_CONCURRENCY, again_and_again, warmup_requests
-from lorrery.scheduler.core.limits import Limits, check_lengths
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.scheduler.messages import WorkerHello
-from lorrery.scheduler.replicas import ReplicaFactory
+from lorrery.scheduler.replicas import ReplicaFactory, cluster_rules
 from lorrery.settings import Settings
 from lorrery.simulator.build import build_requests
 from lorrery.simulator.engine import Simulation
@@ -173,6 +172,13 @@ def _count(workers: Iterable[SimulatedWorker]) -> tuple[int, int]:
     return sum(one.num_steps for one in totals), sum(one.num_plans for one in totals)
 
 
+@dataclass(slots=True)
+class _Begin:
+    """When the run began; faults count from there."""
+
+    at_ps: int = NEVER
+
+
 class _SimulatedCluster:
     """Schedulers and workers of some settings."""
 
@@ -185,7 +191,7 @@ class _SimulatedCluster:
             raise SettingsError(f"{num_shards} schedulers have {options.num_workers} workers; each needs one")
         self._settings, self._options, self._addresses = settings, options, addresses
         self._device = device_of(settings)
-        self._pool_tokens = settings.scheduler.max_total_token_num or self._device.pool_tokens
+        self._begin = _Begin()
         factories = [ReplicaFactory(settings) for _ in addresses]
         self.adapters: dict[str, Adapter] = {
             name: factories[0].adapter(name, rank) for name, rank in settings.adapters.expand()
@@ -193,16 +199,13 @@ class _SimulatedCluster:
         workers = [
             self._worker(number, factories[number % num_shards], num_shards) for number in range(options.num_workers)
         ]
-        time_scale = settings.time_scale
-        self._start_ps = NEVER
         self.simulation = Simulation(
             workers,
             [factory.placement() for factory in factories],
+            rules=cluster_rules(settings),
             one_step=options.one_step,
-            refuse=self._refuse,
             choose_shard=self._choose_shard if num_shards > 1 else None,
-            timeout_ps=round(min(timeout_seconds / time_scale, LAST_SECONDS) * PS_PER_SECOND),
-            worker_wait_ps=round(settings.scheduler.worker_wait_seconds / time_scale * PS_PER_SECOND),
+            timeout_ps=round(min(timeout_seconds / settings.time_scale, LAST_SECONDS) * PS_PER_SECOND),
         )
 
     @property
@@ -246,7 +249,7 @@ class _SimulatedCluster:
     def play(self, requests: Sequence[WorkloadRequest], options: LoadOptions) -> Iterator[SimulatedRequest]:
         """Run a workload as the load generator would send it, faults included; yield requests as they end."""
         simulation = self.simulation
-        self._start_ps = simulation.now_ps
+        self._begin.at_ps = simulation.now_ps
         schedule_faults(self._options.faults, simulation)
         played = again_and_again(requests) if options.repeats else iter(requests)
         built = self._build(played, options.seed, ignore_eos=options.ignore_eos, max_new_tokens=options.max_new_tokens)
@@ -311,28 +314,18 @@ class _SimulatedCluster:
         if faults and replica_settings.adapter_options.blocking and any(fault.until_ps == NEVER for fault in faults):
             raise SettingsError("fault adapter_load_failure without for: a prefill that waits for the load never runs")
 
+        begin = self._begin  # not the cluster, whose requests a policy could find from here
+
         def fails(adapter: Adapter, attempt: int, at_ps: int) -> bool:
-            return load_fails(faults, adapter.adapter_id, at_ps - self._start_ps)
+            return load_fails(faults, adapter.adapter_id, at_ps - begin.at_ps)
 
         def make_replica() -> Replica:
             return factory.replica(replica_settings, fails if faults else None)
 
-        return SimulatedWorker(name, make_replica, self._device.step_time, number % num_shards)
+        return SimulatedWorker(
+            name, make_replica, self._device.step_time, number % num_shards, replica_settings.max_total_token_num
+        )
 
     def _choose_shard(self, request: SimulatedRequest) -> int:
         key = request.adapter.adapter_id if request.adapter is not None else str(request.handle)
         return rendezvous.choose(key, self._addresses)
-
-    def _refuse(self, request: SimulatedRequest) -> tuple[str, str] | None:
-        own = self._settings.scheduler
-        limits = Limits(own.max_req_input_len, own.max_req_total_len, self._pool_tokens)
-        wrong = check_lengths(request.prompt_tokens, request.max_new_tokens, limits)
-        if wrong is not None:
-            return "refused", wrong
-        simulation = self.simulation
-        if simulation.num_open >= own.max_waiting_requests:
-            num_waiting = simulation.num_waiting(request.shard)
-            if num_waiting >= own.max_waiting_requests:
-                why = f"{num_waiting} requests wait; max_waiting_requests is {own.max_waiting_requests}; try later"
-                return "queue full", why
-        return None

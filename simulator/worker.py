@@ -7,12 +7,13 @@ the steps (when they end, who ends with them) is known when the plan starts; it 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lorrery.scheduler.core.placements.base import Candidate
+from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.plan import Event, Plan, Ran
 from lorrery.scheduler.core.replica import Replica
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.stretch import Observer, Stretch
 from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.device.steptime import StepTimeModel
 
@@ -35,8 +36,11 @@ class SimulatedWorker:
         make_replica: makes its replica, anew after the worker was lost.
         step_time: of its device.
         shard: index of the scheduler it belongs to.
+        pool_tokens: its KV pool, for the check on a request's length; by default no request is too long for it.
 
     Attributes:
+        member: what its scheduler has of it, or had when it was lost.
+        attached: whether it has it now.
         order: of attaching; decides who comes first at one time.
         step_time: its device's, if nothing slows it down.
         boundary_ps: the last boundary at which it planned.
@@ -46,15 +50,16 @@ class SimulatedWorker:
     __slots__ = (
         "_make_replica",
         "_may_be_silent",
-        "_shown_ps",
+        "attached",
         "boundary_ps",
-        "candidate",
         "end_ps",
         "gpu",
+        "member",
         "name",
         "observer",
         "order",
         "plan",
+        "pool_tokens",
         "replica",
         "shard",
         "start_ps",
@@ -65,12 +70,18 @@ class SimulatedWorker:
     )
 
     def __init__(
-        self, name: str, make_replica: Callable[[], Replica], step_time: StepTimeModel, shard: int = 0
+        self,
+        name: str,
+        make_replica: Callable[[], Replica],
+        step_time: StepTimeModel,
+        shard: int = 0,
+        pool_tokens: int = NEVER,
     ) -> None:
         self.name = name
         self.step_time = step_time
         self.gpu = MockGpu(step_time)
         self.shard = shard
+        self.pool_tokens = pool_tokens
         self.order = 0
         self.plan: Plan | None = None
         self.start_ps = 0
@@ -82,16 +93,9 @@ class SimulatedWorker:
         self.observer: Observer | None = None
         self._make_replica = make_replica
         self._may_be_silent = False
-        self._shown_ps = 0
-        self.replica, self.candidate = self._anew()
-
-    def _anew(self) -> tuple[Replica, Candidate]:
-        replica = self._make_replica()
-        replica.uncommitted_steps = self._steps_ended_as_shown
-        return replica, Candidate(self.name, replica)
-
-    def _steps_ended_as_shown(self) -> int:
-        return 0 if self.plan is None else self._steps_ended(self._shown_ps)
+        self.attached = False
+        self.replica = make_replica()
+        self.member = Member(name, self.replica, pool_tokens)
 
     def use(self, step_time: StepTimeModel) -> None:
         """Take another model's times from now on; call it at a boundary."""
@@ -99,7 +103,8 @@ class SimulatedWorker:
 
     def renew(self, at_ps: int) -> None:
         """Come back with nothing, after it was lost."""
-        self.replica, self.candidate = self._anew()
+        self.replica = self._make_replica()
+        self.member = Member(self.name, self.replica, self.pool_tokens)
         self.boundary_ps = at_ps
 
     def start(self, plan: Plan, at_ps: int, requests: dict[int, SimulatedRequest], *, one_step: bool) -> int:
@@ -146,7 +151,7 @@ class SimulatedWorker:
         if stretch is not None:
             self._observe(stretch, finished, requests)
         if not finished:
-            return self.replica.commit(plan, Ran(steps, at_ps))
+            return self.member.commit(plan, Ran(steps, at_ps))
         silent: frozenset[int] = frozenset()
         if plan.hold:
             for handle, _ in finished:
@@ -155,7 +160,7 @@ class SimulatedWorker:
             silent = frozenset(handle for handle, _ in finished if requests[handle].ending.extra_step)
             for handle in silent:
                 requests[handle].last_token_ps = before_ps
-        return self.replica.commit(plan, Ran(steps, at_ps, finished, silent))
+        return self.member.commit(plan, Ran(steps, at_ps, finished, silent))
 
     def _last_boundary_before(self, plan: Plan, at_ps: int) -> int:
         """Return the boundary before the last step of the plan, which ends now."""
@@ -164,20 +169,20 @@ class SimulatedWorker:
         return plan.at_ps if self.start_ps == plan.at_ps + plan.wait_ps else self.start_ps
 
     def show(self, at_ps: int) -> None:
-        """Let placements see the state of now: the steps of the running plan that have ended count, if they ask.
+        """Let placements see the state of now: the steps of the running plan that have ended count.
 
         A prefix cache changes with the steps, so with one they are committed.
         """
-        self._shown_ps = at_ps
         if self.replica.prefix_cache is not None:
             self.catch_up(at_ps)
+        self.member.candidate.uncommitted_steps = 0 if self.plan is None else self._steps_ended(at_ps)
 
     def tokens_given(self, request: SimulatedRequest, at_ps: int) -> int:
         """Return how many tokens a request of this worker has got by now, those of earlier batches included."""
         running = self.replica.running
         if running.get(request.handle) is None:
             return request.produced_tokens
-        tokens = request.produced_tokens + self.replica.output_tokens(request)
+        tokens = request.produced_tokens + self.replica.output_tokens(request.sequence)
         goes_on = request.handle not in running.prefilling and request.handle not in running.held
         if goes_on and self.plan is not None and self.plan.decode:
             tokens += self._steps_ended(at_ps)

@@ -60,7 +60,7 @@ def play(prompts: Sequence[Sequence[int]], cache: StaticTrie, batch_size: int) -
     workload = [WorkloadRequest(index, 0.0, len(prompt), 1_024) for index, prompt in enumerate(prompts)]
     arrivals = []
     for at_ps, request in build_requests(workload, "llm-mock", {}, natural_length=LlmMockLength()):
-        request.prompt_token_ids = prompts[request.handle]
+        request.sequence.prompt_token_ids = prompts[request.handle]
         arrivals.append((at_ps, request))
     done = list(Simulation(workers, RoundRobin()).run(arrivals))
     ttft = np.array([request.first_token_ps or 0 for request in done]) / PS_PER_SECOND

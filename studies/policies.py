@@ -127,7 +127,7 @@ class Result:
     @property
     def hit_ratio(self) -> float:
         """Cached over all prompt tokens."""
-        return sum(r.cached_tokens for r in self.finished) / sum(r.prompt_tokens for r in self.finished)
+        return sum(r.sequence.cached_tokens for r in self.finished) / sum(r.prompt_tokens for r in self.finished)
 
 
 Columns = dict[str, Callable[[Result], str]]

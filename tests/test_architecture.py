@@ -178,6 +178,52 @@ def test_only_wire_modules_touch_both_messages_and_core_types(path: Path) -> Non
     assert not (messages and core), f"{messages} meet {core}: conversions live in wire.py"
 
 
+def imported_modules(source: str, known: set[str]) -> set[str]:
+    """Which of the known modules `source` imports, anywhere in it; what only a type checker sees counts too."""
+    names = {name for name, _ in imports(ast.parse(source))}
+    return {name if name in known else name.rpartition(".")[0] for name in names} & known
+
+
+def import_cycle(graph: dict[str, set[str]]) -> list[str]:
+    """Modules that import one another in a ring, the first one again at the end; empty: there are none."""
+    done: set[str] = set()
+
+    def visit(module: str, path: list[str]) -> list[str]:
+        if module in path:
+            return [*path[path.index(module) :], module]
+        if module in done:
+            return []
+        for imported in sorted(graph[module]):
+            if found := visit(imported, [*path, module]):
+                return found
+        done.add(module)
+        return []
+
+    return next((found for module in sorted(graph) if (found := visit(module, []))), [])
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_no_modules_of_a_room_import_one_another_in_a_ring(room: str) -> None:
+    sources = {
+        "lorrery." + ".".join(path.relative_to(ROOT).with_suffix("").parts): path.read_text(encoding="utf-8")
+        for path in modules(room)
+        if path.name != "__init__.py"
+    }
+    graph = {name: imported_modules(source, set(sources)) for name, source in sources.items()}
+    assert import_cycle(graph) == []
+
+
+def test_the_check_sees_a_ring_that_only_a_type_checker_would() -> None:
+    known = {"lorrery.a.one", "lorrery.a.two", "lorrery.a.three"}
+    graph = {
+        "lorrery.a.one": imported_modules("from lorrery.a import two", known),
+        "lorrery.a.two": imported_modules("import lorrery.a.three", known),
+        "lorrery.a.three": imported_modules("if TYPE_CHECKING:\n    from lorrery.a.one import One", known),
+    }
+    assert import_cycle(graph) == ["lorrery.a.one", "lorrery.a.two", "lorrery.a.three", "lorrery.a.one"]
+    assert import_cycle(graph | {"lorrery.a.three": set()}) == []
+
+
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_is_part_of_the_one_package_and_lies_at_the_top_of_this_tree(room: str) -> None:
     link = ROOT / "src" / "lorrery" / room

@@ -76,16 +76,24 @@ class ReplicaFloor:
             on_take=None if self._prefix_cache is None else self._pin_prefix,
             max_prompt_tokens=max_prompt_tokens,
         )
-        dropped = self._queue.admit(walk, running, at_ps)
+        try:
+            dropped = self._queue.admit(walk, running, at_ps)
+        except Exception:
+            self._unpin_prefixes(walk.admitted)
+            raise
         if dropped:
             # Strict S-LoRA also drops those that were cancelled, which was told then.
             self.events += [Dropped(sequence) for sequence in dropped if not sequence.aborted]
         admitted = walk.admitted
         for sequence in admitted:
             sequence.admitted_ps = at_ps
+            first = sequence.first_admitted_ps is None
+            if first:
+                sequence.first_admitted_ps = at_ps
+                sequence.first_cached_tokens = min(sequence.cached_tokens, sequence.prompt_tokens)
             running.admit(sequence)
             self._memory.admitted(sequence)
-            self.events.append(Admitted(sequence))
+            self.events.append(Admitted(sequence, first))
         self.admitted += admitted
         return admitted
 
@@ -124,3 +132,10 @@ class ReplicaFloor:
         assert self._prefix_cache is not None
         sequence.cached_tokens = sequence.computed_tokens = self._cached_tokens(sequence)
         self._prefix_cache.acquire(sequence)
+
+    def _unpin_prefixes(self, sequences: Many[Sequence]) -> None:
+        """Take back what a walk pinned that its queue has broken off."""
+        if self._prefix_cache is not None:
+            for sequence in sequences:
+                self._prefix_cache.release(sequence, 0)
+                sequence.cached_tokens = sequence.computed_tokens = 0

@@ -38,6 +38,14 @@ class Inbox:
         self.next_ps = self._events[0][0] if self._events else None
         return what
 
+    def clear(self) -> None:
+        """Forget every event."""
+        self._events, self.num_arrivals, self.next_ps = [], 0, None
+
+    def has_arrival(self, handle: int) -> bool:
+        """Tell whether an arrival is in here that has not taken effect. Cost: linear in the events."""
+        return any(not isinstance(what, int) and what.handle == handle for _, _, what in self._events)
+
     def give_back(self, unfinished: dict[int, Sequence]) -> tuple[list[Sequence], list[Event]]:
         """Add the arrivals to `unfinished`, by handle, and take out what was cancelled.
 

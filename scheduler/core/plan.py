@@ -42,12 +42,18 @@ class Chunk(PrefillWork):
 
 @dataclass(slots=True, init=False)
 class Admitted:
-    """A sequence entered the batch."""
+    """A sequence entered the batch.
+
+    Attributes:
+        first: whether it did so for the first time; then its `first_admitted_ps` and `first_cached_tokens` are set.
+    """
 
     sequence: Sequence
+    first: bool
 
-    def __init__(self, sequence: Sequence) -> None:
+    def __init__(self, sequence: Sequence, first: bool = True) -> None:
         self.sequence = sequence
+        self.first = first
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +76,31 @@ class Dropped:
 
     sequence: Sequence
     reason: DropReason = DropReason.SERVICE_LEVEL
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A sequence was given up because a decision that concerned it raised.
+
+    Attributes:
+        message: that of the `Raised` before it; for whoever runs the scheduler, not for its clients.
+    """
+
+    sequence: Sequence
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """A policy raised an exception; those who are given up because of it follow.
+
+    Attributes:
+        message: which policy raised what.
+        error: what was raised.
+    """
+
+    message: str
+    error: Exception
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +145,7 @@ class AdaptersKept:
     adapter_ids: tuple[str, ...]
 
 
-Event = Admitted | Cancelled | Dropped | Preempted | FirstToken | Finished | AdaptersKept
+Event = Admitted | Cancelled | Dropped | Failed | Preempted | Raised | FirstToken | Finished | AdaptersKept
 
 
 @dataclass(slots=True, init=False)

@@ -15,18 +15,23 @@ from lorrery.scheduler.core.plan import (
     Cancelled,
     Dropped,
     Event,
+    Failed,
     Finished,
     FirstToken,
     Idle,
     Plan,
     Preempted,
+    Raised,
 )
 
-FORMAT_VERSION = 1
-"""Of the journal."""
+FORMAT_VERSION = 2
+"""Of the journal. Since 2 a `placed` line says what the placement read."""
 
 Record = dict[str, Any]
 """Names and values as JSON has them; what is empty is left out."""
+
+
+DescribedEvent = Admitted | AdaptersKept | Cancelled | Dropped | Failed | Finished | FirstToken | Preempted
 
 
 class Decisions:
@@ -72,12 +77,14 @@ def describe_events(events: Iterable[Event]) -> Record:
     """Return the events by kind, in order, each at the time of the decision or step that brought it."""
     said: Record = {}
     for event in events:
+        if isinstance(event, Raised):  # its text need not be the same in every process
+            continue
         kind, what = _describe(event)
         said.setdefault(kind, []).append(what)
     return said
 
 
-def _describe(event: Event) -> tuple[str, Any]:
+def _describe(event: DescribedEvent) -> tuple[str, Any]:
     match event:
         case Admitted(sequence):
             return "admitted", [sequence.handle, sequence.cached_tokens]
@@ -89,6 +96,8 @@ def _describe(event: Event) -> tuple[str, Any]:
             return "preempted", [sequence.handle, sequence.produced_tokens]
         case Dropped(sequence, reason):
             return "dropped", [sequence.handle, reason.value]
+        case Failed(sequence):
+            return "failed", sequence.handle
         case Cancelled(sequence):
             return "cancelled", sequence.handle
         case AdaptersKept(adapter_ids):

@@ -8,8 +8,9 @@ gone.
 No clock here: every time comes in as an argument, in device picoseconds.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 from lorrery.scheduler.core.adapters import Residency
 from lorrery.scheduler.core.batching.base import Batching, Step
@@ -23,10 +24,12 @@ from lorrery.scheduler.core.plan import (
     Dropped,
     DropReason,
     Event,
+    Failed,
     FirstToken,
     Idle,
     Plan,
     Preempted,
+    Raised,
     Ran,
 )
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache
@@ -34,6 +37,20 @@ from lorrery.scheduler.core.queues.base import Queue, is_asked_every_step
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.vocabulary.finish_reason import FinishReason
+
+
+class SequenceError(Exception):
+    """A policy raised while it was given one sequence.
+
+    Args:
+        sequence: that one; it is in no queue.
+        error: what was raised.
+    """
+
+    def __init__(self, sequence: Sequence, error: Exception) -> None:
+        super().__init__(sequence.handle)
+        self.sequence = sequence
+        self.error = error
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +71,8 @@ class ReplicaOptions:
 class Replica:
     """A worker's batch and queue.
 
-    Attributes:
-        uncommitted_steps: tells how many decode steps of the plan that runs have ended and will be committed later;
-            `kv_tokens` counts them. A simulation, which commits a plan in one go, lets placements see the present so.
-            None: there are none.
+    What its queue and its way to batch raise comes out of `plan`, whenever they raised it. The replica can go on then,
+    without the sequences that it is told to `give_up`.
 
     Args:
         queue: who waits, and in which order they are tried.
@@ -89,8 +104,6 @@ class Replica:
         self.adapters = Residency() if adapters is None else adapters
         self._moves_adapters = not options.no_lora and not self.adapters.options.keep_unused
         self._may_preempt = not memory.reserved
-        self._one_step = is_asked_every_step(queue)
-        self.uncommitted_steps: Callable[[], int] | None = None
         self._inbox = Inbox()
         self._floor = ReplicaFloor(
             self.running,
@@ -105,6 +118,9 @@ class Replica:
         self._events: list[Event] = []
         self._aborted: dict[int, Sequence] = {}
         self._endings = Endings()
+        self._one_step = is_asked_every_step(queue)
+        self._raised: Exception | None = None
+        self._queue_is_broken = False
 
     @property
     def num_waiting(self) -> int:
@@ -124,8 +140,7 @@ class Replica:
     @property
     def kv_tokens(self) -> int:
         """Tokens that sequences in the batch hold."""
-        ahead = 0 if self.uncommitted_steps is None else self.uncommitted_steps()
-        return self.running.kv_tokens + ahead * self.running.num_decoding
+        return self.running.kv_tokens
 
     # --- events in --------------------------------------------------------------------------------------------------
 
@@ -157,8 +172,15 @@ class Replica:
     # --- deciding ---------------------------------------------------------------------------------------------------
 
     def plan(self, at_ps: int) -> Plan | Idle:
-        """Decide what runs from this boundary on."""
+        """Decide what runs from this boundary on.
+
+        Raises:
+            SequenceError: the queue cannot take a sequence.
+            Exception: whatever else a policy raised, now or since the last plan. Nothing runs before a plan is made.
+        """
         adapters, inbox, floor = self.adapters, self._inbox, self._floor
+        if self._raised is not None:
+            self._raise_again(self._raised)
         if adapters.loading:
             adapters.advance(at_ps)
         while inbox.next_ps is not None and inbox.next_ps <= at_ps:
@@ -166,7 +188,10 @@ class Replica:
             if isinstance(what, int):
                 self._apply_cancel(what, at_ps)
             else:
-                floor.enqueue(what, at_ps)
+                try:
+                    floor.enqueue(what, at_ps)
+                except Exception as error:
+                    self._turn_away(what, error)
         if adapters.given_up:
             self._drop_unloadable(adapters.take_given_up())
         if self._may_preempt:
@@ -190,11 +215,22 @@ class Replica:
             plan.events, self._events = self._events, []
         return plan
 
+    def _turn_away(self, sequence: Sequence, error: Exception) -> NoReturn:
+        try:
+            self.queue.cancel(sequence.handle)  # it may have been taken in before the error
+        except Exception as other:
+            self._raised = other
+        raise SequenceError(sequence, error) from error
+
     def _next_event_ps(self, at_ps: int) -> int | None:
         next_ps = self._inbox.next_ps
         if self.adapters.loading:
             next_ps = _earlier(next_ps, self.adapters.next_event_ps)
-        wakes_at_ps = self.queue.wakes_at_ps(at_ps)
+        try:
+            wakes_at_ps = self.queue.wakes_at_ps(at_ps)
+        except Exception as error:  # the decision is made; the next one, due at once, raises it
+            self._raised = error
+            return at_ps
         return next_ps if wakes_at_ps is None else _earlier(next_ps, wakes_at_ps)
 
     def _plan_step(self, step: Step, at_ps: int) -> Plan:
@@ -238,8 +274,11 @@ class Replica:
         while (sequence := self.memory.victim(self.running)) is not None:
             sequence.requeue(self._remove(sequence))
             self._leaves.append(sequence)
-            self._floor.enqueue(sequence, at_ps)
             self._events.append(Preempted(sequence))
+            try:
+                self._floor.enqueue(sequence, at_ps)
+            except Exception as error:
+                self._turn_away(sequence, error)
 
     def output_tokens(self, sequence: Sequence) -> int:
         """Return what a sequence of the batch has produced in it; committed steps count."""
@@ -291,14 +330,20 @@ class Replica:
         if decoded_ended:
             events += self._offload(ran.end_ps)
         elif ended and not len(self.running):
-            self.batching.emptied(ran.end_ps)
+            self._emptied(ran.end_ps)
             events += self._keep_adapters(())
         return events
 
     def _decode(self, num_steps: int, ended: dict[int, FinishReason]) -> None:
-        self.queue.decoded(self.running, num_steps)
+        try:
+            self.queue.decoded(self.running, num_steps)
+        except Exception as error:
+            self._raised = error
         self.running.advance(num_steps)
-        self.batching.advanced(num_steps)
+        try:
+            self.batching.advanced(num_steps)
+        except Exception as error:
+            self._raised = error
         if not self._aborted:
             return
         for handle, sequence in self._aborted.items():
@@ -361,15 +406,69 @@ class Replica:
         if self._moves_adapters:
             events += self._keep_adapters(tuple(sorted(self.running.adapter_ids)))
         if not len(self.running):
-            self.batching.emptied(at_ps)
+            self._emptied(at_ps)
             events += self._keep_adapters(())
         return events
+
+    def _emptied(self, at_ps: int) -> None:
+        try:
+            self.batching.emptied(at_ps)
+        except Exception as error:
+            self._raised = error
 
     def _keep_adapters(self, adapter_ids: tuple[str, ...]) -> list[Event]:
         if not self._moves_adapters:
             return []
         self.adapters.keep_only(adapter_ids)
         return [AdaptersKept(adapter_ids)]
+
+    # --- policies that raise ----------------------------------------------------------------------------------------
+
+    def _raise_again(self, error: Exception) -> None:
+        if not self._queue_is_broken:
+            self._raised = None
+        raise error
+
+    def clear_waiting(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+        """Empty the queue, which has raised; return who was in it, and who was let in by a decision that then raised.
+
+        Args:
+            sequences: all that this replica has. A queue that has raised is not asked what it holds.
+        """
+        try:
+            self.queue.clear()
+        except Exception as error:  # what it may still hold must never run, so it is not asked again
+            self._raised, self._queue_is_broken = error, True
+            self._inbox.clear()
+        return [sequence for sequence in sequences if not self._runs(sequence) and not self._is_to_come(sequence)]
+
+    def _runs(self, sequence: Sequence) -> bool:
+        return self.running.get(sequence.handle) is not None and sequence not in self._floor.admitted
+
+    def _is_to_come(self, sequence: Sequence) -> bool:
+        return self._inbox.has_arrival(sequence.handle)
+
+    def give_up(self, sequences: Iterable[Sequence], message: str, error: Exception) -> None:
+        """End sequences because of an error, wherever they are but in the queue; the next decision says so."""
+        self._events += self._floor.events
+        self._floor.events = []
+        self._events.append(Raised(message, error))
+        for sequence in sequences:
+            handle = sequence.handle
+            if self._runs(sequence):
+                self._leaves.append(sequence)
+            if self.running.get(handle) is not None:
+                self._remove(sequence)
+                self._endings.forget(handle)
+                self._aborted.pop(handle, None)
+            self._events.append(Failed(sequence, message))
+        self._floor.admitted.clear()
+
+    def idle(self) -> Idle:
+        """Decide that nothing runs before something comes, without asking any policy."""
+        idle = Idle(self._inbox.next_ps, self._leaves, self.adapters.take_evicted(), self._events)
+        self._leaves, self._events = [], []
+        return idle
 
     # --- leaving ----------------------------------------------------------------------------------------------------
 
@@ -399,7 +498,7 @@ class Replica:
         self._floor.admitted.clear()
         self._leaves.clear()
         self._aborted.clear()
-        self.batching.emptied(at_ps)
+        self._emptied(at_ps)
         left, cancelled = self._inbox.give_back(unfinished)
         return left, ended + cancelled
 

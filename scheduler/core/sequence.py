@@ -51,6 +51,8 @@ class Sequence:
         computed_tokens: input tokens in the cache while it is in prefill.
         held_output_tokens: its output in this batch, once it has ended and is held (static batching).
         admitted_ps: last admission into a batch, or None while it waits.
+        first_admitted_ps: its first admission; `first_cached_tokens` are the prompt tokens that were cached then. Both
+            stay as they are when it is queued again.
         aborted: strict S-LoRA only: cancelled, but not yet removed.
     """
 
@@ -70,6 +72,8 @@ class Sequence:
     computed_tokens: int
     held_output_tokens: int
     admitted_ps: int | None
+    first_admitted_ps: int | None
+    first_cached_tokens: int
     first_token_ps: int | None
     num_requeues: int
     aborted: bool
@@ -98,7 +102,8 @@ class Sequence:
         self.input_tokens = prompt_tokens + produced_tokens
         self.budget_tokens = max_new_tokens - produced_tokens
         self.base_step = self.cached_tokens = self.computed_tokens = self.held_output_tokens = self.num_requeues = 0
-        self.admitted_ps = self.first_token_ps = None
+        self.first_cached_tokens = 0
+        self.admitted_ps = self.first_admitted_ps = self.first_token_ps = None
         self.aborted = False
 
     @property

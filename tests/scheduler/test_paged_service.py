@@ -137,5 +137,5 @@ async def test_slots_of_an_adapter_by_rule(model: str, rule: str, slots: int) ->
         load(None, [f"model='{model}'", f"adapters.slots_rule='{rule}'", "adapters.registry=[{id='a', rank=8}]"]),
         CollectorRegistry(),
     )
-    assert cluster.adapters["a"].slots == slots
+    assert cluster.core.adapters["a"].slots == slots
     assert cluster.register("b", 16).slots == 2 * slots

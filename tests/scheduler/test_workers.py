@@ -5,9 +5,12 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 
-from lorrery.scheduler.core.admission import BatchLimits
+from lorrery.scheduler.core.admission import BatchLimits, Walk
 from lorrery.scheduler.core.batching.base import Batching, Floor, Step, Wait
 from lorrery.scheduler.core.batching.continuous import Continuous
+from lorrery.scheduler.core.queues.fifo import Fifo
+from lorrery.scheduler.core.running import Running
+from lorrery.scheduler.core.sequence import Sequence
 from lorrery.settings import load
 from lorrery.v1 import scheduler_pb2 as pb
 from tests.scheduler.test_service import OVERRIDES, Harness, tokens_of
@@ -38,6 +41,15 @@ class Watched(Batching):
 
     def heeds_arrivals(self, floor: Floor) -> bool:
         return self._continuous.heeds_arrivals(floor)
+
+
+class RaisesOnce(Fifo):
+    """First come first served; raises when it tries a request of three tokens."""
+
+    def admit(self, walk: Walk, running: Running, at_ps: int) -> list[Sequence]:
+        if any(sequence.max_new_tokens == 3 for sequence in self):
+            raise ZeroDivisionError("the price of sugar")
+        return super().admit(walk, running, at_ps)
 
 
 @pytest.fixture
@@ -155,3 +167,23 @@ async def test_what_a_late_timer_should_have_started_starts_when_it_was_due(sche
     plan = await worker.plan()
     assert plan.start_ps >= 1_000 * 10**12
     assert len(plan.joins) == 1
+
+
+async def test_a_policy_that_raises_ends_its_requests_with_internal_and_one_log_line_and_serves_the_next(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    overrides = (*OVERRIDES, "scheduler.policy='tests.scheduler.test_workers:RaisesOnce'")
+    async with Harness(load(None, overrides)) as scheduler:
+        worker, router = await scheduler.attach(), await scheduler.route()
+        for handle in (1, 2):
+            await router.submit(handle, max_new=3)
+            refused = (await router.read()).refused
+            assert (refused.handle, refused.reason) == (handle, pb.REFUSAL_REASON_INTERNAL)
+            assert "sugar" not in refused.message
+        await router.submit(3, max_new=1)
+        await worker.step(await worker.plan())
+        assert len((await tokens_of(router, 3))[0]) == 1
+        assert scheduler.value("requests_total", outcome="failed") == 2
+        assert scheduler.value("in_flight_requests") == 0
+    said = capsys.readouterr()
+    assert (said.out + said.err).count("policy_raised") == 1

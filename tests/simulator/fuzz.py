@@ -26,6 +26,7 @@ from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.scheduler.core.adapters import Tier
 from lorrery.scheduler.core.batchings import BATCHINGS
 from lorrery.scheduler.core.build import build_replica
+from lorrery.scheduler.core.cluster import ClusterRules
 from lorrery.scheduler.core.combinations import why_excluded
 from lorrery.scheduler.core.memories import MEMORIES
 from lorrery.scheduler.core.placements.table import PLACEMENTS
@@ -255,6 +256,9 @@ def run_case(case: Case, *, one_step: bool) -> dict[str, Any]:
     simulation = build_case(case, [StepWriter(steps), gaps], one_step=one_step)
     ended = list(play_case(case, simulation))
     still_open = simulation.close()
+    for request in ended:
+        if request.outcome == "failed":  # what the core would have raised
+            raise RuntimeError(f"{case.title}: request {request.handle}: {request.detail}")
     workers = simulation.workers
     return {
         "requests": sorted(map(_told, [*ended, *still_open])),
@@ -304,7 +308,7 @@ def build_case(case: Case, observers: Sequence[Observer], *, one_step: bool) -> 
         one_step=one_step,
         choose_shard=(lambda request: request.prompt_tokens % case.num_shards) if case.num_shards > 1 else None,
         timeout_ps=case.timeout_ps,
-        worker_wait_ps=PS,
+        rules=ClusterRules(worker_wait_seconds=1),
         observers=observers,
     )
     simulation.at(LAST_PS, lambda: _check_ended(simulation, case))
@@ -351,7 +355,7 @@ def _play(
 
 def _tokens(hash_id: int, num_tokens: int) -> list[int]:
     request = WorkloadRequest(0, 0.0, num_tokens, 1, hash_ids=(hash_id,))
-    return list(next(build_requests([request], MODEL, {}, with_prompts=True))[1].prompt_token_ids)
+    return list(next(build_requests([request], MODEL, {}, with_prompts=True))[1].sequence.prompt_token_ids)
 
 
 def _told(request: SimulatedRequest) -> tuple[Any, ...]:

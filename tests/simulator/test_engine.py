@@ -9,13 +9,17 @@ from hypothesis import strategies as st
 
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.scheduler.core.adapters import Tier
+from lorrery.scheduler.core.admission import Walk
 from lorrery.scheduler.core.batchings import BATCHINGS
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.placements.table import PLACEMENTS
+from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
-from lorrery.scheduler.core.sequence import Adapter
+from lorrery.scheduler.core.running import Running
+from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.simulator.build import build_requests, build_workers
 from lorrery.simulator.engine import Simulation
+from lorrery.simulator.outcomes import STATUS
 from lorrery.simulator.worker import SimulatedWorker
 from lorrery.worker.device.batch import Batch, PrefillChunk
 from lorrery.worker.device.llm_mock import LlmMock
@@ -143,3 +147,24 @@ def test_a_placement_counts_a_request_that_only_one_worker_can_take() -> None:
     ended = simulation.run(build_requests(workload, "Llama-2-7B", ADAPTERS))
     # The first has the first turn, though it has no choice; so the second is the large worker's turn.
     assert {request.handle: request.worker for request in ended} == {0: "pool-1500", 1: "pool-1500", 2: "pool-100"}
+
+
+def test_a_queue_that_raises_fails_its_requests_and_the_run_goes_on() -> None:
+    class Broken(Fifo):
+        def admit(self, walk: Walk, running: Running, at_ps: int) -> list[Sequence]:
+            if any(sequence.prompt_tokens == 13 for sequence in self):
+                raise ZeroDivisionError("no such luck")
+            return super().admit(walk, running, at_ps)
+
+    replica = ReplicaSettings("fcfs", 1_500, 420, max_num_batched_tokens=500)
+    workers = build_workers(
+        2, replica, STEP_TIMES["llm-mock"], lambda chosen: build_replica(chosen, make_queue=lambda _: Broken())
+    )
+    workload = [WorkloadRequest(index, index * 0.5, prompt, 4) for index, prompt in enumerate((10, 13, 10, 13, 10))]
+    simulation = Simulation(workers, PLACEMENTS["round_robin"](np.random.default_rng(1)))
+    ended = {request.handle: request for request in simulation.run(build_requests(workload, "Llama-2-7B", ADAPTERS))}
+    outcomes = ["finished", "failed", "finished", "failed", "finished"]
+    assert [ended[handle].outcome for handle in range(5)] == outcomes
+    assert "Broken under " in ended[1].detail
+    assert ended[1].detail.endswith("raised ZeroDivisionError: no such luck")
+    assert STATUS[outcomes[1]] == "INTERNAL"

@@ -9,7 +9,7 @@ import pytest
 from lorrery.chassis.errors import FormatError
 from lorrery.simulator.journal import ExpectedPlan, ExpectedStep, read_journal
 
-HEADER = {"format_version": 1, "kind": "journal", "lorrery": "0.1.0", "settings": {"model": "m"}}
+HEADER = {"format_version": 2, "kind": "journal", "lorrery": "0.1.0", "settings": {"model": "m"}}
 ATTACHED = {"type": "attached", "worker": 0, "at_ps": 0, "hello": {}}
 STEPS = {
     "type": "steps",
@@ -66,7 +66,7 @@ def test_a_stop_knows_how_much_came_before_it(path: Path) -> None:
         (("no journal\n",), "is no journal"),
         (("[1]\n",), "is no journal"),
         (({**HEADER, "kind": "static_trie"},), "holds 'static_trie', not a journal"),
-        (({**HEADER, "format_version": 2},), "format_version 2 is not known; this version reads 1"),
+        (({**HEADER, "format_version": 3},), "format_version 3 is not known; this version reads 1 and 2"),
         ((HEADER, "{}\n"), ":2: is no line of a journal: KeyError: 'type'"),
         ((HEADER, "{\n", {"type": "end"}), ":2: is no line of a journal: JSONDecodeError"),
         ((HEADER, {"type": "who"}), ":2: is no line of a journal: ValueError: no line is a 'who'"),

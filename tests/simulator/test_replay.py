@@ -67,8 +67,12 @@ WAYS = {
 
 def run(way: str, seed: int, folder: Path, num_requests: int = 40) -> Path:
     """Let a random scenario happen; return its journal."""
-    settings = load(None, [*COMMON, *WAYS[way], f"scheduler.journal='{folder / 'journal.jsonl'}'"])
-    rng = random.Random(f"{way} {seed}")
+    return run_settings(WAYS[way], f"{way} {seed}", folder, num_requests)
+
+
+def run_settings(ways: tuple[str, ...], seed: str, folder: Path, num_requests: int = 40) -> Path:
+    settings = load(None, [*COMMON, *ways, f"scheduler.journal='{folder / 'journal.jsonl'}'"])
+    rng = random.Random(seed)
     path: list[Path] = []
 
     async def main() -> None:
@@ -225,6 +229,84 @@ def test_a_journal_that_ends_anywhere_is_equal_up_to_there(recorded: Lines, tmp_
     for _ in range(12):
         lines = recorded[: rng.randint(2, len(recorded))]
         assert replayed(write_lines(tmp_path, lines)).differences == []
+
+
+def move_a_request_to_another_worker(lines: Lines) -> int:
+    place, line = one(lines, "placed", "candidates")
+    line["worker"] = 1 - line["worker"]
+    return place
+
+
+def change_what_a_placement_read(lines: Lines) -> int:
+    place, line = one(lines, "placed", "candidates")
+    chosen = next(worker["hello"]["worker_id"] for worker in lines if worker.get("worker") == line["worker"])
+    line["candidates"][chosen]["load"] += 100
+    return place
+
+
+def forget_what_a_placement_read(lines: Lines) -> int:
+    place, line = one(lines, "placed", "candidates")
+    for figures in line["candidates"].values():
+        figures.clear()
+    return place
+
+
+def leave_a_candidate_out(lines: Lines) -> int:
+    place, line = one(lines, "placed", "candidates")
+    line["candidates"].popitem()
+    return place
+
+
+def leave_all_candidates_out(lines: Lines) -> int:
+    place, line = one(lines, "placed", "candidates")
+    del line["candidates"]
+    return place
+
+
+@pytest.mark.parametrize(
+    "tamper",
+    [
+        move_a_request_to_another_worker,
+        change_what_a_placement_read,
+        forget_what_a_placement_read,
+        leave_a_candidate_out,
+        leave_all_candidates_out,
+    ],
+    ids=lambda tamper: tamper.__name__,
+)
+def test_a_placement_that_does_not_follow_from_what_was_read_is_told_by_its_line(
+    tamper: Callable[[Lines], int], recorded: Lines, tmp_path: Path
+) -> None:
+    lines = json.loads(json.dumps(recorded))
+    place = tamper(lines)
+    (line, what), *_ = replayed(write_lines(tmp_path, lines)).differences
+    assert line == place + 1
+    assert what.startswith("placed: ")
+
+
+@pytest.mark.parametrize(
+    ("placement", "more"),
+    [
+        ("round_robin", ()),
+        ("adapter_hash", ()),
+        ("power_of_two", ()),
+        ("prefix_match", ("scheduler.memory='paged'", "scheduler.prefix_cache={kind='blocks'}")),
+    ],
+)
+def test_every_placement_is_derived_from_what_it_read(placement: str, more: tuple[str, ...], tmp_path: Path) -> None:
+    ways = ("scheduler.policy='fcfs'", f"scheduler.placement='{placement}'", "adapters.max_loras=2", *more)
+    result = replayed(run_settings(ways, placement, tmp_path))
+    assert result.differences == []
+    assert result.num_derived > 10
+
+
+def test_a_journal_of_format_1_is_replayed_exactly_and_says_itself_where_requests_went() -> None:
+    result = replayed(Path(__file__).parent / "journals" / "format_1.jsonl")
+    assert result.differences == []
+    counts = result.num_requests, result.num_workers, result.num_lost, result.num_cancels
+    assert counts == (46, 2, 2, 13)
+    assert (result.num_plans, result.num_steps, result.num_tokens) == (75, 440, 2315)
+    assert (result.num_placed, result.num_derived) == (54, 0)
 
 
 def printed(path: Path) -> tuple[int, str]:

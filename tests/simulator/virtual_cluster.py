@@ -246,7 +246,7 @@ async def play(settings: Settings, rng: random.Random, *, num_requests: int, num
         virtual.attach()
     if rng.random() < 0.5:
         virtual.cluster.register("late-adapter", 8)
-    adapters = ["", *virtual.cluster.adapters]
+    adapters = ["", *virtual.cluster.core.adapters]
     shared = [int(token) for token in np.random.default_rng(1).integers(3, 900, 200)]
     pace = rng.choice([0.001, 0.02, 0.1])
     for _ in range(num_requests):

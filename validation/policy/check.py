@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from lorrery.scheduler.core.queues.base import is_asked_every_step
-from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.replica import Replica, SequenceError
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.plugins import in_words
@@ -82,6 +82,8 @@ def _fault_in(case: Case, cases: Cases) -> str | None:
         check_jumps(case, cases)
     except PolicyFault as fault:
         return str(fault)
+    except SequenceError as error:
+        return f"raised {in_words(error.error)}"
     except Exception as error:  # the author's, or the core's that cannot go on after what the policy did
         return f"raised {in_words(error)}"
     return None

@@ -13,11 +13,13 @@ from lorrery.scheduler.core.plan import (
     Cancelled,
     Dropped,
     Event,
+    Failed,
     Finished,
     FirstToken,
     Idle,
     Plan,
     Preempted,
+    Raised,
     Ran,
 )
 from lorrery.scheduler.core.replica import Replica
@@ -132,6 +134,10 @@ def note(event: Event, at_ps: int) -> Entry:
             return ("dropped", at_ps, sequence.handle)
         case Preempted(sequence):
             return ("preempted", at_ps, sequence.handle)
+        case Failed(sequence):
+            return ("failed", at_ps, sequence.handle)
+        case Raised(message):
+            return ("raised", at_ps, message)
         case FirstToken(sequence, first_ps):
             return ("first", first_ps, sequence.handle)
         case Finished(sequence, reason, output_tokens, end_ps):

@@ -5,26 +5,44 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Protocol
 
-from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A worker that could take the sequence.
+class Candidate(Protocol):
+    """A worker that could take the sequence: figures of the present, read when they are asked for."""
 
-    Attributes:
-        name: the worker's id; the same for as long as it is attached.
-        replica: its state.
-    """
+    @property
+    def name(self) -> str:
+        """The worker's id; the same for as long as it is attached."""
+        ...
 
-    name: str
-    replica: Replica
+    @property
+    def num_waiting(self) -> int:
+        """Sequences in its queue."""
+        ...
+
+    @property
+    def num_running(self) -> int:
+        """Sequences in its batch, those in prefill included."""
+        ...
 
     @property
     def load(self) -> int:
         """Sequences it has, waiting and running."""
-        return self.replica.num_waiting + self.replica.running.num
+        ...
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the sequences of its batch hold."""
+        ...
+
+    def has_adapter(self, adapter_id: str) -> bool:
+        """Tell whether an adapter is on its GPU, usable now."""
+        ...
+
+    def cached_tokens(self, sequence: Sequence) -> int:
+        """Return how many leading tokens of the sequence's input its prefix cache holds. Cost: one look-up."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +54,7 @@ class Choice:
 
 
 class Placement(Protocol):
-    """Chooses a worker. It may remember what it chose; it never changes a replica."""
+    """Chooses a worker, by the candidates' figures, what it chose before, and the generator that it was made with."""
 
     def place(self, sequence: Sequence, candidates: Many[Candidate]) -> Choice:
         """Choose one of the candidates, of which there is at least one, in order of attaching."""
@@ -50,7 +68,7 @@ def least_loaded(candidates: Many[Candidate]) -> Candidate:
     loads = [candidate.load for candidate in candidates]
     least = min(loads)
     tied = [candidate for candidate, load in zip(candidates, loads, strict=True) if load == least]
-    return min(tied, key=lambda candidate: candidate.replica.kv_tokens) if len(tied) > 1 else tied[0]
+    return min(tied, key=lambda candidate: candidate.kv_tokens) if len(tied) > 1 else tied[0]
 
 
 def load_bound(candidates: Many[Candidate], factor: float, extra: int = 1) -> int:

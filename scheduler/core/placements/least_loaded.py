@@ -24,7 +24,7 @@ class LeastLoaded:
         if sequence.adapter is not None:
             load, name = least.load, sequence.adapter.adapter_id
             most = max(load + MAX_EXTRA_SEQUENCES, load * MAX_LOAD_RATIO)
-            holders = [c for c in candidates if name in c.replica.resident_adapters and c.load <= most]
+            holders = [c for c in candidates if c.has_adapter(name) and c.load <= most]
             if holders:
                 chosen = least_loaded(holders)
                 return Choice(chosen, f"has adapter {name}; load {chosen.load}, the least is {load}")

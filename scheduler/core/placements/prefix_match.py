@@ -8,7 +8,6 @@ least loaded one. Cost: one look-up per worker.
 from collections.abc import Sequence as Many
 
 from lorrery.scheduler.core.placements.base import Candidate, Choice, least_loaded, load_bound
-from lorrery.scheduler.core.prefix_cache.base import usable_tokens
 from lorrery.scheduler.core.sequence import Sequence
 
 LOAD_FACTOR = 1.5
@@ -21,11 +20,7 @@ class PrefixMatch:
     def place(self, sequence: Sequence, candidates: Many[Candidate]) -> Choice:
         """Choose the worker with the longest cached prefix that is not much fuller than the others."""
         most = load_bound(candidates, LOAD_FACTOR)
-        hits = [
-            (usable_tokens(candidate.replica.prefix_cache, sequence, 1), candidate)
-            for candidate in candidates
-            if candidate.load <= most
-        ]
+        hits = [(candidate.cached_tokens(sequence), candidate) for candidate in candidates if candidate.load <= most]
         longest = max((hit for hit, _ in hits), default=0)
         if longest and longest >= MIN_HIT_RATIO * sequence.input_tokens:
             chosen = least_loaded([candidate for hit, candidate in hits if hit == longest])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lorrery.scheduler.core.build import build_replica
-from lorrery.scheduler.core.placements.base import Candidate
+from lorrery.scheduler.core.candidates import ReplicaCandidate
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.prefix_cache.static_trie import StaticTrie
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
@@ -15,13 +15,21 @@ from lorrery.scheduler.core.sequence import Adapter, Sequence
 SETTINGS = ReplicaSettings("fcfs", max_total_token_num=1000, max_req_total_len=100)
 
 
+class Candidate(ReplicaCandidate):
+    """A candidate whose replica a test may change."""
+
+    def __init__(self, name: str) -> None:
+        self.replica = build_replica(SETTINGS)
+        super().__init__(name, self.replica)
+
+
 def candidates(*loads: int) -> list[Candidate]:
     made = []
     for number, load in enumerate(loads):
-        replica = build_replica(SETTINGS)
+        candidate = Candidate(f"w{number}")
         for handle in range(load):
-            replica.submit(Sequence(1000 * number + handle, 5, 5), 0)
-        made.append(Candidate(f"w{number}", replica))
+            candidate.replica.submit(Sequence(1000 * number + handle, 5, 5), 0)
+        made.append(candidate)
     return made
 
 

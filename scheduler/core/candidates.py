@@ -1,0 +1,106 @@
+"""What placements see of a worker: figures, and no way to what only the device may know.
+
+A scheduler that keeps a journal notes which of the figures a placement read, so that its choice can be derived again
+(`simulator.placements`).
+"""
+
+from lorrery.scheduler.core.placements.base import Candidate
+from lorrery.scheduler.core.prefix_cache.base import usable_tokens
+from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.sequence import Sequence
+
+Figures = dict[str, int]
+"""The figures of one candidate by name, as far as they were read; a truth value counts as 0 or 1."""
+
+
+class ReplicaCandidate:
+    """The figures of an attached worker's replica, as it is now.
+
+    Attributes:
+        name: the worker's id; the same for as long as it is attached.
+        uncommitted_steps: decode steps that have ended and are not committed yet; `kv_tokens` counts them. A driver
+            that commits a plan in one go, as the simulator does, sets it before a placement looks.
+    """
+
+    __slots__ = ("_replica", "name", "uncommitted_steps")
+
+    def __init__(self, name: str, replica: Replica) -> None:
+        self.name = name
+        self.uncommitted_steps = 0
+        self._replica = replica
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences in its queue."""
+        return self._replica.num_waiting
+
+    @property
+    def num_running(self) -> int:
+        """Sequences in its batch."""
+        return self._replica.running.num
+
+    @property
+    def load(self) -> int:
+        """Sequences it has, waiting and running."""
+        return self._replica.num_waiting + self._replica.running.num
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the sequences of its batch hold."""
+        running = self._replica.running
+        return running.kv_tokens + self.uncommitted_steps * running.num_decoding
+
+    def has_adapter(self, adapter_id: str) -> bool:
+        """Tell whether an adapter is on its GPU, usable now."""
+        return adapter_id in self._replica.resident_adapters
+
+    def cached_tokens(self, sequence: Sequence) -> int:
+        """Return how many leading tokens of the sequence's input its prefix cache holds, and may be used."""
+        return usable_tokens(self._replica.prefix_cache, sequence, 1)
+
+
+class WatchedCandidate:
+    """A candidate that notes which of its figures are read.
+
+    Attributes:
+        read: the figures, as they were when read last.
+    """
+
+    __slots__ = ("_candidate", "name", "read")
+
+    def __init__(self, candidate: Candidate) -> None:
+        self.name = candidate.name
+        self.read: Figures = {}
+        self._candidate = candidate
+
+    @property
+    def num_waiting(self) -> int:
+        """See `Candidate`."""
+        return self._note("num_waiting", self._candidate.num_waiting)
+
+    @property
+    def num_running(self) -> int:
+        """See `Candidate`."""
+        return self._note("num_running", self._candidate.num_running)
+
+    @property
+    def load(self) -> int:
+        """See `Candidate`."""
+        return self._note("load", self._candidate.load)
+
+    @property
+    def kv_tokens(self) -> int:
+        """See `Candidate`."""
+        return self._note("kv_tokens", self._candidate.kv_tokens)
+
+    def has_adapter(self, adapter_id: str) -> bool:
+        """See `Candidate`; of several adapters each has a figure of its own."""
+        return bool(self._note(f"has_adapter {adapter_id}", int(self._candidate.has_adapter(adapter_id))))
+
+    def cached_tokens(self, sequence: Sequence) -> int:
+        """See `Candidate`; asked of the sequence that is to be placed."""
+        return self._note("cached_tokens", self._candidate.cached_tokens(sequence))
+
+    def _note(self, name: str, value: int) -> int:
+        self.read[name] = value
+        return value

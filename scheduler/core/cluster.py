@@ -1,0 +1,348 @@
+"""All requests and workers of one scheduler: who comes in, where each goes, what is queued again, when a wait is over.
+
+    events = cluster.submit(sequence, at)      cancel(handle, at)      expire(at)
+    events = cluster.attach(Member(name, replica, pool_tokens), at)
+    gave_back, events = cluster.drain(member, at)      lose(member, at)
+
+A driver hands in what happens, in order of time, and carries the events out: live it sends messages, simulated it moves
+the clock. It calls `expire` at `until_ps`, and plans, runs and commits for each member by itself (`member.plan`,
+`member.commit`). A request that no event tells of waits for a worker.
+
+No clock here: every time comes in as an argument, in device picoseconds.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import takewhile
+
+from lorrery.scheduler.core import refusals
+from lorrery.scheduler.core.candidates import Figures, WatchedCandidate
+from lorrery.scheduler.core.limits import Limits, check_lengths
+from lorrery.scheduler.core.member import Member
+from lorrery.scheduler.core.placements.base import Candidate, Placement
+from lorrery.scheduler.core.plan import Cancelled, Event
+from lorrery.scheduler.core.refusals import Refusal
+from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRules:
+    """What a scheduler lets in, and how long it lets wait.
+
+    Attributes:
+        max_req_input_len: longest prompt.
+        max_req_total_len: longest prompt and output.
+        max_total_token_num: KV pool that a request must fit into; None: the largest attached one.
+        max_waiting_requests: bound on requests that wait, for a batch or for a worker.
+        worker_wait_seconds: how long a request waits for a worker, in wall seconds.
+        time_scale: wall seconds for each device second.
+    """
+
+    max_req_input_len: int = NEVER
+    max_req_total_len: int = NEVER
+    max_total_token_num: int | None = None
+    max_waiting_requests: int = NEVER
+    worker_wait_seconds: float = 30.0
+    time_scale: float = 1.0
+
+
+LETS_ALL_IN = ClusterRules()
+
+
+@dataclass(slots=True, init=False)
+class Placed:
+    """A sequence is in the inbox of a worker.
+
+    Attributes:
+        member: the worker.
+        matters: whether it may change the plan that runs there.
+        why: the placement's words; empty where there was nothing to choose.
+        figures: what the placement read of each candidate, by name in order of attaching; None: it was not asked, or
+            nobody wants to know.
+    """
+
+    sequence: Sequence
+    member: Member
+    matters: bool
+    why: str
+    figures: dict[str, Figures] | None
+
+    def __init__(
+        self,
+        sequence: Sequence,
+        member: Member,
+        matters: bool,
+        why: str = "",
+        figures: dict[str, Figures] | None = None,
+    ) -> None:
+        self.sequence = sequence
+        self.member = member
+        self.matters = matters
+        self.why = why
+        self.figures = figures
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A sequence may not come in, or not stay; it holds nothing.
+
+    Attributes:
+        refusal: why.
+        error: what was raised, if that is why.
+    """
+
+    sequence: Sequence
+    refusal: Refusal
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """A cancel is in the inbox of the worker that has the sequence; an event of that worker tells of its end."""
+
+    sequence: Sequence
+    member: Member
+
+
+ClusterEvent = Placed | Refused | Withdrawn | Cancelled
+
+
+@dataclass(frozen=True, slots=True)
+class GaveBack:
+    """What a worker that drains or is gone has given back.
+
+    Attributes:
+        sequences: queued again; where they went, the events beside this say.
+        events: of those that ended with it.
+    """
+
+    member: Member
+    sequences: list[Sequence]
+    events: list[Event]
+
+
+class ClusterCore:
+    """The state of one scheduler. Times never go back from one call to the next.
+
+    Args:
+        placement: chooses among workers; asked only where several are attached, also if one alone can hold a sequence.
+        rules: of the door and the wait.
+        adapters: those that are known at first.
+        notes_figures: whether `Placed` says what the placement read.
+        bring_up_to_date: called for each of several candidates before the placement looks at them, with the time; by a
+            driver whose replicas lag behind its clock.
+
+    Attributes:
+        adapters: those that are known, by id.
+        members: attached workers by name, in order of attaching.
+        draining: whether nothing new comes in.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        rules: ClusterRules = LETS_ALL_IN,
+        adapters: Iterable[Adapter] = (),
+        *,
+        notes_figures: bool = False,
+        bring_up_to_date: Callable[[Member, int], None] | None = None,
+    ) -> None:
+        self.rules = rules
+        self.adapters = {adapter.adapter_id: adapter for adapter in adapters}
+        self.members: dict[str, Member] = {}
+        self.draining = False
+        self._placement = placement
+        self._notes_figures = notes_figures
+        self._bring_up_to_date = bring_up_to_date
+        self._wait_ps = round(rules.worker_wait_seconds / rules.time_scale * PS_PER_SECOND)
+        self._max_waiting = rules.max_waiting_requests
+        self._unplaced: dict[int, tuple[int, Sequence]] = {}  # by handle: (end of the wait, sequence), in that order
+        self._ready: list[Member] = []
+        self._limits = self._limits_now()
+
+    @property
+    def until_ps(self) -> int | None:
+        """When the first wait for a worker is over; None: nobody waits for one."""
+        for give_up_ps, _ in self._unplaced.values():
+            return give_up_ps
+        return None
+
+    @property
+    def num_unplaced(self) -> int:
+        """Requests that wait for a worker."""
+        return len(self._unplaced)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait, for a batch or for a worker."""
+        return len(self._unplaced) + sum([member.replica.num_waiting for member in self.members.values()])
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have come in and not ended."""
+        return len(self._unplaced) + sum([len(member.sequences) for member in self.members.values()])
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    def submit(
+        self, sequence: Sequence, at_ps: int, *, adapter_id: str = "", resumed: bool = False
+    ) -> list[ClusterEvent]:
+        """Take in a request, or refuse it.
+
+        Args:
+            sequence: new to this scheduler.
+            at_ps: now.
+            adapter_id: the adapter that it names, which it is given; empty: what it has is right.
+            resumed: it has been let in before, by a scheduler that is gone, and does not count against a full queue.
+                If it has produced tokens, no limit is checked again.
+        """
+        if adapter_id:
+            sequence.adapter = self.adapters.get(adapter_id)
+            if sequence.adapter is None:
+                return [Refused(sequence, refusals.unknown_adapter(adapter_id, len(self.adapters)))]
+        if not sequence.produced_tokens:
+            refused = self._refuse(sequence, resumed)
+            if refused is not None:
+                return [refused]
+        if len(self._ready) == 1:  # as `_place` would, without the way there: a simulation does this for each request
+            member = self._ready[0]
+            if member.replica.why_never(sequence) is None:
+                return [Placed(sequence, member, member.submit(sequence, at_ps))]
+        event = self._place(sequence, at_ps)
+        return [] if event is None else [event]
+
+    def cancel(self, handle: int, at_ps: int) -> list[ClusterEvent]:
+        """Withdraw a request; one that is not known is ignored, since it may just have ended. Linear in workers."""
+        waiting = self._unplaced.pop(handle, None)
+        if waiting is not None:
+            return [Cancelled(waiting[1])]
+        for member in self.members.values():
+            sequence = member.sequences.get(handle)
+            if sequence is not None:
+                member.replica.cancel(handle, at_ps)
+                return [Withdrawn(sequence, member)]
+        return []
+
+    def expire(self, at_ps: int) -> list[ClusterEvent]:
+        """Refuse those who have waited for a worker for long enough."""
+        waits = takewhile(lambda wait: wait[0] <= at_ps, list(self._unplaced.values()))
+        over = [sequence for _, sequence in waits]
+        for sequence in over:
+            del self._unplaced[sequence.handle]
+        return [Refused(sequence, refusals.no_worker(self.rules.worker_wait_seconds)) for sequence in over]
+
+    def _refuse(self, sequence: Sequence, resumed: bool) -> Refused | None:
+        if self.draining:
+            return Refused(sequence, refusals.draining())
+        if sequence.prompt_tokens < 1 or sequence.max_new_tokens < 1:
+            return Refused(sequence, refusals.nothing_to_do(sequence))
+        limits = self._limits
+        wrong = None if limits is None else check_lengths(sequence.prompt_tokens, sequence.max_new_tokens, limits)
+        if limits is not None and wrong is not None:
+            return Refused(sequence, refusals.too_long(wrong, sequence, limits))
+        if self._max_waiting < NEVER and not resumed and self.num_open >= self._max_waiting:
+            num_waiting = self.num_waiting
+            if num_waiting >= self._max_waiting:
+                return Refused(sequence, refusals.queue_full(num_waiting, self._max_waiting))
+        return None
+
+    # --- placing ----------------------------------------------------------------------------------------------------
+
+    def _place(self, sequence: Sequence, at_ps: int) -> ClusterEvent | None:
+        """Give a sequence to a worker, refuse it, or let it wait (None)."""
+        ready = self._ready
+        if len(ready) == 1:
+            member = ready[0]
+            why_never = member.replica.why_never(sequence)
+            if why_never is None:
+                return Placed(sequence, member, member.submit(sequence, at_ps))
+            return Refused(sequence, refusals.never_fits(sequence, why_never))
+        if not ready:
+            self._unplaced[sequence.handle] = at_ps + self._wait_ps, sequence
+            return None
+        fitting = [member for member in ready if member.replica.why_never(sequence) is None]
+        if not fitting:
+            why_never = ready[0].replica.why_never(sequence) or ""
+            return Refused(sequence, refusals.never_fits(sequence, why_never))
+        return self._choose(sequence, at_ps, fitting)
+
+    def _choose(self, sequence: Sequence, at_ps: int, fitting: list[Member]) -> ClusterEvent:
+        if self._bring_up_to_date is not None and len(fitting) > 1:
+            for member in fitting:
+                self._bring_up_to_date(member, at_ps)
+        candidates: list[Candidate] = [member.candidate for member in fitting]
+        watched: list[WatchedCandidate] = []
+        if self._notes_figures:
+            watched = [WatchedCandidate(candidate) for candidate in candidates]
+            candidates = list(watched)
+        try:
+            choice = self._placement.place(sequence, candidates)
+            member = fitting[candidates.index(choice.candidate)]
+        except Exception as error:
+            placement = type(self._placement)
+            who = f"{placement.__module__}:{placement.__qualname__}"
+            message = f"placement {who} raised {type(error).__name__}: {error}"
+            return Refused(sequence, refusals.raised(message), error)
+        figures = {candidate.name: candidate.read for candidate in watched} if self._notes_figures else None
+        return Placed(sequence, member, member.submit(sequence, at_ps), choice.why, figures)
+
+    def _place_again(self, sequences: Iterable[Sequence], at_ps: int) -> list[ClusterEvent]:
+        events = [self._place(sequence, at_ps) for sequence in sequences]
+        return [event for event in events if event is not None]
+
+    # --- workers ----------------------------------------------------------------------------------------------------
+
+    def attach(self, member: Member, at_ps: int) -> list[ClusterEvent]:
+        """Take in a worker, which has nothing and a name that no other has, and give it what waits for one."""
+        assert member.name not in self.members, f"worker {member.name} is attached already"
+        self.members[member.name] = member
+        self._workers_changed()
+        waiting, self._unplaced = self._unplaced, {}
+        return self._place_again([sequence for _, sequence in waiting.values()], at_ps)
+
+    def drain(self, member: Member, at_ps: int) -> tuple[GaveBack, list[ClusterEvent]]:
+        """Give a worker nothing new; what waits in its queue goes elsewhere, what runs stays."""
+        member.draining = True
+        self._workers_changed()
+        sequences, events = member.withdraw_waiting()
+        return GaveBack(member, sequences, events), self._place_again(sequences, at_ps)
+
+    def lose(self, member: Member, at_ps: int, boundary_ps: int = 0) -> tuple[GaveBack, list[ClusterEvent]]:
+        """Forget a worker that is gone, and queue again what it had.
+
+        Args:
+            member: attached.
+            at_ps: now.
+            boundary_ps: the end of its last step, which its clock may have put later than now.
+        """
+        del self.members[member.name]
+        self._workers_changed()
+        sequences, events = member.lose(max(at_ps, boundary_ps))
+        return GaveBack(member, sequences, events), self._place_again(sequences, at_ps)
+
+    def _workers_changed(self) -> None:
+        self._ready = [member for member in self.members.values() if not member.draining]
+        self._limits = self._limits_now()
+
+    def _limits_now(self) -> Limits | None:
+        """Return the limits on lengths; None: there are none."""
+        rules = self.rules
+        pool = rules.max_total_token_num
+        if pool is None:
+            pool = max([member.pool_tokens for member in self.members.values()], default=NEVER)
+        limits = Limits(rules.max_req_input_len, rules.max_req_total_len, pool)
+        return None if limits == Limits(NEVER, NEVER, NEVER) else limits
+
+    # --- adapters ---------------------------------------------------------------------------------------------------
+
+    def load_adapter(self, adapter: Adapter) -> bool:
+        """Make an adapter known; return whether it was not. One that is known by its name stays as it is."""
+        if adapter.adapter_id in self.adapters:
+            return False
+        self.adapters[adapter.adapter_id] = adapter
+        return True
+
+    def unload_adapter(self, adapter_id: str) -> bool:
+        """Forget an adapter; return whether it was known. Requests that have it keep it."""
+        return self.adapters.pop(adapter_id, None) is not None

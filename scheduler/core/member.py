@@ -1,0 +1,130 @@
+"""One attached worker: its replica, the sequences it has, and what a policy's error does to them.
+
+A driver plans, runs and commits here. What the queue or the way to batch raises ends sequences, never the driver: the
+one that the policy was given where that is known, otherwise all in the queue; if it raises again without any of them,
+all of the worker.
+"""
+
+from collections.abc import Iterable
+
+from lorrery.scheduler.core.candidates import ReplicaCandidate
+from lorrery.scheduler.core.plan import Cancelled, Dropped, Event, Failed, Finished, Idle, Plan, Raised, Ran
+from lorrery.scheduler.core.replica import Replica, SequenceError
+from lorrery.scheduler.core.sequence import Sequence
+from lorrery.vocabulary.units import NEVER
+
+_ENDS = (Finished, Cancelled, Dropped, Failed)
+
+
+class Member:
+    """An attached worker.
+
+    Args:
+        name: its id.
+        replica: its batch and queue.
+        pool_tokens: its KV pool, for the checks on a request's length; by default none is too long.
+
+    Attributes:
+        candidate: its figures, for placements.
+        sequences: by handle: submitted and not ended.
+        draining: whether it takes nothing new.
+    """
+
+    __slots__ = ("candidate", "draining", "name", "pool_tokens", "replica", "sequences")
+
+    def __init__(self, name: str, replica: Replica, pool_tokens: int = NEVER) -> None:
+        self.name = name
+        self.replica = replica
+        self.pool_tokens = pool_tokens
+        self.candidate = ReplicaCandidate(name, replica)
+        self.sequences: dict[int, Sequence] = {}
+        self.draining = False
+
+    def submit(self, sequence: Sequence, at_ps: int) -> bool:
+        """Hand in a sequence; return whether it may change the plan that runs."""
+        replica = self.replica
+        self.sequences[sequence.handle] = sequence
+        try:
+            matters = replica.arrival_matters(again=sequence.arrived_ps < at_ps)
+        except Exception:
+            matters = True  # so the policy is asked soon, in a decision
+        replica.submit(sequence, at_ps)
+        return matters
+
+    def plan(self, at_ps: int) -> Plan | Idle:
+        """Decide what runs from this boundary on."""
+        try:
+            decision = self.replica.plan(at_ps)
+        except Exception as error:
+            decision = self._plan_despite(error, at_ps)
+        for event in decision.events:
+            if isinstance(event, _ENDS):
+                del self.sequences[event.sequence.handle]
+        return decision
+
+    def commit(self, plan: Plan, ran: Ran) -> list[Event]:
+        """Advance by the steps that ran."""
+        events = self.replica.commit(plan, ran)
+        for event in events:
+            if isinstance(event, _ENDS):
+                del self.sequences[event.sequence.handle]
+        return events
+
+    def lose(self, at_ps: int) -> tuple[list[Sequence], list[Event]]:
+        """Give back what is unfinished, in order of arrival; the member is of no more use."""
+        try:
+            unfinished, events = self.replica.lose(at_ps)
+        except Exception as error:
+            unfinished, events = [], self._end(self.sequences.values(), error)
+        self.sequences.clear()
+        return unfinished, events
+
+    def withdraw_waiting(self) -> tuple[list[Sequence], list[Event]]:
+        """Give back what waits, in order of arrival, and keep what runs."""
+        try:
+            waiting, events = self.replica.withdraw_waiting()
+        except Exception as error:
+            waiting, events = [], self._end(self.replica.clear_waiting(self.sequences.values()), error)
+        for sequence in waiting:
+            del self.sequences[sequence.handle]
+        for event in events:
+            if isinstance(event, _ENDS):
+                del self.sequences[event.sequence.handle]
+        return waiting, events
+
+    # --- policies that raise ----------------------------------------------------------------------------------------
+
+    def _plan_despite(self, error: Exception, at_ps: int) -> Plan | Idle:
+        replica, failed = self.replica, set[int]()
+        raised_alone = False
+        while True:
+            if isinstance(error, SequenceError):
+                cause: Exception = error.error
+                failing = [error.sequence]
+            else:
+                cause = error
+                left = [sequence for handle, sequence in self.sequences.items() if handle not in failed]
+                failing = replica.clear_waiting(left)
+                if not failing and raised_alone:
+                    failing = [sequence for sequence in left if replica.running.get(sequence.handle) is not None]
+                    if not failing:
+                        return replica.idle()
+                raised_alone = not failing
+            replica.give_up(failing, self._describe(cause), cause)
+            failed.update(sequence.handle for sequence in failing)
+            try:
+                return replica.plan(at_ps)
+            except Exception as again:
+                error = again
+
+    def _end(self, sequences: Iterable[Sequence], error: Exception) -> list[Event]:
+        message = self._describe(error)
+        return [Raised(message, error), *(Failed(sequence, message) for sequence in sequences)]
+
+    def _describe(self, error: Exception) -> str:
+        queue, batching = _class_name(self.replica.queue), _class_name(self.replica.batching)
+        return f"policy {queue} under {batching} raised {type(error).__name__}: {error}"
+
+
+def _class_name(policy: object) -> str:
+    return f"{type(policy).__module__}:{type(policy).__qualname__}"

@@ -1,0 +1,119 @@
+"""Why a request ends without (further) tokens, and the words in which its client reads it.
+
+The reasons are the scheduler's; a service maps them to status codes. A text says what is wrong, the limit, and what to
+do.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from lorrery.scheduler.core.limits import Limits
+from lorrery.scheduler.core.plan import Dropped, DropReason
+from lorrery.scheduler.core.sequence import Sequence
+
+
+class RefusalReason(Enum):
+    """Why a request ends without (further) tokens."""
+
+    INVALID = auto()
+    NEVER_FITS = auto()
+    UNKNOWN_ADAPTER = auto()
+    QUEUE_FULL = auto()
+    NO_WORKER = auto()
+    DRAINING = auto()
+    SLO_UNATTAINABLE = auto()
+    ADAPTER_LOAD = auto()
+    INTERNAL = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why, in words for the client, and what the words say for its programs.
+
+    Attributes:
+        message: what is wrong, the limit, what to do.
+        facts: by name: the field, its value, its limit.
+    """
+
+    reason: RefusalReason
+    message: str
+    facts: Mapping[str, object] = field(default_factory=dict)
+
+
+def draining() -> Refusal:
+    """The scheduler takes nothing new."""
+    return Refusal(RefusalReason.DRAINING, "the scheduler is about to stop")
+
+
+def unknown_adapter(adapter_id: str, num_adapters: int) -> Refusal:
+    """A request names an adapter that is not registered."""
+    message = f"adapter_id {adapter_id!r} is not known; {num_adapters} adapters are, see ListAdapters"
+    return Refusal(RefusalReason.UNKNOWN_ADAPTER, message, {"field": "adapter_id", "value": adapter_id})
+
+
+def nothing_to_do(sequence: Sequence) -> Refusal:
+    """A request has no prompt or asks for no tokens."""
+    return Refusal(
+        RefusalReason.INVALID,
+        f"prompt has {sequence.prompt_tokens} tokens and max_new_tokens is {sequence.max_new_tokens};"
+        " both must be at least 1",
+    )
+
+
+def too_long(wrong: str, sequence: Sequence, limits: Limits) -> Refusal:
+    """A request is over a limit on lengths; `wrong` is what `check_lengths` found."""
+    message = (
+        f"{wrong} (prompt has {sequence.prompt_tokens} tokens, max_new_tokens is {sequence.max_new_tokens};"
+        f" max_req_input_len is {limits.max_req_input_len}, max_req_total_len is {limits.max_req_total_len})"
+    )
+    facts = {"max_req_input_len": limits.max_req_input_len, "max_req_total_len": limits.max_req_total_len}
+    return Refusal(RefusalReason.NEVER_FITS, message, _lengths(sequence) | facts)
+
+
+def queue_full(num_waiting: int, max_waiting_requests: int) -> Refusal:
+    """Too many requests wait."""
+    return Refusal(
+        RefusalReason.QUEUE_FULL,
+        f"{num_waiting} requests wait; max_waiting_requests is {max_waiting_requests}; try later",
+        {"field": "max_waiting_requests", "value": num_waiting, "limit": max_waiting_requests},
+    )
+
+
+def never_fits(sequence: Sequence, why: str) -> Refusal:
+    """Every attached worker is too small; `why` the first of them is."""
+    return Refusal(RefusalReason.NEVER_FITS, f"no attached worker can ever take it: {why}", _lengths(sequence))
+
+
+def no_worker(worker_wait_seconds: float) -> Refusal:
+    """The wait for a worker is over."""
+    return Refusal(
+        RefusalReason.NO_WORKER,
+        f"no worker has attached for {worker_wait_seconds:g} s (worker_wait_seconds)",
+        {"field": "worker_wait_seconds", "limit": worker_wait_seconds},
+    )
+
+
+def dropped(event: Dropped) -> Refusal:
+    """A sequence was given up by its worker's queue."""
+    adapter = event.sequence.adapter
+    if event.reason is DropReason.ADAPTER_LOAD and adapter is not None:
+        message = f"adapter {adapter.adapter_id!r} could not be loaded; try later"
+        return Refusal(RefusalReason.ADAPTER_LOAD, message)
+    return Refusal(RefusalReason.SLO_UNATTAINABLE, "dropped: the service level can no longer be met; try later")
+
+
+def raised(message: str) -> Refusal:
+    """A policy raised; the message names it, and is not for a live client (`withheld`)."""
+    return Refusal(RefusalReason.INTERNAL, message)
+
+
+def withheld(refusal: Refusal) -> Refusal:
+    """Return a refusal as a client may see it: nothing of what a policy raised."""
+    if refusal.reason is not RefusalReason.INTERNAL:
+        return refusal
+    return Refusal(refusal.reason, "internal error; the scheduler's log says more")
+
+
+def _lengths(sequence: Sequence) -> dict[str, object]:
+    return {"prompt_tokens": sequence.prompt_tokens, "max_new_tokens": sequence.max_new_tokens}

@@ -1,0 +1,72 @@
+"""Derives where a live scheduler's placement sent a request, from the figures that it read and noted in its journal.
+
+What a scheduler knows of its workers at a moment depends on which messages have arrived by then, so the figures are
+given. The choice is not: it follows from them, from what the placement chose before, and from its seed.
+"""
+
+from collections.abc import Mapping
+
+from lorrery.scheduler.core.candidates import Figures
+from lorrery.scheduler.core.placements.base import Candidate, Placement
+from lorrery.scheduler.core.sequence import Sequence
+
+
+class NotReadError(Exception):
+    """A placement asks for a figure that it had not read live."""
+
+
+class RecordedCandidate:
+    """A worker's figures as a journal has them."""
+
+    def __init__(self, name: str, figures: Figures) -> None:
+        self.name = name
+        self._figures = figures
+
+    @property
+    def num_waiting(self) -> int:
+        """See `Candidate`."""
+        return self._figure("num_waiting")
+
+    @property
+    def num_running(self) -> int:
+        """See `Candidate`."""
+        return self._figure("num_running")
+
+    @property
+    def load(self) -> int:
+        """See `Candidate`."""
+        return self._figure("load")
+
+    @property
+    def kv_tokens(self) -> int:
+        """See `Candidate`."""
+        return self._figure("kv_tokens")
+
+    def has_adapter(self, adapter_id: str) -> bool:
+        """See `Candidate`."""
+        return bool(self._figure(f"has_adapter {adapter_id}"))
+
+    def cached_tokens(self, sequence: Sequence) -> int:
+        """See `Candidate`."""
+        del sequence
+        return self._figure("cached_tokens")
+
+    def _figure(self, name: str) -> int:
+        if name not in self._figures:
+            raise NotReadError(f"reads {name} of {self.name} simulated, did not live")
+        return self._figures[name]
+
+
+def derive(placement: Placement, sequence: Sequence, figures: Mapping[str, Figures]) -> str:
+    """Return the name of the worker that the placement chooses.
+
+    Args:
+        placement: as it was left by the choice before.
+        sequence: the one that is placed.
+        figures: of each candidate, by name in order of attaching.
+
+    Raises:
+        NotReadError: it looks at something else than it did live.
+    """
+    candidates: list[Candidate] = [RecordedCandidate(name, read) for name, read in figures.items()]
+    return placement.place(sequence, candidates).candidate.name

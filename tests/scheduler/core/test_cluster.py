@@ -1,0 +1,380 @@
+"""Who comes in, where a request goes, what is queued again and when a wait is over: as tables, and under any order.
+
+The state machine keeps a book of its own: every request is in one place, ends once, and waits for a worker no longer
+than it may.
+"""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from lorrery.scheduler.core.build import build_replica
+from lorrery.scheduler.core.cluster import ClusterCore, ClusterEvent, ClusterRules, Placed, Refused, Withdrawn
+from lorrery.scheduler.core.member import Member
+from lorrery.scheduler.core.placements.base import Candidate, Choice
+from lorrery.scheduler.core.placements.least_loaded import LeastLoaded
+from lorrery.scheduler.core.placements.round_robin import RoundRobin
+from lorrery.scheduler.core.plan import Cancelled, Dropped, Event, Failed, Finished, Plan, Ran
+from lorrery.scheduler.core.refusals import RefusalReason
+from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.replica_settings import ReplicaSettings
+from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.validation.policy.drive import Device
+
+S = 10**12
+RULES = ClusterRules(max_req_input_len=50, max_req_total_len=80, max_waiting_requests=3, worker_wait_seconds=10)
+ADAPTER = Adapter("a", 4)
+
+
+def replica(pool: int = 200) -> Replica:
+    return build_replica(ReplicaSettings("fcfs", pool, 80, max_num_seqs=2, max_num_batched_tokens=100))
+
+
+def cluster(*pools: int, rules: ClusterRules = RULES) -> ClusterCore:
+    core = ClusterCore(LeastLoaded(), rules, [ADAPTER])
+    for number, pool in enumerate(pools):
+        core.attach(Member(f"w{number}", replica(pool), pool), 0)
+    return core
+
+
+def only(events: list[ClusterEvent]) -> ClusterEvent:
+    (event,) = events
+    return event
+
+
+def placed(events: list[ClusterEvent]) -> list[tuple[int, str]]:
+    assert all(isinstance(event, Placed) for event in events)
+    return [(event.sequence.handle, event.member.name) for event in events if isinstance(event, Placed)]
+
+
+@pytest.mark.parametrize(
+    ("sequence", "adapter_id", "reason", "words"),
+    [
+        (Sequence(1, 0, 5), "", RefusalReason.INVALID, "prompt has 0 tokens"),
+        (Sequence(1, 5, 0), "", RefusalReason.INVALID, "max_new_tokens is 0"),
+        (Sequence(1, 51, 5), "", RefusalReason.NEVER_FITS, "max_req_input_len is 50"),
+        (Sequence(1, 50, 31), "", RefusalReason.NEVER_FITS, "max_req_total_len:80"),
+        (Sequence(1, 30, 30), "", RefusalReason.NEVER_FITS, "max_total_token_num:60"),
+        (Sequence(1, 5, 5), "b", RefusalReason.UNKNOWN_ADAPTER, "adapter_id 'b' is not known; 1 adapters are"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_at_the_door(
+    sequence: Sequence, adapter_id: str, reason: RefusalReason, words: str
+) -> None:
+    core = cluster(40, 60)  # the largest pool counts
+    event = only(core.submit(sequence, 0, adapter_id=adapter_id))
+    assert isinstance(event, Refused)
+    assert event.refusal.reason is reason
+    assert words in event.refusal.message
+    assert core.num_open == 0
+
+
+def test_the_last_of_each_limit_comes_in() -> None:
+    core = cluster(81, rules=replace(RULES, max_waiting_requests=9))
+    for handle, (prompt, budget) in enumerate([(50, 30), (1, 79), (50, 1)]):
+        assert placed(core.submit(Sequence(handle, prompt, budget), 0)) == [(handle, "w0")]
+
+
+def test_the_pool_of_the_settings_goes_before_the_workers_own() -> None:
+    core = cluster(1000, rules=replace(RULES, max_total_token_num=40))
+    event = only(core.submit(Sequence(1, 30, 10), 0))
+    assert isinstance(event, Refused)
+    assert "max_total_token_num:40" in event.refusal.message
+
+
+def test_a_request_has_the_adapter_that_it_names_also_when_that_is_unloaded_afterwards() -> None:
+    core = cluster(200)
+    sequence = Sequence(1, 5, 5)
+    core.submit(sequence, 0, adapter_id="a")
+    assert core.unload_adapter("a")
+    assert not core.unload_adapter("a")
+    assert sequence.adapter == ADAPTER
+    assert isinstance(only(core.submit(Sequence(2, 5, 5), 0, adapter_id="a")), Refused)
+    assert core.load_adapter(Adapter("a", 8))
+    assert not core.load_adapter(Adapter("a", 16))
+    again = Sequence(3, 5, 5)
+    core.submit(again, 0, adapter_id="a")
+    assert again.adapter == Adapter("a", 8)
+
+
+def test_a_full_queue_and_a_drain_refuse_new_requests_but_none_that_has_been_let_in_before() -> None:
+    core = cluster()
+    assert all(core.submit(Sequence(handle, 5, 5), 0) == [] for handle in (1, 2, 3))
+    full = only(core.submit(Sequence(4, 5, 5), 0))
+    assert isinstance(full, Refused)
+    assert (full.refusal.reason, full.refusal.message) == (
+        RefusalReason.QUEUE_FULL,
+        "3 requests wait; max_waiting_requests is 3; try later",
+    )
+    assert core.submit(Sequence(5, 5, 5), 0, resumed=True) == []
+    core.draining = True
+    refused = only(core.submit(Sequence(6, 5, 5), 0, resumed=True))
+    assert isinstance(refused, Refused)
+    assert refused.refusal.reason is RefusalReason.DRAINING
+    assert core.submit(Sequence(7, 5, 5, produced_tokens=2), 0) == []  # its limits were checked elsewhere
+    assert core.num_waiting == 5
+
+
+def test_requests_in_a_batch_do_not_count_as_waiting() -> None:
+    core = cluster(200)
+    for handle in (1, 2):
+        core.submit(Sequence(handle, 5, 5), 0)
+    core.members["w0"].plan(0)
+    for handle in (3, 4, 5):
+        assert placed(core.submit(Sequence(handle, 5, 5), 0)) == [(handle, "w0")]
+    assert isinstance(only(core.submit(Sequence(6, 5, 5), 0)), Refused)
+
+
+def test_a_wait_for_a_worker_ends_when_it_is_over_and_begins_anew_after_each_loss() -> None:
+    core = cluster()
+    core.submit(Sequence(1, 5, 5), 0)
+    core.submit(Sequence(2, 5, 5), 4 * S)
+    assert core.until_ps == 10 * S
+    assert core.expire(10 * S - 1) == []
+    over = only(core.expire(10 * S))
+    assert isinstance(over, Refused)
+    assert (over.sequence.handle, over.refusal.reason) == (1, RefusalReason.NO_WORKER)
+    assert over.refusal.message == "no worker has attached for 10 s (worker_wait_seconds)"
+    member = Member("w", replica())
+    events = core.attach(member, 12 * S)
+    assert placed(events) == [(2, "w")]
+    assert core.until_ps is None
+    gave_back, events = core.lose(member, 13 * S)
+    assert [sequence.handle for sequence in gave_back.sequences] == [2]
+    assert events == []
+    assert core.until_ps == 23 * S
+    assert core.expire(14 * S) == []
+
+
+def test_device_time_is_waited_in_wall_seconds() -> None:
+    core = cluster(rules=replace(RULES, time_scale=4.0))
+    core.submit(Sequence(1, 5, 5), 0)
+    assert core.until_ps == 10 * S // 4
+
+
+def test_a_cancel_of_one_that_waits_for_a_worker_ends_it_at_once_and_of_another_is_passed_on() -> None:
+    core = cluster()
+    core.submit(Sequence(1, 5, 5), 0)
+    cancelled = only(core.cancel(1, 1))
+    assert isinstance(cancelled, Cancelled)
+    assert core.until_ps is None
+    assert core.cancel(1, 2) == []
+    member = Member("w", replica())
+    core.attach(member, 3)
+    core.submit(Sequence(2, 5, 5), 3)
+    withdrawn = only(core.cancel(2, 4))
+    assert isinstance(withdrawn, Withdrawn)
+    assert withdrawn.member is member
+    assert [type(event) for event in member.plan(4).events] == [Cancelled]
+    assert core.num_open == 0
+
+
+def test_a_worker_that_drains_gets_nothing_new_and_gives_back_what_waits() -> None:
+    core = cluster(200, 200)
+    first = core.members["w0"]
+    for handle in range(8):
+        core.submit(Sequence(handle, 5, 5), 0, resumed=True)
+    running = {sequence.handle for sequence in first.plan(0).joins}  # type: ignore[union-attr]
+    gave_back, events = core.drain(first, 1)
+    assert running
+    assert [sequence.handle for sequence in gave_back.sequences] == [h for h in range(0, 8, 2) if h not in running]
+    assert placed(events) == [(sequence.handle, "w1") for sequence in gave_back.sequences]
+    assert placed(core.submit(Sequence(9, 5, 5), 1, resumed=True)) == [(9, "w1")]
+    assert set(first.sequences) == running
+
+
+def test_a_request_that_only_one_of_several_workers_can_hold_is_told_to_the_placement() -> None:
+    core = ClusterCore(RoundRobin())
+    for name, pool in (("small", 40), ("large", 200), ("other", 200)):
+        core.attach(Member(name, replica(pool)), 0)
+    core.lose(core.members["other"], 0)
+    wide = core.submit(Sequence(1, 50, 20), 0)
+    assert placed(wide) == [(1, "large")]
+    assert placed(core.submit(Sequence(2, 5, 5), 0)) == [(2, "large")]  # the first had the first turn
+    assert placed(core.submit(Sequence(3, 5, 5), 0)) == [(3, "small")]
+
+
+def test_one_that_no_attached_worker_can_ever_hold_is_refused_also_after_it_waited() -> None:
+    core = cluster()
+    core.submit(Sequence(1, 50, 20), 0)
+    refused = only(core.attach(Member("w", replica(40)), 1))
+    assert isinstance(refused, Refused)
+    assert refused.refusal.reason is RefusalReason.NEVER_FITS
+    assert refused.refusal.message.startswith("no attached worker can ever take it: ")
+    assert core.until_ps is None
+
+
+def test_what_a_placement_read_is_noted_for_each_candidate() -> None:
+    core = ClusterCore(LeastLoaded(), notes_figures=True)
+    for name in ("w0", "w1"):
+        core.attach(Member(name, replica()), 0)
+    core.submit(Sequence(1, 5, 5), 0)
+    event = only(core.submit(Sequence(2, 5, 5, adapter=ADAPTER), 0))
+    assert isinstance(event, Placed)
+    assert event.figures == {"w0": {"load": 1, "has_adapter a": 0}, "w1": {"load": 0, "has_adapter a": 0}}
+
+
+def test_a_placement_that_raises_refuses_its_request_and_no_other() -> None:
+    class Broken:
+        def place(self, sequence: Sequence, candidates: list[Candidate]) -> Choice:
+            if sequence.handle == 1:
+                raise ZeroDivisionError("no such luck")
+            return Choice(candidates[-1], "the last")
+
+    core = ClusterCore(Broken())
+    for name in ("w0", "w1"):
+        core.attach(Member(name, replica()), 0)
+    refused = only(core.submit(Sequence(1, 5, 5), 0))
+    assert isinstance(refused, Refused)
+    assert refused.refusal.reason is RefusalReason.INTERNAL
+    assert "Broken raised ZeroDivisionError: no such luck" in refused.refusal.message
+    assert isinstance(refused.error, ZeroDivisionError)
+    assert placed(core.submit(Sequence(2, 5, 5), 0)) == [(2, "w1")]
+    assert core.num_open == 1
+
+
+def test_first_admission_counts_once() -> None:
+    core = cluster(200, 200)
+    sequence = Sequence(1, 5, 5)
+    core.submit(sequence, 0)
+    member = core.members["w0"]
+    plan = member.plan(7)
+    assert [(event.first, event.sequence) for event in plan.events] == [(True, sequence)]  # type: ignore[union-attr]
+    core.lose(member, 9)
+    again = core.members["w1"].plan(11)
+    assert [event.first for event in again.events] == [False]  # type: ignore[union-attr]
+    assert (sequence.first_admitted_ps, sequence.admitted_ps, sequence.num_requeues) == (7, 11, 1)
+
+
+class ClusterMachine(RuleBasedStateMachine):
+    """Anything that can happen to a scheduler, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.core = ClusterCore(LeastLoaded(), RULES, [ADAPTER])
+        self.at_ps = 0
+        self.num_workers = 0
+        self.lengths: dict[int, int] = {}
+        self.devices: dict[str, Device] = {}
+        self.waits: dict[int, int] = {}  # handle -> when its wait is over
+        self.at: dict[int, str] = {}  # handle -> its worker
+        self.moves: dict[int, int] = {}  # handle -> times that a worker in whose batch it was has gone
+
+    @rule(prompt=st.integers(1, 60), budget=st.integers(1, 20), name=st.sampled_from(["", "a", "who"]))
+    def submit(self, prompt: int, budget: int, name: str) -> None:
+        handle = len(self.lengths)
+        self.lengths[handle] = budget
+        sequence = Sequence(handle, prompt, budget, self.at_ps)
+        self.take(self.core.submit(sequence, self.at_ps, adapter_id=name), [sequence])
+        assert name != "who" or handle not in {*self.waits, *self.at}
+
+    @precondition(lambda self: self.waits or self.at)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        handle = data.draw(st.sampled_from(sorted({*self.waits, *self.at})))
+        self.take(self.core.cancel(handle, self.at_ps), [])
+
+    @precondition(lambda self: len(self.core.members) < 3)
+    @rule(pool=st.sampled_from([60, 200]))
+    def attach(self, pool: int) -> None:
+        name = f"w{self.num_workers}"
+        self.num_workers += 1
+        self.devices[name] = Device(self.lengths)
+        waited = list(self.waits)
+        events = self.core.attach(Member(name, replica(pool), pool), self.at_ps)
+        assert [event.sequence.handle for event in events] == waited
+        self.take(events, [])
+
+    @precondition(lambda self: self.core.members)
+    @rule(data=st.data(), drains=st.booleans())
+    def go(self, data: st.DataObject, drains: bool) -> None:
+        member = self.core.members[data.draw(st.sampled_from(sorted(self.core.members)))]
+        had = {handle for handle, name in self.at.items() if name == member.name}
+        ran = {handle for handle in had if member.replica.running.get(handle) is not None}
+        gave_back, events = (self.core.drain if drains else self.core.lose)(member, self.at_ps)
+        back = {sequence.handle for sequence in gave_back.sequences}
+        assert len(back) == len(gave_back.sequences)
+        for handle in ran if not drains else ():
+            self.moves[handle] = self.moves.get(handle, 0) + 1
+        self.note(gave_back.events)
+        gone = {event.sequence.handle for event in gave_back.events if isinstance(event, Cancelled | Finished)}
+        assert back | gone == ((had - ran) if drains else had)
+        for handle in back:
+            del self.at[handle]
+        self.take(events, gave_back.sequences)
+
+    @rule(seconds=st.integers(0, 6))
+    def wait(self, seconds: int) -> None:
+        self.at_ps += seconds * S
+        self.take(self.core.expire(self.at_ps), [])
+
+    @precondition(lambda self: self.core.members)
+    @rule(data=st.data())
+    def step(self, data: st.DataObject) -> None:
+        self.run(self.core.members[data.draw(st.sampled_from(sorted(self.core.members)))])
+
+    def run(self, member: Member) -> None:
+        device = self.devices[member.name]
+        decision = member.plan(self.at_ps)
+        self.note(decision.events)
+        device.forget(decision.leaves)
+        if isinstance(decision, Plan):
+            ran: Ran = device.run(decision, self.at_ps, 1, decision.until_ps, chunks=True)
+            self.at_ps = ran.end_ps
+            self.note(member.commit(decision, ran))
+
+    def take(self, events: list[ClusterEvent], sequences: list[Sequence]) -> None:
+        """Enter events in the book; of these sequences, those that none tells of wait from now on."""
+        for event in events:
+            handle = event.sequence.handle
+            if isinstance(event, Withdrawn):
+                assert self.at[handle] == event.member.name
+                continue
+            until_ps = self.waits.pop(handle, None)
+            if isinstance(event, Placed):
+                assert not event.member.draining
+                assert self.at.setdefault(handle, event.member.name) == event.member.name
+            elif isinstance(event, Refused) and event.refusal.reason is RefusalReason.NO_WORKER:
+                assert until_ps is not None
+                assert until_ps <= self.at_ps
+            else:
+                assert handle not in self.at
+        told = {event.sequence.handle for event in events}
+        for sequence in sequences:
+            if sequence.handle not in told:
+                assert not any(not member.draining for member in self.core.members.values())
+                self.waits[sequence.handle] = self.at_ps + 10 * S
+
+    def note(self, events: list[Event]) -> None:
+        for event in events:
+            assert not isinstance(event, Failed)
+            if isinstance(event, Finished | Cancelled | Dropped):
+                del self.at[event.sequence.handle]  # a second end would be a KeyError
+                assert event.sequence.num_requeues == self.moves.get(event.sequence.handle, 0)
+            if isinstance(event, Finished):
+                assert event.output_tokens == self.lengths[event.sequence.handle]
+
+    @invariant()
+    def the_book_is_right(self) -> None:
+        assert self.core.num_open == len(self.waits) + len(self.at)
+        assert self.core.num_unplaced == len(self.waits)
+        assert self.core.until_ps == min(self.waits.values(), default=None)
+        for member in self.core.members.values():
+            assert set(member.sequences) == {handle for handle, name in self.at.items() if name == member.name}
+
+    def teardown(self) -> None:
+        while self.at:
+            for member in list(self.core.members.values()):
+                self.run(member)
+        if self.waits:
+            self.at_ps = max(self.at_ps, *self.waits.values())
+            self.take(self.core.expire(self.at_ps), [])
+        assert not self.core.num_open
+        assert not any(member.replica.kv_tokens for member in self.core.members.values())
+
+
+def test_any_order_of_events_loses_nothing_and_keeps_nobody_waiting_too_long() -> None:
+    run_state_machine_as_test(ClusterMachine, settings=settings(max_examples=60, stateful_step_count=30, deadline=None))

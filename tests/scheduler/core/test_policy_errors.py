@@ -1,0 +1,212 @@
+"""A policy that raises ends sequences, never its worker: the one it was given, else its queue, else all it has."""
+
+from collections.abc import Callable
+
+import pytest
+
+from lorrery.scheduler.core.admission import Walk
+from lorrery.scheduler.core.build import build_replica
+from lorrery.scheduler.core.member import Member
+from lorrery.scheduler.core.memory.base import Memory
+from lorrery.scheduler.core.plan import Failed, Finished, Idle, Plan, Raised, Ran
+from lorrery.scheduler.core.queues.fifo import Fifo
+from lorrery.scheduler.core.replica_settings import ReplicaSettings
+from lorrery.scheduler.core.running import Running
+from lorrery.scheduler.core.sequence import Sequence
+from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.units import NEVER
+
+
+class Faulty(Fifo):
+    """First come first served; raises in the method that it is told to, as long as it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.raises_in = ""
+
+    def _maybe(self, method: str) -> None:
+        if self.raises_in == method:
+            raise ZeroDivisionError(f"in {method}")
+
+    def append(self, sequence: Sequence, at_ps: int) -> None:
+        super().append(sequence, at_ps)
+        if self.raises_in == "append" and sequence.handle == 2:
+            raise ZeroDivisionError("in append")
+
+    def admit(self, walk: Walk, running: Running, at_ps: int) -> list[Sequence]:
+        dropped = super().admit(walk, running, at_ps)
+        self._maybe("admit")
+        return dropped
+
+    def at_rest(self) -> bool:
+        if self.raises_in == "at_rest":
+            raise ZeroDivisionError("in at_rest")
+        return super().at_rest()
+
+    def holds_for(self, running: Running, memory: Memory, limit: int) -> int:
+        self._maybe("holds_for")
+        return super().holds_for(running, memory, limit)
+
+    def wakes_at_ps(self, at_ps: int) -> int | None:
+        self._maybe("wakes_at_ps")
+        return super().wakes_at_ps(at_ps)
+
+    def heeds_arrivals(self) -> bool:
+        self._maybe("heeds_arrivals")
+        return super().heeds_arrivals()
+
+    def decoded(self, running: Running, num_steps: int) -> None:
+        self._maybe("decoded")
+        super().decoded(running, num_steps)
+
+    def clear(self) -> list[Sequence]:
+        self._maybe("clear")
+        return super().clear()
+
+
+def member(queue: Faulty, *, blocks: bool = False) -> Member:
+    settings = ReplicaSettings(
+        "fcfs",
+        400,
+        80,
+        max_num_seqs=2,
+        max_num_batched_tokens=100,
+        memory="paged" if blocks else "peak",
+        prefix_cache="blocks" if blocks else "none",
+    )
+    return Member("w", build_replica(settings, make_queue=lambda _: queue), NEVER)
+
+
+def submit(worker: Member, *handles: int, at_ps: int = 0) -> None:
+    for handle in handles:
+        worker.submit(Sequence(handle, 20, 5, at_ps, prompt_token_ids=list(range(20))), at_ps)
+
+
+def failed(decision: Plan | Idle) -> list[int]:
+    return [event.sequence.handle for event in decision.events if isinstance(event, Failed)]
+
+
+def joins(decision: Plan | Idle) -> list[int]:
+    return [sequence.handle for sequence in decision.joins] if isinstance(decision, Plan) else []
+
+
+def test_the_sequence_that_the_queue_could_not_take_fails_alone() -> None:
+    queue = Faulty()
+    worker = member(queue)
+    queue.raises_in = "append"
+    submit(worker, 1, 2, 3)
+    plan = worker.plan(0)
+    assert failed(plan) == [2]
+    assert joins(plan) == [1, 3]
+    assert set(worker.sequences) == {1, 3}
+    assert len(queue) == 0
+
+
+def test_all_in_the_queue_fail_and_the_batch_goes_on() -> None:
+    queue = Faulty()
+    worker = member(queue)
+    submit(worker, 1)
+    prefill = worker.plan(0)
+    assert isinstance(prefill, Plan)
+    worker.commit(prefill, Ran(1, 10))
+    submit(worker, 5, 6, at_ps=10)
+    worker.submit(Sequence(7, 20, 5, 99), 99)  # not seen yet at the next boundary
+    queue.raises_in = "admit"
+    plan = worker.plan(20)
+    assert failed(plan) == [5, 6]
+    assert isinstance(plan, Plan)
+    assert plan.decode
+    queue.raises_in = ""
+    assert joins(worker.plan(99)) == [7]
+
+
+def test_a_message_names_the_policy_and_one_event_stands_for_all_who_fail() -> None:
+    queue = Faulty()
+    worker = member(queue)
+    queue.raises_in = "admit"
+    submit(worker, 1, 2, 3)
+    decision = worker.plan(0)
+    raised = [event for event in decision.events if isinstance(event, Raised)]
+    assert [str(event.error) for event in raised] == ["in admit"]
+    assert raised[0].message.endswith("raised ZeroDivisionError: in admit")
+    assert f"policy {__name__}:Faulty under " in raised[0].message
+    assert {event.message for event in decision.events if isinstance(event, Failed)} == {raised[0].message}
+    assert failed(decision) == [1, 2, 3]
+    assert isinstance(decision, Idle)
+    assert worker.sequences == {}
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_what_a_broken_off_walk_had_pinned_is_given_back(blocks: bool) -> None:
+    queue = Faulty()
+    worker = member(queue, blocks=blocks)
+    submit(worker, 1)
+    queue.raises_in = "admit"
+    assert failed(worker.plan(0)) == [1]
+    queue.raises_in = ""
+    replica = worker.replica
+    assert not replica.num_waiting
+    assert not replica.num_running
+    assert not replica.kv_tokens
+    submit(worker, 2, at_ps=5)
+    plan = worker.plan(5)
+    assert joins(plan) == [2]
+    assert isinstance(plan, Plan)
+    worker.commit(plan, Ran(1, 10, [(2, FinishReason.LENGTH)]))
+    assert worker.sequences == {}
+    use = replica.memory.block_use(replica.running)
+    assert use is None or use.used == 0
+
+
+@pytest.mark.parametrize(
+    "method", ["append", "admit", "at_rest", "holds_for", "wakes_at_ps", "heeds_arrivals", "decoded", "clear"]
+)
+@pytest.mark.parametrize("also_clear", [False, True])
+def test_wherever_a_policy_raises_for_ever_every_sequence_ends_and_no_plan_hangs(method: str, also_clear: bool) -> None:
+    queue = Faulty()
+    worker = member(queue)
+    queue.raises_in = method
+    if also_clear:
+        clear: Callable[[], list[Sequence]] = queue.clear
+
+        def raising() -> list[Sequence]:
+            clear()
+            raise ZeroDivisionError("in clear")
+
+        queue.clear = raising  # type: ignore[method-assign]
+    ended: list[int] = []
+    at_ps, on_device, handles = 0, set[int](), [2, 3, 4, 5]
+    for _ in range(60):
+        if handles:
+            submit(worker, handles.pop(0), at_ps=at_ps)
+        decision = worker.plan(at_ps)
+        ended += [event.sequence.handle for event in decision.events if isinstance(event, Failed)]
+        left = {sequence.handle for sequence in decision.leaves}
+        assert left <= on_device
+        on_device -= left
+        at_ps += 10
+        if isinstance(decision, Plan):
+            on_device |= {sequence.handle for sequence in decision.joins}
+            ends = [
+                (sequence.handle, FinishReason.LENGTH)
+                for sequence in worker.replica.running
+                if decision.decode and sequence.output_tokens_at(worker.replica.running.decode_step) == 4
+            ]
+            on_device -= {handle for handle, _ in ends}
+            events = worker.commit(decision, Ran(1, at_ps, ends))
+            ended += [event.sequence.handle for event in events if isinstance(event, Finished)]
+    assert sorted(ended) == [2, 3, 4, 5]
+    assert worker.sequences == {}
+    assert not worker.replica.num_running
+
+
+def test_a_worker_that_goes_while_its_queue_raises_gives_back_nothing_and_fails_all() -> None:
+    queue = Faulty()
+    worker = member(queue)
+    submit(worker, 1, 2, 3)
+    worker.plan(0)
+    queue.raises_in = "clear"
+    unfinished, events = worker.lose(5)
+    assert unfinished == []
+    assert {event.sequence.handle for event in events if isinstance(event, Failed)} == {1, 2, 3}
+    assert worker.sequences == {}

@@ -1,0 +1,128 @@
+"""The true length of an output is out of a policy's reach: nothing that a queue or a placement is given leads to it."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from types import BuiltinMethodType, CellType, FunctionType, MethodType, ModuleType
+from typing import Any, ClassVar
+
+import pytest
+
+from lorrery.chassis.faults import parse_fault
+from lorrery.loadgen.options import LoadOptions
+from lorrery.loadgen.workload.request import WorkloadRequest
+from lorrery.scheduler.core.admission import Walk
+from lorrery.scheduler.core.placements.base import Candidate, Choice
+from lorrery.scheduler.core.queues.fifo import Fifo
+from lorrery.scheduler.core.running import Running
+from lorrery.scheduler.core.sequence import Sequence as CoreSequence
+from lorrery.settings import load
+from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.run import SimulatedRun, SimulationOptions
+from lorrery.worker.device.output import Ending
+
+SECRETS = (SimulatedRequest, WorkloadRequest, Ending)
+CONFIG = Path(__file__).parents[2] / "deploy" / "cluster.toml"
+
+
+def parts(thing: Any) -> Iterator[Any]:
+    """What an object leads to: attributes, slots, items, closures, defaults, and the object of a bound method."""
+    if isinstance(thing, dict):
+        yield from thing.keys()
+        yield from thing.values()
+    elif isinstance(thing, list | tuple | set | frozenset):
+        yield from thing
+    elif isinstance(thing, MethodType | BuiltinMethodType):
+        yield thing.__self__
+        yield getattr(thing, "__func__", None)
+    elif isinstance(thing, FunctionType):
+        yield from (thing.__closure__ or (), thing.__defaults__ or (), thing.__kwdefaults__ or {})
+    elif isinstance(thing, CellType):
+        yield thing.cell_contents
+    elif isinstance(thing, partial):
+        yield from (thing.func, thing.args, thing.keywords)
+    else:
+        yield getattr(thing, "__dict__", None)
+        for kind in type(thing).__mro__:
+            slots = kind.__dict__.get("__slots__", ())
+            for name in (slots,) if isinstance(slots, str) else slots:
+                yield getattr(thing, name, None)
+
+
+def reachable(*things: Any) -> Iterator[Any]:
+    seen: dict[int, Any] = {}
+    left = list(things)
+    while left:
+        thing = left.pop()
+        if id(thing) in seen or isinstance(thing, ModuleType | type | str | bytes | int | float | None):
+            continue
+        seen[id(thing)] = thing  # kept, so that no other gets its id
+        yield thing
+        left += parts(thing)
+
+
+class Found:
+    """What the policies below have come upon, and how many objects they have looked at."""
+
+    secrets: ClassVar[list[str]] = []
+    kinds: ClassVar[set[type]] = set()
+
+    @classmethod
+    def pry(cls, *things: Any) -> None:
+        for thing in reachable(*things):
+            cls.kinds.add(type(thing))
+            if isinstance(thing, SECRETS):
+                cls.secrets.append(repr(thing))
+
+
+class PryingQueue(Fifo):
+    def append(self, sequence: CoreSequence, at_ps: int) -> None:
+        Found.pry(self, sequence)
+        super().append(sequence, at_ps)
+
+    def admit(self, walk: Walk, running: Running, at_ps: int) -> list[CoreSequence]:
+        Found.pry(self, walk, running)
+        return super().admit(walk, running, at_ps)
+
+
+class PryingPlacement:
+    def __init__(self, *_arguments: object) -> None:
+        pass
+
+    def place(self, sequence: CoreSequence, candidates: Sequence[Candidate]) -> Choice:
+        Found.pry(self, sequence, candidates)
+        return Choice(candidates[sequence.handle % len(candidates)], "in turn")
+
+
+def test_no_policy_finds_the_true_length_in_anything_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Found, "secrets", [])
+    monkeypatch.setattr(Found, "kinds", set())
+    settings = load(
+        CONFIG,
+        [
+            f"scheduler.policy='{__name__}:PryingQueue'",
+            f"scheduler.placement='{__name__}:PryingPlacement'",
+            "scheduler.max_num_batched_tokens=10240",
+            "adapters.max_loras=2",
+            "scheduler.prefix_cache={kind='blocks'}",
+        ],
+    )
+    options = LoadOptions(num_requests=12, rate=8.0, adapters="all", ignore_eos=False, max_new_tokens=600)
+    faults = (parse_fault("adapter_load_failure,at=0,for=0.5"), parse_fault("worker_loss,at=1,worker=worker-1,for=1"))
+    SimulatedRun(settings, options, SimulationOptions(num_workers=2, faults=faults)).run()
+    assert Found.secrets == []
+    names = {kind.__name__ for kind in Found.kinds}
+    assert {"Sequence", "Walk", "Running", "ReplicaFloor", "Residency", "Fault", "ReplicaCandidate", "Replica"} <= names
+
+
+def test_the_search_finds_what_is_hidden_behind_closures_and_bound_methods() -> None:
+    request = SimulatedRequest(1, 5, 5, 0, Ending(3, 3))  # type: ignore[arg-type]
+
+    class Holder:
+        __slots__ = ("call",)
+
+        def __init__(self, call: Any) -> None:
+            self.call = call
+
+    for call in (request.device, lambda: request, partial(print, request), {"a": [request]}):
+        assert any(thing is request for thing in reachable(Holder(call)))
