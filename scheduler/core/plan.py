@@ -90,17 +90,22 @@ class Failed:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
 class Raised:
     """A policy raised an exception; those who are given up because of it follow.
+
+    No dataclass: a compiled one cannot have an exception for a field.
 
     Attributes:
         message: which policy raised what.
         error: what was raised.
     """
 
-    message: str
-    error: Exception
+    __slots__ = ("error", "message")
+    __match_args__ = ("message", "error")
+
+    def __init__(self, message: str, error: Exception) -> None:
+        self.message = message
+        self.error = error
 
 
 @dataclass(frozen=True, slots=True)
