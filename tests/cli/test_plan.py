@@ -17,6 +17,11 @@ from lorrery.loadgen.report import read_report
 from lorrery.worker.device.capacity import Point
 
 
+@pytest.fixture(autouse=True)
+def _no_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)  # which pytest-xdist sets
+
+
 def plan(*arguments: str) -> str:
     result = CliRunner().invoke(app, [*arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):

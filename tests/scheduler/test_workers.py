@@ -172,7 +172,11 @@ async def test_what_a_late_timer_should_have_started_starts_when_it_was_due(sche
 async def test_a_policy_that_raises_ends_its_requests_with_internal_and_one_log_line_and_serves_the_next(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    overrides = (*OVERRIDES, "scheduler.policy='tests.scheduler.test_workers:RaisesOnce'")
+    overrides = (
+        *OVERRIDES,
+        "scheduler.worker_timeout_seconds=30",
+        "scheduler.policy='tests.scheduler.test_workers:RaisesOnce'",
+    )
     async with Harness(load(None, overrides)) as scheduler:
         worker, router = await scheduler.attach(), await scheduler.route()
         for handle in (1, 2):

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
 
+import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -14,7 +15,7 @@ from lorrery.chassis.errors import SettingsError
 from lorrery.settings import Settings
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary.finish_reason import FinishReason
-from lorrery.worker.service import WorkerService
+from lorrery.worker.service import REFUSED_RETRY_SECONDS, WorkerService
 from tests.worker.fake_scheduler import (
     PATIENCE_SECONDS,
     FakeScheduler,
@@ -319,7 +320,7 @@ async def test_impossible_plan_ends_the_stream_and_not_the_worker():
 
 
 async def test_refused_worker_stays_up_and_asks_again(monkeypatch):
-    monkeypatch.setattr("lorrery.worker.service.REFUSED_RETRY_SECONDS", 0.01)
+    monkeypatch.setitem(REFUSED_RETRY_SECONDS, grpc.StatusCode.FAILED_PRECONDITION, 0.01)
     async with fake_scheduler(TIME_SCALE) as scheduler:
         scheduler.refuse = "Llama-3-8B"
         async with running_worker(scheduler) as worker:
