@@ -23,8 +23,8 @@ from lorrery.loadgen.table import print_report
 from lorrery.simulator.interface import prepare
 from lorrery.simulator.run import Progress as RunProgress
 from lorrery.simulator.run import SimulatedRun, SimulationOptions
+from lorrery.simulator.step_span import Observer
 from lorrery.simulator.steps import StepWriter
-from lorrery.simulator.stretch import Observer
 from lorrery.simulator.trace import TraceWriter
 from lorrery.sweeps import flags as sweep_flags
 

@@ -15,7 +15,7 @@ from lorrery.chassis.errors import Reason, Unavailable
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.request import Finish
 from lorrery.router.shard import Shard
-from lorrery.router.streams import Slot
+from lorrery.router.streams import OpenRequest
 from lorrery.settings import Settings
 
 
@@ -36,7 +36,7 @@ class Placement:
         self.any_connected = asyncio.Event()
         self._timeout_seconds = settings.router.resume_timeout_seconds
         self._metrics = metrics
-        self._waiting: dict[Slot, asyncio.TimerHandle] = {}
+        self._waiting: dict[OpenRequest, asyncio.TimerHandle] = {}
         self.shards = [Shard(address, settings, metrics, self) for address in settings.router.schedulers]
 
     @property
@@ -56,38 +56,38 @@ class Placement:
                 for shard in self.shards:
                     tasks.create_task(shard.run(), name=f"shard {shard.address}")
         finally:
-            for slot in list(self._waiting):
-                self.release(slot)
-                slot.fail(Unavailable("the router is stopping", Reason.DRAINING))
+            for open_request in list(self._waiting):
+                self.release(open_request)
+                open_request.fail(Unavailable("the router is stopping", Reason.DRAINING))
 
-    def submit(self, slot: Slot) -> None:
+    def submit(self, open_request: OpenRequest) -> None:
         """Give a request to a shard, now or when there is one."""
         accepting = [shard for shard in self.shards if shard.accepts]
         if accepting:
-            self._place(slot, accepting)
+            self._place(open_request, accepting)
         else:
             loop = asyncio.get_running_loop()
-            self._waiting[slot] = loop.call_later(self._timeout_seconds, self._give_up, slot)
+            self._waiting[open_request] = loop.call_later(self._timeout_seconds, self._give_up, open_request)
 
-    def release(self, slot: Slot) -> None:
+    def release(self, open_request: OpenRequest) -> None:
         """Forget a request wherever it is, and cancel it at its shard if it is not over."""
-        if (timer := self._waiting.pop(slot, None)) is not None:
+        if (timer := self._waiting.pop(open_request, None)) is not None:
             timer.cancel()
         for shard in self.shards:
-            if shard.owns(slot):
-                shard.cancel(slot)
+            if shard.owns(open_request):
+                shard.cancel(open_request)
 
-    def withdraw(self, slot: Slot) -> "asyncio.Future[Finish | None]":
+    def withdraw(self, open_request: OpenRequest) -> "asyncio.Future[Finish | None]":
         """Release a request, and return what will be done with the finish that its shard knows; None: no shard does.
 
         See `Fanout.withdraw`.
         """
         for shard in self.shards:
-            if shard.owns(slot):
-                return shard.withdraw(slot)
-        self.release(slot)
+            if shard.owns(open_request):
+                return shard.withdraw(open_request)
+        self.release(open_request)
         known: asyncio.Future[Finish | None] = asyncio.get_running_loop().create_future()
-        known.set_result(slot.finish)
+        known.set_result(open_request.finish)
         return known
 
     def run_time_adapters(self) -> tuple[Mapping[str, int], Collection[str]]:
@@ -98,27 +98,27 @@ class Placement:
         """See `ShardOwner.shard_up`."""
         self.any_connected.set()
         waiting, self._waiting = self._waiting, {}
-        for slot, timer in waiting.items():
+        for open_request, timer in waiting.items():
             timer.cancel()
-            self._place(slot, [shard])
+            self._place(open_request, [shard])
 
-    def shard_lost(self, slots: list[Slot]) -> None:
+    def shard_lost(self, open_requests: list[OpenRequest]) -> None:
         """See `ShardOwner.shard_lost`."""
-        for slot in slots:
+        for open_request in open_requests:
             self._metrics.resumed.inc()
-            self.submit(slot)
+            self.submit(open_request)
 
-    def _place(self, slot: Slot, accepting: list[Shard]) -> None:
-        request = slot.request
+    def _place(self, open_request: OpenRequest, accepting: list[Shard]) -> None:
+        request = open_request.request
         if len(accepting) == 1:
-            accepting[0].submit(slot)
+            accepting[0].submit(open_request)
         else:
             key = request.adapter_id or request.request_id
-            accepting[rendezvous.choose(key, [shard.address for shard in accepting])].submit(slot)
+            accepting[rendezvous.choose(key, [shard.address for shard in accepting])].submit(open_request)
 
-    def _give_up(self, slot: Slot) -> None:
-        del self._waiting[slot]
-        slot.fail(
+    def _give_up(self, open_request: OpenRequest) -> None:
+        del self._waiting[open_request]
+        open_request.fail(
             Unavailable(
                 f"no scheduler for {self._timeout_seconds:g} s (resume_timeout_seconds);"
                 f" tried {', '.join(shard.address for shard in self.shards)}",

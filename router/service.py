@@ -1,8 +1,8 @@
 """RouterService: what clients call.
 
 `Generate` is one coroutine per request. It checks what can be checked without a scheduler, gives the request to a
-shard, and then writes one message each time its slot says so. However it ends, its slot is released in `finally`, which
-is how a client's cancellation or deadline gets to the scheduler.
+shard, and then writes one message each time its open request says so. However it ends, that is released in `finally`,
+which is how a client's cancellation or deadline gets to the scheduler.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from lorrery.router.output import Output
 from lorrery.router.placement import Placement
 from lorrery.router.request import Finish, Request
 from lorrery.router.stop import stop_token_sequences
-from lorrery.router.streams import Slot
+from lorrery.router.streams import OpenRequest
 from lorrery.router.timing import Timing
 from lorrery.router.tokenizer import open_tokenizer
 from lorrery.settings import Settings
@@ -163,29 +163,36 @@ class Router(router_pb2_grpc.RouterServiceServicer):
             timing.finish(request.prompt_tokens, output.num_tokens)
             return wire.last_response(token_ids, text, finish), True
 
-        slot = Slot(request, make_message)
-        self._placement.submit(slot)
+        open_request = OpenRequest(request, make_message)
+        self._placement.submit(open_request)
         try:
-            while not slot.over:
-                response = await slot.next_message()
-                if slot.over and not response.HasField("finish"):
-                    await self._finish_stopped(slot, output, response, context)
+            while not open_request.over:
+                response = await open_request.next_message()
+                if open_request.over and not response.HasField("finish"):
+                    await self._finish_stopped(open_request, output, response, context)
                     timing.finish(request.prompt_tokens, output.num_tokens)
                 else:
                     await context.write(response)
         except asyncio.CancelledError:
-            if not slot.cut or slot.error is None or slot.task is None or slot.task.uncancel() > 0:
+            if (
+                not open_request.cut
+                or open_request.error is None
+                or open_request.task is None
+                or open_request.task.uncancel() > 0
+            ):
                 raise
-            raise slot.error from None
+            raise open_request.error from None
         finally:
-            self._placement.release(slot)
+            self._placement.release(open_request)
 
-    async def _finish_stopped(self, slot: Slot, output: Output, response: wire.Message, context: _Context) -> None:
+    async def _finish_stopped(
+        self, open_request: OpenRequest, output: Output, response: wire.Message, context: _Context
+    ) -> None:
         """End a stream at a stop string that only its text showed: the scheduler still works on the request.
 
         Its cancel is answered with what the request has consumed. The text does not wait for that, the finish does.
         """
-        last_word = self._placement.withdraw(slot)
+        last_word = self._placement.withdraw(open_request)
         try:
             await context.write(response)
             done, _ = await asyncio.wait([last_word], timeout=LAST_WORD_SECONDS)

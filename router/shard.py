@@ -18,7 +18,7 @@ from lorrery.chassis.log import get_logger
 from lorrery.router import wire
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.request import Finish
-from lorrery.router.streams import Fanout, Slot
+from lorrery.router.streams import Fanout, OpenRequest
 from lorrery.settings import Settings
 from lorrery.v1 import scheduler_pb2, scheduler_pb2_grpc
 
@@ -43,7 +43,7 @@ class ShardOwner(Protocol):
         """Take note that the shard accepts requests."""
         ...
 
-    def shard_lost(self, slots: list[Slot]) -> None:
+    def shard_lost(self, open_requests: list[OpenRequest]) -> None:
         """Place these open requests anew; their shard is gone, or takes no new ones."""
         ...
 
@@ -60,15 +60,15 @@ class Session:
         self.fanout = fanout
         self._call = call
         self._next_handle = 1
-        self._submits: dict[int, Slot] = {}
+        self._submits: dict[int, OpenRequest] = {}
         self._cancels: list[int] = []
         self._something_to_write = asyncio.Event()
 
-    def submit(self, slot: Slot) -> None:
+    def submit(self, open_request: OpenRequest) -> None:
         """Ask for a request, or for the rest of it, under a new handle."""
         handle, self._next_handle = self._next_handle, self._next_handle + 1
-        self.fanout.add(handle, slot)
-        self._submits[handle] = slot
+        self.fanout.add(handle, open_request)
+        self._submits[handle] = open_request
         self._something_to_write.set()
 
     def cancel(self, handle: int) -> bool:
@@ -97,8 +97,10 @@ class Session:
                     if handle > _MAX_HANDLE:
                         # The next life of the stream starts to count anew, and resumes every open request.
                         raise wire.ProtocolError("no handle is left in this life of the stream")
-                    slot = self._submits.pop(handle)
-                    await self._call.write(wire.submit(handle, slot.request, slot.token_ids, resumed=slot.resumed))
+                    open_request = self._submits.pop(handle)
+                    await self._call.write(
+                        wire.submit(handle, open_request.request, open_request.token_ids, resumed=open_request.resumed)
+                    )
 
 
 class Shard:
@@ -129,31 +131,31 @@ class Shard:
     @property
     def num_open(self) -> int:
         """Requests that this shard works on."""
-        return len(self._session.fanout.slots) if self._session is not None else 0
+        return len(self._session.fanout.open_requests) if self._session is not None else 0
 
-    def submit(self, slot: Slot) -> None:
+    def submit(self, open_request: OpenRequest) -> None:
         """Ask this shard, which must be connected, for a request or for the rest of it."""
         assert self._session is not None
-        self._session.submit(slot)
+        self._session.submit(open_request)
 
-    def owns(self, slot: Slot) -> bool:
+    def owns(self, open_request: OpenRequest) -> bool:
         """Return whether the request is open here."""
-        return self._session is not None and slot.fanout is self._session.fanout
+        return self._session is not None and open_request.fanout is self._session.fanout
 
-    def cancel(self, slot: Slot) -> None:
+    def cancel(self, open_request: OpenRequest) -> None:
         """Drop a request that is open here, and tell the scheduler."""
         assert self._session is not None
-        self._session.fanout.remove(slot)
-        self._session.cancel(slot.handle)
+        self._session.fanout.remove(open_request)
+        self._session.cancel(open_request.handle)
 
-    def withdraw(self, slot: Slot) -> "asyncio.Future[Finish | None]":
+    def withdraw(self, open_request: OpenRequest) -> "asyncio.Future[Finish | None]":
         """Cancel a request that is open here, and return what will be done with the scheduler's word on it.
 
         See `Fanout.withdraw`.
         """
         assert self._session is not None
-        last_word = self._session.fanout.withdraw(slot)
-        if not self._session.cancel(slot.handle):
+        last_word = self._session.fanout.withdraw(open_request)
+        if not self._session.cancel(open_request.handle):
             last_word.set_result(None)
         return last_word
 
@@ -212,10 +214,10 @@ class Shard:
     def _end(self, session: Session) -> None:
         self._session = None
         self._metrics.shard_connected(self.address, False)
-        slots = session.fanout.close()
-        for slot in slots:
-            slot.resumed = True
-        self._owner.shard_lost(slots)
+        open_requests = session.fanout.close()
+        for open_request in open_requests:
+            open_request.resumed = True
+        self._owner.shard_lost(open_requests)
 
     async def _serve(self, call: RouteCall, session: Session) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -235,21 +237,21 @@ class Shard:
             self._draining = True
 
     def _refused(self, session: Session, refusal: wire.Refusal) -> None:
-        slot = session.fanout.refused(refusal.handle)
-        if slot is None:
+        open_request = session.fanout.refused(refusal.handle)
+        if open_request is None:
             return
         if refusal.draining:
             self._draining = True
-            self._owner.shard_lost([slot])
+            self._owner.shard_lost([open_request])
         else:
-            slot.fail(refusal.error)
+            open_request.fail(refusal.error)
 
-    def _cut_slow_reader(self, slot: Slot) -> None:
+    def _cut_slow_reader(self, open_request: OpenRequest) -> None:
         assert self._session is not None
-        self._session.cancel(slot.handle)
+        self._session.cancel(open_request.handle)
         self._metrics.slow_readers.inc()
         limit = self._settings.router.max_pending_tokens
-        slot.cut_off(
+        open_request.cut_off(
             Overloaded(
                 f"the reader left more than {limit} tokens waiting; max_pending_tokens is {limit}",
                 Reason.SLOW_READER,

@@ -1,6 +1,6 @@
 """Fan-out: from one frame per step to one message per stream.
 
-A frame names handles and tokens; a dict turns a handle into the slot of its request, whose handler sleeps on one
+A frame names handles and tokens; a dict turns a handle into its open request, whose handler sleeps on one
 future. There is no task, queue or lock per token. The last hop costs 20 to 35 us of CPU a message, be it of one token
 or of sixteen, so a router that cannot keep up gets most from saying less often. `context.write` is no help in
 noticing: it returns once the bytes are buffered.
@@ -39,11 +39,11 @@ _log = get_logger("router.streams")
 MakeMessage = Callable[[list[int], Finish | None, float], tuple[Message, bool]]
 """Turns new tokens, the finish if they are the last, and the time scale into a message; says whether it is the last.
 
-It must not hold the slot: the two would wait for the garbage collector, and the prompt with them.
+It must not hold the open request: the two would wait for the garbage collector, and the prompt with them.
 """
 
 
-class Slot:
+class OpenRequest:
     """One open request: what was received for it, and how much of that its handler has taken.
 
     Args:
@@ -151,9 +151,9 @@ class Fanout:
 
     Args:
         time_scale: wall seconds per device second.
-        max_pending_tokens: a slot with more than this waiting has a slow reader.
+        max_pending_tokens: a request with more than this waiting has a slow reader.
         max_gap_seconds: longest time tokens are held back; wall seconds.
-        on_slow_reader: called with such a slot, which is no longer here by then.
+        on_slow_reader: called with such a request, which is no longer here by then.
     """
 
     def __init__(
@@ -163,9 +163,9 @@ class Fanout:
         max_pending_tokens: int,
         max_gap_seconds: float,
         metrics: RouterMetrics,
-        on_slow_reader: Callable[[Slot], None],
+        on_slow_reader: Callable[[OpenRequest], None],
     ) -> None:
-        self.slots: dict[int, Slot] = {}
+        self.open_requests: dict[int, OpenRequest] = {}
         self._withdrawn: dict[int, asyncio.Future[Finish | None]] = {}
         self.time_scale = time_scale
         self._clock: DeviceClock | None = None
@@ -178,37 +178,37 @@ class Fanout:
         self._gap_seconds = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, handle: int, slot: Slot) -> None:
-        """Expect tokens for `slot` under `handle`."""
-        self.slots[handle] = slot
-        slot.fanout, slot.handle, slot.time_scale = self, handle, self.time_scale
+    def add(self, handle: int, open_request: OpenRequest) -> None:
+        """Expect tokens for `open_request` under `handle`."""
+        self.open_requests[handle] = open_request
+        open_request.fanout, open_request.handle, open_request.time_scale = self, handle, self.time_scale
 
-    def remove(self, slot: Slot) -> None:
-        """Expect no more tokens for `slot`; what still comes is dropped."""
-        del self.slots[slot.handle]
-        slot.fanout = None
+    def remove(self, open_request: OpenRequest) -> None:
+        """Expect no more tokens for `open_request`; what still comes is dropped."""
+        del self.open_requests[open_request.handle]
+        open_request.fanout = None
 
-    def withdraw(self, slot: Slot) -> "asyncio.Future[Finish | None]":
-        """Expect only the finish of `slot`, with which the scheduler answers its cancel.
+    def withdraw(self, open_request: OpenRequest) -> "asyncio.Future[Finish | None]":
+        """Expect only the finish of `open_request`, with which the scheduler answers its cancel.
 
         Returns:
             What is done once the finish is here, or with None once it cannot come any more. To be cancelled by a caller
             that no longer waits.
         """
-        handle = slot.handle
-        self.remove(slot)
+        handle = open_request.handle
+        self.remove(open_request)
         future = self._withdrawn[handle] = self._loop.create_future()
         future.add_done_callback(lambda _: self._withdrawn.pop(handle, None))
         return future
 
-    def refused(self, handle: int) -> Slot | None:
-        """Expect nothing more under `handle`; return its slot if it is open."""
-        slot = self.slots.get(handle)
-        if slot is not None:
-            self.remove(slot)
+    def refused(self, handle: int) -> OpenRequest | None:
+        """Expect nothing more under `handle`; return its request if it is open."""
+        open_request = self.open_requests.get(handle)
+        if open_request is not None:
+            self.remove(open_request)
         elif (future := self._withdrawn.get(handle)) is not None and not future.done():
             future.set_result(None)
-        return slot
+        return open_request
 
     def hold(self) -> bool:
         """Return whether a stream's next token should wait for the flush, and see to it that there is one."""
@@ -221,55 +221,55 @@ class Fanout:
         """Hand out what a frame brings. Costs about a dict look-up and an append per token."""
         self._measure(frame)
         at_once = not self._gap_seconds
-        slots, max_pending = self.slots, self._max_pending_tokens
-        awake: list[Slot] = []
-        slow: list[Slot] = []
+        open_requests, max_pending = self.open_requests, self._max_pending_tokens
+        awake: list[OpenRequest] = []
+        slow: list[OpenRequest] = []
         dropped = 0
         for handle, token_id in zip(frame.handles, frame.token_ids, strict=True):
-            slot = slots.get(handle)
-            if slot is None:
+            open_request = open_requests.get(handle)
+            if open_request is None:
                 dropped += 1
                 continue
-            slot.token_ids.append(token_id)
-            if slot.waiter is None:
-                if len(slot.token_ids) - slot.written > max_pending:
-                    slow.append(slot)
-            elif at_once or not slot.written:
-                awake.append(slot)
+            open_request.token_ids.append(token_id)
+            if open_request.waiter is None:
+                if len(open_request.token_ids) - open_request.written > max_pending:
+                    slow.append(open_request)
+            elif at_once or not open_request.written:
+                awake.append(open_request)
         for handle, finish in frame.finished:
-            slot = slots.get(handle)
-            if slot is not None:
-                self.remove(slot)
-                slot.finish = finish
-                awake.append(slot)
+            open_request = open_requests.get(handle)
+            if open_request is not None:
+                self.remove(open_request)
+                open_request.finish = finish
+                awake.append(open_request)
             elif (future := self._withdrawn.get(handle)) is not None and not future.done():
                 future.set_result(finish)
         # Only now: a message has all tokens of its frame, and the last one has the finish too.
-        for slot in awake:
-            slot.wake()
+        for open_request in awake:
+            open_request.wake()
         if dropped:
             self._metrics.dropped_tokens += dropped
         if not at_once:
             self._arm()
-        for slot in slow:
-            if slot.fanout is self:
-                self.remove(slot)
-                self._on_slow_reader(slot)
+        for open_request in slow:
+            if open_request.fanout is self:
+                self.remove(open_request)
+                self._on_slow_reader(open_request)
 
-    def close(self) -> list[Slot]:
+    def close(self) -> list[OpenRequest]:
         """Let go of every open request, in the order of submission, and return them."""
         if self._timer is not None:
             self._timer.cancel()
-        slots = list(self.slots.values())
-        self.slots.clear()
+        open_requests = list(self.open_requests.values())
+        self.open_requests.clear()
         for future in self._withdrawn.values():
             if not future.done():
                 future.set_result(None)
-        for slot in slots:
-            slot.fanout = None
-            if len(slot.token_ids) > slot.written:
-                slot.wake()
-        return slots
+        for open_request in open_requests:
+            open_request.fanout = None
+            if len(open_request.token_ids) > open_request.written:
+                open_request.wake()
+        return open_requests
 
     def _measure(self, frame: TokensFrame) -> None:
         clock = self._clock
@@ -296,6 +296,6 @@ class Fanout:
 
     def _flush(self) -> None:
         self._timer = None
-        for slot in self.slots.values():
-            if len(slot.token_ids) > slot.written:
-                slot.wake()
+        for open_request in self.open_requests.values():
+            if len(open_request.token_ids) > open_request.written:
+                open_request.wake()

@@ -18,7 +18,7 @@ from lorrery.scheduler.core.policies import batch_limits, batching_name
 from lorrery.scheduler.core.refusals import withheld
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.journal import Journal
-from lorrery.scheduler.live import Live
+from lorrery.scheduler.live_request import LiveRequest
 from lorrery.scheduler.messages import Submit, WorkerHello
 from lorrery.scheduler.metrics import SchedulerMetrics
 from lorrery.scheduler.replicas import ReplicaFactory, cluster_rules
@@ -38,7 +38,7 @@ class Cluster:
     def __init__(self, settings: Settings, registry: CollectorRegistry) -> None:
         self.settings = settings
         self.clock = DeviceClock(settings.time_scale)
-        self.lives: dict[int, Live] = {}
+        self.lives: dict[int, LiveRequest] = {}
         self.workers: dict[str, Dispatcher] = {}
         self.routers: set[RouterLink] = set()
         self.faults_from_ps = 0
@@ -89,7 +89,7 @@ class Cluster:
         if self.journal is not None:
             sampling = wire.sampling_record(submit.sampling)
             self.journal.request(sequence, submit.request_id, sampling, resumed=submit.resumed)
-        self.lives[sequence.handle] = Live(
+        self.lives[sequence.handle] = LiveRequest(
             sequence=sequence,
             router=router,
             router_handle=submit.handle,
@@ -110,7 +110,7 @@ class Cluster:
             at_ps = self.clock.now_ps()
             self._carry_out(self.core.cancel(handle, at_ps), at_ps)
 
-    def forget(self, live: Live) -> None:
+    def forget(self, live: LiveRequest) -> None:
         """Drop a request that has ended."""
         self.lives.pop(live.sequence.handle, None)
         live.router.owned.pop(live.router_handle, None)

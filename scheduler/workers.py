@@ -35,7 +35,7 @@ from lorrery.scheduler.core.refusals import Refusal
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.effects import Effects
 from lorrery.scheduler.journal import WorkerJournal
-from lorrery.scheduler.live import Live
+from lorrery.scheduler.live_request import LiveRequest
 from lorrery.scheduler.messages import StepReport, WorkerHello
 from lorrery.scheduler.metrics import SchedulerMetrics
 from lorrery.scheduler.routers import RouterLink
@@ -49,9 +49,9 @@ class Owner(Protocol):
 
     clock: DeviceClock
     metrics: SchedulerMetrics
-    lives: dict[int, Live]
+    lives: dict[int, LiveRequest]
 
-    def forget(self, live: Live) -> None:
+    def forget(self, live: LiveRequest) -> None:
         """Drop a request that has ended."""
         ...
 
@@ -277,7 +277,7 @@ class Dispatcher:
                 self._metrics.requests.labels("cancelled").inc()
                 self._cluster.forget(lives[event.sequence.handle])
 
-    def _refuse(self, live: Live, outcome: str, refusal: Refusal) -> None:
+    def _refuse(self, live: LiveRequest, outcome: str, refusal: Refusal) -> None:
         self._metrics.requests.labels(outcome).inc()
         live.router.refused(live.router_handle, refusals.withheld(refusal))
         self._cluster.forget(live)
@@ -333,7 +333,7 @@ class Dispatcher:
 class _FanOut:
     """Which tokens of a step go to which router; built once for as long as the same sequences get tokens."""
 
-    def __init__(self, handles_u32: bytes, lives: dict[int, Live]) -> None:
+    def __init__(self, handles_u32: bytes, lives: dict[int, LiveRequest]) -> None:
         self.handles_u32 = handles_u32
         handles = u32.unpack(handles_u32)
         self._outputs: list[Callable[[int], None]] = []

@@ -43,7 +43,7 @@ from lorrery.scheduler.core.plan import (
 from lorrery.scheduler.core.refusals import Refusal, RefusalReason
 from lorrery.scheduler.core.sequence import Sequence as CoreSequence
 from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.stretch import Observer, Stretch
+from lorrery.simulator.step_span import Observer, StepSpan
 from lorrery.simulator.worker import SimulatedWorker
 from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.steptime import StepTimeModel
@@ -388,9 +388,9 @@ class _Observers:
         for observer in self._observers:
             observer.begin(start_ps)
 
-    def ran(self, stretch: Stretch) -> None:
+    def ran(self, span: StepSpan) -> None:
         for observer in self._observers:
-            observer.ran(stretch)
+            observer.ran(span)
 
     def left(self, worker: str, handle: int) -> None:
         for observer in self._observers:

@@ -1,6 +1,6 @@
 """Gaps between tokens (inter-token latency) of a simulated run, from its steps: nothing is kept for each token.
 
-Within a stretch of decode steps every sequence has a gap of one step. In the first of them the gap goes back to each
+Within a span of decode steps every sequence has a gap of one step. In the first of them the gap goes back to each
 one's last token: to the decode step before or, for those that came since, to the end of their own prefill. A sequence
 that was queued again has a gap from its last token to the end of its next prefill.
 """
@@ -11,12 +11,12 @@ import numpy as np
 
 from lorrery.loadgen.workload.outcome_table import TokenGaps
 from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.stretch import Stretch
+from lorrery.simulator.step_span import StepSpan
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 
 class GapRecorder:
-    """Gathers gaps of a whole run; 32 bytes a stretch."""
+    """Gathers gaps of a whole run; 32 bytes a span."""
 
     def __init__(self) -> None:
         self.begin(0)
@@ -33,20 +33,20 @@ class GapRecorder:
         self._since_ps: dict[str, dict[int, int]] = {}  # worker -> handle -> last token, of those who came since
         self._requeued_ps: dict[int, int] = {}  # handle -> last token
 
-    def ran(self, stretch: Stretch) -> None:
+    def ran(self, span: StepSpan) -> None:
         """Take note of the gaps that these steps ended."""
-        since = self._since_ps.setdefault(stretch.worker, {})
-        first_end_ps = stretch.start_ps + stretch.first_ps
-        if stretch.num_decodes:
-            self._decoded(stretch, since, first_end_ps)
-        for handle in stretch.newcomers:
+        since = self._since_ps.setdefault(span.worker, {})
+        first_end_ps = span.start_ps + span.first_ps
+        if span.num_decodes:
+            self._decoded(span, since, first_end_ps)
+        for handle in span.newcomers:
             since[handle] = first_end_ps
             if self._requeued_ps and (token_ps := self._requeued_ps.pop(handle, None)) is not None:
                 self._add(first_end_ps - token_ps, 0, 1, 1)
 
-    def _decoded(self, stretch: Stretch, since: dict[int, int], first_end_ps: int) -> None:
-        num_steps, num_decodes, num_silent = stretch.num_steps, stretch.num_decodes, stretch.num_silent
-        last_ps = self._decoded_ps.get(stretch.worker, 0)
+    def _decoded(self, span: StepSpan, since: dict[int, int], first_end_ps: int) -> None:
+        num_steps, num_decodes, num_silent = span.num_steps, span.num_decodes, span.num_silent
+        last_ps = self._decoded_ps.get(span.worker, 0)
         for token_ps in since.values():
             self._add(first_end_ps - token_ps, 0, 1, 1)
         silent_now = num_silent if num_steps == 1 else 0
@@ -54,11 +54,11 @@ class GapRecorder:
         since.clear()
         num_full = num_steps - 1 - (num_silent > 0)
         if num_full > 0:
-            self._add(stretch.first_ps + stretch.slope_ps, stretch.slope_ps, num_full, num_decodes)
+            self._add(span.first_ps + span.slope_ps, span.slope_ps, num_full, num_decodes)
         if num_silent and num_steps > 1:
-            last_step_ps = stretch.first_ps + stretch.slope_ps * (num_steps - 1)
+            last_step_ps = span.first_ps + span.slope_ps * (num_steps - 1)
             self._add(last_step_ps, 0, 1, num_decodes - num_silent)
-        self._decoded_ps[stretch.worker] = stretch.end_ps
+        self._decoded_ps[span.worker] = span.end_ps
 
     def left(self, worker: str, handle: int) -> None:
         """Forget one that left its batch other than by the end of a step that gave it a token."""

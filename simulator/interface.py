@@ -18,7 +18,7 @@ from lorrery.settings import Settings, changed, load
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.result import SimulationResult
 from lorrery.simulator.run import SimulatedRun, SimulationOptions, Watch
-from lorrery.simulator.stretch import Observer
+from lorrery.simulator.step_span import Observer
 
 __all__ = ["Overrides", "SettingsLike", "WorkloadLike", "prepare", "read_settings", "simulate"]
 

@@ -159,7 +159,7 @@ class _Replay:
         """Derive where a request goes, and among which workers there was a choice."""
         content = line.content
         ready = [worker.member for worker in self._workers if worker.is_ready]
-        fitting = [member.name for member in ready if member.replica.why_never(sequence) is None]
+        fitting = [member.name for member in ready if member.replica.never_fits_reason(sequence) is None]
         figures = content.get("candidates", {})
         candidates = fitting if len(ready) > 1 else []
         _compare(line.number, "placed", {"candidates": candidates}, {"candidates": list(figures)})

@@ -30,7 +30,7 @@ from lorrery.simulator.faults import never_began, schedule_faults
 from lorrery.simulator.gaps import GapRecorder
 from lorrery.simulator.outcomes import OutcomeRecorder
 from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.stretch import Observer
+from lorrery.simulator.step_span import Observer
 from lorrery.simulator.worker import SimulatedWorker
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 from lorrery.worker.build import device_of

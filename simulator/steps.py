@@ -4,7 +4,7 @@ import csv
 from typing import TextIO
 
 from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.stretch import Stretch
+from lorrery.simulator.step_span import StepSpan
 
 COLUMNS = (
     "worker",
@@ -37,31 +37,31 @@ class StepWriter:
         """Count times from here."""
         self._start_ps = start_ps
 
-    def ran(self, stretch: Stretch) -> None:
+    def ran(self, span: StepSpan) -> None:
         """Write these steps."""
-        number = self._num_steps.get(stretch.worker, 0)
-        self._num_steps[stretch.worker] = number + stretch.num_steps
-        prefill_tokens = sum(chunk.new_tokens for chunk in stretch.plan.prefills)
-        at_ps, step_ps, kv_tokens = stretch.start_ps - self._start_ps, stretch.first_ps, stretch.kv_tokens
-        for index in range(stretch.num_steps):
-            # Only the first step of a plan has its prefills, and only then is it the only one of its stretch.
-            prefills = len(stretch.plan.prefills) if index == 0 else 0
+        number = self._num_steps.get(span.worker, 0)
+        self._num_steps[span.worker] = number + span.num_steps
+        prefill_tokens = sum(chunk.new_tokens for chunk in span.plan.prefills)
+        at_ps, step_ps, kv_tokens = span.start_ps - self._start_ps, span.first_ps, span.kv_tokens
+        for index in range(span.num_steps):
+            # Only the first step of a plan has its prefills, and only then is it the only one of its span.
+            prefills = len(span.plan.prefills) if index == 0 else 0
             self._writer.writerow(
                 (
-                    stretch.worker,
+                    span.worker,
                     number + index,
                     at_ps,
                     at_ps + step_ps,
                     step_ps,
-                    stretch.num_decodes,
+                    span.num_decodes,
                     prefills,
                     prefill_tokens if prefills else 0,
-                    kv_tokens + index * stretch.num_decodes,
-                    stretch.num_waiting,
+                    kv_tokens + index * span.num_decodes,
+                    span.num_waiting,
                 )
             )
             at_ps += step_ps
-            step_ps += stretch.slope_ps
+            step_ps += span.slope_ps
 
     def left(self, worker: str, handle: int) -> None:
         """Nothing is written of who leaves."""

@@ -1,6 +1,6 @@
 """A simulation as a trace to look at: Chrome's trace event format, which Perfetto reads too (ui.perfetto.dev).
 
-One process a worker: its batches (a slice for each prefill step, one for each stretch of decode steps), and counters of
+One process a worker: its batches (a slice for each prefill step, one for each span of decode steps), and counters of
 running and waiting sequences and of KV tokens. One process "requests": for each request how long it waited, was in
 prefill, and decoded. Times in microseconds of device time.
 
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import TextIO
 
 from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.stretch import Stretch
+from lorrery.simulator.step_span import StepSpan
 
 _PS_PER_US = 1e6
 _REQUESTS = 1
@@ -43,38 +43,38 @@ class TraceWriter:
         """Write the end; the file stays open."""
         self._file.write("\n]\n")
 
-    def ran(self, stretch: Stretch) -> None:
-        """Write a stretch of steps, and the counters at its beginning."""
-        pid = self._pid(stretch.worker)
-        start_us = self._us(stretch.start_ps)
-        prefills = stretch.plan.prefills
-        num_sequences = stretch.num_decodes + len(prefills)
+    def ran(self, span: StepSpan) -> None:
+        """Write a span of steps, and the counters at its beginning."""
+        pid = self._pid(span.worker)
+        start_us = self._us(span.start_ps)
+        prefills = span.plan.prefills
+        num_sequences = span.num_decodes + len(prefills)
         prefill_tokens = sum(chunk.new_tokens for chunk in prefills)
         if not num_sequences:
             name = "empty"
         elif not prefills:
-            name = f"decode {stretch.num_decodes}"
-        elif stretch.num_decodes:
-            name = f"prefill {prefill_tokens} tokens, decode {stretch.num_decodes}"
+            name = f"decode {span.num_decodes}"
+        elif span.num_decodes:
+            name = f"prefill {prefill_tokens} tokens, decode {span.num_decodes}"
         else:
             name = f"prefill {prefill_tokens} tokens"
         details: dict[str, object] = {
-            "steps": stretch.num_steps,
-            "step_ms": round(stretch.first_ps / 1e9, 6),
-            "decoding_sequences": stretch.num_decodes,
-            "kv_tokens": stretch.kv_tokens,
+            "steps": span.num_steps,
+            "step_ms": round(span.first_ps / 1e9, 6),
+            "decoding_sequences": span.num_decodes,
+            "kv_tokens": span.kv_tokens,
         }
         if prefills:
             details["prefills"] = {
                 str(chunk.sequence.handle): f"{chunk.new_tokens} after {chunk.past_tokens}" for chunk in prefills
             }
-        if stretch.plan.adapter_loads:
-            details["adapters"] = [adapter.adapter_id for adapter in stretch.plan.adapter_loads]
-        self._slice(pid, name, start_us, (stretch.end_ps - stretch.start_ps) / _PS_PER_US, details)
+        if span.plan.adapter_loads:
+            details["adapters"] = [adapter.adapter_id for adapter in span.plan.adapter_loads]
+        self._slice(pid, name, start_us, (span.end_ps - span.start_ps) / _PS_PER_US, details)
         for counter, value in (
             ("running sequences", num_sequences),
-            ("waiting sequences", stretch.num_waiting),
-            ("KV tokens", stretch.kv_tokens),
+            ("waiting sequences", span.num_waiting),
+            ("KV tokens", span.kv_tokens),
         ):
             self._write({"ph": "C", "pid": pid, "ts": start_us, "name": counter, "args": {"value": value}})
 

@@ -11,7 +11,7 @@ from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.plan import Event, Plan, Ran
 from lorrery.scheduler.core.replica import Replica
 from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.stretch import Observer, Stretch
+from lorrery.simulator.step_span import Observer, StepSpan
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.gpu import MockGpu
@@ -140,7 +140,7 @@ class SimulatedWorker:
     def finish(self, plan: Plan, at_ps: int, requests: dict[int, SimulatedRequest]) -> list[Event]:
         """End the plan at this boundary: run and commit what is left of its steps."""
         steps = self.steps
-        stretch = None if self.observer is None else self._stretch(plan, steps, at_ps)
+        span = None if self.observer is None else self._span(plan, steps, at_ps)
         before_ps = self._last_boundary_before(plan, at_ps) if self._may_be_silent else 0
         finished = self.gpu.jump(steps)
         totals = self.totals
@@ -148,8 +148,8 @@ class SimulatedWorker:
         totals.busy_ps += at_ps - self.start_ps
         totals.end_ps = at_ps
         self.plan = None
-        if stretch is not None:
-            self._observe(stretch, finished, requests)
+        if span is not None:
+            self._observe(span, finished, requests)
         if not finished:
             return self.member.commit(plan, Ran(steps, at_ps))
         silent: frozenset[int] = frozenset()
@@ -198,7 +198,7 @@ class SimulatedWorker:
             return
         end_ps = self.start_ps + self.gpu.total_ps(done)
         if self.observer is not None:
-            self.observer.ran(self._stretch(plan, done, end_ps))
+            self.observer.ran(self._span(plan, done, end_ps))
         finished = self.gpu.jump(done)
         assert not finished
         self.totals.num_steps += done
@@ -209,12 +209,12 @@ class SimulatedWorker:
         events = self.replica.commit(plan, Ran(done, end_ps))
         assert not events
 
-    def _stretch(self, plan: Plan, num_steps: int, end_ps: int) -> Stretch:
+    def _span(self, plan: Plan, num_steps: int, end_ps: int) -> StepSpan:
         gpu = self.gpu
         first_ps = gpu.step_ps()
         slope_ps = gpu.total_ps(2) - 2 * first_ps if num_steps > 1 else 0
         num_decodes = gpu.num_decoding if plan.decode else 0
-        return Stretch(
+        return StepSpan(
             self.name,
             plan,
             self.start_ps,
@@ -228,16 +228,16 @@ class SimulatedWorker:
         )
 
     def _observe(
-        self, stretch: Stretch, finished: tuple[tuple[int, FinishReason], ...], requests: dict[int, SimulatedRequest]
+        self, span: StepSpan, finished: tuple[tuple[int, FinishReason], ...], requests: dict[int, SimulatedRequest]
     ) -> None:
         assert self.observer is not None
         ended = {handle for handle, _ in finished}
-        if stretch.plan.prefills:
-            stretch.newcomers = [
+        if span.plan.prefills:
+            span.newcomers = [
                 chunk.sequence.handle
-                for chunk in stretch.plan.prefills
+                for chunk in span.plan.prefills
                 if chunk.samples and chunk.sequence.handle not in ended
             ]
         if self._may_be_silent:
-            stretch.num_silent = sum(requests[handle].ending.extra_step for handle in ended)
-        self.observer.ran(stretch)
+            span.num_silent = sum(requests[handle].ending.extra_step for handle in ended)
+        self.observer.ran(span)

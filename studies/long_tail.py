@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 
 import lorrery
 from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.stretch import Stretch
+from lorrery.simulator.step_span import StepSpan
 from lorrery.vocabulary.units import PS_PER_SECOND
 from studies import figure
 
@@ -92,10 +92,10 @@ class DecodeTimes:
     def begin(self, start_ps: int) -> None:
         """Nothing runs before the run."""
 
-    def ran(self, stretch: Stretch) -> None:
+    def ran(self, span: StepSpan) -> None:
         """Take note of one step."""
-        if stretch.plan.decode:
-            self.ends_ps.append(stretch.end_ps)
+        if span.plan.decode:
+            self.ends_ps.append(span.end_ps)
 
     def left(self, worker: str, handle: int) -> None:
         """Nobody leaves before its end here."""

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 
 import lorrery
 from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.stretch import Stretch
+from lorrery.simulator.step_span import StepSpan
 from lorrery.vocabulary.units import PS_PER_SECOND
 from studies import figure
 
@@ -58,15 +58,15 @@ class Passes:
     def begin(self, start_ps: int) -> None:
         """Nothing runs before the run."""
 
-    def ran(self, stretch: Stretch) -> None:
+    def ran(self, span: StepSpan) -> None:
         """Take note of one pass."""
-        assert stretch.num_steps == 1
-        for chunk in stretch.plan.prefills:
+        assert span.num_steps == 1
+        for chunk in span.plan.prefills:
             self.joined_at[chunk.sequence.handle] = len(self.kinds)
-        self.kinds.append("prefill" if stretch.plan.prefills else "decode")
-        if not stretch.plan.prefills:
-            self.decodes.append(stretch.num_decodes)
-        self.ends_ps.append(stretch.end_ps)
+        self.kinds.append("prefill" if span.plan.prefills else "decode")
+        if not span.plan.prefills:
+            self.decodes.append(span.num_decodes)
+        self.ends_ps.append(span.end_ps)
 
     def left(self, worker: str, handle: int) -> None:
         """Nobody leaves before its end here."""

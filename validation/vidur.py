@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from lorrery.chassis.errors import FormatError
 from lorrery.loadgen.workload.request import WorkloadRequest
-from lorrery.scheduler.core.admission import Blocked, Walk
+from lorrery.scheduler.core.admission import AdmissionPass, Blocked
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.placements.table import PLACEMENTS
@@ -83,24 +83,24 @@ class PaddedFifo(Fifo):
         super().__init__()
         self._max_tokens = max_tokens
 
-    def admit(self, walk: Walk, running: Running, at_ps: int) -> list[Sequence]:
-        """Walk from the head, until one is refused or would make the padded prefill too large."""
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        """Try from the head, until one is refused or would make the padded prefill too large."""
         self._blocked = None
         longest = 0
         for sequence in self._waiting:
             longest = max(longest, sequence.input_tokens)
-            if longest * (len(walk.admitted) + 1) > self._max_tokens:
+            if longest * (len(admission.admitted) + 1) > self._max_tokens:
                 self._blocked = sequence, Blocked.PROMPT
                 break
-            if not walk.admit(sequence):
-                self._blocked = walk.refused
+            if not admission.admit(sequence):
+                self._blocked = admission.refused
                 break
-        if walk.admitted:
-            self._waiting.remove_all(walk.admitted)
+        if admission.admitted:
+            self._waiting.remove_all(admission.admitted)
         return []
 
     def holds_for(self, running: Running, memory: Memory, limit: int) -> int:
-        """Return after how many decode steps the one that ended the walk may fit; padding does not change by steps."""
+        """Return after how many decode steps the one that ended the pass may fit; padding does not change by steps."""
         return steps_until_admissible(self._blocked, running, memory, limit)
 
 

@@ -2,7 +2,7 @@
 
 from patient import Patient
 
-from lorrery.scheduler.core.admission import Walk
+from lorrery.scheduler.core.admission import AdmissionPass
 from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.queues.base import steps_until_admissible
 from lorrery.scheduler.core.running import Running
@@ -12,14 +12,14 @@ from lorrery.scheduler.core.sequence import Sequence
 class FastPatient(Patient):
     """Asked again when memory may have room, or when a request becomes urgent."""
 
-    def admit(self, walk: Walk, running: Running, at_ps: int) -> list[Sequence]:
-        """Keep what the walk refused."""
-        dropped = super().admit(walk, running, at_ps)
-        self._blocked = walk.refused
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        """Keep what the pass refused."""
+        dropped = super().admit(admission, running, at_ps)
+        self._blocked = admission.refused
         return dropped
 
     def holds_for(self, running: Running, memory: Memory, limit: int) -> int:
-        """Return after how many decode steps the request that ended the walk may fit."""
+        """Return after how many decode steps the request that ended the pass may fit."""
         return steps_until_admissible(self._blocked, running, memory, limit)
 
     def wakes_at_ps(self, at_ps: int) -> int | None:

@@ -1,4 +1,4 @@
-"""One walk over waiting sequences: who enters the batch now.
+"""One pass over waiting sequences: who enters the batch now.
 
 A queue says in which order to try; this says whether one may enter, under three limits:
 
@@ -32,7 +32,7 @@ class BatchLimits:
 
     Attributes:
         max_sequences: in the batch.
-        max_prompt_tokens: that one admission walk may take.
+        max_prompt_tokens: that one admission pass may take.
         cached_count: whether tokens that a prefix cache holds count against `max_prompt_tokens`.
         partial: whether the last sequence may have more tokens than are left of `max_prompt_tokens` (chunked prefill).
     """
@@ -43,8 +43,8 @@ class BatchLimits:
     partial: bool = False
 
 
-class Walk:
-    """One admission walk.
+class AdmissionPass:
+    """One admission pass.
 
     Args:
         trial: memory.

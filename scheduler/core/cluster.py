@@ -207,7 +207,7 @@ class ClusterCore:
                 return [refused]
         if len(self._ready) == 1:  # as `_place` would, without the way there: a simulation does this for each request
             member = self._ready[0]
-            if member.replica.why_never(sequence) is None:
+            if member.replica.never_fits_reason(sequence) is None:
                 return [Placed(sequence, member, member.submit(sequence, at_ps))]
         event = self._place(sequence, at_ps)
         return [] if event is None else [event]
@@ -254,17 +254,17 @@ class ClusterCore:
         ready = self._ready
         if len(ready) == 1:
             member = ready[0]
-            why_never = member.replica.why_never(sequence)
-            if why_never is None:
+            never_fits_reason = member.replica.never_fits_reason(sequence)
+            if never_fits_reason is None:
                 return Placed(sequence, member, member.submit(sequence, at_ps))
-            return Refused(sequence, refusals.never_fits(sequence, why_never))
+            return Refused(sequence, refusals.never_fits(sequence, never_fits_reason))
         if not ready:
             self._unplaced[sequence.handle] = at_ps + self._wait_ps, sequence
             return None
-        fitting = [member for member in ready if member.replica.why_never(sequence) is None]
+        fitting = [member for member in ready if member.replica.never_fits_reason(sequence) is None]
         if not fitting:
-            why_never = ready[0].replica.why_never(sequence) or ""
-            return Refused(sequence, refusals.never_fits(sequence, why_never))
+            never_fits_reason = ready[0].replica.never_fits_reason(sequence) or ""
+            return Refused(sequence, refusals.never_fits(sequence, never_fits_reason))
         return self._choose(sequence, at_ps, fitting)
 
     def _choose(self, sequence: Sequence, at_ps: int, fitting: list[Member]) -> ClusterEvent:

@@ -33,7 +33,7 @@ class Policy:
         excludes: what it cannot be combined with.
         own_settings: settings that no policy but those which list them reads: why they are refused elsewhere.
         needs_profile: whether it asks for the device's cost profile.
-        keeps_refused: whether in strict mode a refused candidate stays counted for the rest of a walk.
+        keeps_refused: whether in strict mode a refused candidate stays counted for the rest of a pass.
     """
 
     build: Callable[[ReplicaSettings], Queue] | None
@@ -167,5 +167,5 @@ def limits_family(settings: ReplicaSettings) -> LimitsFamily:
 
 
 def batch_limits(settings: ReplicaSettings) -> BatchLimits:
-    """Return the limits of an admission walk into an empty batch that computes whole prompts."""
+    """Return the limits of an admission pass into an empty batch that computes whole prompts."""
     return limits_family(settings).of(settings)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from lorrery.scheduler.core.adapters import Residency
+from lorrery.scheduler.core.batch_context import ReplicaBatchContext
 from lorrery.scheduler.core.batching.base import Batching, Step
-from lorrery.scheduler.core.endings import Endings
-from lorrery.scheduler.core.floor import ReplicaFloor
+from lorrery.scheduler.core.finished import FinishedSequences
 from lorrery.scheduler.core.inbox import Inbox
 from lorrery.scheduler.core.memory.base import Check, Memory
 from lorrery.scheduler.core.plan import (
@@ -105,7 +105,7 @@ class Replica:
         self._moves_adapters = not options.no_lora and not self.adapters.options.keep_unused
         self._may_preempt = not memory.reserved
         self._inbox = Inbox()
-        self._floor = ReplicaFloor(
+        self._context = ReplicaBatchContext(
             self.running,
             queue,
             memory,
@@ -117,7 +117,7 @@ class Replica:
         self._leaves: list[Sequence] = []
         self._events: list[Event] = []
         self._aborted: dict[int, Sequence] = {}
-        self._endings = Endings()
+        self._finished = FinishedSequences()
         self._one_step = is_asked_every_step(queue)
         self._raised: Exception | None = None
         self._queue_is_broken = False
@@ -158,9 +158,9 @@ class Replica:
         Args:
             again: whether it was queued before (its worker was lost): it may go before those that wait.
         """
-        return again or self.queue.arrivals_read_state or self.batching.heeds_arrivals(self._floor)
+        return again or self.queue.arrivals_read_state or self.batching.arrivals_matter(self._context)
 
-    def why_never(self, sequence: Sequence) -> str | None:
+    def never_fits_reason(self, sequence: Sequence) -> str | None:
         """Return None if an empty replica would take this sequence (strict: always), else why not."""
         if self.options.strict:
             return None
@@ -178,7 +178,7 @@ class Replica:
             SequenceError: the queue cannot take a sequence.
             Exception: whatever else a policy raised, now or since the last plan. Nothing runs before a plan is made.
         """
-        adapters, inbox, floor = self.adapters, self._inbox, self._floor
+        adapters, inbox, context = self.adapters, self._inbox, self._context
         if self._raised is not None:
             self._raise_again(self._raised)
         if adapters.loading:
@@ -189,17 +189,17 @@ class Replica:
                 self._apply_cancel(what, at_ps)
             else:
                 try:
-                    floor.enqueue(what, at_ps)
+                    context.enqueue(what, at_ps)
                 except Exception as error:
                     self._turn_away(what, error)
         if adapters.given_up:
             self._drop_unloadable(adapters.take_given_up())
         if self._may_preempt:
             self._preempt(at_ps)
-        choice = self.batching.choose(floor, at_ps)
-        if floor.events:
-            self._events += floor.events
-            floor.events = []
+        choice = self.batching.choose(context, at_ps)
+        if context.events:
+            self._events += context.events
+            context.events = []
         plan: Plan | Idle
         if isinstance(choice, Step):
             plan = self._plan_step(choice, at_ps)
@@ -238,8 +238,8 @@ class Replica:
         if max_steps > 1:
             max_steps = 1 if self._aborted or self._one_step else self.memory.steps_before_full(self.running, max_steps)
         plan = Plan(at_ps, max_steps, step.chunks, decode=step.decode, hold=step.hold)
-        if self._floor.admitted:
-            plan.joins, self._floor.admitted = self._floor.admitted, []
+        if self._context.admitted:
+            plan.joins, self._context.admitted = self._context.admitted, []
             if not self.options.no_lora:
                 loads = {s.adapter for s in plan.joins if s.adapter is not None}
                 if loads:
@@ -248,7 +248,7 @@ class Replica:
         if step.prefetch and not self.options.no_lora:
             plan.adapter_prefetches = step.prefetch
             for adapter in step.prefetch:
-                self.adapters.prefetch(adapter, at_ps, self._floor.pinned_adapters)
+                self.adapters.prefetch(adapter, at_ps, self._context.pinned_adapters)
         plan.until_ps = self._next_event_ps(at_ps)
         return plan
 
@@ -263,7 +263,7 @@ class Replica:
             self._aborted[handle] = sequence
         else:
             self._remove(sequence)
-            self._endings.forget(handle)
+            self._finished.forget(handle)
             self._leaves.append(sequence)
             self._events.append(Cancelled(sequence))
             for held, reason in self._all_held().items():
@@ -276,7 +276,7 @@ class Replica:
             self._leaves.append(sequence)
             self._events.append(Preempted(sequence))
             try:
-                self._floor.enqueue(sequence, at_ps)
+                self._context.enqueue(sequence, at_ps)
             except Exception as error:
                 self._turn_away(sequence, error)
 
@@ -312,7 +312,7 @@ class Replica:
         ended: dict[int, FinishReason] = {}
         if ran.finished:
             if ran.silent:
-                self._endings.were_silent(ran.silent)
+                self._finished.were_silent(ran.silent)
             ended = dict(ran.finished)
         prefilling = self.running.prefilling
         decoded_ended = {h: reason for h, reason in ended.items() if h not in prefilling} if prefilling else ended
@@ -368,22 +368,22 @@ class Replica:
                 self.running.join(sequence)
                 self.memory.joined(sequence)
                 if reason is not None:
-                    self._endings.hold(self.running, sequence, reason)
+                    self._finished.hold(self.running, sequence, reason)
             else:
                 self._release(sequence, 1)
-                events.append(self._endings.finished(sequence, reason, 1, ran.end_ps))
+                events.append(self._finished.finished(sequence, reason, 1, ran.end_ps))
 
     def _hold(self, ended: dict[int, FinishReason]) -> dict[int, FinishReason]:
         """Note who has ended; return them all once nobody is left, so that the batch ends together."""
         for handle, reason in ended.items():
             sequence = self.running.get(handle)
             assert sequence is not None
-            self._endings.hold(self.running, sequence, reason)
+            self._finished.hold(self.running, sequence, reason)
         return self._all_held()
 
     def _all_held(self) -> dict[int, FinishReason]:
         """Return who has ended and was held, if nobody else is left."""
-        ended = self._endings.take_all(self.running)
+        ended = self._finished.take_all(self.running)
         if ended:
             self._leaves += self.running.held.values()
         return ended
@@ -391,7 +391,7 @@ class Replica:
     def _finish(self, handle: int, reason: FinishReason, at_ps: int, events: list[Event]) -> None:
         sequence = self.running.get(handle)
         assert sequence is not None, f"the device ended sequence {handle}, which does not run"
-        events.append(self._endings.finished(sequence, reason, self._remove(sequence), at_ps))
+        events.append(self._finished.finished(sequence, reason, self._remove(sequence), at_ps))
 
     # --- adapters ---------------------------------------------------------------------------------------------------
 
@@ -443,15 +443,15 @@ class Replica:
         return [sequence for sequence in sequences if not self._runs(sequence) and not self._is_to_come(sequence)]
 
     def _runs(self, sequence: Sequence) -> bool:
-        return self.running.get(sequence.handle) is not None and sequence not in self._floor.admitted
+        return self.running.get(sequence.handle) is not None and sequence not in self._context.admitted
 
     def _is_to_come(self, sequence: Sequence) -> bool:
         return self._inbox.has_arrival(sequence.handle)
 
     def give_up(self, sequences: Iterable[Sequence], message: str, error: Exception) -> None:
         """End sequences because of an error, wherever they are but in the queue; the next decision says so."""
-        self._events += self._floor.events
-        self._floor.events = []
+        self._events += self._context.events
+        self._context.events = []
         self._events.append(Raised(message, error))
         for sequence in sequences:
             handle = sequence.handle
@@ -459,10 +459,10 @@ class Replica:
                 self._leaves.append(sequence)
             if self.running.get(handle) is not None:
                 self._remove(sequence)
-                self._endings.forget(handle)
+                self._finished.forget(handle)
                 self._aborted.pop(handle, None)
             self._events.append(Failed(sequence, message))
-        self._floor.admitted.clear()
+        self._context.admitted.clear()
 
     def idle(self) -> Idle:
         """Decide that nothing runs before something comes, without asking any policy."""
@@ -486,16 +486,16 @@ class Replica:
         ended: list[Event] = []
         for sequence in (*self.running.prefilling.values(), *self.running, *self.running.held.values()):
             output_tokens = self._remove(sequence)
-            reason = self._endings.take(sequence.handle)
+            reason = self._finished.take(sequence.handle)
             if reason is not None:
-                ended.append(self._endings.finished(sequence, reason, output_tokens, at_ps))
+                ended.append(self._finished.finished(sequence, reason, output_tokens, at_ps))
             else:
                 sequence.requeue(output_tokens)
                 unfinished[sequence.handle] = sequence
         if self.prefix_cache is not None:
             self.prefix_cache.lose()
         self.adapters.clear()
-        self._floor.admitted.clear()
+        self._context.admitted.clear()
         self._leaves.clear()
         self._aborted.clear()
         self._emptied(at_ps)

@@ -62,7 +62,7 @@ class Harness:
         await self.until(lambda: self.sample("lorrery_router_output_tokens_total") == num_tokens)
 
     async def until_empty(self) -> None:
-        """Wait until no handler and no slot is left."""
+        """Wait until no handler and no open request is left."""
         names = ("open_handlers", "in_flight_requests", "waiting_for_shard_requests")
         await self.until(lambda: not any(self.sample(f"lorrery_router_{name}") for name in names))
 

@@ -29,13 +29,13 @@ class Patient(ListedQueue):
         super().__init__()
         self.patience_ps, self.longest_first = patience * 1_000, longest_first
 
-    def admit(self, walk, running, at_ps):
+    def admit(self, admission, running, at_ps):
         for sequence in sorted(self, key=lambda one: one.input_tokens, reverse=self.longest_first):
             if len(running) and at_ps - sequence.arrived_ps < self.patience_ps:
                 continue
-            if not walk.admit(sequence):
+            if not admission.admit(sequence):
                 break
-        self._waiting.remove_all(walk.admitted)
+        self._waiting.remove_all(admission.admitted)
         return []
 
 
@@ -55,12 +55,12 @@ class Failing(Patient):
 
 
 class FewArguments(Patient):
-    def admit(self, walk):
+    def admit(self, admission):
         return []
 
 
 class NoQueue:
-    def admit(self, walk, running, at_ps):
+    def admit(self, admission, running, at_ps):
         return []
 """
 HELLO = WorkerHello("w", "A10G", "Llama-2-7B", 1, 200, "roofline", False)
@@ -120,7 +120,7 @@ def test_options_are_keyword_arguments_of_the_class() -> None:
         ),
         (
             ["policy=my_module:FewArguments"],
-            "scheduler.policy: my_module:FewArguments: admit(walk) is called as (walk, running, at_ps)",
+            "scheduler.policy: my_module:FewArguments: admit(admission) is called as (admission, running, at_ps)",
         ),
         (
             ["policy=my_module:NoQueue"],

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 
-from lorrery.scheduler.core.admission import BatchLimits, Walk
-from lorrery.scheduler.core.batching.base import Batching, Floor, Step, Wait
+from lorrery.scheduler.core.admission import AdmissionPass, BatchLimits
+from lorrery.scheduler.core.batching.base import BatchContext, Batching, Step, Wait
 from lorrery.scheduler.core.batching.continuous import Continuous
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.running import Running
@@ -30,8 +30,8 @@ class Watched(Batching):
     def limits(self) -> BatchLimits:
         return self._continuous.limits
 
-    def choose(self, floor: Floor, at_ps: int) -> Step | Wait:
-        return self._continuous.choose(floor, at_ps)
+    def choose(self, context: BatchContext, at_ps: int) -> Step | Wait:
+        return self._continuous.choose(context, at_ps)
 
     def advanced(self, num_decode_steps: int) -> None:
         self._continuous.advanced(num_decode_steps)
@@ -39,17 +39,17 @@ class Watched(Batching):
     def emptied(self, at_ps: int) -> None:
         self.emptied_ps.append(at_ps)
 
-    def heeds_arrivals(self, floor: Floor) -> bool:
-        return self._continuous.heeds_arrivals(floor)
+    def arrivals_matter(self, context: BatchContext) -> bool:
+        return self._continuous.arrivals_matter(context)
 
 
 class RaisesOnce(Fifo):
     """First come first served; raises when it tries a request of three tokens."""
 
-    def admit(self, walk: Walk, running: Running, at_ps: int) -> list[Sequence]:
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
         if any(sequence.max_new_tokens == 3 for sequence in self):
             raise ZeroDivisionError("the price of sugar")
-        return super().admit(walk, running, at_ps)
+        return super().admit(admission, running, at_ps)
 
 
 @pytest.fixture

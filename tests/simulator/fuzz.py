@@ -43,8 +43,8 @@ from lorrery.simulator.engine import Simulation
 from lorrery.simulator.faults import schedule_faults
 from lorrery.simulator.gaps import GapRecorder
 from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.step_span import Observer
 from lorrery.simulator.steps import COLUMNS, StepWriter
-from lorrery.simulator.stretch import Observer
 from lorrery.simulator.worker import SimulatedWorker
 from lorrery.worker.device.output import LlmMockLength
 from lorrery.worker.device.profile import ProfileRow, read_profile
@@ -380,7 +380,7 @@ def _or_never(at_ps: int | None) -> int:
 
 
 def _steps(text: str) -> list[tuple[str, ...]]:
-    """Return the steps without who waits: a stretch tells that of its first step only."""
+    """Return the steps without who waits: a span tells that of its first step only."""
     kept = [index for index, name in enumerate(COLUMNS) if name != "waiting_sequences"]
     rows = [tuple(row[index] for index in kept) for row in csv.reader(io.StringIO(text))]
     return sorted(rows)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.scheduler.core.adapters import Tier
-from lorrery.scheduler.core.admission import Walk
+from lorrery.scheduler.core.admission import AdmissionPass
 from lorrery.scheduler.core.batchings import BATCHINGS
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.placements.table import PLACEMENTS
@@ -151,10 +151,10 @@ def test_a_placement_counts_a_request_that_only_one_worker_can_take() -> None:
 
 def test_a_queue_that_raises_fails_its_requests_and_the_run_goes_on() -> None:
     class Broken(Fifo):
-        def admit(self, walk: Walk, running: Running, at_ps: int) -> list[Sequence]:
+        def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
             if any(sequence.prompt_tokens == 13 for sequence in self):
                 raise ZeroDivisionError("no such luck")
-            return super().admit(walk, running, at_ps)
+            return super().admit(admission, running, at_ps)
 
     replica = ReplicaSettings("fcfs", 1_500, 420, max_num_batched_tokens=500)
     workers = build_workers(

@@ -1,4 +1,4 @@
-"""Gaps between tokens, kept by stretches of steps, add up to what each request says."""
+"""Gaps between tokens, kept by spans of steps, add up to what each request says."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from lorrery.scheduler.core.plan import Plan
 from lorrery.simulator.gaps import GapRecorder
 from lorrery.simulator.outcomes import OutcomeRecorder
 from lorrery.simulator.request import SimulatedRequest
-from lorrery.simulator.stretch import Stretch
+from lorrery.simulator.step_span import StepSpan
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.worker.device.output import Ending
 from tests.simulator.fuzz import draw_case, simulate
@@ -34,7 +34,7 @@ def test_they_add_up_to_the_time_from_first_to_last_token() -> None:
     assert num_requeued > 5
 
 
-def stretch(
+def span(
     start_ps: int,
     end_ps: int,
     num_decodes: int,
@@ -43,10 +43,10 @@ def stretch(
     *,
     num_silent: int = 0,
     worker: str = "w",
-) -> Stretch:
+) -> StepSpan:
     first_ps = (end_ps - start_ps) // num_steps
     plan = Plan(start_ps, num_steps)
-    return Stretch(
+    return StepSpan(
         worker, plan, start_ps, num_steps, first_ps, 0, end_ps, num_decodes, 0, 0, newcomers, num_silent=num_silent
     )
 
@@ -58,32 +58,32 @@ def gaps_of(gaps: GapRecorder) -> list[int]:
 
 def test_a_newcomers_first_gap_goes_back_to_its_own_prefill() -> None:
     gaps = GapRecorder()
-    gaps.ran(stretch(0, 10, 0, (1,)))
-    gaps.ran(stretch(10, 30, 1, num_steps=2))
-    gaps.ran(stretch(30, 70, 0, (2,)))
-    gaps.ran(stretch(70, 75, 2))
+    gaps.ran(span(0, 10, 0, (1,)))
+    gaps.ran(span(10, 30, 1, num_steps=2))
+    gaps.ran(span(30, 70, 0, (2,)))
+    gaps.ran(span(70, 75, 2))
     assert gaps_of(gaps) == [5, 10, 10, 45]
 
 
 @pytest.mark.parametrize("num_steps", [1, 3])
 def test_a_step_that_gives_a_sequence_no_token_is_no_gap_of_it(num_steps: int) -> None:
     gaps = GapRecorder()
-    gaps.ran(stretch(0, 10, 0, (1, 2)))
-    gaps.ran(stretch(10, 17, 2))
-    gaps.ran(stretch(17, 17 + 4 * num_steps, 2, num_steps=num_steps, num_silent=1))
+    gaps.ran(span(0, 10, 0, (1, 2)))
+    gaps.ran(span(10, 17, 2))
+    gaps.ran(span(17, 17 + 4 * num_steps, 2, num_steps=num_steps, num_silent=1))
     assert gaps_of(gaps) == [4] * (2 * num_steps - 1) + [7, 7]
 
 
 def test_a_gap_goes_back_to_the_last_token_over_two_losses_without_one_between() -> None:
     gaps = GapRecorder()
     request = SimulatedRequest(1, 10, 5, 0, Ending(5, FinishReason.LENGTH))
-    gaps.ran(stretch(0, 10, 0, (1,), worker="first"))
-    gaps.ran(stretch(10, 30, 1, worker="first"))
+    gaps.ran(span(0, 10, 0, (1,), worker="first"))
+    gaps.ran(span(10, 30, 1, worker="first"))
     request.sequence.requeue(2)
     gaps.requeued("first", request)
-    gaps.ran(stretch(30, 40, 0, (2,), worker="second"))
-    gaps.ran(stretch(40, 50, 1, worker="second"))
+    gaps.ran(span(30, 40, 0, (2,), worker="second"))
+    gaps.ran(span(40, 50, 1, worker="second"))
     request.sequence.requeue(0)
     gaps.requeued("second", request)
-    gaps.ran(stretch(90, 100, 0, (1,), worker="third"))
+    gaps.ran(span(90, 100, 0, (1,), worker="third"))
     assert gaps_of(gaps) == [10, 20, 70]

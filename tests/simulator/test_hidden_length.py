@@ -19,7 +19,7 @@ import pytest
 from lorrery.chassis.faults import parse_fault
 from lorrery.loadgen.options import LoadOptions
 from lorrery.loadgen.workload.request import WorkloadRequest
-from lorrery.scheduler.core.admission import Walk
+from lorrery.scheduler.core.admission import AdmissionPass
 from lorrery.scheduler.core.placements.base import Candidate, Choice
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.running import Running
@@ -89,9 +89,9 @@ class PryingQueue(Fifo):
         Found.pry(self, sequence)
         super().append(sequence, at_ps)
 
-    def admit(self, walk: Walk, running: Running, at_ps: int) -> list[CoreSequence]:
-        Found.pry(self, walk, running)
-        return super().admit(walk, running, at_ps)
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[CoreSequence]:
+        Found.pry(self, admission, running)
+        return super().admit(admission, running, at_ps)
 
 
 class PryingPlacement:
@@ -122,7 +122,16 @@ def test_no_policy_finds_the_true_length_in_anything_that_it_is_given(monkeypatc
     assert "INTERNAL" not in report.outcomes.status  # a policy that raised while it looked would fail its requests
     assert Found.secrets == []
     names = {kind.__name__ for kind in Found.kinds}
-    assert {"Sequence", "Walk", "Running", "ReplicaFloor", "Residency", "Fault", "ReplicaCandidate", "Replica"} <= names
+    assert {
+        "Sequence",
+        "AdmissionPass",
+        "Running",
+        "ReplicaBatchContext",
+        "Residency",
+        "Fault",
+        "ReplicaCandidate",
+        "Replica",
+    } <= names
 
 
 def test_the_search_finds_what_is_hidden_behind_closures_and_bound_methods() -> None:

@@ -8,7 +8,7 @@ matter.
 from collections.abc import Mapping
 from typing import Any
 
-from lorrery.scheduler.core.admission import BatchLimits, Walk
+from lorrery.scheduler.core.admission import AdmissionPass, BatchLimits
 from lorrery.scheduler.core.memory.base import Check
 from lorrery.scheduler.core.memory.peak import PeakMemory
 from lorrery.scheduler.core.queues.base import Queue
@@ -76,9 +76,9 @@ class QueueBench:
         self.dropped = []
         if len(self._running) < self._limits.max_sequences:  # as a replica does, which asks no queue beyond
             trial = self._memory.trial(self._running)
-            walk = Walk(trial, self._limits, cached_tokens=lambda sequence: 0, on_check=checks.append)
-            self.dropped = self.queue.admit(walk, self._running, self.now_ps)
-            admitted = walk.admitted
+            admission = AdmissionPass(trial, self._limits, cached_tokens=lambda sequence: 0, on_check=checks.append)
+            self.dropped = self.queue.admit(admission, self._running, self.now_ps)
+            admitted = admission.admitted
         after = {
             "checks": [self._check_row(check) for check in checks],
             "admitted": self.ids(admitted) or None,

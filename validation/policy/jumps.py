@@ -54,11 +54,11 @@ def _tell(stepped: Log, jumped: Log, at: int, case: Case, watched: Watched, ever
             f"`holds_for` had promised at {seconds(said.at_ps)} that nothing would change for {said.value} steps"
         )
     since_ps = said.at_ps if said is not None else 0
-    heeds = watched.last("heeds_arrivals", at_ps + 1)
+    promised = watched.last("arrivals_matter", at_ps + 1)
     arrived = [s.handle for when, s, _ in case.world.arrivals if since_ps <= when <= at_ps]
-    if heeds is not None and not heeds.value and arrived:
+    if promised is not None and not promised.value and arrived:
         lines.append(
-            f"`heeds_arrivals` had promised at {seconds(heeds.at_ps)} that an arrival changes nothing; request"
+            f"`arrivals_matter` had promised at {seconds(promised.at_ps)} that an arrival changes nothing; request"
             f" {arrived[-1]} arrived at {seconds(case.world.arrivals[arrived[-1]][0])}"
         )
     elif (wakes := watched.last("wakes_at_ps", at_ps + 1)) is not None and wakes.value is None:

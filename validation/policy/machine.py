@@ -73,7 +73,7 @@ class Machine:
 
     def _submit(self, sequence: Sequence) -> None:
         sequence.arrived_ps = self._at_ps
-        if self._replica.why_never(sequence) is None:
+        if self._replica.never_fits_reason(sequence) is None:
             self._alive[sequence.handle] = sequence
             self._replica.submit(sequence, self._at_ps)
 
@@ -126,7 +126,7 @@ class Machine:
             if running.get(handle) is not None:
                 raise PolicyFault(
                     f"{when} request {handle} was admitted and still waits; `admit` must take out of the queue whom the"
-                    " walk has admitted"
+                    " pass has admitted"
                 )
             if handle not in self._alive:
                 raise PolicyFault(f"{when} request {handle} was cancelled or dropped, and still waits")

@@ -27,7 +27,7 @@ class Watched:
     """The answers that a queue has given.
 
     Attributes:
-        answers: of `holds_for`, `heeds_arrivals` and `wakes_at_ps`, in order.
+        answers: of `holds_for`, `arrivals_matter` and `wakes_at_ps`, in order.
         at_ps: when it was last asked for anything that has a time.
     """
 
@@ -52,11 +52,11 @@ def watch(queue: Queue) -> Watched:
     watched = Watched([])
     own: Any = queue
     admit, holds_for, wakes_at_ps = own.admit, own.holds_for, own.wakes_at_ps
-    heeds_arrivals: Callable[[], bool] = own.heeds_arrivals
+    arrivals_matter: Callable[[], bool] = own.arrivals_matter
 
-    def admit_noted(walk: Any, running: Any, at_ps: int) -> Any:  # noqa: ANN401  passed on
+    def admit_noted(admission: Any, running: Any, at_ps: int) -> Any:  # noqa: ANN401  passed on
         watched.at_ps = at_ps
-        return admit(walk, running, at_ps)
+        return admit(admission, running, at_ps)
 
     def holds_noted(running: Any, memory: Any, limit: int) -> int:  # noqa: ANN401  passed on
         answer: int = holds_for(running, memory, limit)
@@ -79,11 +79,11 @@ def watch(queue: Queue) -> Watched:
         return answer
 
     def heeds_noted() -> bool:
-        answer = heeds_arrivals()
-        watched.answers.append(Answer("heeds_arrivals", watched.at_ps, 0, answer))
+        answer = arrivals_matter()
+        watched.answers.append(Answer("arrivals_matter", watched.at_ps, 0, answer))
         return answer
 
     with suppress(AttributeError):  # a class with __slots__ is checked all the same, and told of in fewer words
         own.admit, own.holds_for = admit_noted, holds_noted
-        own.wakes_at_ps, own.heeds_arrivals = wakes_noted, heeds_noted
+        own.wakes_at_ps, own.arrivals_matter = wakes_noted, heeds_noted
     return watched

@@ -52,7 +52,7 @@ class Wait:
     until_ps: int | None = None
 
 
-class Floor(Protocol):
+class BatchContext(Protocol):
     """What a way to batch sees of its replica, and what it may do there."""
 
     running: Running
@@ -71,11 +71,11 @@ class Floor(Protocol):
         """Return for how many decode steps `admit`, which has just admitted nobody, would go on to do so."""
         ...
 
-    def nobody_to_try(self) -> bool:
+    def has_no_candidates(self) -> bool:
         """Tell whether `admit` would find nobody, and change nothing, until something arrives."""
         ...
 
-    def heeds_arrivals(self) -> bool:
+    def arrivals_matter(self) -> bool:
         """Tell whether an arrival could change what `admit` has just answered."""
         ...
 
@@ -89,10 +89,10 @@ class Batching(Protocol):
 
     @property
     def limits(self) -> BatchLimits:
-        """What one admission walk may take into a batch that is empty."""
+        """What one admission pass may take into a batch that is empty."""
         ...
 
-    def choose(self, floor: Floor, at_ps: int) -> Step | Wait:
+    def choose(self, context: BatchContext, at_ps: int) -> Step | Wait:
         """Decide at a boundary. `Step.max_steps` says how long the same answer would hold without events."""
         ...
 
@@ -104,7 +104,7 @@ class Batching(Protocol):
         """Take note that the batch became empty at this boundary."""
         ...
 
-    def heeds_arrivals(self, floor: Floor) -> bool:
+    def arrivals_matter(self, context: BatchContext) -> bool:
         """Tell whether an arrival may change the last choice before it is through."""
         ...
 

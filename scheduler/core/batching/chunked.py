@@ -9,7 +9,7 @@ left.
 from dataclasses import replace
 
 from lorrery.scheduler.core.admission import BatchLimits
-from lorrery.scheduler.core.batching.base import Floor, Step, Wait
+from lorrery.scheduler.core.batching.base import BatchContext, Step, Wait
 from lorrery.scheduler.core.plan import Chunk
 from lorrery.scheduler.core.sequence import Sequence
 
@@ -25,21 +25,21 @@ class Chunked:
     def __init__(self, limits: BatchLimits) -> None:
         self.limits = replace(limits, partial=True)
 
-    def choose(self, floor: Floor, at_ps: int) -> Step | Wait:
+    def choose(self, context: BatchContext, at_ps: int) -> Step | Wait:
         """Decide at a boundary."""
-        running = floor.running
+        running = context.running
         budget = self.limits.max_prompt_tokens - running.num_decoding
         chunks: list[Chunk] = []
         for sequence in running.prefilling.values():
             budget = self._chunk(sequence, budget, chunks)
         if budget > 0:
-            for sequence in floor.admit(self.limits, at_ps, budget):
+            for sequence in context.admit(self.limits, at_ps, budget):
                 budget = self._chunk(sequence, budget, chunks)
         if chunks:
             return Step(chunks, decode=running.num_decoding > 0)
         if not running.num_decoding:
             return Wait()
-        return Step(decode=True, max_steps=floor.steps_blocked(running.steps_to_length()))
+        return Step(decode=True, max_steps=context.steps_blocked(running.steps_to_length()))
 
     def _chunk(self, sequence: Sequence, budget: int, chunks: list[Chunk]) -> int:
         """Add a chunk of this sequence as far as the budget goes, and return what is left of it."""
@@ -55,6 +55,6 @@ class Chunked:
     def emptied(self, at_ps: int) -> None:
         """Nothing depends on how long the batch has been empty."""
 
-    def heeds_arrivals(self, floor: Floor) -> bool:
+    def arrivals_matter(self, context: BatchContext) -> bool:
         """Tell whether an arrival may matter before the last choice is through."""
-        return floor.heeds_arrivals()
+        return context.arrivals_matter()

@@ -5,7 +5,7 @@ every running sequence decodes. A sequence leaves in the step that ends it.
 """
 
 from lorrery.scheduler.core.admission import BatchLimits
-from lorrery.scheduler.core.batching.base import Floor, Step, Wait, whole
+from lorrery.scheduler.core.batching.base import BatchContext, Step, Wait, whole
 
 
 class Continuous:
@@ -18,14 +18,14 @@ class Continuous:
     def __init__(self, limits: BatchLimits) -> None:
         self.limits = limits
 
-    def choose(self, floor: Floor, at_ps: int) -> Step | Wait:
+    def choose(self, context: BatchContext, at_ps: int) -> Step | Wait:
         """Decide at a boundary."""
-        admitted = floor.admit(self.limits, at_ps)
+        admitted = context.admit(self.limits, at_ps)
         if admitted:
             return Step(whole(admitted))
-        if not len(floor.running):
+        if not len(context.running):
             return Wait()
-        return Step(decode=True, max_steps=floor.steps_blocked(floor.running.steps_to_length()))
+        return Step(decode=True, max_steps=context.steps_blocked(context.running.steps_to_length()))
 
     def advanced(self, num_decode_steps: int) -> None:
         """Nothing depends on the number of steps done."""
@@ -33,6 +33,6 @@ class Continuous:
     def emptied(self, at_ps: int) -> None:
         """Nothing depends on how long the batch has been empty."""
 
-    def heeds_arrivals(self, floor: Floor) -> bool:
+    def arrivals_matter(self, context: BatchContext) -> bool:
         """Tell whether an arrival may matter before the last choice is through."""
-        return floor.heeds_arrivals()
+        return context.arrivals_matter()

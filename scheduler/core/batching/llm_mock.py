@@ -7,7 +7,7 @@ sleeps; who arrives during that step waits for its end.
 """
 
 from lorrery.scheduler.core.admission import BatchLimits
-from lorrery.scheduler.core.batching.base import Floor, Step, Wait
+from lorrery.scheduler.core.batching.base import BatchContext, Step, Wait
 from lorrery.scheduler.core.batching.mixed import Mixed
 
 
@@ -23,9 +23,9 @@ class LlmMock:
         self._mixed = Mixed(limits)
         self._drained = False
 
-    def choose(self, floor: Floor, at_ps: int) -> Step | Wait:
+    def choose(self, context: BatchContext, at_ps: int) -> Step | Wait:
         """Decide at a boundary."""
-        choice = self._mixed.choose(floor, at_ps)
+        choice = self._mixed.choose(context, at_ps)
         drained, self._drained = self._drained, False
         return Step() if drained and isinstance(choice, Wait) else choice
 
@@ -36,6 +36,6 @@ class LlmMock:
         """Take note that an empty step is due."""
         self._drained = True
 
-    def heeds_arrivals(self, floor: Floor) -> bool:
+    def arrivals_matter(self, context: BatchContext) -> bool:
         """Tell whether an arrival may matter before the last choice is through."""
-        return floor.heeds_arrivals()
+        return context.arrivals_matter()

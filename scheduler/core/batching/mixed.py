@@ -5,7 +5,7 @@ a step, one per decoding sequence and the newcomers' prompts, stay within the pr
 """
 
 from lorrery.scheduler.core.admission import BatchLimits
-from lorrery.scheduler.core.batching.base import Floor, Step, Wait, whole
+from lorrery.scheduler.core.batching.base import BatchContext, Step, Wait, whole
 
 
 class Mixed:
@@ -18,15 +18,15 @@ class Mixed:
     def __init__(self, limits: BatchLimits) -> None:
         self.limits = limits
 
-    def choose(self, floor: Floor, at_ps: int) -> Step | Wait:
+    def choose(self, context: BatchContext, at_ps: int) -> Step | Wait:
         """Decide at a boundary."""
-        num_decoding = floor.running.num_decoding
-        admitted = floor.admit(self.limits, at_ps, self.limits.max_prompt_tokens - num_decoding)
+        num_decoding = context.running.num_decoding
+        admitted = context.admit(self.limits, at_ps, self.limits.max_prompt_tokens - num_decoding)
         if admitted:
             return Step(whole(admitted), decode=num_decoding > 0)
         if not num_decoding:
             return Wait()
-        return Step(decode=True, max_steps=floor.steps_blocked(floor.running.steps_to_length()))
+        return Step(decode=True, max_steps=context.steps_blocked(context.running.steps_to_length()))
 
     def advanced(self, num_decode_steps: int) -> None:
         """Nothing depends on the number of steps done."""
@@ -34,6 +34,6 @@ class Mixed:
     def emptied(self, at_ps: int) -> None:
         """Nothing depends on how long the batch has been empty."""
 
-    def heeds_arrivals(self, floor: Floor) -> bool:
+    def arrivals_matter(self, context: BatchContext) -> bool:
         """Tell whether an arrival may matter before the last choice is through."""
-        return floor.heeds_arrivals()
+        return context.arrivals_matter()

@@ -10,7 +10,7 @@ arrives.
 """
 
 from lorrery.scheduler.core.admission import BatchLimits
-from lorrery.scheduler.core.batching.base import Floor, Step, Wait, whole
+from lorrery.scheduler.core.batching.base import BatchContext, Step, Wait, whole
 
 MAX_WAIT_STEPS = 10
 PREFETCH_STEPS = (5, 7)
@@ -34,35 +34,35 @@ class SloraLoop:
         """Decode steps since the last prefill, at most MAX_WAIT_STEPS (S-LoRA's has_wait_tokens)."""
         self._poll_ps = 0
 
-    def choose(self, floor: Floor, at_ps: int) -> Step | Wait:
+    def choose(self, context: BatchContext, at_ps: int) -> Step | Wait:
         """Decide at a boundary."""
-        if not len(floor.running):
-            return self._choose_idle(floor, at_ps)
+        if not len(context.running):
+            return self._choose_idle(context, at_ps)
         if self.wait_steps < MAX_WAIT_STEPS:
-            return self._decode_without_trying(floor)
-        admitted = floor.admit(self.limits, at_ps)
+            return self._decode_without_trying(context)
+        admitted = context.admit(self.limits, at_ps)
         if admitted:
             self.wait_steps = 0
             return Step(whole(admitted))
-        return Step(decode=True, max_steps=floor.steps_blocked(floor.running.steps_to_length()))
+        return Step(decode=True, max_steps=context.steps_blocked(context.running.steps_to_length()))
 
-    def _choose_idle(self, floor: Floor, at_ps: int) -> Step | Wait:
+    def _choose_idle(self, context: BatchContext, at_ps: int) -> Step | Wait:
         if self.strict:
             since_poll_ps = at_ps - self._poll_ps
             next_poll_ps = self._poll_ps if since_poll_ps < 0 else at_ps + (-since_poll_ps) % IDLE_POLL_PS
             if next_poll_ps > at_ps:
-                return Wait(None if floor.nobody_to_try() else next_poll_ps)
-        admitted = floor.admit(self.limits, at_ps)
+                return Wait(None if context.has_no_candidates() else next_poll_ps)
+        admitted = context.admit(self.limits, at_ps)
         if admitted:
             self.wait_steps = 0
             return Step(whole(admitted))
-        if self.strict and floor.steps_blocked(2) < 2:  # a queue whose failed try changes what the next one does
+        if self.strict and context.steps_blocked(2) < 2:  # a queue whose failed try changes what the next one does
             return Wait(at_ps + IDLE_POLL_PS)
         return Wait()  # with nothing running, only an event can change this answer
 
-    def _decode_without_trying(self, floor: Floor) -> Step:
-        steps = floor.running.steps_to_length()
-        if not floor.nobody_to_try():
+    def _decode_without_trying(self, context: BatchContext) -> Step:
+        steps = context.running.steps_to_length()
+        if not context.has_no_candidates():
             steps = min(steps, MAX_WAIT_STEPS - self.wait_steps)
         if not self.prefetch:
             return Step(decode=True, max_steps=steps)
@@ -70,7 +70,7 @@ class SloraLoop:
             if self.wait_steps < at_step:
                 return Step(decode=True, max_steps=min(steps, at_step - self.wait_steps))
             if self.wait_steps == at_step:
-                ahead = floor.look_ahead(self.limits.max_prompt_tokens)
+                ahead = context.look_ahead(self.limits.max_prompt_tokens)
                 adapters = {sequence.adapter for sequence in ahead if sequence.adapter is not None}
                 return Step(decode=True, prefetch=tuple(sorted(adapters)))
         return Step(decode=True, max_steps=steps)
@@ -83,6 +83,6 @@ class SloraLoop:
         """Start the idle poll's grid."""
         self._poll_ps = at_ps + IDLE_POLL_PS
 
-    def heeds_arrivals(self, floor: Floor) -> bool:
+    def arrivals_matter(self, context: BatchContext) -> bool:
         """Tell whether an arrival may matter before the last choice is through: only if the next step would try it."""
-        return floor.nobody_to_try() or (self.wait_steps >= MAX_WAIT_STEPS and floor.heeds_arrivals())
+        return context.has_no_candidates() or (self.wait_steps >= MAX_WAIT_STEPS and context.arrivals_matter())

@@ -5,7 +5,7 @@ share of every step, as padding does, and its stream ends with the batch. Tokens
 """
 
 from lorrery.scheduler.core.admission import BatchLimits
-from lorrery.scheduler.core.batching.base import Floor, Step, Wait, whole
+from lorrery.scheduler.core.batching.base import BatchContext, Step, Wait, whole
 
 
 class Static:
@@ -18,11 +18,11 @@ class Static:
     def __init__(self, limits: BatchLimits) -> None:
         self.limits = limits
 
-    def choose(self, floor: Floor, at_ps: int) -> Step | Wait:
+    def choose(self, context: BatchContext, at_ps: int) -> Step | Wait:
         """Decide at a boundary."""
-        if len(floor.running):
-            return Step(decode=True, max_steps=floor.running.steps_to_last_length(), hold=True)
-        admitted = floor.admit(self.limits, at_ps)
+        if len(context.running):
+            return Step(decode=True, max_steps=context.running.steps_to_last_length(), hold=True)
+        admitted = context.admit(self.limits, at_ps)
         return Step(whole(admitted), hold=True) if admitted else Wait()
 
     def advanced(self, num_decode_steps: int) -> None:
@@ -31,6 +31,6 @@ class Static:
     def emptied(self, at_ps: int) -> None:
         """Nothing depends on how long the batch has been empty."""
 
-    def heeds_arrivals(self, floor: Floor) -> bool:
+    def arrivals_matter(self, context: BatchContext) -> bool:
         """Tell that no arrival matters while a batch runs."""
-        return not len(floor.running)
+        return not len(context.running)

@@ -9,7 +9,7 @@ from lorrery.scheduler.core.sequence import Sequence
 
 @dataclass(slots=True, init=False)
 class Check:
-    """One test of an admission walk; every figure includes the candidate.
+    """One test of an admission pass; every figure includes the candidate.
 
     Attributes:
         peak_tokens: what the pool would hold at its worst.
@@ -50,7 +50,7 @@ class BlockUse:
 
 
 class Trial(Protocol):
-    """Memory as one admission walk sees it: what is in use, and what the walk has taken so far."""
+    """Memory as one admission pass sees it: what is in use, and what the pass has taken so far."""
 
     def test(self, sequence: Sequence) -> Check:
         """Test one more sequence."""

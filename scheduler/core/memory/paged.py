@@ -173,13 +173,13 @@ class PagedMemory:
 
 
 class _PagedTrial:
-    """One walk over candidates. What it takes is not in the memory's counts yet, but pins its shared blocks already."""
+    """One pass over candidates. What it takes is not in the memory's counts yet, but pins its shared blocks already."""
 
     def __init__(self, memory: PagedMemory, running: Running) -> None:
         self._memory = memory
         self._running = running
         self._num_sequences = len(running)
-        # What is shared changes as sequences of this walk pin it; what they need of their own is taken at its end.
+        # What is shared changes as sequences of this pass pin it; what they need of their own is taken at its end.
         self._needed_blocks = memory.needed_blocks(running) if memory.shared is None else None
         self._taken_blocks = 0
         self._new_adapters: set[str] = set()

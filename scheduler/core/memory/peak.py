@@ -22,7 +22,7 @@ class PeakMemory:
         pool_tokens: size of the pool, adapters included.
         exact: mend S-LoRA's charge of one token too many and its strict comparison.
         together: nobody leaves before all have ended (static batching), so the peak is everybody's end.
-        keep_refused: a refused candidate stays counted for the rest of the walk, as S-LoRA's cluster policy has it.
+        keep_refused: a refused candidate stays counted for the rest of the pass, as S-LoRA's cluster policy has it.
         report_peaks: let checks carry the exact peak also where a bound shows that the candidate fits.
     """
 
@@ -74,13 +74,13 @@ class PeakMemory:
         )
 
     def admitted(self, sequence: Sequence) -> None:
-        """Reserve nothing: the next walk counts whoever runs."""
+        """Reserve nothing: the next pass counts whoever runs."""
 
     def joined(self, sequence: Sequence) -> None:
-        """Reserve nothing: the next walk counts whoever runs."""
+        """Reserve nothing: the next pass counts whoever runs."""
 
     def left(self, sequence: Sequence) -> None:
-        """Free nothing: the next walk counts whoever runs."""
+        """Free nothing: the next pass counts whoever runs."""
 
     def steps_before_full(self, running: Running, limit: int) -> int:
         """Return `limit`: everybody's peak is reserved."""
@@ -101,7 +101,7 @@ class PeakMemory:
 
 
 class _PeakTrial:
-    """One walk over candidates.
+    """One pass over candidates.
 
     No peak is higher than what all hold together in the end. As long as that fits, it costs one addition a candidate;
     only then the exact peak is computed.

@@ -50,7 +50,7 @@ class UnlimitedMemory:
 
 
 class _UnlimitedTrial:
-    """One walk; it counts sequences and tokens for whoever listens to the checks."""
+    """One pass; it counts sequences and tokens for whoever listens to the checks."""
 
     def __init__(self, running: Running) -> None:
         self._num_sequences = len(running)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from lorrery.scheduler.core.admission import Blocked, Walk
+from lorrery.scheduler.core.admission import AdmissionPass, Blocked
 from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.queues.waiting import WaitingList
 from lorrery.scheduler.core.running import Running
@@ -37,8 +37,8 @@ class Queue(Protocol):
         """Remove and return all that wait, in order."""
         ...
 
-    def admit(self, walk: Walk, running: Running, at_ps: int) -> list[Sequence]:
-        """Try waiting sequences on `walk`, and take those out that it admitted.
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        """Try waiting sequences in the pass, and take those out that it admitted.
 
         Returns:
             Sequences that were dropped instead (service level); usually none.
@@ -62,7 +62,7 @@ class Queue(Protocol):
         """Tell whether a try would find nobody and change nothing, whatever the limits; so until the next `append`."""
         ...
 
-    def heeds_arrivals(self) -> bool:
+    def arrivals_matter(self) -> bool:
         """Tell whether one more arrival could change what `admit` has just answered; True where `at_rest`."""
         ...
 
@@ -83,7 +83,7 @@ class Queue(Protocol):
 class ListedQueue:
     """A queue, but for `admit`, that keeps one list in order of arrival.
 
-    `admit` may keep the walk's refusal in `_blocked`; a `holds_for` of one's own can say with it when to ask again
+    `admit` may keep the pass's refusal in `_blocked`; a `holds_for` of one's own can say with it when to ask again
     (`steps_until_admissible`). Without one it is asked at every step.
 
     Args:
@@ -129,7 +129,7 @@ class ListedQueue:
             return not len(self._waiting)
         return all(sequence.aborted for sequence in self._waiting)
 
-    def heeds_arrivals(self) -> bool:
+    def arrivals_matter(self) -> bool:
         """Tell that an arrival could enter: it may come before those that were refused."""
         return True
 

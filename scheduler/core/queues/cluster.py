@@ -3,7 +3,7 @@
 S-LoRA's `cluster` (slora/server/router/cluster_req_queue.py, commit c1ddf48; `--batch-num-adapters k`). Fewer adapters
 in a batch make its LoRA part cheaper, and leave more of the pool to sequences.
 
-The walk goes over the requests whose adapter is in the batch, in order of arrival, then over the others as long as the
+The pass goes over the requests whose adapter is in the batch, in order of arrival, then over the others as long as the
 batch has room for another adapter, and ends at the first refusal. At most `MAX_OVERTAKES` sequences enter past the one
 that has waited longest; then nobody does until it has.
 
@@ -12,19 +12,19 @@ that has waited longest; then nobody does until it has.
 * `soft_cap`: the limit only says when to prefer the batch's adapters. With fewer than k running, a new batch may bring
   any number; with k, the second pass brings others all the same. The base model counts as an adapter.
 * `polluted_test`: a candidate that was refused in the first pass stays counted for the second, and may count twice.
-* `cancelled_vanish`: with k adapters running, cancelled requests that the walk met are removed even if nobody enters,
+* `cancelled_vanish`: with k adapters running, cancelled requests that the pass met are removed even if nobody enters,
   but not if all that wait are cancelled; with fewer, they stay listed until a batch forms.
 * `no_bound`: an adapter may starve while those in the batch go on to get requests.
 
-Each has a counterpart in the default: a hard limit (the base model is free), one walk, cancelled ones leave at once,
+Each has a counterpart in the default: a hard limit (the base model is free), one pass, cancelled ones leave at once,
 and the bound above. The pollution is the memory rule's, `PeakMemory(keep_refused=True)`.
 
-Cost: a walk looks at every waiting sequence in the worst case, some tenth of a microsecond each.
+Cost: a pass looks at every waiting sequence in the worst case, some tenth of a microsecond each.
 """
 
 from collections.abc import Iterator
 
-from lorrery.scheduler.core.admission import Walk
+from lorrery.scheduler.core.admission import AdmissionPass
 from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.queues.base import ListedQueue, adapter_key, steps_until_admissible
 from lorrery.scheduler.core.queues.patience import MAX_OVERTAKES, Patience
@@ -47,25 +47,25 @@ class Cluster(ListedQueue):
         self._patience = Patience(max_overtakes)
         self._in_two_passes = False
 
-    def admit(self, walk: Walk, running: Running, at_ps: int) -> list[Sequence]:
-        """Walk in the order above."""
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        """Try in the order above."""
         self._blocked = None
         if self.strict:
-            self._admit_as_slora(walk, running)
+            self._admit_as_slora(admission, running)
             return []
         head = self._waiting.first
         if head is None:
             return []
         left = self._patience.left(head)
         for sequence in self._order(running, head, head_first=not left):
-            if not left and sequence is not head and head not in walk.admitted:
+            if not left and sequence is not head and head not in admission.admitted:
                 break
-            if not walk.admit(sequence):
-                self._blocked = walk.refused
+            if not admission.admit(sequence):
+                self._blocked = admission.refused
                 break
             left -= left > 0
-        self._patience.note(head, walk.admitted)
-        self._waiting.remove_all(walk.admitted)
+        self._patience.note(head, admission.admitted)
+        self._waiting.remove_all(admission.admitted)
         return []
 
     def _order(self, running: Running, head: Sequence, *, head_first: bool) -> Iterator[Sequence]:
@@ -96,39 +96,39 @@ class Cluster(ListedQueue):
 
     # --- S-LoRA's way -----------------------------------------------------------------------------------------------
 
-    def _admit_as_slora(self, walk: Walk, running: Running) -> None:
+    def _admit_as_slora(self, admission: AdmissionPass, running: Running) -> None:
         in_batch: set[str | None] = set(running.adapter_ids)
         if len(running) > running.adapter_pins:
             in_batch.add(None)
         self._in_two_passes = len(in_batch) >= self.max_adapters
         if not self._in_two_passes:
-            met = self._walk(walk, list(self._waiting))
-            self._blocked = walk.refused
-            if walk.admitted:
-                self._waiting.remove_all((*walk.admitted, *met))
+            met = self._pass(admission, list(self._waiting))
+            self._blocked = admission.refused
+            if admission.admitted:
+                self._waiting.remove_all((*admission.admitted, *met))
             return
         if self.at_rest():
             return
         waiting = list(self._waiting)
         while waiting[0].aborted:
             self._waiting.remove(waiting.pop(0).handle)
-        met = self._walk(walk, [sequence for sequence in waiting if adapter_key(sequence) in in_batch])
-        seen = {sequence.handle for sequence in (*walk.admitted, *met)}
-        met += self._walk(walk, [sequence for sequence in waiting if sequence.handle not in seen])
-        self._waiting.remove_all((*walk.admitted, *met))
+        met = self._pass(admission, [sequence for sequence in waiting if adapter_key(sequence) in in_batch])
+        seen = {sequence.handle for sequence in (*admission.admitted, *met)}
+        met += self._pass(admission, [sequence for sequence in waiting if sequence.handle not in seen])
+        self._waiting.remove_all((*admission.admitted, *met))
 
-    def _walk(self, walk: Walk, sequences: list[Sequence]) -> list[Sequence]:
+    def _pass(self, admission: AdmissionPass, sequences: list[Sequence]) -> list[Sequence]:
         """Try sequences up to the first refusal; return the cancelled ones met."""
         met: list[Sequence] = []
         for sequence in sequences:
             if sequence.aborted:
                 met.append(sequence)
-            elif not walk.admit(sequence):
+            elif not admission.admit(sequence):
                 break
         return met
 
     def holds_for(self, running: Running, memory: Memory, limit: int) -> int:
-        """Return after how many decode steps the one that ended the walk may fit; with two passes (strict) 1."""
+        """Return after how many decode steps the one that ended the pass may fit; with two passes (strict) 1."""
         if self._in_two_passes and len(self):
             return 1
         return steps_until_admissible(self._blocked, running, memory, limit)

@@ -2,7 +2,7 @@
 
 S-LoRA's `abort` (slora/server/router/abort_req_queue.py, commit c1ddf48; its paper's early abort). A request that has
 waited so long that its first token would come later than the service level (6 s, half a second of which is kept for
-the prefill) is dropped. If requests arrive faster than they are served, the walk goes from the newest backwards, since
+the prefill) is dropped. If requests arrive faster than they are served, the pass goes from the newest backwards, since
 the oldest will miss their deadline anyway; otherwise from the oldest. It ends at the first refusal.
 
 Overload is judged from two moving averages, each 0.7 x the latest + 0.3 x the old: requests that arrived since the last
@@ -21,13 +21,13 @@ batch was formed, and requests in a batch. It is there when the former is not le
 In the default a sample is counted arrivals, one is taken per batch, averages are integers in thousandths, and who was
 in a batch before (requeued, preempted) is never dropped.
 
-Cost of a walk: as many tests as sequences enter, and one, and what is dropped; strict: O(cancelled) more.
+Cost of a pass: as many tests as sequences enter, and one, and what is dropped; strict: O(cancelled) more.
 """
 
 from collections.abc import Iterator
 from typing import Protocol
 
-from lorrery.scheduler.core.admission import Walk
+from lorrery.scheduler.core.admission import AdmissionPass
 from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.queues.base import ListedQueue, steps_until_admissible
 from lorrery.scheduler.core.running import Running
@@ -60,8 +60,8 @@ class EarlyDrop(ListedQueue):
         super().append(sequence, at_ps)
         self.overload.arrived()
 
-    def admit(self, walk: Walk, running: Running, at_ps: int) -> list[Sequence]:
-        """Drop who is late, then walk; return the dropped, the newest first."""
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        """Drop who is late, then try the rest; return the dropped, the newest first."""
         self._blocked = None
         overloaded = self.overload.judge(len(self))
         dropped = self._late(at_ps)
@@ -70,12 +70,12 @@ class EarlyDrop(ListedQueue):
         for sequence in reversed(self._waiting) if overloaded else self._waiting:
             if sequence.aborted:
                 met.append(sequence)
-            elif not walk.admit(sequence):
-                self._blocked = walk.refused
+            elif not admission.admit(sequence):
+                self._blocked = admission.refused
                 break
-        if walk.admitted:
-            self._waiting.remove_all((*walk.admitted, *met))
-            self.overload.formed(len(walk.admitted), len(self))
+        if admission.admitted:
+            self._waiting.remove_all((*admission.admitted, *met))
+            self.overload.formed(len(admission.admitted), len(self))
         return dropped[::-1]
 
     def _late(self, at_ps: int) -> list[Sequence]:
@@ -91,7 +91,7 @@ class EarlyDrop(ListedQueue):
         return self.strict or not sequence.num_requeues
 
     def holds_for(self, running: Running, memory: Memory, limit: int) -> int:
-        """Return after how many decode steps the one that ended the walk may fit; 1 while tries change the rate."""
+        """Return after how many decode steps the one that ended the pass may fit; 1 while tries change the rate."""
         if not self.overload.settled(len(self)):
             return 1
         return steps_until_admissible(self._blocked, running, memory, limit)

@@ -1,16 +1,16 @@
 """First come first served with head-of-line blocking.
 
-S-LoRA's request queue (slora/server/router/req_queue.py, commit c1ddf48), and vLLM's order. The walk goes from the head
+S-LoRA's request queue (slora/server/router/req_queue.py, commit c1ddf48), and vLLM's order. The pass goes from the head
 and ends at the first sequence that is refused.
 
 `strict` keeps what S-LoRA does with cancelled requests (named `cancelled_stay_listed` in the docs): a waiting one is
-skipped in the walk but stays listed until a batch forms, so a queue of cancelled requests only is never swept. Without
+skipped in the pass but stays listed until a batch forms, so a queue of cancelled requests only is never swept. Without
 it they leave at once.
 
-Cost of a walk: as many tests as sequences enter, and one; it does not grow with the queue.
+Cost of a pass: as many tests as sequences enter, and one; it does not grow with the queue.
 """
 
-from lorrery.scheduler.core.admission import Walk
+from lorrery.scheduler.core.admission import AdmissionPass
 from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.queues.base import ListedQueue, steps_until_admissible
 from lorrery.scheduler.core.running import Running
@@ -24,25 +24,25 @@ class Fifo(ListedQueue):
         strict: keep S-LoRA's way with cancelled requests.
     """
 
-    def admit(self, walk: Walk, running: Running, at_ps: int) -> list[Sequence]:
-        """Walk from the head. Cost: as many tests as sequences enter, and one."""
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        """Try from the head. Cost: as many tests as sequences enter, and one."""
         passed_over: list[Sequence] = []
         self._blocked = None
         for sequence in self._waiting:
             if sequence.aborted:
                 passed_over.append(sequence)
-            elif not walk.admit(sequence):
-                self._blocked = walk.refused
+            elif not admission.admit(sequence):
+                self._blocked = admission.refused
                 break
-        if walk.admitted:
+        if admission.admitted:
             # S-LoRA drops as many from the front as it has seen: admitted ones and cancelled ones among them.
-            self._waiting.remove_all((*walk.admitted, *passed_over))
+            self._waiting.remove_all((*admission.admitted, *passed_over))
         return []
 
     def holds_for(self, running: Running, memory: Memory, limit: int) -> int:
-        """Return after how many decode steps the one that ended the walk may fit."""
+        """Return after how many decode steps the one that ended the pass may fit."""
         return steps_until_admissible(self._blocked, running, memory, limit)
 
-    def heeds_arrivals(self) -> bool:
+    def arrivals_matter(self) -> bool:
         """Tell whether an arrival could be admitted: only if nobody blocks the head of the line."""
         return self.at_rest()

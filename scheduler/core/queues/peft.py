@@ -14,12 +14,12 @@ drains, and that one's adapter is next.
 * `cancelled_stay_listed`: a cancelled request is never removed; it counts among the 30, and at the head of the list it
   chooses the adapter, for which a batch may then never form.
 
-Cost: a walk looks at every waiting sequence in the worst case, some tenth of a microsecond each.
+Cost: a pass looks at every waiting sequence in the worst case, some tenth of a microsecond each.
 """
 
 from collections.abc import Iterator
 
-from lorrery.scheduler.core.admission import Walk
+from lorrery.scheduler.core.admission import AdmissionPass
 from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.queues.base import ListedQueue, adapter_key, steps_until_admissible
 from lorrery.scheduler.core.queues.patience import MAX_OVERTAKES, Patience
@@ -39,8 +39,8 @@ class Peft(ListedQueue):
         super().__init__(strict=strict)
         self._patience = Patience(max_overtakes)
 
-    def admit(self, walk: Walk, running: Running, at_ps: int) -> list[Sequence]:
-        """Walk over the requests of one adapter."""
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        """Try the requests of one adapter."""
         self._blocked = None
         head = self._waiting.first
         if head is None:
@@ -53,18 +53,18 @@ class Peft(ListedQueue):
         for sequence in self._of(adapter_id):
             if sequence.aborted:
                 continue
-            if not left and sequence is not head and head not in walk.admitted:
+            if not left and sequence is not head and head not in admission.admitted:
                 break
-            if not walk.admit(sequence):
-                self._blocked = walk.refused
+            if not admission.admit(sequence):
+                self._blocked = admission.refused
                 break
             left -= left > 0
-        self._patience.note(head, walk.admitted)
-        self._waiting.remove_all(walk.admitted)
+        self._patience.note(head, admission.admitted)
+        self._waiting.remove_all(admission.admitted)
         return []
 
     def holds_for(self, running: Running, memory: Memory, limit: int) -> int:
-        """Return after how many decode steps the one that ended the walk may fit."""
+        """Return after how many decode steps the one that ended the pass may fit."""
         return steps_until_admissible(self._blocked, running, memory, limit)
 
     def _of(self, adapter_id: str | None) -> Iterator[Sequence]:

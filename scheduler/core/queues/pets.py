@@ -20,14 +20,14 @@ Otherwise first come first served.
   an assertion (here, as all that is not in the table, its cost is infinite). The default asks the device model.
 * `cancelled_stay_listed`: a cancelled request takes part in the programs, and is listed until a batch forms.
 
-Cost of a walk: the programs, O(WINDOW^2) additions (milliseconds); strict O(waiting^2).
+Cost of a pass: the programs, O(WINDOW^2) additions (milliseconds); strict O(waiting^2).
 """
 
 from collections.abc import Callable
 from math import inf
 from typing import TypeAlias, TypeVar
 
-from lorrery.scheduler.core.admission import Walk
+from lorrery.scheduler.core.admission import AdmissionPass
 from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.queues.base import ListedQueue, adapter_key, steps_until_admissible
 from lorrery.scheduler.core.queues.patience import MAX_OVERTAKES, Patience
@@ -57,8 +57,8 @@ class Pets(ListedQueue):
         self._profile = profile
         self._patience = Patience(max_overtakes)
 
-    def admit(self, walk: Walk, running: Running, at_ps: int) -> list[Sequence]:
-        """Walk over the first macro batch."""
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        """Try the first macro batch."""
         self._blocked = None
         head = self._waiting.first
         if head is None:
@@ -69,19 +69,19 @@ class Pets(ListedQueue):
             if sequence.aborted:
                 met.append(sequence)
                 continue
-            if not left and sequence is not head and head not in walk.admitted:
+            if not left and sequence is not head and head not in admission.admitted:
                 break
-            if not walk.admit(sequence):
-                self._blocked = walk.refused
+            if not admission.admit(sequence):
+                self._blocked = admission.refused
                 break
             left -= left > 0
-        if walk.admitted:
-            self._patience.note(head, walk.admitted)
-            self._waiting.remove_all((*walk.admitted, *met))
+        if admission.admitted:
+            self._patience.note(head, admission.admitted)
+            self._waiting.remove_all((*admission.admitted, *met))
         return []
 
     def holds_for(self, running: Running, memory: Memory, limit: int) -> int:
-        """Return after how many decode steps the one that ended the walk may fit."""
+        """Return after how many decode steps the one that ended the pass may fit."""
         return steps_until_admissible(self._blocked, running, memory, limit)
 
     def _first_macro_batch(self) -> list[Sequence]:

@@ -7,7 +7,7 @@ served, divided by its weight:
     at admission     counter += input price x input tokens / weight           price 1
     per decode step  counter += output price x decoding sequences / weight    price 2; the prefill's token is free
 
-A walk takes the head of the adapter with the smallest counter (ties: seen first), again and again, and ends at the
+A pass takes the head of the adapter with the smallest counter (ties: seen first), again and again, and ends at the
 first refusal. An adapter that comes back from having nothing queued is lifted to the smallest counter of those that
 have, so that idling saves up nothing; if none has, to the counter of the one that was the last to have.
 
@@ -22,13 +22,13 @@ Counters are integers: a charge of price / weight is scaled by the least common 
 
 * `no_lift_when_empty`: nobody is lifted if no other adapter has requests waiting, so who idled while others ran
   without a queue has saved that up, and the bound does not hold.
-* `popped_stay_listed`: a cancelled request that a walk met and that formed no batch has left its adapter's queue, but
+* `popped_stay_listed`: a cancelled request that a pass met and that formed no batch has left its adapter's queue, but
   is listed as waiting for good. Without it a cancelled request leaves at once.
 
 One bug is not kept: a request for the base model, or for an adapter that was not registered, ends the original's loop
 with a KeyError and hangs the server; here it has weight 1, strict or not.
 
-Cost: a walk O(adapters that wait) and O(log) of it per admission; a commit O(distinct running adapters). Neither grows
+Cost: a pass O(adapters that wait) and O(log) of it per admission; a commit O(distinct running adapters). Neither grows
 with the queue.
 """
 
@@ -37,7 +37,7 @@ from fractions import Fraction
 from heapq import heapify, heappop, heapreplace
 from math import lcm
 
-from lorrery.scheduler.core.admission import Blocked, Walk
+from lorrery.scheduler.core.admission import AdmissionPass, Blocked
 from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.queues.base import adapter_key, prompts_within, steps_until_admissible
 from lorrery.scheduler.core.queues.waiting import WaitingList
@@ -126,24 +126,24 @@ class VtcFair:
         self._turn = None
         return self._listed.clear()
 
-    def admit(self, walk: Walk, running: Running, at_ps: int) -> list[Sequence]:
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
         """Admit in order of counters, and charge the inputs."""
         self._turn = None
         cancelled: list[Sequence] = []
         for sequence in self._in_turn():
             if sequence.aborted:
                 cancelled.append(sequence)
-            elif not walk.admit(sequence):
-                assert walk.refused is not None
-                self._turn = self._flows[adapter_key(sequence)], walk.refused
+            elif not admission.admit(sequence):
+                assert admission.refused is not None
+                self._turn = self._flows[adapter_key(sequence)], admission.refused
                 break
-        for sequence in walk.admitted:
+        for sequence in admission.admitted:
             flow = self._flows[adapter_key(sequence)]
             flow.counter += _input_charge(sequence, flow.charge)
-        for sequence in (*walk.admitted, *cancelled):
+        for sequence in (*admission.admitted, *cancelled):
             self._unqueue(sequence)
-        if walk.admitted:
-            self._listed.remove_all((*walk.admitted, *cancelled))
+        if admission.admitted:
+            self._listed.remove_all((*admission.admitted, *cancelled))
         return []
 
     def _in_turn(self) -> Iterator[Sequence]:
@@ -191,10 +191,10 @@ class VtcFair:
         return None
 
     def at_rest(self) -> bool:
-        """Tell whether nobody waits but cancelled ones that no walk will meet again."""
+        """Tell whether nobody waits but cancelled ones that no pass will meet again."""
         return not self._backlogged
 
-    def heeds_arrivals(self) -> bool:
+    def arrivals_matter(self) -> bool:
         """Tell that an arrival could enter: its adapter may have been served least."""
         return True
 

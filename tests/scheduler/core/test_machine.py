@@ -46,7 +46,7 @@ class ReplicaMachine(RuleBasedStateMachine):
         sequence = Sequence(handle, prompt, budget, arrived_ps=self.at_ps)
         sequence.adapter = None if adapter is None else Adapter(adapter, RANKS[adapter])
         sequence.prompt_token_ids, sequence.output_token_ids = tokens[:prompt], tokens[prompt:]
-        if self.replica.why_never(sequence) is None:
+        if self.replica.never_fits_reason(sequence) is None:
             self.lengths[handle] = max(1, budget - short)
             self.alive[handle] = sequence
             self.replica.submit(sequence, self.at_ps)

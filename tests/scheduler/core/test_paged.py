@@ -105,7 +105,7 @@ class PagedMachine(RuleBasedStateMachine):
             prompt_token_ids=token_ids[:prompt],
             output_token_ids=token_ids[prompt:],
         )
-        assert self.replica.why_never(sequence) is None
+        assert self.replica.never_fits_reason(sequence) is None
         self.replica.submit(sequence, self.at_ps)
 
     @precondition(lambda self: len(self.submitted) % 3 == 2)
@@ -228,8 +228,8 @@ def test_a_preempted_sequence_finds_its_own_blocks_again_if_nobody_needed_them()
 
 def test_a_sequence_as_large_as_the_pool_is_served_and_one_token_more_is_refused() -> None:
     replica = paged(pool=40, watermark=0.5)
-    assert replica.why_never(Sequence(1, 20, 21)) is None  # the last token is never cached
-    reason = replica.why_never(Sequence(1, 20, 22))
+    assert replica.never_fits_reason(Sequence(1, 20, 21)) is None  # the last token is never cached
+    reason = replica.never_fits_reason(Sequence(1, 20, 22))
     assert reason is not None
     assert "41 tokens" in reason
     assert "max_total_token_num is 40" in reason
@@ -252,8 +252,8 @@ def test_the_watermark_stays_free_beside_a_batch_but_not_in_an_empty_pool() -> N
 
 def test_adapters_take_blocks_from_the_same_pool() -> None:
     sequence = Sequence(1, 16, 1, adapter=Adapter("a", 6))  # 24 slots: 6 blocks
-    assert paged(pool=40).why_never(sequence) is None
-    assert paged(pool=36).why_never(sequence) is not None
+    assert paged(pool=40).never_fits_reason(sequence) is None
+    assert paged(pool=36).never_fits_reason(sequence) is not None
     replica = paged(pool=40)
     replica.submit(sequence, 0)
     replica.submit(Sequence(2, 1, 1), 0)

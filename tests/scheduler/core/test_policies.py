@@ -80,13 +80,13 @@ def test_no_policy_of_ours_has_to_be_asked_at_every_step() -> None:
 
 
 class Unsaid(ListedQueue):
-    def admit(self, walk, running, at_ps):
+    def admit(self, admission, running, at_ps):
         return []
 
 
 class ChangedFifo(Fifo):
-    def admit(self, walk, running, at_ps):
-        return super().admit(walk, running, at_ps)
+    def admit(self, admission, running, at_ps):
+        return super().admit(admission, running, at_ps)
 
 
 class NamedFifo(Fifo):

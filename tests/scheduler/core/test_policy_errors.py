@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from lorrery.scheduler.core.admission import Walk
+from lorrery.scheduler.core.admission import AdmissionPass
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.memory.base import Memory
@@ -33,8 +33,8 @@ class Faulty(Fifo):
         if self.raises_in == "append" and sequence.handle == 2:
             raise ZeroDivisionError("in append")
 
-    def admit(self, walk: Walk, running: Running, at_ps: int) -> list[Sequence]:
-        dropped = super().admit(walk, running, at_ps)
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        dropped = super().admit(admission, running, at_ps)
         self._maybe("admit")
         return dropped
 
@@ -51,9 +51,9 @@ class Faulty(Fifo):
         self._maybe("wakes_at_ps")
         return super().wakes_at_ps(at_ps)
 
-    def heeds_arrivals(self) -> bool:
-        self._maybe("heeds_arrivals")
-        return super().heeds_arrivals()
+    def arrivals_matter(self) -> bool:
+        self._maybe("arrivals_matter")
+        return super().arrivals_matter()
 
     def decoded(self, running: Running, num_steps: int) -> None:
         self._maybe("decoded")
@@ -159,7 +159,7 @@ def test_what_a_broken_off_walk_had_pinned_is_given_back(blocks: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "method", ["append", "admit", "at_rest", "holds_for", "wakes_at_ps", "heeds_arrivals", "decoded", "clear"]
+    "method", ["append", "admit", "at_rest", "holds_for", "wakes_at_ps", "arrivals_matter", "decoded", "clear"]
 )
 @pytest.mark.parametrize("also_clear", [False, True])
 def test_wherever_a_policy_raises_for_ever_every_sequence_ends_and_no_plan_hangs(method: str, also_clear: bool) -> None:

@@ -294,7 +294,7 @@ def test_at_most_so_many_enter_past_the_one_that_has_waited_longest(
 ) -> None:
     sequences = [request(index, adapter, prompt=prompt) for index, (adapter, prompt) in enumerate(kinds)]
     log = step_by_step(replica_of(PREFERRING[name](max_overtakes=most), places=3), world(sequences))
-    # Who becomes the oldest within a walk may have been passed by the rest of it.
+    # Who becomes the oldest within a pass may have been passed by the rest of it.
     assert most_overtakes(log, sequences) <= most + 2
     skipped = jump(replica_of(PREFERRING[name](max_overtakes=most), places=3), world(sequences_again(sequences)))
     assert skipped == log

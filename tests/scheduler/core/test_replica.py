@@ -144,7 +144,7 @@ def nothing_is_negative_or_over(replica: Replica, pool: int, most: int) -> None:
     assert running.adapter_slots == sum(adapter.slots for adapter in adapters)
     assert running.adapter_ids == {adapter.adapter_id for adapter in adapters}
     assert running.adapter_pins == sum(s.adapter is not None for s in sequences)
-    if any(s.handle in running.prefilling for s in replica._floor.admitted):
+    if any(s.handle in running.prefilling for s in replica._context.admitted):
         return  # admitted, not planned yet
     assert running.adapter_ids <= set(replica.resident_adapters)
 

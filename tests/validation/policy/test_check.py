@@ -33,13 +33,13 @@ class ShortestFirst(ListedQueue):
     def order(self, at_ps: int) -> Many:
         return sorted(self, key=lambda waiting: waiting.input_tokens, reverse=self.longest)
 
-    def admit(self, walk, running, at_ps):
+    def admit(self, admission, running, at_ps):
         self._blocked = None
         for sequence in self.order(at_ps):
-            if not walk.admit(sequence):
-                self._blocked = walk.refused
+            if not admission.admit(sequence):
+                self._blocked = admission.refused
                 break
-        self._waiting.remove_all(walk.admitted)
+        self._waiting.remove_all(admission.admitted)
         return []
 
 
@@ -49,9 +49,9 @@ class Gated(ShortestFirst):
     def order(self, at_ps: int) -> Many:
         return [one for one in self if not self.busy or at_ps - one.arrived_ps >= 5 * 10**11]
 
-    def admit(self, walk, running, at_ps):
+    def admit(self, admission, running, at_ps):
         self.busy = len(running) > 0
-        return super().admit(walk, running, at_ps)
+        return super().admit(admission, running, at_ps)
 
     def holds_for(self, running, memory, limit):
         return steps_until_admissible(self._blocked, running, memory, limit)
@@ -61,14 +61,14 @@ class Deaf(ShortestFirst):
     def holds_for(self, running, memory, limit):
         return steps_until_admissible(self._blocked, running, memory, limit)
 
-    def heeds_arrivals(self):
+    def arrivals_matter(self):
         return self.at_rest()
 
 
 class KeepsAdmitted(Fifo):
-    def admit(self, walk, running, at_ps):
+    def admit(self, admission, running, at_ps):
         for sequence in self:
-            if not walk.admit(sequence):
+            if not admission.admit(sequence):
                 break
         return []
 
@@ -80,9 +80,9 @@ class Loses(Fifo):
 
 
 class NeverWakes(ListedQueue):
-    def admit(self, walk, running, at_ps):
+    def admit(self, admission, running, at_ps):
         for sequence in list(self):
-            if at_ps - sequence.arrived_ps >= 10**11 and walk.admit(sequence):
+            if at_ps - sequence.arrived_ps >= 10**11 and admission.admit(sequence):
                 self._waiting.remove(sequence.handle)
         return []
 
@@ -98,7 +98,7 @@ class ClearsHalf(Fifo):
 
 
 class Raises(Fifo):
-    def admit(self, walk, running, at_ps):
+    def admit(self, admission, running, at_ps):
         raise KeyError("my table")
 
 
@@ -123,7 +123,7 @@ class Draws(ShortestFirst):
             Gated,
             ["asked before every step the queue let request", "; asked only when it said, it", "`holds_for` had"],
         ),
-        (Deaf, ["asked before every step the queue let request", "`heeds_arrivals` had promised at"]),
+        (Deaf, ["asked before every step the queue let request", "`arrivals_matter` had promised at"]),
         (
             KeepsAdmitted,
             ["was admitted and still waits; `admit` must take out of the queue"],

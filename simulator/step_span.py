@@ -1,4 +1,4 @@
-"""What observers of a simulation are told: stretches of steps, each of one plan on one worker."""
+"""What observers of a simulation are told: spans of steps, each of one plan on one worker."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from lorrery.simulator.request import SimulatedRequest
 
 
 @dataclass(slots=True)
-class Stretch:
+class StepSpan:
     """Consecutive steps of one plan; only the first has the plan's prefills.
 
     Attributes:
@@ -48,7 +48,7 @@ class Observer(Protocol):
         """Take note that the run begins; its times count from here."""
         ...
 
-    def ran(self, stretch: Stretch) -> None:
+    def ran(self, span: StepSpan) -> None:
         """Take note of steps that have ended."""
         ...
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence as Many
 from functools import partial
 
 from lorrery.scheduler.core.adapters import Residency
-from lorrery.scheduler.core.admission import BatchLimits, Walk
+from lorrery.scheduler.core.admission import AdmissionPass, BatchLimits
 from lorrery.scheduler.core.memory.base import Check, Memory
 from lorrery.scheduler.core.plan import Admitted, Dropped, Event
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache, usable_tokens
@@ -14,8 +14,8 @@ from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
 
 
-class ReplicaFloor:
-    """The `batching.base.Floor` of a replica.
+class ReplicaBatchContext:
+    """The `batching.base.BatchContext` of a replica.
 
     Args:
         running: the batch.
@@ -61,13 +61,13 @@ class ReplicaFloor:
         self._at_rest = False
 
     def admit(self, limits: BatchLimits, at_ps: int, max_prompt_tokens: int | None = None) -> list[Sequence]:
-        """Admit waiting sequences within these limits; they are in prefill afterwards. See `Floor.admit`."""
+        """Admit waiting sequences within these limits; they are in prefill afterwards. See `BatchContext.admit`."""
         running = self.running
-        self._tried = running.num < limits.max_sequences and not self.nobody_to_try()
+        self._tried = running.num < limits.max_sequences and not self.has_no_candidates()
         if not self._tried:
             return []
         self._at_ps = at_ps
-        walk = Walk(
+        admission = AdmissionPass(
             self._memory.trial(running),
             limits,
             self._cached_tokens,
@@ -77,14 +77,14 @@ class ReplicaFloor:
             max_prompt_tokens=max_prompt_tokens,
         )
         try:
-            dropped = self._queue.admit(walk, running, at_ps)
+            dropped = self._queue.admit(admission, running, at_ps)
         except Exception:
-            self._unpin_prefixes(walk.admitted)
+            self._unpin_prefixes(admission.admitted)
             raise
         if dropped:
             # Strict S-LoRA also drops those that were cancelled, which was told then.
             self.events += [Dropped(sequence) for sequence in dropped if not sequence.aborted]
-        admitted = walk.admitted
+        admitted = admission.admitted
         for sequence in admitted:
             sequence.admitted_ps = at_ps
             first = sequence.first_admitted_ps is None
@@ -101,15 +101,15 @@ class ReplicaFloor:
         """Return for how many decode steps `admit`, which has just admitted nobody, would go on to do so."""
         return self._queue.holds_for(self.running, self._memory, limit) if self._tried else limit
 
-    def nobody_to_try(self) -> bool:
+    def has_no_candidates(self) -> bool:
         """Tell whether `admit` would find nobody, and change nothing, until something arrives."""
         if not self._at_rest:
             self._at_rest = self._queue.at_rest()
         return self._at_rest
 
-    def heeds_arrivals(self) -> bool:
+    def arrivals_matter(self) -> bool:
         """Tell whether an arrival could change what `admit` has just answered."""
-        return self._at_rest or self._queue.heeds_arrivals()
+        return self._at_rest or self._queue.arrivals_matter()
 
     def look_ahead(self, max_prompt_tokens: int) -> list[Sequence]:
         """Return who would be admitted next if only the prompt limit counted."""
@@ -128,13 +128,13 @@ class ReplicaFloor:
         return usable_tokens(self._prefix_cache, sequence, self._min_computed_tokens)
 
     def _pin_prefix(self, sequence: Sequence) -> None:
-        """Pin what a sequence finds in the prefix cache before the walk goes on."""
+        """Pin what a sequence finds in the prefix cache before the pass goes on."""
         assert self._prefix_cache is not None
         sequence.cached_tokens = sequence.computed_tokens = self._cached_tokens(sequence)
         self._prefix_cache.acquire(sequence)
 
     def _unpin_prefixes(self, sequences: Many[Sequence]) -> None:
-        """Take back what a walk pinned that its queue has broken off."""
+        """Take back what a pass pinned that its queue has broken off."""
         if self._prefix_cache is not None:
             for sequence in sequences:
                 self._prefix_cache.release(sequence, 0)

@@ -1,4 +1,4 @@
-"""Slots and fan-out by themselves: what cannot be brought about from outside."""
+"""Open requests and fan-out by themselves: what cannot be brought about from outside."""
 
 import asyncio
 from array import array
@@ -10,7 +10,7 @@ from lorrery.chassis.errors import Internal, Unavailable
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.request import Finish, Request, Usage
 from lorrery.router.sampling import SamplingParams
-from lorrery.router.streams import Fanout, Slot
+from lorrery.router.streams import Fanout, OpenRequest
 from lorrery.router.wire import TokensFrame
 from lorrery.v1 import router_pb2
 from lorrery.vocabulary.finish_reason import FinishReason
@@ -44,10 +44,10 @@ def frame(*tokens: tuple[int, int], finished: tuple[int, ...] = (), late_ps: int
 
 
 async def test_a_message_that_cannot_be_made_fails_its_own_request_only(fanout: Fanout) -> None:
-    slots = [Slot(REQUEST, broken), Slot(REQUEST, echo)]
-    for handle, slot in enumerate(slots):
-        fanout.add(handle, slot)
-    waiting = [asyncio.create_task(slot.next_message()) for slot in slots]
+    open_requests = [OpenRequest(REQUEST, broken), OpenRequest(REQUEST, echo)]
+    for handle, open_request in enumerate(open_requests):
+        fanout.add(handle, open_request)
+    waiting = [asyncio.create_task(open_request.next_message()) for open_request in open_requests]
     await asyncio.wait(waiting, timeout=0)
     fanout.deliver(frame((0, 5), (1, 6)))
     with pytest.raises(Internal):
@@ -56,30 +56,30 @@ async def test_a_message_that_cannot_be_made_fails_its_own_request_only(fanout: 
 
 
 async def test_an_error_wakes_the_handler(fanout: Fanout) -> None:
-    slot = Slot(REQUEST, echo)
-    fanout.add(1, slot)
-    waiting = asyncio.create_task(slot.next_message())
+    open_request = OpenRequest(REQUEST, echo)
+    fanout.add(1, open_request)
+    waiting = asyncio.create_task(open_request.next_message())
     await asyncio.wait([waiting], timeout=0)
-    slot.fail(Unavailable("gone"))
+    open_request.fail(Unavailable("gone"))
     with pytest.raises(Unavailable, match="gone"):
         await waiting
 
 
 async def test_a_finish_is_not_undone_by_a_later_error(fanout: Fanout) -> None:
-    slot = Slot(REQUEST, echo)
-    fanout.add(1, slot)
+    open_request = OpenRequest(REQUEST, echo)
+    fanout.add(1, open_request)
     fanout.deliver(frame((1, 5), finished=(1,)))
-    slot.fail(Unavailable("gone"))
-    assert list((await slot.next_message()).token_ids) == [5]
-    assert slot.over
-    assert not fanout.slots
+    open_request.fail(Unavailable("gone"))
+    assert list((await open_request.next_message()).token_ids) == [5]
+    assert open_request.over
+    assert not fanout.open_requests
 
 
 async def test_a_cancelled_handler_does_not_disturb_its_frame(fanout: Fanout) -> None:
-    slots = [Slot(REQUEST, echo), Slot(REQUEST, echo)]
-    for handle, slot in enumerate(slots):
-        fanout.add(handle, slot)
-    waiting = [asyncio.create_task(slot.next_message()) for slot in slots]
+    open_requests = [OpenRequest(REQUEST, echo), OpenRequest(REQUEST, echo)]
+    for handle, open_request in enumerate(open_requests):
+        fanout.add(handle, open_request)
+    waiting = [asyncio.create_task(open_request.next_message()) for open_request in open_requests]
     await asyncio.wait(waiting, timeout=0)
     waiting[0].cancel()
     fanout.deliver(frame((0, 5), (1, 6)))
@@ -89,13 +89,13 @@ async def test_a_cancelled_handler_does_not_disturb_its_frame(fanout: Fanout) ->
 
 
 async def test_closing_gives_back_every_slot_and_what_was_held(fanout: Fanout) -> None:
-    slots = [Slot(REQUEST, echo), Slot(REQUEST, echo)]
-    for handle, slot in enumerate(slots):
-        fanout.add(handle, slot)
+    open_requests = [OpenRequest(REQUEST, echo), OpenRequest(REQUEST, echo)]
+    for handle, open_request in enumerate(open_requests):
+        fanout.add(handle, open_request)
     fanout.deliver(frame((0, 5)))
-    assert fanout.close() == slots
-    assert [slot.fanout for slot in slots] == [None, None]
-    assert list((await slots[0].next_message()).token_ids) == [5]
+    assert fanout.close() == open_requests
+    assert [open_request.fanout for open_request in open_requests] == [None, None]
+    assert list((await open_requests[0].next_message()).token_ids) == [5]
 
 
 @pytest.mark.parametrize(
@@ -121,52 +121,52 @@ async def test_tokens_of_a_late_frame_gather_for_a_gap_that_grows_with_its_laten
     fanout = Fanout(
         time_scale, max_pending_tokens=8, max_gap_seconds=3600.0, metrics=metrics, on_slow_reader=lambda _: None
     )
-    slot = Slot(REQUEST, echo)
-    fanout.add(1, slot)
+    open_request = OpenRequest(REQUEST, echo)
+    fanout.add(1, open_request)
     fanout.deliver(frame((1, 5)))
-    assert list((await slot.next_message()).token_ids) == [5]
-    waiting = asyncio.create_task(slot.next_message())
+    assert list((await open_request.next_message()).token_ids) == [5]
+    waiting = asyncio.create_task(open_request.next_message())
     await asyncio.wait([waiting], timeout=0)
     timers: list[float] = []
     monkeypatch.setattr(asyncio.get_running_loop(), "call_later", lambda delay, _flush: timers.append(delay))
     fanout.deliver(frame((1, 6), late_ps=round(late_seconds / time_scale * 1e12)))
     monkeypatch.undo()
     assert timers == ([] if gap_seconds is None else [pytest.approx(gap_seconds, rel=0.01)])
-    assert slot.written == (2 if gap_seconds is None else 1)
+    assert open_request.written == (2 if gap_seconds is None else 1)
     waiting.cancel()
 
 
 async def test_the_first_token_leaves_with_its_frame_however_late_that_is(fanout: Fanout) -> None:
     fanout.deliver(frame())
-    slot = Slot(REQUEST, echo)
-    fanout.add(1, slot)
-    waiting = asyncio.create_task(slot.next_message())
+    open_request = OpenRequest(REQUEST, echo)
+    fanout.add(1, open_request)
+    waiting = asyncio.create_task(open_request.next_message())
     await asyncio.wait([waiting], timeout=0)
     fanout.deliver(frame((1, 5), late_ps=9 * STEP_PS))
-    assert slot.written == 1
+    assert open_request.written == 1
     fanout.deliver(frame((1, 6), late_ps=9 * STEP_PS))
-    assert slot.written == 1
+    assert open_request.written == 1
     assert list((await waiting).token_ids) == [5]
     fanout.close()
 
 
 async def test_a_first_token_that_came_before_its_handler_asks_does_not_wait_for_a_flush(fanout: Fanout) -> None:
     fanout.deliver(frame())
-    slot = Slot(REQUEST, echo)
-    fanout.add(1, slot)
+    open_request = OpenRequest(REQUEST, echo)
+    fanout.add(1, open_request)
     fanout.deliver(frame((1, 5), late_ps=9 * STEP_PS))
-    asking = asyncio.create_task(slot.next_message())
+    asking = asyncio.create_task(open_request.next_message())
     await asyncio.wait([asking], timeout=0)
-    assert slot.written == 1
+    assert open_request.written == 1
     assert list((await asking).token_ids) == [5]
     fanout.close()
 
 
 async def test_a_reader_is_slow_with_more_tokens_pending_than_the_limit(fanout: Fanout) -> None:
-    slot = Slot(REQUEST, echo)
-    fanout.add(1, slot)
+    open_request = OpenRequest(REQUEST, echo)
+    fanout.add(1, open_request)
     for _ in range(8):
         fanout.deliver(frame((1, 5)))
-    assert slot.fanout is fanout
+    assert open_request.fanout is fanout
     fanout.deliver(frame((1, 5)))
-    assert slot.fanout is None
+    assert open_request.fanout is None

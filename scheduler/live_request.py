@@ -8,7 +8,7 @@ from lorrery.scheduler.routers import RouterLink
 
 
 @dataclass(slots=True, eq=False)
-class Live:
+class LiveRequest:
     """A request, from its arrival to its end.
 
     Attributes:

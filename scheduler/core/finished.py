@@ -11,7 +11,7 @@ from lorrery.scheduler.core.sequence import Sequence
 from lorrery.vocabulary.finish_reason import FinishReason
 
 
-class Endings:
+class FinishedSequences:
     """See the module."""
 
     def __init__(self) -> None:
