@@ -306,7 +306,7 @@ async def _abort(context: _Context, error: RequestError) -> None:
     To a reader that has stopped reading, the status waits behind what it has not read. After a while we no longer do;
     gRPC keeps the status for it.
     """
-    message = "internal error; the router's log has more" if isinstance(error, Internal) else None
+    message = "internal error; the router's log has more" if error.reason is Reason.INTERNAL else None
     try:
         async with asyncio.timeout(FAREWELL_SECONDS):
             await status.abort(context, error, message)

@@ -36,6 +36,7 @@ _REFUSALS: dict[int, tuple[type[RequestError], Reason]] = {
     scheduler_pb2.REFUSAL_REASON_NO_WORKER: (Unavailable, Reason.NO_WORKER),
     scheduler_pb2.REFUSAL_REASON_DRAINING: (Unavailable, Reason.DRAINING),
     scheduler_pb2.REFUSAL_REASON_ADAPTER_LOAD: (Unavailable, Reason.ADAPTER_LOAD),
+    scheduler_pb2.REFUSAL_REASON_WORKERS_LOST: (Internal, Reason.WORKERS_LOST),
     scheduler_pb2.REFUSAL_REASON_INTERNAL: (Internal, Reason.INTERNAL),
 }
 Message = router_pb2.GenerateResponse

@@ -15,7 +15,7 @@ from lorrery.scheduler import wire
 from lorrery.scheduler.core.cluster import ClusterCore, ClusterEvent, Placed, Refused, Withdrawn
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.policies import batch_limits, batching_name
-from lorrery.scheduler.core.refusals import withheld
+from lorrery.scheduler.core.refusals import RefusalReason, withheld
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.journal import Journal
 from lorrery.scheduler.live_request import LiveRequest
@@ -150,7 +150,8 @@ class Cluster:
         refusal = event.refusal
         if event.error is not None:
             self.log_error(refusal.message, event.error)
-        self.metrics.requests.labels("failed" if event.error is not None else "refused").inc()
+        failed = event.error is not None or refusal.reason is RefusalReason.WORKERS_LOST
+        self.metrics.requests.labels("failed" if failed else "refused").inc()
         log.info("request_refused", request_id=request_id, reason=refusal.message)
         router.refused(router_handle, withheld(refusal))
 

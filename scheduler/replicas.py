@@ -40,6 +40,7 @@ def cluster_rules(settings: Settings) -> ClusterRules:
         max_total_token_num=own.max_total_token_num,
         max_waiting_requests=own.max_waiting_requests,
         worker_wait_seconds=own.worker_wait_seconds,
+        max_worker_losses=own.max_worker_losses,
         time_scale=settings.time_scale,
     )
 

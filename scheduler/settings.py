@@ -193,6 +193,11 @@ class SchedulerSettings(Section):
     worker_wait_seconds: Seconds = Field(
         default=30.0, description="how long a request waits for a worker to attach before it ends with UNAVAILABLE"
     )
+    max_worker_losses: Count = Field(
+        default=3,
+        description="a request ends with INTERNAL once so many workers were lost while they ran it, and is not moved"
+        " to another",
+    )
     drain_seconds: Seconds = Field(default=30.0, description="after SIGTERM: time for running requests to end")
 
     @model_validator(mode="after")

@@ -420,5 +420,6 @@ _OUTCOME = {
     RefusalReason.DRAINING: "draining",
     RefusalReason.SLO_UNATTAINABLE: "dropped",
     RefusalReason.ADAPTER_LOAD: "dropped",
+    RefusalReason.WORKERS_LOST: "failed",
     RefusalReason.INTERNAL: "failed",
 }

@@ -36,6 +36,7 @@ class ClusterRules:
         max_total_token_num: KV pool that a request must fit into; None: the largest attached one.
         max_waiting_requests: bound on requests that wait, for a batch or for a worker.
         worker_wait_seconds: how long a request waits for a worker, in wall seconds.
+        max_worker_losses: a sequence in whose batch so many workers were lost is given up.
         time_scale: wall seconds for each device second.
     """
 
@@ -44,6 +45,7 @@ class ClusterRules:
     max_total_token_num: int | None = None
     max_waiting_requests: int = NEVER
     worker_wait_seconds: float = 30.0
+    max_worker_losses: int = NEVER
     time_scale: float = 1.0
 
 
@@ -309,7 +311,7 @@ class ClusterCore:
         return GaveBack(member, sequences, events), self._place_again(sequences, at_ps)
 
     def lose(self, member: Member, at_ps: int, boundary_ps: int = 0) -> tuple[GaveBack, list[ClusterEvent]]:
-        """Forget a worker that is gone, and queue again what it had.
+        """Forget a worker that is gone, and queue again what it had, but for what may have brought it down.
 
         Args:
             member: attached.
@@ -319,7 +321,16 @@ class ClusterCore:
         del self.members[member.name]
         self._workers_changed()
         sequences, events = member.lose(max(at_ps, boundary_ps))
-        return GaveBack(member, sequences, events), self._place_again(sequences, at_ps)
+        most = self.rules.max_worker_losses
+        moving = [sequence for sequence in sequences if sequence.num_losses < most]
+        given_up: list[ClusterEvent] = []
+        if len(moving) < len(sequences):
+            given_up = [
+                Refused(sequence, refusals.given_up(sequence.num_losses, most))
+                for sequence in sequences
+                if sequence.num_losses >= most
+            ]
+        return GaveBack(member, sequences, events), given_up + self._place_again(moving, at_ps)
 
     def _workers_changed(self) -> None:
         self._ready = [member for member in self.members.values() if not member.draining]

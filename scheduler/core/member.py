@@ -71,7 +71,14 @@ class Member:
         return events
 
     def lose(self, at_ps: int) -> tuple[list[Sequence], list[Event]]:
-        """Give back what is unfinished, in order of arrival; the member is of no more use."""
+        """Give back what is unfinished, in order of arrival; the member is of no more use.
+
+        Unless it was about to leave, the loss counts against what was in its batch.
+        """
+        if not self.draining:
+            for sequence in self.sequences.values():
+                if self.replica.running.get(sequence.handle) is not None:
+                    sequence.num_losses += 1
         try:
             unfinished, events = self.replica.lose(at_ps)
         except Exception as error:

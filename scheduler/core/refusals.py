@@ -24,6 +24,7 @@ class RefusalReason(Enum):
     DRAINING = auto()
     SLO_UNATTAINABLE = auto()
     ADAPTER_LOAD = auto()
+    WORKERS_LOST = auto()
     INTERNAL = auto()
 
 
@@ -91,6 +92,16 @@ def no_worker(worker_wait_seconds: float) -> Refusal:
         RefusalReason.NO_WORKER,
         f"no worker has attached for {worker_wait_seconds:g} s (worker_wait_seconds)",
         {"field": "worker_wait_seconds", "limit": worker_wait_seconds},
+    )
+
+
+def given_up(num_losses: int, max_worker_losses: int) -> Refusal:
+    """Worker after worker was lost with the request in its batch, which may be no accident."""
+    return Refusal(
+        RefusalReason.WORKERS_LOST,
+        f"{num_losses} workers were lost while they ran this request; max_worker_losses is {max_worker_losses}; it may"
+        " be the cause, and is not moved to another",
+        {"field": "max_worker_losses", "value": num_losses, "limit": max_worker_losses},
     )
 
 

@@ -53,6 +53,7 @@ class Sequence:
         admitted_ps: last admission into a batch, or None while it waits.
         first_admitted_ps: its first admission; `first_cached_tokens` are the prompt tokens that were cached then. Both
             stay as they are when it is queued again.
+        num_losses: workers that were lost with it in their batch.
         aborted: strict S-LoRA only: cancelled, but not yet removed.
     """
 
@@ -76,6 +77,7 @@ class Sequence:
     first_cached_tokens: int
     first_token_ps: int | None
     num_requeues: int
+    num_losses: int
     aborted: bool
 
     def __init__(
@@ -102,7 +104,7 @@ class Sequence:
         self.input_tokens = prompt_tokens + produced_tokens
         self.budget_tokens = max_new_tokens - produced_tokens
         self.base_step = self.cached_tokens = self.computed_tokens = self.held_output_tokens = self.num_requeues = 0
-        self.first_cached_tokens = 0
+        self.first_cached_tokens = self.num_losses = 0
         self.admitted_ps = self.first_admitted_ps = self.first_token_ps = None
         self.aborted = False
 

@@ -14,6 +14,7 @@ from lorrery.scheduler.service import SchedulerService
 from lorrery.settings import Settings, load
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import scheduler_pb2_grpc, types_pb2
+from tests.cluster.harness import wait_until
 
 OVERRIDES = (
     "scheduler.policy='fcfs'",
@@ -52,6 +53,10 @@ class Harness:
 
     def value(self, name: str, **labels: str) -> float:
         return self.registry.get_sample_value(f"lorrery_scheduler_{name}", labels) or 0.0
+
+    async def until(self, name: str, value: float) -> None:
+        """Wait until a metric without labels has this value."""
+        await wait_until(lambda: self.value(name) == value, 5.0, f"{name} == {value}")
 
     async def route(self, *adapters: types_pb2.Adapter) -> "Router":
         call = self.stub.Route()
@@ -283,6 +288,30 @@ async def test_a_lost_workers_sequences_go_on_elsewhere_with_their_tokens(schedu
     assert finished.usage.prompt_tokens == 10
     assert finished.usage.worker_id == "second"
     assert scheduler.value("workers_lost_total") == scheduler.value("requeued_sequences_total") == 1
+
+
+async def test_a_request_on_which_workers_are_lost_ends_and_its_neighbour_goes_on(
+    scheduler: Harness,
+) -> None:
+    router = await scheduler.route()
+    await router.submit(1, max_new=4)
+    for number in range(3):
+        worker = await scheduler.attach(f"w{number}")
+        assert len((await worker.plan()).joins) == 1
+        if number == 2:
+            await router.submit(2, max_new=1)
+            await scheduler.until("in_flight_requests", 2)
+        worker.call.cancel()
+        await scheduler.until("workers_lost_total", number + 1)
+    refused = (await router.read()).refused
+    assert (refused.handle, refused.reason) == (1, pb.REFUSAL_REASON_WORKERS_LOST)
+    assert "3 workers were lost" in refused.message
+    worker = await scheduler.attach("last")
+    plan = await worker.plan()
+    assert len(plan.joins) == 1
+    await worker.step(plan)
+    assert len((await tokens_of(router, 2))[0]) == 1
+    assert scheduler.value("in_flight_requests") == 0
 
 
 async def test_a_silent_worker_is_lost_and_what_it_says_later_is_dropped(scheduler: Harness) -> None:

@@ -52,6 +52,10 @@ class _RefusalReasonEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_RefusalR
     """INTERNAL: a broken invariant; the scheduler's log has more."""
     REFUSAL_REASON_ADAPTER_LOAD: _RefusalReason.ValueType  # 10
     """UNAVAILABLE: the adapter could not be loaded."""
+    REFUSAL_REASON_WORKERS_LOST: _RefusalReason.ValueType  # 11
+    """INTERNAL: max_worker_losses workers were lost with the request in their
+    batch.
+    """
 
 class RefusalReason(_RefusalReason, metaclass=_RefusalReasonEnumTypeWrapper):
     """RefusalReason says why a request ends with an error; the router turns it into
@@ -84,6 +88,10 @@ REFUSAL_REASON_INTERNAL: RefusalReason.ValueType  # 9
 """INTERNAL: a broken invariant; the scheduler's log has more."""
 REFUSAL_REASON_ADAPTER_LOAD: RefusalReason.ValueType  # 10
 """UNAVAILABLE: the adapter could not be loaded."""
+REFUSAL_REASON_WORKERS_LOST: RefusalReason.ValueType  # 11
+"""INTERNAL: max_worker_losses workers were lost with the request in their
+batch.
+"""
 
 @typing.final
 class RouteRequest(message.Message):

@@ -249,18 +249,52 @@ def test_first_admission_counts_once() -> None:
     assert (sequence.first_admitted_ps, sequence.admitted_ps, sequence.num_requeues) == (7, 11, 1)
 
 
+def test_a_sequence_on_which_worker_after_worker_was_lost_is_given_up_and_not_moved_on() -> None:
+    core = cluster(rules=replace(RULES, max_worker_losses=2))
+    one_at_a_time = ReplicaSettings("fcfs", 200, 80, max_num_seqs=1, max_num_batched_tokens=100)
+    suspect, waiting = Sequence(1, 50, 5), Sequence(2, 50, 5)
+    for sequence in (suspect, waiting):
+        core.submit(sequence, 0)
+    for number in range(2):
+        core.attach(Member(f"w{number}", build_replica(one_at_a_time)), number)
+        member = core.members[f"w{number}"]
+        member.plan(number)
+        assert member.replica.running.get(2) is None
+        gave_back, events = core.lose(member, number)
+        assert gave_back.sequences == [suspect, waiting]
+    refused = only(events)
+    assert isinstance(refused, Refused)
+    assert (refused.sequence, refused.refusal.reason) == (suspect, RefusalReason.WORKERS_LOST)
+    assert "2 workers were lost while they ran this request; max_worker_losses is 2" in refused.refusal.message
+    assert refused.refusal.facts == {"field": "max_worker_losses", "value": 2, "limit": 2}
+    assert (core.num_open, core.num_unplaced) == (1, 1)  # the one that never ran waits for a worker
+
+
+def test_a_worker_that_leaves_as_announced_counts_against_nobody() -> None:
+    core = cluster(rules=replace(RULES, max_worker_losses=1))
+    core.submit(Sequence(1, 5, 5), 0)
+    member = Member("w", replica())
+    core.attach(member, 0)
+    member.plan(0)
+    core.drain(member, 1)
+    gave_back, events = core.lose(member, 2)
+    assert [sequence.handle for sequence in gave_back.sequences] == [1]
+    assert (events, core.num_unplaced) == ([], 1)
+
+
 class ClusterMachine(RuleBasedStateMachine):
     """Anything that can happen to a scheduler, in any order."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.core = ClusterCore(LeastLoaded(), RULES, [ADAPTER])
+        self.core = ClusterCore(LeastLoaded(), replace(RULES, max_worker_losses=2), [ADAPTER])
         self.at_ps = 0
         self.num_workers = 0
         self.lengths: dict[int, int] = {}
         self.devices: dict[str, Device] = {}
         self.waits: dict[int, int] = {}  # handle -> when its wait is over
         self.at: dict[int, str] = {}  # handle -> its worker
+        self.losses: dict[int, int] = {}  # handle -> workers that were lost with it in their batch
         self.moves: dict[int, int] = {}  # handle -> times that a worker in whose batch it was has gone
 
     @rule(prompt=st.integers(1, 60), budget=st.integers(1, 20), name=st.sampled_from(["", "a", "who"]))
@@ -294,6 +328,8 @@ class ClusterMachine(RuleBasedStateMachine):
         member = self.core.members[data.draw(st.sampled_from(sorted(self.core.members)))]
         had = {handle for handle, name in self.at.items() if name == member.name}
         ran = {handle for handle in had if member.replica.running.get(handle) is not None}
+        for handle in ran if not drains and not member.draining else ():
+            self.losses[handle] = self.losses.get(handle, 0) + 1
         gave_back, events = (self.core.drain if drains else self.core.lose)(member, self.at_ps)
         back = {sequence.handle for sequence in gave_back.sequences}
         assert len(back) == len(gave_back.sequences)
@@ -336,16 +372,21 @@ class ClusterMachine(RuleBasedStateMachine):
             until_ps = self.waits.pop(handle, None)
             if isinstance(event, Placed):
                 assert not event.member.draining
+                assert self.losses.get(handle, 0) < 2
                 assert self.at.setdefault(handle, event.member.name) == event.member.name
             elif isinstance(event, Refused) and event.refusal.reason is RefusalReason.NO_WORKER:
                 assert until_ps is not None
                 assert until_ps <= self.at_ps
+            elif isinstance(event, Refused) and event.refusal.reason is RefusalReason.WORKERS_LOST:
+                assert handle not in self.at
+                assert self.losses[handle] == 2
             else:
                 assert handle not in self.at
         told = {event.sequence.handle for event in events}
         for sequence in sequences:
             if sequence.handle not in told:
                 assert not any(not member.draining for member in self.core.members.values())
+                assert self.losses.get(sequence.handle, 0) < 2
                 self.waits[sequence.handle] = self.at_ps + 10 * S
 
     def note(self, events: list[Event]) -> None:
