@@ -11,6 +11,8 @@
         |-- Unattainable     dropped by a service-level policy
         |-- RankOverLimit    an adapter over the deployment's rank limit
         |-- Conflict         the name stands for something else
+        |-- Unauthenticated  no valid key, token or certificate
+        |-- PermissionDenied what the caller may not do
         |-- Unavailable      no worker or shard, or draining
         `-- Internal         an invariant of ours is broken
 
@@ -36,6 +38,9 @@ class Reason(StrEnum):
     RANK_OVER_LIMIT = "RANK_OVER_LIMIT"
     ADAPTER_EXISTS = "ADAPTER_EXISTS"
     NAME_TAKEN = "NAME_TAKEN"
+    UNAUTHENTICATED = "UNAUTHENTICATED"
+    PERMISSION_DENIED = "PERMISSION_DENIED"
+    QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
     QUEUE_FULL = "QUEUE_FULL"
     TOO_MANY_OPEN_REQUESTS = "TOO_MANY_OPEN_REQUESTS"
     SLOW_READER = "SLOW_READER"
@@ -66,13 +71,17 @@ class RequestError(LorreryError):
     Args:
         message: what, the limit, what to do.
         reason: which of the class's reasons, where it has several.
+        retry_seconds: when the same request may succeed, where that is known; `chassis.status` has the usual times.
         facts: what the message says, for programs: `field`, `value`, `limit` and the like.
     """
 
     usual_reason: ClassVar[Reason]
 
-    def __init__(self, message: str, reason: Reason | None = None, /, **facts: object) -> None:
+    def __init__(
+        self, message: str, reason: Reason | None = None, retry_seconds: float | None = None, /, **facts: object
+    ) -> None:
         super().__init__(message)
+        self.retry_seconds = retry_seconds
         self.reason = self.usual_reason if reason is None else reason
         self.facts = {name: str(value) for name, value in facts.items()}
 
@@ -119,6 +128,18 @@ class Conflict(RequestError):
     usual_reason = Reason.ADAPTER_EXISTS
 
 
+class Unauthenticated(RequestError):
+    """No valid key, token or certificate."""
+
+    usual_reason = Reason.UNAUTHENTICATED
+
+
+class PermissionDenied(RequestError):
+    """What the caller may not do."""
+
+    usual_reason = Reason.PERMISSION_DENIED
+
+
 class Unavailable(RequestError):
     """No worker or shard for longer than the settings allow, or draining."""
 
@@ -139,6 +160,8 @@ GRPC_STATUS: dict[type[RequestError], grpc.StatusCode] = {
     Unattainable: grpc.StatusCode.RESOURCE_EXHAUSTED,
     RankOverLimit: grpc.StatusCode.FAILED_PRECONDITION,
     Conflict: grpc.StatusCode.ALREADY_EXISTS,
+    Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
     Unavailable: grpc.StatusCode.UNAVAILABLE,
     Internal: grpc.StatusCode.INTERNAL,
 }

@@ -20,7 +20,9 @@ from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.sections import LogSettings, TlsSettings
 
 ENV_PREFIX = "LORRERY_"
-_NOT_SETTINGS = {"LORRERY_CONFIG", "LORRERY_SHARED"}
+API_KEY_VARIABLE = "LORRERY_API_KEY"
+"""Where clients look for their key."""
+_NOT_SETTINGS = {"LORRERY_CONFIG", "LORRERY_SHARED", API_KEY_VARIABLE}
 _MAX_SHOWN = 80
 
 

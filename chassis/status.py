@@ -21,6 +21,7 @@ DOMAIN = "lorrery"
 RETRY_SECONDS: dict[Reason, int] = {
     Reason.QUEUE_FULL: 1,
     Reason.TOO_MANY_OPEN_REQUESTS: 1,
+    Reason.QUOTA_EXCEEDED: 1,
     Reason.SLO_UNATTAINABLE: 1,
     Reason.NO_SCHEDULER: 2,
     Reason.NO_WORKER: 2,
@@ -28,7 +29,8 @@ RETRY_SECONDS: dict[Reason, int] = {
     Reason.DRAINING: 2,
 }
 """After how many wall seconds to try again. A guess of what it takes until something has changed: a step or two of a
-full batch, a process that starts again. A slow reader is not among them: it would end the same way."""
+full batch, a process that starts again. An error that knows better says so itself. A slow reader is not among them: it
+would end the same way."""
 
 _DETAILS_KEY = "grpc-status-details-bin"
 
@@ -39,11 +41,14 @@ def status_of(error: RequestError, message: str | None = None) -> grpc.Status:
     """Return the status of an error, details included; `message` replaces the error's own text."""
     details = [any_pb2.Any(), any_pb2.Any()]
     details[0].Pack(ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.facts))
-    retry_seconds = RETRY_SECONDS.get(error.reason)
+    retry_seconds: float | None = RETRY_SECONDS.get(error.reason)
+    if error.retry_seconds is not None:
+        retry_seconds = error.retry_seconds
     if retry_seconds is None:
         del details[1]
     else:
-        delay = duration_pb2.Duration(seconds=retry_seconds)
+        delay = duration_pb2.Duration()
+        delay.FromNanoseconds(round(retry_seconds * 1e9))
         details[1].Pack(RetryInfo(retry_delay=delay))
     code: int = GRPC_STATUS[type(error)].value[0]
     text = str(error) if message is None else message

@@ -17,6 +17,7 @@ import grpc
 import grpc.aio
 
 from lorrery.chassis.channel import open_channel
+from lorrery.chassis.credentials import bearer
 from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.sections import TlsSettings
 from lorrery.loadgen.cluster_view import ClusterView
@@ -72,11 +73,13 @@ class RouterClient:
     Args:
         target: HOST:PORT or any gRPC target.
         tls: the client's side of TLS; empty means plain text.
+        api_key: shown with every call; empty: none.
     """
 
-    def __init__(self, target: str, tls: TlsSettings) -> None:
+    def __init__(self, target: str, tls: TlsSettings, api_key: str = "") -> None:
         self.target = target
         self._tls = tls
+        self._metadata = bearer(api_key) if api_key else ()
         self._connections: list[_Connection] = []
 
     async def __aenter__(self) -> Self:
@@ -100,7 +103,7 @@ class RouterClient:
         why = "no scheduler is connected to it"
         while (left := deadline - time.monotonic()) > 0:
             call = self._connections[0].stub.GetClusterStatus(
-                GetClusterStatusRequest(), timeout=left, wait_for_ready=True
+                GetClusterStatusRequest(), timeout=left, wait_for_ready=True, metadata=self._metadata
             )
             try:
                 view = cluster_view(await call)
@@ -122,7 +125,9 @@ class RouterClient:
         Raises:
             LorreryError: the router does not say.
         """
-        call = self._connections[0].stub.ListAdapters(ListAdaptersRequest(), timeout=timeout_seconds)
+        call = self._connections[0].stub.ListAdapters(
+            ListAdaptersRequest(), timeout=timeout_seconds, metadata=self._metadata
+        )
         try:
             response = await call
         except grpc.aio.AioRpcError as error:
@@ -149,7 +154,7 @@ class RouterClient:
         """
         connection = self._least_used()
         connection.num_streams += 1
-        call = connection.stub.Generate(request, timeout=timeout_seconds)
+        call = connection.stub.Generate(request, timeout=timeout_seconds, metadata=self._metadata)
         try:
             async for response in call:
                 _note(response, reception, on_tokens)

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import LorreryError, SettingsError
+from lorrery.chassis.settings import API_KEY_VARIABLE
 from lorrery.chassis.version import VERSION
 from lorrery.loadgen import flags
 from lorrery.loadgen.session import run_load
@@ -62,6 +63,17 @@ def load(
         Path | None,
         typer.Option(metavar="FILE", help="Settings file; its client_tls is used to dial.", rich_help_panel=_DRIVE),
     ] = None,
+    api_key: Annotated[
+        str,
+        typer.Option(
+            envvar=API_KEY_VARIABLE,
+            show_envvar=False,
+            show_default=False,
+            metavar="KEY",
+            help=f"API key to show; better in ${API_KEY_VARIABLE}, which no list of processes shows.",
+            rich_help_panel=_DRIVE,
+        ),
+    ] = "",
     out: flags.Out = None,
     metrics: Annotated[
         str | None,
@@ -101,6 +113,7 @@ def load(
         code = run_load(
             options,
             tls=load_settings(config).client_tls,
+            api_key=api_key,
             out=out,
             metrics_address=metrics,
             connect_timeout_seconds=connect_timeout,

@@ -34,6 +34,7 @@ def run_load(
     options: LoadOptions,
     *,
     tls: TlsSettings,
+    api_key: str = "",
     out: Path | None,
     metrics_address: str | None,
     connect_timeout_seconds: float,
@@ -58,6 +59,7 @@ def run_load(
                 load_cluster(
                     options,
                     tls=tls,
+                    api_key=api_key,
                     registry=registry,
                     connect_timeout_seconds=connect_timeout_seconds,
                     console=console,
@@ -77,6 +79,7 @@ async def load_cluster(
     options: LoadOptions,
     *,
     tls: TlsSettings,
+    api_key: str = "",
     registry: CollectorRegistry,
     connect_timeout_seconds: float,
     console: Console,
@@ -86,7 +89,7 @@ async def load_cluster(
     Raises:
         LorreryError: as `run_load`.
     """
-    async with RouterClient(options.target, tls) as client:
+    async with RouterClient(options.target, tls, api_key) as client:
         cluster = await client.cluster(connect_timeout_seconds)
         known = await client.adapters(connect_timeout_seconds)
         workload, num_skipped = admissible(options, build_workload(options, known), cluster)

@@ -21,6 +21,8 @@ OUTCOMES = (
     "overloaded",
     "unattainable",
     "rank_over_limit",
+    "unauthenticated",
+    "denied",
     "unavailable",
     "failed",
 )

@@ -6,6 +6,7 @@ draws where the client gave none. Together with the tokens received so far that 
 
 from dataclasses import dataclass
 
+from lorrery.router.keys import ApiKey
 from lorrery.router.sampling import SamplingParams
 from lorrery.vocabulary.finish_reason import FinishReason
 
@@ -39,6 +40,7 @@ class Request:
         stop_token_sequences: the stop strings in the tokenizer's own spelling, for the worker.
         seed: 64 bits; equal seeds give equal tokens.
         true_output_tokens: a trace's true output length, which no scheduling decision sees; 0: unknown.
+        key: whose quotas it counts against; None: nobody's.
     """
 
     request_id: str
@@ -49,6 +51,7 @@ class Request:
     stop_token_sequences: tuple[tuple[int, ...], ...]
     seed: int
     true_output_tokens: int = 0
+    key: ApiKey | None = None
 
     @property
     def prompt_tokens(self) -> int:

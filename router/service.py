@@ -17,6 +17,7 @@ import grpc.aio
 from prometheus_client import CollectorRegistry
 
 from lorrery.chassis import status
+from lorrery.chassis.credentials import authorization, certificate_roles
 from lorrery.chassis.errors import (
     GRPC_STATUS,
     Internal,
@@ -31,7 +32,9 @@ from lorrery.chassis.errors import (
 from lorrery.chassis.log import get_logger
 from lorrery.chassis.names import quoted
 from lorrery.router import adapters, wire
+from lorrery.router.access import Access, check_load, check_use, visible_adapters, visible_status
 from lorrery.router.checks import check_adapter_id, check_length, check_text, check_token_ids
+from lorrery.router.keys import ApiKey
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.output import Output
 from lorrery.router.placement import Placement
@@ -56,6 +59,8 @@ _OUTCOMES: dict[grpc.StatusCode, str] = {
     grpc.StatusCode.NOT_FOUND: "not_found",
     grpc.StatusCode.RESOURCE_EXHAUSTED: "overloaded",
     grpc.StatusCode.FAILED_PRECONDITION: "rank_over_limit",
+    grpc.StatusCode.UNAUTHENTICATED: "unauthenticated",
+    grpc.StatusCode.PERMISSION_DENIED: "denied",
     grpc.StatusCode.UNAVAILABLE: "unavailable",
 }
 
@@ -68,13 +73,14 @@ class Router(router_pb2_grpc.RouterServiceServicer):
     """The router as the chassis's `Service`, and as gRPC's servicer.
 
     Raises:
-        SettingsError: the tokenizer cannot be read.
+        SettingsError: the tokenizer or the file of keys cannot be read.
     """
 
     name = "router"
 
     def __init__(self, settings: Settings, registry: CollectorRegistry) -> None:
         self._settings = settings
+        self._access = Access(settings)
         self._tokenizer = open_tokenizer(settings.router.tokenizer)
         self._metrics = RouterMetrics(registry)
         self._placement = Placement(settings, self._metrics)
@@ -141,6 +147,7 @@ class Router(router_pb2_grpc.RouterServiceServicer):
 
     async def _generate(self, message: router_pb2.GenerateRequest, context: _Context) -> None:
         timing = Timing(self._metrics)
+        caller = self._caller(context)
         if self._draining:
             raise Unavailable("the router is draining; ask another", Reason.DRAINING)
         if self._open_handlers > (limit := self._settings.router.max_open_requests):
@@ -150,7 +157,7 @@ class Router(router_pb2_grpc.RouterServiceServicer):
                 field="max_open_requests",
                 limit=limit,
             )
-        request = await self._read(message)
+        request = await self._read(message, caller)
         output = Output(request, self._tokenizer)
 
         def make_message(token_ids: list[int], finish: Finish | None, time_scale: float) -> tuple[wire.Message, bool]:
@@ -201,7 +208,15 @@ class Router(router_pb2_grpc.RouterServiceServicer):
             last_word.cancel()
         await context.write(wire.last_response((), "", output.stop_finish(upstream)))
 
-    async def _read(self, message: router_pb2.GenerateRequest) -> Request:
+    def _caller(self, context: _Context) -> ApiKey:
+        """Return what a caller may do.
+
+        Raises:
+            Unauthenticated: no valid key.
+        """
+        return self._access.caller(authorization(context), certificate_roles(context))
+
+    async def _read(self, message: router_pb2.GenerateRequest, caller: ApiKey) -> Request:
         """Check a client's message and return it as a request.
 
         Raises:
@@ -227,15 +242,20 @@ class Router(router_pb2_grpc.RouterServiceServicer):
         sampling = wire.sampling_params(message.sampling)
         if message.HasField("true_output_tokens") and message.true_output_tokens < 1:
             raise InvalidRequest("true_output_tokens must be at least 1, got 0", field="true_output_tokens", value=0)
+        tenant_id = self._access.tenant(caller, message.tenant_id)
+        check_use(caller, message.adapter_id, sampling.max_new_tokens, 0)
+        prompt_token_ids = await self._prompt_token_ids(message)
+        check_use(caller, message.adapter_id, sampling.max_new_tokens, len(prompt_token_ids))
         return Request(
             request_id=message.request_id or uuid4().hex,
             adapter_id=message.adapter_id,
-            tenant_id=message.tenant_id,
-            prompt_token_ids_u32=u32.pack(await self._prompt_token_ids(message)),
+            tenant_id=tenant_id,
+            prompt_token_ids_u32=u32.pack(prompt_token_ids),
             sampling=sampling,
             stop_token_sequences=await self._stop_token_sequences(sampling.stop_sequences),
             seed=message.seed if message.HasField("seed") else random.getrandbits(64),
             true_output_tokens=message.true_output_tokens,
+            key=caller if self._access.counts else None,
         )
 
     async def _prompt_token_ids(self, message: router_pb2.GenerateRequest) -> Sequence[int]:
@@ -265,29 +285,50 @@ class Router(router_pb2_grpc.RouterServiceServicer):
     async def ListAdapters(  # noqa: N802  gRPC's name for it
         self, request: router_pb2.ListAdaptersRequest, context: _Context
     ) -> router_pb2.ListAdaptersResponse:
-        """List the adapters that any connected shard knows."""
-        return await _answer(context, adapters.list_adapters(self._placement, self._settings.model))
+        """List the adapters that any connected shard knows, and the caller may know of."""
+
+        async def answer() -> router_pb2.ListAdaptersResponse:
+            caller = self._caller(context)
+            known = await adapters.list_adapters(self._placement, self._settings.model)
+            return router_pb2.ListAdaptersResponse(adapters=visible_adapters(caller, known.adapters), model=known.model)
+
+        return await _answer(context, answer())
 
     async def LoadAdapter(  # noqa: N802  gRPC's name for it
         self, request: router_pb2.LoadAdapterRequest, context: _Context
     ) -> router_pb2.LoadAdapterResponse:
         """Make an adapter known to every shard."""
-        max_lora_rank = self._settings.adapters.max_lora_rank
-        await _answer(context, adapters.load(self._placement, request.adapter, max_lora_rank, self._settings.model))
-        return router_pb2.LoadAdapterResponse()
+
+        async def answer() -> router_pb2.LoadAdapterResponse:
+            check_load(self._caller(context), request.adapter.adapter_id)
+            max_lora_rank = self._settings.adapters.max_lora_rank
+            await adapters.load(self._placement, request.adapter, max_lora_rank, self._settings.model)
+            return router_pb2.LoadAdapterResponse()
+
+        return await _answer(context, answer())
 
     async def UnloadAdapter(  # noqa: N802  gRPC's name for it
         self, request: router_pb2.UnloadAdapterRequest, context: _Context
     ) -> router_pb2.UnloadAdapterResponse:
         """Make an adapter unknown to every shard."""
-        await _answer(context, adapters.unload(self._placement, request.adapter_id, self._settings.model))
-        return router_pb2.UnloadAdapterResponse()
+
+        async def answer() -> router_pb2.UnloadAdapterResponse:
+            check_load(self._caller(context), request.adapter_id)
+            await adapters.unload(self._placement, request.adapter_id, self._settings.model)
+            return router_pb2.UnloadAdapterResponse()
+
+        return await _answer(context, answer())
 
     async def GetClusterStatus(  # noqa: N802  gRPC's name for it
         self, request: router_pb2.GetClusterStatusRequest, context: _Context
     ) -> router_pb2.GetClusterStatusResponse:
-        """Tell how full every shard is."""
-        return await _answer(context, adapters.cluster_status(self._placement))
+        """Tell how full every shard is, as far as the caller may know."""
+
+        async def answer() -> router_pb2.GetClusterStatusResponse:
+            caller = self._caller(context)
+            return visible_status(caller, await adapters.cluster_status(self._placement))
+
+        return await _answer(context, answer())
 
 
 async def _answer(context: _Context, answer: Awaitable[_T]) -> _T:

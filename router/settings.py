@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from lorrery.chassis.sections import Address, Count, Seconds, Section
+from lorrery.chassis.sections import Address, Count, PathOrNone, Seconds, Section
 
 
 class RouterSettings(Section):
@@ -21,6 +21,10 @@ class RouterSettings(Section):
         default=("127.0.0.1:50052",), description="schedulers to spread requests over, HOST:PORT each"
     )
 
+    keys: PathOrNone = Field(
+        default=None,
+        description="TOML file of clients' API keys, read again when it changes; unset: everybody may do everything",
+    )
     tokenizer: Path | None = Field(default=None, description="a tokenizer.json; unset: the built-in vocabulary")
     max_open_requests: Count = Field(
         default=20_000, description="most requests at once; the next is refused with RESOURCE_EXHAUSTED"

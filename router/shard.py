@@ -231,7 +231,7 @@ class Shard:
         if kind == "tokens":
             session.fanout.deliver(wire.tokens_frame(message.tokens))
         elif kind == "refused":
-            self._refused(session, wire.refusal(message.refused))
+            self._refused(session, wire.refusal(message.refused, session.fanout.time_scale))
         elif kind == "draining":
             _log.info("shard_draining", shard=self.address)
             self._draining = True

@@ -20,11 +20,13 @@ from lorrery.chassis.errors import (
     Unavailable,
     UnknownName,
 )
+from lorrery.router.keys import ApiKey
 from lorrery.router.request import Finish, Request, Usage
 from lorrery.router.sampling import SamplingParams, read_sampling
 from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
 from lorrery.vocabulary import u32
 from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.units import PS_PER_SECOND
 
 _REFUSALS: dict[int, tuple[type[RequestError], Reason]] = {
     scheduler_pb2.REFUSAL_REASON_INVALID: (InvalidRequest, Reason.INVALID_VALUE),
@@ -37,6 +39,7 @@ _REFUSALS: dict[int, tuple[type[RequestError], Reason]] = {
     scheduler_pb2.REFUSAL_REASON_DRAINING: (Unavailable, Reason.DRAINING),
     scheduler_pb2.REFUSAL_REASON_ADAPTER_LOAD: (Unavailable, Reason.ADAPTER_LOAD),
     scheduler_pb2.REFUSAL_REASON_WORKERS_LOST: (Internal, Reason.WORKERS_LOST),
+    scheduler_pb2.REFUSAL_REASON_QUOTA_EXCEEDED: (Overloaded, Reason.QUOTA_EXCEEDED),
     scheduler_pb2.REFUSAL_REASON_INTERNAL: (Internal, Reason.INTERNAL),
 }
 Message = router_pb2.GenerateResponse
@@ -171,6 +174,7 @@ def submit(
             prompt_token_ids_u32=request.prompt_token_ids_u32,
             produced_token_ids_u32=u32.pack(produced_token_ids),
             resumed=resumed,
+            quota=None if request.key is None else quota(request.key),
             sampling=scheduler_pb2.Sampling(
                 seed=request.seed,
                 max_new_tokens=request.sampling.max_new_tokens,
@@ -179,6 +183,18 @@ def submit(
                 stop_sequences_u32=[u32.pack(sequence) for sequence in request.stop_token_sequences],
             ),
         )
+    )
+
+
+def quota(key: ApiKey) -> scheduler_pb2.Quota:
+    """Return what a scheduler counts for a key."""
+    return scheduler_pb2.Quota(
+        key=key.name,
+        requests_per_minute=key.requests_per_minute or 0,
+        tokens_per_minute=key.tokens_per_minute or 0,
+        max_running=key.max_running or 0,
+        max_waiting=key.max_waiting or 0,
+        weight="" if key.weight == 1 else str(key.weight),
     )
 
 
@@ -214,13 +230,19 @@ def tokens_frame(tokens: scheduler_pb2.Tokens) -> TokensFrame:
     return TokensFrame(tokens.sent_ps, tokens.step_ps, handles, token_ids, finished)
 
 
-def refusal(refused: scheduler_pb2.Refused) -> Refusal:
-    """Return a refusal as the error that the client will see."""
+def refusal(refused: scheduler_pb2.Refused, time_scale: float = 1.0) -> Refusal:
+    """Return a refusal as the error that the client will see.
+
+    Args:
+        refused: as the scheduler says it.
+        time_scale: wall seconds in a device second there.
+    """
     kind, reason = _REFUSALS.get(refused.reason, (Internal, Reason.INTERNAL))
     message = refused.message or scheduler_pb2.RefusalReason.Name(refused.reason)
     if kind is Unattainable and _SLO_UNATTAINABLE not in message:
         message = f"{_SLO_UNATTAINABLE}: {message}"
-    error = kind(message, reason, **refused.facts)
+    retry_seconds = refused.retry_ps / PS_PER_SECOND * time_scale if refused.HasField("retry_ps") else None
+    error = kind(message, reason, retry_seconds, **refused.facts)
     return Refusal(refused.handle, error, refused.reason == scheduler_pb2.REFUSAL_REASON_DRAINING)
 
 

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from lorrery.chassis import settings as reading
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.faults import LOAD_FAILURE, Fault, check_faults, parse_fault
-from lorrery.chassis.sections import LogSettings, PositiveSeconds, TlsSettings
+from lorrery.chassis.sections import LogSettings, PathOrNone, PositiveSeconds, TlsSettings
 from lorrery.chassis.settings import FileSettings
 from lorrery.router.settings import RouterSettings
 from lorrery.scheduler.settings import AdapterSettings, SchedulerSettings
@@ -38,6 +38,11 @@ class Settings(FileSettings):
     time_scale: PositiveSeconds = Field(default=1.0, description="2 = everything takes twice as long")
     faults: tuple[str, ...] = Field(
         default=(), description="what goes wrong on schedule, such as 'slow_worker,at=30,worker=worker-0,factor=2'"
+    )
+    cluster_token: PathOrNone = Field(
+        default=None,
+        description="file of the token that routers and workers show to schedulers, read again when it changes; unset:"
+        " none is asked for",
     )
     adapters: AdapterSettings = AdapterSettings()
     scheduler: SchedulerSettings = SchedulerSettings()

@@ -202,7 +202,7 @@ class ClusterCore:
         if adapter_id:
             sequence.adapter = self.adapters.get(adapter_id)
             if sequence.adapter is None:
-                return [Refused(sequence, refusals.unknown_adapter(adapter_id, len(self.adapters)))]
+                return [Refused(sequence, refusals.unknown_adapter(adapter_id))]
         if not sequence.produced_tokens:
             refused = self._refuse(sequence, resumed)
             if refused is not None:

@@ -47,9 +47,9 @@ def draining() -> Refusal:
     return Refusal(RefusalReason.DRAINING, "the scheduler is about to stop")
 
 
-def unknown_adapter(adapter_id: str, num_adapters: int) -> Refusal:
+def unknown_adapter(adapter_id: str) -> Refusal:
     """A request names an adapter that is not registered."""
-    message = f"adapter_id {adapter_id!r} is not known; {num_adapters} adapters are, see ListAdapters"
+    message = f"adapter_id {adapter_id!r} is not known; see ListAdapters"
     return Refusal(RefusalReason.UNKNOWN_ADAPTER, message, {"field": "adapter_id", "value": adapter_id})
 
 

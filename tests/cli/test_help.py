@@ -18,6 +18,8 @@ from lorrery.cli.app import PARTS
 SERVICES = ("router", "scheduler", "worker")
 RUN_FOR_LONG = {"up", "demo", "validate vidur", "validate slora"}
 """Without options they run a cluster, or replay what ships: tests of their own watch that."""
+GROUPS = {"keys", "validate"}
+"""Their commands have examples of their own."""
 WITHOUT_OPTIONS = {
     "load": (1, "no cluster at 127.0.0.1:1 "),
     "simulate": (0, "requests"),
@@ -25,6 +27,8 @@ WITHOUT_OPTIONS = {
     "calibrate": (2, "FILE"),
     "cache": (2, "corpus"),
     "validate": (2, "golden"),
+    "keys": (2, "new"),
+    "keys new": (2, "--tenant"),
     "validate golden": (0, "0 failed"),
     "validate policy": (2, "MODULE:CLASS"),
     "init": (0, "cluster.toml"),
@@ -78,14 +82,14 @@ def test_help_says_how_to_use_it(command: str, tmp_path: Path, monkeypatch: pyte
     result = CliRunner().invoke(app_of(part), [*rest, "--help"], env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
     assert "--help" in result.output
-    if command != "validate":  # its commands have examples of their own
+    if command not in GROUPS:
         shown = examples(result.output)
         assert shown, result.output
         assert all(line.startswith("lorrery ") for line in shown), shown
         assert "\n   lorrery " in result.output  # the indent is kept
 
 
-@pytest.mark.parametrize("command", [name for name in commands() if name != "validate"])
+@pytest.mark.parametrize("command", [name for name in commands() if name not in GROUPS])
 def test_examples_are_what_the_command_line_takes(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     part, *rest = command.split()

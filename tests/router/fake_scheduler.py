@@ -148,5 +148,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             max_req_total_len=200,
             num_unplaced=3,
             adapters=[types_pb2.Adapter(adapter_id=name, rank=rank) for name, rank in self.adapters.items()],
-            workers=[types_pb2.Worker(worker_id="w0", num_running=2)],
+            workers=[
+                types_pb2.Worker(worker_id="w0", num_running=2, resident_adapters=["beta-0", "acme-0"]),
+            ],
         )

@@ -24,6 +24,7 @@ Reason = scheduler_pb2.RefusalReason
         ("RANK_OVER_LIMIT", "FAILED_PRECONDITION", "why"),
         ("NO_WORKER", "UNAVAILABLE", "why"),
         ("ADAPTER_LOAD", "UNAVAILABLE", "why"),
+        ("QUOTA_EXCEEDED", "RESOURCE_EXHAUSTED", "why"),
         ("INTERNAL", "INTERNAL", "internal error; the router's log has more"),
         ("UNSPECIFIED", "INTERNAL", "internal error; the router's log has more"),
     ],
@@ -40,7 +41,7 @@ async def test_a_refusal_becomes_its_status(start_router: StartRouter, reason: s
 
 
 async def test_every_refusal_reason_has_a_test() -> None:
-    tested = 11  # those above, and DRAINING below
+    tested = 13  # those above, and DRAINING below
     assert len(Reason.values()) == tested
 
 

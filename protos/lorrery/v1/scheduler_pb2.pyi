@@ -56,6 +56,8 @@ class _RefusalReasonEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_RefusalR
     """INTERNAL: max_worker_losses workers were lost with the request in their
     batch.
     """
+    REFUSAL_REASON_QUOTA_EXCEEDED: _RefusalReason.ValueType  # 12
+    """RESOURCE_EXHAUSTED: a quota of the client's key is used up."""
 
 class RefusalReason(_RefusalReason, metaclass=_RefusalReasonEnumTypeWrapper):
     """RefusalReason says why a request ends with an error; the router turns it into
@@ -92,6 +94,8 @@ REFUSAL_REASON_WORKERS_LOST: RefusalReason.ValueType  # 11
 """INTERNAL: max_worker_losses workers were lost with the request in their
 batch.
 """
+REFUSAL_REASON_QUOTA_EXCEEDED: RefusalReason.ValueType  # 12
+"""RESOURCE_EXHAUSTED: a quota of the client's key is used up."""
 
 @typing.final
 class RouteRequest(message.Message):
@@ -178,6 +182,7 @@ class Submit(message.Message):
     PRODUCED_TOKEN_IDS_U32_FIELD_NUMBER: builtins.int
     SAMPLING_FIELD_NUMBER: builtins.int
     RESUMED_FIELD_NUMBER: builtins.int
+    QUOTA_FIELD_NUMBER: builtins.int
     handle: builtins.int
     """Chosen by the router, never used again on this stream."""
     request_id: builtins.str
@@ -198,6 +203,10 @@ class Submit(message.Message):
     def sampling(self) -> Sampling:
         """What the worker needs to make its tokens."""
 
+    @builtins.property
+    def quota(self) -> Quota:
+        """What the key that the client showed allows. Unset: everything."""
+
     def __init__(
         self,
         *,
@@ -209,10 +218,55 @@ class Submit(message.Message):
         produced_token_ids_u32: builtins.bytes = ...,
         sampling: Sampling | None = ...,
         resumed: builtins.bool = ...,
+        quota: Quota | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["quota", b"quota", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_id", b"adapter_id", "handle", b"handle", "produced_token_ids_u32", b"produced_token_ids_u32", "prompt_token_ids_u32", b"prompt_token_ids_u32", "request_id", b"request_id", "resumed", b"resumed", "sampling", b"sampling", "tenant_id", b"tenant_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_id", b"adapter_id", "handle", b"handle", "produced_token_ids_u32", b"produced_token_ids_u32", "prompt_token_ids_u32", b"prompt_token_ids_u32", "quota", b"quota", "request_id", b"request_id", "resumed", b"resumed", "sampling", b"sampling", "tenant_id", b"tenant_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class Quota(message.Message):
+    """Quota is what a scheduler counts for an API key, and how much of it is
+    allowed; 0: any number. Minutes are of the device clock.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: builtins.int
+    REQUESTS_PER_MINUTE_FIELD_NUMBER: builtins.int
+    TOKENS_PER_MINUTE_FIELD_NUMBER: builtins.int
+    MAX_RUNNING_FIELD_NUMBER: builtins.int
+    MAX_WAITING_FIELD_NUMBER: builtins.int
+    WEIGHT_FIELD_NUMBER: builtins.int
+    key: builtins.str
+    """The key's name, under which it is counted; never the key."""
+    requests_per_minute: builtins.int
+    """Requests taken in; as many may come at once."""
+    tokens_per_minute: builtins.int
+    """Prompt and output; the output that was asked for counts at first, and what
+    was produced of it in the end.
+    """
+    max_running: builtins.int
+    """Requests on workers at once; others wait."""
+    max_waiting: builtins.int
+    """Requests that wait."""
+    weight: builtins.str
+    """The tenant's share under a fair policy, a decimal number; empty: 1."""
+    def __init__(
+        self,
+        *,
+        key: builtins.str = ...,
+        requests_per_minute: builtins.int = ...,
+        tokens_per_minute: builtins.int = ...,
+        max_running: builtins.int = ...,
+        max_waiting: builtins.int = ...,
+        weight: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["key", b"key", "max_running", b"max_running", "max_waiting", b"max_waiting", "requests_per_minute", b"requests_per_minute", "tokens_per_minute", b"tokens_per_minute", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -433,12 +487,17 @@ class Refused(message.Message):
     REASON_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
     FACTS_FIELD_NUMBER: builtins.int
+    RETRY_PS_FIELD_NUMBER: builtins.int
     handle: builtins.int
     """The request's, as in its Submit."""
     reason: RefusalReason.ValueType
     """Which status the client gets."""
     message: builtins.str
     """The status's text."""
+    retry_ps: builtins.int
+    """After how many device picoseconds the same request may be taken in. Unset:
+    not known.
+    """
     @builtins.property
     def facts(self) -> containers.ScalarMap[builtins.str, builtins.str]:
         """What the message says, for programs: field, value, limit and the like."""
@@ -450,12 +509,15 @@ class Refused(message.Message):
         reason: RefusalReason.ValueType = ...,
         message: builtins.str = ...,
         facts: abc.Mapping[builtins.str, builtins.str] | None = ...,
+        retry_ps: builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_retry_ps", b"_retry_ps", "retry_ps", b"retry_ps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["facts", b"facts", "handle", b"handle", "message", b"message", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_retry_ps", b"_retry_ps", "facts", b"facts", "handle", b"handle", "message", b"message", "reason", b"reason", "retry_ps", b"retry_ps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__retry_ps: _TypeAlias = typing.Literal["retry_ps"]  # noqa: Y015
+    _WhichOneofArgType__retry_ps: _TypeAlias = typing.Literal["_retry_ps", b"_retry_ps"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retry_ps) -> _WhichOneofReturnType__retry_ps | None: ...
 
 @typing.final
 class AttachRequest(message.Message):

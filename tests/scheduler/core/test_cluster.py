@@ -58,7 +58,7 @@ def placed(events: list[ClusterEvent]) -> list[tuple[int, str]]:
         (Sequence(1, 51, 5), "", RefusalReason.NEVER_FITS, "max_req_input_len is 50"),
         (Sequence(1, 50, 31), "", RefusalReason.NEVER_FITS, "max_req_total_len:80"),
         (Sequence(1, 30, 30), "", RefusalReason.NEVER_FITS, "max_total_token_num:60"),
-        (Sequence(1, 5, 5), "b", RefusalReason.UNKNOWN_ADAPTER, "adapter_id 'b' is not known; 1 adapters are"),
+        (Sequence(1, 5, 5), "b", RefusalReason.UNKNOWN_ADAPTER, "adapter_id 'b' is not known; see ListAdapters"),
     ],
 )
 def test_what_cannot_be_served_is_refused_at_the_door(

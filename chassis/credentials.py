@@ -1,0 +1,111 @@
+"""Credentials on the wire: bearer tokens, the cluster's shared token, and the roles in certificates.
+
+A token stands in the metadata `authorization: Bearer TOKEN`, over HTTP in the header of that name. Services of one
+cluster may share a token: a file with one token a line, of which the first is shown and each is accepted, so that a
+token can be changed without a moment in which services disagree.
+
+A certificate names its holder's role in a URI among its alternative names: `spiffe://lorrery/worker`.
+"""
+
+import hmac
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+
+from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.watched import WatchedFile
+
+MIN_TOKEN_CHARACTERS = 16
+"""Shorter ones can be guessed."""
+ROLE_URI = "spiffe://lorrery/"
+_SCHEME = "bearer "
+
+Metadata = tuple[tuple[str, str], ...]
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Role(StrEnum):
+    """What the holder of a certificate is in a cluster."""
+
+    ROUTER = "router"
+    SCHEDULER = "scheduler"
+    WORKER = "worker"
+    CLIENT = "client"
+    OPERATOR = "operator"
+
+
+def bearer(token: str) -> Metadata:
+    """Return the metadata that shows a token."""
+    return (("authorization", f"Bearer {token}"),)
+
+
+def authorization(context: Context) -> str:
+    """Return a call's `authorization`; empty: it has none."""
+    for name, value in context.invocation_metadata() or ():
+        if name == "authorization":
+            return value if isinstance(value, str) else value.decode("latin-1")
+    return ""
+
+
+def token_of(authorization: str) -> str:
+    """Return the token of an `authorization`; empty: it has none, or another scheme."""
+    if authorization[: len(_SCHEME)].lower() != _SCHEME:
+        return ""
+    return authorization[len(_SCHEME) :].strip()
+
+
+def certificate_roles(context: Context) -> frozenset[str]:
+    """Return the roles in the certificate that the caller has shown; none: it has shown none, or one without."""
+    names = (context.auth_context() or {}).get("x509_subject_alternative_name", ())
+    texts = (name.decode("utf-8", "replace") for name in names)
+    return frozenset(text.removeprefix(ROLE_URI) for text in texts if text.startswith(ROLE_URI))
+
+
+class ClusterToken:
+    """The token that the services of a cluster share.
+
+    Args:
+        path: file with one token a line; None: there is no token, and none is asked for.
+
+    Raises:
+        SettingsError: the file cannot be read, or has no token or one too short.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._file = None if path is None else WatchedFile(path, _read_tokens)
+
+    @property
+    def required(self) -> bool:
+        """Whether callers have to show one."""
+        return self._file is not None
+
+    def metadata(self) -> Metadata:
+        """Return what a service shows to another one."""
+        return () if self._file is None else bearer(self._file.current()[0])
+
+    def accepts(self, token: str) -> bool:
+        """Return whether a token is one of the cluster's; takes equally long for each wrong one."""
+        if self._file is None:
+            return True
+        shown = token.encode()
+        matches = [hmac.compare_digest(known.encode(), shown) for known in self._file.current()]
+        return any(matches)
+
+
+def _read_tokens(path: Path) -> tuple[str, ...]:
+    try:
+        tokens = tuple(path.read_text(encoding="utf-8").split())
+    except OSError as error:
+        raise SettingsError(f"cluster_token: {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"cluster_token: {path} is no text") from None
+    if not tokens:
+        raise SettingsError(f"cluster_token: {path} is empty; write a token into it: openssl rand -hex 32")
+    if any(not token.isascii() for token in tokens) or min(map(len, tokens)) < MIN_TOKEN_CHARACTERS:
+        raise SettingsError(
+            f"cluster_token: {path} has a token of less than {MIN_TOKEN_CHARACTERS} ASCII characters;"
+            " openssl rand -hex 32 makes one"
+        )
+    return tokens

@@ -1,0 +1,68 @@
+"""`lorrery keys`: API keys for a router's clients."""
+
+import secrets
+from typing import Annotated
+
+import typer
+
+from lorrery.chassis.commands import Command, command_app
+from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.names import why_no_name
+from lorrery.cli.version import VersionOption
+from lorrery.router.keys import KEY_PREFIX, digest
+
+_RANDOM_BYTES = 32
+
+app = command_app("Make API keys for clients.", no_args_is_help=True)
+
+
+@app.callback()
+def _keys(version: VersionOption = False) -> None:
+    del version
+
+
+@app.command(cls=Command)
+def new(
+    tenant: Annotated[str, typer.Option(help="Whose requests these are.")],
+    name: Annotated[
+        str | None, typer.Option(help="Of the key, in logs and messages. Unset: the tenant's and a random part.")
+    ] = None,
+    adapters: Annotated[
+        list[str] | None,
+        typer.Option("--adapter", metavar="PATTERN", help="That it may use; repeatable. Unset: all."),
+    ] = None,
+    load_adapters: Annotated[
+        list[str] | None,
+        typer.Option("--load-adapter", metavar="PATTERN", help="That it may load and unload; repeatable. Unset: none."),
+    ] = None,
+    operator: Annotated[bool, typer.Option("--operator", help="It may make every operator's call.")] = False,
+) -> None:
+    """Make an API key: print it, once, and its entry for the file that router.keys names.
+
+    The key goes to standard error, so that `>> keys.toml` appends the entry alone. Quotas are added by hand:
+    docs/security.md lists them. Routers read the file again by themselves.
+
+    Examples:
+      lorrery keys new --tenant acme
+      lorrery keys new --tenant acme --name acme-ci --adapter 'acme-*' --load-adapter 'acme-*'
+      lorrery keys new --tenant ops --operator
+    """
+    name = name or f"{tenant}-{secrets.token_hex(3)}"
+    for option, value in (("--tenant", tenant), ("--name", name)):
+        if (why := why_no_name(value)) is not None:
+            raise SettingsError(f"{option} {why}")
+    key = KEY_PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
+    lines = ["[[keys]]", f"name = {_quoted(name)}", f'sha256 = "{digest(key)}"', f"tenant = {_quoted(tenant)}"]
+    for field, patterns in (("adapters", adapters), ("load_adapters", load_adapters)):
+        if patterns:
+            lines.append(f"{field} = [{', '.join(map(_quoted, patterns))}]")
+    if operator:
+        lines.append("operator = true")
+    typer.echo(f"key (shown once): {key}", err=True)
+    typer.echo("\n".join(lines) + "\n")
+
+
+def _quoted(text: str) -> str:
+    """Return a TOML string."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

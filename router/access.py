@@ -1,0 +1,138 @@
+"""Who calls, and whether they may: the one check of every edge of a router.
+
+With `router.keys` set each call shows an API key. Without, everybody may do everything, but where certificates are
+demanded (`server_tls.ca`) the calls of operators need an operator's.
+"""
+
+from collections.abc import Collection, Iterable
+
+from lorrery.chassis.credentials import Role, token_of
+from lorrery.chassis.errors import PermissionDenied, Unauthenticated
+from lorrery.chassis.names import quoted
+from lorrery.chassis.watched import WatchedFile
+from lorrery.router.keys import ApiKey, read_keys
+from lorrery.settings import Settings
+from lorrery.v1 import router_pb2, types_pb2
+
+_NOBODY = "0" * 64
+ANYBODY = ApiKey(name="anybody", sha256=_NOBODY, tenant="anybody", load_adapters=("*",), operator=True)
+"""Who calls where no key is asked for."""
+CERTIFIED = ApiKey(name="certified", sha256=_NOBODY, tenant="anybody")
+"""Who calls with a certificate that is no operator's."""
+
+
+class Access:
+    """The check.
+
+    Args:
+        settings: of the cluster.
+
+    Raises:
+        SettingsError: the file of keys cannot be read.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        path = settings.router.keys
+        self._keys = None if path is None else WatchedFile(path, read_keys)
+        self._roles_count = settings.server_tls.ca is not None
+
+    @property
+    def counts(self) -> bool:
+        """Whether requests count against a key's quotas."""
+        return self._keys is not None
+
+    def caller(self, authorization: str, roles: Collection[str] = ()) -> ApiKey:
+        """Return what a caller may do.
+
+        Args:
+            authorization: as gRPC's metadata or HTTP's header has it; empty: none.
+            roles: in the certificate that was shown.
+
+        Raises:
+            Unauthenticated: no valid key.
+        """
+        if self._keys is None:
+            return CERTIFIED if self._roles_count and Role.OPERATOR not in roles else ANYBODY
+        secret = token_of(authorization)
+        if not secret:
+            raise Unauthenticated("an API key is needed: authorization: Bearer KEY", field="authorization")
+        key = self._keys.current().find(secret)
+        if key is None:
+            raise Unauthenticated("the API key is not known here; ask the operator for one", field="authorization")
+        return key
+
+    def tenant(self, caller: ApiKey, asked: str) -> str:
+        """Return whose request it is; `asked`: as the request says.
+
+        Raises:
+            PermissionDenied: it names another tenant.
+        """
+        if self._keys is None:
+            return asked
+        if asked not in ("", caller.tenant):
+            raise PermissionDenied(
+                f"tenant_id is {quoted(asked)}; this key is tenant {caller.tenant!r}'s; leave tenant_id empty",
+                field="tenant_id",
+                value=quoted(asked),
+            )
+        return caller.tenant
+
+
+def check_use(caller: ApiKey, adapter_id: str, max_new_tokens: int, prompt_tokens: int) -> None:
+    """Check that a request asks for nothing that its key can never have.
+
+    Raises:
+        PermissionDenied: it does; a retry is refused too.
+    """
+    if not caller.may_use(adapter_id):
+        what = f"adapter {quoted(adapter_id)}" if adapter_id else "the base model"
+        raise PermissionDenied(
+            f"this key may not use {what}; ListAdapters lists the adapters that it may use",
+            field="adapter_id",
+            value=quoted(adapter_id),
+        )
+    for field, value, limit in (
+        ("max_new_tokens", max_new_tokens, caller.max_new_tokens),
+        ("tokens_per_minute", prompt_tokens + max_new_tokens, caller.tokens_per_minute),
+    ):
+        if limit is not None and value > limit:
+            raise PermissionDenied(
+                f"the request asks for {value} tokens; {field} of this key is {limit}; ask for less",
+                field=field,
+                value=value,
+                limit=limit,
+            )
+
+
+def check_load(caller: ApiKey, adapter_id: str) -> None:
+    """Check that an adapter may be loaded or unloaded.
+
+    Raises:
+        PermissionDenied: it may not.
+    """
+    if not caller.may_load(adapter_id):
+        raise PermissionDenied(
+            f"this key may not load or unload adapter {quoted(adapter_id)}; an operator's may",
+            field="adapter_id",
+            value=quoted(adapter_id),
+        )
+
+
+def visible_adapters(caller: ApiKey, adapters: Iterable[types_pb2.Adapter]) -> list[types_pb2.Adapter]:
+    """Return the adapters whose existence the caller may know."""
+    return [adapter for adapter in adapters if caller.may_see(adapter.adapter_id)]
+
+
+def visible_status(caller: ApiKey, status: router_pb2.GetClusterStatusResponse) -> router_pb2.GetClusterStatusResponse:
+    """Return of a cluster's status what the caller may know: to a tenant, no counts and no others' adapters."""
+    if caller.operator:
+        return status
+    for shard in status.shards:
+        shard.ClearField("num_unplaced")
+        for worker in shard.workers:
+            for field in ("num_running", "num_waiting", "kv_tokens"):
+                worker.ClearField(field)
+            resident = [name for name in worker.resident_adapters if caller.may_see(name)]
+            del worker.resident_adapters[:]
+            worker.resident_adapters.extend(resident)
+    return status
