@@ -91,8 +91,8 @@ class PeakMemory:
         return None
 
     def spare_tokens(self, running: Running, num_steps: int) -> int:
-        """Return what sequences and adapters will not hold; what is reserved for later is free until then."""
-        held = running.kv_tokens + num_steps * running.num_decoding + running.adapter_slots
+        """Return what sequences and adapters do not hold after that step; what is reserved is free until then."""
+        held = running.kv_tokens + (num_steps + 1) * running.num_decoding + running.adapter_slots
         return max(0, self.pool_tokens - held)
 
     def block_use(self, running: Running) -> BlockUse | None:

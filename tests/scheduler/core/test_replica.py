@@ -133,7 +133,9 @@ def nothing_is_negative_or_over(replica: Replica, pool: int, most: int) -> None:
     assert running.kv_tokens == held
     use = replica.memory.block_use(running)
     if use is None:
-        assert 0 <= replica.kv_tokens <= pool or isinstance(replica.memory, UnlimitedMemory)
+        cached = cache.num_unpinned * cache.block_size if isinstance(cache := replica.prefix_cache, BlockCache) else 0
+        in_pool = replica.kv_tokens + running.adapter_slots + cached
+        assert 0 <= in_pool <= pool or isinstance(replica.memory, UnlimitedMemory)
     else:  # after a commit the next step may lack blocks, which preemption will find
         assert use.used + use.cached + use.free == (56 + pool % 13) // 4
         assert use.used >= 0
