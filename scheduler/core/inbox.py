@@ -42,9 +42,9 @@ class Inbox:
         """Forget every event."""
         self._events, self.num_arrivals, self.next_ps = [], 0, None
 
-    def has_arrival(self, handle: int) -> bool:
-        """Tell whether an arrival is in here that has not taken effect. Cost: linear in the events."""
-        return any(not isinstance(what, int) and what.handle == handle for _, _, what in self._events)
+    def arrivals(self) -> set[int]:
+        """Return the handles of the arrivals that have not taken effect."""
+        return {what.handle for _, _, what in self._events if not isinstance(what, int)}
 
     def give_back(self, unfinished: dict[int, Sequence]) -> tuple[list[Sequence], list[Event]]:
         """Add the arrivals to `unfinished`, by handle, and take out what was cancelled.
@@ -64,5 +64,11 @@ class Inbox:
         self._events, self.num_arrivals = kept, 0
         self.next_ps = kept[0][0] if kept else None
         ordered = sorted(unfinished.values(), key=lambda sequence: (sequence.arrived_ps, sequence.handle))
-        gone = [sequence for sequence in ordered if sequence.aborted or sequence.handle in cancelled]
-        return [sequence for sequence in ordered if sequence not in gone], [Cancelled(sequence) for sequence in gone]
+        left: list[Sequence] = []
+        gone: list[Event] = []
+        for sequence in ordered:
+            if sequence.aborted or sequence.handle in cancelled:
+                gone.append(Cancelled(sequence))
+            else:
+                left.append(sequence)
+        return left, gone

@@ -440,13 +440,11 @@ class Replica:
         except Exception as error:  # what it may still hold must never run, so it is not asked again
             self._raised, self._queue_is_broken = error, True
             self._inbox.clear()
-        return [sequence for sequence in sequences if not self._runs(sequence) and not self._is_to_come(sequence)]
+        to_come = self._inbox.arrivals()
+        return [sequence for sequence in sequences if not self._runs(sequence) and sequence.handle not in to_come]
 
     def _runs(self, sequence: Sequence) -> bool:
         return self.running.get(sequence.handle) is not None and sequence not in self._context.admitted
-
-    def _is_to_come(self, sequence: Sequence) -> bool:
-        return self._inbox.has_arrival(sequence.handle)
 
     def give_up(self, sequences: Iterable[Sequence], message: str, error: Exception) -> None:
         """End sequences because of an error, wherever they are but in the queue; the next decision says so."""

@@ -1,5 +1,10 @@
-"""Who waits, in order of first arrival."""
+"""Who waits, in order of first arrival.
 
+Sequences come in that order, but for those that are queued again: each may belong anywhere. They are put in order when
+somebody looks, all at once, so N of them cost O(N log N). One that is older than all (preempted) goes to the front.
+"""
+
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
 from lorrery.scheduler.core.sequence import Sequence
@@ -9,15 +14,20 @@ class WaitingList:
     """Sequences in order of first arrival, with removal by handle in O(1)."""
 
     def __init__(self) -> None:
-        self._sequences: dict[int, Sequence] = {}
+        self._sequences: OrderedDict[int, Sequence] = OrderedDict()
+        self._in_order = True
 
     def __len__(self) -> int:
         return len(self._sequences)
 
     def __iter__(self) -> Iterator[Sequence]:
+        if not self._in_order:
+            self._put_in_order()
         return iter(self._sequences.values())
 
     def __reversed__(self) -> Iterator[Sequence]:
+        if not self._in_order:
+            self._put_in_order()
         return reversed(self._sequences.values())
 
     @property
@@ -30,11 +40,21 @@ class WaitingList:
         return self._sequences.get(handle)
 
     def append(self, sequence: Sequence) -> None:
-        """Add at the end, or, if one that arrived later waits (after a loss), at its place by arrival (O(n))."""
-        latest = next(reversed(self._sequences.values()), None)
-        self._sequences[sequence.handle] = sequence
-        if latest is not None and latest.arrived_ps > sequence.arrived_ps:
-            self._sequences = {s.handle: s for s in sorted(self, key=lambda s: s.arrived_ps)}
+        """Add at the end, or, if one that arrived later waits (after a loss), at its place by arrival."""
+        sequences = self._sequences
+        if self._in_order and sequences:
+            if next(reversed(sequences.values())).arrived_ps > sequence.arrived_ps:
+                if next(iter(sequences.values())).arrived_ps > sequence.arrived_ps:
+                    sequences[sequence.handle] = sequence
+                    sequences.move_to_end(sequence.handle, last=False)
+                    return
+                self._in_order = False
+        sequences[sequence.handle] = sequence
+
+    def _put_in_order(self) -> None:
+        by_arrival = sorted(self._sequences.values(), key=lambda sequence: sequence.arrived_ps)
+        self._sequences = OrderedDict([(sequence.handle, sequence) for sequence in by_arrival])
+        self._in_order = True
 
     def remove(self, handle: int) -> None:
         """Remove one that is known to wait."""
@@ -59,6 +79,6 @@ class WaitingList:
 
     def clear(self) -> list[Sequence]:
         """Remove and return all, in order."""
-        sequences = list(self._sequences.values())
+        sequences = list(self)
         self._sequences.clear()
         return sequences
