@@ -12,7 +12,8 @@ from prometheus_client import CollectorRegistry
 from lorrery.chassis.clock import DeviceClock
 from lorrery.chassis.log import get_logger
 from lorrery.scheduler import wire
-from lorrery.scheduler.core.cluster import ClusterCore, ClusterEvent, Placed, Refused, Withdrawn
+from lorrery.scheduler.core.cluster import ClusterCore
+from lorrery.scheduler.core.cluster_events import ClusterEvent, Placed, Refused, Withdrawn
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.policies import batch_limits, batching_name
 from lorrery.scheduler.core.refusals import RefusalReason, withheld

@@ -13,8 +13,8 @@ from lorrery.scheduler.core.adapters import LoadFails
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.base import Batching
 from lorrery.scheduler.core.build import build_replica
-from lorrery.scheduler.core.cluster import ClusterRules
 from lorrery.scheduler.core.devices import TABLES_PACKAGE, Devices
+from lorrery.scheduler.core.door import ClusterRules
 from lorrery.scheduler.core.placements.base import Placement
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.policies import batch_limits, policy_of

@@ -16,7 +16,7 @@ from lorrery.chassis.clock import DeviceClock
 from lorrery.chassis.log import get_logger
 from lorrery.scheduler import wire
 from lorrery.scheduler.core import refusals
-from lorrery.scheduler.core.cluster import GaveBack, Placed
+from lorrery.scheduler.core.cluster_events import GaveBack, Placed
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.plan import (
     Admitted,

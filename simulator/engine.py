@@ -18,15 +18,9 @@ from functools import partial
 from heapq import heappop, heappush
 
 from lorrery.scheduler.core import refusals
-from lorrery.scheduler.core.cluster import (
-    LETS_ALL_IN,
-    ClusterCore,
-    ClusterEvent,
-    ClusterRules,
-    Placed,
-    Refused,
-    Withdrawn,
-)
+from lorrery.scheduler.core.cluster import ClusterCore
+from lorrery.scheduler.core.cluster_events import ClusterEvent, Placed, Refused, Withdrawn
+from lorrery.scheduler.core.door import LETS_ALL_IN, ClusterRules
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.base import Placement
 from lorrery.scheduler.core.plan import (

@@ -12,116 +12,18 @@ No clock here: every time comes in as an argument, in device picoseconds.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import takewhile
 
 from lorrery.scheduler.core import refusals
-from lorrery.scheduler.core.candidates import Figures, WatchedCandidate
-from lorrery.scheduler.core.limits import Limits, check_lengths
+from lorrery.scheduler.core.candidates import WatchedCandidate
+from lorrery.scheduler.core.cluster_events import ClusterEvent, GaveBack, Placed, Refused, Withdrawn
+from lorrery.scheduler.core.door import LETS_ALL_IN, ClusterRules, Door
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.base import Candidate, Placement
-from lorrery.scheduler.core.plan import Cancelled, Event
+from lorrery.scheduler.core.plan import Cancelled
 from lorrery.scheduler.core.refusals import Refusal
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterRules:
-    """What a scheduler lets in, and how long it lets wait.
-
-    Attributes:
-        max_req_input_len: longest prompt.
-        max_req_total_len: longest prompt and output.
-        max_total_token_num: KV pool that a request must fit into; None: the largest attached one.
-        max_waiting_requests: bound on requests that wait, for a batch or for a worker.
-        worker_wait_seconds: how long a request waits for a worker, in wall seconds.
-        max_worker_losses: a sequence in whose batch so many workers were lost is given up.
-        time_scale: wall seconds for each device second.
-    """
-
-    max_req_input_len: int = NEVER
-    max_req_total_len: int = NEVER
-    max_total_token_num: int | None = None
-    max_waiting_requests: int = NEVER
-    worker_wait_seconds: float = 30.0
-    max_worker_losses: int = NEVER
-    time_scale: float = 1.0
-
-
-LETS_ALL_IN = ClusterRules()
-
-
-@dataclass(slots=True, init=False)
-class Placed:
-    """A sequence is in the inbox of a worker.
-
-    Attributes:
-        member: the worker.
-        matters: whether it may change the plan that runs there.
-        why: the placement's words; empty where there was nothing to choose.
-        figures: what the placement read of each candidate, by name in order of attaching; None: it was not asked, or
-            nobody wants to know.
-    """
-
-    sequence: Sequence
-    member: Member
-    matters: bool
-    why: str
-    figures: dict[str, Figures] | None
-
-    def __init__(
-        self,
-        sequence: Sequence,
-        member: Member,
-        matters: bool,
-        why: str = "",
-        figures: dict[str, Figures] | None = None,
-    ) -> None:
-        self.sequence = sequence
-        self.member = member
-        self.matters = matters
-        self.why = why
-        self.figures = figures
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A sequence may not come in, or not stay; it holds nothing.
-
-    Attributes:
-        refusal: why.
-        error: what was raised, if that is why.
-    """
-
-    sequence: Sequence
-    refusal: Refusal
-    error: Exception | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Withdrawn:
-    """A cancel is in the inbox of the worker that has the sequence; an event of that worker tells of its end."""
-
-    sequence: Sequence
-    member: Member
-
-
-ClusterEvent = Placed | Refused | Withdrawn | Cancelled
-
-
-@dataclass(frozen=True, slots=True)
-class GaveBack:
-    """What a worker that drains or is gone has given back.
-
-    Attributes:
-        sequences: queued again; where they went, the events beside this say.
-        events: of those that ended with it.
-    """
-
-    member: Member
-    sequences: list[Sequence]
-    events: list[Event]
 
 
 class ClusterCore:
@@ -161,7 +63,7 @@ class ClusterCore:
         self._max_waiting = rules.max_waiting_requests
         self._unplaced: dict[int, tuple[int, Sequence]] = {}  # by handle: (end of the wait, sequence), in that order
         self._ready: list[Member] = []
-        self._limits = self._limits_now()
+        self._door = Door(rules)
 
     @property
     def until_ps(self) -> int | None:
@@ -204,9 +106,9 @@ class ClusterCore:
             if sequence.adapter is None:
                 return [Refused(sequence, refusals.unknown_adapter(adapter_id))]
         if not sequence.produced_tokens:
-            refused = self._refuse(sequence, resumed)
-            if refused is not None:
-                return [refused]
+            refusal = self._refuse(sequence, resumed)
+            if refusal is not None:
+                return [Refused(sequence, refusal)]
         if len(self._ready) == 1:  # as `_place` would, without the way there: a simulation does this for each request
             member = self._ready[0]
             if member.replica.never_fits_reason(sequence) is None:
@@ -234,20 +136,13 @@ class ClusterCore:
             del self._unplaced[sequence.handle]
         return [Refused(sequence, refusals.no_worker(self.rules.worker_wait_seconds)) for sequence in over]
 
-    def _refuse(self, sequence: Sequence, resumed: bool) -> Refused | None:
-        if self.draining:
-            return Refused(sequence, refusals.draining())
-        if sequence.prompt_tokens < 1 or sequence.max_new_tokens < 1:
-            return Refused(sequence, refusals.nothing_to_do(sequence))
-        limits = self._limits
-        wrong = None if limits is None else check_lengths(sequence.prompt_tokens, sequence.max_new_tokens, limits)
-        if limits is not None and wrong is not None:
-            return Refused(sequence, refusals.too_long(wrong, sequence, limits))
-        if self._max_waiting < NEVER and not resumed and self.num_open >= self._max_waiting:
+    def _refuse(self, sequence: Sequence, resumed: bool) -> Refusal | None:
+        refusal = refusals.draining() if self.draining else self._door.refuse(sequence)
+        if refusal is None and self._max_waiting < NEVER and not resumed and self.num_open >= self._max_waiting:
             num_waiting = self.num_waiting
             if num_waiting >= self._max_waiting:
-                return Refused(sequence, refusals.queue_full(num_waiting, self._max_waiting))
-        return None
+                return refusals.queue_full(num_waiting, self._max_waiting)
+        return refusal
 
     # --- placing ----------------------------------------------------------------------------------------------------
 
@@ -334,16 +229,7 @@ class ClusterCore:
 
     def _workers_changed(self) -> None:
         self._ready = [member for member in self.members.values() if not member.draining]
-        self._limits = self._limits_now()
-
-    def _limits_now(self) -> Limits | None:
-        """Return the limits on lengths; None: there are none."""
-        rules = self.rules
-        pool = rules.max_total_token_num
-        if pool is None:
-            pool = max([member.pool_tokens for member in self.members.values()], default=NEVER)
-        limits = Limits(rules.max_req_input_len, rules.max_req_total_len, pool)
-        return None if limits == Limits(NEVER, NEVER, NEVER) else limits
+        self._door.set_pools([member.pool_tokens for member in self.members.values()])
 
     # --- adapters ---------------------------------------------------------------------------------------------------
 

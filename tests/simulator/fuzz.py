@@ -26,8 +26,8 @@ from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.scheduler.core.adapters import Tier
 from lorrery.scheduler.core.batchings import BATCHINGS
 from lorrery.scheduler.core.build import build_replica
-from lorrery.scheduler.core.cluster import ClusterRules
 from lorrery.scheduler.core.combinations import why_excluded
+from lorrery.scheduler.core.door import ClusterRules
 from lorrery.scheduler.core.memories import MEMORIES
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.policies import QUEUES, batching_name

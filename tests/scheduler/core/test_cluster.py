@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from lorrery.scheduler.core.build import build_replica
-from lorrery.scheduler.core.cluster import ClusterCore, ClusterEvent, ClusterRules, Placed, Refused, Withdrawn
+from lorrery.scheduler.core.cluster import ClusterCore
+from lorrery.scheduler.core.cluster_events import ClusterEvent, Placed, Refused, Withdrawn
+from lorrery.scheduler.core.door import ClusterRules
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.base import Candidate, Choice
 from lorrery.scheduler.core.placements.least_loaded import LeastLoaded

@@ -1,0 +1,81 @@
+"""What `scheduler.core.cluster` decides, for its drivers to carry out."""
+
+from dataclasses import dataclass
+
+from lorrery.scheduler.core.candidates import Figures
+from lorrery.scheduler.core.member import Member
+from lorrery.scheduler.core.plan import Cancelled, Event
+from lorrery.scheduler.core.refusals import Refusal
+from lorrery.scheduler.core.sequence import Sequence
+
+
+@dataclass(slots=True, init=False)
+class Placed:
+    """A sequence is in the inbox of a worker.
+
+    Attributes:
+        member: the worker.
+        matters: whether it may change the plan that runs there.
+        why: the placement's words; empty where there was nothing to choose.
+        figures: what the placement read of each candidate, by name in order of attaching; None: it was not asked, or
+            nobody wants to know.
+    """
+
+    sequence: Sequence
+    member: Member
+    matters: bool
+    why: str
+    figures: dict[str, Figures] | None
+
+    def __init__(
+        self,
+        sequence: Sequence,
+        member: Member,
+        matters: bool,
+        why: str = "",
+        figures: dict[str, Figures] | None = None,
+    ) -> None:
+        self.sequence = sequence
+        self.member = member
+        self.matters = matters
+        self.why = why
+        self.figures = figures
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A sequence may not come in, or not stay; it holds nothing.
+
+    Attributes:
+        refusal: why.
+        error: what was raised, if that is why.
+    """
+
+    sequence: Sequence
+    refusal: Refusal
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """A cancel is in the inbox of the worker that has the sequence; an event of that worker tells of its end."""
+
+    sequence: Sequence
+    member: Member
+
+
+ClusterEvent = Placed | Refused | Withdrawn | Cancelled
+
+
+@dataclass(frozen=True, slots=True)
+class GaveBack:
+    """What a worker that drains or is gone has given back.
+
+    Attributes:
+        sequences: queued again; where they went, the events beside this say.
+        events: of those that ended with it.
+    """
+
+    member: Member
+    sequences: list[Sequence]
+    events: list[Event]

@@ -1,0 +1,66 @@
+"""Who may come in: the rules of a scheduler, and what of a request they look at."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from lorrery.scheduler.core import refusals
+from lorrery.scheduler.core.limits import Limits, check_lengths
+from lorrery.scheduler.core.refusals import Refusal
+from lorrery.scheduler.core.sequence import Sequence
+from lorrery.vocabulary.units import NEVER
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRules:
+    """What a scheduler lets in, and how long it lets wait.
+
+    Attributes:
+        max_req_input_len: longest prompt.
+        max_req_total_len: longest prompt and output.
+        max_total_token_num: KV pool that a request must fit into; None: the largest attached one.
+        max_waiting_requests: bound on requests that wait, for a batch or for a worker.
+        worker_wait_seconds: how long a request waits for a worker, in wall seconds.
+        max_worker_losses: a sequence in whose batch so many workers were lost is given up.
+        time_scale: wall seconds for each device second.
+    """
+
+    max_req_input_len: int = NEVER
+    max_req_total_len: int = NEVER
+    max_total_token_num: int | None = None
+    max_waiting_requests: int = NEVER
+    worker_wait_seconds: float = 30.0
+    max_worker_losses: int = NEVER
+    time_scale: float = 1.0
+
+
+LETS_ALL_IN = ClusterRules()
+
+
+class Door:
+    """Checks what a request asks for by itself.
+
+    Args:
+        rules: of the scheduler.
+    """
+
+    def __init__(self, rules: ClusterRules) -> None:
+        self._rules = rules
+        self._limits: Limits | None = None
+        self.set_pools(())
+
+    def set_pools(self, pools: Iterable[int]) -> None:
+        """Hold requests against the largest of these KV pools, where the rules name none; of none, any length fits."""
+        rules = self._rules
+        pool = rules.max_total_token_num
+        if pool is None:
+            pool = max(pools, default=NEVER)
+        limits = Limits(rules.max_req_input_len, rules.max_req_total_len, pool)
+        self._limits = None if limits == Limits(NEVER, NEVER, NEVER) else limits
+
+    def refuse(self, sequence: Sequence) -> Refusal | None:
+        """Return why a request may not come in; None: it may."""
+        if sequence.prompt_tokens < 1 or sequence.max_new_tokens < 1:
+            return refusals.nothing_to_do(sequence)
+        limits = self._limits
+        wrong = None if limits is None else check_lengths(sequence.prompt_tokens, sequence.max_new_tokens, limits)
+        return None if limits is None or wrong is None else refusals.too_long(wrong, sequence, limits)
