@@ -42,13 +42,12 @@ class WaitingList:
     def append(self, sequence: Sequence) -> None:
         """Add at the end, or, if one that arrived later waits (after a loss), at its place by arrival."""
         sequences = self._sequences
-        if self._in_order and sequences:
-            if next(reversed(sequences.values())).arrived_ps > sequence.arrived_ps:
-                if next(iter(sequences.values())).arrived_ps > sequence.arrived_ps:
-                    sequences[sequence.handle] = sequence
-                    sequences.move_to_end(sequence.handle, last=False)
-                    return
-                self._in_order = False
+        if self._in_order and sequences and next(reversed(sequences.values())).arrived_ps > sequence.arrived_ps:
+            if next(iter(sequences.values())).arrived_ps > sequence.arrived_ps:
+                sequences[sequence.handle] = sequence
+                sequences.move_to_end(sequence.handle, last=False)
+                return
+            self._in_order = False
         sequences[sequence.handle] = sequence
 
     def _put_in_order(self) -> None:
