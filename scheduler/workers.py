@@ -34,12 +34,11 @@ from lorrery.scheduler.core.plan import (
 from lorrery.scheduler.core.refusals import Refusal
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.effects import Effects
+from lorrery.scheduler.fan_out import FanOut
 from lorrery.scheduler.journal import WorkerJournal
 from lorrery.scheduler.live_request import LiveRequest
 from lorrery.scheduler.messages import StepReport, WorkerHello
 from lorrery.scheduler.metrics import SchedulerMetrics
-from lorrery.scheduler.routers import RouterLink
-from lorrery.vocabulary import u32
 
 log = get_logger("scheduler.workers")
 
@@ -97,7 +96,7 @@ class Dispatcher:
         self._soon: asyncio.Handle | None = None
         self._outbox: list[wire.ToWorker] = []
         self._wake = asyncio.Event()
-        self._fan_out: _FanOut | None = None
+        self._fan_out: FanOut | None = None
         self._num_evictions = 0
 
     @property
@@ -233,7 +232,7 @@ class Dispatcher:
         self._boundary_ps = step.ran.end_ps
         self._effects.stepped(step.ran.end_ps)
         if self._fan_out is None or self._fan_out.handles_u32 != step.handles_u32:
-            self._fan_out = _FanOut(step.handles_u32, self._cluster.lives)
+            self._fan_out = FanOut(step.handles_u32, self._cluster.lives)
         self._fan_out.send(step.token_ids_u32, step_ps)
         self._metrics.step(plan, step_ps, len(step.handles_u32) // 4)
         started = time.thread_time()
@@ -328,37 +327,3 @@ class Dispatcher:
         """
         if self._journal is not None and not self._effects.any_overdue:
             self._journal.flush()
-
-
-class _FanOut:
-    """Which tokens of a step go to which router; built once for as long as the same sequences get tokens."""
-
-    def __init__(self, handles_u32: bytes, lives: dict[int, LiveRequest]) -> None:
-        self.handles_u32 = handles_u32
-        handles = u32.unpack(handles_u32)
-        self._outputs: list[Callable[[int], None]] = []
-        places: dict[RouterLink, tuple[list[int], list[int]]] = {}
-        for index, handle in enumerate(handles):
-            live = lives.get(handle)
-            if live is None:  # cancelled while this plan runs
-                self._outputs.append(_nowhere)
-                continue
-            self._outputs.append(live.token_ids.append)
-            indices, router_handles = places.setdefault(live.router, ([], []))
-            indices.append(index)
-            router_handles.append(live.router_handle)
-        self._whole = len(places) == 1 and len(next(iter(places.values()))[0]) == len(handles)
-        self._places = [
-            (router, indices, u32.pack(router_handles)) for router, (indices, router_handles) in places.items()
-        ]
-
-    def send(self, token_ids_u32: bytes, step_ps: int) -> None:
-        for append, token_id in zip(self._outputs, u32.unpack(token_ids_u32), strict=True):
-            append(token_id)
-        for router, indices, router_handles_u32 in self._places:
-            token_ids = token_ids_u32 if self._whole else wire.take(token_ids_u32, indices)
-            router.tokens(router_handles_u32, token_ids, step_ps)
-
-
-def _nowhere(_token_id: int) -> None:
-    """Drop a token that nobody waits for."""
