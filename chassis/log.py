@@ -39,7 +39,10 @@ def configure(log: LogSettings, service: str) -> None:
     render: list[Processor] = (
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
         if log.format == "json"
-        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        else [
+            # Plain: rich would show what is in every variable, prompts too, and hold the loop for half a second.
+            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)
+        ]
     )
     structlog.configure(
         processors=[*shared, *render],

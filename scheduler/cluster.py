@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry
 
+from lorrery.chassis.awake import AwakeClock
 from lorrery.chassis.clock import DeviceClock
 from lorrery.chassis.log import get_logger
 from lorrery.scheduler import wire
@@ -24,6 +25,7 @@ from lorrery.scheduler.messages import Submit, WorkerHello
 from lorrery.scheduler.metrics import SchedulerMetrics
 from lorrery.scheduler.replicas import ReplicaFactory, cluster_rules
 from lorrery.scheduler.routers import RouterLink
+from lorrery.scheduler.watch import Loss, Watch
 from lorrery.scheduler.workers import Dispatcher
 from lorrery.settings import Settings
 from lorrery.vocabulary import u32
@@ -39,6 +41,7 @@ class Cluster:
     def __init__(self, settings: Settings, registry: CollectorRegistry) -> None:
         self.settings = settings
         self.clock = DeviceClock(settings.time_scale)
+        self.awake = AwakeClock()
         self.lives: dict[int, LiveRequest] = {}
         self.workers: dict[str, Dispatcher] = {}
         self.routers: set[RouterLink] = set()
@@ -196,7 +199,8 @@ class Cluster:
         journal = None if self.journal is None else self.journal.attached(hello, at_ps)
         member = Member(hello.worker_id, self._factory.replica(settings), settings.max_total_token_num)
         events = self.core.attach(member, at_ps)
-        worker = self.workers[hello.worker_id] = Dispatcher(hello, member, self, journal)
+        watch = Watch(self.settings.scheduler.worker_timeout_seconds, self.awake.now())
+        worker = self.workers[hello.worker_id] = Dispatcher(hello, member, self, watch, journal)
         log.info(
             "worker_attached",
             worker_id=hello.worker_id,
@@ -217,9 +221,17 @@ class Cluster:
         worker.drained(gave_back, at_ps)
         self._carry_out(events, at_ps)
 
+    def given_up(self, worker: Dispatcher, loss: Loss, text: str, error: Exception | None) -> None:
+        """Log and count that a worker's stream is to end."""
+        self.metrics.workers_given_up.labels(loss).inc()
+        say = log.warning if error is None else log.error
+        say("worker_given_up", worker_id=worker.worker_id, reason=text, exc_info=error)
+
     def detach(self, worker: Dispatcher) -> None:
-        """Forget a worker whose stream has ended, and queue again what it had."""
+        """Forget a worker whose stream has ended or is to end, and queue again what it had; once is enough."""
         worker.stop()
+        if self.workers.get(worker.worker_id) is not worker:
+            return
         del self.workers[worker.worker_id]
         at_ps = self.clock.now_ps()
         gave_back, events = self.core.lose(worker.member, at_ps, worker.boundary_ps)

@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from lorrery.scheduler.core.plan import Plan
 from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.watch import Loss
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
 
@@ -66,6 +67,9 @@ class SchedulerMetrics:
         self.requeued = counter("requeued_sequences_total", "Sequences queued again after a worker was lost or left.")
         self.preemptions = counter("preemptions_total", "Sequences that lost their place to others and wait again.")
         self.workers_lost = counter("workers_lost_total", "Workers that went without draining.")
+        self.workers_given_up = counter(
+            "workers_given_up_total", "Workers whose stream the scheduler ended, by reason.", ("reason",)
+        )
         self.prompt_tokens = counter("prompt_tokens_total", "Prompt tokens of admitted requests.")
         self.output_tokens = counter("output_tokens_total", "Tokens that workers produced.")
         self.prefix_queries = counter("prefix_cache_queries_total", "Input tokens looked up in the prefix cache.")
@@ -87,6 +91,8 @@ class SchedulerMetrics:
         finishes = (reason.word for reason in FinishReason if reason)
         for outcome in (*finishes, "cancelled", "dropped", "refused", "failed"):
             self.requests.labels(outcome)
+        for loss in Loss:
+            self.workers_given_up.labels(loss)
         registry.register(_Gauges(workers, num_unplaced, num_live, num_routers))
 
     def step(self, plan: Plan, step_ps: int, num_tokens_out: int) -> None:

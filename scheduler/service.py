@@ -2,7 +2,6 @@
 
 import asyncio
 import atexit
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import grpc
@@ -17,7 +16,8 @@ from lorrery.chassis.tasks import until_first_ends
 from lorrery.scheduler import wire
 from lorrery.scheduler.cluster import Cluster
 from lorrery.scheduler.routers import RouterLink
-from lorrery.scheduler.workers import Dispatcher
+from lorrery.scheduler.watch import Loss
+from lorrery.scheduler.workers import INTERNAL, Dispatcher
 from lorrery.settings import Settings
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import scheduler_pb2_grpc, types_pb2
@@ -117,25 +117,41 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             now_ps, faults_from_ps = self._cluster.clock.now_ps(), self._cluster.faults_from_ps
             await context.write(wire.welcome(self._settings.time_scale, now_ps, faults_from_ps))
             await until_first_ends(
-                self._read_worker(request_iterator, worker), worker.write_all(context.write), self._watch(worker)
+                self._read_worker(request_iterator, worker),
+                worker.write_all(context.write),
+                worker.until_given_up(),
+                self._watch(worker),
             )
         finally:
             self._cluster.detach(worker)
+        if worker.loss:
+            await context.abort(grpc.StatusCode.ABORTED, worker.loss)
 
     async def _read_worker(self, messages: AsyncIterator[pb.AttachRequest], worker: Dispatcher) -> None:
         async for message in messages:
-            worker.last_heard = time.monotonic()
-            kind = message.WhichOneof("message")
-            if kind == "step":
-                worker.step_done(wire.read_step(message.step))
-            elif kind == "draining":
-                self._cluster.drain_worker(worker)
+            worker.heard()
+            try:
+                self._receive(message, worker)
+            except Exception as error:
+                worker.give_up(Loss.ERROR, INTERNAL, error)
+
+    def _receive(self, message: pb.AttachRequest, worker: Dispatcher) -> None:
+        kind = message.WhichOneof("message")
+        if kind == "step":
+            worker.step_done(wire.read_step(message.step))
+        elif kind == "draining":
+            self._cluster.drain_worker(worker)
+        elif kind == "heartbeat" and message.heartbeat.plan_id:
+            worker.promised(message.heartbeat.plan_id, message.heartbeat.step_end_ps)
 
     async def _watch(self, worker: Dispatcher) -> None:
-        """Return when the worker has been silent for too long."""
-        while (silent := time.monotonic() - worker.last_heard) < self._timeout_seconds:  # noqa: ASYNC110
-            await asyncio.sleep(self._timeout_seconds - silent)
-        log.warning("worker_silent", worker_id=worker.worker_id, seconds=round(silent, 3))
+        """Give a worker up that is silent, or has a plan and does not get on with it, for too long."""
+        awake, watch = self._cluster.awake, worker.watch
+        while (loss := watch.loss(awake.now())) is None:
+            await awake.sleep_until(watch.due)
+        limit = f"for {self._timeout_seconds:g} s (worker_timeout_seconds)"
+        said = "nothing was heard of the worker" if loss is Loss.SILENT else "the worker made no progress with its plan"
+        worker.give_up(loss, f"{said} {limit}")
 
     # --- operators --------------------------------------------------------------------------------------------------
 

@@ -12,8 +12,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
+from lorrery.chassis.awake import AwakeClock
 from lorrery.chassis.clock import DeviceClock
-from lorrery.chassis.log import get_logger
 from lorrery.scheduler import wire
 from lorrery.scheduler.core import refusals
 from lorrery.scheduler.core.cluster_events import GaveBack, Placed
@@ -39,14 +39,16 @@ from lorrery.scheduler.journal import WorkerJournal
 from lorrery.scheduler.live_request import LiveRequest
 from lorrery.scheduler.messages import StepReport, WorkerHello
 from lorrery.scheduler.metrics import SchedulerMetrics
+from lorrery.scheduler.watch import Loss, Watch
 
-log = get_logger("scheduler.workers")
+INTERNAL = "internal error; the scheduler's log says more"
 
 
 class Owner(Protocol):
     """What a dispatcher needs of the cluster it belongs to."""
 
     clock: DeviceClock
+    awake: AwakeClock
     metrics: SchedulerMetrics
     lives: dict[int, LiveRequest]
 
@@ -58,6 +60,10 @@ class Owner(Protocol):
         """Log what a policy raised, once."""
         ...
 
+    def given_up(self, worker: "Dispatcher", loss: Loss, text: str, error: Exception | None) -> None:
+        """Log and count that a worker's stream is to end."""
+        ...
+
 
 class Dispatcher:
     """Drives one replica with one worker.
@@ -66,7 +72,11 @@ class Dispatcher:
         hello: how the worker announced itself.
         member: what the core has of it.
         cluster: whose requests it serves.
+        watch: judges the worker.
         journal: notes what it is given and does; None: nobody does.
+
+    Attributes:
+        loss: why its stream is to end, in words for the worker; empty: it is not.
     """
 
     def __init__(
@@ -74,12 +84,14 @@ class Dispatcher:
         hello: WorkerHello,
         member: Member,
         cluster: Owner,
+        watch: Watch,
         journal: WorkerJournal | None = None,
     ) -> None:
         self.hello = hello
         self.worker_id = hello.worker_id
         self.member = member
-        self.last_heard = time.monotonic()
+        self.watch = watch
+        self.loss = ""
         self._cluster = cluster
         self._clock = cluster.clock
         self._metrics = cluster.metrics
@@ -96,6 +108,7 @@ class Dispatcher:
         self._soon: asyncio.Handle | None = None
         self._outbox: list[wire.ToWorker] = []
         self._wake = asyncio.Event()
+        self._given_up = asyncio.Event()
         self._fan_out: FanOut | None = None
         self._num_evictions = 0
 
@@ -126,15 +139,17 @@ class Dispatcher:
         handle = event.sequence.handle
         if self._journal is not None:
             self._journal.placed(self._num_inputs, handle, at_ps, event.figures)
-        self._nudge(handle, at_ps, event.matters)
+        self._guarded(self._nudge, handle, at_ps, event.matters)
 
     def withdrawn(self, handle: int, at_ps: int) -> None:
         """Take note of a request of this worker that has been cancelled."""
         if self._journal is not None:
             self._journal.cancelled(self._num_inputs, handle, at_ps)
-        self._nudge(handle, at_ps, heeded=True)
+        self._guarded(self._nudge, handle, at_ps, True)
 
     def _nudge(self, handle: int, at_ps: int, heeded: bool) -> None:
+        if self.loss:
+            return
         number, self._num_inputs = self._num_inputs, self._num_inputs + 1
         if heeded or self._plan is None or self._effects.missed(at_ps):
             self._effects.expect(number, handle, at_ps)
@@ -145,10 +160,37 @@ class Dispatcher:
                 until_ps = self._idle_until_ps
                 self._stop_waiting()
                 first_ps = at_ps if until_ps is None else min(at_ps, until_ps)
-                self._soon = asyncio.get_running_loop().call_soon(self._decide, first_ps)
+                self._soon = asyncio.get_running_loop().call_soon(self._guarded, self._decide, first_ps)
         elif heeded and self._steps_left > 1 and not self._interrupted:
             self._interrupted = True
             self._send(wire.interrupt(self._plan_id, at_ps))
+
+    # --- failing ----------------------------------------------------------------------------------------------------
+
+    def give_up(self, loss: Loss, text: str, error: Exception | None = None) -> None:
+        """End the worker's stream; what it has goes elsewhere, and what it says from now on is dropped.
+
+        Args:
+            loss: why, for the metrics.
+            text: the same for the worker and for the log.
+            error: what was raised, if that is why.
+        """
+        if not self.loss:
+            self.stop()
+            self.loss = text
+            self._cluster.given_up(self, loss, text, error)
+            self._given_up.set()
+
+    async def until_given_up(self) -> None:
+        """Return once the stream is to end."""
+        await self._given_up.wait()
+
+    def _guarded(self, act: Callable[..., None], *args: object) -> None:
+        """Do what is called by others' streams or by the loop; an error there ends this worker's stream alone."""
+        try:
+            act(*args)
+        except Exception as error:
+            self.give_up(Loss.ERROR, INTERNAL, error)
 
     # --- deciding ---------------------------------------------------------------------------------------------------
 
@@ -194,6 +236,7 @@ class Dispatcher:
             plan, self._plan_id, self._clock.now_ps(), self._cluster.lives.__getitem__, self.hello.needs_prompts
         )
         self._metrics.plans.inc()
+        self.watch.has_plan(self._plan_id, self._cluster.awake.now())
         self._send(message)
 
     def _wait(self, until_ps: int | None) -> None:
@@ -201,7 +244,7 @@ class Dispatcher:
         if until_ps is not None:
             loop = asyncio.get_running_loop()
             delay = self._clock.to_monotonic(until_ps) - time.monotonic()
-            self._timer = loop.call_later(max(0.0, delay), self._decide, until_ps)
+            self._timer = loop.call_later(max(0.0, delay), self._guarded, self._decide, until_ps)
 
     def _stop_waiting(self) -> None:
         for handle in (self._timer, self._soon):
@@ -212,14 +255,25 @@ class Dispatcher:
 
     # --- what the worker did ----------------------------------------------------------------------------------------
 
+    def heard(self) -> None:
+        """Take note of a message of any kind."""
+        self.watch.heard(self._cluster.awake.now())
+
+    def promised(self, plan_id: int, end_ps: int) -> None:
+        """Take note of when the worker says that the step under way ends."""
+        in_seconds = self._clock.to_monotonic(end_ps) - time.monotonic()
+        self.watch.promised(plan_id, in_seconds, self._cluster.awake.now())
+
     def step_done(self, step: StepReport) -> None:
         """Commit one step, pass its tokens on, and plan again if the worker hands back."""
         if self._plan is None or step.plan_id != self._plan_id:
             return
+        self.watch.progressed(self._cluster.awake.now())
         if step.ran.end_ps > step.start_ps:
             self._commit(self._plan, step)
         if step.hand_back:
             self._plan = None
+            self.watch.has_no_plan()
             self._boundary_ps = step.ran.end_ps
             self._decide(step.ran.end_ps)
 
@@ -232,12 +286,20 @@ class Dispatcher:
         self._boundary_ps = step.ran.end_ps
         self._effects.stepped(step.ran.end_ps)
         if self._fan_out is None or self._fan_out.handles_u32 != step.handles_u32:
-            self._fan_out = FanOut(step.handles_u32, self._cluster.lives)
+            self._fan_out = FanOut(step.handles_u32, self._cluster.lives, self.replica.running)
+        for handle, _ in step.ran.finished:
+            if self.replica.running.get(handle) is None:
+                raise ValueError(f"the worker has an end of sequence {handle}, which does not run there")
+        self._fan_out.append(step.token_ids_u32)
+        started = time.thread_time()
+        try:
+            events = self.member.commit(plan, step.ran)
+        except Exception:
+            self._fan_out.take_back()  # they are made again elsewhere
+            raise
+        self._metrics.commit_seconds.observe(time.thread_time() - started)
         self._fan_out.send(step.token_ids_u32, step_ps)
         self._metrics.step(plan, step_ps, len(step.handles_u32) // 4)
-        started = time.thread_time()
-        events = self.member.commit(plan, step.ran)
-        self._metrics.commit_seconds.observe(time.thread_time() - started)
         if self._journal is not None:
             self._journal.stepped(step, gap_ps, events)
         self._handle(events)

@@ -95,11 +95,12 @@ NO_OUTCOME = StepOutcome(np.empty(0, np.uint32), np.empty(0, np.uint32), ())
 class _Running:
     """The plan that runs."""
 
-    __slots__ = ("boundary_ps", "plan", "steps_left", "until_ps")
+    __slots__ = ("boundary_ps", "plan", "step_end_ps", "steps_left", "until_ps")
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.boundary_ps = plan.start_ps
+        self.step_end_ps: int | None = None
         self.steps_left = plan.max_steps
         self.until_ps = math.inf if plan.until_ps is None else plan.until_ps
 
@@ -171,6 +172,14 @@ class Pacer:
         self._report(StepReport(plan_id, boundary_ps, boundary_ps, NO_OUTCOME, hand_back=True))
         self._wake_up()
 
+    @property
+    def progress(self) -> tuple[int, int] | None:
+        """The plan that runs, and when its step under way ends; None: no step is under way."""
+        running = self._running
+        if running is None or running.step_end_ps is None:
+            return None
+        return running.plan.plan_id, running.step_end_ps
+
     async def run(self) -> None:
         """Run the plans that `start` brings, until cancelled."""
         while True:
@@ -187,7 +196,7 @@ class Pacer:
         if running.steps_left == running.plan.max_steps:
             duration_ps += running.plan.wait_ps
         start_ps = max(running.boundary_ps, self._clock.now_ps() - duration_ps)
-        end_ps = start_ps + duration_ps
+        end_ps = running.step_end_ps = start_ps + duration_ps
         waited = False
         while (left_seconds := self._clock.to_monotonic(end_ps) - time.monotonic()) > 0:
             await self._sleep(left_seconds)
@@ -201,7 +210,7 @@ class Pacer:
         batch = self._gpu.batch()
         outcome = self._gpu.advance()
         gap_ps = start_ps - running.boundary_ps
-        running.boundary_ps = end_ps
+        running.boundary_ps, running.step_end_ps = end_ps, None
         running.steps_left -= 1
         ended = bool(outcome.finished) and (not running.plan.hold or not self._gpu.num_unended)
         hand_back = running.steps_left == 0 or ended or end_ps >= running.until_ps

@@ -245,7 +245,7 @@ class _Attachment:
     async def _beat(self, every_seconds: float) -> None:
         while True:
             await asyncio.sleep(every_seconds)
-            self._send(wire.HEARTBEAT)
+            self._send(wire.heartbeat(self._pacer.progress))
 
     async def _read(self) -> None:
         while True:

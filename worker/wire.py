@@ -50,8 +50,15 @@ def hello(
     )
 
 
-HEARTBEAT = pb.AttachRequest(heartbeat=pb.Heartbeat())
 DRAINING = pb.AttachRequest(draining=pb.WorkerDraining())
+
+
+def heartbeat(progress: tuple[int, int] | None) -> pb.AttachRequest:
+    """Return a sign of life; `progress` is the plan that runs, and when its step under way ends."""
+    if progress is None:
+        return pb.AttachRequest(heartbeat=pb.Heartbeat())
+    plan_id, step_end_ps = progress
+    return pb.AttachRequest(heartbeat=pb.Heartbeat(plan_id=plan_id, step_end_ps=step_end_ps))
 
 
 def step_done(report: StepReport) -> pb.AttachRequest:

@@ -26,7 +26,7 @@ from lorrery.worker.metrics import WorkerMetrics
 ROOT = Path(__file__).parents[2]
 DASHBOARDS = sorted((ROOT / "deploy" / "grafana" / "dashboards").glob("*.json"))
 SERVICES = ("router", "scheduler", "worker", "loadgen")
-BOUNDED_LABELS = {"outcome", "status", "kind", "state", "shard", "worker"}
+BOUNDED_LABELS = {"outcome", "reason", "status", "kind", "state", "shard", "worker"}
 GRID_COLUMNS = 24
 
 UNITS = {

@@ -20,6 +20,7 @@ OVERRIDES = (
     "scheduler.policy='fcfs'",
     "scheduler.max_num_batched_tokens=4096",
     "scheduler.worker_timeout_seconds=0.5",
+    "worker.heartbeat_seconds=0.1",
     "scheduler.worker_wait_seconds=0.3",
     "scheduler.max_waiting_requests=3",
     "adapters.registry=[{id='a', rank=8}, {id='big', rank=64}]",
@@ -318,7 +319,10 @@ async def test_a_silent_worker_is_lost_and_what_it_says_later_is_dropped(schedul
     silent, router = await scheduler.attach("silent"), await scheduler.route()
     await router.submit(1, max_new=2)
     await silent.plan()
-    assert await asyncio.wait_for(silent.call.read(), 5) is grpc.aio.EOF  # after worker_timeout_seconds
+    with pytest.raises(grpc.aio.AioRpcError, match=r"nothing was heard of the worker for 0\.5 s") as error:
+        await asyncio.wait_for(silent.call.read(), 5)
+    assert error.value.code() is grpc.StatusCode.ABORTED
+    assert scheduler.value("workers_given_up_total", reason="silent") == 1
     other = await scheduler.attach("other")
     await other.step(await other.plan())
     await other.step(await other.plan())

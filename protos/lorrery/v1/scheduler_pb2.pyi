@@ -616,16 +616,28 @@ class WorkerHello(message.Message):
 
 @typing.final
 class Heartbeat(message.Message):
-    """Heartbeat has no fields."""
+    """Heartbeat is a sign of life, and says how far a worker that has a plan is. A
+    step whose end lies worker_timeout_seconds back makes a worker count as lost,
+    and so does a plan of which so long no heartbeat and no step says anything.
+    """
 
     DESCRIPTOR: descriptor.Descriptor
 
+    PLAN_ID_FIELD_NUMBER: builtins.int
+    STEP_END_PS_FIELD_NUMBER: builtins.int
+    plan_id: builtins.int
+    """The plan that runs; 0: none."""
+    step_end_ps: builtins.int
+    """When the step under way ends. Only the first that is said of a step counts."""
     def __init__(
         self,
+        *,
+        plan_id: builtins.int = ...,
+        step_end_ps: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["plan_id", b"plan_id", "step_end_ps", b"step_end_ps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,67 @@
+"""Seconds for which this process has run: a clock for judging others.
+
+A process that was stopped (SIGSTOP, a paused virtual machine, a laptop's lid) wakes up with every time-out overdue and
+with all that its peers said meanwhile still unread. By this clock it has not waited: time that passes between two ticks
+counts as one tick at most, so what waits in sockets is read before anybody is judged.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from typing import TypeVar
+
+TICK_SECONDS = 0.1
+
+_T = TypeVar("_T")
+
+
+class AwakeClock:
+    """Counts the seconds in which the running event loop gets round to its timers.
+
+    Args:
+        tick_seconds: how often it looks; the most that a stop of any length counts for is one or two of these.
+    """
+
+    def __init__(self, tick_seconds: float = TICK_SECONDS) -> None:
+        self._tick_seconds = tick_seconds
+        self._counted = 0.0
+        self._ticked: float | None = None
+
+    def now(self) -> float:
+        """Return the seconds counted so far; the first call starts the clock, inside the loop."""
+        if self._ticked is None:
+            self._ticked = time.monotonic()
+            self._arm()
+        return self._counted + min(time.monotonic() - self._ticked, self._tick_seconds)
+
+    async def sleep_until(self, when: float) -> None:
+        """Return once the clock shows `when`."""
+        while (left := when - self.now()) > 0:  # noqa: ASYNC110  waits for a time
+            await asyncio.sleep(left)
+
+    async def within(self, seconds: float, awaitable: Awaitable[_T]) -> _T:
+        """Return what `awaitable` gives.
+
+        Raises:
+            TimeoutError: it gave nothing for so long; it is cancelled.
+        """
+        future = asyncio.ensure_future(awaitable)
+        end = self.now() + seconds
+        try:
+            while not future.done() and (left := end - self.now()) > 0:
+                await asyncio.wait((future,), timeout=left)
+            if not future.done():
+                raise TimeoutError
+            return future.result()
+        finally:
+            future.cancel()
+
+    def _arm(self) -> None:
+        asyncio.get_running_loop().call_later(self._tick_seconds, self._tick)
+
+    def _tick(self) -> None:
+        assert self._ticked is not None
+        now = time.monotonic()
+        self._counted += min(now - self._ticked, 2 * self._tick_seconds)
+        self._ticked = now
+        self._arm()

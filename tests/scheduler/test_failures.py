@@ -1,0 +1,172 @@
+"""One failure ends one thing: an error in a decision, a worker that lies, one that beats and does nothing."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+import grpc.aio
+import numpy as np
+import pytest
+
+from lorrery.scheduler.core.member import Member
+from lorrery.scheduler.core.plan import Event, Idle, Plan
+from lorrery.settings import load
+from lorrery.v1 import scheduler_pb2 as pb
+from tests.scheduler.test_service import OVERRIDES, Harness, Router, Worker, tokens_of
+
+
+@pytest.fixture
+async def scheduler() -> AsyncIterator[Harness]:
+    overrides = (
+        *OVERRIDES,
+        "scheduler.worker_timeout_seconds=30",
+        "scheduler.worker_wait_seconds=30",
+        "adapters.disk_gb_per_second=0.1",
+    )
+    async with Harness(load(None, overrides)) as harness:
+        yield harness
+
+
+def break_once(monkeypatch: pytest.MonkeyPatch, act: str, worker: str, *, skip: int = 0) -> None:
+    """Let one of a worker's decisions or commits raise, as a fault of ours would; `skip` so many before."""
+    left = [skip]
+    sound = getattr(Member, act)
+
+    def broken(self: Member, *args: object) -> Plan | Idle | list[Event]:
+        if self.name == worker:
+            left[0] -= 1
+            if left[0] == -1:
+                raise ZeroDivisionError("the price of sugar")
+        return sound(self, *args)
+
+    monkeypatch.setattr(Member, act, broken)
+
+
+async def status_of(worker: Worker) -> grpc.aio.AioRpcError:
+    """Read to the end of the stream."""
+    try:
+        while await asyncio.wait_for(worker.call.read(), 5) is not grpc.aio.EOF:
+            pass
+    except grpc.aio.AioRpcError as error:
+        return error
+    raise AssertionError("the stream ended well")
+
+
+async def served_by(worker: Worker, router: Router, handle: int) -> tuple[list[int], pb.Finished]:
+    """Let a worker run all that it is given until a request has ended."""
+
+    async def run() -> None:
+        while True:
+            plan = await worker.plan()
+            for _ in range(plan.max_steps):
+                await worker.step(plan)
+
+    running = asyncio.create_task(run())
+    try:
+        return await tokens_of(router, handle)
+    finally:
+        running.cancel()
+
+
+@pytest.mark.parametrize("adapter", ["", "a"], ids=["decided soon", "decided by a timer"])
+async def test_an_error_in_a_decision_ends_its_workers_stream_and_the_sequence_goes_elsewhere(
+    scheduler: Harness, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], adapter: str
+) -> None:
+    break_once(monkeypatch, "plan", "first", skip=1 if adapter else 0)
+    first, router = await scheduler.attach("first"), await scheduler.route()
+    await router.submit(1, max_new=3, adapter=adapter)
+    error = await status_of(first)
+    assert (error.code(), "sugar" in (error.details() or "")) == (grpc.StatusCode.ABORTED, False)
+    second = await scheduler.attach("second")
+    tokens, finished = await served_by(second, router, 1)
+    assert (tokens, finished.usage.worker_id) == ([100, 101, 102], "second")
+    assert scheduler.value("workers_given_up_total", reason="error") == 1
+    assert scheduler.value("workers_lost_total") == 1
+    said = capsys.readouterr()
+    assert (said.out + said.err).count("worker_given_up") == 1
+    assert "the price of sugar" in said.out + said.err
+
+
+async def test_an_error_in_a_commit_repeats_no_token(scheduler: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    break_once(monkeypatch, "commit", "first", skip=2)
+    first, router = await scheduler.attach("first"), await scheduler.route()
+    await router.submit(1, max_new=4)
+    await first.step(await first.plan())
+    decode = await first.plan()
+    await first.step(decode)
+    await first.step(decode)
+    assert (await status_of(first)).code() is grpc.StatusCode.ABORTED
+    tokens, finished = await served_by(await scheduler.attach("second"), router, 1)
+    assert tokens == [100, 101, 102, 103]
+    assert finished.usage.completion_tokens == 4
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"handles_u32": np.array([1, 2], "<u4").tobytes(), "token_ids_u32": np.array([7, 8], "<u4").tobytes()},
+        {"handles_u32": np.array([1], "<u4").tobytes(), "token_ids_u32": np.array([7, 8], "<u4").tobytes()},
+        {"handles_u32": b"123"},
+        {"finished_handles_u32": np.array([99], "<u4").tobytes(), "finish_reasons_u32": np.array([3], "<u4").tobytes()},
+        {"finished_handles_u32": np.array([1], "<u4").tobytes()},
+    ],
+    ids=["another's sequence", "a token too many", "no array", "an end of what does not run", "an end without reason"],
+)
+async def test_a_worker_that_says_what_cannot_be_ends_its_own_stream_only(
+    scheduler: Harness, lie: dict[str, bytes]
+) -> None:
+    liar, router = await scheduler.attach("liar"), await scheduler.route()
+    await router.submit(1, max_new=3)
+    plan = await liar.plan()
+    honest = await scheduler.attach("honest")
+    await router.submit(2, max_new=3)
+    other = await honest.plan()
+    step = pb.StepDone(plan_id=plan.plan_id, start_ps=plan.start_ps, end_ps=plan.start_ps + 10**9, **lie)
+    await liar.call.write(pb.AttachRequest(step=step))
+    assert (await status_of(liar)).code() is grpc.StatusCode.ABORTED
+    await honest.step(other)
+    both = await asyncio.gather(served_by(honest, router, 1))
+    assert both[0][0] == [100, 101, 102]
+
+
+@pytest.mark.parametrize("promise", [False, True])
+async def test_a_worker_that_beats_and_does_nothing_is_lost(promise: bool) -> None:
+    async with Harness(load(None, OVERRIDES)) as scheduler:
+        idle, frozen, router = await scheduler.attach("idle"), await scheduler.attach("frozen"), await scheduler.route()
+        await idle.call.write(pb.AttachRequest(draining=pb.WorkerDraining()))  # has no plan, and may stay
+        await router.submit(1, max_new=2)
+        plan = await frozen.plan()
+
+        async def beat() -> None:
+            while True:
+                # Each promise is later than the one before; only the first counts.
+                end_ps = scheduler.service._cluster.clock.now_ps() + 10**11
+                held = pb.Heartbeat(plan_id=plan.plan_id, step_end_ps=end_ps) if promise else pb.Heartbeat()
+                await asyncio.gather(
+                    idle.call.write(pb.AttachRequest(heartbeat=pb.Heartbeat())),
+                    frozen.call.write(pb.AttachRequest(heartbeat=held)),
+                )
+                await asyncio.sleep(0.05)
+
+        beating = asyncio.create_task(beat())
+        error = await status_of(frozen)
+        assert "no progress with its plan for 0.5 s" in (error.details() or "")
+        assert scheduler.value("workers_given_up_total", reason="stalled") == 1
+        assert scheduler.value("workers", state="draining") == 1
+        beating.cancel()
+        tokens, _ = await served_by(await scheduler.attach("other"), router, 1)
+        assert tokens == [100, 101]
+
+
+async def test_a_step_that_takes_longer_than_the_timeout_is_no_stall() -> None:
+    async with Harness(load(None, OVERRIDES)) as scheduler:
+        slow, router = await scheduler.attach("slow"), await scheduler.route()
+        await router.submit(1, max_new=1)
+        plan = await slow.plan()
+        end_ps = scheduler.service._cluster.clock.now_ps() + 1_200 * 10**9
+        for _ in range(10):
+            await slow.call.write(pb.AttachRequest(heartbeat=pb.Heartbeat(plan_id=plan.plan_id, step_end_ps=end_ps)))
+            await asyncio.sleep(0.12)
+        await slow.step(plan)
+        assert (await tokens_of(router, 1))[0] == [100]
+        assert scheduler.value("workers_lost_total") == 0
