@@ -44,7 +44,7 @@ def load(
     output_range: flags.OutputRange = "8:512",
     ignore_eos: flags.IgnoreEos = True,
     max_new_tokens: flags.MaxNewTokens = None,
-    skip_too_long: flags.SkipTooLong = False,
+    skip_too_long: flags.SkipTooLong = None,
     adapters: flags.Adapters = None,
     num_adapters: flags.NumAdapters = None,
     adapter_exponent: flags.AdapterExponent = None,

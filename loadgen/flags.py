@@ -99,8 +99,12 @@ MaxNewTokens = Annotated[
     ),
 ]
 SkipTooLong = Annotated[
-    bool,
-    typer.Option("--skip-too-long", help="Leave out what the cluster's limits refuse.", rich_help_panel=_LENGTHS),
+    bool | None,
+    typer.Option(
+        "--skip-too-long/--keep-too-long",
+        help="Leave out what the cluster's limits refuse, or send it. Unset: left out of the excerpts that ship.",
+        rich_help_panel=_LENGTHS,
+    ),
 ]
 Adapters = Annotated[
     str | None,

@@ -51,7 +51,7 @@ class LoadOptions:
         adapter_dirs: slora only: names by S-LoRA's rule.
         trace: azure and mooncake only; None: the excerpt that ships.
         jitter: mooncake only: seconds over which requests of one stamp are spread.
-        skip_too_long: leave out requests that the cluster's limits would refuse.
+        skip_too_long: leave out requests that the cluster's limits would refuse; None: of the excerpts that ship.
         timeout: of each request, wall seconds.
     """
 
@@ -76,13 +76,18 @@ class LoadOptions:
     seed: int = 42
     ignore_eos: bool = True
     max_new_tokens: int | None = None
-    skip_too_long: bool = False
+    skip_too_long: bool | None = None
     timeout: float = 300.0
 
     @property
     def trace_file(self) -> Path | None:
         """The file whose requests are played: `trace`, or the excerpt that ships for this workload."""
         return self.trace or TRACES.get(self.workload)
+
+    @property
+    def skips_too_long(self) -> bool:
+        """Whether requests that the cluster's limits would refuse are left out."""
+        return self.trace is None and self.workload in TRACES if self.skip_too_long is None else self.skip_too_long
 
     @property
     def schedule_seconds(self) -> float | None:

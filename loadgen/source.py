@@ -74,7 +74,7 @@ def build_workload(
 
 def admissible(options: LoadOptions, workload: BuiltWorkload, cluster: ClusterView) -> tuple[BuiltWorkload, int]:
     """Leave out what the cluster would refuse, if the options say so; give how many that were."""
-    if not options.skip_too_long or cluster.max_req_input_len is None or cluster.max_req_total_len is None:
+    if not options.skips_too_long or cluster.max_req_input_len is None or cluster.max_req_total_len is None:
         return workload, 0
     kept = arrivals.fitting(workload.requests, cluster.max_req_input_len, cluster.max_req_total_len)
     num_skipped = len(workload.requests) - len(kept)

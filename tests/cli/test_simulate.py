@@ -115,6 +115,15 @@ def test_a_fault_after_the_end_of_the_run_is_told(tmp_path: Path) -> None:
     assert "had no effect" in output
 
 
+def test_the_shipped_excerpts_run_with_the_shipped_settings(tmp_path: Path) -> None:
+    for workload, num_skipped in (("azure", 0), ("mooncake", 107)):
+        run("--workload", workload, "--out", str(tmp_path))
+        assert read_report(tmp_path)["workload"]["num_skipped"] == num_skipped
+    (warning,) = read_report(tmp_path)["warnings"]
+    assert warning == "107 requests are longer than the cluster's limits and were left out"
+    run("--workload", "mooncake", "--keep-too-long", "--out", str(tmp_path), code=1)
+
+
 def test_refusals_of_too_long_requests_say_what_to_do(tmp_path: Path) -> None:
     mooncake = ["--workload", "mooncake", "--trace", str(TRACES / "mooncake_conversation_excerpt.jsonl")]
     run(*mooncake, "--out", str(tmp_path), code=1)
