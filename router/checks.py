@@ -5,6 +5,7 @@ router about 0.3 s a megabyte.
 """
 
 from array import array
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -57,6 +58,29 @@ def check_text(field: str, text: str, tokenizer: Tokenizer, max_req_input_len: i
             field=field,
             value=size,
             limit=most,
+        )
+
+
+def check_stop_strings(stop_strings: Sequence[str], max_stop_strings: int, max_stop_bytes: int) -> None:
+    """Check how many stop strings there are, and their size.
+
+    Raises:
+        InvalidRequest: they are too many, or too long together.
+    """
+    field = "stop_sequences"
+    if len(stop_strings) > max_stop_strings:
+        raise InvalidRequest(
+            f"{field} has {len(stop_strings)} strings; max_stop_strings is {max_stop_strings}; give fewer",
+            field=field,
+            value=len(stop_strings),
+            limit=max_stop_strings,
+        )
+    if (size := sum(len(text.encode()) for text in stop_strings)) > max_stop_bytes:
+        raise InvalidRequest(
+            f"{field} has {size} bytes in all; max_stop_bytes is {max_stop_bytes}; give fewer or shorter ones",
+            field=field,
+            value=size,
+            limit=max_stop_bytes,
         )
 
 

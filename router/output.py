@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from lorrery.router.request import Finish, Request, Usage
-from lorrery.router.stop import StopMatcher
+from lorrery.router.stop import StopMatcher, stop_automaton
 from lorrery.router.tokenizer import Tokenizer
 from lorrery.vocabulary.finish_reason import FinishReason
 
@@ -23,7 +23,7 @@ class Output:
         self._request = request
         self._detokenizer = tokenizer.detokenizer()
         stop_strings = request.sampling.stop_sequences
-        self._stop = StopMatcher(stop_strings) if stop_strings else None
+        self._stop = StopMatcher(stop_automaton(stop_strings)) if stop_strings else None
         self.num_tokens = 0
 
     @property

@@ -40,7 +40,8 @@ def read_sampling(given: Mapping[str, Any]) -> SamplingParams:
     """Build normalised, checked parameters from those that a client gave.
 
     Args:
-        given: by name; a name left out takes its default. `stop_sequences` is one string or a list of them.
+        given: by name; a name left out takes its default. `stop_sequences` is one string or a list of them; one that
+            is given twice counts once.
 
     Raises:
         InvalidRequest: an unknown name, a value out of range, the first one in S-LoRA's order of checks, or an empty
@@ -53,10 +54,11 @@ def read_sampling(given: Mapping[str, Any]) -> SamplingParams:
     for name in values:
         if name not in SamplingParams.__slots__:
             raise InvalidRequest(f"unknown sampling parameter {name}", field=name)
-    params = normalise(SamplingParams(**values, stop_sequences=tuple(stop_sequences)))
+    stop_sequences = tuple(stop_sequences)
+    params = normalise(SamplingParams(**values, stop_sequences=tuple(dict.fromkeys(stop_sequences))))
     check(params)
-    if "" in params.stop_sequences:
-        field = f"stop_sequences[{params.stop_sequences.index('')}]"
+    if "" in stop_sequences:
+        field = f"stop_sequences[{stop_sequences.index('')}]"
         raise InvalidRequest(
             f"{field} is empty; a stop string has at least 1 character; leave it out", field=field, value="", limit=1
         )

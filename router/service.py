@@ -33,7 +33,7 @@ from lorrery.chassis.log import get_logger
 from lorrery.chassis.names import quoted
 from lorrery.router import adapters, wire
 from lorrery.router.access import Access, check_load, check_use, visible_adapters, visible_status
-from lorrery.router.checks import check_adapter_id, check_length, check_text, check_token_ids
+from lorrery.router.checks import check_adapter_id, check_length, check_stop_strings, check_text, check_token_ids
 from lorrery.router.keys import ApiKey
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.output import Output
@@ -239,6 +239,8 @@ class Router(router_pb2_grpc.RouterServiceServicer):
             )
         if message.adapter_id:
             check_adapter_id(message.adapter_id, model)
+        limits = self._settings.router
+        check_stop_strings(message.sampling.stop_sequences, limits.max_stop_strings, limits.max_stop_bytes)
         sampling = wire.sampling_params(message.sampling)
         if message.HasField("true_output_tokens") and message.true_output_tokens < 1:
             raise InvalidRequest("true_output_tokens must be at least 1, got 0", field="true_output_tokens", value=0)
@@ -274,9 +276,7 @@ class Router(router_pb2_grpc.RouterServiceServicer):
     async def _stop_token_sequences(self, stop_strings: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         if not stop_strings:
             return ()
-        together = "".join(stop_strings)
-        check_text("stop_sequences", together, self._tokenizer, self._settings.scheduler.max_req_input_len)
-        if len(together) > _LONG_TEXT_CHARACTERS:
+        if sum(map(len, stop_strings)) > _LONG_TEXT_CHARACTERS:
             return await asyncio.to_thread(stop_token_sequences, stop_strings, self._tokenizer)
         return stop_token_sequences(stop_strings, self._tokenizer)
 

@@ -29,6 +29,14 @@ class RouterSettings(Section):
     max_open_requests: Count = Field(
         default=20_000, description="most requests at once; the next is refused with RESOURCE_EXHAUSTED"
     )
+    max_stop_strings: Count = Field(
+        default=64, description="most stop strings of a request; more are refused with INVALID_ARGUMENT"
+    )
+    max_stop_bytes: Count = Field(
+        default=4096,
+        description="most bytes (UTF-8) of a request's stop strings together; to look for them takes about 100 bytes of"
+        " memory each while the stream is open",
+    )
     max_pending_tokens: Count = Field(default=4096, description="tokens that may wait for one slow reader")
     max_flush_gap_seconds: Seconds = Field(default=0.08, description="longest time tokens are held back under overload")
     resume_timeout_seconds: Seconds = Field(

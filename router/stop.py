@@ -5,15 +5,21 @@ computes no further step. Text in which token boundaries fall otherwise is match
 client's text ends before the stop string, while its token ids tell every token that was produced.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from lorrery.router.tokenizer import Tokenizer
+from lorrery.vocabulary.stops import START, StopAutomaton
+
+
+def stop_automaton(stop_strings: Iterable[str]) -> StopAutomaton:
+    """Return what finds the stop strings in a text."""
+    return StopAutomaton(map(ord, text) for text in stop_strings)
 
 
 def stop_token_sequences(stop_strings: Iterable[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Return the token sequences that the worker compares with a sequence's last tokens; empty ones are dropped."""
+    """Return the token sequences that the worker looks for in the output: each once, empty ones dropped."""
     sequences = (tuple(tokenizer.encode_stop(text)) for text in stop_strings)
-    return tuple(sequence for sequence in sequences if sequence)
+    return tuple(dict.fromkeys(sequence for sequence in sequences if sequence))
 
 
 class StopMatcher:
@@ -23,11 +29,14 @@ class StopMatcher:
     does not depend on how the text was split. Text that may be the beginning of a stop string is held back.
 
     Args:
-        stop_strings: none of them empty.
+        automaton: of the stop strings' characters.
     """
 
-    def __init__(self, stop_strings: Sequence[str]) -> None:
-        self._stop_strings = tuple(stop_strings)
+    __slots__ = ("_automaton", "_held", "_state", "matched")
+
+    def __init__(self, automaton: StopAutomaton) -> None:
+        self._automaton = automaton
+        self._state = START
         self._held = ""
         self.matched = False
 
@@ -35,26 +44,19 @@ class StopMatcher:
         """Take more text and return what is certain not to belong to a stop string; after a match, nothing."""
         if self.matched:
             return ""
+        automaton, state = self._automaton, self._state
+        for index, char in enumerate(text, len(self._held) + 1):
+            state = automaton.step(state, ord(char))
+            if length := automaton.matched[state]:
+                text, self._held, self.matched = self._held + text, "", True
+                return text[: index - length]
+        self._state = state
         text = self._held + text
-        matches = ((at + len(stop), at) for stop in self._stop_strings if (at := text.find(stop)) >= 0)
-        if (first := min(matches, default=None)) is not None:
-            self.matched, self._held = True, ""
-            return text[: first[1]]
-        keep = max(_overlap(text, stop) for stop in self._stop_strings)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
+        certain = len(text) - automaton.depth[state]
+        self._held = text[certain:]
+        return text[:certain]
 
     def flush(self) -> str:
         """Return what is held back, at the end of the stream."""
         held, self._held = self._held, ""
         return held
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of `text` that is a beginning of `stop`, and not all of it."""
-    at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
-    while at >= 0:
-        if stop.startswith(text[at:]):
-            return len(text) - at
-        at = text.find(stop[0], at + 1)
-    return 0

@@ -26,7 +26,7 @@ from lorrery.worker.build import device_of, length_model_of, slow_spells_of
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.device.slow import SlowSpells
 from lorrery.worker.metrics import WorkerMetrics
-from lorrery.worker.pacer import Pacer, StepReport
+from lorrery.worker.pacer import Pacer, Plan, StepReport
 
 WELCOME_SECONDS = 10.0
 """How long a scheduler may take to answer the worker's hello."""
@@ -253,17 +253,23 @@ class _Attachment:
             if not isinstance(message, pb.AttachResponse):
                 return
             try:
-                self._receive(message)
+                await self._receive(message)
             except ValueError as error:
                 _log.exception("message_refused")
                 raise StreamBrokenError(str(error)) from None
 
-    def _receive(self, message: pb.AttachResponse) -> None:
+    async def _receive(self, message: pb.AttachResponse) -> None:
         match message.WhichOneof("message"):
             case "plan":
                 self._clock.observe(message.plan.sent_ps)
-                self._pacer.start(wire.read_plan(message.plan, self._answers))
+                self._pacer.start(await self._read_plan(message.plan))
             case "interrupt":
                 self._pacer.interrupt(message.interrupt.plan_id, message.interrupt.at_ps)
             case other:
                 raise ValueError(f"the scheduler sent {other} in the middle of the stream")
+
+    async def _read_plan(self, message: pb.Plan) -> Plan:
+        if any(join.sampling.stop_sequences_u32 for join in message.joins):
+            # Where they stop takes a look at all that they may say: long enough for heartbeats to be missed.
+            return await asyncio.to_thread(wire.read_plan, message, self._answers)
+        return wire.read_plan(message, self._answers)

@@ -149,26 +149,53 @@ async def test_adapter_ids_of_operator_calls_have_the_same_limit(start_router: S
         assert (caught.value.details() or "").startswith("adapter_id has 513 characters; at most 512 are allowed")
 
 
-@pytest.mark.parametrize("field", ["text", "stop_sequences"])
 async def test_a_text_that_can_never_fit_is_refused_before_it_is_encoded(
-    start_router: StartRouter, monkeypatch: pytest.MonkeyPatch, field: str
+    start_router: StartRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     router = await start_router()
     encoded: list[str] = []
-    text = "é" * 600_000
-    if field == "text":
-        monkeypatch.setattr(BuiltinTokenizer, "encode_prompt", lambda _, given: encoded.append(given))
-        error = await failure(router.generate(text))
-    else:
-        monkeypatch.setattr(BuiltinTokenizer, "encode_stop", lambda _, given: encoded.append(given))
-        error = await failure(router.generate(sampling=types_pb2.SamplingParams(stop_sequences=[text])))
+    monkeypatch.setattr(BuiltinTokenizer, "encode_prompt", lambda _, given: encoded.append(given))
+    error = await failure(router.generate("é" * 600_000))
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
     longest = BuiltinTokenizer().longest_token_bytes
     assert error.details() == (
-        f"{field} has 1200000 bytes; max_req_input_len is 2048 tokens, which are {2048 * longest} bytes at most"
+        f"text has 1200000 bytes; max_req_input_len is 2048 tokens, which are {2048 * longest} bytes at most"
         f" (the longest token has {longest}); give a shorter one"
     )
     assert encoded == []
+
+
+@pytest.mark.parametrize(
+    ("stop_sequences", "message"),
+    [
+        (["x"] * 65, "stop_sequences has 65 strings; max_stop_strings is 64; give fewer"),
+        (
+            ["é" * 1500, "x" * 1097],
+            "stop_sequences has 4097 bytes in all; max_stop_bytes is 4096; give fewer or shorter",
+        ),
+    ],
+)
+async def test_too_many_or_too_long_stop_strings_are_refused_before_they_are_encoded(
+    start_router: StartRouter, monkeypatch: pytest.MonkeyPatch, stop_sequences: list[str], message: str
+) -> None:
+    router = await start_router()
+    encoded: list[str] = []
+    monkeypatch.setattr(BuiltinTokenizer, "encode_stop", lambda _, given: encoded.append(given))
+    error = await failure(router.generate(sampling=types_pb2.SamplingParams(stop_sequences=stop_sequences)))
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert (error.details() or "").startswith(message)
+    assert encoded == []
+
+
+async def test_the_most_stop_strings_are_taken_and_each_counts_once(start_router: StartRouter) -> None:
+    router = await start_router()
+    route = await router.route()
+    stops = [" about", *("é" * 1024, "x" * 500), *["!", "?"] * 30, "x" * 500]
+    call = router.generate(sampling=types_pb2.SamplingParams(stop_sequences=stops))
+    submit = await next_submit(route)
+    assert len(submit.sampling.stop_sequences_u32) == 5
+    call.cancel()
+    await router.until_empty()
 
 
 async def test_streams_go_on_while_a_long_prompt_is_encoded(

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from lorrery.router.output import Output
 from lorrery.router.request import Finish, Request, Usage
 from lorrery.router.sampling import SamplingParams
-from lorrery.router.stop import StopMatcher, stop_token_sequences
+from lorrery.router.stop import StopMatcher, stop_automaton, stop_token_sequences
 from lorrery.router.tokenizer import BuiltinTokenizer
 from lorrery.vocabulary.finish_reason import FinishReason
 
@@ -28,7 +28,7 @@ def naive(text: str, stops: list[str]) -> tuple[str, bool]:
 @given(few_letters, stop_strings, st.lists(st.integers(0, 6)))
 @example("aab", ["aab", "ab"], [1, 1, 1])
 def test_equals_a_naive_matcher_however_the_text_is_split(text: str, stops: list[str], sizes: list[int]) -> None:
-    matcher = StopMatcher(stops)
+    matcher = StopMatcher(stop_automaton(stops))
     got, at = "", 0
     for size in [*sizes, len(text)]:
         piece = text[at : at + size]
@@ -46,6 +46,7 @@ def test_equals_a_naive_matcher_however_the_text_is_split(text: str, stops: list
 
 def test_stop_strings_become_token_sequences_without_bos() -> None:
     assert stop_token_sequences(["", " abc able", " about"], TOKENIZER) == ((ABC, ABLE), (ABOUT,))
+    assert stop_token_sequences([" about", " abc", " about"], TOKENIZER) == ((ABOUT,), (ABC,))
 
 
 def request(*stops: str) -> Request:

@@ -26,6 +26,7 @@ class Stream:
         self._context = context
         self.steps: asyncio.Queue[pb.StepDone] = asyncio.Queue()
         self.heartbeat = asyncio.Event()
+        self.num_heartbeats = 0
         self.draining = asyncio.Event()
         self.half_closed = asyncio.Event()
         self.ended = asyncio.Event()
@@ -59,6 +60,7 @@ class Stream:
                 case "step":
                     self.steps.put_nowait(request.step)
                 case "heartbeat":
+                    self.num_heartbeats += 1
                     self.heartbeat.set()
                 case "draining":
                     self.draining.set()

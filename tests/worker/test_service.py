@@ -142,6 +142,17 @@ async def test_late_plan_makes_a_gap_and_not_a_longer_step():
         assert worker.metric("gap_seconds_total") == pytest.approx(sum(gaps) / 1e12)
 
 
+async def test_heartbeats_go_on_while_a_worker_looks_for_stop_sequences_ahead():
+    async with attached() as (_, stream):
+        # Every token may begin a stop sequence, and none ends one.
+        words = [u32(token_id, 1) for token_id in range(3, 1908)]
+        plan = prefill_plan(1, stream.clock.now_ps(), join(1, 1, 2_000_000, stop_sequences_u32=words), max_steps=1)
+        num_before = stream.num_heartbeats
+        await stream.send_plan(plan)
+        await stream.whole_plan()
+        assert stream.num_heartbeats - num_before > 3  # one each 20 ms; the look takes a second or so
+
+
 async def test_finish_hands_back_before_max_steps():
     async with attached() as (worker, stream):
         plan = prefill_plan(1, stream.clock.now_ps(), join(1, 1, 50), join(2, 1, 3), max_steps=100, decode=True)

@@ -1,0 +1,36 @@
+"""The automaton behind stop strings."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lorrery.vocabulary.stops import START, StopAutomaton
+
+few_symbols = st.lists(st.integers(0, 2), max_size=30)
+sequences = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), max_size=6)
+
+
+@given(few_symbols, sequences)
+def test_each_state_says_what_ends_and_what_may_begin_there(text: list[int], stops: list[list[int]]) -> None:
+    automaton = StopAutomaton(stops)
+    state = START
+    for end in range(1, len(text) + 1):
+        state = automaton.step(state, text[end - 1])
+        seen = text[:end]
+        assert automaton.matched[state] == max((len(stop) for stop in stops if seen[-len(stop) :] == stop), default=0)
+        begun = [length for length in range(end + 1) if any(stop[:length] == seen[end - length :] for stop in stops)]
+        assert automaton.depth[state] == max(begun, default=0)
+
+
+def test_symbols_may_have_32_bits_and_empty_sequences_match_nothing() -> None:
+    automaton = StopAutomaton([(2**32 - 1, 0), ()])
+    assert automaton.first_symbols == {2**32 - 1}
+    state = automaton.step(START, 2**32 - 1)
+    assert not automaton.matched[START]
+    assert not automaton.matched[state]
+    assert automaton.matched[automaton.step(state, 0)] == 2
+    assert StopAutomaton([]).step(START, 7) == START
+
+
+def test_its_size_is_the_total_length_and_what_begins_alike_is_kept_once() -> None:
+    stops = [[1] * 1000 + [number] for number in range(1000)]
+    assert len(StopAutomaton(stops).depth) == 1 + 1001 + 999
