@@ -25,6 +25,7 @@ Reason = scheduler_pb2.RefusalReason
         ("NO_WORKER", "UNAVAILABLE", "why"),
         ("ADAPTER_LOAD", "UNAVAILABLE", "why"),
         ("QUOTA_EXCEEDED", "RESOURCE_EXHAUSTED", "why"),
+        ("WORKERS_LOST", "INTERNAL", "why"),
         ("INTERNAL", "INTERNAL", "internal error; the router's log has more"),
         ("UNSPECIFIED", "INTERNAL", "internal error; the router's log has more"),
     ],

@@ -111,7 +111,10 @@ class SamplingParams(message.Message):
     """Most output tokens, at least 1."""
     @builtins.property
     def stop_sequences(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """The text ends before the first of these strings; token_ids have its tokens."""
+        """The text ends before the first of these strings; token_ids have its tokens.
+        At most 64 strings (router.max_stop_strings), 4096 bytes in all
+        (router.max_stop_bytes).
+        """
 
     def __init__(
         self,
