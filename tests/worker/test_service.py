@@ -144,8 +144,8 @@ async def test_late_plan_makes_a_gap_and_not_a_longer_step():
 
 async def test_heartbeats_go_on_while_a_worker_looks_for_stop_sequences_ahead():
     async with attached() as (_, stream):
-        # Every token may begin a stop sequence, and none ends one.
-        words = [u32(token_id, 1) for token_id in range(3, 1908)]
+        # Every token may begin a stop sequence, and the eighth of its kind in a row would end it.
+        words = [u32(*[token_id] * 8) for token_id in range(3, 1908)]
         plan = prefill_plan(1, stream.clock.now_ps(), join(1, 1, 2_000_000, stop_sequences_u32=words), max_steps=1)
         num_before = stream.num_heartbeats
         await stream.send_plan(plan)

@@ -213,10 +213,13 @@ def _first_stop(
     seed: int, stop_sequences: tuple[tuple[int, ...], ...], produced: TokenIds, end: Ending, echo: TokenIds | None
 ) -> int | None:
     """Return how many tokens the output has when a stop sequence is first complete, if that is before its end."""
-    automaton = StopAutomaton(stop_sequences)
+    possible = _possible(stop_sequences, produced, echo)
+    if not possible:
+        return None
+    automaton = StopAutomaton(possible)
     firsts = np.array(sorted(automaton.first_symbols), np.uint32)
     first = len(produced)
-    overlap = min(max(len(stop) for stop in stop_sequences) - 1, first)
+    overlap = min(max(len(stop) for stop in possible) - 1, first)
     state = START
     for token_id in produced[first - overlap :].tolist():
         state = automaton.step(state, token_id)
@@ -229,6 +232,18 @@ def _first_stop(
             return first + index + 1
         first = last
     return None
+
+
+def _possible(
+    stop_sequences: tuple[tuple[int, ...], ...], produced: TokenIds, echo: TokenIds | None
+) -> list[tuple[int, ...]]:
+    """Return the stop sequences that consist of what the output may: an automaton of the others would cost more."""
+    earlier = set(produced.tolist())
+    if echo is not None:
+        earlier.update(echo.tolist())
+        return [stop for stop in stop_sequences if earlier.issuperset(stop)]
+    words = range(FIRST_WORD_ID, FIRST_WORD_ID + NUM_WORDS)
+    return [stop for stop in stop_sequences if all(token in words or token in earlier for token in stop)]
 
 
 def _scan(automaton: StopAutomaton, state: int, tokens: TokenIds, firsts: TokenIds) -> tuple[int, int | None]:

@@ -116,6 +116,15 @@ def test_stop_sequence_ends_where_it_is_first_complete(seed, at, length, num_pro
     assert end == expected
 
 
+def test_a_stop_sequence_may_begin_with_produced_tokens_that_the_model_never_says():
+    foreign = 5000
+    (following,) = token_ids(np.array([9], np.uint64), np.array([1])).tolist()
+    sampling = Sampling(1, 50, True, stop_sequences=((foreign, following), (foreign, foreign)))
+    end = ending(9, sampling, 3, np.array([foreign], np.uint32), LENGTHS)
+    assert end == Ending(2, FinishReason.STOP)
+    assert ending(9, sampling, 3, NOTHING, LENGTHS) == Ending(50, FinishReason.LENGTH)
+
+
 def test_eos_is_no_part_of_a_stop_sequence():
     sampling = Sampling(1, 50, true_output_tokens=5, stop_sequences=((EOS_TOKEN_ID,),))
     assert ending(9, sampling, 3, NOTHING, LENGTHS) == Ending(5, FinishReason.EOS)
