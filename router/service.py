@@ -6,11 +6,8 @@ which is how a client's cancellation or deadline gets to the scheduler.
 """
 
 import asyncio
-import random
-from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
-from uuid import uuid4
 
 import grpc
 import grpc.aio
@@ -21,34 +18,27 @@ from lorrery.chassis.credentials import authorization, certificate_roles
 from lorrery.chassis.errors import (
     GRPC_STATUS,
     Internal,
-    InvalidRequest,
     Overloaded,
     Reason,
     RequestError,
     Unattainable,
     Unavailable,
-    UnknownName,
 )
 from lorrery.chassis.log import get_logger
-from lorrery.chassis.names import quoted
 from lorrery.router import adapters, wire
-from lorrery.router.access import Access, check_load, check_use, visible_adapters, visible_status
-from lorrery.router.checks import check_adapter_id, check_length, check_stop_strings, check_text, check_token_ids
+from lorrery.router.access import Access, check_load, visible_adapters, visible_status
 from lorrery.router.keys import ApiKey
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.output import Output
 from lorrery.router.placement import Placement
-from lorrery.router.request import Finish, Request
-from lorrery.router.stop import stop_token_sequences
+from lorrery.router.reader import RequestReader
+from lorrery.router.request import Finish
 from lorrery.router.streams import OpenRequest
 from lorrery.router.timing import Timing
 from lorrery.router.tokenizer import open_tokenizer
 from lorrery.settings import Settings
 from lorrery.v1 import router_pb2, router_pb2_grpc
-from lorrery.vocabulary import u32
 
-# A text of this many characters takes a millisecond or so to encode; longer ones leave the event loop for a thread.
-_LONG_TEXT_CHARACTERS = 8192
 # How long the finish of a stream that has stopped here waits for what its scheduler knows of it.
 LAST_WORD_SECONDS = 1.0
 # How long a handler waits until a reader that was too slow has heard of it.
@@ -82,6 +72,7 @@ class Router(router_pb2_grpc.RouterServiceServicer):
         self._settings = settings
         self._access = Access(settings)
         self._tokenizer = open_tokenizer(settings.router.tokenizer)
+        self._reader = RequestReader(settings, self._tokenizer, self._access)
         self._metrics = RouterMetrics(registry)
         self._placement = Placement(settings, self._metrics)
         self._open_handlers = 0
@@ -157,7 +148,7 @@ class Router(router_pb2_grpc.RouterServiceServicer):
                 field="max_open_requests",
                 limit=limit,
             )
-        request = await self._read(message, caller)
+        request = await self._reader.read(message, caller)
         output = Output(request, self._tokenizer)
 
         def make_message(token_ids: list[int], finish: Finish | None, time_scale: float) -> tuple[wire.Message, bool]:
@@ -215,70 +206,6 @@ class Router(router_pb2_grpc.RouterServiceServicer):
             Unauthenticated: no valid key.
         """
         return self._access.caller(authorization(context), certificate_roles(context))
-
-    async def _read(self, message: router_pb2.GenerateRequest, caller: ApiKey) -> Request:
-        """Check a client's message and return it as a request.
-
-        Raises:
-            RequestError: it asks for what cannot be.
-        """
-        for field, value in (
-            ("model", message.model),
-            ("tenant_id", message.tenant_id),
-            ("request_id", message.request_id),
-        ):
-            check_length(field, value)
-        model = self._settings.model
-        if message.model not in ("", model):
-            raise UnknownName(
-                f"model {quoted(message.model)} is not served here; the cluster serves {model!r}",
-                Reason.UNKNOWN_MODEL,
-                field="model",
-                value=quoted(message.model),
-                served=model,
-            )
-        if message.adapter_id:
-            check_adapter_id(message.adapter_id, model)
-        limits = self._settings.router
-        check_stop_strings(message.sampling.stop_sequences, limits.max_stop_strings, limits.max_stop_bytes)
-        sampling = wire.sampling_params(message.sampling)
-        if message.HasField("true_output_tokens") and message.true_output_tokens < 1:
-            raise InvalidRequest("true_output_tokens must be at least 1, got 0", field="true_output_tokens", value=0)
-        tenant_id = self._access.tenant(caller, message.tenant_id)
-        check_use(caller, message.adapter_id, sampling.max_new_tokens, 0)
-        prompt_token_ids = await self._prompt_token_ids(message)
-        check_use(caller, message.adapter_id, sampling.max_new_tokens, len(prompt_token_ids))
-        return Request(
-            request_id=message.request_id or uuid4().hex,
-            adapter_id=message.adapter_id,
-            tenant_id=tenant_id,
-            prompt_token_ids_u32=u32.pack(prompt_token_ids),
-            sampling=sampling,
-            stop_token_sequences=await self._stop_token_sequences(sampling.stop_sequences),
-            seed=message.seed if message.HasField("seed") else random.getrandbits(64),
-            true_output_tokens=message.true_output_tokens,
-            key=caller if self._access.counts else None,
-        )
-
-    async def _prompt_token_ids(self, message: router_pb2.GenerateRequest) -> Sequence[int]:
-        kind = message.WhichOneof("prompt")
-        if kind == "token_ids" and message.token_ids.ids:
-            token_ids = array("I", message.token_ids.ids)
-            check_token_ids("token_ids", token_ids, self._tokenizer.vocab_size)
-            return token_ids
-        if kind == "text" and (text := message.text):
-            check_text("text", text, self._tokenizer, self._settings.scheduler.max_req_input_len)
-            if len(text) > _LONG_TEXT_CHARACTERS:
-                return await asyncio.to_thread(self._tokenizer.encode_prompt, text)
-            return self._tokenizer.encode_prompt(text)
-        raise InvalidRequest("prompt is empty; give text or token_ids", field="prompt")
-
-    async def _stop_token_sequences(self, stop_strings: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        if not stop_strings:
-            return ()
-        if sum(map(len, stop_strings)) > _LONG_TEXT_CHARACTERS:
-            return await asyncio.to_thread(stop_token_sequences, stop_strings, self._tokenizer)
-        return stop_token_sequences(stop_strings, self._tokenizer)
 
     # --- adapters and status ---
 
