@@ -7,13 +7,13 @@ word, so `tests/chassis/test_channel.py` checks their effect.
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 import grpc
 import grpc.aio
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.sections import MAX_PORT, TlsSettings
+from lorrery.chassis.tls import Pems, read_pems, watched_pems
 
 MESSAGE_BYTES = 64 * 1024 * 1024
 """Largest message either way; gRPC's default of 4 MiB is one million token ids."""
@@ -63,28 +63,55 @@ def open_channel(address: str, tls: TlsSettings, *, options: Sequence[tuple[str,
         options: further channel options; they win over the chassis's own.
 
     Raises:
-        SettingsError: a certificate file cannot be read.
+        SettingsError: a certificate cannot be used.
     """
-    merged = tuple({**dict(OPTIONS), **dict(options)}.items())
-    if tls.ca is None and tls.cert is None:
-        return grpc.aio.insecure_channel(address, options=merged)
-    credentials = grpc.ssl_channel_credentials(
-        root_certificates=read_pem(tls.ca, "client_tls.ca"),
-        private_key=read_pem(tls.key, "client_tls.key"),
-        certificate_chain=read_pem(tls.cert, "client_tls.cert"),
-    )
-    return grpc.aio.secure_channel(address, credentials, options=merged)
+    return _open(address, read_pems(tls, "client_tls"), options)
 
 
-def read_pem(path: Path | None, key: str) -> bytes | None:
-    """Return a certificate file's bytes, or None where no file is set.
+class Dialler:
+    """The channel to one address, opened anew where our certificates have changed since.
+
+    Args:
+        address: HOST:PORT or any gRPC target.
+        tls: of the client's side.
+        options: further channel options.
 
     Raises:
-        SettingsError: the file cannot be read; names `key`.
+        SettingsError: a certificate cannot be used.
     """
-    if path is None:
-        return None
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise SettingsError(f"{key}: {path}: {error.strerror}") from None
+
+    def __init__(self, address: str, tls: TlsSettings, options: Sequence[tuple[str, str | int]] = ()) -> None:
+        self._address, self._tls, self._options = address, tls, options
+        self._pems = watched_pems(tls, "client_tls")
+        self._opened_with = self._pems.current()
+        self._channel = self._open()
+
+    @property
+    def channel(self) -> grpc.aio.Channel:
+        """The channel, as last opened."""
+        return self._channel
+
+    async def renew(self) -> bool:
+        """Open the channel anew if the certificates have changed; return whether they had. Calls on it are lost."""
+        pems = self._pems.current()
+        if pems is self._opened_with:
+            return False
+        old, self._opened_with = self._channel, pems
+        self._channel = self._open()
+        await old.close()
+        return True
+
+    async def close(self) -> None:
+        """Close the channel."""
+        await self._channel.close()
+
+    def _open(self) -> grpc.aio.Channel:
+        return _open(self._address, self._opened_with, self._options)
+
+
+def _open(address: str, pems: Pems, options: Sequence[tuple[str, str | int]]) -> grpc.aio.Channel:
+    merged = tuple({**dict(OPTIONS), **dict(options)}.items())
+    if pems.ca is None and pems.cert is None:
+        return grpc.aio.insecure_channel(address, options=merged)
+    credentials = grpc.ssl_channel_credentials(pems.ca, pems.key, pems.cert)
+    return grpc.aio.secure_channel(address, credentials, options=merged)

@@ -15,7 +15,7 @@ from typing import Any
 import grpc.aio
 
 from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.watched import WatchedFile
+from lorrery.chassis.watched import Watched
 
 MIN_TOKEN_CHARACTERS = 16
 """Shorter ones can be guessed."""
@@ -74,7 +74,7 @@ class ClusterToken:
     """
 
     def __init__(self, path: Path | None) -> None:
-        self._file = None if path is None else WatchedFile(path, _read_tokens)
+        self._file = None if path is None else Watched((path,), lambda: _read_tokens(path))
 
     @property
     def required(self) -> bool:

@@ -3,14 +3,14 @@
 import socket
 from collections.abc import Sequence
 
-import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from lorrery.chassis.channel import MESSAGE_BYTES, read_pem
+from lorrery.chassis.channel import MESSAGE_BYTES
 from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.chassis.metrics import address_error
 from lorrery.chassis.sections import TlsSettings
+from lorrery.chassis.tls import server_credentials
 
 OPTIONS: tuple[tuple[str, int], ...] = (
     # A second process on the port must fail, not take half of the connections.
@@ -70,7 +70,7 @@ def bind(server: grpc.aio.Server, listen: str, tls: TlsSettings, setting: str = 
         SettingsError: a certificate is missing, unreadable or wrong.
         LorreryError: the address cannot be taken.
     """
-    credentials = _credentials(tls)
+    credentials = server_credentials(tls)
     host, _, port = listen.rpartition(":")
     _check_free(setting, listen, host, int(port))
     try:
@@ -86,19 +86,6 @@ def dialable(listen: str, port: int) -> str:
     """Return the address to dial from this machine for a server that listens on `listen` and got `port`."""
     host = listen.rpartition(":")[0]
     return f"{_WILDCARDS.get(host, host)}:{port}"
-
-
-def _credentials(tls: TlsSettings) -> grpc.ServerCredentials | None:
-    certificate, key = read_pem(tls.cert, "server_tls.cert"), read_pem(tls.key, "server_tls.key")
-    if key is None or certificate is None:
-        if tls.ca is not None:
-            raise SettingsError("server_tls.ca: needs server_tls.cert and server_tls.key")
-        return None
-    return grpc.ssl_server_credentials(
-        [(key, certificate)],
-        root_certificates=read_pem(tls.ca, "server_tls.ca"),
-        require_client_auth=tls.ca is not None,
-    )
 
 
 def _check_free(setting: str, listen: str, host: str, port: int) -> None:

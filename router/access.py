@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from lorrery.chassis.credentials import Role, token_of
 from lorrery.chassis.errors import PermissionDenied, Unauthenticated
 from lorrery.chassis.names import quoted
-from lorrery.chassis.watched import WatchedFile
+from lorrery.chassis.watched import Watched
 from lorrery.router.keys import ApiKey, read_keys
 from lorrery.settings import Settings
 from lorrery.v1 import router_pb2, types_pb2
@@ -33,13 +33,18 @@ class Access:
 
     def __init__(self, settings: Settings) -> None:
         path = settings.router.keys
-        self._keys = None if path is None else WatchedFile(path, read_keys)
+        self._keys = None if path is None else Watched((path,), lambda: read_keys(path))
         self._roles_count = settings.server_tls.ca is not None
 
     @property
     def counts(self) -> bool:
         """Whether requests count against a key's quotas."""
         return self._keys is not None
+
+    @property
+    def protects(self) -> bool:
+        """Whether anybody at all is kept out."""
+        return self._keys is not None or self._roles_count
 
     def caller(self, authorization: str, roles: Collection[str] = ()) -> ApiKey:
         """Return what a caller may do.

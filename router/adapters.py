@@ -65,7 +65,9 @@ async def load(placement: Placement, adapter: types_pb2.Adapter, max_lora_rank: 
     placement.adapters[adapter.adapter_id] = adapter.rank
     placement.unloaded.discard(adapter.adapter_id)
     try:
-        await _all(shard.stub.RegisterAdapter(request, timeout=CALL_SECONDS) for shard in shards)
+        await _all(
+            shard.stub.RegisterAdapter(request, timeout=CALL_SECONDS, metadata=shard.credentials) for shard in shards
+        )
     except BaseException:
         placement.adapters.pop(adapter.adapter_id, None)
         if previous is not None:
@@ -122,7 +124,9 @@ async def _all(calls: Iterable[Awaitable[_T]]) -> list[_T]:
 
 
 async def _status(shard: Shard) -> scheduler_pb2.GetStatusResponse:
-    return await shard.stub.GetStatus(scheduler_pb2.GetStatusRequest(), timeout=CALL_SECONDS)
+    return await shard.stub.GetStatus(
+        scheduler_pb2.GetStatusRequest(), timeout=CALL_SECONDS, metadata=shard.credentials
+    )
 
 
 async def _status_or_none(shard: Shard) -> scheduler_pb2.GetStatusResponse | None:
@@ -136,7 +140,7 @@ async def _status_or_none(shard: Shard) -> scheduler_pb2.GetStatusResponse | Non
 
 async def _unregister(shard: Shard, request: scheduler_pb2.UnregisterAdapterRequest) -> bool:
     try:
-        await shard.stub.UnregisterAdapter(request, timeout=CALL_SECONDS)
+        await shard.stub.UnregisterAdapter(request, timeout=CALL_SECONDS, metadata=shard.credentials)
     except grpc.aio.AioRpcError as error:
         if error.code() == grpc.StatusCode.NOT_FOUND:
             return False

@@ -24,6 +24,7 @@ from lorrery.chassis.errors import (
     Unattainable,
     Unavailable,
 )
+from lorrery.chassis.exposure import warn_if_exposed
 from lorrery.chassis.log import get_logger
 from lorrery.router import adapters, wire
 from lorrery.router.access import Access, check_load, visible_adapters, visible_status
@@ -94,6 +95,13 @@ class Router(router_pb2_grpc.RouterServiceServicer):
 
     async def run(self, set_ready: Callable[[bool], Awaitable[None]]) -> None:
         """Keep the streams to the schedulers; ready once the first is up."""
+        warn_if_exposed(
+            "router.listen",
+            self._settings.router.listen,
+            self._settings.server_tls,
+            protected=self._access.protects,
+            cure="set router.keys, or server_tls with ca",
+        )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._placement.run(), name="placement")
             await self._placement.any_connected.wait()

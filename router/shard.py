@@ -12,7 +12,8 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
-from lorrery.chassis.channel import open_channel
+from lorrery.chassis.channel import Dialler
+from lorrery.chassis.credentials import ClusterToken, Metadata
 from lorrery.chassis.errors import Overloaded, Reason
 from lorrery.chassis.log import get_logger
 from lorrery.router import wire
@@ -114,9 +115,17 @@ class Shard:
         self._owner = owner
         self._session: Session | None = None
         self._draining = False
-        self._channel = open_channel(address, settings.client_tls)
-        self.stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
+        self._dialler = Dialler(address, settings.client_tls)
+        self._token = ClusterToken(settings.cluster_token)
+        self.stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub = scheduler_pb2_grpc.SchedulerServiceStub(
+            self._dialler.channel
+        )
         metrics.shard_connected(address, False)
+
+    @property
+    def credentials(self) -> Metadata:
+        """What every call to the scheduler shows."""
+        return self._token.metadata()
 
     @property
     def connected(self) -> bool:
@@ -169,11 +178,13 @@ class Shard:
                 await asyncio.sleep(retry_seconds * random.uniform(0.8, 1.2))
                 retry_seconds = min(LAST_RETRY_SECONDS, 2 * retry_seconds)
         finally:
-            await self._channel.close()
+            await self._dialler.close()
 
     async def _live(self) -> bool:
         """Live one life of the stream; return whether it came past the hellos."""
-        call: RouteCall = self.stub.Route(wait_for_ready=True)
+        if await self._dialler.renew():
+            self.stub = scheduler_pb2_grpc.SchedulerServiceStub(self._dialler.channel)
+        call: RouteCall = self.stub.Route(wait_for_ready=True, metadata=self.credentials)
         session: Session | None = None
         try:
             loaded, unloaded = self._owner.run_time_adapters()

@@ -10,11 +10,13 @@ from prometheus_client import CollectorRegistry
 
 from lorrery.chassis import status
 from lorrery.chassis.errors import Conflict, InvalidRequest, RankOverLimit, Reason, UnknownName
+from lorrery.chassis.exposure import warn_if_exposed
 from lorrery.chassis.log import get_logger
 from lorrery.chassis.names import quoted, why_no_name
 from lorrery.chassis.tasks import until_first_ends
 from lorrery.scheduler import wire
 from lorrery.scheduler.cluster import Cluster
+from lorrery.scheduler.guard import OPERATORS, ROUTERS, WORKERS, Guard
 from lorrery.scheduler.routers import RouterLink
 from lorrery.scheduler.watch import Loss
 from lorrery.scheduler.workers import INTERNAL, Dispatcher
@@ -33,6 +35,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     def __init__(self, settings: Settings, registry: CollectorRegistry) -> None:
         self._settings = settings
+        self._guard = Guard(settings)
         self._cluster = Cluster(settings, registry)
         self._timeout_seconds = settings.scheduler.worker_timeout_seconds
 
@@ -46,6 +49,13 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def run(self, set_ready: Callable[[bool], Awaitable[None]]) -> None:
         """Be ready; everything happens in the streams, the last of it after this has ended."""
         atexit.register(self._cluster.close_journal)
+        warn_if_exposed(
+            "scheduler.listen",
+            self._settings.scheduler.listen,
+            self._settings.server_tls,
+            protected=self._guard.protects,
+            cure="set cluster_token, or server_tls with ca",
+        )
         await set_ready(True)
         await self._cluster.keep_journal()
         await asyncio.Event().wait()
@@ -62,6 +72,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         request_iterator: AsyncIterator[pb.RouteRequest],
         context: grpc.aio.ServicerContext[pb.RouteRequest, pb.RouteResponse],
     ) -> None:
+        await self._guard.check(context, ROUTERS)
         first = await anext(request_iterator, None)
         if first is None or first.WhichOneof("message") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be hello")
@@ -93,6 +104,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         request_iterator: AsyncIterator[pb.AttachRequest],
         context: grpc.aio.ServicerContext[pb.AttachRequest, pb.AttachResponse],
     ) -> None:
+        await self._guard.check(context, WORKERS)
         first = await anext(request_iterator, None)
         if first is None or first.WhichOneof("message") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be hello")
@@ -160,6 +172,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         request: pb.RegisterAdapterRequest,
         context: grpc.aio.ServicerContext[pb.RegisterAdapterRequest, pb.RegisterAdapterResponse],
     ) -> pb.RegisterAdapterResponse:
+        await self._guard.check(context, OPERATORS)
         adapter = wire.read_adapter(request.adapter)
         most = self._settings.adapters.max_lora_rank
         why = why_no_name(adapter.adapter_id)
@@ -185,6 +198,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         request: pb.UnregisterAdapterRequest,
         context: grpc.aio.ServicerContext[pb.UnregisterAdapterRequest, pb.UnregisterAdapterResponse],
     ) -> pb.UnregisterAdapterResponse:
+        await self._guard.check(context, OPERATORS)
         if not self._cluster.unregister(request.adapter_id):
             name = quoted(request.adapter_id)
             message = f"adapter_id {name} is not known"
@@ -196,6 +210,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         request: pb.GetStatusRequest,
         context: grpc.aio.ServicerContext[pb.GetStatusRequest, pb.GetStatusResponse],
     ) -> pb.GetStatusResponse:
+        await self._guard.check(context, OPERATORS)
         cluster = self._cluster
         return pb.GetStatusResponse(
             model=self._settings.model,

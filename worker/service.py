@@ -14,8 +14,9 @@ import grpc
 import grpc.aio
 from prometheus_client import CollectorRegistry
 
-from lorrery.chassis.channel import open_channel
+from lorrery.chassis.channel import Dialler
 from lorrery.chassis.clock import DeviceClock
+from lorrery.chassis.credentials import ClusterToken
 from lorrery.chassis.log import get_logger
 from lorrery.chassis.tasks import until_first_ends
 from lorrery.settings import Settings
@@ -34,6 +35,8 @@ FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 0.2, 2.0
 """Between two attempts to attach: doubled each time, and drawn from the upper half so that workers spread."""
 REFUSED_RETRY_SECONDS = {
     grpc.StatusCode.FAILED_PRECONDITION: 10.0,  # another base model: only new settings, there or here, will help
+    grpc.StatusCode.UNAUTHENTICATED: LAST_RETRY_SECONDS,  # a token that is being changed
+    grpc.StatusCode.PERMISSION_DENIED: 10.0,
     grpc.StatusCode.INVALID_ARGUMENT: 10.0,  # so too for a hello that cannot be
     grpc.StatusCode.ALREADY_EXISTS: LAST_RETRY_SECONDS,  # its name is taken, perhaps by its own broken stream
 }
@@ -111,13 +114,15 @@ class WorkerService:
 
     async def _stay_attached(self, set_ready: Callable[[bool], Awaitable[None]]) -> None:
         address = self._settings.worker.scheduler
-        channel = open_channel(address, self._settings.client_tls)
+        dialler = Dialler(address, self._settings.client_tls)
+        token = ClusterToken(self._settings.cluster_token)
         num_failed = 0
         try:
-            stub = pb_grpc.SchedulerServiceStub(channel)
             while not self._draining:
+                await dialler.renew()
+                stub = pb_grpc.SchedulerServiceStub(dialler.channel)
                 self._metrics.enter("dialling")
-                attached, retry_seconds = await self._attach(stub.Attach(), set_ready)
+                attached, retry_seconds = await self._attach(stub.Attach(metadata=token.metadata()), set_ready)
                 if self._draining:
                     return
                 num_failed = 0 if attached else num_failed + 1
@@ -126,7 +131,7 @@ class WorkerService:
                     retry_seconds = max(FIRST_RETRY_SECONDS, random.uniform(longest / 2, longest))
                 await asyncio.sleep(retry_seconds)
         finally:
-            await channel.close()
+            await dialler.close()
 
     async def _attach(self, call: _Call, set_ready: Callable[[bool], Awaitable[None]]) -> tuple[bool, float | None]:
         """Attach once, and serve until the stream ends; return whether it began, and when to try again if not soon."""

@@ -27,6 +27,7 @@ WITHOUT_OPTIONS = {
     "calibrate": (2, "FILE"),
     "cache": (2, "corpus"),
     "validate": (2, "golden"),
+    "certs": (2, "DIR"),
     "keys": (2, "new"),
     "keys new": (2, "--tenant"),
     "validate golden": (0, "0 failed"),

@@ -1,0 +1,87 @@
+"""Certificates of one side, as gRPC takes them; read again when their files change.
+
+A server looks at its files with each handshake; a client with each new channel (`chassis.channel.Dialler`). Connections
+that are up stay up.
+"""
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.sections import TlsSettings
+from lorrery.chassis.watched import Watched
+
+
+@dataclass(frozen=True, slots=True)
+class Pems:
+    """The content of the files that the settings name."""
+
+    cert: bytes | None
+    key: bytes | None
+    ca: bytes | None
+
+
+def read_pems(tls: TlsSettings, section: str) -> Pems:
+    """Read the certificates, and check that they are some and that the key is the certificate's.
+
+    Raises:
+        SettingsError: they cannot be used; names the setting.
+    """
+    found = Pems(*(_read(getattr(tls, name), f"{section}.{name}") for name in ("cert", "key", "ca")))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        if tls.cert is not None:
+            context.load_cert_chain(tls.cert, tls.key, password="")
+    except (ssl.SSLError, OSError, ValueError) as error:
+        raise SettingsError(
+            f"{section}.cert: {tls.cert} and {tls.key} are no certificate and its key: {error}"
+        ) from None
+    try:
+        if tls.ca is not None:
+            context.load_verify_locations(tls.ca)
+    except (ssl.SSLError, OSError) as error:
+        raise SettingsError(f"{section}.ca: {tls.ca} holds no certificate: {error}") from None
+    return found
+
+
+def watched_pems(tls: TlsSettings, section: str) -> Watched[Pems]:
+    """Return the certificates as they are now, and later.
+
+    Raises:
+        SettingsError: as `read_pems`.
+    """
+    paths = [path for path in (tls.cert, tls.key, tls.ca) if path is not None]
+    return Watched(paths, lambda: read_pems(tls, section))
+
+
+def server_credentials(tls: TlsSettings) -> grpc.ServerCredentials | None:
+    """Return what a server shows and demands; None: plain text.
+
+    Raises:
+        SettingsError: a certificate is missing, unreadable or wrong.
+    """
+    if tls.cert is None:
+        if tls.ca is not None:
+            raise SettingsError("server_tls.ca: needs server_tls.cert and server_tls.key")
+        return None
+    pems = watched_pems(tls, "server_tls")
+
+    def configuration() -> grpc.ServerCertificateConfiguration:
+        now = pems.current()
+        assert now.key is not None
+        assert now.cert is not None
+        return grpc.ssl_server_certificate_configuration([(now.key, now.cert)], root_certificates=now.ca)
+
+    return grpc.dynamic_ssl_server_credentials(configuration(), configuration, tls.ca is not None)
+
+
+def _read(path: Path | None, setting: str) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise SettingsError(f"{setting}: {path}: {error.strerror}") from None

@@ -1,0 +1,91 @@
+"""Who may call a scheduler, over real gRPC: the shared token."""
+
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from lorrery.chassis.credentials import Metadata, bearer
+from lorrery.chassis.errors import SettingsError
+from lorrery.settings import load
+from lorrery.v1 import scheduler_pb2 as pb
+from tests.cluster.harness import wait_until
+from tests.scheduler.test_service import OVERRIDES, Harness
+
+TOKEN = "a-token-of-the-cluster"
+HELLO = {
+    "Route": pb.RouteRequest(hello=pb.RouterHello(router_id="r")),
+    "Attach": pb.AttachRequest(hello=pb.WorkerHello(worker_id="w", model="Llama-2-7B", max_total_token_num=6000)),
+}
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    path = tmp_path / "cluster.token"
+    path.write_text(f"{TOKEN}\n")
+    return path
+
+
+def write(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+async def outcome(harness: Harness, method: str, metadata: Metadata = ()) -> str:
+    """Call a method; return how it ends, or OK."""
+    if method in HELLO:
+        call = getattr(harness.stub, method)(metadata=metadata, timeout=5)
+        harness.calls.append(call)
+        try:
+            await call.write(HELLO[method])
+            answer = await call.read()
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError):
+            return (await call.code()).name
+        call.cancel()
+        return (await call.code()).name if answer is grpc.aio.EOF else "OK"
+    try:
+        input_type = pb.DESCRIPTOR.services_by_name["SchedulerService"].methods_by_name[method].input_type
+        await getattr(harness.stub, method)(getattr(pb, input_type.name)(), metadata=metadata, timeout=5)
+    except grpc.aio.AioRpcError as error:
+        return error.code().name
+    return "OK"
+
+
+METHODS = [method.name for method in pb.DESCRIPTOR.services_by_name["SchedulerService"].methods]
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_every_call_needs_the_token(token: Path, method: str):
+    async with Harness(load(None, [*OVERRIDES, f"cluster_token={token}"])) as harness:
+        assert await outcome(harness, method) == "UNAUTHENTICATED"
+        assert await outcome(harness, method, bearer("another-token-than-this")) == "UNAUTHENTICATED"
+        assert await outcome(harness, method, bearer(TOKEN)) != "UNAUTHENTICATED"
+
+
+async def test_a_token_can_be_changed_while_services_run(token: Path):
+    async with Harness(load(None, [*OVERRIDES, f"cluster_token={token}"])) as harness:
+        new = "the-next-token-of-it"
+
+        async def accepted(secret: str) -> bool:
+            return await outcome(harness, "GetStatus", bearer(secret)) == "OK"
+
+        write(token, f"{TOKEN}\n{new}\n")
+        await wait_until(lambda: accepted(new), what="both are accepted")
+        assert await accepted(TOKEN)
+        write(token, "short\n")  # no token: what was in force stays
+        write(token, f"{new}\n")
+
+        async def gone() -> bool:
+            return not await accepted(TOKEN)
+
+        await wait_until(gone, what="the old one is refused")
+        assert await accepted(new)
+
+
+@pytest.mark.parametrize("text", ["", "short\n", "täken-of-the-cluster\n", None])
+def test_a_file_without_a_token_is_an_error(tmp_path: Path, text: str | None):
+    path = tmp_path / "cluster.token"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(SettingsError, match="cluster_token"):
+        Harness(load(None, [f"cluster_token={path}"]))
