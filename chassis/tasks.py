@@ -5,24 +5,33 @@ from collections.abc import Coroutine
 from typing import Any
 
 
-class _OneEndedError(Exception):
-    """Ends a task group from within; never leaves this module."""
-
-
 async def until_first_ends(*coroutines: Coroutine[Any, Any, None]) -> None:
     """Run the coroutines together until one of them returns or raises, then cancel the others.
 
+    Not a TaskGroup: one that is ending already drops a cancellation that comes from outside (until Python 3.13), and a
+    loop around it would never end.
+
     Raises:
         BaseExceptionGroup: what the coroutines raised, if one did.
+        CancelledError: the calling task was cancelled, be it while the others were ending.
     """
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    cancellation = await _wait(tasks, asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    while not all(task.done() for task in tasks):
+        cancellation = await _wait(tasks, asyncio.ALL_COMPLETED) or cancellation
+    if cancellation is not None:
+        raise cancellation
+    errors = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
+    if errors:
+        raise BaseExceptionGroup("of tasks that run together", errors)
 
-    async def end_all(coroutine: Coroutine[Any, Any, None]) -> None:
-        await coroutine
-        raise _OneEndedError
 
+async def _wait(tasks: list[asyncio.Task[None]], when: str) -> asyncio.CancelledError | None:
+    """Wait for the tasks; return how the calling task was cancelled meanwhile, if it was."""
     try:
-        async with asyncio.TaskGroup() as group:
-            for coroutine in coroutines:
-                group.create_task(end_all(coroutine))
-    except* _OneEndedError:
-        pass
+        await asyncio.wait(tasks, return_when=when)
+    except asyncio.CancelledError as cancellation:
+        return cancellation
+    return None

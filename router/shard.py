@@ -16,6 +16,7 @@ from lorrery.chassis.channel import Dialler
 from lorrery.chassis.credentials import ClusterToken, Metadata
 from lorrery.chassis.errors import Overloaded, Reason
 from lorrery.chassis.log import get_logger
+from lorrery.chassis.tasks import until_first_ends
 from lorrery.router import wire
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.request import Finish
@@ -231,11 +232,11 @@ class Shard:
         self._owner.shard_lost(open_requests)
 
     async def _serve(self, call: RouteCall, session: Session) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            writer = tasks.create_task(session.write(), name=f"route writer {self.address}")
+        async def read() -> None:
             while isinstance(message := await call.read(), scheduler_pb2.RouteResponse):
                 self._receive(session, message)
-            writer.cancel()
+
+        await until_first_ends(read(), session.write())
 
     def _receive(self, session: Session, message: scheduler_pb2.RouteResponse) -> None:
         kind = message.WhichOneof("message")
