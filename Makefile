@@ -18,6 +18,8 @@ UPGRADE ?=
 # uv's own environment of the caller must not redirect it to another environment than ours.
 unexport VIRTUAL_ENV UV_PROJECT_ENVIRONMENT
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Each of the many processes that tests start would compile all that it imports, which takes as long as the rest.
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))

@@ -32,7 +32,8 @@ from bench.scrape import Reading, fetch
 from lorrery.chassis.channel import open_channel
 from lorrery.chassis.sections import TlsSettings
 from lorrery.loadgen.client import Reception, RouterClient
-from lorrery.local.cluster import LocalCluster, start_python
+from lorrery.local.cluster import LocalCluster
+from lorrery.local.processes import start_python
 from lorrery.v1 import router_pb2, router_pb2_grpc
 
 BATCHES = (32, 256)

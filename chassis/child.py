@@ -13,14 +13,19 @@ import sys
 PR_SET_PDEATHSIG = 1
 
 
-def main() -> None:
-    """Tie this process to its parent, then become the command."""
-    parent, command = int(sys.argv[1]), sys.argv[2:]
+def die_with(parent: int) -> None:
+    """Tie this process to its parent, whose pid must be `parent`; exit if that has ended already."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         sys.exit(f"prctl: {os.strerror(ctypes.get_errno())}")
     if os.getppid() != parent:
         sys.exit("the parent is gone")  # it ended before the line above
+
+
+def main() -> None:
+    """Tie this process to its parent, then become the command."""
+    parent, command = int(sys.argv[1]), sys.argv[2:]
+    die_with(parent)
     os.execv(command[0], command)  # noqa: S606  the caller's own command line
 
 

@@ -16,7 +16,8 @@ from lorrery.chassis.shipped import DEFAULT_SETTINGS, TRACES
 from lorrery.cli.config import ConfigOption
 from lorrery.cli.up import summary
 from lorrery.cli.version import VersionOption
-from lorrery.local.cluster import LocalCluster, cancelled_by_signals, describe_exit, start_python
+from lorrery.local.cluster import LocalCluster, cancelled_by_signals, describe_exit
+from lorrery.local.processes import start_python
 
 _LOAD_STOP_SECONDS = 5.0
 

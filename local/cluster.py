@@ -2,19 +2,17 @@
 
 One process per service: sharing an event loop would stretch the mock GPU's steps. Every address may have port 0; each
 service tells where it listens through its `--announce` file, and the others are told. Stopping goes the way a request
-came: router, workers, scheduler. No process outlives this one: see `chassis.child`.
+came: router, workers, scheduler. Services are forked from a process that has imported them, and none outlives this one:
+see `local.processes`.
 """
 
 import asyncio
 import contextlib
 import json
-import os
-import shutil
 import signal
-import sys
 import tempfile
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -23,10 +21,10 @@ from typing import Self
 import grpc.aio
 from grpc_health.v1 import health_pb2
 
-from lorrery.chassis import child
 from lorrery.chassis.channel import open_channel
 from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.interrupt import SIGNALS, handled_by
+from lorrery.local.processes import Forked, ForkServer
 from lorrery.settings import Settings, load
 
 START_SECONDS = 60.0
@@ -49,7 +47,7 @@ class ServiceProcess:
     name: str
     service: str
     overrides: list[str]
-    process: asyncio.subprocess.Process
+    process: Forked
     announce: Path
     grpc: str = ""
     metrics: str = ""
@@ -69,8 +67,7 @@ class ServiceProcess:
 
     def signal(self, number: int) -> None:
         """Send a signal, if it still runs."""
-        with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(number)
+        self.process.send_signal(number)
 
     def kill(self) -> None:
         """Kill it, if it still runs; its end counts as one that nobody asked for."""
@@ -88,6 +85,7 @@ class LocalCluster:
         num_workers: how many workers; fixed ports of theirs count up from the settings'.
         show: gets every line that a process prints.
         free_ports: listen on free ports instead of the settings', but where `overrides` say otherwise.
+        fork_server: running; unset: the cluster has its own.
 
     Raises:
         SettingsError: the settings are wrong.
@@ -102,6 +100,7 @@ class LocalCluster:
         *,
         show: Show = lambda _name, _line: None,
         free_ports: bool = False,
+        fork_server: ForkServer | None = None,
     ) -> None:
         self.settings: Settings = load(config, overrides)
         if free_ports:
@@ -112,13 +111,18 @@ class LocalCluster:
         self._overrides = list(overrides)
         self._num_workers = num_workers
         self._show = show
+        self._fork_server = fork_server
+        self._resources = contextlib.ExitStack()
         self._announcements: Path | None = None
         self._ended: asyncio.Queue[ServiceProcess] = asyncio.Queue()
         self._ready = False
 
     async def __aenter__(self) -> Self:
         """Start everything, and return once the router and all workers serve."""
-        self._announcements = Path(tempfile.mkdtemp(prefix="lorrery-"))
+        if self._fork_server is None:
+            self._fork_server = self._resources.enter_context(ForkServer())
+        folder = tempfile.TemporaryDirectory(prefix="lorrery-", ignore_cleanup_errors=True)
+        self._announcements = Path(self._resources.enter_context(folder))
         try:
             await self._start("scheduler", "scheduler", [])
             await self._listening("scheduler")
@@ -236,26 +240,21 @@ class LocalCluster:
 
     async def _start(self, name: str, service: str, overrides: list[str]) -> None:
         assert self._announcements is not None, "start it with `async with`"
+        assert self._fork_server is not None
         announce = self._announcements / f"{name}.json"
         announce.unlink(missing_ok=True)
-        arguments = ["-m", f"lorrery.{service}", "--announce", str(announce)]
+        arguments = ["--announce", str(announce)]
         if self._config is not None:
             arguments += ["--config", str(self._config)]
         for override in [*self._overrides, *overrides]:
             arguments += ["--set", override]
-        process = await start_python(
-            arguments,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
+        process = await self._fork_server.start(service, arguments)
         entry = ServiceProcess(name, service, overrides, process, announce)
         self.processes[name] = entry
         entry.watcher = asyncio.create_task(self._watch(entry), name=f"watch {name}")
 
     async def _watch(self, entry: ServiceProcess) -> None:
         """Pass the process's output on, line by line, until it ends."""
-        assert entry.process.stdout is not None
         rest = b""
         while chunk := await entry.process.stdout.read(65536):
             *lines, rest = (rest + chunk).split(b"\n")
@@ -325,34 +324,12 @@ class LocalCluster:
         try:
             await self._wait_for(list(self.processes.values()), None)
         finally:
-            if self._announcements is not None:
-                shutil.rmtree(self._announcements, ignore_errors=True)
+            self._resources.close()
 
     async def _wait_for(self, entries: list[ServiceProcess], seconds: float | None) -> None:
         watchers = [entry.watcher for entry in entries if entry.watcher is not None]
         if watchers:
             await asyncio.wait(watchers, timeout=seconds)
-
-
-async def start_python(
-    arguments: Sequence[str],
-    *,
-    stdin: int | None = None,
-    stdout: int | None = None,
-    stderr: int | None = None,
-    variables: Mapping[str, str] | None = None,
-) -> asyncio.subprocess.Process:
-    """Start `python ARGUMENTS` such that it ends with this process, and that Ctrl-C reaches this process only.
-
-    `variables` join its environment.
-    """
-    environment = {**os.environ, **(variables or {}), "PYTHONUNBUFFERED": "1"}
-    tied = Path(child.__file__)
-    # -P: a folder of the caller's that is called "router" must not be taken for ours.
-    command = [sys.executable, "-I", "-S", str(tied), str(os.getpid()), sys.executable, "-P", *arguments]
-    return await asyncio.create_subprocess_exec(
-        *command, stdin=stdin, stdout=stdout, stderr=stderr, env=environment, start_new_session=True
-    )
 
 
 @contextlib.contextmanager

@@ -41,5 +41,10 @@ def _make(settings: Settings, registry: CollectorRegistry) -> Made:
     return service, router.listen, router.metrics, router.drain_seconds
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Be `python -m lorrery.router`; never returns normally."""
     service_command("router", HELP, load, _make)
+
+
+if __name__ == "__main__":
+    main()

@@ -27,5 +27,10 @@ def make(settings: Settings, registry: CollectorRegistry) -> Made:
     return SchedulerService(settings, registry), own.listen, own.metrics, own.drain_seconds
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Be `python -m lorrery.scheduler`; never returns normally."""
     service_command("scheduler", HELP, load, make)
+
+
+if __name__ == "__main__":
+    main()

@@ -29,5 +29,10 @@ def make(settings: Settings, registry: CollectorRegistry) -> tuple[Service, str,
     return WorkerService(settings, registry), worker.listen, worker.metrics, worker.drain_seconds
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Be `python -m lorrery.worker`; never returns normally."""
     service_command("worker", HELP, load, make)
+
+
+if __name__ == "__main__":
+    main()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lorrery.chassis.interrupt import handled_by
-from lorrery.local.cluster import start_python
+from lorrery.local.processes import start_python
 from tests.cluster.harness import wait_until
 
 # Stands in for a library that takes long to import.

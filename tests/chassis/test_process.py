@@ -18,7 +18,7 @@ from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.metrics import new_registry
 from lorrery.chassis.process import run_service
 from lorrery.chassis.sections import TlsSettings
-from lorrery.local.cluster import start_python
+from lorrery.local.processes import start_python
 from lorrery.settings import Settings
 from tests.chassis.services import ECHO, EchoService
 from tests.cluster.harness import metric, wait_until

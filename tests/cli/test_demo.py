@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lorrery.local.cluster import start_python
-from tests.cluster.harness import alive, wait_until, write_settings
+from lorrery.local.processes import start_python
+from tests.cluster.harness import alive, descendants, wait_until, write_settings
 
 pytestmark = pytest.mark.cluster
 
@@ -27,10 +27,6 @@ async def start(tmp_path: Path, trace_file: Path) -> asyncio.subprocess.Process:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 async def test_demo_plays_a_trace_and_leaves_results_and_logs(tmp_path: Path):
@@ -65,12 +61,12 @@ async def test_wrong_settings_leave_no_folder(tmp_path: Path):
 @pytest.mark.parametrize("moment", ["starting", "loading"])
 async def test_ctrl_c_at_any_moment_leaves_no_process(tmp_path: Path, moment: str):
     process = await start(tmp_path, trace(tmp_path, (1, 100, 3000), (40, 100, 8)))
-    count = {"starting": 1, "loading": 4}[moment]
-    seen: set[int] = set()
+    awaited = {"starting": "lorrery.local.fork_server", "loading": "lorrery.loadgen"}[moment]
+    seen: dict[int, str] = {}
 
     def started() -> bool:
-        seen.update(children(process.pid))
-        return len(seen) >= count
+        seen.update(descendants(process.pid))
+        return awaited in seen.values()
 
     await wait_until(started, 60)
     process.send_signal(signal.SIGINT)
@@ -82,8 +78,9 @@ async def test_ctrl_c_at_any_moment_leaves_no_process(tmp_path: Path, moment: st
 
 async def test_no_process_survives_a_killed_demo(tmp_path: Path):
     process = await start(tmp_path, trace(tmp_path, (1, 100, 3000), (40, 100, 8)))
-    await wait_until(lambda: len(children(process.pid)) == 4, 60)
-    pids = children(process.pid)
+    await wait_until(lambda: "lorrery.loadgen" in descendants(process.pid).values(), 60)
+    pids = descendants(process.pid)
+    assert len(pids) == 5  # fork server, three services, load generator
     process.kill()
     await process.communicate()
     await wait_until(lambda: not any(alive(pid) for pid in pids))

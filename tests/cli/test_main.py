@@ -9,7 +9,7 @@ import typer
 from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.chassis.version import VERSION, core_is_compiled
 from lorrery.cli import app as command
-from lorrery.local.cluster import start_python
+from lorrery.local.processes import start_python
 
 
 async def run(*arguments: str) -> tuple[int | None, str, str]:

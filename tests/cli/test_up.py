@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from lorrery.local.cluster import LocalCluster, start_python
+from lorrery.local.cluster import LocalCluster
+from lorrery.local.processes import start_python
 from tests.cluster.client import Ask, Client
-from tests.cluster.harness import SETTINGS, StartCluster, alive, metric, wait_until, write_settings
+from tests.cluster.harness import SETTINGS, StartCluster, alive, metric, services, wait_until, write_settings
 
 pytestmark = pytest.mark.cluster
 
@@ -56,12 +57,8 @@ class Up:
         return line
 
     def services(self) -> dict[int, str]:
-        """Return pid and service of the child processes."""
-        pid = self.process.pid
-        children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-        commands = {child: Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0") for child in children}
-        modules = {child: command[command.index(b"-m") + 1].decode() for child, command in commands.items()}
-        return {child: module.removeprefix("lorrery.") for child, module in modules.items()}
+        """Return pid and service of its processes."""
+        return services(self.process.pid)
 
     def pid_of(self, service: str) -> int:
         return next(pid for pid, name in self.services().items() if name == service)

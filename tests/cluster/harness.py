@@ -7,7 +7,9 @@ async def test_something(start_cluster):
 """
 
 import asyncio
+import atexit
 import contextlib
+import functools
 import inspect
 import time
 import urllib.request
@@ -18,6 +20,7 @@ from typing import Protocol
 from prometheus_client.parser import text_string_to_metric_families
 
 from lorrery.local.cluster import LocalCluster
+from lorrery.local.processes import ForkServer
 
 POLL_SECONDS = 0.02
 
@@ -62,9 +65,21 @@ class StartCluster(Protocol):
 async def running_cluster(folder: Path, *overrides: str, num_workers: int = 1) -> AsyncIterator[LocalCluster]:
     """Run a cluster with small, quick settings on free ports; its output goes to the test's."""
     async with LocalCluster(
-        write_settings(folder), overrides, num_workers, show=lambda name, line: print(f"{name} | {line}")
+        write_settings(folder),
+        overrides,
+        num_workers,
+        show=lambda name, line: print(f"{name} | {line}"),
+        fork_server=fork_server(),
     ) as cluster:
         yield cluster
+
+
+@functools.cache
+def fork_server() -> ForkServer:
+    """Return what all clusters of this process fork their services from, so that these are imported once."""
+    server = ForkServer()
+    atexit.register(server.close)
+    return server
 
 
 def write_settings(folder: Path, text: str = SETTINGS) -> Path:
@@ -127,6 +142,23 @@ def alive(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state != "Z"
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """Return what `pid` has started, and what that has: pid and Python module, or an empty name."""
+    found: dict[int, str] = {}
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # those that end meanwhile
+        for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+            command = Path(f"/proc/{child}/cmdline").read_text().replace("\0", " ").split()
+            found[child] = command[command.index("-m") + 1] if "-m" in command else ""
+            found |= descendants(child)
+    return found
+
+
+def services(pid: int) -> dict[int, str]:
+    """Return pid and name of the services among the descendants of `pid`."""
+    names = {f"lorrery.{name}": name for name in ("router", "scheduler", "worker")}
+    return {child: names[module] for child, module in descendants(pid).items() if module in names}
 
 
 async def add_process(cluster: LocalCluster, name: str, service: str, *overrides: str) -> None:

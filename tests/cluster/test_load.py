@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from lorrery.local.cluster import start_python
+from lorrery.local.processes import start_python
 from tests.cluster.gauges import HELD
-from tests.cluster.harness import alive, metric, wait_until, write_settings
+from tests.cluster.harness import alive, metric, services, wait_until, write_settings
 
 pytestmark = pytest.mark.cluster
 
@@ -28,10 +28,6 @@ async def _read_until(process: asyncio.subprocess.Process, text: str) -> list[st
     return lines
 
 
-def _children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 async def test_load_runs_through_a_cluster_of_up_and_ctrl_c_leaves_no_process(tmp_path: Path):
     up = await start_python(
         ["-m", "lorrery.cli", "up", "--config", str(write_settings(tmp_path)), "--workers", "2"],
@@ -41,8 +37,8 @@ async def test_load_runs_through_a_cluster_of_up_and_ctrl_c_leaves_no_process(tm
     try:
         ready = "".join(await _read_until(up, "try: lorrery load --target"))
         target = ready.rsplit("--target ", 1)[1].strip()
-        services = set(_children(up.pid))
-        assert len(services) == 4
+        running = set(services(up.pid))
+        assert len(running) == 4
 
         code, output = await _load("--target", target, "-n", str(NUM_REQUESTS), "-c", "16", "--out", str(tmp_path))
         assert code == 0, output
@@ -62,7 +58,7 @@ async def test_load_runs_through_a_cluster_of_up_and_ctrl_c_leaves_no_process(tm
         assert up.stdout is not None
         await up.stdout.read()
         assert await up.wait() == 0
-        assert not [pid for pid in services if alive(pid)]
+        assert not [pid for pid in running if alive(pid)]
     finally:
         if up.returncode is None:
             up.kill()
@@ -100,11 +96,11 @@ async def test_killed_up_leaves_no_process_even_in_the_middle_of_load(tmp_path: 
         ready = "".join(await _read_until(up, "try: lorrery load --target"))
         target = ready.rsplit("--target ", 1)[1].strip()
         router = dict(re.findall(r"(router) .*http://(\S+)/metrics", ready))["router"]
-        services = _children(up.pid)
+        running = services(up.pid)
         load = asyncio.create_task(_load("--target", target, "-n", "10000", "-c", "16"))
         await wait_until(lambda: metric(router, "lorrery_router_in_flight_requests") > 0)
         up.kill()
-        await wait_until(lambda: not any(alive(pid) for pid in services))
+        await wait_until(lambda: not any(alive(pid) for pid in running))
         code, output = await load
         assert code == 1, output
     finally:
