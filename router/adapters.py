@@ -4,6 +4,8 @@ What is loaded and unloaded here is remembered, and told to a shard that connect
 """
 
 import asyncio
+import math
+import time
 from collections.abc import Awaitable, Iterable
 from typing import TypeVar
 
@@ -20,6 +22,8 @@ from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
 
 CALL_SECONDS = 5.0
 """How long a scheduler may take to answer."""
+STATUS_SECONDS = 1.0
+"""How old a cluster's status may be."""
 
 _T = TypeVar("_T")
 
@@ -96,8 +100,35 @@ async def unload(placement: Placement, adapter_id: str, model: str) -> None:
         raise UnknownName(f"adapter {quoted(adapter_id)} is not loaded", field="adapter_id", value=quoted(adapter_id))
 
 
-async def cluster_status(placement: Placement) -> router_pb2.GetClusterStatusResponse:
-    """Return every shard; one that is not connected, or does not answer, with its address only."""
+class ClusterStatus:
+    """The state of the cluster, asked of the shards once a second at most, however many ask this router.
+
+    Args:
+        placement: whose shards.
+    """
+
+    def __init__(self, placement: Placement) -> None:
+        self._placement = placement
+        self._asked_at = -math.inf
+        self._answer: asyncio.Future[router_pb2.GetClusterStatusResponse] | None = None
+
+    async def get(self) -> router_pb2.GetClusterStatusResponse:
+        """Return every shard; one that is not connected, or does not answer, with its address only.
+
+        The caller may change what it gets.
+        """
+        now = time.monotonic()
+        if self._answer is None or now >= self._asked_at + STATUS_SECONDS:
+            self._asked_at = now
+            self._answer = asyncio.ensure_future(_cluster_status(self._placement))
+        # One caller that goes must not take the answer from the others.
+        answer = await asyncio.shield(self._answer)
+        copy = router_pb2.GetClusterStatusResponse()
+        copy.CopyFrom(answer)
+        return copy
+
+
+async def _cluster_status(placement: Placement) -> router_pb2.GetClusterStatusResponse:
     statuses = await _all(_status_or_none(shard) for shard in placement.shards)
     return router_pb2.GetClusterStatusResponse(
         shards=[

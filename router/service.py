@@ -76,6 +76,7 @@ class Router(router_pb2_grpc.RouterServiceServicer):
         self._reader = RequestReader(settings, self._tokenizer, self._access)
         self._metrics = RouterMetrics(registry)
         self._placement = Placement(settings, self._metrics)
+        self._cluster_status = adapters.ClusterStatus(self._placement)
         self._open_handlers = 0
         self._draining = False
         self._idle = asyncio.Event()
@@ -261,7 +262,7 @@ class Router(router_pb2_grpc.RouterServiceServicer):
 
         async def answer() -> router_pb2.GetClusterStatusResponse:
             caller = self._caller(context)
-            return visible_status(caller, await adapters.cluster_status(self._placement))
+            return visible_status(caller, await self._cluster_status.get())
 
         return await _answer(context, answer())
 

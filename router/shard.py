@@ -26,6 +26,8 @@ from lorrery.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 FIRST_RETRY_SECONDS = 0.2
 LAST_RETRY_SECONDS = 2.0
+HELLO_SECONDS = 10.0
+"""How long a scheduler that is connected may take to answer the router's hello."""
 _MAX_HANDLE = 2**32 - 1
 
 RouteCall = grpc.aio.StreamStreamCall[scheduler_pb2.RouteRequest, scheduler_pb2.RouteResponse]
@@ -191,12 +193,16 @@ class Shard:
             loaded, unloaded = self._owner.run_time_adapters()
             told = dict(loaded), set(unloaded)
             await call.write(wire.router_hello(self._owner.router_id, *told))
-            hello = wire.scheduler_hello(await call.read())
+            async with asyncio.timeout(HELLO_SECONDS):
+                first = await call.read()
+            hello = wire.scheduler_hello(first)
             if told != self._owner.run_time_adapters():
                 raise wire.ProtocolError("the adapters changed between the hellos")
             session = self._begin(call, hello)
             await self._serve(call, session)
             _log.warning("shard_closed_stream", shard=self.address)
+        except* TimeoutError:
+            _log.warning("shard_lost", shard=self.address, reason=f"no hello within {HELLO_SECONDS:g} s")
         except* (grpc.aio.AioRpcError, asyncio.InvalidStateError, wire.ProtocolError) as errors:
             _log.warning("shard_lost", shard=self.address, reason=_first_line(errors))
         finally:

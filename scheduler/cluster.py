@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from lorrery.chassis.awake import AwakeClock
 from lorrery.chassis.clock import DeviceClock
 from lorrery.chassis.log import get_logger
+from lorrery.chassis.recent import Recent
 from lorrery.scheduler import wire
 from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.cluster_events import ClusterEvent, Placed, Refused, Withdrawn
@@ -20,7 +21,7 @@ from lorrery.scheduler.core.policies import batch_limits, batching_name
 from lorrery.scheduler.core.refusals import RefusalReason, withheld
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.journal import Journal
-from lorrery.scheduler.live_request import LiveRequest
+from lorrery.scheduler.live_request import Counted, LiveRequest
 from lorrery.scheduler.messages import Submit, WorkerHello
 from lorrery.scheduler.metrics import SchedulerMetrics
 from lorrery.scheduler.replicas import ReplicaFactory, cluster_rules
@@ -31,6 +32,9 @@ from lorrery.settings import Settings
 from lorrery.vocabulary import u32
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
+
+MAX_REMEMBERED = 10_000
+"""Errors that were logged, and requests of routers that went: what others' words name is not remembered for ever."""
 
 log = get_logger("scheduler.cluster")
 
@@ -49,7 +53,8 @@ class Cluster:
         self.empty = asyncio.Event()
         self._num_handles = 0
         self._wait_timer: asyncio.TimerHandle | None = None
-        self._logged_errors: set[str] = set()
+        self._logged_errors: Recent[str, bool] = Recent(MAX_REMEMBERED)
+        self._orphans: Recent[tuple[str, str], Counted] = Recent(MAX_REMEMBERED)
         self._factory = ReplicaFactory(settings)
         path = settings.scheduler.journal
         self.core = ClusterCore(
@@ -101,11 +106,17 @@ class Cluster:
             prompt_token_ids_u32=submit.prompt_token_ids_u32,
             sampling=submit.sampling,
             token_ids=submit.produced,
+            counted=self._counted(submit, router),
         )
         self.empty.clear()
         router.owned[submit.handle] = sequence.handle
         log.debug("request_arrived", request_id=submit.request_id, handle=sequence.handle, resumed=submit.resumed)
         self._carry_out(events, at_ps)
+
+    def _counted(self, submit: Submit, router: RouterLink) -> Counted:
+        """Return what the metrics have of a request from a stream that broke."""
+        orphaned = self._orphans.pop((router.router_id, submit.request_id)) if submit.resumed else None
+        return Counted.FIRST_TOKEN if submit.produced else orphaned or Counted.NOTHING
 
     def cancel(self, router: RouterLink, router_handle: int) -> None:
         """Withdraw a request; unknown handles are ignored, since it may just have ended."""
@@ -144,7 +155,7 @@ class Cluster:
                 )
                 self.workers[event.member.name].withdrawn(event.sequence.handle, at_ps)
             else:
-                self.metrics.requests.labels("cancelled").inc()
+                self.metrics.cancelled(orphaned=live.orphaned)
                 if self.journal is not None:
                     self.journal.cancelled_unplaced(event.sequence.handle, at_ps)
                 self.forget(live)
@@ -162,7 +173,7 @@ class Cluster:
     def log_error(self, message: str, error: Exception) -> None:
         """Log what a policy raised, with its traceback; the same once only, for it may do so for every request."""
         if message not in self._logged_errors:
-            self._logged_errors.add(message)
+            self._logged_errors.put(message, True)
             log.error("policy_raised", reason=message, exc_info=error)
 
     def _watch_waits(self) -> None:
@@ -181,8 +192,12 @@ class Cluster:
 
     # --- workers ----------------------------------------------------------------------------------------------------
 
-    def attach(self, hello: WorkerHello) -> Dispatcher:
+    def attach(self, hello: WorkerHello, instance_id: str = "") -> Dispatcher:
         """Take in a worker and give it what waits for one.
+
+        Args:
+            hello: how it announces itself.
+            instance_id: of its process; empty: not said.
 
         Raises:
             ValueError: it announces another base model, or an id that is attached.
@@ -200,7 +215,7 @@ class Cluster:
         member = Member(hello.worker_id, self._factory.replica(settings), settings.max_total_token_num)
         events = self.core.attach(member, at_ps)
         watch = Watch(self.settings.scheduler.worker_timeout_seconds, self.awake.now())
-        worker = self.workers[hello.worker_id] = Dispatcher(hello, member, self, watch, journal)
+        worker = self.workers[hello.worker_id] = Dispatcher(hello, member, self, watch, instance_id, journal)
         log.info(
             "worker_attached",
             worker_id=hello.worker_id,
@@ -279,7 +294,13 @@ class Cluster:
         """Cancel what a router owned whose stream has ended."""
         self.routers.discard(router)
         log.info("router_disconnected", router_id=router.router_id, num_cancelled=len(router.owned))
-        for router_handle in list(router.owned):
+        for router_handle, handle in list(router.owned.items()):
+            live = self.lives[handle]
+            live.orphaned = True
+            if live.sequence.first_admitted_ps is not None:
+                first = live.counted is Counted.FIRST_TOKEN or live.sequence.first_token_ps is not None
+                counted = Counted.FIRST_TOKEN if first else Counted.ADMISSION
+                self._orphans.put((router.router_id, live.request_id), counted)
             self.cancel(router, router_handle)
 
     def begin_drain(self) -> None:

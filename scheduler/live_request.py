@@ -2,9 +2,18 @@
 
 from array import array
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.routers import RouterLink
+
+
+class Counted(IntEnum):
+    """How much of a request the metrics have: each includes those before it."""
+
+    NOTHING = 0
+    ADMISSION = 1
+    FIRST_TOKEN = 2
 
 
 @dataclass(slots=True, eq=False)
@@ -17,6 +26,8 @@ class LiveRequest:
         router_handle: its name on that router's stream.
         sampling: the wire's message, passed on to the worker as it came, the hidden true length in it.
         token_ids: the output so far, for a resumption.
+        counted: what has been counted of it on a stream that broke.
+        orphaned: its router's stream has ended.
     """
 
     sequence: Sequence
@@ -26,3 +37,5 @@ class LiveRequest:
     prompt_token_ids_u32: bytes
     sampling: object
     token_ids: "array[int]" = field(default_factory=lambda: array("I"))
+    counted: Counted = Counted.NOTHING
+    orphaned: bool = False

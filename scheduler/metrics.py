@@ -60,6 +60,10 @@ class SchedulerMetrics:
             return Histogram(f"lorrery_scheduler_{name}", text, labels, registry=registry, buckets=buckets)
 
         self.requests = counter("requests_total", "Requests that ended, by outcome.", ("outcome",))
+        self.orphaned = counter(
+            "orphaned_requests_total",
+            "Requests withdrawn since their router's stream ended; one that it resumes counts once, at its end.",
+        )
         self.plans = counter("plans_total", "Plans sent to workers.")
         self.late_interrupts = counter(
             "late_interrupts_total", "Arrivals and cancels that took effect later than at the first possible boundary."
@@ -97,12 +101,10 @@ class SchedulerMetrics:
 
     def step(self, plan: Plan, step_ps: int, num_tokens_out: int) -> None:
         """Note one step of a plan."""
-        if plan.decode:
-            self._decode_seconds.observe(step_ps / PS_PER_SECOND)
-            self.batch_tokens.observe(num_tokens_out)
-        else:
-            self._prefill_seconds.observe(step_ps / PS_PER_SECOND)
-            self.batch_tokens.observe(sum(chunk.new_tokens for chunk in plan.prefills))
+        seconds = self._decode_seconds if plan.decode else self._prefill_seconds
+        seconds.observe(step_ps / PS_PER_SECOND)
+        num_decodes = num_tokens_out - sum(chunk.samples for chunk in plan.prefills) if plan.decode else 0
+        self.batch_tokens.observe(num_decodes + sum(chunk.new_tokens for chunk in plan.prefills))
         self.batch_size.observe(num_tokens_out)
         self.output_tokens.inc(num_tokens_out)
 
@@ -123,6 +125,10 @@ class SchedulerMetrics:
     def first_token(self, ttft_ps: int) -> None:
         """Note a request's first token."""
         self.ttft_seconds.observe(ttft_ps / PS_PER_SECOND)
+
+    def cancelled(self, *, orphaned: bool) -> None:
+        """Note a request that was withdrawn: by its client, or because its router's stream has ended."""
+        (self.orphaned if orphaned else self.requests.labels("cancelled")).inc()
 
     def finished(self, reason: FinishReason) -> None:
         """Note a request that ended by itself."""

@@ -3,6 +3,7 @@
 import asyncio
 import atexit
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TypeVar
 
 import grpc
 import grpc.aio
@@ -24,6 +25,12 @@ from lorrery.settings import Settings
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import scheduler_pb2_grpc, types_pb2
 from lorrery.vocabulary import u32
+
+HELLO_SECONDS = 10.0
+"""How long a stream may be open before it says whose it is."""
+
+_Request = TypeVar("_Request", pb.RouteRequest, pb.AttachRequest)
+_Response = TypeVar("_Response", pb.RouteResponse, pb.AttachResponse)
 
 log = get_logger("scheduler")
 
@@ -73,11 +80,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         context: grpc.aio.ServicerContext[pb.RouteRequest, pb.RouteResponse],
     ) -> None:
         await self._guard.check(context, ROUTERS)
-        first = await anext(request_iterator, None)
-        if first is None or first.WhichOneof("message") != "hello":
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be hello")
-            return
-        hello = first.hello
+        hello = (await self._first(request_iterator, context)).hello
         adapters = map(wire.read_adapter, hello.adapters)
         router = self._cluster.connect(hello.router_id, adapters, hello.unloaded_adapters)
         try:
@@ -97,6 +100,18 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                 for handle in u32.unpack(request.cancel_handles_u32):
                     self._cluster.cancel(router, handle)
 
+    async def _first(
+        self, requests: AsyncIterator[_Request], context: grpc.aio.ServicerContext[_Request, _Response]
+    ) -> _Request:
+        """Return a stream's first message, which must be a hello and come soon."""
+        try:
+            first = await self._cluster.awake.within(HELLO_SECONDS, anext(requests, None))
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no hello within {HELLO_SECONDS:g} s")
+        if first is None or first.WhichOneof("message") != "hello":
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be hello")
+        return first
+
     # --- workers ----------------------------------------------------------------------------------------------------
 
     async def Attach(  # type: ignore[override]  # noqa: N802, D102
@@ -105,14 +120,17 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         context: grpc.aio.ServicerContext[pb.AttachRequest, pb.AttachResponse],
     ) -> None:
         await self._guard.check(context, WORKERS)
-        first = await anext(request_iterator, None)
-        if first is None or first.WhichOneof("message") != "hello":
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be hello")
-            return
-        name = first.hello.worker_id
+        hello = (await self._first(request_iterator, context)).hello
+        name = hello.worker_id
         if (why := why_no_name(name)) is not None:
             await status.abort(context, InvalidRequest(f"worker_id {why}; see worker.name", field="worker_id"))
-        if name in self._cluster.workers:
+        if 2 * hello.heartbeat_seconds > self._timeout_seconds:
+            await status.abort(context, _heartbeats_too_rare(hello.heartbeat_seconds, self._timeout_seconds))
+        old = self._cluster.workers.get(name)
+        if old is not None and hello.instance_id and old.instance_id == hello.instance_id:
+            old.give_up(Loss.SUPERSEDED, "the worker has dialled again")
+            self._cluster.detach(old)
+        elif old is not None:
             log.warning("worker_refused", worker_id=name, reason="its name is taken")
             message = (
                 f"a worker named {quoted(name)} is attached already; each needs a name of its own:"
@@ -120,9 +138,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             )
             await status.abort(context, Conflict(message, Reason.NAME_TAKEN, field="worker.name", value=quoted(name)))
         try:
-            worker = self._cluster.attach(wire.read_worker_hello(first.hello))
+            worker = self._cluster.attach(wire.read_worker_hello(hello), hello.instance_id)
         except ValueError as error:
-            log.warning("worker_refused", worker_id=first.hello.worker_id, reason=str(error))
+            log.warning("worker_refused", worker_id=name, reason=str(error))
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
             return
         try:
@@ -221,6 +239,16 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             adapters=[wire.write_adapter(adapter) for adapter in cluster.core.adapters.values()],
             workers=[_worker_status(worker) for worker in cluster.workers.values()],
         )
+
+
+def _heartbeats_too_rare(every_seconds: float, timeout_seconds: float) -> InvalidRequest:
+    return InvalidRequest(
+        f"the worker beats every {every_seconds:g} s; worker.heartbeat_seconds must be at most half of"
+        f" scheduler.worker_timeout_seconds ({timeout_seconds:g})",
+        field="worker.heartbeat_seconds",
+        value=every_seconds,
+        limit=timeout_seconds / 2,
+    )
 
 
 def _worker_status(worker: Dispatcher) -> types_pb2.Worker:

@@ -187,8 +187,10 @@ class SchedulerSettings(Section):
     max_pending_router_tokens: Count = Field(
         default=1_000_000, description="tokens that may wait for one slow router, whose stream is then cut off"
     )
-    worker_timeout_seconds: PositiveSeconds = Field(
-        default=5.0, description="a worker that is silent for so long is lost"
+    worker_timeout_seconds: Annotated[float, Field(ge=0.1, allow_inf_nan=False)] = Field(
+        default=5.0,
+        description="a worker is lost that is silent for so long, or has a plan and makes no progress for so long"
+        " beyond the end of the step under way",
     )
     worker_wait_seconds: Seconds = Field(
         default=30.0, description="how long a request waits for a worker to attach before it ends with UNAVAILABLE"

@@ -36,7 +36,7 @@ from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.effects import Effects
 from lorrery.scheduler.fan_out import FanOut
 from lorrery.scheduler.journal import WorkerJournal
-from lorrery.scheduler.live_request import LiveRequest
+from lorrery.scheduler.live_request import Counted, LiveRequest
 from lorrery.scheduler.messages import StepReport, WorkerHello
 from lorrery.scheduler.metrics import SchedulerMetrics
 from lorrery.scheduler.watch import Loss, Watch
@@ -73,6 +73,7 @@ class Dispatcher:
         member: what the core has of it.
         cluster: whose requests it serves.
         watch: judges the worker.
+        instance_id: of its process; empty: not said.
         journal: notes what it is given and does; None: nobody does.
 
     Attributes:
@@ -85,12 +86,14 @@ class Dispatcher:
         member: Member,
         cluster: Owner,
         watch: Watch,
+        instance_id: str = "",
         journal: WorkerJournal | None = None,
     ) -> None:
         self.hello = hello
         self.worker_id = hello.worker_id
         self.member = member
         self.watch = watch
+        self.instance_id = instance_id
         self.loss = ""
         self._cluster = cluster
         self._clock = cluster.clock
@@ -313,12 +316,16 @@ class Dispatcher:
         for event in events:
             if isinstance(event, Admitted):
                 sequence = event.sequence
-                if event.first and sequence.first_admitted_ps is not None:
+                live = lives.get(sequence.handle)
+                new = live is None or live.counted < Counted.ADMISSION
+                if event.first and new and sequence.first_admitted_ps is not None:
                     self._metrics.admitted(sequence.first_admitted_ps - sequence.arrived_ps, sequence.prompt_tokens)
                 if cache is not None:
                     self._metrics.prefix_looked_up(sequence.input_tokens, sequence.cached_tokens)
             elif isinstance(event, FirstToken):
-                self._metrics.first_token(event.at_ps - event.sequence.arrived_ps)
+                live = lives[event.sequence.handle]
+                if live.counted < Counted.FIRST_TOKEN and not live.orphaned:
+                    self._metrics.first_token(event.at_ps - event.sequence.arrived_ps)
             elif isinstance(event, Finished):
                 live = lives[event.sequence.handle]
                 live.router.finished(
@@ -335,8 +342,9 @@ class Dispatcher:
             elif isinstance(event, Preempted):
                 self._metrics.preemptions.inc()
             elif isinstance(event, Cancelled):
-                self._metrics.requests.labels("cancelled").inc()
-                self._cluster.forget(lives[event.sequence.handle])
+                live = lives[event.sequence.handle]
+                self._metrics.cancelled(orphaned=live.orphaned)
+                self._cluster.forget(live)
 
     def _refuse(self, live: LiveRequest, outcome: str, refusal: Refusal) -> None:
         self._metrics.requests.labels(outcome).inc()

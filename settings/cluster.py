@@ -59,6 +59,16 @@ class Settings(FileSettings):
         return self
 
     @model_validator(mode="after")
+    def _heartbeats_are_heard(self) -> Self:
+        every, within = self.worker.heartbeat_seconds, self.scheduler.worker_timeout_seconds
+        if 2 * every > within:
+            raise ValueError(
+                f"worker.heartbeat_seconds ({every:g}) must be at most half of scheduler.worker_timeout_seconds"
+                f" ({within:g}): workers that are well would be lost"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _possible_faults(self) -> Self:
         try:
             faults = self.planned_faults()

@@ -9,6 +9,7 @@ import os
 import random
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from uuid import uuid4
 
 import grpc
 import grpc.aio
@@ -88,6 +89,8 @@ class WorkerService:
             kv_pool_tokens=device.pool_tokens,
             step_time_model=worker.step_time,
             needs_prompts=echo,
+            instance_id=uuid4().hex,
+            heartbeat_seconds=worker.heartbeat_seconds,
         )
         self._log = get_logger("worker").bind(worker=name)
         self._attachment: _Attachment | None = None

@@ -70,8 +70,9 @@ class WorkerSettings(Section):
     startup_seconds: Seconds = Field(default=0.0, description="device seconds until the weights are loaded")
     output: OutputSettings = OutputSettings()
 
-    heartbeat_seconds: PositiveSeconds = Field(
-        default=1.0, description="time between two signs of life to the scheduler"
+    heartbeat_seconds: Annotated[float, Field(ge=0.01, allow_inf_nan=False)] = Field(
+        default=1.0,
+        description="time between two signs of life to the scheduler; at most half of scheduler.worker_timeout_seconds",
     )
     drain_seconds: Seconds = Field(default=30.0, description="after SIGTERM: time for running sequences to end")
 

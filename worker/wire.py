@@ -35,6 +35,8 @@ def hello(
     kv_pool_tokens: int,
     step_time_model: str,
     needs_prompts: bool,
+    instance_id: str,
+    heartbeat_seconds: float,
 ) -> pb.AttachRequest:
     """Return the stream's first message."""
     return pb.AttachRequest(
@@ -46,6 +48,8 @@ def hello(
             max_total_token_num=kv_pool_tokens,
             step_time_model=step_time_model,
             needs_prompts=needs_prompts,
+            instance_id=instance_id,
+            heartbeat_seconds=heartbeat_seconds,
         )
     )
 

@@ -44,7 +44,7 @@ async def test_killed_router_takes_its_own_requests_with_it_and_no_others(start_
             assert stream.error.code() is grpc.StatusCode.UNAVAILABLE
 
         async def others_are_gone() -> bool:
-            return await scrape(cluster, "scheduler", "lorrery_scheduler_requests_total", outcome="cancelled") == 8
+            return await scrape(cluster, "scheduler", "lorrery_scheduler_orphaned_requests_total") == 8
 
         await wait_until(others_are_gone)
         await _check_all(cluster, streams)

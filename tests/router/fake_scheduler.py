@@ -80,7 +80,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.routes: asyncio.Queue[Route] = asyncio.Queue()
         self.adapters: dict[str, int] = {"lora-0": 8}
         self.address = ""
-        self.num_hellos = 0
+        self.num_hellos = self.num_statuses = 0
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self._server: grpc.aio.Server | None = None
@@ -141,6 +141,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         return scheduler_pb2.UnregisterAdapterResponse()
 
     async def GetStatus(self, request, context):  # noqa: N802  gRPC's name for it
+        self.num_statuses += 1
         return scheduler_pb2.GetStatusResponse(
             model="Llama-2-7B",
             time_scale=self.time_scale,

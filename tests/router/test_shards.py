@@ -417,3 +417,31 @@ async def test_adapter_calls_without_any_shard_are_unavailable(start_router: Sta
     status = await router.stub.GetClusterStatus(router_pb2.GetClusterStatusRequest(), timeout=10)
     assert [shard.connected for shard in status.shards] == [False]
     await asyncio.wait_for(router.channel.channel_ready(), 10)
+
+
+async def test_status_is_asked_of_the_shards_once_a_second_at_most(
+    start_router: StartRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router = await start_router()
+    await router.until_connected()
+    monkeypatch.setattr("lorrery.router.adapters.STATUS_SECONDS", 3600.0)
+    request = router_pb2.GetClusterStatusRequest()
+    first, *others = await asyncio.gather(*(router.stub.GetClusterStatus(request, timeout=10) for _ in range(20)))
+    assert len(first.shards) == 1
+    assert all(other == first for other in others)
+    monkeypatch.setattr("lorrery.router.adapters.STATUS_SECONDS", 0.0)
+    assert await router.stub.GetClusterStatus(request, timeout=10) == first
+    assert router.schedulers[0].num_statuses == 2
+
+
+async def test_a_scheduler_that_does_not_answer_the_hello_is_dialled_again(
+    start_router: StartRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lorrery.router.shard.HELLO_SECONDS", 0.2)
+    router = await start_router(up=False)
+    (silent,) = router.schedulers
+    silent.may_answer.clear()
+    await silent.start(int(silent.address.rpartition(":")[2]))
+    await router.until(lambda: silent.num_hellos == 3)
+    silent.may_answer.set()
+    await router.until_connected()

@@ -580,6 +580,8 @@ class WorkerHello(message.Message):
     ADAPTER_MEMORY_BYTES_FIELD_NUMBER: builtins.int
     STEP_TIME_MODEL_FIELD_NUMBER: builtins.int
     NEEDS_PROMPTS_FIELD_NUMBER: builtins.int
+    INSTANCE_ID_FIELD_NUMBER: builtins.int
+    HEARTBEAT_SECONDS_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     """The worker's name."""
     gpu: builtins.str
@@ -596,6 +598,14 @@ class WorkerHello(message.Message):
     """Name of the step-time model."""
     needs_prompts: builtins.bool
     """Plans must carry prompts (echo mode)."""
+    instance_id: builtins.str
+    """Drawn by each process at its start. A worker that dials again takes the place
+    of its old stream at once; another process of that name is refused.
+    """
+    heartbeat_seconds: builtins.float
+    """Seconds between two heartbeats; INVALID_ARGUMENT where they are too rare for
+    worker_timeout_seconds. 0: not said.
+    """
     def __init__(
         self,
         *,
@@ -607,10 +617,12 @@ class WorkerHello(message.Message):
         adapter_memory_bytes: builtins.int = ...,
         step_time_model: builtins.str = ...,
         needs_prompts: builtins.bool = ...,
+        instance_id: builtins.str = ...,
+        heartbeat_seconds: builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_memory_bytes", b"adapter_memory_bytes", "gpu", b"gpu", "max_total_token_num", b"max_total_token_num", "model", b"model", "needs_prompts", b"needs_prompts", "step_time_model", b"step_time_model", "tensor_parallel", b"tensor_parallel", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_memory_bytes", b"adapter_memory_bytes", "gpu", b"gpu", "heartbeat_seconds", b"heartbeat_seconds", "instance_id", b"instance_id", "max_total_token_num", b"max_total_token_num", "model", b"model", "needs_prompts", b"needs_prompts", "step_time_model", b"step_time_model", "tensor_parallel", b"tensor_parallel", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,35 @@
+"""A dict that forgets its oldest entries: for what is keyed by what others send, and so must not grow without end."""
+
+from typing import Generic, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Recent(Generic[K, V]):
+    """The last entries put.
+
+    Args:
+        max_entries: at most so many; the oldest goes first.
+    """
+
+    def __init__(self, max_entries: int) -> None:
+        self._max_entries = max_entries
+        self._entries: dict[K, V] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._entries
+
+    def put(self, key: K, value: V) -> None:
+        """Add an entry, or make it the newest."""
+        self._entries.pop(key, None)
+        self._entries[key] = value
+        while len(self._entries) > self._max_entries:
+            del self._entries[next(iter(self._entries))]
+
+    def pop(self, key: K) -> V | None:
+        """Remove an entry and return its value; None: there is none."""
+        return self._entries.pop(key, None)
