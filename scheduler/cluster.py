@@ -5,7 +5,7 @@ Who may come in, where a request goes, what is queued again and when a wait is o
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry
 
@@ -13,6 +13,7 @@ from lorrery.chassis.awake import AwakeClock
 from lorrery.chassis.clock import DeviceClock
 from lorrery.chassis.log import get_logger
 from lorrery.chassis.recent import Recent
+from lorrery.chassis.slices import Slices
 from lorrery.scheduler import wire
 from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.cluster_events import ClusterEvent, Placed, Refused, Withdrawn
@@ -52,7 +53,9 @@ class Cluster:
         self.faults_from_ps = 0
         self.empty = asyncio.Event()
         self._num_handles = 0
+        self.slices = Slices()
         self._wait_timer: asyncio.TimerHandle | None = None
+        self._waits_until_ps: int | None = None
         self._logged_errors: Recent[str, bool] = Recent(MAX_REMEMBERED)
         self._orphans: Recent[tuple[str, str], Counted] = Recent(MAX_REMEMBERED)
         self._factory = ReplicaFactory(settings)
@@ -125,6 +128,16 @@ class Cluster:
             at_ps = self.clock.now_ps()
             self._carry_out(self.core.cancel(handle, at_ps), at_ps)
 
+    def cancel_all(self, router: RouterLink, router_handles: Iterable[int]) -> None:
+        """Withdraw many, in slices."""
+
+        def cancel_each() -> Iterator[None]:
+            for router_handle in router_handles:
+                self.cancel(router, router_handle)
+                yield
+
+        self.slices.do(cancel_each())
+
     def forget(self, live: LiveRequest) -> None:
         """Drop a request that has ended."""
         self.lives.pop(live.sequence.handle, None)
@@ -161,6 +174,13 @@ class Cluster:
                 self.forget(live)
         self._watch_waits()
 
+    def _place_rest(self) -> Iterator[None]:
+        """Place what more there is to place again."""
+        while self.core.is_placing:
+            at_ps = self.clock.now_ps()
+            self._carry_out(self.core.place_again(at_ps), at_ps)
+            yield
+
     def _tell_refused(self, event: Refused, request_id: str, router: RouterLink, router_handle: int) -> None:
         refusal = event.refusal
         if event.error is not None:
@@ -178,15 +198,18 @@ class Cluster:
 
     def _watch_waits(self) -> None:
         """Look again when the first wait for a worker is over."""
+        until_ps = self.core.until_ps
+        if until_ps == self._waits_until_ps:
+            return
         if self._wait_timer is not None:
             self._wait_timer.cancel()
-            self._wait_timer = None
-        until_ps = self.core.until_ps
+        self._waits_until_ps = until_ps
         if until_ps is not None:
             seconds = (until_ps - self.clock.now_ps()) / PS_PER_SECOND * self.clock.time_scale
             self._wait_timer = asyncio.get_running_loop().call_later(seconds, self._end_waits, until_ps)
 
     def _end_waits(self, until_ps: int) -> None:
+        self._waits_until_ps = None
         at_ps = max(until_ps, self.clock.now_ps())  # a timer may fire a little early
         self._carry_out(self.core.expire(at_ps), at_ps)
 
@@ -226,6 +249,7 @@ class Cluster:
             batch_max_tokens=batch_limits(settings).max_prompt_tokens,
         )
         self._carry_out(events, at_ps)
+        self.slices.do(self._place_rest())
         return worker
 
     def drain_worker(self, worker: Dispatcher) -> None:
@@ -235,6 +259,7 @@ class Cluster:
         gave_back, events = self.core.drain(worker.member, at_ps)
         worker.drained(gave_back, at_ps)
         self._carry_out(events, at_ps)
+        self.slices.do(self._place_rest())
 
     def given_up(self, worker: Dispatcher, loss: Loss, text: str, error: Exception | None) -> None:
         """Log and count that a worker's stream is to end."""
@@ -259,6 +284,7 @@ class Cluster:
             "worker_left" if worker.draining else "worker_lost", worker_id=worker.worker_id, num_requeued=num_requeued
         )
         self._carry_out(events, at_ps)
+        self.slices.do(self._place_rest())
 
     # --- adapters ---------------------------------------------------------------------------------------------------
 
@@ -294,14 +320,14 @@ class Cluster:
         """Cancel what a router owned whose stream has ended."""
         self.routers.discard(router)
         log.info("router_disconnected", router_id=router.router_id, num_cancelled=len(router.owned))
-        for router_handle, handle in list(router.owned.items()):
+        for handle in router.owned.values():
             live = self.lives[handle]
             live.orphaned = True
             if live.sequence.first_admitted_ps is not None:
                 first = live.counted is Counted.FIRST_TOKEN or live.sequence.first_token_ps is not None
                 counted = Counted.FIRST_TOKEN if first else Counted.ADMISSION
                 self._orphans.put((router.router_id, live.request_id), counted)
-            self.cancel(router, router_handle)
+        self.cancel_all(router, list(router.owned))
 
     def begin_drain(self) -> None:
         """Refuse new requests and tell the routers."""

@@ -97,8 +97,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             if kind == "submit":
                 self._cluster.submit(wire.read_submit(request.submit), router)
             elif kind == "cancel_handles_u32":
-                for handle in u32.unpack(request.cancel_handles_u32):
-                    self._cluster.cancel(router, handle)
+                self._cluster.cancel_all(router, u32.unpack(request.cancel_handles_u32))
 
     async def _first(
         self, requests: AsyncIterator[_Request], context: grpc.aio.ServicerContext[_Request, _Response]

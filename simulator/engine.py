@@ -230,7 +230,17 @@ class Simulation:
             self.at(until_ps, partial(self._wait_is_over, shard))
 
     def _wait_is_over(self, shard: int) -> None:
-        self._carry_out(self._cores[shard].expire(self.now_ps))
+        core = self._cores[shard]
+        while (until_ps := core.until_ps) is not None and until_ps <= self.now_ps:
+            self._carry_out(core.expire(self.now_ps))
+        self._wait_for_worker(shard)
+
+    def _place(self, shard: int, events: Iterable[ClusterEvent]) -> None:
+        """Carry out what was decided of workers, and place whatever else there is to place again."""
+        self._carry_out(events)
+        core = self._cores[shard]
+        while core.is_placing:
+            self._carry_out(core.place_again(self.now_ps))
         self._wait_for_worker(shard)
 
     def cancel(self, handle: int) -> None:
@@ -285,8 +295,7 @@ class Simulation:
         if self._observer is not None:
             for sequence in gave_back.sequences:
                 self._observer.requeued(worker.name, self._requests[sequence.handle])
-        self._carry_out(events)
-        self._wait_for_worker(worker.shard)
+        self._place(worker.shard, events)
         if self._observer is not None:
             self._observer.lost(worker.name)
 
@@ -295,7 +304,7 @@ class Simulation:
         if worker.attached:
             return
         worker.renew(self.now_ps)
-        self._carry_out(self._attach(worker))
+        self._place(worker.shard, self._attach(worker))
 
     def _attach(self, worker: SimulatedWorker) -> list[ClusterEvent]:
         worker.attached, self._worker_at[worker.member] = True, worker

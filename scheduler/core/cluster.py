@@ -3,16 +3,18 @@
     events = cluster.submit(sequence, at)      cancel(handle, at)      expire(at)
     events = cluster.attach(Member(name, replica, pool_tokens), at)
     gave_back, events = cluster.drain(member, at)      lose(member, at)
+    events = cluster.place_again(at)
 
 A driver hands in what happens, in order of time, and carries the events out: live it sends messages, simulated it moves
 the clock. It calls `expire` at `until_ps`, and plans, runs and commits for each member by itself (`member.plan`,
-`member.commit`). A request that no event tells of waits for a worker.
+`member.commit`). A request that no event tells of waits for a worker: for one that is large enough, if others are
+attached. What ten thousand of them wait for may happen at once, so no call tells of more than `SLICE`; while
+`is_placing`, the driver calls `place_again`, at its leisure.
 
 No clock here: every time comes in as an argument, in device picoseconds.
 """
 
 from collections.abc import Callable, Iterable
-from itertools import takewhile
 
 from lorrery.scheduler.core import refusals
 from lorrery.scheduler.core.candidates import WatchedCandidate
@@ -23,7 +25,11 @@ from lorrery.scheduler.core.placements.base import Candidate, Placement
 from lorrery.scheduler.core.plan import Cancelled
 from lorrery.scheduler.core.refusals import Refusal
 from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.scheduler.core.waiting_room import WaitingRoom
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
+
+SLICE = 16
+"""Requests that one call places or refuses: a millisecond, or some where prompts are looked up in several caches."""
 
 
 class ClusterCore:
@@ -61,31 +67,34 @@ class ClusterCore:
         self._bring_up_to_date = bring_up_to_date
         self._wait_ps = round(rules.worker_wait_seconds / rules.time_scale * PS_PER_SECOND)
         self._max_waiting = rules.max_waiting_requests
-        self._unplaced: dict[int, tuple[int, Sequence]] = {}  # by handle: (end of the wait, sequence), in that order
+        self._room = WaitingRoom()
         self._ready: list[Member] = []
         self._door = Door(rules)
 
     @property
     def until_ps(self) -> int | None:
         """When the first wait for a worker is over; None: nobody waits for one."""
-        for give_up_ps, _ in self._unplaced.values():
-            return give_up_ps
-        return None
+        return self._room.until_ps
+
+    @property
+    def is_placing(self) -> bool:
+        """Whether there is more for `place_again` to do."""
+        return self._room.has_untried
 
     @property
     def num_unplaced(self) -> int:
         """Requests that wait for a worker."""
-        return len(self._unplaced)
+        return len(self._room)
 
     @property
     def num_waiting(self) -> int:
         """Requests that wait, for a batch or for a worker."""
-        return len(self._unplaced) + sum([member.replica.num_waiting for member in self.members.values()])
+        return len(self._room) + sum([member.replica.num_waiting for member in self.members.values()])
 
     @property
     def num_open(self) -> int:
         """Requests that have come in and not ended."""
-        return len(self._unplaced) + sum([len(member.sequences) for member in self.members.values()])
+        return len(self._room) + sum([len(member.sequences) for member in self.members.values()])
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -114,13 +123,19 @@ class ClusterCore:
             if member.replica.never_fits_reason(sequence) is None:
                 return [Placed(sequence, member, member.submit(sequence, at_ps))]
         event = self._place(sequence, at_ps)
-        return [] if event is None else [event]
+        if event is None:
+            if self._ready and not resumed and not sequence.produced_tokens:
+                never_fits_reason = self._ready[0].replica.never_fits_reason(sequence) or ""
+                return [Refused(sequence, refusals.never_fits(sequence, never_fits_reason))]
+            self._room.put(sequence, at_ps + self._wait_ps)
+            return []
+        return [event]
 
     def cancel(self, handle: int, at_ps: int) -> list[ClusterEvent]:
         """Withdraw a request; one that is not known is ignored, since it may just have ended. Linear in workers."""
-        waiting = self._unplaced.pop(handle, None)
+        waiting = self._room.take(handle)
         if waiting is not None:
-            return [Cancelled(waiting[1])]
+            return [Cancelled(waiting)]
         for member in self.members.values():
             sequence = member.sequences.get(handle)
             if sequence is not None:
@@ -129,15 +144,18 @@ class ClusterCore:
         return []
 
     def expire(self, at_ps: int) -> list[ClusterEvent]:
-        """Refuse those who have waited for a worker for long enough."""
-        waits = takewhile(lambda wait: wait[0] <= at_ps, list(self._unplaced.values()))
-        over = [sequence for _, sequence in waits]
-        for sequence in over:
-            del self._unplaced[sequence.handle]
-        return [Refused(sequence, refusals.no_worker(self.rules.worker_wait_seconds)) for sequence in over]
+        """Refuse those who have waited for a worker for long enough; nobody before all have been tried."""
+        if self._room.has_untried:
+            return self.place_again(at_ps)
+        over = self._room.take_over(at_ps, SLICE)
+        return [Refused(sequence, self._no_worker(sequence)) for sequence in over]
+
+    def _no_worker(self, sequence: Sequence) -> Refusal:
+        why = self._ready[0].replica.never_fits_reason(sequence) if self._ready else None
+        return refusals.no_worker(self.rules.worker_wait_seconds, why)
 
     def _refuse(self, sequence: Sequence, resumed: bool) -> Refusal | None:
-        refusal = refusals.draining() if self.draining else self._door.refuse(sequence)
+        refusal = refusals.draining() if self.draining else self._door.refuse(sequence, let_in_before=resumed)
         if refusal is None and self._max_waiting < NEVER and not resumed and self.num_open >= self._max_waiting:
             num_waiting = self.num_waiting
             if num_waiting >= self._max_waiting:
@@ -146,22 +164,29 @@ class ClusterCore:
 
     # --- placing ----------------------------------------------------------------------------------------------------
 
+    def place_again(self, at_ps: int) -> list[ClusterEvent]:
+        """Place what has come back from workers, or waits while one attaches: the next `SLICE` of them."""
+        room, events = self._room, list[ClusterEvent]()
+        if not self._ready:
+            room.try_none()
+        for _ in range(SLICE):
+            sequence = room.next_untried()
+            if sequence is None:
+                break
+            event = self._place(sequence, at_ps)
+            if event is not None:
+                room.take(sequence.handle)
+                events.append(event)
+        return events
+
     def _place(self, sequence: Sequence, at_ps: int) -> ClusterEvent | None:
-        """Give a sequence to a worker, refuse it, or let it wait (None)."""
+        """Give a sequence to a worker, or refuse it if the placement raises; None: none can take it now."""
         ready = self._ready
-        if len(ready) == 1:
-            member = ready[0]
-            never_fits_reason = member.replica.never_fits_reason(sequence)
-            if never_fits_reason is None:
-                return Placed(sequence, member, member.submit(sequence, at_ps))
-            return Refused(sequence, refusals.never_fits(sequence, never_fits_reason))
-        if not ready:
-            self._unplaced[sequence.handle] = at_ps + self._wait_ps, sequence
-            return None
         fitting = [member for member in ready if member.replica.never_fits_reason(sequence) is None]
         if not fitting:
-            never_fits_reason = ready[0].replica.never_fits_reason(sequence) or ""
-            return Refused(sequence, refusals.never_fits(sequence, never_fits_reason))
+            return None
+        if len(ready) == 1:
+            return Placed(sequence, ready[0], ready[0].submit(sequence, at_ps))
         return self._choose(sequence, at_ps, fitting)
 
     def _choose(self, sequence: Sequence, at_ps: int, fitting: list[Member]) -> ClusterEvent:
@@ -184,10 +209,6 @@ class ClusterCore:
         figures = {candidate.name: candidate.read for candidate in watched} if self._notes_figures else None
         return Placed(sequence, member, member.submit(sequence, at_ps), choice.why, figures)
 
-    def _place_again(self, sequences: Iterable[Sequence], at_ps: int) -> list[ClusterEvent]:
-        events = [self._place(sequence, at_ps) for sequence in sequences]
-        return [event for event in events if event is not None]
-
     # --- workers ----------------------------------------------------------------------------------------------------
 
     def attach(self, member: Member, at_ps: int) -> list[ClusterEvent]:
@@ -195,15 +216,15 @@ class ClusterCore:
         assert member.name not in self.members, f"worker {member.name} is attached already"
         self.members[member.name] = member
         self._workers_changed()
-        waiting, self._unplaced = self._unplaced, {}
-        return self._place_again([sequence for _, sequence in waiting.values()], at_ps)
+        self._room.try_all()
+        return self.place_again(at_ps)
 
     def drain(self, member: Member, at_ps: int) -> tuple[GaveBack, list[ClusterEvent]]:
         """Give a worker nothing new; what waits in its queue goes elsewhere, what runs stays."""
         member.draining = True
         self._workers_changed()
         sequences, events = member.withdraw_waiting()
-        return GaveBack(member, sequences, events), self._place_again(sequences, at_ps)
+        return GaveBack(member, sequences, events), self._take_back(sequences, at_ps)
 
     def lose(self, member: Member, at_ps: int, boundary_ps: int = 0) -> tuple[GaveBack, list[ClusterEvent]]:
         """Forget a worker that is gone, and queue again what it had, but for what may have brought it down.
@@ -225,7 +246,12 @@ class ClusterCore:
                 for sequence in sequences
                 if sequence.num_losses >= most
             ]
-        return GaveBack(member, sequences, events), given_up + self._place_again(moving, at_ps)
+        return GaveBack(member, sequences, events), given_up + self._take_back(moving, at_ps)
+
+    def _take_back(self, sequences: Iterable[Sequence], at_ps: int) -> list[ClusterEvent]:
+        for sequence in sequences:
+            self._room.put_untried(sequence, at_ps + self._wait_ps)
+        return self.place_again(at_ps)
 
     def _workers_changed(self) -> None:
         self._ready = [member for member in self.members.values() if not member.draining]

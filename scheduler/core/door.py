@@ -45,22 +45,28 @@ class Door:
 
     def __init__(self, rules: ClusterRules) -> None:
         self._rules = rules
-        self._limits: Limits | None = None
-        self.set_pools(())
+        self._own_limits = _limits(rules, NEVER)
+        self._limits = self._own_limits
 
     def set_pools(self, pools: Iterable[int]) -> None:
         """Hold requests against the largest of these KV pools, where the rules name none; of none, any length fits."""
-        rules = self._rules
-        pool = rules.max_total_token_num
-        if pool is None:
-            pool = max(pools, default=NEVER)
-        limits = Limits(rules.max_req_input_len, rules.max_req_total_len, pool)
-        self._limits = None if limits == Limits(NEVER, NEVER, NEVER) else limits
+        self._limits = _limits(self._rules, max(pools, default=NEVER))
 
-    def refuse(self, sequence: Sequence) -> Refusal | None:
-        """Return why a request may not come in; None: it may."""
+    def refuse(self, sequence: Sequence, *, let_in_before: bool) -> Refusal | None:
+        """Return why a request may not come in; None: it may.
+
+        One that was let in before, by a scheduler that is gone, is not held against the workers that happen to be back.
+        """
         if sequence.prompt_tokens < 1 or sequence.max_new_tokens < 1:
             return refusals.nothing_to_do(sequence)
-        limits = self._limits
+        limits = self._own_limits if let_in_before else self._limits
         wrong = None if limits is None else check_lengths(sequence.prompt_tokens, sequence.max_new_tokens, limits)
         return None if limits is None or wrong is None else refusals.too_long(wrong, sequence, limits)
+
+
+def _limits(rules: ClusterRules, pool: int) -> Limits | None:
+    """Return the limits on lengths, given the largest pool; None: there are none."""
+    if rules.max_total_token_num is not None:
+        pool = rules.max_total_token_num
+    limits = Limits(rules.max_req_input_len, rules.max_req_total_len, pool)
+    return None if limits == Limits(NEVER, NEVER, NEVER) else limits

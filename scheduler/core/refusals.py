@@ -86,13 +86,13 @@ def never_fits(sequence: Sequence, why: str) -> Refusal:
     return Refusal(RefusalReason.NEVER_FITS, f"no attached worker can ever take it: {why}", _lengths(sequence))
 
 
-def no_worker(worker_wait_seconds: float) -> Refusal:
-    """The wait for a worker is over."""
-    return Refusal(
-        RefusalReason.NO_WORKER,
-        f"no worker has attached for {worker_wait_seconds:g} s (worker_wait_seconds)",
-        {"field": "worker_wait_seconds", "limit": worker_wait_seconds},
-    )
+def no_worker(worker_wait_seconds: float, why_not_the_others: str | None = None) -> Refusal:
+    """The wait for a worker is over; others are attached if it says why not those."""
+    seconds = f"{worker_wait_seconds:g} s (worker_wait_seconds)"
+    message = f"no worker has attached for {seconds}"
+    if why_not_the_others is not None:
+        message = f"no worker that can take it has attached for {seconds}: {why_not_the_others}"
+    return Refusal(RefusalReason.NO_WORKER, message, {"field": "worker_wait_seconds", "limit": worker_wait_seconds})
 
 
 def given_up(num_losses: int, max_worker_losses: int) -> Refusal:

@@ -31,7 +31,7 @@ from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.metrics import WorkerMetrics
 from lorrery.worker.pacer import Pacer, StepReport
 
-PATCHED = ("lorrery.chassis.clock", "lorrery.scheduler.workers", "lorrery.worker.pacer")
+PATCHED = ("lorrery.chassis.clock", "lorrery.chassis.slices", "lorrery.scheduler.workers", "lorrery.worker.pacer")
 START_SECONDS = 1000.0
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from lorrery.scheduler.core.build import build_replica
-from lorrery.scheduler.core.cluster import ClusterCore
+from lorrery.scheduler.core.cluster import SLICE, ClusterCore
 from lorrery.scheduler.core.cluster_events import ClusterEvent, Placed, Refused, Withdrawn
 from lorrery.scheduler.core.door import ClusterRules
 from lorrery.scheduler.core.member import Member
@@ -199,14 +199,82 @@ def test_a_request_that_only_one_of_several_workers_can_hold_is_told_to_the_plac
     assert placed(core.submit(Sequence(3, 5, 5), 0)) == [(3, "small")]
 
 
-def test_one_that_no_attached_worker_can_ever_hold_is_refused_also_after_it_waited() -> None:
-    core = cluster()
-    core.submit(Sequence(1, 50, 20), 0)
-    refused = only(core.attach(Member("w", replica(40)), 1))
+def test_one_that_no_attached_worker_can_ever_hold_is_refused_at_once_if_it_is_new() -> None:
+    core = cluster(40, rules=ClusterRules(worker_wait_seconds=10, max_total_token_num=200))
+    refused = only(core.submit(Sequence(1, 50, 20), 0))
     assert isinstance(refused, Refused)
     assert refused.refusal.reason is RefusalReason.NEVER_FITS
     assert refused.refusal.message.startswith("no attached worker can ever take it: ")
+    assert core.num_open == 0
+
+
+def test_one_that_waits_goes_on_waiting_while_only_workers_attach_that_are_too_small() -> None:
+    core = cluster()
+    core.submit(Sequence(1, 50, 20), 0)
+    core.submit(Sequence(2, 5, 5), 1)
+    assert placed(core.attach(Member("small", replica(40), 40), 2)) == [(2, "small")]
+    assert core.until_ps == 10 * S  # since it came
+    assert placed(core.attach(Member("large", replica(200), 200), 3)) == [(1, "large")]
     assert core.until_ps is None
+
+
+@pytest.mark.parametrize("drains", [False, True])
+def test_losing_the_only_worker_large_enough_lets_its_sequences_wait_as_if_none_were_attached(drains: bool) -> None:
+    core = cluster(40, 200)
+    for handle in (1, 2):
+        assert placed(core.submit(Sequence(handle, 50, 20), handle)) == [(handle, "w1")]
+    large = core.members["w1"]
+    gave_back, events = (core.drain if drains else core.lose)(large, 5 * S)
+    assert [sequence.handle for sequence in gave_back.sequences] == [1, 2]
+    assert (events, core.num_unplaced, core.until_ps) == ([], 2, 15 * S)
+    assert isinstance(only(core.cancel(2, 6 * S)), Cancelled)
+    over = only(core.expire(15 * S))
+    assert isinstance(over, Refused)
+    assert (over.sequence.handle, over.refusal.reason) == (1, RefusalReason.NO_WORKER)
+    start = "no worker that can take it has attached for 10 s (worker_wait_seconds): "
+    assert over.refusal.message.startswith(start)
+
+
+def test_one_that_was_let_in_before_waits_for_a_worker_that_is_large_enough() -> None:
+    core = cluster(40)
+    assert core.submit(Sequence(1, 50, 20), 0, resumed=True) == []
+    assert core.submit(Sequence(2, 50, 20, produced_tokens=3), 0, resumed=True) == []
+    assert isinstance(only(core.submit(Sequence(3, 51, 20), 0, resumed=True)), Refused)  # over max_req_input_len
+    assert placed(core.attach(Member("large", replica(200), 200), 1)) == [(1, "large"), (2, "large")]
+
+
+def test_many_that_come_back_are_placed_a_slice_at_a_time_and_may_end_meanwhile() -> None:
+    core = cluster(2_000, 2_000, rules=ClusterRules(worker_wait_seconds=10))
+    for handle in range(3 * SLICE):
+        core.submit(Sequence(handle, 5, 5), 0)
+    gave_back, events = core.lose(core.members["w0"], 1)
+    assert len(gave_back.sequences) > SLICE
+    assert len(events) == SLICE
+    assert core.is_placing
+    assert core.num_open == 3 * SLICE
+    last = gave_back.sequences[-1].handle
+    assert isinstance(only(core.cancel(last, 2)), Cancelled)
+    again = core.expire(100 * S)  # late; but they wait for nobody
+    assert placed(again) == [(sequence.handle, "w1") for sequence in gave_back.sequences[SLICE:-1]]
+    assert not core.is_placing
+    assert core.place_again(3) == core.expire(100 * S) == []
+    assert core.num_open == 3 * SLICE - 1
+
+
+def test_when_the_last_worker_goes_meanwhile_the_rest_waits_for_another() -> None:
+    core = cluster(2_000, rules=ClusterRules(worker_wait_seconds=10))
+    for handle in range(2 * SLICE):
+        core.submit(Sequence(handle, 5, 5), 0)
+    core.lose(core.members["w0"], 1)
+    assert not core.is_placing
+    assert core.num_unplaced == 2 * SLICE
+    member = Member("w1", replica(2_000))
+    first = core.attach(member, 2)
+    assert (len(first), core.is_placing) == (SLICE, True)
+    core.lose(member, 3)
+    assert (core.num_unplaced, core.is_placing) == (2 * SLICE, False)
+    assert placed(core.attach(Member("w2", replica(2_000)), 4)) == [(h, "w2") for h in range(SLICE, 2 * SLICE)]
+    assert placed(core.place_again(5)) == [(h, "w2") for h in range(SLICE)]  # whose wait began last
 
 
 def test_what_a_placement_read_is_noted_for_each_candidate() -> None:
@@ -293,6 +361,7 @@ class ClusterMachine(RuleBasedStateMachine):
         self.at_ps = 0
         self.num_workers = 0
         self.lengths: dict[int, int] = {}
+        self.sequences: dict[int, Sequence] = {}
         self.devices: dict[str, Device] = {}
         self.waits: dict[int, int] = {}  # handle -> when its wait is over
         self.at: dict[int, str] = {}  # handle -> its worker
@@ -303,7 +372,7 @@ class ClusterMachine(RuleBasedStateMachine):
     def submit(self, prompt: int, budget: int, name: str) -> None:
         handle = len(self.lengths)
         self.lengths[handle] = budget
-        sequence = Sequence(handle, prompt, budget, self.at_ps)
+        sequence = self.sequences[handle] = Sequence(handle, prompt, budget, self.at_ps)
         self.take(self.core.submit(sequence, self.at_ps, adapter_id=name), [sequence])
         assert name != "who" or handle not in {*self.waits, *self.at}
 
@@ -319,8 +388,9 @@ class ClusterMachine(RuleBasedStateMachine):
         name = f"w{self.num_workers}"
         self.num_workers += 1
         self.devices[name] = Device(self.lengths)
-        waited = list(self.waits)
-        events = self.core.attach(Member(name, replica(pool), pool), self.at_ps)
+        member = Member(name, replica(pool), pool)
+        waited = [handle for handle in self.waits if member.replica.never_fits_reason(self.sequences[handle]) is None]
+        events = self.core.attach(member, self.at_ps)
         assert [event.sequence.handle for event in events] == waited
         self.take(events, [])
 
@@ -387,7 +457,8 @@ class ClusterMachine(RuleBasedStateMachine):
         told = {event.sequence.handle for event in events}
         for sequence in sequences:
             if sequence.handle not in told:
-                assert not any(not member.draining for member in self.core.members.values())
+                ready = [member for member in self.core.members.values() if not member.draining]
+                assert all(member.replica.never_fits_reason(sequence) is not None for member in ready)
                 assert self.losses.get(sequence.handle, 0) < 2
                 self.waits[sequence.handle] = self.at_ps + 10 * S
 

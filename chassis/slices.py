@@ -1,0 +1,48 @@
+"""Long work on an event loop, a slice at a time, so that whatever beats on that loop is never kept waiting."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Iterator
+
+SLICE_SECONDS = 0.005
+
+
+class Slices:
+    """Does one piece of work after the other.
+
+    Args:
+        seconds: how long a slice lasts, and the step that is under way then.
+    """
+
+    def __init__(self, seconds: float = SLICE_SECONDS) -> None:
+        self.seconds = seconds
+        self._works: deque[Iterator[None]] = deque()
+        self._is_scheduled = False
+
+    def do(self, work: Iterator[None]) -> None:
+        """Go through an iterator, whose steps should be short; the first slice is done at once if nothing else is due.
+
+        What a step raises ends this work only, and is raised: here, or on the loop.
+        """
+        self._works.append(work)
+        if not self._is_scheduled:
+            self._do_slice()
+
+    def _do_slice(self) -> None:
+        self._is_scheduled = False
+        until = time.monotonic() + self.seconds
+        works = self._works
+        try:
+            while works:
+                for _ in works[0]:
+                    if time.monotonic() >= until:
+                        return
+                works.popleft()
+        except BaseException:
+            works.popleft()
+            raise
+        finally:
+            if works:
+                self._is_scheduled = True
+                asyncio.get_running_loop().call_soon(self._do_slice)

@@ -1,0 +1,70 @@
+"""Requests that no worker has: those that none can take now, and those that are about to be given to one.
+
+Whenever workers come, or sequences come back from one, the room's are tried in order. That may be ten thousand, so a
+caller tries as many at a time as it likes; meanwhile they can be cancelled, and further ones come.
+"""
+
+from collections import OrderedDict, deque
+
+from lorrery.scheduler.core.sequence import Sequence
+
+
+class WaitingRoom:
+    """Sequences in the order in which their waits end, which is that of coming in."""
+
+    __slots__ = ("_untried", "_waits")
+
+    def __init__(self) -> None:
+        self._waits: OrderedDict[int, tuple[int, Sequence]] = OrderedDict()  # by handle: (end of the wait, sequence)
+        self._untried: deque[int] = deque()  # handles, of some that have left too
+
+    def __len__(self) -> int:
+        return len(self._waits)
+
+    @property
+    def until_ps(self) -> int | None:
+        """When the first wait is over; None: nobody waits."""
+        for until_ps, _ in self._waits.values():
+            return until_ps
+        return None
+
+    @property
+    def has_untried(self) -> bool:
+        """Whether one is still to be tried."""
+        untried = self._untried
+        while untried and untried[0] not in self._waits:
+            untried.popleft()
+        return len(untried) > 0
+
+    def put(self, sequence: Sequence, until_ps: int) -> None:
+        """Let a sequence wait until then, no earlier than the last one that came."""
+        self._waits[sequence.handle] = until_ps, sequence
+
+    def put_untried(self, sequence: Sequence, until_ps: int) -> None:
+        """Let a sequence wait that is to be tried."""
+        self.put(sequence, until_ps)
+        self._untried.append(sequence.handle)
+
+    def try_all(self) -> None:
+        """Let all be tried, since there is another worker."""
+        self._untried = deque(self._waits)
+
+    def try_none(self) -> None:
+        """Let nobody be tried, since there is no worker."""
+        self._untried.clear()
+
+    def next_untried(self) -> Sequence | None:
+        """Return the next that is to be tried; it stays, as tried."""
+        return self._waits[self._untried.popleft()][1] if self.has_untried else None
+
+    def take(self, handle: int) -> Sequence | None:
+        """Remove and return a sequence; None: it does not wait here."""
+        wait = self._waits.pop(handle, None)
+        return None if wait is None else wait[1]
+
+    def take_over(self, at_ps: int, most: int) -> list[Sequence]:
+        """Remove and return the first whose waits are over, so many at most."""
+        over: list[Sequence] = []
+        while len(over) < most and (until_ps := self.until_ps) is not None and until_ps <= at_ps:
+            over.append(self._waits.popitem(last=False)[1][1])
+        return over
