@@ -18,19 +18,19 @@ class Slices:
     def __init__(self, seconds: float = SLICE_SECONDS) -> None:
         self.seconds = seconds
         self._works: deque[Iterator[None]] = deque()
-        self._is_scheduled = False
+        self._is_under_way = False
 
     def do(self, work: Iterator[None]) -> None:
         """Go through an iterator, whose steps should be short; the first slice is done at once if nothing else is due.
 
-        What a step raises ends this work only, and is raised: here, or on the loop.
+        A step may call this too. What it raises ends this work only, and is raised: here, or on the loop.
         """
         self._works.append(work)
-        if not self._is_scheduled:
+        if not self._is_under_way:
             self._do_slice()
 
     def _do_slice(self) -> None:
-        self._is_scheduled = False
+        self._is_under_way = True
         until = time.monotonic() + self.seconds
         works = self._works
         try:
@@ -43,6 +43,6 @@ class Slices:
             works.popleft()
             raise
         finally:
+            self._is_under_way = len(works) > 0
             if works:
-                self._is_scheduled = True
                 asyncio.get_running_loop().call_soon(self._do_slice)

@@ -5,7 +5,7 @@ Who may come in, where a request goes, what is queued again and when a wait is o
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry
 
@@ -145,6 +145,17 @@ class Cluster:
         if not self.lives:
             self.empty.set()
 
+    def cancelled(self, lives: Collection[LiveRequest]) -> None:
+        """Count and drop requests that have ended by being cancelled, in slices."""
+
+        def forget_each() -> Iterator[None]:
+            for live in lives:
+                self.metrics.cancelled(orphaned=live.orphaned)
+                self.forget(live)
+                yield
+
+        self.slices.do(forget_each())
+
     # --- what the core decides --------------------------------------------------------------------------------------
 
     def _carry_out(self, events: Iterable[ClusterEvent], at_ps: int) -> None:
@@ -168,10 +179,9 @@ class Cluster:
                 )
                 self.workers[event.member.name].withdrawn(event.sequence.handle, at_ps)
             else:
-                self.metrics.cancelled(orphaned=live.orphaned)
                 if self.journal is not None:
                     self.journal.cancelled_unplaced(event.sequence.handle, at_ps)
-                self.forget(live)
+                self.cancelled([live])
         self._watch_waits()
 
     def _place_rest(self) -> Iterator[None]:

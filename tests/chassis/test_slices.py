@@ -31,6 +31,21 @@ async def test_short_work_is_done_at_once_and_long_work_lets_the_loop_go_on() ->
     assert all(one != other for one, other in itertools.pairwise(done[:6]))
 
 
+async def test_a_step_may_bring_further_work() -> None:
+    done: list[str] = []
+    slices = Slices(seconds=60)
+
+    def work(name: str) -> Iterator[None]:
+        for step in range(2):
+            done.append(f"{name}{step}")
+            if name == "a":
+                slices.do(work("b"))
+            yield
+
+    slices.do(work("a"))
+    assert done == ["a0", "a1", "b0", "b1", "b0", "b1"]
+
+
 async def test_what_raises_ends_and_what_comes_behind_it_goes_on() -> None:
     done: list[int] = []
 

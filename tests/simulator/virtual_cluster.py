@@ -90,6 +90,7 @@ class VirtualCluster:
 
     def __init__(self, settings: Settings, rng: random.Random, latency_seconds: float, skew_ps: int) -> None:
         self.cluster = Cluster(settings, CollectorRegistry())
+        self.cluster.slices.seconds = 0  # so that all else may come in between
         self.settings = settings
         self.workers: list[VirtualWorker] = []
         self._rng = rng
