@@ -43,10 +43,16 @@ def bearer(token: str) -> Metadata:
 
 def authorization(context: Context) -> str:
     """Return a call's `authorization`; empty: it has none."""
-    for name, value in context.invocation_metadata() or ():
-        if name == "authorization":
-            return value if isinstance(value, str) else value.decode("latin-1")
-    return ""
+    return next(iter(metadata_values(context, "authorization")), "")
+
+
+def metadata_values(context: Context, key: str) -> list[str]:
+    """Return every value that a call's metadata has under a key, in order."""
+    return [
+        value if isinstance(value, str) else value.decode("latin-1")
+        for name, value in context.invocation_metadata() or ()
+        if name == key
+    ]
 
 
 def token_of(authorization: str) -> str:

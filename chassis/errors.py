@@ -14,6 +14,7 @@
         |-- Unauthenticated  no valid key, token or certificate
         |-- PermissionDenied what the caller may not do
         |-- Unavailable      no worker or shard, or draining
+        |-- InjectedFault    a rule of `faults` asked for it
         `-- Internal         an invariant of ours is broken
 
 `GRPC_STATUS` is the one place where an error meets a status code; `Reason` says more exactly which one it is, for
@@ -50,6 +51,7 @@ class Reason(StrEnum):
     ADAPTER_LOAD = "ADAPTER_LOAD"
     DRAINING = "DRAINING"
     WORKERS_LOST = "WORKERS_LOST"
+    FAULT_INJECTED = "FAULT_INJECTED"
     INTERNAL = "INTERNAL"
 
 
@@ -152,6 +154,21 @@ class Internal(RequestError):
     usual_reason = Reason.INTERNAL
 
 
+class InjectedFault(RequestError):
+    """A fault on request.
+
+    Args:
+        rule: as it was asked for.
+        status: name of the gRPC status that the rule names.
+    """
+
+    usual_reason = Reason.FAULT_INJECTED
+
+    def __init__(self, rule: str, status: str) -> None:
+        super().__init__(f"injected fault: {rule}", rule=rule)
+        self.status = grpc.StatusCode[status]
+
+
 GRPC_STATUS: dict[type[RequestError], grpc.StatusCode] = {
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     NeverFits: grpc.StatusCode.INVALID_ARGUMENT,
@@ -165,3 +182,8 @@ GRPC_STATUS: dict[type[RequestError], grpc.StatusCode] = {
     Unavailable: grpc.StatusCode.UNAVAILABLE,
     Internal: grpc.StatusCode.INTERNAL,
 }
+
+
+def grpc_status(error: RequestError) -> grpc.StatusCode:
+    """Return the status that a client sees."""
+    return error.status if isinstance(error, InjectedFault) else GRPC_STATUS[type(error)]

@@ -1,27 +1,50 @@
-"""Faults on a schedule: what a cluster lets go wrong, and when. One syntax for the settings, `up` and `simulate`.
+"""Faults on request: what a cluster lets go wrong, and when. One syntax for settings, commands and callers.
 
     worker_loss,at=30,worker=worker-1,for=10          the worker dies with all it has, and comes back empty
     slow_worker,at=30,worker=worker-0,factor=1.5,for=60    its steps take so many times as long
     adapter_load_failure,at=0,adapter=lora-r8-0,for=20     loads of the adapter that begin in this time fail
+    refuse,first=3,status=RESOURCE_EXHAUSTED          the first three requests end with that status at once
+    cut,after=5,share=0.1                             one stream in ten ends with UNAVAILABLE after five tokens
+    stall,after=5,seconds=2,tenant=acme               streams of a tenant stand still for two seconds after five tokens
+    delay,seconds=0.5,adapter=lora-r8-0               an adapter's requests reach a scheduler half a second late
 
-Times are device seconds. Without `for` a fault stays to the end; without `adapter` every adapter's loads fail.
+Times are device seconds. Without `at` a fault begins at once, without `for` it stays to the end; without `adapter` or
+`tenant` it is everybody's. `first=N` lets it happen to the first N that it fits, `share=P` to a share, drawn from
+`seed` and a count of those that it fits, so that the same requests in the same order meet the same faults.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
+from hashlib import blake2b
 from itertools import combinations
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 
 WORKER_LOSS, SLOW_WORKER, LOAD_FAILURE = "worker_loss", "slow_worker", "adapter_load_failure"
-_KEYS = {
-    WORKER_LOSS: {"at", "worker", "for"},
-    SLOW_WORKER: {"at", "worker", "factor", "for"},
-    LOAD_FAILURE: {"at", "adapter", "for"},
+REFUSE, CUT, STALL, DELAY = "refuse", "cut", "stall", "delay"
+WORKER_KINDS = frozenset({WORKER_LOSS, SLOW_WORKER})
+REQUEST_KINDS = frozenset({REFUSE, CUT, STALL, DELAY})
+STATUSES = (
+    *("CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS"),
+    *("PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED"),
+    *("INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"),
+)
+"""What a fault may end a request with: gRPC's statuses but OK."""
+
+_SOME = {"at", "for", "first", "share", "seed"}
+_KEYS: dict[str, tuple[set[str], set[str]]] = {
+    WORKER_LOSS: ({"at", "worker"}, {"for"}),
+    SLOW_WORKER: ({"at", "worker", "factor"}, {"for"}),
+    LOAD_FAILURE: ({"at"}, {"adapter", "for"}),
+    REFUSE: (set(), {*_SOME, "adapter", "tenant", "status"}),
+    CUT: ({"after"}, {*_SOME, "adapter", "tenant", "status"}),
+    STALL: ({"after", "seconds"}, {*_SOME, "adapter", "tenant"}),
+    DELAY: ({"seconds"}, {*_SOME, "adapter", "tenant"}),
 }
+"""Of each kind the keys that it needs, and those that it may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +56,41 @@ class Fault:
         kind: a key of the module's list.
         at_ps: when it begins.
         until_ps: when it is over; `NEVER` if it stays.
-        worker: whose; empty for adapters.
-        adapter: whose loads fail; empty: all.
+        worker: whose; empty for others than workers' faults.
+        adapter: whose loads or requests; empty: all.
+        tenant: whose requests; empty: all.
         factor: of a slow worker's step times.
+        seconds: device seconds that a stream stands still, or that a request is late.
+        after: tokens that a stream gives before.
+        status: name of the gRPC status that a request ends with.
+        first: only so many of those that it fits; None: all.
+        share: of those that it fits.
+        seed: of the draws for `share`.
     """
 
     text: str
     kind: str
-    at_ps: int
+    at_ps: int = 0
     until_ps: int = NEVER
     worker: str = ""
     adapter: str = ""
+    tenant: str = ""
     factor: Fraction = Fraction(1)
+    seconds: Fraction = Fraction(0)
+    after: int = 0
+    status: str = "UNAVAILABLE"
+    first: int | None = None
+    share: Fraction = Fraction(1)
+    seed: int = 0
+
+    @property
+    def duration_ps(self) -> int:
+        """`seconds` in picoseconds."""
+        return round(self.seconds * PS_PER_SECOND)
+
+    def goes_on_at(self, at_ps: int) -> bool:
+        """Tell whether it has begun and is not over."""
+        return self.at_ps <= at_ps < self.until_ps
 
 
 def parse_fault(text: str) -> Fault:
@@ -56,42 +102,74 @@ def parse_fault(text: str) -> Fault:
     kind, *parts = (part.strip() for part in text.split(","))
     if kind not in _KEYS:
         raise SettingsError(f"fault {text}: {kind!r} is none of {', '.join(_KEYS)}")
+    needed, possible = _KEYS[kind]
     values: dict[str, str] = {}
     for part in parts:
         key, equals, value = part.partition("=")
-        if not equals or key not in _KEYS[kind] or key in values:
-            raise SettingsError(f"fault {text}: {part!r}; {kind} has {', '.join(sorted(_KEYS[kind]))}")
+        if not equals or key not in needed | possible or key in values:
+            raise SettingsError(f"fault {text}: {part!r}; {kind} has {', '.join(sorted(needed | possible))}")
         values[key] = value
-    for key in {"at", "worker", "factor"} & _KEYS[kind] - values.keys():
+    for key in sorted(needed - values.keys()):
         raise SettingsError(f"fault {text}: {key} is missing")
-    at = _number(text, "at", values["at"], least=0)
+    number = _Numbers(text, values)
+    at = number.read("at", Fraction(0), least=0)
     if at >= NEVER // PS_PER_SECOND:
         raise SettingsError(
             f"fault {text}: at is {values['at']}; a simulation has {NEVER // PS_PER_SECOND:,} s at most"
         )
     until_ps = NEVER
     if "for" in values:
-        until_ps = min(round((at + _number(text, "for", values["for"], above=0)) * PS_PER_SECOND), NEVER)
-    factor = _number(text, "factor", values["factor"], above=0) if "factor" in values else Fraction(1)
+        until_ps = min(round((at + number.read("for", above=0)) * PS_PER_SECOND), NEVER)
+    share = number.read("share", Fraction(1), above=0)
+    if share > 1:
+        raise SettingsError(f"fault {text}: share is {values['share']}; it must be above 0 and at most 1")
+    status = values.get("status", "UNAVAILABLE")
+    if status not in STATUSES:
+        raise SettingsError(f"fault {text}: status is {status!r}; it must be one of {', '.join(STATUSES)}")
     return Fault(
         text,
         kind,
         round(at * PS_PER_SECOND),
         until_ps,
-        values.get("worker", ""),
-        values.get("adapter", ""),
-        factor,
+        worker=values.get("worker", ""),
+        adapter=values.get("adapter", ""),
+        tenant=values.get("tenant", ""),
+        factor=number.read("factor", Fraction(1), above=0),
+        seconds=number.read("seconds", Fraction(0), above=0),
+        after=number.count("after", 1 if kind == STALL else 0),
+        status=status,
+        first=number.count("first", 1) if "first" in values else None,
+        share=share,
+        seed=number.count("seed", 0),
     )
 
 
-def _number(text: str, key: str, value: str, *, least: int | None = None, above: int | None = None) -> Fraction:
-    try:
-        number = Fraction(Decimal(value))
-    except (InvalidOperation, ValueError, OverflowError):
-        raise SettingsError(f"fault {text}: {key} is {value!r}; it must be a number") from None
-    if (least is not None and number < least) or (above is not None and number <= above):
-        raise SettingsError(f"fault {text}: {key} is {value}; it must be {'0 or more' if above is None else 'above 0'}")
-    return number
+class _Numbers:
+    """The numbers of a fault's text."""
+
+    def __init__(self, text: str, values: dict[str, str]) -> None:
+        self._text, self._values = text, values
+
+    def read(
+        self, key: str, default: Fraction = Fraction(0), *, least: int | None = None, above: int | None = None
+    ) -> Fraction:
+        value = self._values.get(key)
+        if value is None:
+            return default
+        try:
+            number = Fraction(Decimal(value))
+        except (InvalidOperation, ValueError, OverflowError):
+            raise SettingsError(f"fault {self._text}: {key} is {value!r}; it must be a number") from None
+        if (least is not None and number < least) or (above is not None and number <= above):
+            bound = "0 or more" if above is None else "above 0"
+            raise SettingsError(f"fault {self._text}: {key} is {value}; it must be {bound}")
+        return number
+
+    def count(self, key: str, least: int) -> int:
+        value = self._values.get(key, str(least))
+        if not value.isascii() or not value.isdigit() or len(value) > 18 or int(value) < least:
+            raise SettingsError(f"fault {self._text}: {key} is {value!r}; it must be a whole number, {least} or more")
+        return int(value)
 
 
 def check_faults(faults: Sequence[Fault], *, workers: Iterable[str] | None = None, adapters: Iterable[str]) -> None:
@@ -107,12 +185,13 @@ def check_faults(faults: Sequence[Fault], *, workers: Iterable[str] | None = Non
     """
     known, names = set(adapters), None if workers is None else list(workers)
     for fault in faults:
-        if fault.adapter and fault.adapter not in known:
+        if fault.adapter and fault.adapter not in known and fault.kind == LOAD_FAILURE:
             raise SettingsError(f"fault {fault.text}: no such adapter in adapters.registry")
         if names is not None and fault.worker and fault.worker not in names:
             raise SettingsError(f"fault {fault.text}: no such worker; there are {', '.join(names)}")
-    for fault, earlier in combinations(sorted(faults, key=lambda fault: -fault.at_ps), 2):
-        same = fault.kind != LOAD_FAILURE and (fault.kind, fault.worker) == (earlier.kind, earlier.worker)
+    ordered = sorted((fault for fault in faults if fault.kind in WORKER_KINDS), key=lambda fault: -fault.at_ps)
+    for fault, earlier in combinations(ordered, 2):
+        same = (fault.kind, fault.worker) == (earlier.kind, earlier.worker)
         if same and fault.at_ps < earlier.until_ps:
             raise SettingsError(f"fault {fault.text}: begins before {earlier.text} is over")
 
@@ -120,6 +199,83 @@ def check_faults(faults: Sequence[Fault], *, workers: Iterable[str] | None = Non
 def load_fails(faults: Iterable[Fault], adapter_id: str, at_ps: int) -> bool:
     """Tell whether a load of an adapter fails that begins so long after the faults' times began to count."""
     return any(
-        fault.kind == LOAD_FAILURE and fault.at_ps <= at_ps < fault.until_ps and fault.adapter in ("", adapter_id)
-        for fault in faults
+        fault.kind == LOAD_FAILURE and fault.goes_on_at(at_ps) and fault.adapter in ("", adapter_id) for fault in faults
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFaults:
+    """What is to go wrong with one request.
+
+    Attributes:
+        faults: all that were chosen, in order of the rules.
+        delay_ps: how late it reaches a scheduler.
+        refusal: with which it ends at once.
+        cut: after whose tokens its stream ends.
+        stalls: in order of `after`.
+    """
+
+    faults: tuple[Fault, ...] = ()
+    delay_ps: int = 0
+    refusal: Fault | None = None
+    cut: Fault | None = None
+    stalls: tuple[Fault, ...] = ()
+
+
+NO_FAULTS = RequestFaults()
+
+
+def together(faults: Sequence[Fault]) -> RequestFaults:
+    """Return what several faults of requests do to one: delays add up, the first refusal and the earliest cut count."""
+    if not faults:
+        return NO_FAULTS
+    by_kind = {kind: [fault for fault in faults if fault.kind == kind] for kind in REQUEST_KINDS}
+    cuts = sorted(by_kind[CUT], key=lambda fault: fault.after)
+    return RequestFaults(
+        tuple(faults),
+        sum(fault.duration_ps for fault in by_kind[DELAY]),
+        by_kind[REFUSE][0] if by_kind[REFUSE] else None,
+        cuts[0] if cuts else None,
+        tuple(sorted(by_kind[STALL], key=lambda fault: fault.after)),
+    )
+
+
+class FaultRules:
+    """Chooses what goes wrong with each request, in their order.
+
+    Args:
+        faults: those of requests count; others are left alone.
+    """
+
+    def __init__(self, faults: Iterable[Fault] = ()) -> None:
+        self.faults = tuple(fault for fault in faults if fault.kind in REQUEST_KINDS)
+        self.num_met = [0 for _ in self.faults]
+        """Requests that each fault has happened to."""
+        self._num_fit = [0 for _ in self.faults]
+
+    def choose(self, tenant_id: str, adapter_id: str, at_ps: int) -> list[Fault]:
+        """Return the faults of the next request, which arrives so long after their times began to count."""
+        chosen: list[Fault] = []
+        for index, fault in enumerate(self.faults):
+            if (
+                fault.adapter not in ("", adapter_id)
+                or fault.tenant not in ("", tenant_id)
+                or not fault.goes_on_at(at_ps)
+            ):
+                continue
+            number = self._num_fit[index]
+            self._num_fit[index] += 1
+            if (fault.first is not None and self.num_met[index] >= fault.first) or not _drawn(fault, index, number):
+                continue
+            self.num_met[index] += 1
+            chosen.append(fault)
+            if fault.kind == REFUSE:
+                break  # no other fault happens to it, and none counts it
+        return chosen
+
+
+def _drawn(fault: Fault, index: int, number: int) -> bool:
+    if fault.share == 1:
+        return True
+    digest = blake2b(f"{fault.seed} {index} {number}".encode(), digest_size=8).digest()
+    return Fraction(int.from_bytes(digest, "big"), 2**64) < fault.share

@@ -14,7 +14,7 @@ from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 
-from lorrery.chassis.errors import GRPC_STATUS, Reason, RequestError
+from lorrery.chassis.errors import Reason, RequestError, grpc_status
 
 DOMAIN = "lorrery"
 
@@ -50,7 +50,7 @@ def status_of(error: RequestError, message: str | None = None) -> grpc.Status:
         delay = duration_pb2.Duration()
         delay.FromNanoseconds(round(retry_seconds * 1e9))
         details[1].Pack(RetryInfo(retry_delay=delay))
-    code: int = GRPC_STATUS[type(error)].value[0]
+    code: int = grpc_status(error).value[0]
     text = str(error) if message is None else message
     return rpc_status.to_status(Status(code=code, message=text, details=details))
 

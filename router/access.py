@@ -123,6 +123,16 @@ def check_load(caller: ApiKey, adapter_id: str) -> None:
         )
 
 
+def check_operator(caller: ApiKey, what: str) -> None:
+    """Check that an operator calls; `what`: the call does.
+
+    Raises:
+        PermissionDenied: somebody else does.
+    """
+    if not caller.operator:
+        raise PermissionDenied(f"this key may not {what}; an operator's may")
+
+
 def visible_adapters(caller: ApiKey, adapters: Iterable[types_pb2.Adapter]) -> list[types_pb2.Adapter]:
     """Return the adapters whose existence the caller may know."""
     return [adapter for adapter in adapters if caller.may_see(adapter.adapter_id)]

@@ -12,6 +12,8 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from lorrery.chassis.faults import REQUEST_KINDS
+
 OUTCOMES = (
     "ok",
     "cancelled",
@@ -24,6 +26,7 @@ OUTCOMES = (
     "unauthenticated",
     "denied",
     "unavailable",
+    "fault",
     "failed",
 )
 
@@ -127,6 +130,14 @@ class RouterMetrics(Collector):
             "Streams cut because their reader left max_pending_tokens waiting.",
             registry=registry,
         )
+        self.faults = Counter(
+            "lorrery_router_faults_total",
+            "Faults on request that requests have met, by kind.",
+            ["kind"],
+            registry=registry,
+        )
+        for kind in sorted(REQUEST_KINDS):
+            self.faults.labels(kind)
         self._open_handlers = Gauge(
             "lorrery_router_open_handlers", "Generate calls that have not returned.", registry=registry
         )

@@ -14,20 +14,22 @@ import grpc.aio
 from prometheus_client import CollectorRegistry
 
 from lorrery.chassis import status
-from lorrery.chassis.credentials import authorization, certificate_roles
+from lorrery.chassis.credentials import authorization, certificate_roles, metadata_values
 from lorrery.chassis.errors import (
-    GRPC_STATUS,
+    InjectedFault,
     Internal,
     Overloaded,
     Reason,
     RequestError,
     Unattainable,
     Unavailable,
+    grpc_status,
 )
 from lorrery.chassis.exposure import warn_if_exposed
 from lorrery.chassis.log import get_logger
 from lorrery.router import adapters, wire
-from lorrery.router.access import Access, check_load, visible_adapters, visible_status
+from lorrery.router.access import Access, check_load, check_operator, visible_adapters, visible_status
+from lorrery.router.faults import METADATA_KEY, Injector
 from lorrery.router.keys import ApiKey
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.output import Output
@@ -77,6 +79,7 @@ class Router(router_pb2_grpc.RouterServiceServicer):
         self._metrics = RouterMetrics(registry)
         self._placement = Placement(settings, self._metrics)
         self._cluster_status = adapters.ClusterStatus(self._placement)
+        self._injector = Injector(settings, self._metrics)
         self._open_handlers = 0
         self._draining = False
         self._idle = asyncio.Event()
@@ -106,6 +109,7 @@ class Router(router_pb2_grpc.RouterServiceServicer):
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._placement.run(), name="placement")
             await self._placement.any_connected.wait()
+            self._injector.begin()
             await set_ready(True)
 
     async def drain(self) -> None:
@@ -158,12 +162,19 @@ class Router(router_pb2_grpc.RouterServiceServicer):
                 limit=limit,
             )
         request = await self._reader.read(message, caller)
+        faults = self._injector.choose(request, metadata_values(context, METADATA_KEY))
+        await self._injector.before(faults)
+        stalls, cut = list(faults.stalls), faults.cut
         output = Output(request, self._tokenizer)
 
         def make_message(token_ids: list[int], finish: Finish | None, time_scale: float) -> tuple[wire.Message, bool]:
             timing.time_scale = time_scale
+            if is_cut := cut is not None and output.num_tokens + len(token_ids) >= cut.after:
+                token_ids, finish = token_ids[: cut.after - output.num_tokens], None
             token_ids, text, finish = output.push(token_ids, finish)
             timing.message(len(token_ids), output.num_tokens)
+            if is_cut:
+                return wire.generate_response(token_ids, text), True
             if finish is None:
                 # Without a finish but stopped: a stop string that only the text showed, see `_finish_stopped`.
                 return wire.generate_response(token_ids, text), output.stopped
@@ -174,7 +185,13 @@ class Router(router_pb2_grpc.RouterServiceServicer):
         self._placement.submit(open_request)
         try:
             while not open_request.over:
+                if stalls:
+                    await self._injector.stall(stalls, output)
                 response = await open_request.next_message()
+                if cut is not None and open_request.over and output.num_tokens == cut.after:
+                    if cut.after:
+                        await context.write(response)
+                    raise InjectedFault(cut.text, cut.status)
                 if open_request.over and not response.HasField("finish"):
                     await self._finish_stopped(open_request, output, response, context)
                     timing.finish(request.prompt_tokens, output.num_tokens)
@@ -266,6 +283,33 @@ class Router(router_pb2_grpc.RouterServiceServicer):
 
         return await _answer(context, answer())
 
+    # --- faults on request ---
+
+    async def SetFaults(  # noqa: N802  gRPC's name for it
+        self, request: router_pb2.SetFaultsRequest, context: _Context
+    ) -> router_pb2.SetFaultsResponse:
+        """Take an operator's rules in place of the last ones."""
+
+        async def answer() -> router_pb2.SetFaultsResponse:
+            check_operator(self._caller(context), "set faults")
+            self._injector.replace(request.rules)
+            return router_pb2.SetFaultsResponse()
+
+        return await _answer(context, answer())
+
+    async def ListFaults(  # noqa: N802  gRPC's name for it
+        self, request: router_pb2.ListFaultsRequest, context: _Context
+    ) -> router_pb2.ListFaultsResponse:
+        """List the rules of this router, and how often each has happened."""
+
+        async def answer() -> router_pb2.ListFaultsResponse:
+            check_operator(self._caller(context), "list faults")
+            return router_pb2.ListFaultsResponse(
+                faults=[router_pb2.FaultRule(rule=fault.text, num_requests=met) for fault, met in self._injector.rules]
+            )
+
+        return await _answer(context, answer())
+
 
 async def _answer(context: _Context, answer: Awaitable[_T]) -> _T:
     """Await an operator call's answer; ours and a scheduler's errors become the status."""
@@ -294,4 +338,6 @@ async def _abort(context: _Context, error: RequestError) -> None:
 def _outcome(error: RequestError) -> str:
     if isinstance(error, Unattainable):
         return "unattainable"
-    return _OUTCOMES.get(GRPC_STATUS[type(error)], "failed")
+    if isinstance(error, InjectedFault):
+        return "fault"
+    return _OUTCOMES.get(grpc_status(error), "failed")

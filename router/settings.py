@@ -42,4 +42,7 @@ class RouterSettings(Section):
     resume_timeout_seconds: Seconds = Field(
         default=60.0, description="how long a stream waits for a scheduler to come back before it ends with UNAVAILABLE"
     )
+    request_faults: bool = Field(
+        default=False, description="requests may ask for faults of their own in the metadata lorrery-fault"
+    )
     drain_seconds: Seconds = Field(default=30.0, description="after SIGTERM: time for open streams to end")

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from heapq import heappop, heappush
 
+from lorrery.chassis.faults import NO_FAULTS
 from lorrery.scheduler.core import refusals
 from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.cluster_events import ClusterEvent, Placed, Refused, Withdrawn
@@ -37,6 +38,7 @@ from lorrery.scheduler.core.plan import (
 from lorrery.scheduler.core.refusals import Refusal, RefusalReason
 from lorrery.scheduler.core.sequence import Sequence as CoreSequence
 from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.request_faults import RequestFaultInjector
 from lorrery.simulator.step_span import Observer, StepSpan
 from lorrery.simulator.worker import SimulatedWorker
 from lorrery.vocabulary.units import NEVER
@@ -91,6 +93,8 @@ class Simulation:
         self._num_timed = 0
         self._deadlines: deque[tuple[int, SimulatedRequest]] = deque()  # in order: all have the same time
         self._ended: list[SimulatedRequest] = []
+        self._injector: RequestFaultInjector | None = None
+        self._delayed: set[int] = set()  # handles that no scheduler has heard of yet
         self._waits_until_ps: list[int | None] = [None for _ in self._cores]  # what the clock looks at already
         for worker in self.workers:
             self._attach(worker)
@@ -108,6 +112,10 @@ class Simulation:
             self._observer.begin(self.now_ps)
         for worker in self.workers:
             worker.observer = self._observer
+
+    def inject(self, injector: RequestFaultInjector) -> None:
+        """Let requests that arrive from now on meet its faults."""
+        self._injector = injector
 
     def num_waiting(self, shard: int) -> int:
         """Return how many requests of a scheduler wait, for a batch or for a worker."""
@@ -189,6 +197,29 @@ class Simulation:
     # --- from outside -----------------------------------------------------------------------------------------------
 
     def _arrive(self, request: SimulatedRequest) -> None:
+        if self._injector is not None and self._injector.choose(request, self.now_ps) is not NO_FAULTS:
+            self._delay(request)
+        else:
+            self._submit(request)
+
+    def _delay(self, request: SimulatedRequest) -> None:
+        self._requests[request.handle] = request
+        self._delayed.add(request.handle)
+        request.arrived_ps = self.now_ps + request.faults.delay_ps
+        self.at(request.arrived_ps, partial(self._let_through, request))
+        if self._timeout_ps is not None:
+            self._deadlines.append((self.now_ps + self._timeout_ps, request))
+
+    def _let_through(self, request: SimulatedRequest) -> None:
+        if request.handle not in self._delayed:
+            return  # its client no longer waits
+        self._delayed.remove(request.handle)
+        if (refusal := request.faults.refusal) is not None:
+            self._close(self._requests.pop(request.handle), "faulted", refusal.text)
+        else:
+            self._submit(request)
+
+    def _submit(self, request: SimulatedRequest) -> None:
         if self._choose_shard is not None:
             request.shard = self._choose_shard(request)
         self._requests[request.handle] = request
@@ -198,7 +229,7 @@ class Simulation:
                 self._nudge(self._worker_at[event.member], heeded=event.matters)
             else:
                 self._carry_out(events)
-        if self._timeout_ps is not None and request.outcome is None:
+        if self._timeout_ps is not None and request.outcome is None and request.faults is NO_FAULTS:
             self._deadlines.append((self.now_ps + self._timeout_ps, request))
         if not events:
             self._wait_for_worker(request.shard)
@@ -246,7 +277,12 @@ class Simulation:
     def cancel(self, handle: int) -> None:
         """Withdraw a request now; ignored if it is over."""
         request = self._requests.get(handle)
-        if request is not None:
+        if request is None:
+            return
+        if handle in self._delayed:
+            self._delayed.remove(handle)
+            self._close(self._requests.pop(handle), "timed out" if request.detail else "cancelled", request.detail)
+        else:
             self._carry_out(self._cores[request.shard].cancel(handle, self.now_ps))
 
     def _leave(self, request: SimulatedRequest, worker: SimulatedWorker | None) -> None:
@@ -349,7 +385,10 @@ class Simulation:
                 request = self._end(event.sequence, worker)
                 request.outcome, request.reason = "finished", event.reason
                 request.output_tokens, request.finished_ps = event.output_tokens, event.at_ps
-                self._ended.append(request)
+                if request.faults is NO_FAULTS:
+                    self._ended.append(request)
+                else:
+                    self._end_with_faults(request)
             elif isinstance(event, Cancelled):
                 request = self._end(event.sequence, worker)
                 if self._observer is not None:
@@ -365,6 +404,26 @@ class Simulation:
                 if self._observer is not None:
                     self._observer.left(worker.name, event.sequence.handle)
                 self._refuse(self._end(event.sequence, worker), refusals.raised(event.message))
+
+    def _end_with_faults(self, request: SimulatedRequest) -> None:
+        """End a request whose stream a fault may have cut, or still holds back."""
+        assert self._injector is not None
+        assert request.finished_ps is not None
+        cut, released_ps = request.faults.cut, self._injector.released_ps(request)
+        if cut is not None and request.output_tokens >= cut.after:
+            request.outcome, request.reason, request.detail = "faulted", None, cut.text
+            request.output_tokens = cut.after
+        last_ps = request.finished_ps if request.last_token_ps is None else request.last_token_ps
+        if released_ps <= last_ps:
+            self._ended.append(request)
+            return
+        request.last_token_ps = released_ps
+        request.finished_ps = max(request.finished_ps, released_ps)
+        sent_ps = request.arrived_ps - request.faults.delay_ps
+        if self._timeout_ps is not None and request.finished_ps > sent_ps + self._timeout_ps:
+            request.finished_ps, request.reason = sent_ps + self._timeout_ps, None
+            request.outcome, request.detail = "timed out", "deadline exceeded"
+        self.at(request.finished_ps, partial(self._ended.append, request))
 
     def _end(self, sequence: CoreSequence, worker: SimulatedWorker) -> SimulatedRequest:
         request = self._requests.pop(sequence.handle)

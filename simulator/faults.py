@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from lorrery.chassis.faults import LOAD_FAILURE, WORKER_LOSS, Fault, check_faults
+from lorrery.chassis.faults import WORKER_KINDS, WORKER_LOSS, Fault, check_faults
 from lorrery.simulator.engine import Simulation
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 from lorrery.worker.device.slow import Slowed
@@ -32,7 +32,7 @@ def schedule_faults(faults: Sequence[Fault], simulation: Simulation) -> None:
     """
     workers = {worker.name: worker for worker in simulation.workers}
     start_ps = simulation.now_ps
-    happening = [fault for fault in faults if fault.kind != LOAD_FAILURE]
+    happening = [fault for fault in faults if fault.kind in WORKER_KINDS]
     check_faults(happening, workers=workers, adapters=())
     for fault in sorted(happening, key=lambda fault: fault.at_ps):  # of two at one time, an end comes before a begin
         worker = workers[fault.worker]

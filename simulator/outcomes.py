@@ -36,7 +36,19 @@ class OutcomeRecorder:
 
     def __init__(self, start_ps: int = 0) -> None:
         self._start_ps = start_ps
-        names = ("index", "prompt", "output", "cached", "requeues", "sent", "admitted", "first", "last", "end")
+        names = [
+            "index",
+            "prompt",
+            "output",
+            "cached",
+            "requeues",
+            "sent",
+            "arrived",
+            "admitted",
+            "first",
+            "last",
+            "end",
+        ]
         self._numbers = {name: array("q") for name in names}
         self._status: list[str] = []
         self._adapter_id: list[str | None] = []
@@ -50,13 +62,14 @@ class OutcomeRecorder:
 
     def add(self, request: SimulatedRequest) -> None:
         """Take note of one that has ended."""
-        status = STATUS[request.outcome or ""]
+        status = _status(request)
         row = (
             request.handle,
             request.prompt_tokens,
             request.output_tokens,
             request.first_cached_tokens,
             request.num_requeues,
+            request.arrived_ps - request.faults.delay_ps,
             request.arrived_ps,
             _NONE if request.first_admitted_ps is None else request.first_admitted_ps,
             _NONE if request.first_token_ps is None else request.first_token_ps,
@@ -79,9 +92,9 @@ class OutcomeRecorder:
         order = np.argsort(column["index"], kind="stable")
         column = {name: values[order] for name, values in column.items()}
         rows = order.tolist()
-        sent, end, admitted, first, last = (
+        sent, arrived, end, admitted, first, last = (
             np.where(column[name] == _NONE, np.nan, (column[name] - self._start_ps) / PS_PER_SECOND)
-            for name in ("sent", "end", "admitted", "first", "last")
+            for name in ("sent", "arrived", "end", "admitted", "first", "last")
         )
         detail = {position: self._detail[row] for position, row in enumerate(rows) if row in self._detail}
         return OutcomeTable(
@@ -99,13 +112,20 @@ class OutcomeRecorder:
             first_token_seconds=first,
             last_token_seconds=last,
             end_seconds=end,
-            queue_seconds=admitted - sent,
+            queue_seconds=admitted - arrived,
             worker_id=[self._worker[row] for row in rows],
             finish_reason=[self._reason[row] for row in rows],
             token_ids_crc32=[None] * len(rows),
             detail=detail,
             gaps=gaps,
         )
+
+
+def _status(request: SimulatedRequest) -> str:
+    faults = request.faults
+    if request.outcome == "faulted" and (fault := faults.refusal or faults.cut) is not None:
+        return fault.status
+    return STATUS[request.outcome or ""]
 
 
 def _last_token_ps(request: SimulatedRequest) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
+from lorrery.chassis.faults import NO_FAULTS, RequestFaults
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.worker.device.output import Ending
@@ -26,6 +27,7 @@ class SimulatedRequest:
         output_tokens: tokens that its client has got in the end.
         shard: index of the scheduler that has it.
         worker: who ran it last; empty if nobody did.
+        faults: on request; what it is to meet.
     """
 
     handle: int
@@ -39,6 +41,7 @@ class SimulatedRequest:
     output_tokens: int
     shard: int
     worker: str
+    faults: RequestFaults
 
     def __init__(
         self,
@@ -60,6 +63,7 @@ class SimulatedRequest:
         self.finished_ps = self.last_token_ps = None
         self.output_tokens = self.shard = 0
         self.detail = self.worker = ""
+        self.faults = NO_FAULTS
 
     @property
     def prompt_tokens(self) -> int:

@@ -30,6 +30,7 @@ from lorrery.simulator.faults import never_began, schedule_faults
 from lorrery.simulator.gaps import GapRecorder
 from lorrery.simulator.outcomes import OutcomeRecorder
 from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.request_faults import RequestFaultInjector
 from lorrery.simulator.step_span import Observer
 from lorrery.simulator.worker import SimulatedWorker
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
@@ -113,7 +114,11 @@ class SimulatedRun:
         cluster.warm_up(warmup_requests(workload.requests, options.warmup), options.seed)
         start_ps, workers = cluster.simulation.now_ps, cluster.simulation.workers
         before = _count(workers)
-        cluster.simulation.observe([self._gaps, *self.observers])
+        injector = RequestFaultInjector(faults, start_ps)
+        injecting = [injector] if injector.has_rules else []
+        cluster.simulation.observe([self._gaps, *injecting, *self.observers])
+        if injecting:
+            cluster.simulation.inject(injector)
         outcomes = OutcomeRecorder(start_ps)
         cpu = time.process_time()
         interrupted = self._play(cluster, workload, outcomes)

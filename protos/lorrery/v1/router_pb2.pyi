@@ -374,3 +374,101 @@ class Shard(message.Message):
     _ClearFieldArgType: _TypeAlias = typing.Literal["address", b"address", "connected", b"connected", "max_req_input_len", b"max_req_input_len", "max_req_total_len", b"max_req_total_len", "model", b"model", "num_unplaced", b"num_unplaced", "time_scale", b"time_scale", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class SetFaultsRequest(message.Message):
+    """SetFaultsRequest has faults of requests."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    RULES_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def rules(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Such as 'refuse,first=3' or 'cut,after=5,share=0.1'; at most 64."""
+
+    def __init__(
+        self,
+        *,
+        rules: abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["rules", b"rules"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class SetFaultsResponse(message.Message):
+    """SetFaultsResponse says that they hold from now on."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListFaultsRequest(message.Message):
+    """ListFaultsRequest asks for a router's faults."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class FaultRule(message.Message):
+    """FaultRule is one fault of requests."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    RULE_FIELD_NUMBER: builtins.int
+    NUM_REQUESTS_FIELD_NUMBER: builtins.int
+    rule: builtins.str
+    """As it was asked for."""
+    num_requests: builtins.int
+    """Requests of this router that have met it."""
+    def __init__(
+        self,
+        *,
+        rule: builtins.str = ...,
+        num_requests: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["num_requests", b"num_requests", "rule", b"rule"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListFaultsResponse(message.Message):
+    """ListFaultsResponse lists a router's faults."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    FAULTS_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def faults(self) -> containers.RepeatedCompositeFieldContainer[FaultRule]:
+        """Those of the settings, then the operator's, in their order."""
+
+    def __init__(
+        self,
+        *,
+        faults: abc.Iterable[FaultRule] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["faults", b"faults"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...

@@ -60,6 +60,16 @@ class RouterServiceStub:
                 request_serializer=lorrery_dot_v1_dot_router__pb2.GetClusterStatusRequest.SerializeToString,
                 response_deserializer=lorrery_dot_v1_dot_router__pb2.GetClusterStatusResponse.FromString,
                 _registered_method=True)
+        self.SetFaults = channel.unary_unary(
+                '/lorrery.v1.RouterService/SetFaults',
+                request_serializer=lorrery_dot_v1_dot_router__pb2.SetFaultsRequest.SerializeToString,
+                response_deserializer=lorrery_dot_v1_dot_router__pb2.SetFaultsResponse.FromString,
+                _registered_method=True)
+        self.ListFaults = channel.unary_unary(
+                '/lorrery.v1.RouterService/ListFaults',
+                request_serializer=lorrery_dot_v1_dot_router__pb2.ListFaultsRequest.SerializeToString,
+                response_deserializer=lorrery_dot_v1_dot_router__pb2.ListFaultsResponse.FromString,
+                _registered_method=True)
 
 
 class RouterServiceServicer:
@@ -112,6 +122,24 @@ class RouterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetFaults(self, request, context):
+        """SetFaults lets requests of this router meet faults, in place of those of
+        the call before; no rule ends them. Faults of the settings stay. Errors:
+        INVALID_ARGUMENT (no fault, or none of requests), PERMISSION_DENIED (the
+        key is no operator's).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListFaults(self, request, context):
+        """ListFaults lists the faults that requests of this router may meet, those of
+        the settings first. PERMISSION_DENIED: the key is no operator's.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -139,6 +167,16 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.GetClusterStatus,
                     request_deserializer=lorrery_dot_v1_dot_router__pb2.GetClusterStatusRequest.FromString,
                     response_serializer=lorrery_dot_v1_dot_router__pb2.GetClusterStatusResponse.SerializeToString,
+            ),
+            'SetFaults': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetFaults,
+                    request_deserializer=lorrery_dot_v1_dot_router__pb2.SetFaultsRequest.FromString,
+                    response_serializer=lorrery_dot_v1_dot_router__pb2.SetFaultsResponse.SerializeToString,
+            ),
+            'ListFaults': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListFaults,
+                    request_deserializer=lorrery_dot_v1_dot_router__pb2.ListFaultsRequest.FromString,
+                    response_serializer=lorrery_dot_v1_dot_router__pb2.ListFaultsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -277,6 +315,60 @@ class RouterService:
             '/lorrery.v1.RouterService/GetClusterStatus',
             lorrery_dot_v1_dot_router__pb2.GetClusterStatusRequest.SerializeToString,
             lorrery_dot_v1_dot_router__pb2.GetClusterStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetFaults(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lorrery.v1.RouterService/SetFaults',
+            lorrery_dot_v1_dot_router__pb2.SetFaultsRequest.SerializeToString,
+            lorrery_dot_v1_dot_router__pb2.SetFaultsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListFaults(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lorrery.v1.RouterService/ListFaults',
+            lorrery_dot_v1_dot_router__pb2.ListFaultsRequest.SerializeToString,
+            lorrery_dot_v1_dot_router__pb2.ListFaultsResponse.FromString,
             options,
             channel_credentials,
             insecure,

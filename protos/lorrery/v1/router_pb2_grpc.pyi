@@ -59,6 +59,16 @@ class RouterServiceStub:
     """GetClusterStatus says which schedulers and workers serve, and how full they
     are. No error: a scheduler that cannot be reached is listed as such.
     """
+    SetFaults: grpc.UnaryUnaryMultiCallable[router_pb2.SetFaultsRequest, router_pb2.SetFaultsResponse]
+    """SetFaults lets requests of this router meet faults, in place of those of
+    the call before; no rule ends them. Faults of the settings stay. Errors:
+    INVALID_ARGUMENT (no fault, or none of requests), PERMISSION_DENIED (the
+    key is no operator's).
+    """
+    ListFaults: grpc.UnaryUnaryMultiCallable[router_pb2.ListFaultsRequest, router_pb2.ListFaultsResponse]
+    """ListFaults lists the faults that requests of this router may meet, those of
+    the settings first. PERMISSION_DENIED: the key is no operator's.
+    """
 
 @typing.type_check_only
 class RouterServiceAsyncStub(RouterServiceStub):
@@ -90,6 +100,16 @@ class RouterServiceAsyncStub(RouterServiceStub):
     GetClusterStatus: aio.UnaryUnaryMultiCallable[router_pb2.GetClusterStatusRequest, router_pb2.GetClusterStatusResponse]  # type: ignore[assignment]
     """GetClusterStatus says which schedulers and workers serve, and how full they
     are. No error: a scheduler that cannot be reached is listed as such.
+    """
+    SetFaults: aio.UnaryUnaryMultiCallable[router_pb2.SetFaultsRequest, router_pb2.SetFaultsResponse]  # type: ignore[assignment]
+    """SetFaults lets requests of this router meet faults, in place of those of
+    the call before; no rule ends them. Faults of the settings stay. Errors:
+    INVALID_ARGUMENT (no fault, or none of requests), PERMISSION_DENIED (the
+    key is no operator's).
+    """
+    ListFaults: aio.UnaryUnaryMultiCallable[router_pb2.ListFaultsRequest, router_pb2.ListFaultsResponse]  # type: ignore[assignment]
+    """ListFaults lists the faults that requests of this router may meet, those of
+    the settings first. PERMISSION_DENIED: the key is no operator's.
     """
 
 class RouterServiceServicer(metaclass=abc_1.ABCMeta):
@@ -149,6 +169,28 @@ class RouterServiceServicer(metaclass=abc_1.ABCMeta):
     ) -> typing.Union[router_pb2.GetClusterStatusResponse, abc.Awaitable[router_pb2.GetClusterStatusResponse]]:
         """GetClusterStatus says which schedulers and workers serve, and how full they
         are. No error: a scheduler that cannot be reached is listed as such.
+        """
+
+    @abc_1.abstractmethod
+    def SetFaults(
+        self,
+        request: router_pb2.SetFaultsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[router_pb2.SetFaultsResponse, abc.Awaitable[router_pb2.SetFaultsResponse]]:
+        """SetFaults lets requests of this router meet faults, in place of those of
+        the call before; no rule ends them. Faults of the settings stay. Errors:
+        INVALID_ARGUMENT (no fault, or none of requests), PERMISSION_DENIED (the
+        key is no operator's).
+        """
+
+    @abc_1.abstractmethod
+    def ListFaults(
+        self,
+        request: router_pb2.ListFaultsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[router_pb2.ListFaultsResponse, abc.Awaitable[router_pb2.ListFaultsResponse]]:
+        """ListFaults lists the faults that requests of this router may meet, those of
+        the settings first. PERMISSION_DENIED: the key is no operator's.
         """
 
 def add_RouterServiceServicer_to_server(servicer: RouterServiceServicer, server: typing.Union[grpc.Server, aio.Server]) -> None: ...

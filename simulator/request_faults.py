@@ -1,0 +1,110 @@
+"""Faults on request as simulated requests meet them: the rules that a router follows live (`chassis.faults`).
+
+A refusal and a delay come before the scheduler hears of a request. A cut lets its output end early, so that the
+scheduler gets it back as it gets back what a router cancels. A stall changes nothing in the cluster: the client hears
+later. It needs the time of one token, which is found among the spans of steps as they are told; gaps between tokens
+(ITL) leave stalls out.
+"""
+
+from collections.abc import Iterable
+
+from lorrery.chassis.faults import NO_FAULTS, Fault, FaultRules, RequestFaults, together
+from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.step_span import StepSpan
+from lorrery.worker.device.output import Ending
+
+
+class RequestFaultInjector:
+    """Chooses what goes wrong with each request, and tells until when a stall holds its output back.
+
+    An observer of the simulation, if there are stalls.
+
+    Args:
+        faults: of any kind; those of requests count.
+        begin_ps: since when their times count.
+    """
+
+    def __init__(self, faults: Iterable[Fault], begin_ps: int) -> None:
+        self._rules = FaultRules(faults)
+        self._begin_ps = begin_ps
+        self._decoding: dict[str, dict[int, SimulatedRequest]] = {}  # worker -> handle
+        self._num_tokens: dict[int, int] = {}  # handle -> output so far
+        self._stalls: dict[int, list[Fault]] = {}  # handle -> those that are still to come
+        self._stalled: dict[int, SimulatedRequest] = {}
+        self._released_ps: dict[int, int] = {}
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether any request can meet a fault."""
+        return bool(self._rules.faults)
+
+    def choose(self, request: SimulatedRequest, at_ps: int) -> RequestFaults:
+        """Return what goes wrong with a request that its client sends now, and prepare it for that."""
+        adapter_id = "" if request.adapter is None else request.adapter.adapter_id
+        faults = together(self._rules.choose(request.tenant_id, adapter_id, at_ps - self._begin_ps))
+        if faults is NO_FAULTS:
+            return faults
+        request.faults = faults
+        cut, ending = faults.cut, request.ending
+        if cut is not None and cut.after <= ending.output_tokens:
+            request.ending = Ending(max(cut.after, 1), ending.reason)
+        if faults.stalls:
+            self._stalls[request.handle] = list(faults.stalls)
+            self._stalled[request.handle] = request
+        return faults
+
+    def released_ps(self, request: SimulatedRequest) -> int:
+        """Return when the last stall of a request that has ended lets its output go; 0: none held it back."""
+        handle = request.handle
+        self._stalls.pop(handle, None)
+        self._num_tokens.pop(handle, None)
+        self._stalled.pop(handle, None)
+        for decoding in self._decoding.values():
+            decoding.pop(handle, None)
+        return self._released_ps.pop(handle, 0)
+
+    # --- observing --------------------------------------------------------------------------------------------------
+
+    def begin(self, start_ps: int) -> None:
+        """Do nothing: the times of faults count from the run's begin already."""
+
+    def ran(self, span: StepSpan) -> None:
+        """Find the time of the tokens after which stalls begin."""
+        if not self._stalled:
+            return
+        decoding = self._decoding.setdefault(span.worker, {})
+        if span.num_decodes:
+            for handle, request in decoding.items():
+                steps = min(span.num_steps, request.ending.output_tokens - self._num_tokens[handle])
+                self._tokens(handle, steps, span)
+        for handle in span.newcomers:
+            request_or_none = self._stalled.get(handle)
+            if request_or_none is not None:
+                decoding[handle] = request_or_none
+                self._num_tokens.setdefault(handle, 0)
+                self._tokens(handle, 1, span)
+
+    def _tokens(self, handle: int, num_tokens: int, span: StepSpan) -> None:
+        """Count tokens of the first steps of a span."""
+        before = self._num_tokens[handle]
+        self._num_tokens[handle] = before + num_tokens
+        stalls = self._stalls[handle]
+        while stalls and stalls[0].after <= before + num_tokens:
+            fault = stalls.pop(0)
+            if fault.after >= self._stalled[handle].ending.output_tokens:
+                continue  # the stream is over then
+            steps = fault.after - before
+            token_ps = span.start_ps + steps * span.first_ps + span.slope_ps * (steps * (steps - 1) // 2)
+            self._released_ps[handle] = max(token_ps, self._released_ps.get(handle, 0)) + fault.duration_ps
+
+    def left(self, worker: str, handle: int) -> None:
+        """Forget one that is over."""
+        self._decoding.get(worker, {}).pop(handle, None)
+
+    def requeued(self, worker: str, request: SimulatedRequest) -> None:
+        """Expect its next token from another batch."""
+        self._decoding.get(worker, {}).pop(request.handle, None)
+
+    def lost(self, worker: str) -> None:
+        """Forget a worker's batch."""
+        self._decoding.pop(worker, None)
