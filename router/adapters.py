@@ -1,6 +1,8 @@
 """Operator calls: the adapters and the state of the whole cluster, gathered from every connected shard.
 
-What is loaded and unloaded here is remembered, and told to a shard that connects later before any request is.
+A load or unload is decided by one shard, the first by address of those connected, so that changes have one order; it
+gives the change a version, with which the others take it over. Routers and shards that miss it learn of it from their
+streams (`vocabulary.adapter_log`).
 """
 
 import asyncio
@@ -13,12 +15,14 @@ import grpc
 import grpc.aio
 
 from lorrery.chassis.errors import InvalidRequest, RankOverLimit, Reason, Unavailable, UnknownName
+from lorrery.chassis.log import get_logger
 from lorrery.chassis.names import quoted
 from lorrery.router import wire
 from lorrery.router.checks import check_adapter_id
 from lorrery.router.placement import Placement
 from lorrery.router.shard import Shard
 from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
+from lorrery.vocabulary.adapter_log import AdapterChange
 
 CALL_SECONDS = 5.0
 """How long a scheduler may take to answer."""
@@ -26,6 +30,7 @@ STATUS_SECONDS = 1.0
 """How old a cluster's status may be."""
 
 _T = TypeVar("_T")
+_log = get_logger("router.adapters")
 
 
 async def list_adapters(placement: Placement, model: str) -> router_pb2.ListAdaptersResponse:
@@ -43,13 +48,13 @@ async def list_adapters(placement: Placement, model: str) -> router_pb2.ListAdap
 
 
 async def load(placement: Placement, adapter: types_pb2.Adapter, max_lora_rank: int, model: str) -> None:
-    """Make an adapter of the base model `model` known to every shard, and remember it.
+    """Make an adapter of the base model `model` known to every shard.
 
     Raises:
         InvalidRequest: no id that an adapter may have, or rank 0.
         RankOverLimit: the deployment allows no such rank.
         Unavailable: no shard is connected.
-        grpc.aio.AioRpcError: as a shard answered; the adapter is then not remembered.
+        grpc.aio.AioRpcError: as the shard that decides answered.
     """
     check_adapter_id(adapter.adapter_id, model)
     name = quoted(adapter.adapter_id)
@@ -62,42 +67,40 @@ async def load(placement: Placement, adapter: types_pb2.Adapter, max_lora_rank: 
             value=adapter.rank,
             limit=max_lora_rank,
         )
-    request = scheduler_pb2.RegisterAdapterRequest(adapter=adapter)
-    shards = _connected(placement)
-    # Remembered first, so that a shard which connects meanwhile hears of it too.
-    previous = placement.adapters.get(adapter.adapter_id)
-    placement.adapters[adapter.adapter_id] = adapter.rank
-    placement.unloaded.discard(adapter.adapter_id)
-    try:
-        await _all(
-            shard.stub.RegisterAdapter(request, timeout=CALL_SECONDS, metadata=shard.credentials) for shard in shards
-        )
-    except BaseException:
-        placement.adapters.pop(adapter.adapter_id, None)
-        if previous is not None:
-            placement.adapters[adapter.adapter_id] = previous
-        raise
+    decides, *others = _connected(placement)
+    request = scheduler_pb2.RegisterAdapterRequest(
+        adapter=types_pb2.Adapter(adapter_id=adapter.adapter_id, rank=adapter.rank)
+    )
+    answer = await _register(decides, request)
+    change = wire.adapter_change(answer.adapter)
+    if change is not None:
+        placement.learn([change])
+        taken_over = scheduler_pb2.RegisterAdapterRequest(adapter=answer.adapter)
+        await _all(_tell(_register(shard, taken_over)) for shard in others)
 
 
 async def unload(placement: Placement, adapter_id: str, model: str) -> None:
-    """Make an adapter unknown to new requests on every shard, and forget it.
+    """Make an adapter unknown to new requests on every shard.
 
     Raises:
         InvalidRequest: no id that an adapter may have.
-        UnknownName: no shard knew it.
+        UnknownName: it is not known.
         Unavailable: no shard is connected.
-        grpc.aio.AioRpcError: as a shard answered.
+        grpc.aio.AioRpcError: as the shard that decides answered.
     """
     check_adapter_id(adapter_id, model)
+    decides, *others = _connected(placement)
     request = scheduler_pb2.UnregisterAdapterRequest(adapter_id=adapter_id)
-    shards = _connected(placement)
-    # Remembered first, so that a shard which connects meanwhile hears of it too.
-    remembered = placement.adapters.pop(adapter_id, None) is not None
-    placement.unloaded.add(adapter_id)
-    known = await _all(_unregister(shard, request) for shard in shards)
-    if not remembered and not any(known):
-        placement.unloaded.discard(adapter_id)
-        raise UnknownName(f"adapter {quoted(adapter_id)} is not loaded", field="adapter_id", value=quoted(adapter_id))
+    try:
+        answer = await _unregister(decides, request)
+    except grpc.aio.AioRpcError as error:
+        if error.code() != grpc.StatusCode.NOT_FOUND:
+            raise
+        name = quoted(adapter_id)
+        raise UnknownName(f"adapter {name} is not loaded", field="adapter_id", value=name) from None
+    placement.learn([AdapterChange(answer.version, adapter_id, 0)])
+    taken_over = scheduler_pb2.UnregisterAdapterRequest(adapter_id=adapter_id, version=answer.version)
+    await _all(_tell(_unregister(shard, taken_over)) for shard in others)
 
 
 class ClusterStatus:
@@ -139,10 +142,11 @@ async def _cluster_status(placement: Placement) -> router_pb2.GetClusterStatusRe
 
 
 def _connected(placement: Placement) -> list[Shard]:
+    """Return the connected shards by address: in the same order at every router."""
     shards = [shard for shard in placement.shards if shard.connected]
     if not shards:
         raise Unavailable("no scheduler is connected", Reason.NO_SCHEDULER)
-    return shards
+    return sorted(shards, key=lambda shard: shard.address)
 
 
 async def _all(calls: Iterable[Awaitable[_T]]) -> list[_T]:
@@ -169,11 +173,21 @@ async def _status_or_none(shard: Shard) -> scheduler_pb2.GetStatusResponse | Non
         return None
 
 
-async def _unregister(shard: Shard, request: scheduler_pb2.UnregisterAdapterRequest) -> bool:
+async def _register(
+    shard: Shard, request: scheduler_pb2.RegisterAdapterRequest
+) -> scheduler_pb2.RegisterAdapterResponse:
+    return await shard.stub.RegisterAdapter(request, timeout=CALL_SECONDS, metadata=shard.credentials)
+
+
+async def _unregister(
+    shard: Shard, request: scheduler_pb2.UnregisterAdapterRequest
+) -> scheduler_pb2.UnregisterAdapterResponse:
+    return await shard.stub.UnregisterAdapter(request, timeout=CALL_SECONDS, metadata=shard.credentials)
+
+
+async def _tell(call: Awaitable[object]) -> None:
+    """Let a shard take over a change; one that does not answer hears of it when it is back."""
     try:
-        await shard.stub.UnregisterAdapter(request, timeout=CALL_SECONDS, metadata=shard.credentials)
+        await call
     except grpc.aio.AioRpcError as error:
-        if error.code() == grpc.StatusCode.NOT_FOUND:
-            return False
-        raise
-    return True
+        _log.warning("shard_not_told", reason=f"{error.code().name}: {error.details()}")

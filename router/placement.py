@@ -7,7 +7,7 @@ placed anew, with the tokens received so far.
 """
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable
 from uuid import uuid4
 
 from lorrery.chassis import rendezvous
@@ -17,22 +17,21 @@ from lorrery.router.request import Finish
 from lorrery.router.shard import Shard
 from lorrery.router.streams import OpenRequest
 from lorrery.settings import Settings
+from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
 
 
 class Placement:
     """Every shard of the cluster, and the requests that wait for one.
 
     Attributes:
-        adapters: rank by id of each adapter loaded at run time through this router; a shard that connects learns them
-            before any request.
-        unloaded: ids of those unloaded at run time; a shard that connects forgets them.
+        log: what was loaded and unloaded at run time, through this router or another; each shard hears of it, one that
+            connects before any request.
         any_connected: set once a shard has been up.
     """
 
     def __init__(self, settings: Settings, metrics: RouterMetrics) -> None:
         self.router_id = uuid4().hex
-        self.adapters: dict[str, int] = {}
-        self.unloaded: set[str] = set()
+        self.log = AdapterLog([name for name, _ in settings.adapters.expand()])
         self.any_connected = asyncio.Event()
         self._timeout_seconds = settings.router.resume_timeout_seconds
         self._metrics = metrics
@@ -90,9 +89,14 @@ class Placement:
         known.set_result(open_request.finish)
         return known
 
-    def run_time_adapters(self) -> tuple[Mapping[str, int], Collection[str]]:
-        """See `ShardOwner.run_time_adapters`."""
-        return self.adapters, self.unloaded
+    def learn(
+        self, changes: Iterable[AdapterChange], forgotten: int | None = None, told_by: Shard | None = None
+    ) -> None:
+        """See `ShardOwner.learn`."""
+        if self.log.merge(changes) if forgotten is None else self.log.merge_all(changes, forgotten):
+            for shard in self.shards:
+                if shard is not told_by:
+                    shard.tell_adapters()
 
     def shard_up(self, shard: Shard) -> None:
         """See `ShardOwner.shard_up`."""
@@ -110,6 +114,9 @@ class Placement:
 
     def _place(self, open_request: OpenRequest, accepting: list[Shard]) -> None:
         request = open_request.request
+        if not open_request.resumed:
+            latest = self.log.latest(request.adapter_id)
+            open_request.adapter = latest if latest is not None and latest.rank else None
         if len(accepting) == 1:
             accepting[0].submit(open_request)
         else:

@@ -6,7 +6,7 @@ cancels that gather travel in one message. A handle belongs to one life of the s
 
 import asyncio
 import random
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable
 from typing import Protocol
 
 import grpc
@@ -23,6 +23,7 @@ from lorrery.router.request import Finish
 from lorrery.router.streams import Fanout, OpenRequest
 from lorrery.settings import Settings
 from lorrery.v1 import scheduler_pb2, scheduler_pb2_grpc
+from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
 
 FIRST_RETRY_SECONDS = 0.2
 LAST_RETRY_SECONDS = 2.0
@@ -39,8 +40,10 @@ class ShardOwner(Protocol):
 
     router_id: str
 
-    def run_time_adapters(self) -> tuple[Mapping[str, int], Collection[str]]:
-        """Return the rank of every adapter loaded at run time, and the ids of those unloaded."""
+    log: AdapterLog
+
+    def learn(self, changes: Iterable[AdapterChange], forgotten: int | None, told_by: "Shard | None") -> None:
+        """Take over what happened to adapters, and tell the other shards; `forgotten`: see `AdapterLog.merge_all`."""
         ...
 
     def shard_up(self, shard: "Shard") -> None:
@@ -66,6 +69,7 @@ class Session:
         self._next_handle = 1
         self._submits: dict[int, OpenRequest] = {}
         self._cancels: list[int] = []
+        self._adapters: AdapterLog | None = None
         self._something_to_write = asyncio.Event()
 
     def submit(self, open_request: OpenRequest) -> None:
@@ -87,12 +91,20 @@ class Session:
         self._something_to_write.set()
         return True
 
+    def tell(self, adapters: AdapterLog) -> None:
+        """Tell the scheduler all that is known of adapters, as it is when this is written: before further requests."""
+        self._adapters = adapters
+        self._something_to_write.set()
+
     async def write(self) -> None:
         """Write what is to be written, until cancelled or the stream breaks."""
         while True:
             await self._something_to_write.wait()
             self._something_to_write.clear()
-            while self._cancels or self._submits:
+            while self._adapters is not None or self._cancels or self._submits:
+                if self._adapters is not None:
+                    message, self._adapters = wire.whole_log(self._adapters), None
+                    await self._call.write(message)
                 if self._cancels:
                     handles, self._cancels = self._cancels, []
                     await self._call.write(wire.cancel(handles))
@@ -103,7 +115,13 @@ class Session:
                         raise wire.ProtocolError("no handle is left in this life of the stream")
                     open_request = self._submits.pop(handle)
                     await self._call.write(
-                        wire.submit(handle, open_request.request, open_request.token_ids, resumed=open_request.resumed)
+                        wire.submit(
+                            handle,
+                            open_request.request,
+                            open_request.token_ids,
+                            resumed=open_request.resumed,
+                            adapter=open_request.adapter,
+                        )
                     )
 
 
@@ -150,6 +168,11 @@ class Shard:
         assert self._session is not None
         self._session.submit(open_request)
 
+    def tell_adapters(self) -> None:
+        """Tell this shard what has happened to adapters; one that is not connected hears of it when it is."""
+        if self._session is not None:
+            self._session.tell(self._owner.log)
+
     def owns(self, open_request: OpenRequest) -> bool:
         """Return whether the request is open here."""
         return self._session is not None and open_request.fanout is self._session.fanout
@@ -190,14 +213,11 @@ class Shard:
         call: RouteCall = self.stub.Route(wait_for_ready=True, metadata=self.credentials)
         session: Session | None = None
         try:
-            loaded, unloaded = self._owner.run_time_adapters()
-            told = dict(loaded), set(unloaded)
-            await call.write(wire.router_hello(self._owner.router_id, *told))
+            await call.write(wire.router_hello(self._owner.router_id, self._owner.log))
             async with asyncio.timeout(HELLO_SECONDS):
                 first = await call.read()
             hello = wire.scheduler_hello(first)
-            if told != self._owner.run_time_adapters():
-                raise wire.ProtocolError("the adapters changed between the hellos")
+            self._owner.learn(hello.changes, hello.forgotten, self)
             session = self._begin(call, hello)
             await self._serve(call, session)
             _log.warning("shard_closed_stream", shard=self.address)
@@ -223,6 +243,8 @@ class Shard:
             on_slow_reader=self._cut_slow_reader,
         )
         session = self._session = Session(call, fanout)
+        if list(hello.changes) != self._owner.log.changes:  # something happened between the hellos
+            session.tell(self._owner.log)
         self._draining = False
         self._metrics.shard_connected(self.address, True)
         _log.info("shard_connected", shard=self.address, model=hello.model, time_scale=hello.time_scale)
@@ -250,6 +272,15 @@ class Shard:
             session.fanout.deliver(wire.tokens_frame(message.tokens))
         elif kind == "refused":
             self._refused(session, wire.refusal(message.refused, session.fanout.time_scale))
+        elif kind == "adapter_changes":
+            changes = message.adapter_changes
+            forgotten = changes.forgotten if changes.whole else None
+            self._owner.learn(wire.read_changes(changes), forgotten, self)
+        elif kind == "adapter_pinned":
+            pinned = message.adapter_pinned
+            open_request = session.fanout.open_requests.get(pinned.handle)
+            if open_request is not None:
+                open_request.adapter = wire.adapter_change(pinned.adapter)
         elif kind == "draining":
             _log.info("shard_draining", shard=self.address)
             self._draining = True

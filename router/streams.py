@@ -27,6 +27,7 @@ from lorrery.chassis.log import get_logger
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.request import Finish, Request
 from lorrery.router.wire import Message, TokensFrame
+from lorrery.vocabulary.adapter_log import AdapterChange
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 _LATE_STEPS = 0.25
@@ -59,13 +60,15 @@ class OpenRequest:
         fanout: where its tokens come from now; None while no shard works on it.
         handle: its number there.
         resumed: it was with a scheduler whose stream broke.
+        adapter: the load at run time that brought its adapter, as far as we know; None: none did. A resumption asks for
+            the same.
         cut: its reader was too slow, and its handler has been cancelled for it.
         task: its handler.
         time_scale: wall seconds per device second, where it was submitted last.
     """
 
     __slots__ = (
-        *("_make_message", "cut", "error", "fanout", "finish", "handle", "over", "request"),
+        *("_make_message", "adapter", "cut", "error", "fanout", "finish", "handle", "over", "request"),
         *("resumed", "task", "time_scale", "token_ids", "waiter", "written"),
     )
 
@@ -79,6 +82,7 @@ class OpenRequest:
         self.fanout: Fanout | None = None
         self.handle = 0
         self.resumed = False
+        self.adapter: AdapterChange | None = None
         self.cut = False
         self.over = False
         self.waiter: asyncio.Future[Message | None] | None = None

@@ -5,7 +5,7 @@ a Python object per element.
 """
 
 from array import array
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lorrery.chassis.errors import (
@@ -25,6 +25,7 @@ from lorrery.router.request import Finish, Request, Usage
 from lorrery.router.sampling import SamplingParams, read_sampling
 from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
 from lorrery.vocabulary import u32
+from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
 
@@ -65,6 +66,8 @@ class SchedulerHello:
 
     model: str
     time_scale: float
+    changes: Sequence[AdapterChange] = ()
+    forgotten: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,27 +147,56 @@ def shard_status(address: str, connected: bool, status: scheduler_pb2.GetStatusR
 # --- schedulers --------------------------------------------------------------
 
 
-def router_hello(router_id: str, adapters: Mapping[str, int], unloaded: Collection[str]) -> scheduler_pb2.RouteRequest:
-    """Return the first message of a Route stream.
-
-    Args:
-        router_id: the router's.
-        adapters: rank by id of those loaded at run time.
-        unloaded: ids of those unloaded at run time.
-    """
+def router_hello(router_id: str, adapters: AdapterLog) -> scheduler_pb2.RouteRequest:
+    """Return the first message of a Route stream."""
     return scheduler_pb2.RouteRequest(
-        hello=scheduler_pb2.RouterHello(
-            router_id=router_id,
-            adapters=adapter_messages(adapters),
-            unloaded_adapters=sorted(unloaded),
-        )
+        hello=scheduler_pb2.RouterHello(router_id=router_id, adapter_changes=_whole(adapters))
     )
 
 
+def whole_log(adapters: AdapterLog) -> scheduler_pb2.RouteRequest:
+    """Return the message that tells all that we know of loads and unloads at run time."""
+    return scheduler_pb2.RouteRequest(adapter_changes=_whole(adapters))
+
+
+def _whole(adapters: AdapterLog) -> scheduler_pb2.AdapterChanges:
+    return scheduler_pb2.AdapterChanges(
+        changes=[
+            scheduler_pb2.AdapterChange(adapter_id=name, version=version, rank=rank)
+            for version, name, rank in adapters.changes
+        ],
+        forgotten=adapters.forgotten,
+        whole=True,
+    )
+
+
+def read_changes(message: scheduler_pb2.AdapterChanges) -> list[AdapterChange]:
+    """Return what happened to adapters."""
+    return [AdapterChange(change.version, change.adapter_id, change.rank) for change in message.changes]
+
+
+def adapter_change(adapter: types_pb2.Adapter) -> AdapterChange | None:
+    """Return the load that brought an adapter; None: it was not loaded at run time."""
+    return AdapterChange(adapter.version, adapter.adapter_id, adapter.rank) if adapter.version else None
+
+
 def submit(
-    handle: int, request: Request, produced_token_ids: "array[int]", *, resumed: bool
+    handle: int,
+    request: Request,
+    produced_token_ids: "array[int]",
+    *,
+    resumed: bool,
+    adapter: AdapterChange | None = None,
 ) -> scheduler_pb2.RouteRequest:
-    """Return the message that asks for a request, or for the rest of it; `resumed`: it was asked for before."""
+    """Return the message that asks for a request, or for the rest of it.
+
+    Args:
+        handle: new on this stream.
+        request: what is asked.
+        produced_token_ids: what we have of it already.
+        resumed: it was asked for before.
+        adapter: the load that brought its adapter.
+    """
     return scheduler_pb2.RouteRequest(
         submit=scheduler_pb2.Submit(
             handle=handle,
@@ -174,6 +206,9 @@ def submit(
             prompt_token_ids_u32=request.prompt_token_ids_u32,
             produced_token_ids_u32=u32.pack(produced_token_ids),
             resumed=resumed,
+            adapter=None
+            if adapter is None
+            else types_pb2.Adapter(adapter_id=adapter.adapter_id, rank=adapter.rank, version=adapter.version),
             quota=None if request.key is None else quota(request.key),
             sampling=scheduler_pb2.Sampling(
                 seed=request.seed,
@@ -211,7 +246,9 @@ def scheduler_hello(message: object) -> SchedulerHello:
     """
     if not isinstance(message, scheduler_pb2.RouteResponse) or not message.hello.time_scale > 0:
         raise ProtocolError("a scheduler's first message must be SchedulerHello with a positive time_scale")
-    return SchedulerHello(message.hello.model, message.hello.time_scale)
+    hello = message.hello
+    changes = hello.adapter_changes
+    return SchedulerHello(hello.model, hello.time_scale, read_changes(changes), changes.forgotten)
 
 
 def tokens_frame(tokens: scheduler_pb2.Tokens) -> TokensFrame:

@@ -15,12 +15,13 @@ from lorrery.chassis.log import get_logger
 from lorrery.chassis.recent import Recent
 from lorrery.chassis.slices import Slices
 from lorrery.scheduler import wire
+from lorrery.scheduler.adapters import LoadedAdapters
 from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.cluster_events import ClusterEvent, Placed, Refused, Withdrawn
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.policies import batch_limits, batching_name
 from lorrery.scheduler.core.refusals import RefusalReason, withheld
-from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.journal import Journal
 from lorrery.scheduler.live_request import Counted, LiveRequest
 from lorrery.scheduler.messages import Submit, WorkerHello
@@ -31,6 +32,7 @@ from lorrery.scheduler.watch import Loss, Watch
 from lorrery.scheduler.workers import Dispatcher
 from lorrery.settings import Settings
 from lorrery.vocabulary import u32
+from lorrery.vocabulary.adapter_log import AdapterChange
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
 
@@ -59,6 +61,7 @@ class Cluster:
         self._logged_errors: Recent[str, bool] = Recent(MAX_REMEMBERED)
         self._orphans: Recent[tuple[str, str], Counted] = Recent(MAX_REMEMBERED)
         self._factory = ReplicaFactory(settings)
+        self.adapters = LoadedAdapters(settings)
         path = settings.scheduler.journal
         self.core = ClusterCore(
             self._factory.placement(),
@@ -74,6 +77,7 @@ class Cluster:
             num_routers=lambda: len(self.routers),
         )
         self.journal = None if path is None else Journal(path, settings)
+        self._carry_out_changes(self.adapters.log.changes)
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -91,7 +95,10 @@ class Cluster:
             output_token_ids=submit.produced,
             produced_tokens=len(submit.produced),
         )
-        events = self.core.submit(sequence, at_ps, adapter_id=submit.adapter_id, resumed=submit.resumed)
+        pinned = None
+        if submit.resumed and submit.adapter_version and submit.adapter_rank:
+            pinned = self._factory.adapter(submit.adapter_id, submit.adapter_rank, submit.adapter_version)
+        events = self.core.submit(sequence, at_ps, adapter_id=submit.adapter_id, resumed=submit.resumed, pinned=pinned)
         for event in events:
             if isinstance(event, Refused):
                 if self.journal is not None:
@@ -111,6 +118,9 @@ class Cluster:
             token_ids=submit.produced,
             counted=self._counted(submit, router),
         )
+        adapter = sequence.adapter
+        if adapter is not None and adapter.version != submit.adapter_version:
+            router.send(wire.adapter_pinned(submit.handle, adapter))
         self.empty.clear()
         router.owned[submit.handle] = sequence.handle
         log.debug("request_arrived", request_id=submit.request_id, handle=sequence.handle, resumed=submit.resumed)
@@ -298,29 +308,62 @@ class Cluster:
 
     # --- adapters ---------------------------------------------------------------------------------------------------
 
-    def register(self, adapter_id: str, rank: int) -> Adapter:
-        """Take in an adapter; return the one that is known by its name."""
-        new = self.core.load_adapter(self._factory.adapter(adapter_id, rank))
-        if new and self.journal is not None:
-            self.journal.adapter(adapter_id, rank, self.clock.now_ps())
-        return self.core.adapters[adapter_id]
+    async def load_adapter(self, adapter_id: str, rank: int) -> None:
+        """Decide to load an adapter; all routers hear of it.
 
-    def unregister(self, adapter_id: str) -> bool:
-        """Forget an adapter; return whether it was known."""
-        if not self.core.unload_adapter(adapter_id):
-            return False
-        if self.journal is not None:
-            self.journal.adapter_removed(adapter_id, self.clock.now_ps())
-        return True
+        Raises:
+            RequestError: see `LoadedAdapters.load`.
+        """
+        await self._changed(self.adapters.load(adapter_id, rank))
+
+    async def unload_adapter(self, adapter_id: str) -> bool:
+        """Decide to unload an adapter; return whether it was known."""
+        news = self.adapters.unload(adapter_id)
+        await self._changed(news)
+        return bool(news)
+
+    async def learn_changes(
+        self, changes: Iterable[AdapterChange], forgotten: int | None = None, told_by: RouterLink | None = None
+    ) -> None:
+        """Take over what was decided elsewhere; see `LoadedAdapters.merge`."""
+        news = self.adapters.merge(changes, forgotten)
+        if forgotten is None:
+            await self._changed(news, told_by)
+        elif news:
+            adapters = self.adapters.log
+            await self._changed(news, told_by, wire.write_changes(adapters.changes, adapters.forgotten))
+
+    async def _changed(
+        self,
+        news: list[AdapterChange],
+        told_by: RouterLink | None = None,
+        message: wire.AdapterChanges | None = None,
+    ) -> None:
+        self._carry_out_changes(news)
+        if news:
+            tell = wire.adapter_changes(wire.write_changes(news) if message is None else message)
+            for router in self.routers:
+                if router is not told_by:
+                    router.send(tell)
+        await self.adapters.save()
+
+    def _carry_out_changes(self, changes: Iterable[AdapterChange]) -> None:
+        at_ps = self.clock.now_ps()
+        for version, adapter_id, rank in changes:
+            if rank:
+                self.core.load_adapter(self._factory.adapter(adapter_id, rank, version))
+            else:
+                self.core.unload_adapter(adapter_id)
+            if self.journal is not None:
+                self.journal.adapter(adapter_id, rank, version, at_ps)
+            log.info(
+                "adapter_loaded" if rank else "adapter_unloaded", adapter_id=adapter_id, rank=rank, version=version
+            )
 
     # --- routers ----------------------------------------------------------------------------------------------------
 
-    def connect(self, router_id: str, adapters: Iterable[Adapter], unloaded: Iterable[str]) -> RouterLink:
-        """Take in a router, and what it was told of adapters at run time: those loaded, and those unloaded."""
-        for adapter_id in unloaded:
-            self.unregister(adapter_id)
-        for adapter in adapters:
-            self.register(adapter.adapter_id, adapter.rank)
+    def connect(self, router_id: str) -> RouterLink:
+        """Take in a router."""
         router = RouterLink(router_id, self.clock, self.settings.scheduler.max_pending_router_tokens)
         self.routers.add(router)
         log.info("router_connected", router_id=router_id, num_adapters=len(self.core.adapters))

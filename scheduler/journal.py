@@ -77,6 +77,8 @@ class Journal:
             line["prompt_token_ids"] = list(sequence.prompt_token_ids)
         if sequence.adapter is not None:
             line["adapter_id"] = sequence.adapter.adapter_id
+            if sequence.adapter.version:
+                line["adapter"] = {"rank": sequence.adapter.rank, "version": sequence.adapter.version}
         if sequence.tenant_id:
             line["tenant_id"] = sequence.tenant_id
         if sequence.produced_tokens:
@@ -94,13 +96,10 @@ class Journal:
         """Note a cancel of a request that no worker has."""
         self._add({"type": "cancel", "handle": handle, "at_ps": at_ps})
 
-    def adapter(self, adapter_id: str, rank: int, at_ps: int) -> None:
-        """Note an adapter that became known at run time."""
-        self._add({"type": "adapter", "at_ps": at_ps, "adapter_id": adapter_id, "rank": rank})
-
-    def adapter_removed(self, adapter_id: str, at_ps: int) -> None:
-        """Note an adapter that is known no more."""
-        self._add({"type": "adapter_removed", "at_ps": at_ps, "adapter_id": adapter_id})
+    def adapter(self, adapter_id: str, rank: int, version: int, at_ps: int) -> None:
+        """Note an adapter that was loaded at run time, or, with rank 0, unloaded."""
+        line: Record = {"type": "adapter" if rank else "adapter_removed", "at_ps": at_ps, "adapter_id": adapter_id}
+        self._add({**line, "rank": rank, "version": version} if rank else line)
 
     def attached(self, hello: WorkerHello, at_ps: int) -> "WorkerJournal":
         """Note a worker that was taken in; return what notes its doings."""
@@ -247,7 +246,7 @@ def _what_matters(settings: Settings) -> dict[str, Any]:
     return settings.model_dump(
         mode="json",
         include={"format", "model", "catalogue", "time_scale", "faults", "adapters", "scheduler", "worker"},
-        exclude={"scheduler": {"journal", *addresses}, "worker": {"scheduler", *addresses}},
+        exclude={"scheduler": {"journal", "adapters_file", *addresses}, "worker": {"scheduler", *addresses}},
     )
 
 

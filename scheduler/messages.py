@@ -18,6 +18,8 @@ class Submit:
         produced: output that the router has already.
         sampling: what the device needs to make its tokens; passed on unread.
         resumed: asked for before, on a stream that broke.
+        adapter_rank: of the adapter that its router takes it to have; 0: the router does not know.
+        adapter_version: of that adapter; 0: as the settings list it.
     """
 
     handle: int
@@ -29,6 +31,8 @@ class Submit:
     sampling: object
     produced: "array[int]" = field(default_factory=lambda: array("I"))
     resumed: bool = False
+    adapter_rank: int = 0
+    adapter_version: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,10 +97,10 @@ class ReplicaFactory:
         make = PLACEMENTS[self._settings.scheduler.placement] if self._placement is None else self._placement.make
         return make(self._rng)
 
-    def adapter(self, adapter_id: str, rank: int) -> Adapter:
+    def adapter(self, adapter_id: str, rank: int, version: int = 0) -> Adapter:
         """Build an adapter, with the slots that it takes of a KV pool."""
         exact = self._settings.adapters.slots_rule == "exact"
-        return Adapter(adapter_id, rank, self._costs.exact_slots(rank) if exact else None)
+        return Adapter(adapter_id, rank, self._costs.exact_slots(rank) if exact else None, version)
 
     @cached_property
     def prefix_cache(self) -> PrefixCache | None:

@@ -10,7 +10,7 @@ import grpc.aio
 from prometheus_client import CollectorRegistry
 
 from lorrery.chassis import status
-from lorrery.chassis.errors import Conflict, InvalidRequest, RankOverLimit, Reason, UnknownName
+from lorrery.chassis.errors import Conflict, InvalidRequest, RankOverLimit, Reason, RequestError, UnknownName
 from lorrery.chassis.exposure import warn_if_exposed
 from lorrery.chassis.log import get_logger
 from lorrery.chassis.names import quoted, why_no_name
@@ -25,6 +25,7 @@ from lorrery.settings import Settings
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import scheduler_pb2_grpc, types_pb2
 from lorrery.vocabulary import u32
+from lorrery.vocabulary.adapter_log import AdapterChange
 
 HELLO_SECONDS = 10.0
 """How long a stream may be open before it says whose it is."""
@@ -81,10 +82,12 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> None:
         await self._guard.check(context, ROUTERS)
         hello = (await self._first(request_iterator, context)).hello
-        adapters = map(wire.read_adapter, hello.adapters)
-        router = self._cluster.connect(hello.router_id, adapters, hello.unloaded_adapters)
+        await self._cluster.learn_changes(wire.read_changes(hello.adapter_changes), hello.adapter_changes.forgotten)
+        router = self._cluster.connect(hello.router_id)
         try:
-            router.send(wire.scheduler_hello(self._settings.model, self._settings.time_scale))
+            # Nothing is awaited in between: changes from now on follow the hello, which has all before.
+            log_now = self._cluster.adapters.log
+            router.send(wire.scheduler_hello(self._settings.model, self._settings.time_scale, log_now))
             if self._cluster.core.draining:
                 router.send(wire.draining())
             await until_first_ends(self._read_router(request_iterator, router), router.write_all(context.write))
@@ -98,6 +101,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                 self._cluster.submit(wire.read_submit(request.submit), router)
             elif kind == "cancel_handles_u32":
                 self._cluster.cancel_all(router, u32.unpack(request.cancel_handles_u32))
+            elif kind == "adapter_changes":
+                changes = request.adapter_changes
+                forgotten = changes.forgotten if changes.whole else None
+                await self._cluster.learn_changes(wire.read_changes(changes), forgotten, router)
 
     async def _first(
         self, requests: AsyncIterator[_Request], context: grpc.aio.ServicerContext[_Request, _Response]
@@ -190,7 +197,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         context: grpc.aio.ServicerContext[pb.RegisterAdapterRequest, pb.RegisterAdapterResponse],
     ) -> pb.RegisterAdapterResponse:
         await self._guard.check(context, OPERATORS)
-        adapter = wire.read_adapter(request.adapter)
+        adapter = request.adapter
         most = self._settings.adapters.max_lora_rank
         why = why_no_name(adapter.adapter_id)
         if why is None and adapter.adapter_id == self._settings.model:
@@ -204,11 +211,16 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         if adapter.rank > most:
             message = f"adapter {name} has rank {adapter.rank}; max_lora_rank is {most}"
             await status.abort(context, RankOverLimit(message, field="rank", value=adapter.rank, limit=most))
-        known = self._cluster.register(adapter.adapter_id, adapter.rank)
-        if known.rank != adapter.rank:
-            message = f"adapter {name} is known with rank {known.rank}; unload it first, or give another id"
-            await status.abort(context, Conflict(message, field="rank", value=adapter.rank, known=known.rank))
-        return pb.RegisterAdapterResponse()
+        if adapter.version:
+            change = AdapterChange(adapter.version, adapter.adapter_id, adapter.rank)
+            await self._cluster.learn_changes([change])
+        else:
+            try:
+                await self._cluster.load_adapter(adapter.adapter_id, adapter.rank)
+            except RequestError as error:
+                await status.abort(context, error)
+        known = self._cluster.core.adapters.get(adapter.adapter_id)
+        return pb.RegisterAdapterResponse(adapter=None if known is None else wire.write_adapter(known))
 
     async def UnregisterAdapter(  # noqa: N802, D102
         self,
@@ -216,11 +228,14 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         context: grpc.aio.ServicerContext[pb.UnregisterAdapterRequest, pb.UnregisterAdapterResponse],
     ) -> pb.UnregisterAdapterResponse:
         await self._guard.check(context, OPERATORS)
-        if not self._cluster.unregister(request.adapter_id):
+        if request.version:
+            await self._cluster.learn_changes([AdapterChange(request.version, request.adapter_id, 0)])
+        elif not await self._cluster.unload_adapter(request.adapter_id):
             name = quoted(request.adapter_id)
             message = f"adapter_id {name} is not known"
             await status.abort(context, UnknownName(message, field="adapter_id", value=name))
-        return pb.UnregisterAdapterResponse()
+        latest = self._cluster.adapters.log.latest(request.adapter_id)
+        return pb.UnregisterAdapterResponse(version=0 if latest is None else latest.version)
 
     async def GetStatus(  # noqa: N802, D102
         self,
@@ -262,5 +277,5 @@ def _worker_status(worker: Dispatcher) -> types_pb2.Worker:
         num_waiting=worker.replica.num_waiting,
         kv_tokens=worker.replica.kv_tokens,
         max_total_token_num=worker.max_total_token_num,
-        resident_adapters=sorted(worker.replica.resident_adapters),
+        resident_adapters=sorted({adapter.adapter_id for adapter in worker.replica.resident_adapters.values()}),
     )

@@ -58,6 +58,10 @@ class AdapterSettings(Section):
     registry: tuple[AdapterSpec, ...] = Field(
         default=(), description="adapters known from the start; others are loaded through the router"
     )
+    max_loaded_adapters: Annotated[int, Field(ge=1, le=10_000)] = Field(
+        default=4096,
+        description="adapters that may be loaded at run time; the next load is refused with RESOURCE_EXHAUSTED",
+    )
 
     @model_validator(mode="after")
     def _unique(self) -> Self:
@@ -178,6 +182,11 @@ class SchedulerSettings(Section):
     seed: Annotated[int, Field(ge=0)] = Field(default=0, description="seed of what the scheduler draws at random")
     journal: PathOrNone = Field(
         default=None, description="JSON Lines file for what comes in and what runs, in device time; unset: none"
+    )
+    adapters_file: PathOrNone = Field(
+        default=None,
+        description="file that keeps what was loaded and unloaded at run time; unset: beside the journal, as"
+        " JOURNAL.adapters, or none without a journal; then a scheduler learns it from its routers",
     )
 
     max_waiting_requests: Count = Field(

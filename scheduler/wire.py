@@ -1,7 +1,7 @@
 """Between the wire (`lorrery.v1`) and the scheduler's own types: the only place that knows both."""
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from typing import Protocol
 
@@ -12,12 +12,14 @@ from lorrery.scheduler.messages import StepReport, Submit, WorkerHello
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import types_pb2
 from lorrery.vocabulary import u32
+from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 ToRouter = pb.RouteResponse
 ToWorker = pb.AttachResponse
 FinishedMessage = pb.Finished
+AdapterChanges = pb.AdapterChanges
 
 REFUSAL_REASON: dict[RefusalReason, pb.RefusalReason.ValueType] = {
     RefusalReason.INVALID: pb.REFUSAL_REASON_INVALID,
@@ -61,6 +63,8 @@ def read_submit(message: pb.Submit) -> Submit:
         sampling=message.sampling,
         produced=u32.unpack(message.produced_token_ids_u32),
         resumed=message.resumed,
+        adapter_rank=message.adapter.rank,
+        adapter_version=message.adapter.version,
     )
 
 
@@ -77,19 +81,39 @@ def sampling_record(sampling: object) -> dict[str, object]:
     return said
 
 
-def read_adapter(message: types_pb2.Adapter) -> Adapter:
-    """Read an adapter."""
-    return Adapter(message.adapter_id, message.rank)
-
-
 def write_adapter(adapter: Adapter) -> types_pb2.Adapter:
     """Write an adapter."""
-    return types_pb2.Adapter(adapter_id=adapter.adapter_id, rank=adapter.rank)
+    return types_pb2.Adapter(adapter_id=adapter.adapter_id, rank=adapter.rank, version=adapter.version)
 
 
-def scheduler_hello(model: str, time_scale: float) -> ToRouter:
+def read_changes(message: pb.AdapterChanges) -> list[AdapterChange]:
+    """Read what happened to adapters."""
+    return [AdapterChange(change.version, change.adapter_id, change.rank) for change in message.changes]
+
+
+def write_changes(changes: Iterable[AdapterChange], forgotten: int | None = None) -> pb.AdapterChanges:
+    """Write what happened to adapters; `forgotten`: of the log that these are the whole of."""
+    return pb.AdapterChanges(
+        changes=[pb.AdapterChange(adapter_id=name, version=version, rank=rank) for version, name, rank in changes],
+        forgotten=forgotten or 0,
+        whole=forgotten is not None,
+    )
+
+
+def scheduler_hello(model: str, time_scale: float, adapters: AdapterLog) -> ToRouter:
     """Write the answer to a router's hello."""
-    return ToRouter(hello=pb.SchedulerHello(model=model, time_scale=time_scale))
+    changes = write_changes(adapters.changes, adapters.forgotten)
+    return ToRouter(hello=pb.SchedulerHello(model=model, time_scale=time_scale, adapter_changes=changes))
+
+
+def adapter_changes(changes: pb.AdapterChanges) -> ToRouter:
+    """Write what happened to adapters since."""
+    return ToRouter(adapter_changes=changes)
+
+
+def adapter_pinned(handle: int, adapter: Adapter) -> ToRouter:
+    """Write with which adapter a request goes on to its end."""
+    return ToRouter(adapter_pinned=pb.AdapterPinned(handle=handle, adapter=write_adapter(adapter)))
 
 
 def draining() -> ToRouter:

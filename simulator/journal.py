@@ -13,8 +13,8 @@ from pathlib import Path
 from lorrery.chassis.errors import FormatError
 from lorrery.scheduler.core.record import FORMAT_VERSION, Record
 
-FORMAT_VERSIONS = (1, FORMAT_VERSION)
-"""Those that can be read. In version 1 where a request went is given too."""
+FORMAT_VERSIONS = (1, 2, FORMAT_VERSION)
+"""Those that can be read; see `FORMAT_VERSION`. In version 1 where a request went is given too."""
 
 INPUTS = frozenset(
     {"adapter", "adapter_removed", "attached", "request", "refused", "placed", "cancel", "drained", "lost"}
@@ -105,6 +105,7 @@ class Journal:
         settings: those of the scheduler, as its settings file would have them.
         version: of the program that wrote it.
         notes_figures: whether it says what placements read.
+        has_versions: whether adapters have versions in it.
         inputs: in the order in which the scheduler came to know.
         workers: by number, in order of attaching.
         cut_line: number of a last line that is not whole; None: all are.
@@ -114,6 +115,7 @@ class Journal:
     settings: Record
     version: str
     notes_figures: bool = True
+    has_versions: bool = True
     inputs: list[Line] = field(default_factory=list)
     workers: list[WorkerLines] = field(default_factory=list)
     cut_line: int | None = None
@@ -154,9 +156,9 @@ def _header(path: Path, line: str) -> Journal:
         if kind != "journal":
             raise FormatError(f"{path}: holds {kind!r}, not a journal")
         if version not in FORMAT_VERSIONS:
-            known = " and ".join(map(str, FORMAT_VERSIONS))
+            known = ", ".join(map(str, FORMAT_VERSIONS))
             raise FormatError(f"{path}: format_version {version!r} is not known; this version reads {known}")
-        return Journal(header["settings"], header["lorrery"], version >= FORMAT_VERSION)
+        return Journal(header["settings"], header["lorrery"], notes_figures=version >= 2, has_versions=version >= 3)
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError(f"{path}: is no journal: {error}") from None
 

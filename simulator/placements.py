@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from lorrery.scheduler.core.candidates import Figures
 from lorrery.scheduler.core.placements.base import Candidate, Placement
-from lorrery.scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.sequence import Adapter, Sequence
 
 
 class NotReadError(Exception):
@@ -42,9 +42,9 @@ class RecordedCandidate:
         """See `Candidate`."""
         return self._figure("kv_tokens")
 
-    def has_adapter(self, adapter_id: str) -> bool:
+    def has_adapter(self, adapter: Adapter) -> bool:
         """See `Candidate`."""
-        return bool(self._figure(f"has_adapter {adapter_id}"))
+        return bool(self._figure(f"has_adapter {adapter.key}"))
 
     def cached_tokens(self, sequence: Sequence) -> int:
         """See `Candidate`."""

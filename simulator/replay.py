@@ -36,7 +36,7 @@ class ReplayParts:
         make_replica: of a worker, given what it announced and when the first one attached; called as they attach.
         make_gpu: the same for its device.
         slow_spells: of a worker, given what it announced and when the first one attached.
-        make_adapter: by name and rank.
+        make_adapter: by name, rank and version.
         adapters: those that the settings list.
         placement: the scheduler's, as it was at first.
         model: the base model's name; enters the token ids.
@@ -47,7 +47,7 @@ class ReplayParts:
     make_replica: Callable[[Record, int], Replica]
     make_gpu: Callable[[Record], MockGpu]
     slow_spells: Callable[[Record, int], SlowSpells]
-    make_adapter: Callable[[str, int], Adapter]
+    make_adapter: Callable[[str, int, int], Adapter]
     adapters: dict[str, Adapter]
     placement: Placement
     model: str
@@ -129,7 +129,7 @@ class _Replay:
         match line.type:
             case "request":
                 self._result.num_requests += 1
-                request = ReplayedRequest.read(content, self._adapters)
+                request = ReplayedRequest.read(content, self._adapter(content))
                 self._requests[request.sequence.handle] = request
             case "placed":
                 self._result.num_placed += 1
@@ -147,13 +147,22 @@ class _Replay:
             case "drained" | "lost":
                 self._result.num_lost += line.type == "lost"
                 self._worker(content).give_back(line)
-            case "adapter":
+            case "adapter" if not self._journal.has_versions:
                 name, rank = content["adapter_id"], content["rank"]
-                self._adapters[name] = self._parts.make_adapter(name, rank)
-            case "adapter_removed":
+                self._adapters[name] = self._parts.make_adapter(name, rank, 0)
+            case "adapter_removed" if not self._journal.has_versions:
                 del self._adapters[content["adapter_id"]]
-            case _:  # a refused request leaves no trace
+            case _:  # a refused request leaves no trace, and requests say themselves which version they have
                 pass
+
+    def _adapter(self, request: Record) -> Adapter | None:
+        if "adapter_id" not in request:
+            return None
+        if "adapter" in request:
+            return self._parts.make_adapter(
+                request["adapter_id"], request["adapter"]["rank"], request["adapter"]["version"]
+            )
+        return self._adapters[request["adapter_id"]]
 
     def _place(self, line: Line, sequence: Sequence) -> None:
         """Derive where a request goes, and among which workers there was a choice."""

@@ -26,12 +26,12 @@ class ReplayedRequest:
     token_ids: "array[int]"
 
     @classmethod
-    def read(cls, line: Record, adapters: dict[str, Adapter]) -> "ReplayedRequest":
+    def read(cls, line: Record, adapter: Adapter | None) -> "ReplayedRequest":
         """Read a line of type `request`.
 
         Args:
             line: its content.
-            adapters: those that are known now, by id.
+            adapter: that it has.
         """
         said = line["sampling"]
         sampling = Sampling(
@@ -42,13 +42,12 @@ class ReplayedRequest:
             stop_sequences=tuple(tuple(stop) for stop in said.get("stop_sequences", ()) if stop),
         )
         token_ids = array("I", line.get("produced_token_ids", ()))
-        adapter_id = line.get("adapter_id")
         sequence = Sequence(
             handle=line["handle"],
             prompt_tokens=line["prompt_tokens"],
             max_new_tokens=sampling.max_new_tokens,
             arrived_ps=line["at_ps"],
-            adapter=None if adapter_id is None else adapters[adapter_id],
+            adapter=adapter,
             tenant_id=line.get("tenant_id", ""),
             prompt_token_ids=line.get("prompt_token_ids", ()),
             output_token_ids=token_ids,
@@ -59,9 +58,9 @@ class ReplayedRequest:
     def device(self, model: str, length_model: LengthModel, *, echo: bool) -> DeviceSequence:
         """Return it as it joins a batch, with what it has produced before."""
         sequence, adapter = self.sequence, self.sequence.adapter
-        name, rank = ("", 0) if adapter is None else (adapter.adapter_id, adapter.rank)
+        name, key, rank = ("", "", 0) if adapter is None else (adapter.adapter_id, adapter.key, adapter.rank)
         prompt = np.array(sequence.prompt_token_ids, np.uint32) if echo else None
         produced = np.array(self.token_ids, np.uint32)
         seed = sequence_seed(model, name, self.sampling.seed)
         end = ending(seed, self.sampling, sequence.prompt_tokens, produced, length_model, prompt)
-        return DeviceSequence(sequence.handle, sequence.prompt_tokens, len(produced), seed, end, prompt, name, rank)
+        return DeviceSequence(sequence.handle, sequence.prompt_tokens, len(produced), seed, end, prompt, key, rank)

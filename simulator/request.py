@@ -127,7 +127,7 @@ class SimulatedRequest:
     def device(self) -> DeviceSequence:
         """Return it as the device sees it when it joins, with what it has produced before."""
         sequence = self.sequence
-        name, rank = ("", 0) if sequence.adapter is None else (sequence.adapter.adapter_id, sequence.adapter.rank)
+        key, rank = ("", 0) if sequence.adapter is None else (sequence.adapter.key, sequence.adapter.rank)
         return DeviceSequence(
-            self.handle, sequence.prompt_tokens, sequence.produced_tokens, 0, self.ending, None, name, rank
+            self.handle, sequence.prompt_tokens, sequence.produced_tokens, 0, self.ending, None, key, rank
         )

@@ -52,8 +52,8 @@ class Plan:
         decode: whether every sequence past its prompt gets a token in each step.
         hold: sequences that end stay until they are told to leave; only the last to end ends the plan.
         wait_ps: the first step waits so long for adapters on their way, and is longer by it.
-        adapter_loads: ids.
-        adapter_evictions: ids.
+        adapter_loads: keys: ids with versions.
+        adapter_evictions: keys.
     """
 
     plan_id: int

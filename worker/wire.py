@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary import u32
+from lorrery.vocabulary.adapter_log import adapter_key
 from lorrery.worker.device.output import LengthModel, Sampling, ending, sequence_seed
 from lorrery.worker.device.rows import DeviceSequence
 from lorrery.worker.device.work import PrefillWork
@@ -110,7 +111,7 @@ def read_plan(message: pb.Plan, answers: AnswerSettings) -> Plan:
         decode=message.decode,
         hold=message.hold,
         wait_ps=message.wait_ps,
-        adapter_loads=tuple(adapter.adapter_id for adapter in message.adapter_loads),
+        adapter_loads=tuple(adapter_key(adapter.adapter_id, adapter.version) for adapter in message.adapter_loads),
         adapter_evictions=tuple(message.adapter_evictions),
     )
 
@@ -134,6 +135,5 @@ def _read_joins(joins: Iterable[pb.Join], answers: AnswerSettings) -> Iterable[D
         seed = sequence_seed(answers.model, join.adapter.adapter_id, sampling.seed)
         end = ending(seed, sampling, join.prompt_tokens, produced, answers.length_model, echo)
         adapter = join.adapter
-        yield DeviceSequence(
-            join.handle, join.prompt_tokens, len(produced), seed, end, echo, adapter.adapter_id, adapter.rank
-        )
+        key = adapter_key(adapter.adapter_id, adapter.version)
+        yield DeviceSequence(join.handle, join.prompt_tokens, len(produced), seed, end, echo, key, adapter.rank)

@@ -114,7 +114,7 @@ class Residency:
         In the background mode this begins the load if the adapter is not there and a place can be had. Asking again
         changes nothing. `pinned` tells, if need be, the adapters that sequences of the batch use.
         """
-        name = adapter.adapter_id
+        name = adapter.key
         if name in self.gpu:
             self.gpu[name] = self.gpu.pop(name)
             return True
@@ -128,15 +128,16 @@ class Residency:
 
     def prefetch(self, adapter: Adapter, at_ps: int, pinned: Callable[[], Collection[str]]) -> None:
         """Begin to load an adapter that will be needed, if a place can be had without putting out a pinned one."""
-        if adapter.adapter_id not in self.gpu and adapter.adapter_id not in self.loading and self._make_place(pinned):
-            self._waiting[adapter.adapter_id] = adapter
+        name = adapter.key
+        if name not in self.gpu and name not in self.loading and self._make_place(pinned):
+            self._waiting[name] = adapter
             self._begin_waiting(at_ps)
 
     def wait_ps(self, adapters: Collection[Adapter], at_ps: int) -> int:
         """Return how long a step that begins now waits for these adapters (blocking), and take them as loaded."""
         now_ps = at_ps
         for adapter in adapters:
-            while adapter.adapter_id not in self.gpu:
+            while adapter.key not in self.gpu:
                 next_ps = self.next_event_ps
                 assert next_ps is not None, f"adapter {adapter.adapter_id} was not asked for"
                 now_ps = max(now_ps, next_ps)
@@ -190,7 +191,7 @@ class Residency:
             self._begin_waiting(load.ready_ps)
 
     def _failed(self, adapter: Adapter) -> None:
-        name = adapter.adapter_id
+        name = adapter.key
         self.num_failed_loads += 1
         self._attempts[name] = self._attempts.get(name, 0) + 1
         if self.options.blocking or self._attempts[name] < self.options.max_load_attempts:
@@ -200,17 +201,18 @@ class Residency:
             self.given_up[name] = adapter
 
     def _cache_on_host(self, adapter: Adapter) -> None:
-        self.host.pop(adapter.adapter_id, None)
-        self.host[adapter.adapter_id] = adapter
+        name = adapter.key
+        self.host.pop(name, None)
+        self.host[name] = adapter
         most = self.options.max_cpu_loras
         if most is not None and len(self.host) > most:
             del self.host[next(iter(self.host))]
 
     # --- what changed -----------------------------------------------------------------------------------------------
 
-    def keep_only(self, adapter_ids: Collection[str]) -> None:
+    def keep_only(self, adapter_keys: Collection[str]) -> None:
         """Put out every usable adapter but these (S-LoRA's offload)."""
-        for name in [name for name in self.gpu if name not in adapter_ids]:
+        for name in [name for name in self.gpu if name not in adapter_keys]:
             self._evict(name)
 
     def take_evicted(self) -> tuple[str, ...]:

@@ -116,8 +116,8 @@ class ReplicaBatchContext:
         return self._queue.look_ahead(max_prompt_tokens)
 
     def pinned_adapters(self, admitted: Many[Sequence] = ()) -> frozenset[str]:
-        """Return the adapters of the batch, and of those who will join it."""
-        return self.running.adapter_ids | {s.adapter.adapter_id for s in admitted if s.adapter is not None}
+        """Return the keys of the adapters of the batch, and of those who will join it."""
+        return self.running.adapter_keys | {s.adapter.key for s in admitted if s.adapter is not None}
 
     def _has_adapter(self, sequence: Sequence, admitted: list[Sequence]) -> bool:
         assert sequence.adapter is not None

@@ -7,7 +7,7 @@ A scheduler that keeps a journal notes which of the figures a placement read, so
 from lorrery.scheduler.core.placements.base import Candidate
 from lorrery.scheduler.core.prefix_cache.base import usable_tokens
 from lorrery.scheduler.core.replica import Replica
-from lorrery.scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.sequence import Adapter, Sequence
 
 Figures = dict[str, int]
 """The figures of one candidate by name, as far as they were read; a truth value counts as 0 or 1."""
@@ -50,9 +50,9 @@ class ReplicaCandidate:
         running = self._replica.running
         return running.kv_tokens + self.uncommitted_steps * running.num_decoding
 
-    def has_adapter(self, adapter_id: str) -> bool:
-        """Tell whether an adapter is on its GPU, usable now."""
-        return adapter_id in self._replica.resident_adapters
+    def has_adapter(self, adapter: Adapter) -> bool:
+        """Tell whether an adapter is on its GPU in this version, usable now."""
+        return adapter.key in self._replica.resident_adapters
 
     def cached_tokens(self, sequence: Sequence) -> int:
         """Return how many leading tokens of the sequence's input its prefix cache holds, and may be used."""
@@ -93,9 +93,9 @@ class WatchedCandidate:
         """See `Candidate`."""
         return self._note("kv_tokens", self._candidate.kv_tokens)
 
-    def has_adapter(self, adapter_id: str) -> bool:
+    def has_adapter(self, adapter: Adapter) -> bool:
         """See `Candidate`; of several adapters each has a figure of its own."""
-        return bool(self._note(f"has_adapter {adapter_id}", int(self._candidate.has_adapter(adapter_id))))
+        return bool(self._note(f"has_adapter {adapter.key}", int(self._candidate.has_adapter(adapter))))
 
     def cached_tokens(self, sequence: Sequence) -> int:
         """See `Candidate`; asked of the sequence that is to be placed."""

@@ -44,7 +44,7 @@ class ClusterCore:
             driver whose replicas lag behind its clock.
 
     Attributes:
-        adapters: those that are known, by id.
+        adapters: those that requests may name now, by id.
         members: attached workers by name, in order of attaching.
         draining: whether nothing new comes in.
     """
@@ -60,6 +60,7 @@ class ClusterCore:
     ) -> None:
         self.rules = rules
         self.adapters = {adapter.adapter_id: adapter for adapter in adapters}
+        self._listed = dict(self.adapters)
         self.members: dict[str, Member] = {}
         self.draining = False
         self._placement = placement
@@ -99,7 +100,13 @@ class ClusterCore:
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def submit(
-        self, sequence: Sequence, at_ps: int, *, adapter_id: str = "", resumed: bool = False
+        self,
+        sequence: Sequence,
+        at_ps: int,
+        *,
+        adapter_id: str = "",
+        resumed: bool = False,
+        pinned: Adapter | None = None,
     ) -> list[ClusterEvent]:
         """Take in a request, or refuse it.
 
@@ -109,9 +116,13 @@ class ClusterCore:
             adapter_id: the adapter that it names, which it is given; empty: what it has is right.
             resumed: it has been let in before, by a scheduler that is gone, and does not count against a full queue.
                 If it has produced tokens, no limit is checked again.
+            pinned: the adapter that a resumed request began with, if that was loaded at run time; it keeps it, whatever
+                the name stands for now.
         """
         if adapter_id:
-            sequence.adapter = self.adapters.get(adapter_id)
+            if resumed:
+                sequence.adapter = pinned or self._listed.get(adapter_id)
+            sequence.adapter = sequence.adapter or self.adapters.get(adapter_id)
             if sequence.adapter is None:
                 return [Refused(sequence, refusals.unknown_adapter(adapter_id))]
         if not sequence.produced_tokens:
@@ -259,13 +270,10 @@ class ClusterCore:
 
     # --- adapters ---------------------------------------------------------------------------------------------------
 
-    def load_adapter(self, adapter: Adapter) -> bool:
-        """Make an adapter known; return whether it was not. One that is known by its name stays as it is."""
-        if adapter.adapter_id in self.adapters:
-            return False
+    def load_adapter(self, adapter: Adapter) -> None:
+        """Let new requests that name an adapter have this one. Those that came in before keep what they have."""
         self.adapters[adapter.adapter_id] = adapter
-        return True
 
-    def unload_adapter(self, adapter_id: str) -> bool:
-        """Forget an adapter; return whether it was known. Requests that have it keep it."""
-        return self.adapters.pop(adapter_id, None) is not None
+    def unload_adapter(self, adapter_id: str) -> None:
+        """Forget an adapter, if it is known. Requests that have it keep it."""
+        self.adapters.pop(adapter_id, None)

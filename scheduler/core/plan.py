@@ -145,9 +145,9 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class AdaptersKept:
-    """Every resident adapter but these was put out of the device's memory."""
+    """Every resident adapter but these, by key, was put out of the device's memory."""
 
-    adapter_ids: tuple[str, ...]
+    adapter_keys: tuple[str, ...]
 
 
 Event = Admitted | Cancelled | Dropped | Failed | Preempted | Raised | FirstToken | Finished | AdaptersKept
@@ -169,7 +169,7 @@ class Plan:
         adapter_loads: adapters the batch needs; those already resident cost nothing.
         wait_ps: how long the first step waits for adapters on their way; it is longer by that.
         adapter_prefetches: adapters to load in the background.
-        adapter_evictions: adapters put out since the last plan.
+        adapter_evictions: keys of adapters put out since the last plan.
         events: what this decision did.
     """
 

@@ -24,8 +24,9 @@ from lorrery.scheduler.core.plan import (
     Raised,
 )
 
-FORMAT_VERSION = 2
-"""Of the journal. Since 2 a `placed` line says what the placement read."""
+FORMAT_VERSION = 3
+"""Of the journal. Since 2 a `placed` line says what the placement read; since 3 adapters have versions, and their loads
+overlap as the settings say."""
 
 Record = dict[str, Any]
 """Names and values as JSON has them; what is empty is left out."""
@@ -68,9 +69,9 @@ def _describe_work(plan: Plan, said: Record) -> None:
     if plan.wait_ps:
         said["wait_ps"] = plan.wait_ps
     if plan.adapter_loads:
-        said["adapter_loads"] = [adapter.adapter_id for adapter in plan.adapter_loads]
+        said["adapter_loads"] = [adapter.key for adapter in plan.adapter_loads]
     if plan.adapter_prefetches:
-        said["adapter_prefetches"] = [adapter.adapter_id for adapter in plan.adapter_prefetches]
+        said["adapter_prefetches"] = [adapter.key for adapter in plan.adapter_prefetches]
 
 
 def describe_events(events: Iterable[Event]) -> Record:
@@ -100,8 +101,8 @@ def _describe(event: DescribedEvent) -> tuple[str, Any]:
             return "failed", sequence.handle
         case Cancelled(sequence):
             return "cancelled", sequence.handle
-        case AdaptersKept(adapter_ids):
-            return "adapters_kept", list(adapter_ids)
+        case AdaptersKept(adapter_keys):
+            return "adapters_kept", list(adapter_keys)
 
 
 def tokens_checksum(handles_u32: bytes, token_ids_u32: bytes) -> int:

@@ -134,7 +134,7 @@ class Replica:
 
     @property
     def resident_adapters(self) -> Mapping[str, Adapter]:
-        """Adapters on the GPU, usable now."""
+        """Adapters on the GPU, usable now, by key."""
         return self.adapters.gpu
 
     @property
@@ -396,7 +396,7 @@ class Replica:
     # --- adapters ---------------------------------------------------------------------------------------------------
 
     def _drop_unloadable(self, given_up: frozenset[str]) -> None:
-        for sequence in [s for s in self.queue if s.adapter is not None and s.adapter.adapter_id in given_up]:
+        for sequence in [s for s in self.queue if s.adapter is not None and s.adapter.key in given_up]:
             if self.queue.cancel(sequence.handle) is not None:
                 self._events.append(Dropped(sequence, DropReason.ADAPTER_LOAD))
 
@@ -404,7 +404,7 @@ class Replica:
         """Put out the adapters that nobody uses any more, after sequences have left the batch."""
         events: list[Event] = []
         if self._moves_adapters:
-            events += self._keep_adapters(tuple(sorted(self.running.adapter_ids)))
+            events += self._keep_adapters(tuple(sorted(self.running.adapter_keys)))
         if not len(self.running):
             self._emptied(at_ps)
             events += self._keep_adapters(())
@@ -416,11 +416,11 @@ class Replica:
         except Exception as error:
             self._raised = error
 
-    def _keep_adapters(self, adapter_ids: tuple[str, ...]) -> list[Event]:
+    def _keep_adapters(self, adapter_keys: tuple[str, ...]) -> list[Event]:
         if not self._moves_adapters:
             return []
-        self.adapters.keep_only(adapter_ids)
-        return [AdaptersKept(adapter_ids)]
+        self.adapters.keep_only(adapter_keys)
+        return [AdaptersKept(adapter_keys)]
 
     # --- policies that raise ----------------------------------------------------------------------------------------
 

@@ -30,7 +30,8 @@ class Running:
         self._kv_tokens = 0
         # (minus the step at which its budget is used up, handle, tokens it would have held at decode step 0), sorted.
         self._by_finish: list[tuple[int, int, int]] = []
-        self._adapter_pins: dict[str, int] = {}
+        self._adapter_pins: dict[str, int] = {}  # by key
+        self._names: dict[str, str] = {}  # by key, of those whose key is not their name
         self._adapter_slots = 0
         self.reserved_tokens = 0
         self.version = 0
@@ -49,8 +50,10 @@ class Running:
         return len(self._decoding)
 
     def decoding_by_adapter(self) -> dict[str | None, int]:
-        """Return how many sequences decode with each adapter; None: with the base model."""
+        """Return how many sequences decode with each adapter, by its id; None: with the base model."""
         numbers: dict[str | None, int] = dict(self._adapter_pins.items())
+        for key, name in self._names.items():
+            numbers[name] = numbers.get(name, 0) + numbers.pop(key)
         for sequence in (*self.prefilling.values(), *self.held.values()):
             if sequence.adapter is not None:
                 numbers[sequence.adapter.adapter_id] -= 1
@@ -82,7 +85,7 @@ class Running:
     # --- adapters ---------------------------------------------------------------------------------------------------
 
     @property
-    def adapter_ids(self) -> frozenset[str]:
+    def adapter_keys(self) -> frozenset[str]:
         """Distinct adapters of the sequences."""
         return frozenset(self._adapter_pins)
 
@@ -96,29 +99,35 @@ class Running:
         """Pool slots of the distinct adapters."""
         return self._adapter_slots
 
-    def uses(self, adapter_id: str) -> bool:
+    def uses(self, adapter_key: str) -> bool:
         """Tell whether a sequence has this adapter."""
-        return adapter_id in self._adapter_pins
+        return adapter_key in self._adapter_pins
 
     def adapter_slots_with(self, adapter: Adapter | None) -> int:
         """Return `adapter_slots` as it would be if a sequence with this adapter ran too."""
-        if adapter is None or adapter.adapter_id in self._adapter_pins:
+        if adapter is None or adapter.key in self._adapter_pins:
             return self._adapter_slots
         return self._adapter_slots + adapter.slots
 
     def _pin(self, adapter: Adapter) -> None:
-        pins = self._adapter_pins.get(adapter.adapter_id, 0)
-        self._adapter_pins[adapter.adapter_id] = pins + 1
+        key = adapter.key
+        pins = self._adapter_pins.get(key, 0)
+        self._adapter_pins[key] = pins + 1
         if not pins:
             self._adapter_slots += adapter.slots
+            if adapter.version:
+                self._names[key] = adapter.adapter_id
 
     def _unpin(self, adapter: Adapter) -> None:
-        pins = self._adapter_pins[adapter.adapter_id] - 1
+        key = adapter.key
+        pins = self._adapter_pins[key] - 1
         if pins:
-            self._adapter_pins[adapter.adapter_id] = pins
+            self._adapter_pins[key] = pins
         else:
-            del self._adapter_pins[adapter.adapter_id]
+            del self._adapter_pins[key]
             self._adapter_slots -= adapter.slots
+            if adapter.version:
+                del self._names[key]
 
     # --- coming and going -------------------------------------------------------------------------------------------
 

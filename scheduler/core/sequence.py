@@ -12,18 +12,30 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from lorrery.vocabulary.adapter_log import adapter_key
+
 
 class Adapter(NamedTuple):
     """A LoRA adapter.
 
     Attributes:
+        adapter_id: its name towards clients.
+        rank: of its matrices.
         exact_slots: pool slots of its weights by their true size; None: S-LoRA's rule, 4 x rank, which is right for
             four adapted projections without grouped-query attention.
+        version: of what the name stands for; 0: as the settings list it, else the number of the load at run time that
+            brought it. What was computed or loaded for one version is of no use to another.
     """
 
     adapter_id: str
     rank: int
     exact_slots: int | None = None
+    version: int = 0
+
+    @property
+    def key(self) -> str:
+        """Name and version in one: what residency, pins and caches go by."""
+        return adapter_key(self.adapter_id, self.version) if self.version else self.adapter_id
 
     @property
     def slots(self) -> int:

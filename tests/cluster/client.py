@@ -244,6 +244,10 @@ class Client:
         adapter = types_pb2.Adapter(adapter_id=adapter_id, rank=rank)
         await self.stub.LoadAdapter(router_pb2.LoadAdapterRequest(adapter=adapter), timeout=TIMEOUT_SECONDS)
 
+    async def unload_adapter(self, adapter_id: str) -> None:
+        request = router_pb2.UnloadAdapterRequest(adapter_id=adapter_id)
+        await self.stub.UnloadAdapter(request, timeout=TIMEOUT_SECONDS)
+
 
 def client_of(cluster: LocalCluster) -> Client:
     """Return a client of a cluster's router."""

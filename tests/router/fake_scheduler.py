@@ -9,6 +9,7 @@ import grpc
 import grpc.aio
 
 from lorrery.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
+from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
 
 STEP_PS = 10**10
 """10 ms."""
@@ -62,6 +63,18 @@ class Route:
         )
         self._out.put_nowait(scheduler_pb2.RouteResponse(refused=refused))
 
+    def say_changes(self, *changes: AdapterChange) -> None:
+        message = scheduler_pb2.AdapterChanges(
+            changes=[
+                scheduler_pb2.AdapterChange(version=c.version, adapter_id=c.adapter_id, rank=c.rank) for c in changes
+            ]
+        )
+        self._out.put_nowait(scheduler_pb2.RouteResponse(adapter_changes=message))
+
+    def say_pinned(self, handle: int, adapter: types_pb2.Adapter) -> None:
+        pinned = scheduler_pb2.AdapterPinned(handle=handle, adapter=adapter)
+        self._out.put_nowait(scheduler_pb2.RouteResponse(adapter_pinned=pinned))
+
     def say_draining(self) -> None:
         self._out.put_nowait(scheduler_pb2.RouteResponse(draining=scheduler_pb2.SchedulerDraining()))
 
@@ -78,7 +91,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     def __init__(self, time_scale: float = 1.0) -> None:
         self.time_scale = time_scale
         self.routes: asyncio.Queue[Route] = asyncio.Queue()
-        self.adapters: dict[str, int] = {"lora-0": 8}
+        self.listed = {"lora-0": 8}
+        self.log = AdapterLog(self.listed)
         self.address = ""
         self.num_hellos = self.num_statuses = 0
         self.may_answer = asyncio.Event()
@@ -100,12 +114,12 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.num_hellos += 1
         await self.may_answer.wait()
         route = Route(first.hello)
-        for adapter_id in first.hello.unloaded_adapters:
-            self.adapters.pop(adapter_id, None)
-        self.adapters.update({adapter.adapter_id: adapter.rank for adapter in first.hello.adapters})
+        self._learn(first.hello.adapter_changes)
         await context.write(
             scheduler_pb2.RouteResponse(
-                hello=scheduler_pb2.SchedulerHello(model="Llama-2-7B", time_scale=self.time_scale)
+                hello=scheduler_pb2.SchedulerHello(
+                    model="Llama-2-7B", time_scale=self.time_scale, adapter_changes=self._whole()
+                )
             )
         )
         reader = asyncio.create_task(self._read(route, request_iterator))
@@ -120,7 +134,9 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     async def _read(self, route: Route, request_iterator) -> None:
         async for message in request_iterator:
-            if message.HasField("submit"):
+            if message.HasField("adapter_changes"):
+                self._learn(message.adapter_changes)
+            elif message.HasField("submit"):
                 route.num_submits += 1
                 route.submits.put_nowait(message.submit)
             else:
@@ -129,16 +145,49 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def Attach(self, request_iterator, context):  # noqa: N802  gRPC's name for it
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no workers here")
 
+    @property
+    def adapters(self) -> dict[str, int]:
+        """Rank by id."""
+        ranks = self.listed | {change.adapter_id: change.rank for change in self.log.changes}
+        return {name: rank for name, rank in ranks.items() if rank}
+
+    def change(self, adapter_id: str, rank: int, version: int = 0) -> AdapterChange:
+        """Decide a change, or take one over; tell the routers nothing."""
+        change = AdapterChange(version or self.log.next_version(1), adapter_id, rank)
+        self.log.merge([change])
+        return change
+
+    def _learn(self, message: scheduler_pb2.AdapterChanges) -> None:
+        changes = [AdapterChange(change.version, change.adapter_id, change.rank) for change in message.changes]
+        assert message.whole
+        self.log.merge_all(changes, message.forgotten)
+
+    def _whole(self) -> scheduler_pb2.AdapterChanges:
+        changes = [
+            scheduler_pb2.AdapterChange(version=version, adapter_id=name, rank=rank)
+            for version, name, rank in self.log.changes
+        ]
+        return scheduler_pb2.AdapterChanges(changes=changes, whole=True, forgotten=self.log.forgotten)
+
     async def RegisterAdapter(self, request, context):  # noqa: N802  gRPC's name for it
         adapter = request.adapter
-        if self.adapters.setdefault(adapter.adapter_id, adapter.rank) != adapter.rank:
+        if not adapter.version and self.adapters.get(adapter.adapter_id, adapter.rank) != adapter.rank:
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, f"adapter {adapter.adapter_id!r} has another rank")
-        return scheduler_pb2.RegisterAdapterResponse()
+        if adapter.version or adapter.adapter_id not in self.adapters:
+            self.change(adapter.adapter_id, adapter.rank, adapter.version)
+        latest = self.log.latest(adapter.adapter_id)
+        return scheduler_pb2.RegisterAdapterResponse(
+            adapter=types_pb2.Adapter(
+                adapter_id=adapter.adapter_id, rank=adapter.rank, version=0 if latest is None else latest.version
+            )
+        )
 
     async def UnregisterAdapter(self, request, context):  # noqa: N802  gRPC's name for it
-        if self.adapters.pop(request.adapter_id, None) is None:
+        if not request.version and request.adapter_id not in self.adapters:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"adapter {request.adapter_id!r} is not known")
-        return scheduler_pb2.UnregisterAdapterResponse()
+        return scheduler_pb2.UnregisterAdapterResponse(
+            version=self.change(request.adapter_id, 0, request.version).version
+        )
 
     async def GetStatus(self, request, context):  # noqa: N802  gRPC's name for it
         self.num_statuses += 1

@@ -110,7 +110,7 @@ async def test_a_key_may_not_speak_for_another_tenant_nor_use_its_adapters(start
 
 async def test_what_is_forbidden_is_so_whether_it_exists_or_not(start_router: StartRouter, keys: Path):
     harness = await start_router(keys=keys)
-    harness.schedulers[0].adapters["beta-0"] = 8
+    harness.schedulers[0].listed["beta-0"] = 8
     metadata = bearer("acme-secret")
     errors = [
         await failure(harness.stub.Generate(ask(adapter_id=name), metadata=metadata, timeout=10))
@@ -122,7 +122,7 @@ async def test_what_is_forbidden_is_so_whether_it_exists_or_not(start_router: St
 async def test_a_tenant_sees_its_own_adapters_and_nobody_s_counts(start_router: StartRouter, keys: Path):
     harness = await start_router(keys=keys)
     scheduler = harness.schedulers[0]
-    scheduler.adapters |= {"acme-0": 8, "beta-0": 8}
+    scheduler.listed |= {"acme-0": 8, "beta-0": 8}
     await harness.until_connected()
 
     async def seen(secret: str) -> list[str]:

@@ -45,7 +45,7 @@ def test_the_header_is_there_at_once_and_says_what_a_replay_needs(path: Path) ->
     journal = Journal(path, settings_with(path, "scheduler.policy='fcfs'", "model='Llama-3-8B'"))
     (header,) = lines_of(path)
     journal.close()
-    assert (header["format_version"], header["kind"]) == (2, "journal")
+    assert (header["format_version"], header["kind"]) == (3, "journal")
     assert header["settings"]["model"] == "Llama-3-8B"
     assert header["settings"]["scheduler"]["policy"] == "fcfs"
     assert "journal" not in header["settings"]["scheduler"]
@@ -113,11 +113,11 @@ async def test_lines_reach_the_file_while_the_scheduler_runs(
             second.set()
 
     keeping = asyncio.create_task(journal.keep_flushed(gather))
-    journal.adapter("a", 8, 5)
+    journal.adapter("a", 8, 9, 5)
     await second.wait()
     keeping.cancel()
     await asyncio.wait([keeping])
-    assert lines_of(path)[1] == {"type": "adapter", "at_ps": 5, "adapter_id": "a", "rank": 8}
+    assert lines_of(path)[1] == {"type": "adapter", "at_ps": 5, "adapter_id": "a", "rank": 8, "version": 9}
     journal.close()
 
 
@@ -131,8 +131,8 @@ def test_a_disk_that_fails_ends_the_journal_and_nothing_else(path: Path, journal
 
     journal._file.close()
     journal._file = Full()  # type: ignore[assignment]
-    journal.adapter("a", 8, 5)
+    journal.adapter("a", 8, 9, 5)
     journal._write()
-    journal.adapter("b", 8, 6)
+    journal.adapter("b", 8, 9, 6)
     journal.close()
     assert len(lines_of(path)) == 1

@@ -59,13 +59,14 @@ class Harness:
         """Wait until a metric without labels has this value."""
         await wait_until(lambda: self.value(name) == value, 5.0, f"{name} == {value}")
 
-    async def route(self, *adapters: types_pb2.Adapter) -> "Router":
+    async def route(self, *changes: pb.AdapterChange, forgotten: int = 0) -> "Router":
         call = self.stub.Route()
         self.calls.append(call)
-        await call.write(pb.RouteRequest(hello=pb.RouterHello(router_id="r", adapters=adapters)))
+        told = pb.AdapterChanges(changes=changes, whole=True, forgotten=forgotten)
+        await call.write(pb.RouteRequest(hello=pb.RouterHello(router_id="r", adapter_changes=told)))
         hello = await call.read()
         assert hello.hello.model == "Llama-2-7B"
-        return Router(call)
+        return Router(call, hello.hello)
 
     async def attach(self, worker_id: str = "w", model: str = "Llama-2-7B", pool: int = 6000) -> "Worker":
         call = self.stub.Attach()
@@ -81,11 +82,19 @@ class Harness:
 
 
 class Router:
-    def __init__(self, call: grpc.aio.StreamStreamCall) -> None:
+    def __init__(self, call: grpc.aio.StreamStreamCall, hello: pb.SchedulerHello) -> None:
         self.call = call
+        self.hello = hello
 
     async def submit(
-        self, handle: int, prompt: int = 10, max_new: int = 4, adapter: str = "", produced=(), resumed: bool = False
+        self,
+        handle: int,
+        prompt: int = 10,
+        max_new: int = 4,
+        adapter: str = "",
+        produced=(),
+        resumed: bool = False,
+        pinned: types_pb2.Adapter | None = None,
     ) -> None:
         submit = pb.Submit(
             handle=handle,
@@ -95,6 +104,7 @@ class Router:
             produced_token_ids_u32=np.array(produced, "<u4").tobytes(),
             sampling=pb.Sampling(seed=1, max_new_tokens=max_new),
             resumed=resumed,
+            adapter=pinned,
         )
         await self.call.write(pb.RouteRequest(submit=submit))
 
@@ -387,7 +397,7 @@ async def test_a_router_that_goes_takes_its_requests_with_it(scheduler: Harness)
 async def test_adapters_come_and_go_at_run_time(scheduler: Harness) -> None:
     stub = scheduler.stub
     await stub.RegisterAdapter(pb.RegisterAdapterRequest(adapter=types_pb2.Adapter(adapter_id="new", rank=16)))
-    router = await scheduler.route(types_pb2.Adapter(adapter_id="older", rank=4))
+    router = await scheduler.route(pb.AdapterChange(adapter_id="older", rank=4, version=1))
     status = await stub.GetStatus(pb.GetStatusRequest())
     assert {adapter.adapter_id: adapter.rank for adapter in status.adapters} == {
         "a": 8,
@@ -402,6 +412,8 @@ async def test_adapters_come_and_go_at_run_time(scheduler: Harness) -> None:
         await stub.RegisterAdapter(pb.RegisterAdapterRequest(adapter=types_pb2.Adapter(adapter_id="huge", rank=65)))
     assert error.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     await stub.UnregisterAdapter(pb.UnregisterAdapterRequest(adapter_id="new"))
+    (told,) = (await router.read()).adapter_changes.changes
+    assert (told.adapter_id, told.rank) == ("new", 0)
     await router.submit(1, adapter="new")
     assert (await router.read()).refused.reason == pb.REFUSAL_REASON_UNKNOWN_ADAPTER
 

@@ -309,6 +309,15 @@ def test_a_journal_of_format_1_is_replayed_exactly_and_says_itself_where_request
     assert (result.num_placed, result.num_derived) == (54, 0)
 
 
+def test_a_journal_of_format_2_is_replayed_exactly_with_adapters_that_have_no_versions() -> None:
+    result = replayed(Path(__file__).parent / "journals" / "format_2.jsonl")
+    assert result.differences == []
+    counts = result.num_requests, result.num_workers, result.num_lost, result.num_cancels
+    assert counts == (40, 3, 3, 4)
+    assert (result.num_plans, result.num_steps, result.num_tokens) == (65, 247, 1210)
+    assert (result.num_placed, result.num_derived) == (40, 40)
+
+
 def printed(path: Path) -> tuple[int, str]:
     out = StringIO()
     code = replay_journal(path, Console(file=out, width=1000))

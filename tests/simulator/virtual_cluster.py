@@ -230,11 +230,16 @@ def virtual_time(rng: random.Random) -> Iterator[Callable[[Awaitable[None]], Non
     with pytest.MonkeyPatch.context() as patch:
         for module in PATCHED:
             patch.setattr(f"{module}.time", fake)
+        patch.setattr("asyncio.to_thread", _at_once)  # a thread knows no virtual time
         loop = VirtualLoop(clock)
         try:
             yield loop.run_until_complete
         finally:
             loop.close()
+
+
+async def _at_once(what: Callable[..., Any], *arguments: Any) -> Any:
+    return what(*arguments)
 
 
 async def play(settings: Settings, rng: random.Random, *, num_requests: int, num_workers: int = 2) -> Path:
@@ -246,7 +251,7 @@ async def play(settings: Settings, rng: random.Random, *, num_requests: int, num
     for _ in range(num_workers):
         virtual.attach()
     if rng.random() < 0.5:
-        virtual.cluster.register("late-adapter", 8)
+        await virtual.cluster.load_adapter("late-adapter", 8)
     adapters = ["", *virtual.cluster.core.adapters]
     shared = [int(token) for token in np.random.default_rng(1).integers(3, 900, 200)]
     pace = rng.choice([0.001, 0.02, 0.1])

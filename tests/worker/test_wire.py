@@ -19,19 +19,17 @@ def test_plan_is_read_whole():
     message = prefill_plan(3, 77, join(5, 10, 8), max_steps=4, decode=True)
     message.until_ps = 99
     message.leaves_u32 = u32(1, 2)
-    message.adapter_loads.add(adapter_id="a", rank=8)
+    message.adapter_loads.add(adapter_id="a", rank=8, version=4)
+    message.joins[0].adapter.version = 4
     message.adapter_evictions.append("b")
     plan = wire.read_plan(message, ANSWERS)
     assert (plan.plan_id, plan.start_ps, plan.max_steps, plan.until_ps, plan.decode) == (3, 77, 4, 99, True)
-    assert (plan.leaves, plan.adapter_loads, plan.adapter_evictions) == ((1, 2), ("a",), ("b",))
+    assert (plan.leaves, plan.adapter_loads, plan.adapter_evictions) == ((1, 2), ("a@4",), ("b",))
     assert plan.prefills == (PrefillWork(5, 10, 0, samples=True),)
     (sequence,) = plan.joins
     assert (sequence.handle, sequence.prompt_tokens, sequence.produced_tokens) == (5, 10, 0)
     assert sequence.seed == sequence_seed("Llama-2-7B", "lora-0", 5)
-    assert (sequence.adapter_id, sequence.adapter_rank) == (
-        message.joins[0].adapter.adapter_id,
-        message.joins[0].adapter.rank,
-    )
+    assert (sequence.adapter_key, sequence.adapter_rank) == ("lora-0@4", message.joins[0].adapter.rank)
     assert sequence.ending == Ending(8, FinishReason.LENGTH)
 
 

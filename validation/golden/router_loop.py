@@ -214,7 +214,7 @@ class _Driver:
         if isinstance(event, Finished):
             done.finished.append(self._ids[event.sequence.handle])
         elif isinstance(event, AdaptersKept):
-            done.ops.append(["offload_except", list(event.adapter_ids)])
+            done.ops.append(["offload_except", list(event.adapter_keys)])
 
     def _apply_events(self, number: int) -> bool:
         """Hand in what is due before this step; return whether the replica heeds any of it."""

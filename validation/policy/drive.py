@@ -142,8 +142,8 @@ def note(event: Event, at_ps: int) -> Entry:
             return ("first", first_ps, sequence.handle)
         case Finished(sequence, reason, output_tokens, end_ps):
             return ("finished", end_ps, sequence.handle, reason.word, output_tokens)
-        case AdaptersKept(adapter_ids):
-            return ("kept", at_ps, adapter_ids)
+        case AdaptersKept(adapter_keys):
+            return ("kept", at_ps, adapter_keys)
 
 
 Check = Callable[[Replica], None]

@@ -9,7 +9,7 @@ from lorrery.worker.device.rows import DeviceSequence
 class DecodingAdapters:
     """The adapters of the decoding sequences.
 
-    Sequences of one adapter id have one rank: the scheduler refuses to register another. Cost: O(1) for who comes and
+    Sequences of one adapter key have one rank: a key names an adapter in one version. Cost: O(1) for who comes and
     goes, O(distinct ranks) for the sums.
     """
 
@@ -21,10 +21,10 @@ class DecodingAdapters:
 
     def add(self, sequence: DeviceSequence) -> None:
         """Count a sequence that begins to decode."""
-        if not sequence.adapter_id:
+        if not sequence.adapter_key:
             return
-        rank, users = sequence.adapter_rank, self._users.get(sequence.adapter_id, 0)
-        self._users[sequence.adapter_id] = users + 1
+        rank, users = sequence.adapter_rank, self._users.get(sequence.adapter_key, 0)
+        self._users[sequence.adapter_key] = users + 1
         if not users:
             self._rank_sum += rank
             self._ranks[rank] = self._ranks.get(rank, 0) + 1
@@ -34,13 +34,13 @@ class DecodingAdapters:
 
     def remove(self, sequence: DeviceSequence) -> None:
         """Forget a sequence that was counted."""
-        if not sequence.adapter_id:
+        if not sequence.adapter_key:
             return
-        rank, users = sequence.adapter_rank, self._users[sequence.adapter_id]
+        rank, users = sequence.adapter_rank, self._users[sequence.adapter_key]
         if users > 1:
-            self._users[sequence.adapter_id] = users - 1
+            self._users[sequence.adapter_key] = users - 1
         else:
-            del self._users[sequence.adapter_id]
+            del self._users[sequence.adapter_key]
             self._rank_sum -= rank
             self._ranks[rank] -= 1
             if not self._ranks[rank]:
@@ -67,11 +67,11 @@ class DecodingAdapters:
         newcomers: dict[str, int] = {}  # adapters that no decoding sequence has, and their ranks
         num_tokens = rank_tokens = 0
         for sequence, new_tokens in prefills:
-            if sequence.adapter_id:
+            if sequence.adapter_key:
                 num_tokens += new_tokens
                 rank_tokens += sequence.adapter_rank * new_tokens
-                if sequence.adapter_id not in there:
-                    newcomers[sequence.adapter_id] = sequence.adapter_rank
+                if sequence.adapter_key not in there:
+                    newcomers[sequence.adapter_key] = sequence.adapter_rank
         if not newcomers and not there:
             return NO_LORA
         rank_sum, max_rank = sum(newcomers.values()), max(newcomers.values(), default=0)

@@ -30,7 +30,7 @@ class DeviceSequence:
         seed: of its tokens, from `output.sequence_seed`.
         ending: where it ends, from `output.ending`.
         echo: the prompt's token ids in echo mode.
-        adapter_id: of its LoRA adapter; empty for the base model.
+        adapter_key: name and version of its LoRA adapter; empty for the base model.
         adapter_rank: of that adapter; 0 for the base model.
     """
 
@@ -40,7 +40,7 @@ class DeviceSequence:
     seed: int
     ending: Ending
     echo: TokenIds | None
-    adapter_id: str
+    adapter_key: str
     adapter_rank: int
 
     def __init__(
@@ -51,7 +51,7 @@ class DeviceSequence:
         seed: int,
         ending: Ending,
         echo: TokenIds | None = None,
-        adapter_id: str = "",
+        adapter_key: str = "",
         adapter_rank: int = 0,
     ) -> None:
         self.handle = handle
@@ -60,7 +60,7 @@ class DeviceSequence:
         self.seed = seed
         self.ending = ending
         self.echo = echo
-        self.adapter_id = adapter_id
+        self.adapter_key = adapter_key
         self.adapter_rank = adapter_rank
 
 

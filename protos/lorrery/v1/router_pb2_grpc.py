@@ -96,17 +96,19 @@ class RouterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def LoadAdapter(self, request, context):
-        """LoadAdapter makes an adapter known; the router sends it again to a
-        scheduler that restarts. Errors: INVALID_ARGUMENT (no id, or rank 0),
+        """LoadAdapter makes an adapter known to all schedulers, those included that
+        connect later or restart. Errors: INVALID_ARGUMENT (no id, or rank 0),
         FAILED_PRECONDITION (rank over max_lora_rank), ALREADY_EXISTS (known with
-        another rank), UNAVAILABLE (no scheduler is connected).
+        another rank), RESOURCE_EXHAUSTED (max_loaded_adapters are known), UNAVAILABLE
+        (no scheduler is connected).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnloadAdapter(self, request, context):
-        """UnloadAdapter makes an adapter unknown to new requests; running ones go on.
+        """UnloadAdapter makes an adapter unknown to new requests; those that have come
+        in go on with what they began with, also if its name is loaded again.
         Errors: NOT_FOUND (no such adapter), UNAVAILABLE (no scheduler is
         connected).
         """

@@ -45,13 +45,15 @@ class RouterServiceStub:
     scheduler is connected.
     """
     LoadAdapter: grpc.UnaryUnaryMultiCallable[router_pb2.LoadAdapterRequest, router_pb2.LoadAdapterResponse]
-    """LoadAdapter makes an adapter known; the router sends it again to a
-    scheduler that restarts. Errors: INVALID_ARGUMENT (no id, or rank 0),
+    """LoadAdapter makes an adapter known to all schedulers, those included that
+    connect later or restart. Errors: INVALID_ARGUMENT (no id, or rank 0),
     FAILED_PRECONDITION (rank over max_lora_rank), ALREADY_EXISTS (known with
-    another rank), UNAVAILABLE (no scheduler is connected).
+    another rank), RESOURCE_EXHAUSTED (max_loaded_adapters are known), UNAVAILABLE
+    (no scheduler is connected).
     """
     UnloadAdapter: grpc.UnaryUnaryMultiCallable[router_pb2.UnloadAdapterRequest, router_pb2.UnloadAdapterResponse]
-    """UnloadAdapter makes an adapter unknown to new requests; running ones go on.
+    """UnloadAdapter makes an adapter unknown to new requests; those that have come
+    in go on with what they began with, also if its name is loaded again.
     Errors: NOT_FOUND (no such adapter), UNAVAILABLE (no scheduler is
     connected).
     """
@@ -87,13 +89,15 @@ class RouterServiceAsyncStub(RouterServiceStub):
     scheduler is connected.
     """
     LoadAdapter: aio.UnaryUnaryMultiCallable[router_pb2.LoadAdapterRequest, router_pb2.LoadAdapterResponse]  # type: ignore[assignment]
-    """LoadAdapter makes an adapter known; the router sends it again to a
-    scheduler that restarts. Errors: INVALID_ARGUMENT (no id, or rank 0),
+    """LoadAdapter makes an adapter known to all schedulers, those included that
+    connect later or restart. Errors: INVALID_ARGUMENT (no id, or rank 0),
     FAILED_PRECONDITION (rank over max_lora_rank), ALREADY_EXISTS (known with
-    another rank), UNAVAILABLE (no scheduler is connected).
+    another rank), RESOURCE_EXHAUSTED (max_loaded_adapters are known), UNAVAILABLE
+    (no scheduler is connected).
     """
     UnloadAdapter: aio.UnaryUnaryMultiCallable[router_pb2.UnloadAdapterRequest, router_pb2.UnloadAdapterResponse]  # type: ignore[assignment]
-    """UnloadAdapter makes an adapter unknown to new requests; running ones go on.
+    """UnloadAdapter makes an adapter unknown to new requests; those that have come
+    in go on with what they began with, also if its name is loaded again.
     Errors: NOT_FOUND (no such adapter), UNAVAILABLE (no scheduler is
     connected).
     """
@@ -144,10 +148,11 @@ class RouterServiceServicer(metaclass=abc_1.ABCMeta):
         request: router_pb2.LoadAdapterRequest,
         context: _ServicerContext,
     ) -> typing.Union[router_pb2.LoadAdapterResponse, abc.Awaitable[router_pb2.LoadAdapterResponse]]:
-        """LoadAdapter makes an adapter known; the router sends it again to a
-        scheduler that restarts. Errors: INVALID_ARGUMENT (no id, or rank 0),
+        """LoadAdapter makes an adapter known to all schedulers, those included that
+        connect later or restart. Errors: INVALID_ARGUMENT (no id, or rank 0),
         FAILED_PRECONDITION (rank over max_lora_rank), ALREADY_EXISTS (known with
-        another rank), UNAVAILABLE (no scheduler is connected).
+        another rank), RESOURCE_EXHAUSTED (max_loaded_adapters are known), UNAVAILABLE
+        (no scheduler is connected).
         """
 
     @abc_1.abstractmethod
@@ -156,7 +161,8 @@ class RouterServiceServicer(metaclass=abc_1.ABCMeta):
         request: router_pb2.UnloadAdapterRequest,
         context: _ServicerContext,
     ) -> typing.Union[router_pb2.UnloadAdapterResponse, abc.Awaitable[router_pb2.UnloadAdapterResponse]]:
-        """UnloadAdapter makes an adapter unknown to new requests; running ones go on.
+        """UnloadAdapter makes an adapter unknown to new requests; those that have come
+        in go on with what they began with, also if its name is loaded again.
         Errors: NOT_FOUND (no such adapter), UNAVAILABLE (no scheduler is
         connected).
         """

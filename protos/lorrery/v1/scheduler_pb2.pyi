@@ -18,6 +18,11 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
+if sys.version_info >= (3, 13):
+    from warnings import deprecated as _deprecated
+else:
+    from typing_extensions import deprecated as _deprecated
+
 DESCRIPTOR: descriptor.FileDescriptor
 
 class _RefusalReason:
@@ -109,6 +114,7 @@ class RouteRequest(message.Message):
     HELLO_FIELD_NUMBER: builtins.int
     SUBMIT_FIELD_NUMBER: builtins.int
     CANCEL_HANDLES_U32_FIELD_NUMBER: builtins.int
+    ADAPTER_CHANGES_FIELD_NUMBER: builtins.int
     cancel_handles_u32: builtins.bytes
     """Handles to cancel."""
     @builtins.property
@@ -119,18 +125,25 @@ class RouteRequest(message.Message):
     def submit(self) -> Submit:
         """A request."""
 
+    @builtins.property
+    def adapter_changes(self) -> AdapterChanges:
+        """What the router has learnt of adapters since its hello, from other
+        schedulers.
+        """
+
     def __init__(
         self,
         *,
         hello: RouterHello | None = ...,
         submit: Submit | None = ...,
         cancel_handles_u32: builtins.bytes = ...,
+        adapter_changes: AdapterChanges | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["cancel_handles_u32", b"cancel_handles_u32", "hello", b"hello", "message", b"message", "submit", b"submit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["adapter_changes", b"adapter_changes", "cancel_handles_u32", b"cancel_handles_u32", "hello", b"hello", "message", b"message", "submit", b"submit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["cancel_handles_u32", b"cancel_handles_u32", "hello", b"hello", "message", b"message", "submit", b"submit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_changes", b"adapter_changes", "cancel_handles_u32", b"cancel_handles_u32", "hello", b"hello", "message", b"message", "submit", b"submit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = typing.Literal["hello", "submit", "cancel_handles_u32"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = typing.Literal["hello", "submit", "cancel_handles_u32", "adapter_changes"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -143,15 +156,22 @@ class RouterHello(message.Message):
     ROUTER_ID_FIELD_NUMBER: builtins.int
     ADAPTERS_FIELD_NUMBER: builtins.int
     UNLOADED_ADAPTERS_FIELD_NUMBER: builtins.int
+    ADAPTER_CHANGES_FIELD_NUMBER: builtins.int
     router_id: builtins.str
     """For logs."""
     @builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
     def adapters(self) -> containers.RepeatedCompositeFieldContainer[types_pb2.Adapter]:
-        """Adapters loaded at run time, which a restarted scheduler does not know."""
+        """Not sent any more; adapter_changes has loads and unloads."""
 
     @builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
     def unloaded_adapters(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Adapters unloaded at run time, which it may still know."""
+        """Not sent any more."""
+
+    @builtins.property
+    def adapter_changes(self) -> AdapterChanges:
+        """All that the router knows of loads and unloads at run time."""
 
     def __init__(
         self,
@@ -159,10 +179,74 @@ class RouterHello(message.Message):
         router_id: builtins.str = ...,
         adapters: abc.Iterable[types_pb2.Adapter] | None = ...,
         unloaded_adapters: abc.Iterable[builtins.str] | None = ...,
+        adapter_changes: AdapterChanges | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["adapter_changes", b"adapter_changes"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_changes", b"adapter_changes", "adapters", b"adapters", "router_id", b"router_id", "unloaded_adapters", b"unloaded_adapters"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class AdapterChange(message.Message):
+    """AdapterChange is the latest that happened to an adapter at run time. Of two
+    changes of one adapter the one with the higher version holds, whoever brings
+    it; of equal versions the higher rank.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    ADAPTER_ID_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
+    adapter_id: builtins.str
+    """The adapter's id."""
+    version: builtins.int
+    """Orders all changes in the cluster; at least 1."""
+    rank: builtins.int
+    """LoRA rank from now on; 0: unloaded."""
+    def __init__(
+        self,
+        *,
+        adapter_id: builtins.str = ...,
+        version: builtins.int = ...,
+        rank: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["adapters", b"adapters", "router_id", b"router_id", "unloaded_adapters", b"unloaded_adapters"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_id", b"adapter_id", "rank", b"rank", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class AdapterChanges(message.Message):
+    """AdapterChanges tells changes to adapters."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    CHANGES_FIELD_NUMBER: builtins.int
+    WHOLE_FIELD_NUMBER: builtins.int
+    FORGOTTEN_FIELD_NUMBER: builtins.int
+    whole: builtins.bool
+    """Whether these are all that the sender knows, as in a hello."""
+    forgotten: builtins.int
+    """If so: unloads up to this version may be missing, for they are no longer
+    remembered. 0: none is missing.
+    """
+    @builtins.property
+    def changes(self) -> containers.RepeatedCompositeFieldContainer[AdapterChange]:
+        """In order of versions."""
+
+    def __init__(
+        self,
+        *,
+        changes: abc.Iterable[AdapterChange] | None = ...,
+        whole: builtins.bool = ...,
+        forgotten: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["changes", b"changes", "forgotten", b"forgotten", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -182,6 +266,7 @@ class Submit(message.Message):
     PRODUCED_TOKEN_IDS_U32_FIELD_NUMBER: builtins.int
     SAMPLING_FIELD_NUMBER: builtins.int
     RESUMED_FIELD_NUMBER: builtins.int
+    ADAPTER_FIELD_NUMBER: builtins.int
     QUOTA_FIELD_NUMBER: builtins.int
     handle: builtins.int
     """Chosen by the router, never used again on this stream."""
@@ -204,6 +289,13 @@ class Submit(message.Message):
         """What the worker needs to make its tokens."""
 
     @builtins.property
+    def adapter(self) -> types_pb2.Adapter:
+        """The adapter in the version that the router takes it to have, or that a
+        scheduler gave it (AdapterPinned); a resumed request keeps it. Unset: version 0,
+        or none.
+        """
+
+    @builtins.property
     def quota(self) -> Quota:
         """What the key that the client showed allows. Unset: everything."""
 
@@ -218,11 +310,12 @@ class Submit(message.Message):
         produced_token_ids_u32: builtins.bytes = ...,
         sampling: Sampling | None = ...,
         resumed: builtins.bool = ...,
+        adapter: types_pb2.Adapter | None = ...,
         quota: Quota | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["quota", b"quota", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["adapter", b"adapter", "quota", b"quota", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_id", b"adapter_id", "handle", b"handle", "produced_token_ids_u32", b"produced_token_ids_u32", "prompt_token_ids_u32", b"prompt_token_ids_u32", "quota", b"quota", "request_id", b"request_id", "resumed", b"resumed", "sampling", b"sampling", "tenant_id", b"tenant_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter", b"adapter", "adapter_id", b"adapter_id", "handle", b"handle", "produced_token_ids_u32", b"produced_token_ids_u32", "prompt_token_ids_u32", b"prompt_token_ids_u32", "quota", b"quota", "request_id", b"request_id", "resumed", b"resumed", "sampling", b"sampling", "tenant_id", b"tenant_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -318,6 +411,8 @@ class RouteResponse(message.Message):
     TOKENS_FIELD_NUMBER: builtins.int
     REFUSED_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
+    ADAPTER_CHANGES_FIELD_NUMBER: builtins.int
+    ADAPTER_PINNED_FIELD_NUMBER: builtins.int
     @builtins.property
     def hello(self) -> SchedulerHello:
         """The first message, and no other."""
@@ -334,6 +429,14 @@ class RouteResponse(message.Message):
     def draining(self) -> SchedulerDraining:
         """No new requests, please: the scheduler is about to stop."""
 
+    @builtins.property
+    def adapter_changes(self) -> AdapterChanges:
+        """What the scheduler has learnt of adapters since its hello."""
+
+    @builtins.property
+    def adapter_pinned(self) -> AdapterPinned:
+        """The adapter of a request is another version than its Submit had."""
+
     def __init__(
         self,
         *,
@@ -341,12 +444,14 @@ class RouteResponse(message.Message):
         tokens: Tokens | None = ...,
         refused: Refused | None = ...,
         draining: SchedulerDraining | None = ...,
+        adapter_changes: AdapterChanges | None = ...,
+        adapter_pinned: AdapterPinned | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["draining", b"draining", "hello", b"hello", "message", b"message", "refused", b"refused", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["adapter_changes", b"adapter_changes", "adapter_pinned", b"adapter_pinned", "draining", b"draining", "hello", b"hello", "message", b"message", "refused", b"refused", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["draining", b"draining", "hello", b"hello", "message", b"message", "refused", b"refused", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_changes", b"adapter_changes", "adapter_pinned", b"adapter_pinned", "draining", b"draining", "hello", b"hello", "message", b"message", "refused", b"refused", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = typing.Literal["hello", "tokens", "refused", "draining"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = typing.Literal["hello", "tokens", "refused", "draining", "adapter_changes", "adapter_pinned"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -358,19 +463,51 @@ class SchedulerHello(message.Message):
 
     MODEL_FIELD_NUMBER: builtins.int
     TIME_SCALE_FIELD_NUMBER: builtins.int
+    ADAPTER_CHANGES_FIELD_NUMBER: builtins.int
     model: builtins.str
     """The base model's name."""
     time_scale: builtins.float
     """Wall seconds in a device second: 2 is twice as slow."""
+    @builtins.property
+    def adapter_changes(self) -> AdapterChanges:
+        """All that the scheduler knows of loads and unloads at run time."""
+
     def __init__(
         self,
         *,
         model: builtins.str = ...,
         time_scale: builtins.float = ...,
+        adapter_changes: AdapterChanges | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["adapter_changes", b"adapter_changes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["model", b"model", "time_scale", b"time_scale"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_changes", b"adapter_changes", "model", b"model", "time_scale", b"time_scale"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class AdapterPinned(message.Message):
+    """AdapterPinned says with which adapter a request goes on to its end."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    HANDLE_FIELD_NUMBER: builtins.int
+    ADAPTER_FIELD_NUMBER: builtins.int
+    handle: builtins.int
+    """The request's, as in its Submit."""
+    @builtins.property
+    def adapter(self) -> types_pb2.Adapter:
+        """The adapter, with rank and version."""
+
+    def __init__(
+        self,
+        *,
+        handle: builtins.int = ...,
+        adapter: types_pb2.Adapter | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["adapter", b"adapter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter", b"adapter", "handle", b"handle"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -842,7 +979,9 @@ class Plan(message.Message):
 
     @builtins.property
     def adapter_evictions(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Ids of adapters to remove from GPU memory."""
+        """Adapters to remove from GPU memory: the id, or for one loaded at run time
+        id@version.
+        """
 
     def __init__(
         self,
@@ -956,7 +1095,10 @@ class RegisterAdapterRequest(message.Message):
     ADAPTER_FIELD_NUMBER: builtins.int
     @builtins.property
     def adapter(self) -> types_pb2.Adapter:
-        """As in LoadAdapterRequest."""
+        """As in LoadAdapterRequest. Version 0: this scheduler decides. Otherwise another
+        one has decided, and this one takes the version over unless it knows a higher
+        one.
+        """
 
     def __init__(
         self,
@@ -971,16 +1113,23 @@ class RegisterAdapterRequest(message.Message):
 
 @typing.final
 class RegisterAdapterResponse(message.Message):
-    """RegisterAdapterResponse has no fields."""
+    """RegisterAdapterResponse says which version is known now."""
 
     DESCRIPTOR: descriptor.Descriptor
 
+    ADAPTER_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def adapter(self) -> types_pb2.Adapter:
+        """The adapter; unset where it has been unloaded since."""
+
     def __init__(
         self,
+        *,
+        adapter: types_pb2.Adapter | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["adapter", b"adapter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter", b"adapter"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -991,31 +1140,42 @@ class UnregisterAdapterRequest(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     ADAPTER_ID_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
     adapter_id: builtins.str
     """Known to the scheduler."""
+    version: builtins.int
+    """0: this scheduler decides. Otherwise another one has decided, as in
+    RegisterAdapterRequest.
+    """
     def __init__(
         self,
         *,
         adapter_id: builtins.str = ...,
+        version: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_id", b"adapter_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_id", b"adapter_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
 class UnregisterAdapterResponse(message.Message):
-    """UnregisterAdapterResponse has no fields."""
+    """UnregisterAdapterResponse says as what the unload is known."""
 
     DESCRIPTOR: descriptor.Descriptor
 
+    VERSION_FIELD_NUMBER: builtins.int
+    version: builtins.int
+    """Of the unload."""
     def __init__(
         self,
+        *,
+        version: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

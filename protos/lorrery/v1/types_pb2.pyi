@@ -216,19 +216,25 @@ class Adapter(message.Message):
 
     ADAPTER_ID_FIELD_NUMBER: builtins.int
     RANK_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
     adapter_id: builtins.str
     """Unique in the cluster."""
     rank: builtins.int
     """LoRA rank, at least 1."""
+    version: builtins.int
+    """Tells what the name stood for before from what it stands for now: grows with
+    each load at run time. 0: as the settings list it. Not read in LoadAdapter.
+    """
     def __init__(
         self,
         *,
         adapter_id: builtins.str = ...,
         rank: builtins.int = ...,
+        version: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_id", b"adapter_id", "rank", b"rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_id", b"adapter_id", "rank", b"rank", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

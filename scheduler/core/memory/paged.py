@@ -206,9 +206,9 @@ class _PagedTrial:
         self._taken_blocks += self._memory.newcomer_blocks(sequence)
         self._num_sequences += 1
         if sequence.adapter is not None:
-            self._new_adapters.add(sequence.adapter.adapter_id)
+            self._new_adapters.add(sequence.adapter.key)
 
     def _slots_with(self, adapter: Adapter | None) -> int:
-        if adapter is None or self._running.uses(adapter.adapter_id) or adapter.adapter_id in self._new_adapters:
+        if adapter is None or self._running.uses(adapter.key) or adapter.key in self._new_adapters:
             return self._adapter_slots
         return self._adapter_slots + adapter.slots

@@ -147,7 +147,7 @@ class _PeakTrial:
         return self._reservation.peak_with(held, left, step)
 
     def _slots_with(self, adapter: Adapter | None) -> int:
-        if adapter is None or self._running.uses(adapter.adapter_id) or adapter.adapter_id in self._new_adapters:
+        if adapter is None or self._running.uses(adapter.key) or adapter.key in self._new_adapters:
             return self._adapter_slots
         return self._adapter_slots + adapter.slots
 
@@ -157,4 +157,4 @@ class _PeakTrial:
         self._total_tokens += held + left
         self._adapter_slots = self._slots_with(sequence.adapter)
         if sequence.adapter is not None:
-            self._new_adapters.add(sequence.adapter.adapter_id)
+            self._new_adapters.add(sequence.adapter.key)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Protocol
 
-from lorrery.scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.sequence import Adapter, Sequence
 
 
 class Candidate(Protocol):
@@ -36,8 +36,8 @@ class Candidate(Protocol):
         """Tokens that the sequences of its batch hold."""
         ...
 
-    def has_adapter(self, adapter_id: str) -> bool:
-        """Tell whether an adapter is on its GPU, usable now."""
+    def has_adapter(self, adapter: Adapter) -> bool:
+        """Tell whether an adapter is on its GPU in this version, usable now."""
         ...
 
     def cached_tokens(self, sequence: Sequence) -> int:

@@ -22,10 +22,10 @@ class LeastLoaded:
         """Choose the least loaded worker, or one that has the adapter and is not much fuller."""
         least = least_loaded(candidates)
         if sequence.adapter is not None:
-            load, name = least.load, sequence.adapter.adapter_id
+            load, adapter = least.load, sequence.adapter
             most = max(load + MAX_EXTRA_SEQUENCES, load * MAX_LOAD_RATIO)
-            holders = [c for c in candidates if c.has_adapter(name) and c.load <= most]
+            holders = [c for c in candidates if c.has_adapter(adapter) and c.load <= most]
             if holders:
                 chosen = least_loaded(holders)
-                return Choice(chosen, f"has adapter {name}; load {chosen.load}, the least is {load}")
+                return Choice(chosen, f"has adapter {adapter.adapter_id}; load {chosen.load}, the least is {load}")
         return Choice(least, f"least load, {least.load}")

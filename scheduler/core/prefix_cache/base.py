@@ -19,7 +19,7 @@ class PrefixCache(Protocol):
         """Blocks given up so far because their place was needed."""
         ...
 
-    def match(self, token_ids: Tokens[int], adapter_id: str | None) -> int:
+    def match(self, token_ids: Tokens[int], adapter_key: str | None) -> int:
         """Count the leading tokens that are cached; mutates nothing.
 
         Whether all of them may be used is the caller's affair: a prompt that is cached to its last token gives its full
@@ -27,8 +27,8 @@ class PrefixCache(Protocol):
 
         Args:
             token_ids: a prompt, in order.
-            adapter_id: the adapter the prompt is for, None for the base model. A cache whose contents depend on the
-                adapter answers for this one only.
+            adapter_key: the adapter the prompt is for (`Adapter.key`), None for the base model. A cache whose contents
+                depend on the adapter answers for this one only.
 
         Returns:
             A length in 0..len(token_ids).

@@ -1,9 +1,9 @@
 """A prefix cache of KV blocks that grows and shrinks with what a worker computes.
 
 vLLM's automatic prefix caching (docs/design/prefix_caching.md), kept as a tree as in SGLang's RadixAttention (Zheng et
-al., 2024): a node is one full block of tokens after all the blocks above it. Each adapter has its own root, so two
-adapters never share, whatever their tokens. Blocks are compared by their tokens themselves, so there is no hash that
-could collide.
+al., 2024): a node is one full block of tokens after all the blocks above it. Each adapter, in each version, has its own
+root, so two never share, whatever their tokens. Blocks are compared by their tokens themselves, so there is no hash
+that could collide.
 
 * A sequence that enters pins the blocks it finds. What a step has computed of its prompt becomes visible, and pinned,
   when that step is committed. Output becomes visible when the sequence leaves or is preempted: few ever ask for it
@@ -114,9 +114,9 @@ class BlockCache:
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
-    def match(self, token_ids: Tokens[int], adapter_id: str | None) -> int:
+    def match(self, token_ids: Tokens[int], adapter_key: str | None) -> int:
         """Count the leading tokens that are cached, whole blocks; mutates nothing."""
-        return len(self._walk(adapter_id, _as_bytes(token_ids))) * self.block_size
+        return len(self._walk(adapter_key, _as_bytes(token_ids))) * self.block_size
 
     def reusable(self, sequence: Sequence) -> int:
         """Count the leading input tokens of a waiting sequence that it could take over, whole blocks."""
@@ -138,15 +138,15 @@ class BlockCache:
         if found is not None and again and found.version == self._version:
             return found
         data = found.input_bytes if found is not None and again else self._bytes(sequence, sequence.produced_tokens)
-        nodes = self._walk(_adapter_id(sequence), data)
+        nodes = self._walk(_adapter_key(sequence), data)
         del nodes[max(0, sequence.input_tokens - self.min_computed_tokens) // self.block_size :]
         self._found = _Found(sequence, sequence.input_tokens, self._version, data, nodes)
         return self._found
 
-    def _walk(self, adapter_id: str | None, data: bytes) -> list[_Node]:
+    def _walk(self, adapter_key: str | None, data: bytes) -> list[_Node]:
         """Return the nodes of the leading blocks of these tokens, as far as there are any."""
         nodes: list[_Node] = []
-        node = self._roots.get(adapter_id)
+        node = self._roots.get(adapter_key)
         if node is not None:
             for key in self._keys(data, 0):
                 node = node.children.get(key)
@@ -234,10 +234,10 @@ class BlockCache:
             self._pin(use, parent)
 
     def _root(self, sequence: Sequence) -> _Node:
-        adapter_id = _adapter_id(sequence)
-        root = self._roots.get(adapter_id)
+        adapter_key = _adapter_key(sequence)
+        root = self._roots.get(adapter_key)
         if root is None:
-            root = self._roots[adapter_id] = _Node(None, b"")
+            root = self._roots[adapter_key] = _Node(None, b"")
         return root
 
     def _child(self, parent: _Node, key: bytes) -> _Node:
@@ -294,16 +294,16 @@ class BlockCache:
         """
         pinned: list[tuple[str | None, tuple[int, ...], int]] = []
         tokens_of: dict[_Node, tuple[str | None, tuple[int, ...]]] = {}
-        for adapter_id, root in self._roots.items():
-            tokens_of[root] = (adapter_id, ())
+        for adapter_key, root in self._roots.items():
+            tokens_of[root] = (adapter_key, ())
             nodes = [root]
             while nodes:
                 node = nodes.pop()
                 for child in node.children.values():
                     tokens = (*tokens_of[node][1], *array("I", child.key))
-                    tokens_of[child] = (adapter_id, tokens)
+                    tokens_of[child] = (adapter_key, tokens)
                     if child.pins:
-                        pinned.append((adapter_id, tokens, child.pins))
+                        pinned.append((adapter_key, tokens, child.pins))
                     nodes.append(child)
         pinned.sort(key=lambda path: (path[0] or "", path[1]))
         return pinned + [(*tokens_of[node], 0) for node in self._unpinned]
@@ -313,5 +313,5 @@ def _as_bytes(token_ids: Tokens[int]) -> bytes:
     return array("I", token_ids).tobytes()
 
 
-def _adapter_id(sequence: Sequence) -> str | None:
-    return sequence.adapter.adapter_id if sequence.adapter is not None else None
+def _adapter_key(sequence: Sequence) -> str | None:
+    return sequence.adapter.key if sequence.adapter is not None else None

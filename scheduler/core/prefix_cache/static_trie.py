@@ -106,17 +106,17 @@ class StaticTrie:
         """Number of cached tokens, which is the number of nodes without the root."""
         return len(self._edges)
 
-    def match(self, token_ids: Sequence[int], adapter_id: str | None = None) -> int:
+    def match(self, token_ids: Sequence[int], adapter_key: str | None = None) -> int:
         """Count the leading tokens of a prompt that are cached; mutates nothing.
 
         Args:
             token_ids: the prompt, in order.
-            adapter_id: ignored; llm-mock knows no adapters.
+            adapter_key: ignored; llm-mock knows no adapters.
 
         Returns:
             A length in 0..len(token_ids), in as many steps.
         """
-        del adapter_id
+        del adapter_key
         node = _ROOT
         for position, token_id in enumerate(token_ids):
             child = self._edges.get((node, token_id))

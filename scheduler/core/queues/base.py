@@ -183,5 +183,5 @@ def prompts_within(sequences: Iterable[Sequence], max_prompt_tokens: int) -> lis
 
 
 def adapter_key(sequence: Sequence) -> str | None:
-    """Return the sequence's adapter id; None is the base model."""
-    return None if sequence.adapter is None else sequence.adapter.adapter_id
+    """Return the key of the sequence's adapter: its name and version; None is the base model."""
+    return None if sequence.adapter is None else sequence.adapter.key

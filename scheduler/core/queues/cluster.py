@@ -70,17 +70,17 @@ class Cluster(ListedQueue):
 
     def _order(self, running: Running, head: Sequence, *, head_first: bool) -> Iterator[Sequence]:
         """Yield who may be tried, in order; each that is yielded is taken to enter."""
-        adapter_ids: set[str | None] = {None, *running.adapter_ids}
+        adapter_keys: set[str | None] = {None, *running.adapter_keys}
 
         def has_room(sequence: Sequence) -> bool:
-            return adapter_key(sequence) in adapter_ids or len(adapter_ids) <= self.max_adapters
+            return adapter_key(sequence) in adapter_keys or len(adapter_keys) <= self.max_adapters
 
         if head_first:
             if not has_room(head):
                 return
-            adapter_ids.add(adapter_key(head))
+            adapter_keys.add(adapter_key(head))
             yield head
-        preferred = frozenset(adapter_ids)
+        preferred = frozenset(adapter_keys)
         others: list[Sequence] = []
         for sequence in self._waiting:
             if head_first and sequence is head:
@@ -91,13 +91,13 @@ class Cluster(ListedQueue):
                 others.append(sequence)
         for sequence in others:
             if has_room(sequence):
-                adapter_ids.add(adapter_key(sequence))
+                adapter_keys.add(adapter_key(sequence))
                 yield sequence
 
     # --- S-LoRA's way -----------------------------------------------------------------------------------------------
 
     def _admit_as_slora(self, admission: AdmissionPass, running: Running) -> None:
-        in_batch: set[str | None] = set(running.adapter_ids)
+        in_batch: set[str | None] = set(running.adapter_keys)
         if len(running) > running.adapter_pins:
             in_batch.add(None)
         self._in_two_passes = len(in_batch) >= self.max_adapters

@@ -46,11 +46,11 @@ class Peft(ListedQueue):
         if head is None:
             return []
         first_running = running.first
-        adapter_id = adapter_key(head if first_running is None else first_running)
-        if self.strict and not self._few_others(adapter_id):
+        key = adapter_key(head if first_running is None else first_running)
+        if self.strict and not self._few_others(key):
             return []
         left = len(self) if self.strict else self._patience.left(head)
-        for sequence in self._of(adapter_id):
+        for sequence in self._of(key):
             if sequence.aborted:
                 continue
             if not left and sequence is not head and head not in admission.admitted:
@@ -67,14 +67,14 @@ class Peft(ListedQueue):
         """Return after how many decode steps the one that ended the pass may fit."""
         return steps_until_admissible(self._blocked, running, memory, limit)
 
-    def _of(self, adapter_id: str | None) -> Iterator[Sequence]:
-        return (sequence for sequence in self._waiting if adapter_key(sequence) == adapter_id)
+    def _of(self, key: str | None) -> Iterator[Sequence]:
+        return (sequence for sequence in self._waiting if adapter_key(sequence) == key)
 
-    def _few_others(self, adapter_id: str | None) -> bool:
+    def _few_others(self, key: str | None) -> bool:
         """Tell whether at most 30 requests of other adapters are listed before the first of this one."""
         for place, sequence in enumerate(self._waiting):
             if place > MAX_OVERTAKES:
                 return False
-            if adapter_key(sequence) == adapter_id:
+            if adapter_key(sequence) == key:
                 return True
         return len(self) <= MAX_OVERTAKES

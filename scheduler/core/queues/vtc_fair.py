@@ -39,7 +39,7 @@ from math import lcm
 
 from lorrery.scheduler.core.admission import AdmissionPass, Blocked
 from lorrery.scheduler.core.memory.base import Memory
-from lorrery.scheduler.core.queues.base import adapter_key, prompts_within, steps_until_admissible
+from lorrery.scheduler.core.queues.base import prompts_within, steps_until_admissible
 from lorrery.scheduler.core.queues.waiting import WaitingList
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
@@ -96,7 +96,7 @@ class VtcFair:
     def append(self, sequence: Sequence, at_ps: int) -> None:
         """Let a sequence wait, and lift its adapter if it had none waiting."""
         self._listed.append(sequence)
-        adapter_id = adapter_key(sequence)
+        adapter_id = _adapter_id(sequence)
         flow = self._flows.get(adapter_id)
         if flow is None:
             weight = self._weights.get(adapter_id or "", Fraction(1))
@@ -135,10 +135,10 @@ class VtcFair:
                 cancelled.append(sequence)
             elif not admission.admit(sequence):
                 assert admission.refused is not None
-                self._turn = self._flows[adapter_key(sequence)], admission.refused
+                self._turn = self._flows[_adapter_id(sequence)], admission.refused
                 break
         for sequence in admission.admitted:
-            flow = self._flows[adapter_key(sequence)]
+            flow = self._flows[_adapter_id(sequence)]
             flow.counter += _input_charge(sequence, flow.charge)
         for sequence in (*admission.admitted, *cancelled):
             self._unqueue(sequence)
@@ -161,7 +161,7 @@ class VtcFair:
             yield sequence
 
     def _unqueue(self, sequence: Sequence) -> None:
-        adapter_id = adapter_key(sequence)
+        adapter_id = _adapter_id(sequence)
         flow = self._flows[adapter_id]
         if flow.waiting.pop(sequence.handle) is not None and not len(flow.waiting):
             self._last_backlogged = self._backlogged.pop(adapter_id)
@@ -176,7 +176,7 @@ class VtcFair:
         turn, blocked = self._turn
         limit = steps_until_admissible(blocked, running, memory, limit)
         decoding = running.decoding_by_adapter()
-        growth = OUTPUT_PRICE * decoding.get(adapter_key(blocked[0]), 0) * turn.charge
+        growth = OUTPUT_PRICE * decoding.get(_adapter_id(blocked[0]), 0) * turn.charge
         if not growth or limit == 1:
             return limit
         for adapter_id, flow in self._backlogged.items():
@@ -209,6 +209,11 @@ class VtcFair:
             flow = self._flows.get(adapter_id)
             if flow is not None:
                 flow.counter += price * num_decoding * flow.charge
+
+
+def _adapter_id(sequence: Sequence) -> str | None:
+    """Return whose share it is: an adapter's versions have one together; None is the base model."""
+    return None if sequence.adapter is None else sequence.adapter.adapter_id
 
 
 def _input_charge(sequence: Sequence, charge: int) -> int:

@@ -10,7 +10,7 @@ from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 
 BLOCK = 2
-ADAPTERS = {None: None, "a": Adapter("a", 8), "b": Adapter("b", 8)}
+ADAPTERS = {None: None, "a": Adapter("a", 8), "a@3": Adapter("a", 16, version=3), "b": Adapter("b", 8)}
 
 Prefix = tuple[str | None, tuple[int, ...]]
 
@@ -33,7 +33,7 @@ class NaiveCache:
     @staticmethod
     def prefixes(sequence: Sequence, num_tokens: int) -> list[Prefix]:
         tokens = (*sequence.prompt_token_ids, *sequence.output_token_ids)
-        name = sequence.adapter.adapter_id if sequence.adapter is not None else None
+        name = sequence.adapter.key if sequence.adapter is not None else None
         return [(name, tokens[:end]) for end in range(BLOCK, num_tokens + 1, BLOCK)]
 
     def reusable(self, sequence: Sequence) -> int:

@@ -5,6 +5,7 @@ than it may.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -91,15 +92,36 @@ def test_a_request_has_the_adapter_that_it_names_also_when_that_is_unloaded_afte
     core = cluster(200)
     sequence = Sequence(1, 5, 5)
     core.submit(sequence, 0, adapter_id="a")
-    assert core.unload_adapter("a")
-    assert not core.unload_adapter("a")
+    core.unload_adapter("a")
+    core.unload_adapter("a")
     assert sequence.adapter == ADAPTER
     assert isinstance(only(core.submit(Sequence(2, 5, 5), 0, adapter_id="a")), Refused)
-    assert core.load_adapter(Adapter("a", 8))
-    assert not core.load_adapter(Adapter("a", 16))
+    core.load_adapter(Adapter("a", 8, version=7))
     again = Sequence(3, 5, 5)
     core.submit(again, 0, adapter_id="a")
-    assert again.adapter == Adapter("a", 8)
+    assert again.adapter == Adapter("a", 8, version=7)
+
+
+def test_a_resumed_request_keeps_the_adapter_that_it_began_with_whatever_the_name_stands_for_now() -> None:
+    core = cluster(200, rules=replace(RULES, max_waiting_requests=9))
+    first, second = Adapter("b", 2, version=5), Adapter("b", 16, version=6)
+    core.load_adapter(second)
+
+    def adapter_of(handle: int, adapter_id: str, **how: Any) -> Adapter | None:
+        sequence = Sequence(handle, 5, 5)
+        assert isinstance(only(core.submit(sequence, 0, adapter_id=adapter_id, **how)), Placed)
+        return sequence.adapter
+
+    assert adapter_of(1, "b", resumed=True, pinned=first) == first
+    assert adapter_of(2, "b", pinned=first) == second  # a new one has what the name stands for
+    assert adapter_of(3, "b", resumed=True) == second  # its router did not know yet what it had been given
+    core.unload_adapter("b")
+    assert adapter_of(4, "b", resumed=True, pinned=first) == first
+    core.unload_adapter("a")
+    core.load_adapter(Adapter("a", 16, version=7))
+    assert adapter_of(5, "a", resumed=True) == ADAPTER  # as the settings list it
+    assert adapter_of(6, "a") == Adapter("a", 16, version=7)
+    assert isinstance(only(core.submit(Sequence(7, 5, 5), 0, adapter_id="b", resumed=True)), Refused)
 
 
 def test_a_full_queue_and_a_drain_refuse_new_requests_but_none_that_has_been_let_in_before() -> None:

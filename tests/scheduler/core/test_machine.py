@@ -17,6 +17,7 @@ from tests.scheduler.core.test_replica import NEVER_FREED_FROM_CANCELLED, POLICI
 
 POOL, BATCH_TOKENS, MOST = 120, 60, 4
 RANKS = {"a0": 1, "a1": 2, "a2": 4}
+VERSIONS = {0: 1, 7: 3}  # a later version of an adapter has three times the rank
 
 
 class ReplicaMachine(RuleBasedStateMachine):
@@ -39,12 +40,15 @@ class ReplicaMachine(RuleBasedStateMachine):
         budget=st.integers(1, 12),
         short=st.integers(0, 11),
         adapter=st.sampled_from([None, *RANKS]),
+        version=st.sampled_from([*VERSIONS]),
     )
-    def submit(self, prompt: int, budget: int, short: int, adapter: str | None) -> None:
+    def submit(self, prompt: int, budget: int, short: int, adapter: str | None, version: int) -> None:
         handle = len(self.lengths)
         tokens = list(range(60))
         sequence = Sequence(handle, prompt, budget, arrived_ps=self.at_ps)
-        sequence.adapter = None if adapter is None else Adapter(adapter, RANKS[adapter])
+        sequence.adapter = (
+            None if adapter is None else Adapter(adapter, VERSIONS[version] * RANKS[adapter], None, version)
+        )
         sequence.prompt_token_ids, sequence.output_token_ids = tokens[:prompt], tokens[prompt:]
         if self.replica.never_fits_reason(sequence) is None:
             self.lengths[handle] = max(1, budget - short)
@@ -80,6 +84,7 @@ class ReplicaMachine(RuleBasedStateMachine):
         unfinished, events = self.replica.lose(self.at_ps)
         self.note(events)
         assert {sequence.handle for sequence in unfinished} == set(self.alive)
+        assert not self.replica.running.adapter_slots
         assert not len(self.replica.running)
         assert not self.replica.kv_tokens
         self.replica = build(self.policy, POOL, BATCH_TOKENS, MOST)

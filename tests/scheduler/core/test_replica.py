@@ -144,11 +144,12 @@ def nothing_is_negative_or_over(replica: Replica, pool: int, most: int) -> None:
     sequences = [*running, *running.prefilling.values(), *running.held.values()]
     adapters = {s.adapter for s in sequences if s.adapter is not None}
     assert running.adapter_slots == sum(adapter.slots for adapter in adapters)
-    assert running.adapter_ids == {adapter.adapter_id for adapter in adapters}
+    assert running.adapter_keys == {adapter.key for adapter in adapters}
     assert running.adapter_pins == sum(s.adapter is not None for s in sequences)
     if any(s.handle in running.prefilling for s in replica._context.admitted):
         return  # admitted, not planned yet
-    assert running.adapter_ids <= set(replica.resident_adapters)
+    for adapter in adapters:
+        assert replica.resident_adapters[adapter.key] == adapter
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -31,7 +31,7 @@ endings = st.builds(Ending, st.integers(1, 30), st.sampled_from(FinishReason)) |
 
 def sequences(handle: int) -> st.SearchStrategy[DeviceSequence]:
     echo = st.none() | st.lists(st.integers(3, 50), min_size=1, max_size=5).map(lambda ids: np.array(ids, np.uint32))
-    adapter_ranks = st.sampled_from([("", 0), ("", 0), ("a", 8), ("b", 64), ("c", 8)])
+    adapter_ranks = st.sampled_from([("", 0), ("", 0), ("a", 8), ("a@7", 64), ("b", 64), ("c", 8)])
     return st.builds(
         lambda prompt, produced, seed, end, echo, adapter: DeviceSequence(
             handle, prompt, produced, seed, end, echo, *adapter

@@ -1,0 +1,160 @@
+"""Adapters that are loaded and unloaded while requests run: real processes, two routers, two schedulers, restarts."""
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from lorrery.local.cluster import LocalCluster
+from lorrery.v1 import scheduler_pb2, scheduler_pb2_grpc
+from tests.cluster.client import Ask, Client, Stream, client_of
+from tests.cluster.gauges import nothing_held, scrape
+from tests.cluster.harness import StartCluster, add_process, wait_until
+
+pytestmark = pytest.mark.cluster
+
+LONG = 600
+
+
+async def _add_router(cluster: LocalCluster, *schedulers: str) -> str:
+    addresses = ", ".join(f'"{cluster.processes[name].grpc}"' for name in schedulers or ("scheduler",))
+    await add_process(cluster, "router-1", "router", f"router.schedulers=[{addresses}]")
+    await cluster.serving("router-1")
+    return cluster.processes["router-1"].grpc
+
+
+async def _one_token(client: Client, adapter_id: str) -> Stream:
+    stream = client.start(Ask(1, 8, 1, adapter_id))
+    await stream
+    return stream
+
+
+async def _knows(client: Client, adapter_id: str, rank: int | None) -> None:
+    """Wait until the cluster's list has an adapter with this rank, or has it not."""
+
+    async def so() -> bool:
+        try:
+            return (await client.adapters()).get(adapter_id) == rank
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE:  # a scheduler that restarts
+                raise
+            return False
+
+    await wait_until(so, what=f"{adapter_id} has rank {rank}")
+
+
+async def test_an_adapter_loaded_again_under_another_rank_while_the_old_one_runs(start_cluster: StartCluster):
+    cluster = await start_cluster("scheduler.policy=fcfs", "scheduler.prefix_cache.kind=blocks")
+    async with client_of(cluster) as client:
+        streams = []
+        for rank in (8, 64, 16, 8):
+            await client.load_adapter("x", rank)
+            streams += [client.start(Ask(seed, 64, LONG, "x")) for seed in range(4)]
+            await asyncio.gather(*(stream.at(3) for stream in streams))
+            await client.unload_adapter("x")
+            assert "x" not in await client.adapters()
+        assert not any(stream.over for stream in streams)
+        assert await scrape(cluster, "scheduler", "lorrery_scheduler_adapter_loads_total") == 4
+        for stream in streams:
+            # Of the same prompt under the rank before nothing counts as computed.
+            assert (await stream).check(cluster.settings).cached_tokens % 64 < 64
+        assert await scrape(cluster, "scheduler", "lorrery_scheduler_workers_lost_total") == 0
+    await nothing_held(cluster)
+
+
+async def test_what_runs_keeps_its_adapter_through_the_loss_of_worker_and_scheduler(start_cluster: StartCluster):
+    cluster = await start_cluster("scheduler.policy=fcfs", num_workers=2)
+    async with client_of(cluster) as client:
+        await client.load_adapter("x", 8)
+        old = [client.start(Ask(seed, 20, LONG, "x")) for seed in range(6)]
+        await asyncio.gather(*(stream.at(3) for stream in old))
+        await client.unload_adapter("x")
+        cluster.kill("worker-0")
+        await asyncio.gather(*(stream.at(len(stream.token_ids) + 20) for stream in old))
+        await client.load_adapter("x", 32)
+        new = [client.start(Ask(seed, 20, LONG, "x")) for seed in range(6)]
+        await asyncio.gather(*(stream.at(3) for stream in new))
+        await client.unload_adapter("x")
+        cluster.kill("scheduler")
+        await cluster.restart("scheduler")
+        for stream in (*old, *new):
+            (await stream).check(cluster.settings)
+        assert "x" not in await client.adapters()
+    await nothing_held(cluster, without=["worker-0"])
+
+
+async def test_what_one_router_loads_and_unloads_all_know_whoever_restarts(start_cluster: StartCluster):
+    cluster = await start_cluster("scheduler.policy=fcfs")
+    other_address = await _add_router(cluster)
+    async with client_of(cluster) as client:
+        async with Client(other_address) as other:
+            await client.load_adapter("x", 8)
+            await client.load_adapter("y", 8)
+            await other.unload_adapter("x")
+            await other.load_adapter("x", 32)
+            await client.unload_adapter("y")
+            await other.unload_adapter("lora-0")
+            (await _one_token(client, "x")).check(cluster.settings)
+        # The scheduler is back before either router; which one it hears first is left to chance.
+        cluster.kill("scheduler")
+        await cluster.restart("scheduler")
+        await _knows(client, "x", 32)
+        assert not {"y", "lora-0"} & set(await client.adapters())
+        # A router that comes back with nothing takes nothing away; a scheduler then learns from the other one.
+        cluster.kill("router")
+        await cluster.restart("router")
+        async with client_of(cluster) as again:
+            await _knows(again, "x", 32)
+            cluster.kill("router-1")
+            cluster.kill("scheduler")
+            await cluster.restart("scheduler")
+            await _knows(again, "x", 32)
+            assert not {"y", "lora-0"} & set(await again.adapters())
+
+
+async def test_two_schedulers_agree_whichever_was_away(start_cluster: StartCluster):
+    cluster = await start_cluster("scheduler.policy=fcfs")
+    await add_process(cluster, "scheduler-1", "scheduler")
+    await add_process(cluster, "shard-1-worker", "worker", f"worker.scheduler={cluster.processes['scheduler-1'].grpc}")
+    await cluster.serving("shard-1-worker")
+    address = await _add_router(cluster, "scheduler", "scheduler-1")
+
+    async def connected(number: int) -> None:
+        async def so() -> bool:
+            return await scrape(cluster, "router-1", "lorrery_router_shard_connected") == number
+
+        await wait_until(so)
+
+    async with Client(address) as client:
+        await connected(2)
+        await client.load_adapter("x", 8)
+        for away in ("scheduler", "scheduler-1"):
+            cluster.kill(away)
+            await cluster.ended(away)
+            await connected(1)
+            await client.unload_adapter("x")
+            await client.load_adapter("x", 16 if away == "scheduler" else 32)
+            await cluster.restart(away)
+            await connected(2)
+        for name in ("scheduler", "scheduler-1"):
+            async with grpc.aio.insecure_channel(cluster.processes[name].grpc) as channel:
+                stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+                status = await stub.GetStatus(scheduler_pb2.GetStatusRequest(), timeout=20)
+                assert {adapter.adapter_id: adapter.rank for adapter in status.adapters}["x"] == 32
+
+
+async def test_with_a_file_adapters_survive_that_everything_restarts(start_cluster: StartCluster, tmp_path: Path):
+    cluster = await start_cluster("scheduler.policy=fcfs", f"scheduler.adapters_file={tmp_path / 'adapters'}")
+    async with client_of(cluster) as client:
+        await client.load_adapter("x", 32)
+        await client.unload_adapter("big")
+    for name in ("router", "scheduler"):
+        cluster.kill(name)
+    for name in ("scheduler", "router"):
+        await cluster.restart(name)
+    async with client_of(cluster) as client:
+        await _knows(client, "x", 32)
+        assert "big" not in await client.adapters()
+        (await _one_token(client, "x")).check(cluster.settings)

@@ -1,0 +1,188 @@
+"""Loads and unloads at run time, as routers and operators see them on a real socket, with the routers played."""
+
+import json
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from lorrery.chassis.errors import FormatError, LorreryError
+from lorrery.scheduler.adapters import LoadedAdapters
+from lorrery.settings import load
+from lorrery.v1 import scheduler_pb2 as pb
+from lorrery.v1 import types_pb2
+from tests.cluster.harness import wait_until
+from tests.scheduler.test_service import OVERRIDES, Harness, Router, tokens_of
+
+
+def change(adapter_id: str, version: int, rank: int) -> pb.AdapterChange:
+    return pb.AdapterChange(adapter_id=adapter_id, version=version, rank=rank)
+
+
+def told(changes: pb.AdapterChanges) -> list[tuple[str, int]]:
+    return [(change.adapter_id, change.rank) for change in changes.changes]
+
+
+async def known(harness: Harness) -> dict[str, int]:
+    status = await harness.stub.GetStatus(pb.GetStatusRequest())
+    return {adapter.adapter_id: adapter.rank for adapter in status.adapters}
+
+
+async def register(harness: Harness, adapter_id: str, rank: int, version: int = 0) -> types_pb2.Adapter:
+    adapter = types_pb2.Adapter(adapter_id=adapter_id, rank=rank, version=version)
+    answer = await harness.stub.RegisterAdapter(pb.RegisterAdapterRequest(adapter=adapter))
+    return answer.adapter
+
+
+async def unregister(harness: Harness, adapter_id: str, version: int = 0) -> int:
+    request = pb.UnregisterAdapterRequest(adapter_id=adapter_id, version=version)
+    return (await harness.stub.UnregisterAdapter(request)).version
+
+
+async def next_changes(router: Router) -> list[tuple[str, int]]:
+    message = await router.read()
+    assert message.WhichOneof("message") == "adapter_changes"
+    return told(message.adapter_changes)
+
+
+@pytest.fixture
+async def scheduler():
+    async with Harness(load(None, OVERRIDES)) as harness:
+        yield harness
+
+
+async def test_every_router_hears_of_a_load_and_of_an_unload_and_those_to_come_in_the_hello(scheduler: Harness) -> None:
+    routers = [await scheduler.route(), await scheduler.route()]
+    await register(scheduler, "new", 16)
+    await register(scheduler, "new", 16)  # known already
+    await unregister(scheduler, "a")
+    for router in routers:
+        assert [await next_changes(router), await next_changes(router)] == [[("new", 16)], [("a", 0)]]
+    late = await scheduler.route()
+    assert late.hello.adapter_changes.whole
+    assert told(late.hello.adapter_changes) == [("new", 16), ("a", 0)]
+    assert await known(scheduler) == {"big": 64, "new": 16}
+
+
+@pytest.mark.parametrize("stale_first", [True, False])
+async def test_whichever_router_connects_first_the_latest_change_holds(scheduler: Harness, stale_first: bool) -> None:
+    stale = [change("x", 5, 8), change("y", 6, 8), change("a", 7, 0)]
+    fresh = [change("x", 9, 0), change("y", 10, 32), change("a", 11, 64)]
+    for told_by in [stale, fresh] if stale_first else [fresh, stale]:
+        await scheduler.route(*told_by)
+    assert await known(scheduler) == {"a": 64, "big": 64, "y": 32}
+
+
+async def test_what_one_router_brings_is_passed_on_to_the_others(scheduler: Harness) -> None:
+    first = await scheduler.route()
+    second = await scheduler.route(change("x", 5, 8))
+    assert await next_changes(first) == [("x", 8)]
+    await first.call.write(pb.RouteRequest(adapter_changes=pb.AdapterChanges(changes=[change("x", 9, 0)])))
+    assert await next_changes(second) == [("x", 0)]
+    assert (await register(scheduler, "x", 16, version=7)) == types_pb2.Adapter()  # older than the unload
+    assert (await register(scheduler, "x", 16, version=12)).version == 12
+    assert [await next_changes(first), await next_changes(second)] == [[("x", 16)], [("x", 16)]]
+    assert await unregister(scheduler, "x", version=12) == 12  # not newer
+    assert (await known(scheduler))["x"] == 16
+
+
+async def test_a_change_that_a_router_may_not_bring_is_left_out(scheduler: Harness) -> None:
+    await scheduler.route(change("x y", 5, 8), change("Llama-2-7B", 6, 8), change("huge", 7, 65), change("ok", 8, 64))
+    assert await known(scheduler) == {"a": 8, "big": 64, "ok": 64}
+
+
+async def test_a_load_again_under_another_rank_is_another_adapter_for_the_worker(scheduler: Harness) -> None:
+    worker, router = await scheduler.attach(), await scheduler.route()
+    first = await register(scheduler, "x", 8)
+    await next_changes(router)
+    await router.submit(1, adapter="x", max_new=500, pinned=first)
+    plan = await worker.plan()
+    assert plan.joins[0].adapter == first
+    await unregister(scheduler, "x")
+    second = await register(scheduler, "x", 32)
+    assert second.version > first.version
+    assert [await next_changes(router), await next_changes(router)] == [[("x", 0)], [("x", 32)]]
+    await router.submit(2, adapter="x", max_new=3, pinned=first)  # the router has not heard of it yet
+    pinned = (await router.read()).adapter_pinned
+    assert (pinned.handle, pinned.adapter) == (2, second)
+    while len(worker.lengths) < 2:  # until the load of the second has ended
+        await worker.step(plan, hand_back=True)
+        plan = await worker.plan()
+    assert plan.joins[0].adapter == second
+    assert [adapter.version for adapter in plan.adapter_loads] == [second.version]
+    status = await scheduler.stub.GetStatus(pb.GetStatusRequest())
+    assert list(status.workers[0].resident_adapters) == ["x"]
+
+
+async def test_a_resumed_request_goes_on_with_the_adapter_it_brings(scheduler: Harness) -> None:
+    worker, router = await scheduler.attach(), await scheduler.route(change("x", 9, 0))
+    old = types_pb2.Adapter(adapter_id="x", rank=8, version=5)
+    await router.submit(1, adapter="x", max_new=3, produced=[1], resumed=True, pinned=old)
+    plan = await worker.plan()
+    assert plan.joins[0].adapter == old
+    await router.submit(2, adapter="x", pinned=old)
+    assert (await router.read()).refused.reason == pb.REFUSAL_REASON_UNKNOWN_ADAPTER
+    await worker.step(plan)
+    await worker.step(await worker.plan())
+    assert (await tokens_of(router, 1))[0] == [101, 102]
+
+
+async def test_loads_are_bounded(scheduler: Harness) -> None:
+    async with Harness(load(None, [*OVERRIDES, "adapters.max_loaded_adapters=2"])) as bounded:
+        for name in ("x", "y"):
+            await register(bounded, name, 8)
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await register(bounded, "z", 8)
+        assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert error.value.details() == "2 adapters are loaded; max_loaded_adapters is 2; unload some first"
+        await unregister(bounded, "x")
+        await register(bounded, "z", 8)
+
+
+@pytest.mark.parametrize(
+    ("setting", "name"),
+    [("scheduler.adapters_file='{}/kept'", "kept"), ("scheduler.journal='{}/j.jsonl'", "j.jsonl.adapters")],
+)
+async def test_a_scheduler_with_a_file_knows_adapters_before_any_router_is_back(
+    tmp_path: Path, setting: str, name: str
+) -> None:
+    settings = load(None, [*OVERRIDES, setting.format(tmp_path)])
+    async with Harness(settings) as first:
+        version = (await register(first, "x", 8)).version
+        await unregister(first, "big")
+        await first.route(change("y", 5, 4))
+        await wait_until(lambda: '"y"' in (tmp_path / name).read_text())
+        first.service._cluster.close_journal()
+    async with Harness(settings) as second:
+        assert await known(second) == {"a": 8, "y": 4, "x": 8}
+        assert (await register(second, "z", 8)).version > version
+        assert told((await second.route()).hello.adapter_changes) == [("y", 4), ("x", 8), ("big", 0), ("z", 8)]
+        second.service._cluster.close_journal()
+
+
+async def test_a_file_that_cannot_be_written_costs_no_load(tmp_path: Path) -> None:
+    async with Harness(load(None, [*OVERRIDES, f"scheduler.adapters_file='{tmp_path}/no/folder'"])) as harness:
+        await register(harness, "x", 8)
+        assert "x" in await known(harness)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"kind": "journal", "format_version": 1}', '{"kind": 1}'])
+def test_a_file_that_holds_something_else_is_named(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "adapters"
+    path.write_text(content)
+    with pytest.raises(FormatError, match=f"scheduler.adapters_file: {path}: "):
+        LoadedAdapters(load(None, [f"scheduler.adapters_file='{path}'"]))
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LorreryError, match=f"scheduler.adapters_file: {tmp_path}: Is a directory"):
+        LoadedAdapters(load(None, [f"scheduler.adapters_file='{tmp_path}'"]))
+
+
+def test_the_file_keeps_what_is_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "adapters"
+    record = {"kind": "adapters", "format_version": 1, "forgotten": 9, "changes": [[12, "x", 8]]}
+    path.write_text(json.dumps(record))
+    adapters = LoadedAdapters(load(None, [f"scheduler.adapters_file='{path}'"]))
+    assert (adapters.log.forgotten, adapters.rank("x")) == (9, 8)

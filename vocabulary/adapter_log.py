@@ -1,0 +1,111 @@
+"""What was loaded and unloaded at run time: the latest change of each adapter, by version. Pure; nothing knows a clock.
+
+Every scheduler and every router keeps such a log, and they tell one another. A change has a version, which whoever
+decides it takes above all versions that it knows and not below the time (microseconds since 1970): so versions grow
+through restarts too, also of a scheduler that comes back with nothing. Of two changes of one adapter the one with the
+higher version holds. Therefore two logs that were told the same, in any order and any number of times, are equal.
+
+Unloads must be remembered too, or a log that missed one would bring the adapter back. Only the latest `MAX_UNLOADS`
+are: `forgotten` is the highest version of an unload that is not, and tells which of another log's changes that are
+missing here have been taken back: those up to it.
+"""
+
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+MAX_UNLOADS = 1024
+"""Unloads that a log remembers, beside those of adapters that the settings list."""
+MAX_VERSION = 2**63 - 1
+
+
+class AdapterChange(NamedTuple):
+    """The latest that happened to an adapter.
+
+    Attributes:
+        version: orders all changes.
+        adapter_id: of the adapter.
+        rank: that it has from now on; 0: it is unloaded.
+    """
+
+    version: int
+    adapter_id: str
+    rank: int
+
+
+def adapter_key(adapter_id: str, version: int) -> str:
+    """Return an adapter's name and version in one; version 0, as the settings list it, has the name alone."""
+    return f"{adapter_id}@{version}" if version else adapter_id
+
+
+class AdapterLog:
+    """See the module.
+
+    Args:
+        listed: adapters that the settings list; their unloads are never forgotten.
+        max_unloads: of others that are remembered.
+
+    Attributes:
+        forgotten: the highest version of an unload that is no longer remembered; 0: all are.
+    """
+
+    def __init__(self, listed: Collection[str] = (), max_unloads: int = MAX_UNLOADS) -> None:
+        self.forgotten = 0
+        self._listed = frozenset(listed)
+        self._max_unloads = max_unloads
+        self._latest: dict[str, AdapterChange] = {}
+        self._newest = 0
+
+    @property
+    def changes(self) -> list[AdapterChange]:
+        """The latest change of each adapter, in order of versions."""
+        return sorted(self._latest.values())
+
+    @property
+    def num_loaded(self) -> int:
+        """Adapters that were loaded at run time and are still known."""
+        return sum(change.rank > 0 for change in self._latest.values())
+
+    def latest(self, adapter_id: str) -> AdapterChange | None:
+        """Return what happened to an adapter last; None: nothing, or that is forgotten."""
+        return self._latest.get(adapter_id)
+
+    def next_version(self, now_us: int) -> int:
+        """Return the version of a change that is decided now: above all that are known, and not below the time."""
+        return max(self._newest + 1, now_us)
+
+    def merge(self, changes: Iterable[AdapterChange]) -> list[AdapterChange]:
+        """Take in changes that were decided anywhere; return those that are news, in order of versions."""
+        news = [change for change in sorted(changes) if self._is_news(change)]
+        for change in news:
+            self._latest[change.adapter_id] = change
+            self._newest = max(self._newest, change.version)
+        self._forget()
+        return [change for change in news if self._latest.get(change.adapter_id, change) is change]
+
+    def merge_all(self, changes: Iterable[AdapterChange], forgotten: int) -> list[AdapterChange]:
+        """Take in the whole of another log; return what is news, with an unload for each that the other forgot."""
+        theirs = list(changes)
+        kept = {change.adapter_id for change in theirs} | self._listed
+        gone = [change for name, change in self._latest.items() if name not in kept and change.version <= forgotten]
+        news = self.merge(theirs)
+        for change in gone:
+            self._latest.pop(change.adapter_id, None)  # an unload may be forgotten already
+        self.forgotten = max(self.forgotten, forgotten)
+        self._newest = max(self._newest, forgotten)
+        return [AdapterChange(change.version, change.adapter_id, 0) for change in gone if change.rank] + news
+
+    def _is_news(self, change: AdapterChange) -> bool:
+        if not 0 < change.version <= MAX_VERSION:
+            return False
+        latest = self._latest.get(change.adapter_id)
+        if latest is None:
+            return change.version > self.forgotten or change.adapter_id in self._listed
+        # Equal versions come from schedulers that could not hear of one another; both sides then choose alike.
+        return (change.version, change.rank) > (latest.version, latest.rank)
+
+    def _forget(self) -> None:
+        """Forget the oldest unloads beyond the bound."""
+        unloads = [change for change in self.changes if not change.rank and change.adapter_id not in self._listed]
+        for change in unloads[: max(0, len(unloads) - self._max_unloads)]:
+            del self._latest[change.adapter_id]
+            self.forgotten = max(self.forgotten, change.version)
