@@ -56,6 +56,7 @@ class Cluster:
         self.empty = asyncio.Event()
         self._num_handles = 0
         self.slices = Slices()
+        self._release_soon: asyncio.Handle | None = None
         self._wait_timer: asyncio.TimerHandle | None = None
         self._waits_until_ps: int | None = None
         self._logged_errors: Recent[str, bool] = Recent(MAX_REMEMBERED)
@@ -73,6 +74,7 @@ class Cluster:
             registry,
             workers=lambda: list(self.workers.values()),
             num_unplaced=lambda: self.core.num_unplaced,
+            num_held=lambda: self.core.num_held,
             num_live=lambda: len(self.lives),
             num_routers=lambda: len(self.routers),
         )
@@ -98,7 +100,14 @@ class Cluster:
         pinned = None
         if submit.resumed and submit.adapter_version and submit.adapter_rank:
             pinned = self._factory.adapter(submit.adapter_id, submit.adapter_rank, submit.adapter_version)
-        events = self.core.submit(sequence, at_ps, adapter_id=submit.adapter_id, resumed=submit.resumed, pinned=pinned)
+        events = self.core.submit(
+            sequence,
+            at_ps,
+            adapter_id=submit.adapter_id,
+            resumed=submit.resumed,
+            pinned=pinned,
+            quota=submit.quota,
+        )
         for event in events:
             if isinstance(event, Refused):
                 if self.journal is not None:
@@ -150,10 +159,25 @@ class Cluster:
 
     def forget(self, live: LiveRequest) -> None:
         """Drop a request that has ended."""
-        self.lives.pop(live.sequence.handle, None)
+        if self.lives.pop(live.sequence.handle, None) is not None:
+            self._end_use(live)
         live.router.owned.pop(live.router_handle, None)
         if not self.lives:
             self.empty.set()
+
+    def _end_use(self, live: LiveRequest) -> None:
+        """Count a request against its key no longer."""
+        may_release = self.core.ended(live.sequence, len(live.token_ids), self.clock.now_ps())
+        if may_release and self._release_soon is None:
+            # Not at once: the worker whose step has ended it is about to get its next plan.
+            self._release_soon = asyncio.get_running_loop().call_soon(self._release)
+
+    def _release(self) -> None:
+        """Place what its key has held."""
+        self._release_soon = None
+        at_ps = self.clock.now_ps()
+        self._carry_out(self.core.release(at_ps), at_ps)
+        self.slices.do(self._place_rest())
 
     def cancelled(self, lives: Collection[LiveRequest]) -> None:
         """Count and drop requests that have ended by being cancelled, in slices."""

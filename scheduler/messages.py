@@ -7,6 +7,7 @@ from array import array
 from dataclasses import dataclass, field
 
 from lorrery.scheduler.core.plan import Ran
+from lorrery.scheduler.core.quotas import Quota
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class Submit:
         resumed: asked for before, on a stream that broke.
         adapter_rank: of the adapter that its router takes it to have; 0: the router does not know.
         adapter_version: of that adapter; 0: as the settings list it.
+        quota: what its API key may use; None: anything.
     """
 
     handle: int
@@ -33,6 +35,7 @@ class Submit:
     resumed: bool = False
     adapter_rank: int = 0
     adapter_version: int = 0
+    quota: Quota | None = None
 
 
 @dataclass(frozen=True, slots=True)

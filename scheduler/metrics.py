@@ -43,13 +43,14 @@ class AttachedWorker(Protocol):
 
 
 class SchedulerMetrics:
-    """All series of one scheduler; `workers`, `num_unplaced` and `num_live` are read at each scrape."""
+    """All series of one scheduler; `workers` and the `num_*` are read at each scrape."""
 
     def __init__(
         self,
         registry: CollectorRegistry,
         workers: Callable[[], list[AttachedWorker]],
         num_unplaced: Callable[[], int],
+        num_held: Callable[[], int],
         num_live: Callable[[], int],
         num_routers: Callable[[], int],
     ) -> None:
@@ -97,7 +98,7 @@ class SchedulerMetrics:
             self.requests.labels(outcome)
         for loss in Loss:
             self.workers_given_up.labels(loss)
-        registry.register(_Gauges(workers, num_unplaced, num_live, num_routers))
+        registry.register(_Gauges(workers, num_unplaced, num_held, num_live, num_routers))
 
     def step(self, plan: Plan, step_ps: int, num_tokens_out: int) -> None:
         """Note one step of a plan."""
@@ -142,11 +143,13 @@ class _Gauges(Collector):
         self,
         workers: Callable[[], list[AttachedWorker]],
         num_unplaced: Callable[[], int],
+        num_held: Callable[[], int],
         num_live: Callable[[], int],
         num_routers: Callable[[], int],
     ) -> None:
         self._workers = workers
         self._num_unplaced = num_unplaced
+        self._num_held = num_held
         self._num_live = num_live
         self._num_routers = num_routers
 
@@ -169,7 +172,8 @@ class _Gauges(Collector):
         yield gauge("routers", "Connected routers.", self._num_routers())
         yield gauge("in_flight_requests", "Requests that have not ended.", self._num_live())
         yield gauge("unplaced_requests", "Requests that wait for a worker to attach.", self._num_unplaced())
-        waiting = sum(worker.replica.num_waiting for worker in workers) + self._num_unplaced()
+        yield gauge("held_requests", "Requests that wait until their key runs fewer others.", self._num_held())
+        waiting = sum(worker.replica.num_waiting for worker in workers) + self._num_unplaced() + self._num_held()
         yield gauge("waiting_requests", "Requests that wait for admission, on all workers and for one.", waiting)
         yield gauge("running_requests", "Sequences in a batch.", sum(worker.replica.num_running for worker in workers))
         pins = sum(worker.replica.running.adapter_pins for worker in workers)

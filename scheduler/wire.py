@@ -6,6 +6,7 @@ from collections.abc import Sequence as Many
 from typing import Protocol
 
 from lorrery.scheduler.core.plan import Idle, Plan, Ran
+from lorrery.scheduler.core.quotas import Quota
 from lorrery.scheduler.core.refusals import Refusal, RefusalReason
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.messages import StepReport, Submit, WorkerHello
@@ -26,6 +27,7 @@ REFUSAL_REASON: dict[RefusalReason, pb.RefusalReason.ValueType] = {
     RefusalReason.NEVER_FITS: pb.REFUSAL_REASON_NEVER_FITS,
     RefusalReason.UNKNOWN_ADAPTER: pb.REFUSAL_REASON_UNKNOWN_ADAPTER,
     RefusalReason.QUEUE_FULL: pb.REFUSAL_REASON_QUEUE_FULL,
+    RefusalReason.QUOTA_EXCEEDED: pb.REFUSAL_REASON_QUOTA_EXCEEDED,
     RefusalReason.NO_WORKER: pb.REFUSAL_REASON_NO_WORKER,
     RefusalReason.DRAINING: pb.REFUSAL_REASON_DRAINING,
     RefusalReason.SLO_UNATTAINABLE: pb.REFUSAL_REASON_SLO_UNATTAINABLE,
@@ -65,6 +67,17 @@ def read_submit(message: pb.Submit) -> Submit:
         resumed=message.resumed,
         adapter_rank=message.adapter.rank,
         adapter_version=message.adapter.version,
+        quota=_read_quota(message.quota) if message.HasField("quota") else None,
+    )
+
+
+def _read_quota(message: pb.Quota) -> Quota:
+    return Quota(
+        message.key,
+        message.requests_per_minute,
+        message.tokens_per_minute,
+        message.max_running,
+        message.max_waiting,
     )
 
 
@@ -125,7 +138,10 @@ def refused(handle: int, refusal: Refusal) -> ToRouter:
     """Write that a request ends without further tokens."""
     facts = {name: str(value) for name, value in refusal.facts.items()}
     reason = REFUSAL_REASON[refusal.reason]
-    return ToRouter(refused=pb.Refused(handle=handle, reason=reason, message=refusal.message, facts=facts))
+    message = pb.Refused(handle=handle, reason=reason, message=refusal.message, facts=facts)
+    if refusal.retry_ps is not None:
+        message.retry_ps = refusal.retry_ps
+    return ToRouter(refused=message)
 
 
 def tokens(

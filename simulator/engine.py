@@ -478,6 +478,7 @@ _OUTCOME = {
     RefusalReason.NEVER_FITS: "refused",
     RefusalReason.UNKNOWN_ADAPTER: "unknown adapter",
     RefusalReason.QUEUE_FULL: "queue full",
+    RefusalReason.QUOTA_EXCEEDED: "queue full",
     RefusalReason.NO_WORKER: "no worker",
     RefusalReason.DRAINING: "draining",
     RefusalReason.SLO_UNATTAINABLE: "dropped",

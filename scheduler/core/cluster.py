@@ -8,8 +8,8 @@
 A driver hands in what happens, in order of time, and carries the events out: live it sends messages, simulated it moves
 the clock. It calls `expire` at `until_ps`, and plans, runs and commits for each member by itself (`member.plan`,
 `member.commit`). A request that no event tells of waits for a worker: for one that is large enough, if others are
-attached. What ten thousand of them wait for may happen at once, so no call tells of more than `SLICE`; while
-`is_placing`, the driver calls `place_again`, at its leisure.
+attached; or for a place among its API key's (`core/quotas.py`). What ten thousand of them wait for may happen at once,
+so no call tells of more than `SLICE`; while `is_placing`, the driver calls `place_again`, at its leisure.
 
 No clock here: every time comes in as an argument, in device picoseconds.
 """
@@ -23,6 +23,7 @@ from lorrery.scheduler.core.door import LETS_ALL_IN, ClusterRules, Door
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.base import Candidate, Placement
 from lorrery.scheduler.core.plan import Cancelled
+from lorrery.scheduler.core.quotas import Quota, Quotas
 from lorrery.scheduler.core.refusals import Refusal
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.core.waiting_room import WaitingRoom
@@ -71,6 +72,7 @@ class ClusterCore:
         self._room = WaitingRoom()
         self._ready: list[Member] = []
         self._door = Door(rules)
+        self._quotas = Quotas()
 
     @property
     def until_ps(self) -> int | None:
@@ -88,14 +90,21 @@ class ClusterCore:
         return len(self._room)
 
     @property
+    def num_held(self) -> int:
+        """Requests that wait for a place among their key's."""
+        return self._quotas.num_held
+
+    @property
     def num_waiting(self) -> int:
-        """Requests that wait, for a batch or for a worker."""
-        return len(self._room) + sum([member.replica.num_waiting for member in self.members.values()])
+        """Requests that wait, for a batch, for a worker, or for a place among their key's."""
+        waiting = [member.replica.num_waiting for member in self.members.values()]
+        return len(self._room) + self._quotas.num_held + sum(waiting)
 
     @property
     def num_open(self) -> int:
         """Requests that have come in and not ended."""
-        return len(self._room) + sum([len(member.sequences) for member in self.members.values()])
+        num_placed = sum([len(member.sequences) for member in self.members.values()])
+        return len(self._room) + self._quotas.num_held + num_placed
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -107,6 +116,7 @@ class ClusterCore:
         adapter_id: str = "",
         resumed: bool = False,
         pinned: Adapter | None = None,
+        quota: Quota | None = None,
     ) -> list[ClusterEvent]:
         """Take in a request, or refuse it.
 
@@ -118,6 +128,7 @@ class ClusterCore:
                 If it has produced tokens, no limit is checked again.
             pinned: the adapter that a resumed request began with, if that was loaded at run time; it keeps it, whatever
                 the name stands for now.
+            quota: what its API key may use; a driver that gives any calls `ended` for each sequence that ends.
         """
         if adapter_id:
             if resumed:
@@ -129,6 +140,13 @@ class ClusterCore:
             refusal = self._refuse(sequence, resumed)
             if refusal is not None:
                 return [Refused(sequence, refusal)]
+        if quota is not None and quota.limits:
+            charge = not resumed and not sequence.produced_tokens
+            refusal = self._quotas.refuse(sequence, quota, at_ps) if charge else None
+            if refusal is not None:
+                return [Refused(sequence, refusal)]
+            if not self._quotas.take(sequence, quota, at_ps, charge=charge):
+                return []
         if len(self._ready) == 1:  # as `_place` would, without the way there: a simulation does this for each request
             member = self._ready[0]
             if member.replica.never_fits_reason(sequence) is None:
@@ -137,9 +155,12 @@ class ClusterCore:
         if event is None:
             if self._ready and not resumed and not sequence.produced_tokens:
                 never_fits_reason = self._ready[0].replica.never_fits_reason(sequence) or ""
-                return [Refused(sequence, refusals.never_fits(sequence, never_fits_reason))]
-            self._room.put(sequence, at_ps + self._wait_ps)
-            return []
+                event = Refused(sequence, refusals.never_fits(sequence, never_fits_reason))
+            else:
+                self._room.put(sequence, at_ps + self._wait_ps)
+                return []
+        if isinstance(event, Refused):
+            self._quotas.end(sequence, 0, at_ps)
         return [event]
 
     def cancel(self, handle: int, at_ps: int) -> list[ClusterEvent]:
@@ -147,6 +168,9 @@ class ClusterCore:
         waiting = self._room.take(handle)
         if waiting is not None:
             return [Cancelled(waiting)]
+        held = self._quotas.withdraw(handle)
+        if held is not None:
+            return [Cancelled(held)]
         for member in self.members.values():
             sequence = member.sequences.get(handle)
             if sequence is not None:
@@ -164,6 +188,21 @@ class ClusterCore:
     def _no_worker(self, sequence: Sequence) -> Refusal:
         why = self._ready[0].replica.never_fits_reason(sequence) if self._ready else None
         return refusals.no_worker(self.rules.worker_wait_seconds, why)
+
+    def ended(self, sequence: Sequence, output_tokens: int, at_ps: int) -> bool:
+        """Count a sequence against its key no longer; return whether `release` may now place another.
+
+        Args:
+            sequence: let in, and ended, in whatever way.
+            output_tokens: all that it has produced.
+            at_ps: now.
+        """
+        self._quotas.end(sequence, output_tokens, at_ps)
+        return self._quotas.any_to_release
+
+    def release(self, at_ps: int) -> list[ClusterEvent]:
+        """Place those for which there is room among their key's now; `place_again` goes on with it."""
+        return self._take_back(self._quotas.release(), at_ps)
 
     def _refuse(self, sequence: Sequence, resumed: bool) -> Refusal | None:
         refusal = refusals.draining() if self.draining else self._door.refuse(sequence, let_in_before=resumed)

@@ -11,6 +11,7 @@ from enum import Enum, auto
 from lorrery.scheduler.core.limits import Limits
 from lorrery.scheduler.core.plan import Dropped, DropReason
 from lorrery.scheduler.core.sequence import Sequence
+from lorrery.vocabulary.units import PS_PER_SECOND
 
 
 class RefusalReason(Enum):
@@ -24,6 +25,7 @@ class RefusalReason(Enum):
     DRAINING = auto()
     SLO_UNATTAINABLE = auto()
     ADAPTER_LOAD = auto()
+    QUOTA_EXCEEDED = auto()
     WORKERS_LOST = auto()
     INTERNAL = auto()
 
@@ -35,11 +37,13 @@ class Refusal:
     Attributes:
         message: what is wrong, the limit, what to do.
         facts: by name: the field, its value, its limit.
+        retry_ps: after how long the same request may come in; None: not known.
     """
 
     reason: RefusalReason
     message: str
     facts: Mapping[str, object] = field(default_factory=dict)
+    retry_ps: int | None = None
 
 
 def draining() -> Refusal:
@@ -78,6 +82,26 @@ def queue_full(num_waiting: int, max_waiting_requests: int) -> Refusal:
         RefusalReason.QUEUE_FULL,
         f"{num_waiting} requests wait; max_waiting_requests is {max_waiting_requests}; try later",
         {"field": "max_waiting_requests", "value": num_waiting, "limit": max_waiting_requests},
+    )
+
+
+def too_many_waiting(num_waiting: int, max_waiting: int) -> Refusal:
+    """Too many requests of one key wait."""
+    return Refusal(
+        RefusalReason.QUOTA_EXCEEDED,
+        f"{num_waiting} requests of this key wait; max_waiting of the key is {max_waiting}; try later",
+        {"field": "max_waiting", "value": num_waiting, "limit": max_waiting},
+    )
+
+
+def over_rate(name: str, amount: int, per_minute: int, retry_ps: int) -> Refusal:
+    """A key has used up its share of a minute; `retry_ps`: until there is enough again for this request."""
+    return Refusal(
+        RefusalReason.QUOTA_EXCEEDED,
+        f"{name} of this key is {per_minute}, of which too little is left for {amount} now; try again in"
+        f" {retry_ps / PS_PER_SECOND:.3g} s",
+        {"field": name, "value": amount, "limit": per_minute},
+        retry_ps,
     )
 
 

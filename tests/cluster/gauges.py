@@ -16,6 +16,7 @@ HELD: dict[str, tuple[str, ...]] = {
         "lorrery_scheduler_in_flight_requests",
         "lorrery_scheduler_waiting_requests",
         "lorrery_scheduler_unplaced_requests",
+        "lorrery_scheduler_held_requests",
         "lorrery_scheduler_running_requests",
         "lorrery_scheduler_adapter_pins",
         "lorrery_scheduler_worker_kv_tokens",
