@@ -29,6 +29,7 @@ from lorrery.router.request import Finish, Request
 from lorrery.router.wire import Message, TokensFrame
 from lorrery.vocabulary.adapter_log import AdapterChange
 from lorrery.vocabulary.units import PS_PER_SECOND
+from lorrery.vocabulary.wire_time import from_wire
 
 _LATE_STEPS = 0.25
 _GAP_PER_LAG = 8.0
@@ -279,9 +280,10 @@ class Fanout:
         clock = self._clock
         if clock is None:
             clock = self._clock = DeviceClock.synced(self.time_scale, frame.sent_ps)
-        clock.observe(frame.sent_ps)
+        sent_ps = from_wire(frame.sent_ps, clock.now_ps())
+        clock.observe(sent_ps)
         received = time.monotonic()
-        late_seconds = max(0.0, received - clock.to_monotonic(frame.sent_ps)) + self._loop_delay_seconds
+        late_seconds = max(0.0, received - clock.to_monotonic(sent_ps)) + self._loop_delay_seconds
         step_seconds = frame.step_ps / PS_PER_SECOND * self.time_scale
         if late_seconds < _LATE_STEPS * step_seconds:
             self._gap_seconds = 0.0

@@ -51,7 +51,11 @@ _SLO_UNATTAINABLE = "SLO_UNATTAINABLE"
 
 @dataclass(frozen=True, slots=True)
 class TokensFrame:
-    """What one or more steps produced; `handles` and `token_ids` stand beside one another."""
+    """What one or more steps produced; `handles` and `token_ids` stand beside one another.
+
+    Attributes:
+        sent_ps: as the wire has it (`vocabulary.wire_time`).
+    """
 
     sent_ps: int
     step_ps: int

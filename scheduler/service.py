@@ -26,6 +26,7 @@ from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import scheduler_pb2_grpc, types_pb2
 from lorrery.vocabulary import u32
 from lorrery.vocabulary.adapter_log import AdapterChange
+from lorrery.vocabulary.wire_time import from_wire
 
 HELLO_SECONDS = 10.0
 """How long a stream may be open before it says whose it is."""
@@ -172,13 +173,13 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                 worker.give_up(Loss.ERROR, INTERNAL, error)
 
     def _receive(self, message: pb.AttachRequest, worker: Dispatcher) -> None:
-        kind = message.WhichOneof("message")
+        kind, now_ps = message.WhichOneof("message"), self._cluster.clock.now_ps()
         if kind == "step":
-            worker.step_done(wire.read_step(message.step))
+            worker.step_done(wire.read_step(message.step, now_ps))
         elif kind == "draining":
             self._cluster.drain_worker(worker)
         elif kind == "heartbeat" and message.heartbeat.plan_id:
-            worker.promised(message.heartbeat.plan_id, message.heartbeat.step_end_ps)
+            worker.promised(message.heartbeat.plan_id, from_wire(message.heartbeat.step_end_ps, now_ps))
 
     async def _watch(self, worker: Dispatcher) -> None:
         """Give a worker up that is silent, or has a plan and does not get on with it, for too long."""

@@ -16,6 +16,7 @@ from lorrery.vocabulary import u32
 from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
+from lorrery.vocabulary.wire_time import FAR_PS, from_wire, to_wire
 
 ToRouter = pb.RouteResponse
 ToWorker = pb.AttachResponse
@@ -150,7 +151,11 @@ def tokens(
     """Write what one or more steps brought for one router."""
     return ToRouter(
         tokens=pb.Tokens(
-            sent_ps=sent_ps, step_ps=step_ps, handles_u32=handles_u32, token_ids_u32=token_ids_u32, finished=finished
+            sent_ps=to_wire(sent_ps),
+            step_ps=step_ps,
+            handles_u32=handles_u32,
+            token_ids_u32=token_ids_u32,
+            finished=finished,
         )
     )
 
@@ -191,8 +196,8 @@ def read_worker_hello(message: pb.WorkerHello) -> WorkerHello:
     )
 
 
-def read_step(message: pb.StepDone) -> StepReport:
-    """Read one step's outcome."""
+def read_step(message: pb.StepDone, now_ps: int) -> StepReport:
+    """Read one step's outcome; `now_ps` is the device clock."""
     ended: list[tuple[int, FinishReason]] = []
     silent: frozenset[int] = frozenset()
     if message.finished_handles_u32:
@@ -201,8 +206,8 @@ def read_step(message: pb.StepDone) -> StepReport:
         silent = frozenset(handles) - frozenset(u32.unpack(message.handles_u32))
     return StepReport(
         plan_id=message.plan_id,
-        start_ps=message.start_ps,
-        ran=Ran(1, message.end_ps, ended, silent),
+        start_ps=from_wire(message.start_ps, now_ps),
+        ran=Ran(1, from_wire(message.end_ps, now_ps), ended, silent),
         handles_u32=message.handles_u32,
         token_ids_u32=message.token_ids_u32,
         hand_back=message.hand_back,
@@ -211,12 +216,17 @@ def read_step(message: pb.StepDone) -> StepReport:
 
 def welcome(time_scale: float, sent_ps: int, faults_from_ps: int) -> ToWorker:
     """Write the answer to a worker's hello."""
-    return ToWorker(welcome=pb.WorkerWelcome(time_scale=time_scale, sent_ps=sent_ps, faults_from_ps=faults_from_ps))
+    faults_from_ps = max(faults_from_ps, sent_ps - FAR_PS)  # a fault begins and ends before that, or not at all
+    return ToWorker(
+        welcome=pb.WorkerWelcome(
+            time_scale=time_scale, sent_ps=to_wire(sent_ps), faults_from_ps=to_wire(faults_from_ps)
+        )
+    )
 
 
 def interrupt(plan_id: int, at_ps: int) -> ToWorker:
     """Write that a plan should end at the first boundary at or after a time."""
-    return ToWorker(interrupt=pb.Interrupt(plan_id=plan_id, at_ps=at_ps))
+    return ToWorker(interrupt=pb.Interrupt(plan_id=plan_id, at_ps=to_wire(at_ps)))
 
 
 def write_plan(plan: Plan, plan_id: int, sent_ps: int, asked: Callable[[int], Asked], needs_prompts: bool) -> ToWorker:
@@ -224,10 +234,10 @@ def write_plan(plan: Plan, plan_id: int, sent_ps: int, asked: Callable[[int], As
     chunks = plan.prefills
     message = pb.Plan(
         plan_id=plan_id,
-        start_ps=plan.at_ps,
-        sent_ps=sent_ps,
+        start_ps=to_wire(plan.at_ps),
+        sent_ps=to_wire(sent_ps),
         max_steps=plan.max_steps,
-        until_ps=plan.until_ps,
+        until_ps=None if plan.until_ps is None else to_wire(min(plan.until_ps, sent_ps + FAR_PS)),
         joins=[_join(sequence, asked(sequence.handle), needs_prompts) for sequence in plan.joins],
         decode=plan.decode,
         hold=plan.hold,
@@ -250,8 +260,8 @@ def write_leaves(idle: Idle, plan_id: int, at_ps: int, sent_ps: int) -> ToWorker
     return ToWorker(
         plan=pb.Plan(
             plan_id=plan_id,
-            start_ps=at_ps,
-            sent_ps=sent_ps,
+            start_ps=to_wire(at_ps),
+            sent_ps=to_wire(sent_ps),
             leaves_u32=u32.pack(sequence.handle for sequence in idle.leaves),
             adapter_evictions=idle.adapter_evictions,
         )

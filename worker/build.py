@@ -8,6 +8,7 @@ from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.faults import SLOW_WORKER
 from lorrery.chassis.tables import read_tables
 from lorrery.settings import Settings
+from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.architecture import Model, precision
 from lorrery.worker.device.catalogue import PACKAGE, Catalogue
 from lorrery.worker.device.deployment import Deployment
@@ -140,7 +141,7 @@ def device_of(settings: Settings) -> Device:
 def slow_spells_of(settings: Settings, name: str, from_ps: int) -> SlowSpells:
     """Return when the settings' faults make a worker slow; their times count from `from_ps`."""
     return SlowSpells(
-        (from_ps + fault.at_ps, from_ps + fault.until_ps, fault.factor)
+        (from_ps + fault.at_ps, None if fault.until_ps == NEVER else from_ps + fault.until_ps, fault.factor)
         for fault in settings.planned_faults()
         if fault.kind == SLOW_WORKER and fault.worker == name
     )

@@ -23,6 +23,7 @@ from lorrery.chassis.tasks import until_first_ends
 from lorrery.settings import Settings
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import scheduler_pb2_grpc as pb_grpc
+from lorrery.vocabulary.wire_time import from_wire
 from lorrery.worker import wire
 from lorrery.worker.build import device_of, length_model_of, slow_spells_of
 from lorrery.worker.device.gpu import MockGpu
@@ -143,7 +144,8 @@ class WorkerService:
             welcome = await self._greet(call)
             clock = DeviceClock.synced(welcome.time_scale, welcome.sent_ps)
             attached = True
-            spells = slow_spells_of(self._settings, self._name, welcome.faults_from_ps)
+            faults_from_ps = from_wire(welcome.faults_from_ps, welcome.sent_ps)
+            spells = slow_spells_of(self._settings, self._name, faults_from_ps)
             self._attachment = _Attachment(call, self._gpu, clock, self._metrics, self._answers, spells)
             self._metrics.attach(attached=True)
             self._metrics.enter("attached")
@@ -267,17 +269,18 @@ class _Attachment:
                 raise StreamBrokenError(str(error)) from None
 
     async def _receive(self, message: pb.AttachResponse) -> None:
+        now_ps = self._clock.now_ps()
         match message.WhichOneof("message"):
             case "plan":
-                self._clock.observe(message.plan.sent_ps)
-                self._pacer.start(await self._read_plan(message.plan))
+                self._clock.observe(from_wire(message.plan.sent_ps, now_ps))
+                self._pacer.start(await self._read_plan(message.plan, now_ps))
             case "interrupt":
-                self._pacer.interrupt(message.interrupt.plan_id, message.interrupt.at_ps)
+                self._pacer.interrupt(message.interrupt.plan_id, from_wire(message.interrupt.at_ps, now_ps))
             case other:
                 raise ValueError(f"the scheduler sent {other} in the middle of the stream")
 
-    async def _read_plan(self, message: pb.Plan) -> Plan:
+    async def _read_plan(self, message: pb.Plan, now_ps: int) -> Plan:
         if any(join.sampling.stop_sequences_u32 for join in message.joins):
             # Where they stop takes a look at all that they may say: long enough for heartbeats to be missed.
-            return await asyncio.to_thread(wire.read_plan, message, self._answers)
-        return wire.read_plan(message, self._answers)
+            return await asyncio.to_thread(wire.read_plan, message, self._answers, now_ps)
+        return wire.read_plan(message, self._answers, now_ps)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary import u32
 from lorrery.vocabulary.adapter_log import adapter_key
+from lorrery.vocabulary.wire_time import from_wire, to_wire
 from lorrery.worker.device.output import LengthModel, Sampling, ending, sequence_seed
 from lorrery.worker.device.rows import DeviceSequence
 from lorrery.worker.device.work import PrefillWork
@@ -63,7 +64,7 @@ def heartbeat(progress: tuple[int, int] | None) -> pb.AttachRequest:
     if progress is None:
         return pb.AttachRequest(heartbeat=pb.Heartbeat())
     plan_id, step_end_ps = progress
-    return pb.AttachRequest(heartbeat=pb.Heartbeat(plan_id=plan_id, step_end_ps=step_end_ps))
+    return pb.AttachRequest(heartbeat=pb.Heartbeat(plan_id=plan_id, step_end_ps=to_wire(step_end_ps)))
 
 
 def step_done(report: StepReport) -> pb.AttachRequest:
@@ -71,8 +72,8 @@ def step_done(report: StepReport) -> pb.AttachRequest:
     outcome = report.outcome
     step = pb.StepDone(
         plan_id=report.plan_id,
-        start_ps=report.start_ps,
-        end_ps=report.end_ps,
+        start_ps=to_wire(report.start_ps),
+        end_ps=to_wire(report.end_ps),
         handles_u32=u32.pack_array(outcome.handles),
         token_ids_u32=u32.pack_array(outcome.token_ids),
         hand_back=report.hand_back,
@@ -83,8 +84,8 @@ def step_done(report: StepReport) -> pb.AttachRequest:
     return pb.AttachRequest(step=step)
 
 
-def read_plan(message: pb.Plan, answers: AnswerSettings) -> Plan:
-    """Return the plan, with each joining sequence's end worked out.
+def read_plan(message: pb.Plan, answers: AnswerSettings, now_ps: int) -> Plan:
+    """Return the plan, with each joining sequence's end worked out; `now_ps` is the device clock.
 
     Raises:
         ValueError: arrays whose lengths differ or are no multiple of four bytes, or an impossible sequence.
@@ -99,9 +100,9 @@ def read_plan(message: pb.Plan, answers: AnswerSettings) -> Plan:
         raise ValueError(f"plan {message.plan_id}: prefill arrays of {[len(column) for column in columns]} elements")
     return Plan(
         plan_id=message.plan_id,
-        start_ps=message.start_ps,
+        start_ps=from_wire(message.start_ps, now_ps),
         max_steps=message.max_steps,
-        until_ps=message.until_ps if message.HasField("until_ps") else None,
+        until_ps=from_wire(message.until_ps, now_ps) if message.HasField("until_ps") else None,
         joins=tuple(_read_joins(message.joins, answers)),
         leaves=tuple(u32.view(message.leaves_u32).tolist()),
         prefills=tuple(

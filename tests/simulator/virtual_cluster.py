@@ -25,13 +25,14 @@ from lorrery.scheduler.routers import RouterLink
 from lorrery.settings import Settings
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary import u32
+from lorrery.vocabulary.wire_time import from_wire
 from lorrery.worker import wire as worker_wire
 from lorrery.worker.build import device_of, length_model_of
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.metrics import WorkerMetrics
 from lorrery.worker.pacer import Pacer, StepReport
 
-PATCHED = ("lorrery.chassis.clock", "lorrery.chassis.slices", "lorrery.scheduler.workers", "lorrery.worker.pacer")
+PATCHED = ("lorrery.chassis.awake", "lorrery.chassis.clock", "lorrery.chassis.slices", "lorrery.scheduler.workers", "lorrery.worker.pacer")
 START_SECONDS = 1000.0
 
 
@@ -170,7 +171,7 @@ class VirtualWorker:
         )
         self.alive = True
         self.dispatcher = cluster.attach(hello)
-        clock = DeviceClock.synced(settings.time_scale, cluster.clock.now_ps() + owner.skew_ps)
+        clock = self._clock = DeviceClock.synced(settings.time_scale, cluster.clock.now_ps() + owner.skew_ps)
         metrics = WorkerMetrics(CollectorRegistry(), "worker", device.pool_tokens, peak_flops=1e15, peak_bytes=1e12)
         self.pacer = Pacer(MockGpu(device.step_time), clock, metrics, self._report)
         self._down: asyncio.Queue[pb.AttachResponse] = asyncio.Queue()
@@ -214,12 +215,13 @@ class VirtualWorker:
 
     def _receive(self, message: pb.AttachResponse) -> None:
         if message.WhichOneof("message") == "plan":
-            self.pacer.start(worker_wire.read_plan(message.plan, self._answers))
+            self.pacer.start(worker_wire.read_plan(message.plan, self._answers, self._clock.now_ps()))
         else:
-            self.pacer.interrupt(message.interrupt.plan_id, message.interrupt.at_ps)
+            at_ps = from_wire(message.interrupt.at_ps, self._clock.now_ps())
+            self.pacer.interrupt(message.interrupt.plan_id, at_ps)
 
     def _arrive(self, message: pb.AttachRequest) -> None:
-        self.dispatcher.step_done(scheduler_wire.read_step(message.step))
+        self.dispatcher.step_done(scheduler_wire.read_step(message.step, self._owner.cluster.clock.now_ps()))
 
 
 @contextlib.contextmanager

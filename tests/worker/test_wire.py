@@ -22,7 +22,7 @@ def test_plan_is_read_whole():
     message.adapter_loads.add(adapter_id="a", rank=8, version=4)
     message.joins[0].adapter.version = 4
     message.adapter_evictions.append("b")
-    plan = wire.read_plan(message, ANSWERS)
+    plan = wire.read_plan(message, ANSWERS, 0)
     assert (plan.plan_id, plan.start_ps, plan.max_steps, plan.until_ps, plan.decode) == (3, 77, 4, 99, True)
     assert (plan.leaves, plan.adapter_loads, plan.adapter_evictions) == ((1, 2), ("a@4",), ("b",))
     assert plan.prefills == (PrefillWork(5, 10, 0, samples=True),)
@@ -34,7 +34,7 @@ def test_plan_is_read_whole():
 
 
 def test_absent_bound_is_none():
-    assert wire.read_plan(pb.Plan(plan_id=1, max_steps=1), ANSWERS).until_ps is None
+    assert wire.read_plan(pb.Plan(plan_id=1, max_steps=1), ANSWERS, 0).until_ps is None
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_absent_bound_is_none():
     ],
 )
 def test_end_follows_from_the_sampling(sampling, ending):
-    plan = wire.read_plan(prefill_plan(1, 0, join(5, 10, 50, **sampling)), ANSWERS)
+    plan = wire.read_plan(prefill_plan(1, 0, join(5, 10, 50, **sampling)), ANSWERS, 0)
     assert plan.joins[0].ending == ending
 
 
@@ -73,12 +73,12 @@ def test_arrays_that_do_not_fit_are_refused():
     uneven = prefill_plan(1, 0, join(5, 10, 8))
     uneven.prefill_samples_u32 = b""
     with pytest.raises(ValueError, match="prefill arrays"):
-        wire.read_plan(uneven, ANSWERS)
+        wire.read_plan(uneven, ANSWERS, 0)
     with pytest.raises(ValueError, match="multiple of element size"):
-        wire.read_plan(pb.Plan(plan_id=1, max_steps=1, leaves_u32=b"abc"), ANSWERS)
+        wire.read_plan(pb.Plan(plan_id=1, max_steps=1, leaves_u32=b"abc"), ANSWERS, 0)
 
 
 def test_echo_without_its_prompt_is_refused():
     answers = wire.AnswerSettings("Llama-2-7B", LognormalLength(20.0, 0.0), echo=True)
     with pytest.raises(ValueError, match="sequence 5: 0 prompt token ids of 10"):
-        wire.read_plan(prefill_plan(1, 0, join(5, 10, 8)), answers)
+        wire.read_plan(prefill_plan(1, 0, join(5, 10, 8)), answers, 0)

@@ -47,16 +47,16 @@ class SlowSpells:
     """The times in which a worker is slow, for whoever runs one step after another.
 
     Args:
-        spells: begin, end and factor of each, in device picoseconds; they do not overlap.
+        spells: begin, end (None: it stays) and factor of each, in device picoseconds; they do not overlap.
     """
 
-    def __init__(self, spells: Iterable[tuple[int, int, Fraction]] = ()) -> None:
+    def __init__(self, spells: Iterable[tuple[int, int | None, Fraction]] = ()) -> None:
         self._spells = tuple(spells)
 
     def stretch(self, duration_ps: int, boundary_ps: int) -> int:
         """Return how long a step takes that is due to begin at a boundary, rounded down."""
         for from_ps, until_ps, factor in self._spells:
-            if from_ps <= boundary_ps < until_ps:
+            if from_ps <= boundary_ps and (until_ps is None or boundary_ps < until_ps):
                 return _stretched(duration_ps, factor)
         return duration_ps
 

@@ -30,7 +30,9 @@ class SchedulerServiceStub:
 
     Fields named *_u32 are arrays of little-endian unsigned 32-bit integers;
     arrays that stand beside one another have equal lengths. Times end in _ps and
-    are picoseconds of the scheduler's device clock.
+    are picoseconds of the scheduler's device clock, modulo 2^64: of the times that
+    one of these fields may mean, the one nearest to the reader's clock is meant.
+    Fields that mean durations do not wrap.
     """
 
     def __init__(self, channel):
@@ -71,7 +73,9 @@ class SchedulerServiceServicer:
 
     Fields named *_u32 are arrays of little-endian unsigned 32-bit integers;
     arrays that stand beside one another have equal lengths. Times end in _ps and
-    are picoseconds of the scheduler's device clock.
+    are picoseconds of the scheduler's device clock, modulo 2^64: of the times that
+    one of these fields may mean, the one nearest to the reader's clock is meant.
+    Fields that mean durations do not wrap.
     """
 
     def Route(self, request_iterator, context):
@@ -157,7 +161,9 @@ class SchedulerService:
 
     Fields named *_u32 are arrays of little-endian unsigned 32-bit integers;
     arrays that stand beside one another have equal lengths. Times end in _ps and
-    are picoseconds of the scheduler's device clock.
+    are picoseconds of the scheduler's device clock, modulo 2^64: of the times that
+    one of these fields may mean, the one nearest to the reader's clock is meant.
+    Fields that mean durations do not wrap.
     """
 
     @staticmethod

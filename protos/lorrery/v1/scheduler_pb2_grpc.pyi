@@ -31,7 +31,9 @@ class SchedulerServiceStub:
 
     Fields named *_u32 are arrays of little-endian unsigned 32-bit integers;
     arrays that stand beside one another have equal lengths. Times end in _ps and
-    are picoseconds of the scheduler's device clock.
+    are picoseconds of the scheduler's device clock, modulo 2^64: of the times that
+    one of these fields may mean, the one nearest to the reader's clock is meant.
+    Fields that mean durations do not wrap.
     """
 
     @typing.overload
@@ -66,7 +68,9 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
 
     Fields named *_u32 are arrays of little-endian unsigned 32-bit integers;
     arrays that stand beside one another have equal lengths. Times end in _ps and
-    are picoseconds of the scheduler's device clock.
+    are picoseconds of the scheduler's device clock, modulo 2^64: of the times that
+    one of these fields may mean, the one nearest to the reader's clock is meant.
+    Fields that mean durations do not wrap.
     """
 
     def __init__(self, channel: aio.Channel) -> None: ...
@@ -97,7 +101,9 @@ class SchedulerServiceServicer(metaclass=abc_1.ABCMeta):
 
     Fields named *_u32 are arrays of little-endian unsigned 32-bit integers;
     arrays that stand beside one another have equal lengths. Times end in _ps and
-    are picoseconds of the scheduler's device clock.
+    are picoseconds of the scheduler's device clock, modulo 2^64: of the times that
+    one of these fields may mean, the one nearest to the reader's clock is meant.
+    Fields that mean durations do not wrap.
     """
 
     @abc_1.abstractmethod
