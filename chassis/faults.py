@@ -90,7 +90,7 @@ class Fault:
 
     def goes_on_at(self, at_ps: int) -> bool:
         """Tell whether it has begun and is not over."""
-        return self.at_ps <= at_ps < self.until_ps
+        return self.at_ps <= at_ps and (at_ps < self.until_ps or self.until_ps == NEVER)
 
 
 def parse_fault(text: str) -> Fault:

@@ -32,7 +32,13 @@ from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.metrics import WorkerMetrics
 from lorrery.worker.pacer import Pacer, StepReport
 
-PATCHED = ("lorrery.chassis.awake", "lorrery.chassis.clock", "lorrery.chassis.slices", "lorrery.scheduler.workers", "lorrery.worker.pacer")
+PATCHED = (
+    "lorrery.chassis.awake",
+    "lorrery.chassis.clock",
+    "lorrery.chassis.slices",
+    "lorrery.scheduler.workers",
+    "lorrery.worker.pacer",
+)
 START_SECONDS = 1000.0
 
 
