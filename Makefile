@@ -74,9 +74,9 @@ demo: setup ## a real trace through a cluster on this machine, about a minute
 
 PYTEST := $(BIN)/python -m pytest
 TWO_PROCESSES := -n 2 --dist worksteal
-ALONE := cluster or timing
+ALONE := timing
 
-# Two processes for what the CPU bounds. Then, alone, the tests that watch real time: another process would stretch it.
+# Two processes. Then, alone, the tests that watch real time: another process would stretch it.
 # PYTEST_ARGS may select none of one part (pytest's exit status 5), and no -m of its own. What is not a failed test, such
 # as Ctrl-C or a path that is not there, ends both.
 test: setup-dev ## every test
