@@ -66,5 +66,6 @@ def _build(extensions: list[Any], made: Path) -> None:
 
     command = Distribution({"name": "lorrery", "ext_modules": extensions}).get_command_obj("build_ext")
     command.build_lib, command.build_temp = str(made / "lib"), str(made / "objects")
+    command.parallel = os.cpu_count()  # the one large library takes as long as all the small ones
     command.ensure_finalized()
     command.run()

@@ -17,16 +17,14 @@
         |-- InjectedFault    a rule of `faults` asked for it
         `-- Internal         an invariant of ours is broken
 
-`GRPC_STATUS` is the one place where an error meets a status code; `Reason` says more exactly which one it is, for
-programs (`chassis.status` puts it beside the text). docs/errors.md lists both.
+`chassis.status` gives each its status code; `Reason` says more exactly which one it is, for programs, and stands beside
+the text. docs/errors.md lists both.
 """
 
 # ruff: noqa: N818  the names say what is wrong with the request; "Error" would say it twice
 
 from enum import StrEnum
 from typing import ClassVar
-
-import grpc
 
 
 class Reason(StrEnum):
@@ -167,24 +165,4 @@ class InjectedFault(RequestError):
 
     def __init__(self, rule: str, status: str) -> None:
         super().__init__(f"injected fault: {rule}", rule=rule)
-        self.status = grpc.StatusCode[status]
-
-
-GRPC_STATUS: dict[type[RequestError], grpc.StatusCode] = {
-    InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
-    NeverFits: grpc.StatusCode.INVALID_ARGUMENT,
-    UnknownName: grpc.StatusCode.NOT_FOUND,
-    Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    Unattainable: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    RankOverLimit: grpc.StatusCode.FAILED_PRECONDITION,
-    Conflict: grpc.StatusCode.ALREADY_EXISTS,
-    Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
-    PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
-    Unavailable: grpc.StatusCode.UNAVAILABLE,
-    Internal: grpc.StatusCode.INTERNAL,
-}
-
-
-def grpc_status(error: RequestError) -> grpc.StatusCode:
-    """Return the status that a client sees."""
-    return error.status if isinstance(error, InjectedFault) else GRPC_STATUS[type(error)]
+        self.status = status

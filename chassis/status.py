@@ -14,9 +14,39 @@ from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 
-from lorrery.chassis.errors import Reason, RequestError, grpc_status
+from lorrery.chassis.errors import (
+    Conflict,
+    InjectedFault,
+    Internal,
+    InvalidRequest,
+    NeverFits,
+    Overloaded,
+    PermissionDenied,
+    RankOverLimit,
+    Reason,
+    RequestError,
+    Unattainable,
+    Unauthenticated,
+    Unavailable,
+    UnknownName,
+)
 
 DOMAIN = "lorrery"
+
+GRPC_STATUS: dict[type[RequestError], grpc.StatusCode] = {
+    InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    NeverFits: grpc.StatusCode.INVALID_ARGUMENT,
+    UnknownName: grpc.StatusCode.NOT_FOUND,
+    Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Unattainable: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    RankOverLimit: grpc.StatusCode.FAILED_PRECONDITION,
+    Conflict: grpc.StatusCode.ALREADY_EXISTS,
+    Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
+    Unavailable: grpc.StatusCode.UNAVAILABLE,
+    Internal: grpc.StatusCode.INTERNAL,
+}
+"""The one place where an error meets a status code."""
 
 RETRY_SECONDS: dict[Reason, int] = {
     Reason.QUEUE_FULL: 1,
@@ -35,6 +65,11 @@ would end the same way."""
 _DETAILS_KEY = "grpc-status-details-bin"
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+
+def grpc_status(error: RequestError) -> grpc.StatusCode:
+    """Return the status code that a client sees."""
+    return grpc.StatusCode[error.status] if isinstance(error, InjectedFault) else GRPC_STATUS[type(error)]
 
 
 def status_of(error: RequestError, message: str | None = None) -> grpc.Status:

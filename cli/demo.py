@@ -14,7 +14,7 @@ from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.shipped import DEFAULT_SETTINGS, TRACES
 from lorrery.cli.config import ConfigOption
-from lorrery.cli.up import summary
+from lorrery.cli.up_cluster import summary
 from lorrery.cli.version import VersionOption
 from lorrery.local.cluster import LocalCluster, cancelled_by_signals, describe_exit
 from lorrery.local.processes import start_python

@@ -23,7 +23,6 @@ from lorrery.chassis.errors import (
     RequestError,
     Unattainable,
     Unavailable,
-    grpc_status,
 )
 from lorrery.chassis.exposure import warn_if_exposed
 from lorrery.chassis.log import get_logger
@@ -340,4 +339,4 @@ def _outcome(error: RequestError) -> str:
         return "unattainable"
     if isinstance(error, InjectedFault):
         return "fault"
-    return _OUTCOMES.get(grpc_status(error), "failed")
+    return _OUTCOMES.get(status.grpc_status(error), "failed")

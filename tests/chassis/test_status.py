@@ -11,7 +11,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from lorrery.chassis import status
-from lorrery.chassis.errors import GRPC_STATUS, Conflict, Overloaded, Reason, RequestError, UnknownName
+from lorrery.chassis.errors import Conflict, Overloaded, Reason, RequestError, UnknownName
 
 PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
 
@@ -75,7 +75,7 @@ async def test_text_can_be_withheld_and_need_not_be_ascii(server: grpc.aio.Serve
 
 
 def test_every_reason_that_helps_to_retry_has_a_status_that_says_so():
-    statuses = {kind.usual_reason: GRPC_STATUS[kind] for kind in GRPC_STATUS}
+    statuses = {kind.usual_reason: status.GRPC_STATUS[kind] for kind in status.GRPC_STATUS}
     for reason in status.RETRY_SECONDS.keys() & statuses.keys():
         assert statuses[reason] in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
 
@@ -87,6 +87,6 @@ def test_the_page_of_errors_lists_every_reason_with_its_retry():
     for reason in Reason:
         code, retry = listed[reason]
         assert retry == (f"{seconds} s" if (seconds := status.RETRY_SECONDS.get(reason)) else "no"), reason
-        assert code in {known.name for known in GRPC_STATUS.values()}, reason
-    for kind, code in GRPC_STATUS.items():
+        assert code in {known.name for known in status.GRPC_STATUS.values()}, reason
+    for kind, code in status.GRPC_STATUS.items():
         assert listed[kind.usual_reason][0] == code.name

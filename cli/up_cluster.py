@@ -1,0 +1,109 @@
+"""What `lorrery up` does: runs a cluster, and prints its output."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from itertools import cycle
+from pathlib import Path
+
+import typer
+
+from lorrery.chassis.faults import check_faults
+from lorrery.chassis.shipped import DEFAULT_SETTINGS
+from lorrery.local.cluster import LocalCluster, cancelled_by_signals, describe_exit
+from lorrery.local.processes import ForkServer
+from lorrery.local.supervisor import Supervisor
+from lorrery.settings import Settings, load
+
+_COLOURS = ("cyan", "green", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta", "bright_blue")
+_OWN_COLOUR = "yellow"
+
+
+async def run(
+    fork_server: ForkServer,
+    config: Path,
+    overrides: Sequence[str],
+    faults: Sequence[str],
+    num_workers: int,
+    *,
+    free_ports: bool,
+    restart: bool,
+) -> int:
+    """Run a cluster until a signal or the end of one of its processes; return the exit code."""
+    if faults:
+        overrides = [*overrides, f"faults={json.dumps([*load(config, overrides).faults, *faults])}"]
+    printer = Printer(num_workers)
+    cluster = LocalCluster(
+        config, overrides, num_workers, show=printer.show, free_ports=free_ports, fork_server=fork_server
+    )
+    settings = cluster.settings
+    check_faults(
+        settings.planned_faults(),
+        workers=cluster.worker_names,
+        adapters=(name for name, _ in settings.adapters.expand()),
+    )
+    shipped = " (the shipped one; lorrery init writes a copy to edit)" if config == DEFAULT_SETTINGS else ""
+    printer.say(f"settings: {config}{shipped}")
+    ready = failed = False
+    down: set[str] = set()
+    with cancelled_by_signals() as received:
+        try:
+            async with cluster:
+                ready = True
+                for line in summary(cluster):
+                    printer.say(line)
+                try:
+                    ended = await Supervisor(cluster, restart=restart, say=printer.say).run()
+                except asyncio.CancelledError:
+                    down = {entry.name for entry in cluster.processes.values() if entry.exit_code is not None}
+                    printer.say("stopping; once more to kill")
+                    raise
+                failed = True
+                printer.say(f"{ended.name} ended unexpectedly with {describe_exit(ended.exit_code)}; stopping the rest")
+        except asyncio.CancelledError:
+            if not received:
+                raise
+    for entry in cluster.processes.values():
+        if entry.exit_code and entry.name not in down:
+            failed = True
+            printer.say(f"{entry.name} ended with {describe_exit(entry.exit_code)}")
+    if len(received) > 1 or (received and not ready):
+        return 128 + received[0]
+    return int(failed)
+
+
+def summary(cluster: LocalCluster) -> list[str]:
+    """Return lines that tell what runs, and where."""
+    settings: Settings = cluster.settings
+    workers = f"workers: {len(cluster.worker_names)} x {settings.worker.gpu}"
+    adapters = f"adapters: {sum(1 for _ in settings.adapters.expand())}"
+    lines = [f"ready: {settings.model}, {workers}, {adapters}, time scale {settings.time_scale:g}"]
+    lines += [
+        f"  {entry.name:<10} {entry.grpc:<21} http://{entry.metrics}/metrics" for entry in cluster.processes.values()
+    ]
+    return [*lines, f"try: lorrery load --target {cluster.router_address}"]
+
+
+class Printer:
+    """Writes lines to standard output, each after the coloured name of its process."""
+
+    def __init__(self, num_workers: int) -> None:
+        names = ["scheduler", *(f"worker-{index}" for index in range(num_workers)), "router"]
+        self._colours = dict(zip(names, cycle(_COLOURS), strict=False))
+        self._width = max(map(len, names))
+
+    def show(self, name: str, line: str) -> None:
+        """Print one line of a process."""
+        try:
+            typer.echo(typer.style(f"{name:<{self._width}} | ", fg=self._colours.get(name, _OWN_COLOUR)) + line)
+        except BrokenPipeError:
+            # Nobody reads any more (`lorrery up | head`): stop, without a word.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            signal.raise_signal(signal.SIGTERM)
+
+    def say(self, line: str) -> None:
+        """Print one line of our own."""
+        self.show("lorrery", line)
