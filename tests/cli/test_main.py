@@ -42,15 +42,21 @@ async def test_version_of_a_part(part: str):
     assert await run("-m", "lorrery.cli", part, "--version") == (0, f"lorrery {part} {VERSION}\n", "")
 
 
-async def test_help_imports_no_part():
+async def imported_for(*arguments: str) -> set[str]:
+    """Return the modules that a process has imported once it has done `lorrery ARGUMENTS`."""
     script = (
-        "import json, sys\nfrom lorrery.cli.main import main\nsys.argv[1:] = ['--help']\n"
+        f"import json, sys\nfrom lorrery.cli.main import main\nsys.argv[1:] = {list(arguments)}\n"
         "try: main()\nfinally: print(json.dumps(sorted(sys.modules)))"
     )
     _, out, _ = await run("-c", script)
-    modules = set(json.loads(out.splitlines()[-1]))
+    return set(json.loads(out.splitlines()[-1]))
+
+
+async def test_help_imports_no_part():
+    modules = await imported_for("--help")
     assert "lorrery.cli.app" in modules
     assert not modules & {
+        "grpc",
         "numpy",
         "lorrery.cli.up",
         "lorrery.cli.load",
@@ -60,6 +66,19 @@ async def test_help_imports_no_part():
         "lorrery.router",
         "rich.progress",
     }
+
+
+@pytest.mark.parametrize("part", ["simulate", "plan", "validate"])
+async def test_a_part_that_calls_nobody_imports_nothing_of_grpc(part: str):
+    modules = await imported_for(part, "--help")
+    assert f"lorrery.cli.{part}" in modules
+    assert not modules & {"grpc", "google.protobuf", "prometheus_client", "structlog"}
+
+
+async def test_up_starts_its_fork_server_before_its_own_slow_imports():
+    modules = await imported_for("up", "--help")
+    assert "lorrery.local.processes" in modules
+    assert not modules & {"grpc", "numpy", "lorrery.settings"}
 
 
 @pytest.mark.parametrize(("error", "code"), [(LorreryError("eels"), 1), (SettingsError("eels"), 2)])
