@@ -19,6 +19,7 @@ from lorrery.scheduler.adapters import LoadedAdapters
 from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.cluster_events import ClusterEvent, Placed, Refused, Withdrawn
 from lorrery.scheduler.core.member import Member
+from lorrery.scheduler.core.plan import Recalled
 from lorrery.scheduler.core.policies import batch_limits, batching_name
 from lorrery.scheduler.core.refusals import RefusalReason, withheld
 from lorrery.scheduler.core.sequence import Sequence
@@ -57,6 +58,7 @@ class Cluster:
         self._num_handles = 0
         self.slices = Slices()
         self._release_soon: asyncio.Handle | None = None
+        self._balance_soon: asyncio.Handle | None = None
         self._wait_timer: asyncio.TimerHandle | None = None
         self._waits_until_ps: int | None = None
         self._logged_errors: Recent[str, bool] = Recent(MAX_REMEMBERED)
@@ -225,6 +227,22 @@ class Cluster:
             self._carry_out(self.core.place_again(at_ps), at_ps)
             yield
 
+    def look_for_moves(self) -> None:
+        """Balance what waits once everything is known that is there to be read."""
+        if self._balance_soon is None and self.core.may_move:
+            self._balance_soon = asyncio.get_running_loop().call_soon(self._balance)
+
+    def _balance(self) -> None:
+        self._balance_soon = None
+        at_ps = self.clock.now_ps()
+        for move in self.core.balance(at_ps):
+            self.workers[move.donor.name].recalled(move.sequence.handle, move.taker.name, at_ps)
+
+    def take_recalled(self, recalled: Recalled, donor: Member) -> None:
+        """Give a request that has left its worker for another to that."""
+        at_ps = self.clock.now_ps()
+        self._carry_out(self.core.take_recalled(recalled, donor, at_ps), at_ps)
+
     def _tell_refused(self, event: Refused, request_id: str, router: RouterLink, router_handle: int) -> None:
         refusal = event.refusal
         if event.error is not None:
@@ -294,6 +312,7 @@ class Cluster:
         )
         self._carry_out(events, at_ps)
         self.slices.do(self._place_rest())
+        self.look_for_moves()
         return worker
 
     def drain_worker(self, worker: Dispatcher) -> None:
@@ -304,6 +323,7 @@ class Cluster:
         worker.drained(gave_back, at_ps)
         self._carry_out(events, at_ps)
         self.slices.do(self._place_rest())
+        self.look_for_moves()
 
     def given_up(self, worker: Dispatcher, loss: Loss, text: str, error: Exception | None) -> None:
         """Log and count that a worker's stream is to end."""
@@ -329,6 +349,7 @@ class Cluster:
         )
         self._carry_out(events, at_ps)
         self.slices.do(self._place_rest())
+        self.look_for_moves()
 
     # --- adapters ---------------------------------------------------------------------------------------------------
 

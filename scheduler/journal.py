@@ -161,7 +161,9 @@ class WorkerJournal:
     def _add(self, kind: str, line: Record) -> None:
         self._add_line({"type": kind, "worker": self._number, **line})
 
-    def placed(self, number: int, handle: int, at_ps: int, figures: dict[str, Figures] | None) -> None:
+    def placed(
+        self, number: int, handle: int, at_ps: int, figures: dict[str, Figures] | None, moved_from: str = ""
+    ) -> None:
         """Note a request that the worker is given.
 
         Args:
@@ -169,13 +171,20 @@ class WorkerJournal:
             handle: the request's.
             at_ps: its stamp.
             figures: what the placement read of each candidate, by its id; None: it was not asked.
+            moved_from: the id of the worker at which it waited; empty: it did not move.
         """
         line: Record = {"input": number, "handle": handle, "at_ps": at_ps}
+        if moved_from:
+            line["moved_from"] = moved_from
         self._add("placed", line if figures is None else {**line, "candidates": figures})
 
     def cancelled(self, number: int, handle: int, at_ps: int) -> None:
         """Note a cancel that the worker is told of."""
         self._add("cancel", {"input": number, "handle": handle, "at_ps": at_ps})
+
+    def recalled(self, number: int, handle: int, to: str, at_ps: int) -> None:
+        """Note a request that is to go to another worker, if it still waits when the worker is told of it."""
+        self._add("recall", {"input": number, "handle": handle, "at_ps": at_ps, "to": to})
 
     def late(self, event: Awaited, boundary_ps: int | None) -> None:
         """Note an input that took effect at this boundary, later than it should have; None: it left before.

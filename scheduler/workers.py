@@ -30,6 +30,7 @@ from lorrery.scheduler.core.plan import (
     Plan,
     Preempted,
     Raised,
+    Recalled,
 )
 from lorrery.scheduler.core.refusals import Refusal
 from lorrery.scheduler.core.replica import Replica
@@ -58,6 +59,14 @@ class Owner(Protocol):
 
     def cancelled(self, lives: Collection[LiveRequest]) -> None:
         """Count and drop requests that have ended by being cancelled; a router that goes leaves thousands."""
+        ...
+
+    def take_recalled(self, recalled: Recalled, donor: Member) -> None:
+        """Give a sequence that has left its worker to another."""
+        ...
+
+    def look_for_moves(self) -> None:
+        """Balance what waits, soon."""
         ...
 
     def log_error(self, message: str, error: Exception) -> None:
@@ -145,13 +154,19 @@ class Dispatcher:
         """Take note of a request that the core has given this worker."""
         handle = event.sequence.handle
         if self._journal is not None:
-            self._journal.placed(self._num_inputs, handle, at_ps, event.figures)
+            self._journal.placed(self._num_inputs, handle, at_ps, event.figures, event.moved_from)
         self._guarded(self._nudge, handle, at_ps, event.matters)
 
     def withdrawn(self, handle: int, at_ps: int) -> None:
         """Take note of a request of this worker that has been cancelled."""
         if self._journal is not None:
             self._journal.cancelled(self._num_inputs, handle, at_ps)
+        self._guarded(self._nudge, handle, at_ps, True)
+
+    def recalled(self, handle: int, to: str, at_ps: int) -> None:
+        """Take note of a request that waits here and is to go to another worker."""
+        if self._journal is not None:
+            self._journal.recalled(self._num_inputs, handle, to, at_ps)
         self._guarded(self._nudge, handle, at_ps, True)
 
     def _nudge(self, handle: int, at_ps: int, heeded: bool) -> None:
@@ -213,6 +228,9 @@ class Dispatcher:
             self._metrics.adapter_loads.inc(self.replica.adapters.num_loads - loads_before)
             self._note(decision, at_ps)
             self._handle(decision.events)
+            if self.member.changed:
+                self.member.changed = False
+                self._cluster.look_for_moves()
             if isinstance(decision, Plan):
                 self._start(decision)
                 return
@@ -344,6 +362,8 @@ class Dispatcher:
                 self._cluster.log_error(event.message, event.error)
             elif isinstance(event, Failed):
                 self._refuse(lives[event.sequence.handle], "failed", refusals.raised(event.message))
+            elif isinstance(event, Recalled):
+                self._cluster.take_recalled(event, self.member)
             elif isinstance(event, Preempted):
                 self._metrics.preemptions.inc()
             elif isinstance(event, Cancelled):

@@ -34,6 +34,7 @@ from lorrery.scheduler.core.plan import (
     FirstToken,
     Idle,
     Preempted,
+    Recalled,
 )
 from lorrery.scheduler.core.refusals import Refusal, RefusalReason
 from lorrery.scheduler.core.sequence import Sequence as CoreSequence
@@ -80,7 +81,9 @@ class Simulation:
         for order, worker in enumerate(self.workers):
             worker.order = order
         placements = placement if isinstance(placement, Sequence) else [placement]
-        self._cores = [ClusterCore(one, rules, bring_up_to_date=self._show) for one in placements]
+        self._cores = [
+            ClusterCore(one, rules, bring_up_to_date=self._show, catch_up=self._catch_up) for one in placements
+        ]
         self._worker_at: dict[Member, SimulatedWorker] = {}
         self.now_ps = 0
         self._one_step = one_step
@@ -95,6 +98,7 @@ class Simulation:
         self._ended: list[SimulatedRequest] = []
         self._injector: RequestFaultInjector | None = None
         self._delayed: set[int] = set()  # handles that no scheduler has heard of yet
+        self._looks_for_moves = [False for _ in self._cores]
         self._waits_until_ps: list[int | None] = [None for _ in self._cores]  # what the clock looks at already
         for worker in self.workers:
             self._attach(worker)
@@ -116,6 +120,11 @@ class Simulation:
     def inject(self, injector: RequestFaultInjector) -> None:
         """Let requests that arrive from now on meet its faults."""
         self._injector = injector
+
+    @property
+    def num_moved(self) -> int:
+        """Requests that have moved to another worker while they waited."""
+        return sum([core.num_moved for core in self._cores])
 
     def num_waiting(self, shard: int) -> int:
         """Return how many requests of a scheduler wait, for a batch or for a worker."""
@@ -273,6 +282,23 @@ class Simulation:
         while core.is_placing:
             self._carry_out(core.place_again(self.now_ps))
         self._wait_for_worker(shard)
+        self._look_for_moves(shard)
+
+    # --- balance ----------------------------------------------------------------------------------------------------
+
+    def _look_for_moves(self, shard: int) -> None:
+        """Let a scheduler balance what waits once all that happens at this moment has happened."""
+        if not self._looks_for_moves[shard] and self._cores[shard].may_move:
+            self._looks_for_moves[shard] = True
+            self.at(self.now_ps + 1, partial(self._balance, shard))
+
+    def _balance(self, shard: int) -> None:
+        self._looks_for_moves[shard] = False
+        for donor in dict.fromkeys(move.donor for move in self._cores[shard].balance(self.now_ps)):
+            self._nudge(self._worker_at[donor], heeded=True)
+
+    def _catch_up(self, member: Member, at_ps: int) -> None:
+        self._worker_at[member].catch_up(at_ps)
 
     def cancel(self, handle: int) -> None:
         """Withdraw a request now; ignored if it is over."""
@@ -364,6 +390,9 @@ class Simulation:
         worker.boundary_ps = at_ps
         decision = worker.member.plan(at_ps)
         worker.totals.num_plans += 1
+        if worker.member.changed:
+            worker.member.changed = False
+            self._look_for_moves(worker.shard)
         if decision.events:
             self._handle(worker, decision.events)
         if decision.leaves:
@@ -395,6 +424,8 @@ class Simulation:
                     self._observer.left(worker.name, request.handle)
                 outcome = "timed out" if request.detail else "cancelled"
                 self._close(request, outcome, request.detail)
+            elif isinstance(event, Recalled):
+                self._carry_out(self._cores[worker.shard].take_recalled(event, worker.member, self.now_ps))
             elif isinstance(event, Preempted):
                 if self._observer is not None:
                     self._observer.requeued(worker.name, self._requests[event.sequence.handle])

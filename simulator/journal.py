@@ -17,7 +17,7 @@ FORMAT_VERSIONS = (1, 2, FORMAT_VERSION)
 """Those that can be read; see `FORMAT_VERSION`. In version 1 where a request went is given too."""
 
 INPUTS = frozenset(
-    {"adapter", "adapter_removed", "attached", "request", "refused", "placed", "cancel", "drained", "lost"}
+    {"adapter", "adapter_removed", "attached", "request", "refused", "placed", "cancel", "recall", "drained", "lost"}
 )
 
 

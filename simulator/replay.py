@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.base import Placement
-from lorrery.scheduler.core.plan import Event, Idle, Plan, Ran
+from lorrery.scheduler.core.plan import Event, Idle, Plan, Ran, Recalled
 from lorrery.scheduler.core.record import Decisions, Record, describe_events, tokens_checksum
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter, Sequence
@@ -141,6 +141,8 @@ class _Replay:
                 self._result.num_cancels += 1
                 if "worker" in content:
                     self._worker(content).give(content, None)
+            case "recall":
+                self._worker(content).give(content, None)
             case "attached":
                 self._result.num_workers += 1
                 self._attach(content["worker"], content["hello"], content["at_ps"])
@@ -165,10 +167,14 @@ class _Replay:
         return self._adapters[request["adapter_id"]]
 
     def _place(self, line: Line, sequence: Sequence) -> None:
-        """Derive where a request goes, and among which workers there was a choice."""
+        """Derive where a request goes, and among which workers there was a choice; a move is given."""
         content = line.content
         ready = [worker.member for worker in self._workers if worker.is_ready]
         fitting = [member.name for member in ready if member.replica.never_fits_reason(sequence) is None]
+        if "moved_from" in content:
+            name = self._worker(content).member.name
+            _compare(line.number, "placed", {"could take it": name in fitting}, {"could take it": True})
+            return
         figures = content.get("candidates", {})
         candidates = fitting if len(ready) > 1 else []
         _compare(line.number, "placed", {"candidates": candidates}, {"candidates": list(figures)})
@@ -243,7 +249,7 @@ class _Worker:
     # --- what is given ----------------------------------------------------------------------------------------------
 
     def give(self, content: Record, request: ReplayedRequest | None) -> None:
-        """Take an arrival, or a cancel (`request` is None), at its time."""
+        """Take an arrival, or a cancel or recall (`request` is None), at its time."""
         late = self._lines.late.get(content["input"])
         if late is not None:
             self._result.num_late += 1
@@ -256,7 +262,9 @@ class _Worker:
     def _deliver(self, content: Record, request: ReplayedRequest | None, nudge_ps: int | None) -> None:
         """Put an input into the inbox, and let it be heeded from `nudge_ps` on; None: never."""
         member, at_ps, heeded = self.member, content["at_ps"], True
-        if request is None:
+        if content["type"] == "recall":
+            member.recall(content["handle"], content["to"], at_ps)
+        elif request is None:
             member.replica.cancel(content["handle"], at_ps)
         else:
             heeded = member.submit(request.sequence, at_ps)
@@ -355,6 +363,9 @@ class _Worker:
         record = self._decisions.record(decision)
         if record is not None:
             self._see_plan(at_ps, record)
+        for event in decision.events:
+            if isinstance(event, Recalled):
+                self.member.let_go(event)
         for sequence in decision.leaves:
             self._gpu.leave(sequence.handle)
         if isinstance(decision, Idle):

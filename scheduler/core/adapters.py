@@ -144,6 +144,13 @@ class Residency:
                 self.advance(now_ps)
         return now_ps - at_ps
 
+    def has_place(self, adapter: Adapter, pinned: Collection[str]) -> bool:
+        """Tell whether `require` would find the adapter, or a place for it, if these were in use. Changes nothing."""
+        most = self.options.max_loras
+        if most is None or adapter.key in self.gpu or adapter.key in self.loading:
+            return True
+        return len({*pinned, *self.loading, *self._waiting}) < most
+
     def _make_place(self, pinned: Callable[[], Collection[str]]) -> bool:
         most = self.options.max_loras
         taken = len(self.gpu) + len(self.loading) + len(self._waiting)

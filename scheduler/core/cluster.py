@@ -4,6 +4,8 @@
     events = cluster.attach(Member(name, replica, pool_tokens), at)
     gave_back, events = cluster.drain(member, at)      lose(member, at)
     events = cluster.place_again(at)
+    moves = cluster.balance(at)
+    events = cluster.take_recalled(recalled, member, at)
 
 A driver hands in what happens, in order of time, and carries the events out: live it sends messages, simulated it moves
 the clock. It calls `expire` at `until_ps`, and plans, runs and commits for each member by itself (`member.plan`,
@@ -11,18 +13,23 @@ the clock. It calls `expire` at `until_ps`, and plans, runs and commits for each
 attached; or for a place among its API key's (`core/quotas.py`). What ten thousand of them wait for may happen at once,
 so no call tells of more than `SLICE`; while `is_placing`, the driver calls `place_again`, at its leisure.
 
+Once it has `changed` who waits or runs on a member, and everything of that moment is known, the driver calls `balance`,
+if the cluster `balances`. What moves leaves its worker at that one's next boundary: a `Recalled` event among those of a
+decision, which the driver hands to `take_recalled`.
+
 No clock here: every time comes in as an argument, in device picoseconds.
 """
 
 from collections.abc import Callable, Iterable
 
 from lorrery.scheduler.core import refusals
+from lorrery.scheduler.core.balance import Move, moves, someone_waits
 from lorrery.scheduler.core.candidates import WatchedCandidate
 from lorrery.scheduler.core.cluster_events import ClusterEvent, GaveBack, Placed, Refused, Withdrawn
 from lorrery.scheduler.core.door import LETS_ALL_IN, ClusterRules, Door
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.base import Candidate, Placement
-from lorrery.scheduler.core.plan import Cancelled
+from lorrery.scheduler.core.plan import Cancelled, Recalled
 from lorrery.scheduler.core.quotas import Quota, Quotas
 from lorrery.scheduler.core.refusals import Refusal
 from lorrery.scheduler.core.sequence import Adapter, Sequence
@@ -43,11 +50,14 @@ class ClusterCore:
         notes_figures: whether `Placed` says what the placement read.
         bring_up_to_date: called for each of several candidates before the placement looks at them, with the time; by a
             driver whose replicas lag behind its clock.
+        catch_up: called likewise before what waits is balanced; by such a driver, to commit the steps that have ended.
 
     Attributes:
         adapters: those that requests may name now, by id.
         members: attached workers by name, in order of attaching.
         draining: whether nothing new comes in.
+        balances: whether what waits may move, by the placement.
+        num_moved: requests that have moved to another worker while they waited.
     """
 
     def __init__(
@@ -58,15 +68,19 @@ class ClusterCore:
         *,
         notes_figures: bool = False,
         bring_up_to_date: Callable[[Member, int], None] | None = None,
+        catch_up: Callable[[Member, int], None] | None = None,
     ) -> None:
         self.rules = rules
         self.adapters = {adapter.adapter_id: adapter for adapter in adapters}
         self._listed = dict(self.adapters)
         self.members: dict[str, Member] = {}
         self.draining = False
+        self.balances = bool(getattr(placement, "moves_waiting", False))
+        self.num_moved = 0
         self._placement = placement
         self._notes_figures = notes_figures
         self._bring_up_to_date = bring_up_to_date
+        self._catch_up = catch_up
         self._wait_ps = round(rules.worker_wait_seconds / rules.time_scale * PS_PER_SECOND)
         self._max_waiting = rules.max_waiting_requests
         self._room = WaitingRoom()
@@ -174,7 +188,7 @@ class ClusterCore:
         for member in self.members.values():
             sequence = member.sequences.get(handle)
             if sequence is not None:
-                member.replica.cancel(handle, at_ps)
+                member.cancel(handle, at_ps)
                 return [Withdrawn(sequence, member)]
         return []
 
@@ -258,6 +272,37 @@ class ClusterCore:
             return Refused(sequence, refusals.raised(message), error)
         figures = {candidate.name: candidate.read for candidate in watched} if self._notes_figures else None
         return Placed(sequence, member, member.submit(sequence, at_ps), choice.why, figures)
+
+    # --- balance ----------------------------------------------------------------------------------------------------
+
+    @property
+    def may_move(self) -> bool:
+        """Whether `balance` might find something to move; a quick look."""
+        return self.balances and len(self._ready) > 1 and someone_waits(self._ready)
+
+    def balance(self, at_ps: int) -> list[Move]:
+        """Recall what would start earlier on another worker; see `core.balance`."""
+        if not self.may_move:
+            return []
+        if self._catch_up is not None:
+            for member in self._ready:
+                self._catch_up(member, at_ps)
+        found = moves(self._ready)
+        for move in found:
+            move.donor.recall(move.sequence.handle, move.taker.name, at_ps)
+        return found
+
+    def take_recalled(self, recalled: Recalled, donor: Member, at_ps: int) -> list[ClusterEvent]:
+        """Give a sequence that has left its worker for another to that, or wherever it fits if that is gone."""
+        sequence = recalled.sequence
+        if donor.let_go(recalled):
+            return [Cancelled(sequence)]
+        taker = self.members.get(recalled.to)
+        if taker is None or taker.draining or taker.replica.never_fits_reason(sequence) is not None:
+            return self._take_back([sequence], at_ps)
+        self.num_moved += 1
+        why = f"moved from {donor.name}, where it could not start"
+        return [Placed(sequence, taker, taker.submit(sequence, at_ps), why, moved_from=donor.name)]
 
     # --- workers ----------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ class Placed:
         why: the placement's words; empty where there was nothing to choose.
         figures: what the placement read of each candidate, by name in order of attaching; None: it was not asked, or
             nobody wants to know.
+        moved_from: the worker at which it waited before, if it was not the placement that chose.
     """
 
     sequence: Sequence
@@ -26,6 +27,7 @@ class Placed:
     matters: bool
     why: str
     figures: dict[str, Figures] | None
+    moved_from: str
 
     def __init__(
         self,
@@ -34,12 +36,14 @@ class Placed:
         matters: bool,
         why: str = "",
         figures: dict[str, Figures] | None = None,
+        moved_from: str = "",
     ) -> None:
         self.sequence = sequence
         self.member = member
         self.matters = matters
         self.why = why
         self.figures = figures
+        self.moved_from = moved_from
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,22 @@
-"""What has come in for a replica and has not taken effect: arrivals and cancels, each with its time."""
+"""What has come in for a replica and has not taken effect: arrivals, cancels and recalls, each with its time."""
 
 from collections import deque
+from dataclasses import dataclass
 
 from lorrery.scheduler.core.plan import Cancelled, Event
 from lorrery.scheduler.core.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """A sequence that waits is to go to another worker."""
+
+    handle: int
+    to: str
+
+
+Input = Sequence | int | Recall
+"""An arrival, a cancel by its handle, a recall."""
 
 
 class Inbox:
@@ -19,25 +32,25 @@ class Inbox:
     __slots__ = ("_events", "next_ps", "num_arrivals")
 
     def __init__(self) -> None:
-        self._events: deque[tuple[int, Sequence | int]] = deque()
+        self._events: deque[tuple[int, Input]] = deque()
         self.num_arrivals = 0
         self.next_ps: int | None = None
 
-    def put(self, at_ps: int, what: Sequence | int) -> None:
-        """Take in an arrival, or a cancel by its handle."""
+    def put(self, at_ps: int, what: Input) -> None:
+        """Take in an event."""
         events = self._events
         is_last = not events or events[-1][0] <= at_ps
         events.append((at_ps, what))
         if not is_last:
             self._events = deque(sorted(events, key=lambda event: event[0]))
-        if not isinstance(what, int):
+        if isinstance(what, Sequence):
             self.num_arrivals += 1
         self.next_ps = self._events[0][0]
 
-    def take(self) -> Sequence | int:
+    def take(self) -> Input:
         """Remove and return the next event; there is one."""
         what = self._events.popleft()[1]
-        if not isinstance(what, int):
+        if isinstance(what, Sequence):
             self.num_arrivals -= 1
         self.next_ps = self._events[0][0] if self._events else None
         return what
@@ -49,23 +62,25 @@ class Inbox:
 
     def arrivals(self) -> set[int]:
         """Return the handles of the arrivals that have not taken effect."""
-        return {what.handle for _, what in self._events if not isinstance(what, int)}
+        return {what.handle for _, what in self._events if isinstance(what, Sequence)}
 
     def give_back(self, unfinished: dict[int, Sequence]) -> tuple[list[Sequence], list[Event]]:
         """Add the arrivals to `unfinished`, by handle, and take out what was cancelled.
 
-        Cancels of others stay. Returns what is left, in order of arrival, and the cancels that took effect.
+        Cancels of others stay, recalls do not. Returns what is left, in order of arrival, and the cancels that took
+        effect.
         """
         cancelled: set[int] = set()
-        kept: deque[tuple[int, Sequence | int]] = deque()
+        kept: deque[tuple[int, Input]] = deque()
         for event in self._events:
             what = event[1]
-            if not isinstance(what, int):
+            if isinstance(what, Sequence):
                 unfinished[what.handle] = what
-            elif what in unfinished:
-                cancelled.add(what)
-            else:
-                kept.append(event)
+            elif isinstance(what, int):
+                if what in unfinished:
+                    cancelled.add(what)
+                else:
+                    kept.append(event)
         self._events, self.num_arrivals = kept, 0
         self.next_ps = kept[0][0] if kept else None
         ordered = sorted(unfinished.values(), key=lambda sequence: (sequence.arrived_ps, sequence.handle))

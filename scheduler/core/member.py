@@ -8,7 +8,7 @@ all of the worker.
 from collections.abc import Iterable
 
 from lorrery.scheduler.core.candidates import ReplicaCandidate
-from lorrery.scheduler.core.plan import Cancelled, Dropped, Event, Failed, Finished, Idle, Plan, Raised, Ran
+from lorrery.scheduler.core.plan import Cancelled, Dropped, Event, Failed, Finished, Idle, Plan, Raised, Ran, Recalled
 from lorrery.scheduler.core.replica import Replica, SequenceError
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.vocabulary.units import NEVER
@@ -27,10 +27,25 @@ class Member:
     Attributes:
         candidate: its figures, for placements.
         sequences: by handle: submitted and not ended.
+        moving: by handle: sequences that are to go to another worker, and its name.
+        withdrawn: handles of those that have been cancelled, until they end.
+        changed: whether a decision has changed who waits or runs; its driver sets it back.
         draining: whether it takes nothing new.
     """
 
-    __slots__ = ("candidate", "draining", "name", "pool_tokens", "replica", "sequences")
+    __slots__ = (
+        "_is_new",
+        "_version",
+        "candidate",
+        "changed",
+        "draining",
+        "moving",
+        "name",
+        "pool_tokens",
+        "replica",
+        "sequences",
+        "withdrawn",
+    )
 
     def __init__(self, name: str, replica: Replica, pool_tokens: int = NEVER) -> None:
         self.name = name
@@ -38,7 +53,12 @@ class Member:
         self.pool_tokens = pool_tokens
         self.candidate = ReplicaCandidate(name, replica)
         self.sequences: dict[int, Sequence] = {}
+        self.moving: dict[int, str] = {}
+        self.withdrawn: set[int] = set()
         self.draining = False
+        self.changed = False
+        self._is_new = False  # something has come that the next decision heeds
+        self._version = replica.running.version
 
     def submit(self, sequence: Sequence, at_ps: int) -> bool:
         """Hand in a sequence; return whether it may change the plan that runs."""
@@ -49,7 +69,19 @@ class Member:
         except Exception:
             matters = True  # so the policy is asked soon, in a decision
         replica.submit(sequence, at_ps)
+        self._is_new = self._is_new or matters
         return matters
+
+    def cancel(self, handle: int, at_ps: int) -> None:
+        """Withdraw a sequence that it has."""
+        self.withdrawn.add(handle)
+        self.replica.cancel(handle, at_ps)
+
+    def recall(self, handle: int, to: str, at_ps: int) -> None:
+        """Ask for a waiting sequence, so that it may go to another worker."""
+        self.moving[handle] = to
+        self._is_new = True
+        self.replica.recall(handle, to, at_ps)
 
     def plan(self, at_ps: int) -> Plan | Idle:
         """Decide what runs from this boundary on."""
@@ -59,15 +91,33 @@ class Member:
             decision = self._plan_despite(error, at_ps)
         for event in decision.events:
             if isinstance(event, _ENDS):
-                del self.sequences[event.sequence.handle]
+                self._forget(event.sequence.handle)
+        version = self.replica.running.version
+        if version != self._version or self._is_new:
+            self.changed = True
+            self._version, self._is_new = version, False
         return decision
+
+    def _forget(self, handle: int) -> None:
+        del self.sequences[handle]
+        if self.withdrawn:
+            self.withdrawn.discard(handle)
+        if self.moving:
+            self.moving.pop(handle, None)
+
+    def let_go(self, recalled: Recalled) -> bool:
+        """Part with a recalled sequence; return whether it has been cancelled meanwhile."""
+        handle = recalled.sequence.handle
+        was_withdrawn = handle in self.withdrawn
+        self._forget(handle)
+        return was_withdrawn
 
     def commit(self, plan: Plan, ran: Ran) -> list[Event]:
         """Advance by the steps that ran."""
         events = self.replica.commit(plan, ran)
         for event in events:
             if isinstance(event, _ENDS):
-                del self.sequences[event.sequence.handle]
+                self._forget(event.sequence.handle)
         return events
 
     def lose(self, at_ps: int) -> tuple[list[Sequence], list[Event]]:
@@ -93,10 +143,10 @@ class Member:
         except Exception as error:
             waiting, events = [], self._end(self.replica.clear_waiting(self.sequences.values()), error)
         for sequence in waiting:
-            del self.sequences[sequence.handle]
+            self._forget(sequence.handle)
         for event in events:
             if isinstance(event, _ENDS):
-                del self.sequences[event.sequence.handle]
+                self._forget(event.sequence.handle)
         return waiting, events
 
     # --- policies that raise ----------------------------------------------------------------------------------------

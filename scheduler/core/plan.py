@@ -150,7 +150,15 @@ class AdaptersKept:
     adapter_keys: tuple[str, ...]
 
 
-Event = Admitted | Cancelled | Dropped | Failed | Preempted | Raised | FirstToken | Finished | AdaptersKept
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """A sequence that waited has left the worker, because it is to go to another (`to`, if that is still there)."""
+
+    sequence: Sequence
+    to: str
+
+
+Event = Admitted | Cancelled | Recalled | Dropped | Failed | Preempted | Raised | FirstToken | Finished | AdaptersKept
 
 
 @dataclass(slots=True, init=False)

@@ -22,17 +22,18 @@ from lorrery.scheduler.core.plan import (
     Plan,
     Preempted,
     Raised,
+    Recalled,
 )
 
 FORMAT_VERSION = 3
-"""Of the journal. Since 2 a `placed` line says what the placement read; since 3 adapters have versions, and their loads
-overlap as the settings say."""
+"""Of the journal. Since 2 a `placed` line says what the placement read; since 3 adapters have versions, their loads
+overlap as the settings say, and what waits may be recalled for another worker."""
 
 Record = dict[str, Any]
 """Names and values as JSON has them; what is empty is left out."""
 
 
-DescribedEvent = Admitted | AdaptersKept | Cancelled | Dropped | Failed | Finished | FirstToken | Preempted
+DescribedEvent = Admitted | AdaptersKept | Cancelled | Dropped | Failed | Finished | FirstToken | Preempted | Recalled
 
 
 class Decisions:
@@ -101,6 +102,8 @@ def _describe(event: DescribedEvent) -> tuple[str, Any]:
             return "failed", sequence.handle
         case Cancelled(sequence):
             return "cancelled", sequence.handle
+        case Recalled(sequence, _):
+            return "recalled", sequence.handle
         case AdaptersKept(adapter_keys):
             return "adapters_kept", list(adapter_keys)
 

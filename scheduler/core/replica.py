@@ -16,7 +16,8 @@ from lorrery.scheduler.core.adapters import Residency
 from lorrery.scheduler.core.batch_context import ReplicaBatchContext
 from lorrery.scheduler.core.batching.base import Batching, Step
 from lorrery.scheduler.core.finished import FinishedSequences
-from lorrery.scheduler.core.inbox import Inbox
+from lorrery.scheduler.core.headroom import Headroom
+from lorrery.scheduler.core.inbox import Inbox, Recall
 from lorrery.scheduler.core.memory.base import Check, Memory
 from lorrery.scheduler.core.plan import (
     AdaptersKept,
@@ -31,6 +32,7 @@ from lorrery.scheduler.core.plan import (
     Preempted,
     Raised,
     Ran,
+    Recalled,
 )
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache
 from lorrery.scheduler.core.queues.base import Queue, is_asked_every_step
@@ -121,6 +123,7 @@ class Replica:
         self._one_step = is_asked_every_step(queue)
         self._raised: Exception | None = None
         self._queue_is_broken = False
+        self._holds = False  # nobody enters the batch that runs
 
     @property
     def num_waiting(self) -> int:
@@ -151,6 +154,17 @@ class Replica:
     def cancel(self, handle: int, at_ps: int) -> None:
         """Withdraw a sequence; unknown handles are ignored, since it may just have finished."""
         self._inbox.put(at_ps, handle)
+
+    def recall(self, handle: int, to: str, at_ps: int) -> None:
+        """Ask for a waiting sequence for another worker; nothing happens if it has been admitted by then."""
+        self._inbox.put(at_ps, Recall(handle, to))
+
+    def headroom(self) -> Headroom:
+        """Return what could enter the batch now; of no use after the next plan or commit."""
+        running = self.running
+        seats = 0 if self._holds and running.num else self.batching.limits.max_sequences - running.num
+        adapters = None if self.options.no_lora else self.adapters
+        return Headroom(running, seats, self.memory.trial(running), adapters)
 
     def arrival_matters(self, *, again: bool = False) -> bool:
         """Tell whether an arrival may change the plan that runs; a cancel always may.
@@ -187,6 +201,8 @@ class Replica:
             what = inbox.take()
             if isinstance(what, int):
                 self._apply_cancel(what, at_ps)
+            elif isinstance(what, Recall):
+                self._apply_recall(what)
             else:
                 try:
                     context.enqueue(what, at_ps)
@@ -237,6 +253,7 @@ class Replica:
         max_steps = step.max_steps
         if max_steps > 1:
             max_steps = 1 if self._aborted or self._one_step else self.memory.steps_before_full(self.running, max_steps)
+        self._holds = step.hold
         plan = Plan(at_ps, max_steps, step.chunks, decode=step.decode, hold=step.hold)
         if self._context.admitted:
             plan.joins, self._context.admitted = self._context.admitted, []
@@ -269,6 +286,12 @@ class Replica:
             for held, reason in self._all_held().items():
                 self._finish(held, reason, at_ps, self._events)
             self._events += self._offload(at_ps)
+
+    def _apply_recall(self, recall: Recall) -> None:
+        if self.running.get(recall.handle) is None:
+            sequence = self.queue.cancel(recall.handle)
+            if sequence is not None:
+                self._events.append(Recalled(sequence, recall.to))
 
     def _preempt(self, at_ps: int) -> None:
         while (sequence := self.memory.victim(self.running)) is not None:

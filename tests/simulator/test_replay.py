@@ -349,3 +349,21 @@ def test_the_command_says_that_a_journal_has_no_end_or_a_line_is_cut(recorded: L
     assert code == 0
     assert f"{path}:{len(recorded)}: the line is cut off and is left out" in text
     assert "has no end: the scheduler runs, or was killed" in text
+
+
+@pytest.mark.parametrize("placement", ["least_loaded", "power_of_two"])
+def test_what_moves_between_workers_is_replayed_and_stands_in_the_journal(placement: str, tmp_path: Path) -> None:
+    ways = ("scheduler.policy='fcfs'", "scheduler.max_num_seqs=2", f"scheduler.placement='{placement}'")
+    num_recalled = num_moved = 0
+    for seed in range(4):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        path = run_settings(ways, f"moves {placement} {seed}", folder, num_requests=60)
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        num_recalled += sum(line.get("type") == "recall" for line in lines)
+        moved = [line for line in lines if "moved_from" in line]
+        num_moved += len(moved)
+        workers = {line["worker"]: line["hello"]["worker_id"] for line in lines if line.get("type") == "attached"}
+        assert all(workers[line["worker"]] != line["moved_from"] for line in moved)
+        assert replayed(path).differences == []
+    assert num_recalled >= num_moved > 10

@@ -21,6 +21,7 @@ from lorrery.scheduler.core.plan import (
     Preempted,
     Raised,
     Ran,
+    Recalled,
 )
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Sequence
@@ -128,6 +129,8 @@ def note(event: Event, at_ps: int) -> Entry:
     match event:
         case Admitted(sequence):
             return ("admitted", at_ps, sequence.handle, sequence.cached_tokens)
+        case Recalled(sequence):
+            return ("recalled", at_ps, sequence.handle)
         case Cancelled(sequence):
             return ("cancelled", at_ps, sequence.handle)
         case Dropped(sequence):

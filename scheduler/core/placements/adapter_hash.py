@@ -19,6 +19,8 @@ LOAD_FACTOR = 1.25
 class AdapterHash:
     """See the module."""
 
+    moves_waiting = True
+
     def place(self, sequence: Sequence, candidates: Many[Candidate]) -> Choice:
         """Choose the first worker in the adapter's ranking that has room."""
         if sequence.adapter is None:

@@ -54,7 +54,11 @@ class Choice:
 
 
 class Placement(Protocol):
-    """Chooses a worker, by the candidates' figures, what it chose before, and the generator that it was made with."""
+    """Chooses a worker, by the candidates' figures, what it chose before, and the generator that it was made with.
+
+    With an attribute `moves_waiting` that is true, what it has placed may move to another worker while it waits, if it
+    would start there first (`core.balance`).
+    """
 
     def place(self, sequence: Sequence, candidates: Many[Candidate]) -> Choice:
         """Choose one of the candidates, of which there is at least one, in order of attaching."""

@@ -18,6 +18,8 @@ MAX_LOAD_RATIO = 1.25
 class LeastLoaded:
     """See the module."""
 
+    moves_waiting = True
+
     def place(self, sequence: Sequence, candidates: Many[Candidate]) -> Choice:
         """Choose the least loaded worker, or one that has the adapter and is not much fuller."""
         least = least_loaded(candidates)

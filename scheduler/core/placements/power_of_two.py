@@ -19,6 +19,8 @@ class PowerOfTwo:
         rng: draws the two.
     """
 
+    moves_waiting = True
+
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
 

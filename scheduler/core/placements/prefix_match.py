@@ -17,6 +17,8 @@ MIN_HIT_RATIO = 0.1
 class PrefixMatch:
     """See the module."""
 
+    moves_waiting = True
+
     def place(self, sequence: Sequence, candidates: Many[Candidate]) -> Choice:
         """Choose the worker with the longest cached prefix that is not much fuller than the others."""
         most = load_bound(candidates, LOAD_FACTOR)

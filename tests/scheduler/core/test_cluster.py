@@ -20,7 +20,7 @@ from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.base import Candidate, Choice
 from lorrery.scheduler.core.placements.least_loaded import LeastLoaded
 from lorrery.scheduler.core.placements.round_robin import RoundRobin
-from lorrery.scheduler.core.plan import Cancelled, Dropped, Event, Failed, Finished, Plan, Ran
+from lorrery.scheduler.core.plan import Cancelled, Dropped, Event, Failed, Finished, Plan, Ran, Recalled
 from lorrery.scheduler.core.refusals import RefusalReason
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
@@ -449,12 +449,26 @@ class ClusterMachine(RuleBasedStateMachine):
     def run(self, member: Member) -> None:
         device = self.devices[member.name]
         decision = member.plan(self.at_ps)
-        self.note(decision.events)
+        self.note([event for event in decision.events if not isinstance(event, Recalled)])
+        for event in decision.events:
+            if isinstance(event, Recalled):
+                assert self.at.pop(event.sequence.handle) == member.name
+                self.take(self.core.take_recalled(event, member, self.at_ps), [event.sequence])
         device.forget(decision.leaves)
         if isinstance(decision, Plan):
             ran: Ran = device.run(decision, self.at_ps, 1, decision.until_ps, chunks=True)
             self.at_ps = ran.end_ps
             self.note(member.commit(decision, ran))
+
+    @rule()
+    def balance(self) -> None:
+        self.at_ps += 1
+        for move in self.core.balance(self.at_ps):
+            handle = move.sequence.handle
+            assert self.at[handle] == move.donor.name
+            assert move.donor.replica.running.get(handle) is None
+            assert not move.taker.draining
+            assert move.taker.replica.never_fits_reason(move.sequence) is None
 
     def take(self, events: list[ClusterEvent], sequences: list[Sequence]) -> None:
         """Enter events in the book; of these sequences, those that none tells of wait from now on."""
