@@ -23,6 +23,7 @@ GROUPS = {"keys", "validate"}
 WITHOUT_OPTIONS = {
     "load": (1, "no cluster at 127.0.0.1:1 "),
     "simulate": (0, "requests"),
+    "faults": (1, "UNAVAILABLE"),
     "plan": (0, "KV"),
     "calibrate": (2, "FILE"),
     "cache": (2, "corpus"),
@@ -67,6 +68,8 @@ def test_without_options_a_command_works_or_says_what_it_needs(
 ):
     monkeypatch.chdir(tmp_path)
     part, *rest = command.split()
+    if part == "faults":
+        rest = ["--target", "127.0.0.1:1"]
     if part == "load":  # at the default address a cluster may run
         rest = ["--target", "127.0.0.1:1", "--connect-timeout", "0.1"]
     result = CliRunner().invoke(app_of(part), rest)

@@ -1,5 +1,7 @@
 """Faults on request, live: by settings, by an operator's call, by a request's metadata; innocent streams are exact."""
 
+import asyncio
+import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -9,8 +11,10 @@ import grpc
 import grpc.aio
 import pytest
 import pytest_asyncio
+from typer.testing import CliRunner
 
 import lorrery
+from lorrery.cli.faults import app
 from lorrery.local.cluster import LocalCluster
 from lorrery.v1 import router_pb2
 from tests.cluster.client import TIMEOUT_SECONDS, Ask, Client, client_of, error_info
@@ -103,6 +107,21 @@ async def test_an_operator_sets_rules_that_count_and_takes_them_back(cluster: Lo
     await client.stub.SetFaults(router_pb2.SetFaultsRequest(), timeout=TIMEOUT_SECONDS)
     listed = (await client.stub.ListFaults(router_pb2.ListFaultsRequest(), timeout=TIMEOUT_SECONDS)).faults
     assert [rule.rule for rule in listed] == list(RULES)
+
+
+async def test_the_command_sets_lists_and_clears(cluster: LocalCluster, client: Client) -> None:
+    async def command(*arguments: str) -> str:
+        given = ["--target", cluster.router_address, *arguments]
+        result = await asyncio.to_thread(CliRunner().invoke, app, given)
+        assert result.exit_code == 0, (result.output, result.exception)
+        return result.output
+
+    assert "refuse,first=1" in await command("refuse,first=1", "delay,seconds=0.01")
+    assert (await generate(client, Ask(1)))[1] is not None
+    assert re.search(r"refuse,first=1 .* 1 ", await command())
+    cleared = await command("--clear")
+    assert "refuse,first=1" not in cleared
+    assert RULES[1] in cleared
 
 
 @pytest.mark.parametrize(
