@@ -14,12 +14,12 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int) -> None:
-    """Tie this process to its parent, whose pid must be `parent`; exit if that has ended already."""
+    """Tie this process to its parent, whose pid must be `parent`; exit without a word if that has ended already."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         sys.exit(f"prctl: {os.strerror(ctypes.get_errno())}")
     if os.getppid() != parent:
-        sys.exit("the parent is gone")  # it ended before the line above
+        sys.exit(1)  # it ended before the line above
 
 
 def main() -> None:
