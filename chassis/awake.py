@@ -6,11 +6,14 @@ counts as one tick at most, so what waits in sockets is read before anybody is j
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable
 from typing import TypeVar
 
 TICK_SECONDS = 0.1
+STOP_TICKS = 5
+"""A tick that comes later than this many is a stop."""
 
 _T = TypeVar("_T")
 
@@ -26,13 +29,21 @@ class AwakeClock:
         self._tick_seconds = tick_seconds
         self._counted = 0.0
         self._ticked: float | None = None
+        self._steady_since = 0.0
 
     def now(self) -> float:
         """Return the seconds counted so far; the first call starts the clock, inside the loop."""
         if self._ticked is None:
-            self._ticked = time.monotonic()
+            self._ticked, self._steady_since = time.monotonic(), -math.inf
             self._arm()
         return self._counted + min(time.monotonic() - self._ticked, self._tick_seconds)
+
+    def steady_seconds(self) -> float:
+        """Return for how long the loop has run without a stop; a wait that ends just after one says nothing yet."""
+        now = self.now()
+        assert self._ticked is not None
+        stopped = time.monotonic() - self._ticked > STOP_TICKS * self._tick_seconds
+        return 0.0 if stopped else now - self._steady_since
 
     async def sleep_until(self, when: float) -> None:
         """Return once the clock shows `when`."""
@@ -62,6 +73,8 @@ class AwakeClock:
     def _tick(self) -> None:
         assert self._ticked is not None
         now = time.monotonic()
-        self._counted += min(now - self._ticked, 2 * self._tick_seconds)
-        self._ticked = now
+        passed, self._ticked = now - self._ticked, now
+        self._counted += min(passed, 2 * self._tick_seconds)
+        if passed > STOP_TICKS * self._tick_seconds:
+            self._steady_since = self._counted
         self._arm()

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from uuid import uuid4
 
 from lorrery.chassis import rendezvous
+from lorrery.chassis.awake import AwakeClock
 from lorrery.chassis.errors import Reason, Unavailable
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.request import Finish
@@ -18,6 +19,9 @@ from lorrery.router.shard import Shard
 from lorrery.router.streams import OpenRequest
 from lorrery.settings import Settings
 from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
+
+AFTER_STOP_SECONDS = 5.0
+"""How long a router that was stopped runs before it lets a wait for a scheduler end: time to dial twice."""
 
 
 class Placement:
@@ -35,6 +39,7 @@ class Placement:
         self.any_connected = asyncio.Event()
         self._timeout_seconds = settings.router.resume_timeout_seconds
         self._metrics = metrics
+        self._awake = AwakeClock()
         self._waiting: dict[OpenRequest, asyncio.TimerHandle] = {}
         self.shards = [Shard(address, settings, metrics, self) for address in settings.router.schedulers]
 
@@ -50,6 +55,7 @@ class Placement:
 
     async def run(self) -> None:
         """Keep a stream to every shard, until cancelled."""
+        self._awake.now()  # it counts from here
         try:
             async with asyncio.TaskGroup() as tasks:
                 for shard in self.shards:
@@ -124,6 +130,11 @@ class Placement:
             accepting[rendezvous.choose(key, [shard.address for shard in accepting])].submit(open_request)
 
     def _give_up(self, open_request: OpenRequest) -> None:
+        missing = AFTER_STOP_SECONDS - self._awake.steady_seconds()
+        if missing > 0:  # a scheduler may have been there while this process was stopped
+            loop = asyncio.get_running_loop()
+            self._waiting[open_request] = loop.call_later(missing, self._give_up, open_request)
+            return
         del self._waiting[open_request]
         open_request.fail(
             Unavailable(

@@ -34,6 +34,7 @@ from lorrery.vocabulary.wire_time import from_wire
 _LATE_STEPS = 0.25
 _GAP_PER_LAG = 8.0
 _MAX_GAP_STEPS = 4.0
+_JUMP_SECONDS, _JUMP_STEPS = 5.0, 10.0  # so late is no frame of a scheduler that shares its clock's rate with us
 
 _log = get_logger("router.streams")
 
@@ -283,8 +284,12 @@ class Fanout:
         sent_ps = from_wire(frame.sent_ps, clock.now_ps())
         clock.observe(sent_ps)
         received = time.monotonic()
-        late_seconds = max(0.0, received - clock.to_monotonic(sent_ps)) + self._loop_delay_seconds
         step_seconds = frame.step_ps / PS_PER_SECOND * self.time_scale
+        late_seconds = max(0.0, received - clock.to_monotonic(sent_ps))
+        if late_seconds > max(_JUMP_SECONDS, _JUMP_STEPS * step_seconds):
+            # A clock has jumped, or frames were held up; if so, those behind this one set the new clock right at once.
+            self._clock, late_seconds = DeviceClock.synced(self.time_scale, frame.sent_ps), 0.0
+        late_seconds += self._loop_delay_seconds
         if late_seconds < _LATE_STEPS * step_seconds:
             self._gap_seconds = 0.0
         else:

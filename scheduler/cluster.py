@@ -40,6 +40,9 @@ from lorrery.vocabulary.units import PS_PER_SECOND
 MAX_REMEMBERED = 10_000
 """Errors that were logged, and requests of routers that went: what others' words name is not remembered for ever."""
 
+AFTER_STOP_SECONDS = 1.0
+"""How long a scheduler that was stopped runs before it lets a wait for a worker end."""
+
 log = get_logger("scheduler.cluster")
 
 
@@ -271,6 +274,10 @@ class Cluster:
             self._wait_timer = asyncio.get_running_loop().call_later(seconds, self._end_waits, until_ps)
 
     def _end_waits(self, until_ps: int) -> None:
+        missing = AFTER_STOP_SECONDS - self.awake.steady_seconds()
+        if missing > 0:  # a worker's hello may wait in a socket
+            self._wait_timer = asyncio.get_running_loop().call_later(missing, self._end_waits, until_ps)
+            return
         self._waits_until_ps = None
         at_ps = max(until_ps, self.clock.now_ps())  # a timer may fire a little early
         self._carry_out(self.core.expire(at_ps), at_ps)

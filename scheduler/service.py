@@ -178,8 +178,12 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             worker.step_done(wire.read_step(message.step, now_ps))
         elif kind == "draining":
             self._cluster.drain_worker(worker)
-        elif kind == "heartbeat" and message.heartbeat.plan_id:
-            worker.promised(message.heartbeat.plan_id, from_wire(message.heartbeat.step_end_ps, now_ps))
+        elif kind == "heartbeat":
+            beat = message.heartbeat
+            if beat.number:
+                worker.answer(beat.number, now_ps)
+            if beat.plan_id:
+                worker.promised(beat.plan_id, from_wire(beat.step_end_ps, now_ps))
 
     async def _watch(self, worker: Dispatcher) -> None:
         """Give a worker up that is silent, or has a plan and does not get on with it, for too long."""

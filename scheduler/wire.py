@@ -224,6 +224,11 @@ def welcome(time_scale: float, sent_ps: int, faults_from_ps: int) -> ToWorker:
     )
 
 
+def heartbeat_answer(number: int, sent_ps: int) -> ToWorker:
+    """Write the answer to a heartbeat."""
+    return ToWorker(heartbeat_answer=pb.HeartbeatAnswer(number=number, sent_ps=to_wire(sent_ps)))
+
+
 def interrupt(plan_id: int, at_ps: int) -> ToWorker:
     """Write that a plan should end at the first boundary at or after a time."""
     return ToWorker(interrupt=pb.Interrupt(plan_id=plan_id, at_ps=to_wire(at_ps)))

@@ -284,6 +284,10 @@ class Dispatcher:
         """Take note of a message of any kind."""
         self.watch.heard(self._cluster.awake.now())
 
+    def answer(self, number: int, now_ps: int) -> None:
+        """Answer a heartbeat."""
+        self._send(wire.heartbeat_answer(number, now_ps))
+
     def promised(self, plan_id: int, end_ps: int) -> None:
         """Take note of when the worker says that the step under way ends."""
         in_seconds = self._clock.to_monotonic(end_ps) - time.monotonic()

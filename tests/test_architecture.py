@@ -249,3 +249,18 @@ def test_a_section_of_the_settings_imports_nothing_of_its_room_but_what_is_pure(
     tree = ast.parse((ROOT / owner / "settings.py").read_text(encoding="utf-8"))
     ours = [name for name, _ in imports(tree) if within(name, "lorrery")]
     assert [name for name in ours if not any(within(name, package) for package in allowed)] == []
+
+
+@pytest.mark.parametrize("room", ["chassis", "router", "scheduler", "worker"])
+def test_no_service_reads_the_time_of_day(room: str) -> None:
+    """It jumps, and differs between hosts; logs alone are stamped with it, by structlog."""
+    for path in (ROOT / room).rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        imported = {name.split(".")[0] for name, _ in imports(tree)}
+        assert "datetime" not in imported, path
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "time":
+                # Versions of adapters begin with it, so that a restart does not repeat them; they only ever grow.
+                versions = path == ROOT / "scheduler" / "adapters.py" and node.attr == "time_ns"
+                known = {"monotonic", "sleep", "thread_time", "process_time"}
+                assert versions or node.attr in known, f"{path}:{node.lineno}"

@@ -8,6 +8,7 @@ import asyncio
 import os
 import random
 import socket
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from uuid import uuid4
 
@@ -45,6 +46,8 @@ REFUSED_RETRY_SECONDS = {
 """After a scheduler refused this worker."""
 CLOSE_SECONDS = 1.0
 """How long a drained worker waits for the scheduler to close the stream."""
+JUMP_SECONDS = 1.0
+"""By so many wall seconds the scheduler's clock may turn out to be behind what this worker thinks it is."""
 MAX_OUTGOING = 4096
 """Messages that may wait for a slow stream, a minute of 15 ms steps; one more and the stream counts as broken."""
 
@@ -201,6 +204,7 @@ class _Attachment:
         self._outgoing: asyncio.Queue[pb.AttachRequest] = asyncio.Queue(MAX_OUTGOING)
         self._pacer = Pacer(gpu, clock, metrics, self._report, slow_spells)
         self._ended = asyncio.Event()
+        self._num_beats, self._beat_at = 0, 0.0
 
     async def run(self, heartbeat_seconds: float) -> None:
         """Serve until the scheduler ends the stream.
@@ -255,7 +259,16 @@ class _Attachment:
     async def _beat(self, every_seconds: float) -> None:
         while True:
             await asyncio.sleep(every_seconds)
-            self._send(wire.heartbeat(self._pacer.progress))
+            self._num_beats, self._beat_at = self._num_beats + 1, time.monotonic()
+            self._send(wire.heartbeat(self._num_beats, self._pacer.progress))
+
+    def _answered(self, answer: pb.HeartbeatAnswer, now_ps: int) -> None:
+        if answer.number != self._num_beats:
+            return
+        ahead_seconds = self._clock.observe(from_wire(answer.sent_ps, now_ps), self._beat_at)
+        if ahead_seconds > JUMP_SECONDS:
+            # What runs here was put at times that the scheduler's clock has not reached. A new stream starts anew.
+            raise StreamBrokenError(f"the clock of this host or of the scheduler's has jumped by {ahead_seconds:.3f} s")
 
     async def _read(self) -> None:
         while True:
@@ -276,6 +289,8 @@ class _Attachment:
                 self._pacer.start(await self._read_plan(message.plan, now_ps))
             case "interrupt":
                 self._pacer.interrupt(message.interrupt.plan_id, from_wire(message.interrupt.at_ps, now_ps))
+            case "heartbeat_answer":
+                self._answered(message.heartbeat_answer, now_ps)
             case other:
                 raise ValueError(f"the scheduler sent {other} in the middle of the stream")
 

@@ -59,12 +59,13 @@ def hello(
 DRAINING = pb.AttachRequest(draining=pb.WorkerDraining())
 
 
-def heartbeat(progress: tuple[int, int] | None) -> pb.AttachRequest:
+def heartbeat(number: int, progress: tuple[int, int] | None) -> pb.AttachRequest:
     """Return a sign of life; `progress` is the plan that runs, and when its step under way ends."""
     if progress is None:
-        return pb.AttachRequest(heartbeat=pb.Heartbeat())
+        return pb.AttachRequest(heartbeat=pb.Heartbeat(number=number))
     plan_id, step_end_ps = progress
-    return pb.AttachRequest(heartbeat=pb.Heartbeat(plan_id=plan_id, step_end_ps=to_wire(step_end_ps)))
+    beat = pb.Heartbeat(number=number, plan_id=plan_id, step_end_ps=to_wire(step_end_ps))
+    return pb.AttachRequest(heartbeat=beat)
 
 
 def step_done(report: StepReport) -> pb.AttachRequest:

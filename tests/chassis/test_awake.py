@@ -42,3 +42,13 @@ async def test_what_does_not_come_is_cancelled() -> None:
     with pytest.raises(TimeoutError):
         await AwakeClock().within(0.05, future)
     assert future.cancelled()
+
+
+async def test_after_a_stop_it_is_steady_again_only_with_time() -> None:
+    awake = AwakeClock(tick_seconds=0.02)
+    assert awake.steady_seconds() > 1e9  # no stop has been seen
+    await asyncio.sleep(0.05)
+    time.sleep(STOP_SECONDS)  # noqa: ASYNC251  holds the loop, as SIGSTOP would
+    assert awake.steady_seconds() == 0
+    await asyncio.sleep(0.05)
+    assert 0 <= awake.steady_seconds() < STOP_SECONDS

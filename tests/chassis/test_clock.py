@@ -62,6 +62,25 @@ def test_estimate_follows_a_clock_that_runs_slower(monotonic: list[float]):
     assert abs(error_seconds) < 1e-3
 
 
+def test_an_answer_shows_a_clock_that_has_jumped_ahead_of_the_other(monotonic: list[float]):
+    clock = DeviceClock.synced(2.0, 0)
+    monotonic[0] += 20.0  # ten device seconds; the other's host stood still for the last five of them
+    assert clock.now_ps() == 10 * PS_PER_SECOND
+    asked_at = monotonic[0]
+    monotonic[0] += 0.5
+    assert clock.observe(5 * PS_PER_SECOND, asked_at) == pytest.approx(10.0, abs=0.01)
+    assert clock.now_ps() == pytest.approx(5.25 * PS_PER_SECOND)
+
+
+def test_an_answer_of_a_clock_that_has_not_jumped_changes_nothing(monotonic: list[float]):
+    clock = DeviceClock.synced(1.0, 0)
+    asked_at = monotonic[0] = 1100.0
+    monotonic[0] += 3.0  # held up on its way, there or back
+    for stamp_seconds in (100, 101.5, 103):
+        assert clock.observe(round(stamp_seconds * PS_PER_SECOND), asked_at) == 0
+        assert clock.now_ps() == pytest.approx(103 * PS_PER_SECOND, abs=103 * DRIFT * PS_PER_SECOND)
+
+
 @pytest.mark.parametrize("time_scale", [0.0, -1.0, float("nan")])
 def test_impossible_time_scale_is_refused(time_scale: float):
     with pytest.raises(ValueError, match="time_scale"):

@@ -82,9 +82,9 @@ async def test_first_and_last_token_leave_at_once_however_late_the_router_is(sta
     route.send([(other_handle, 3)])
     call = router.generate()
     handle = (await next_submit(route)).handle
-    route.send([(handle, 3)], late_seconds=900.0)
+    route.send([(handle, 3)], late_seconds=4.0)
     assert list((await call.read()).token_ids) == [3]
-    route.send([(handle, 4)], [(handle, LENGTH)], late_seconds=900.0)
+    route.send([(handle, 4)], [(handle, LENGTH)], late_seconds=4.0)
     last = await call.read()
     assert (list(last.token_ids), last.finish.reason) == ([4], LENGTH)
     other.cancel()

@@ -26,6 +26,7 @@ class Stream:
         self._context = context
         self.steps: asyncio.Queue[pb.StepDone] = asyncio.Queue()
         self.heartbeat = asyncio.Event()
+        self._beats: asyncio.Queue[None] = asyncio.Queue()
         self.num_heartbeats = 0
         self.draining = asyncio.Event()
         self.half_closed = asyncio.Event()
@@ -43,6 +44,14 @@ class Stream:
     async def step(self) -> pb.StepDone:
         async with asyncio.timeout(PATIENCE_SECONDS):
             return await self.steps.get()
+
+    async def heartbeat_after(self) -> None:
+        """Wait until a heartbeat of now has been answered."""
+        while not self._beats.empty():
+            self._beats.get_nowait()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            for _ in range(2):
+                await self._beats.get()
 
     async def whole_plan(self) -> list[pb.StepDone]:
         """Steps up to the hand-back."""
@@ -62,6 +71,9 @@ class Stream:
                 case "heartbeat":
                     self.num_heartbeats += 1
                     self.heartbeat.set()
+                    self._beats.put_nowait(None)
+                    answer = pb.HeartbeatAnswer(number=request.heartbeat.number, sent_ps=self.clock.now_ps())
+                    await self._context.write(pb.AttachResponse(heartbeat_answer=answer))
                 case "draining":
                     self.draining.set()
                 case other:

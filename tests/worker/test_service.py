@@ -406,3 +406,27 @@ async def test_worker_that_is_not_attached_drains_at_once():
 def test_settings_that_name_no_possible_gpu_are_refused(overrides, message):
     with pytest.raises(SettingsError, match=message):
         WorkerService(Settings.model_validate(overrides), CollectorRegistry())
+
+
+@pytest.mark.parametrize("jump_seconds", [-10.0, 10.0])
+async def test_a_jump_of_one_hosts_clock_leaves_no_drift(jump_seconds: float):
+    async with fake_scheduler(TIME_SCALE) as scheduler, running_worker(scheduler) as worker:
+        stream = await scheduler.next_stream()
+        await stream.send_plan(prefill_plan(1, stream.clock.now_ps(), join(1, 1, 600), max_steps=600, decode=True))
+        await stream.step()
+        # Against the worker's, that is; the stream is of the same clock.
+        scheduler.clock._start_seconds += jump_seconds
+        if jump_seconds > 0:  # the worker is ahead: what it has was put at times that are still to come
+            stream = await scheduler.next_stream()
+        else:
+            await stream.heartbeat_after()
+            await stream.send_interrupt(1, 0)
+            await stream.whole_plan()
+        start_ps = stream.clock.now_ps()
+        plan = prefill_plan(2, start_ps, join(2, 1, 6), max_steps=3, decode=True)
+        plan.leaves_u32 = b"" if jump_seconds > 0 else u32(1)
+        await stream.send_plan(plan)
+        steps = await stream.whole_plan()
+        assert steps[0].start_ps >= start_ps
+        assert steps[-1].end_ps - start_ps < 5 * 10**12
+        assert worker.metric("attachments_total") == (2 if jump_seconds > 0 else 1)

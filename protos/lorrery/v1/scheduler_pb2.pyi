@@ -774,19 +774,23 @@ class Heartbeat(message.Message):
 
     PLAN_ID_FIELD_NUMBER: builtins.int
     STEP_END_PS_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
     plan_id: builtins.int
     """The plan that runs; 0: none."""
     step_end_ps: builtins.int
     """When the step under way ends. Only the first that is said of a step counts."""
+    number: builtins.int
+    """Names the heartbeat in its answer; 0: no answer, please."""
     def __init__(
         self,
         *,
         plan_id: builtins.int = ...,
         step_end_ps: builtins.int = ...,
+        number: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["plan_id", b"plan_id", "step_end_ps", b"step_end_ps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["number", b"number", "plan_id", b"plan_id", "step_end_ps", b"step_end_ps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -862,6 +866,7 @@ class AttachResponse(message.Message):
     WELCOME_FIELD_NUMBER: builtins.int
     PLAN_FIELD_NUMBER: builtins.int
     INTERRUPT_FIELD_NUMBER: builtins.int
+    HEARTBEAT_ANSWER_FIELD_NUMBER: builtins.int
     @builtins.property
     def welcome(self) -> WorkerWelcome:
         """The first message, and no other."""
@@ -874,20 +879,52 @@ class AttachResponse(message.Message):
     def interrupt(self) -> Interrupt:
         """Hand back early."""
 
+    @builtins.property
+    def heartbeat_answer(self) -> HeartbeatAnswer:
+        """Answers a heartbeat."""
+
     def __init__(
         self,
         *,
         welcome: WorkerWelcome | None = ...,
         plan: Plan | None = ...,
         interrupt: Interrupt | None = ...,
+        heartbeat_answer: HeartbeatAnswer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["interrupt", b"interrupt", "message", b"message", "plan", b"plan", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["heartbeat_answer", b"heartbeat_answer", "interrupt", b"interrupt", "message", b"message", "plan", b"plan", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["interrupt", b"interrupt", "message", b"message", "plan", b"plan", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["heartbeat_answer", b"heartbeat_answer", "interrupt", b"interrupt", "message", b"message", "plan", b"plan", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = typing.Literal["welcome", "plan", "interrupt"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = typing.Literal["welcome", "plan", "interrupt", "heartbeat_answer"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
+
+@typing.final
+class HeartbeatAnswer(message.Message):
+    """HeartbeatAnswer tells a worker the device clock. It was stamped after the
+    heartbeat was sent and before the answer came, so the worker notices if its
+    host's clock, or the scheduler's, has jumped.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    SENT_PS_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """The heartbeat's."""
+    sent_ps: builtins.int
+    """The device clock when this message was made."""
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        sent_ps: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["number", b"number", "sent_ps", b"sent_ps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
 class WorkerWelcome(message.Message):
