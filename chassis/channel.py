@@ -15,15 +15,13 @@ from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.sections import MAX_PORT, TlsSettings
 from lorrery.chassis.tls import Pems, read_pems, watched_pems
 
-MESSAGE_BYTES = 64 * 1024 * 1024
-"""Largest message either way; gRPC's default of 4 MiB is one million token ids."""
-
 OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2000),
-    ("grpc.max_send_message_length", MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    # Any length: who dials trusts the answer, and a plan may bring the outputs of a whole batch. gRPC's default is 4
+    # MiB, one million token ids; what is sent has no limit by default.
+    ("grpc.max_receive_message_length", -1),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),

@@ -40,6 +40,11 @@ class Service(Protocol):
 
     name: str
 
+    @property
+    def receive_bytes(self) -> int:
+        """The largest message that its server takes."""
+        ...
+
     def register(self, server: grpc.aio.Server) -> Sequence[str]:
         """Add the servicers to `server`; return the full names of their gRPC services."""
         ...
@@ -93,7 +98,7 @@ async def run_service(
         state = ServiceState(registry)
         metrics_server = serve_metrics(metrics, registry, f"{service.name}.metrics")
         stack.callback(metrics_server.close)
-        server, health = new_server(), Health()
+        server, health = new_server(service.receive_bytes), Health()
         started = False
         try:
             names = service.register(server)

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from lorrery.chassis.channel import MESSAGE_BYTES
 from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.chassis.metrics import address_error
 from lorrery.chassis.sections import TlsSettings
 from lorrery.chassis.tls import server_credentials
 
+RECEIVE_BYTES = 4 * 1024 * 1024
+"""gRPC's default for the largest message that a server takes. A longer one ends its call with RESOURCE_EXHAUSTED."""
+
 OPTIONS: tuple[tuple[str, int], ...] = (
     # A second process on the port must fail, not take half of the connections.
     ("grpc.so_reuseport", 0),
-    ("grpc.max_send_message_length", MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MESSAGE_BYTES),
     # Tolerate clients that ping often, on idle connections too; gRPC's default closes them.
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -52,9 +52,9 @@ class Health:
         await self._servicer.enter_graceful_shutdown()
 
 
-def new_server() -> grpc.aio.Server:
-    """Return a server with the chassis's options; call it inside the running loop."""
-    return grpc.aio.server(options=OPTIONS)
+def new_server(receive_bytes: int = RECEIVE_BYTES) -> grpc.aio.Server:
+    """Return a server with the chassis's options, for messages of at most this size; call it inside the loop."""
+    return grpc.aio.server(options=(*OPTIONS, ("grpc.max_receive_message_length", receive_bytes)))
 
 
 def bind(server: grpc.aio.Server, listen: str, tls: TlsSettings, setting: str = "listen") -> str:

@@ -32,6 +32,8 @@ from lorrery.chassis.errors import (
 )
 
 DOMAIN = "lorrery"
+MAX_TEXT_BYTES, MAX_FACT_BYTES = 1000, 200
+"""A status travels in headers, of which clients take 8 KiB: its text in up to three times the bytes, and both again."""
 
 GRPC_STATUS: dict[type[RequestError], grpc.StatusCode] = {
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
@@ -75,7 +77,8 @@ def grpc_status(error: RequestError) -> grpc.StatusCode:
 def status_of(error: RequestError, message: str | None = None) -> grpc.Status:
     """Return the status of an error, details included; `message` replaces the error's own text."""
     details = [any_pb2.Any(), any_pb2.Any()]
-    details[0].Pack(ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.facts))
+    facts = {name: _cut(value, MAX_FACT_BYTES) for name, value in error.facts.items()}
+    details[0].Pack(ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=facts))
     retry_seconds: float | None = RETRY_SECONDS.get(error.reason)
     if error.retry_seconds is not None:
         retry_seconds = error.retry_seconds
@@ -86,8 +89,13 @@ def status_of(error: RequestError, message: str | None = None) -> grpc.Status:
         delay.FromNanoseconds(round(retry_seconds * 1e9))
         details[1].Pack(RetryInfo(retry_delay=delay))
     code: int = grpc_status(error).value[0]
-    text = str(error) if message is None else message
+    text = _cut(str(error) if message is None else message, MAX_TEXT_BYTES)
     return rpc_status.to_status(Status(code=code, message=text, details=details))
+
+
+def _cut(text: str, max_bytes: int) -> str:
+    encoded = text.encode()
+    return text if len(encoded) <= max_bytes else encoded[:max_bytes].decode(errors="ignore") + "..."
 
 
 async def abort(context: Context, error: RequestError, message: str | None = None) -> NoReturn:

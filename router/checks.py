@@ -9,9 +9,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lorrery.chassis.errors import InvalidRequest
+from lorrery.chassis.errors import InvalidRequest, NeverFits
 from lorrery.chassis.names import MAX_NAME_CHARACTERS, quoted, too_long, why_no_name
+from lorrery.chassis.server import RECEIVE_BYTES
 from lorrery.router.tokenizer import Tokenizer
+
+_TOKEN_ID_BYTES = 5
+"""A 32-bit number as protobuf spells it."""
+_OTHER_BYTES = 64 * 1024
 
 
 def check_length(field: str, value: str) -> None:
@@ -58,6 +63,36 @@ def check_text(field: str, text: str, tokenizer: Tokenizer, max_req_input_len: i
             field=field,
             value=size,
             limit=most,
+        )
+
+
+def receive_bytes(max_req_input_len: int, longest_token_bytes: int, max_stop_bytes: int) -> int:
+    """Return the size of the largest message that clients may send.
+
+        2 x (max_req_input_len x max(5, longest_token_bytes) + max_stop_bytes + 64 KiB), and 4 MiB at least
+
+    A token id takes at most 5 bytes, a text at most those of its longest tokens; names and numbers take far less than
+    64 KiB. Twice all that, so that a prompt which is not much too long is told by how much, with a status of ours. 4
+    MiB is gRPC's own default, which clients expect.
+    """
+    prompt_bytes = max_req_input_len * max(_TOKEN_ID_BYTES, longest_token_bytes)
+    return max(RECEIVE_BYTES, 2 * (prompt_bytes + max_stop_bytes + _OTHER_BYTES))
+
+
+def check_prompt_tokens(prompt_tokens: int, max_new_tokens: int, max_req_input_len: int) -> None:
+    """Check the length of a prompt, in S-LoRA's words.
+
+    Raises:
+        NeverFits: it is over `max_req_input_len`.
+    """
+    if prompt_tokens > max_req_input_len:
+        raise NeverFits(
+            f"the input prompt token len {prompt_tokens} is too long > {max_req_input_len} (max_req_input_len is"
+            f" {max_req_input_len}); give a shorter prompt",
+            field="prompt",
+            prompt_tokens=prompt_tokens,
+            max_new_tokens=max_new_tokens,
+            max_req_input_len=max_req_input_len,
         )
 
 

@@ -10,7 +10,14 @@ from lorrery.chassis.errors import InvalidRequest, Reason, UnknownName
 from lorrery.chassis.names import quoted
 from lorrery.router import wire
 from lorrery.router.access import Access, check_use
-from lorrery.router.checks import check_adapter_id, check_length, check_stop_strings, check_text, check_token_ids
+from lorrery.router.checks import (
+    check_adapter_id,
+    check_length,
+    check_prompt_tokens,
+    check_stop_strings,
+    check_text,
+    check_token_ids,
+)
 from lorrery.router.keys import ApiKey
 from lorrery.router.request import Request
 from lorrery.router.stop import stop_token_sequences
@@ -67,7 +74,7 @@ class RequestReader:
             raise InvalidRequest("true_output_tokens must be at least 1, got 0", field="true_output_tokens", value=0)
         tenant_id = self._access.tenant(caller, message.tenant_id)
         check_use(caller, message.adapter_id, sampling.max_new_tokens, 0)
-        prompt_token_ids = await self._prompt_token_ids(message)
+        prompt_token_ids = await self._prompt_token_ids(message, sampling.max_new_tokens)
         check_use(caller, message.adapter_id, sampling.max_new_tokens, len(prompt_token_ids))
         return Request(
             request_id=message.request_id or uuid4().hex,
@@ -81,17 +88,22 @@ class RequestReader:
             key=caller if self._access.counts else None,
         )
 
-    async def _prompt_token_ids(self, message: router_pb2.GenerateRequest) -> Sequence[int]:
+    async def _prompt_token_ids(self, message: router_pb2.GenerateRequest, max_new_tokens: int) -> Sequence[int]:
         kind = message.WhichOneof("prompt")
+        max_req_input_len = self._settings.scheduler.max_req_input_len
         if kind == "token_ids" and message.token_ids.ids:
+            check_prompt_tokens(len(message.token_ids.ids), max_new_tokens, max_req_input_len)
             token_ids = array("I", message.token_ids.ids)
             check_token_ids("token_ids", token_ids, self._tokenizer.vocab_size)
             return token_ids
         if kind == "text" and (text := message.text):
-            check_text("text", text, self._tokenizer, self._settings.scheduler.max_req_input_len)
+            check_text("text", text, self._tokenizer, max_req_input_len)
             if len(text) > _LONG_TEXT_CHARACTERS:
-                return await asyncio.to_thread(self._tokenizer.encode_prompt, text)
-            return self._tokenizer.encode_prompt(text)
+                encoded = await asyncio.to_thread(self._tokenizer.encode_prompt, text)
+            else:
+                encoded = self._tokenizer.encode_prompt(text)
+            check_prompt_tokens(len(encoded), max_new_tokens, max_req_input_len)
+            return encoded
         raise InvalidRequest("prompt is empty; give text or token_ids", field="prompt")
 
     async def _stop_token_sequences(self, stop_strings: Sequence[str]) -> tuple[tuple[int, ...], ...]:

@@ -28,6 +28,7 @@ from lorrery.chassis.exposure import warn_if_exposed
 from lorrery.chassis.log import get_logger
 from lorrery.router import adapters, wire
 from lorrery.router.access import Access, check_load, check_operator, visible_adapters, visible_status
+from lorrery.router.checks import receive_bytes
 from lorrery.router.faults import METADATA_KEY, Injector
 from lorrery.router.keys import ApiKey
 from lorrery.router.metrics import RouterMetrics
@@ -90,6 +91,13 @@ class Router(router_pb2_grpc.RouterServiceServicer):
         )
 
     # --- the chassis's side ---
+
+    @property
+    def receive_bytes(self) -> int:
+        """See `Service`; it follows from the longest prompt."""
+        longest_token_bytes = self._tokenizer.longest_token_bytes
+        max_req_input_len = self._settings.scheduler.max_req_input_len
+        return receive_bytes(max_req_input_len, longest_token_bytes, self._settings.router.max_stop_bytes)
 
     def register(self, server: grpc.aio.Server) -> Sequence[str]:
         """Add the servicer to `server`."""

@@ -14,7 +14,7 @@ import grpc.aio
 
 from lorrery.chassis.channel import Dialler
 from lorrery.chassis.credentials import ClusterToken, Metadata
-from lorrery.chassis.errors import Overloaded, Reason
+from lorrery.chassis.errors import Internal, NeverFits, Overloaded, Reason, RequestError
 from lorrery.chassis.log import get_logger
 from lorrery.chassis.tasks import until_first_ends
 from lorrery.router import wire
@@ -61,10 +61,12 @@ class Session:
     Args:
         call: the stream, past both hellos.
         fanout: where its tokens go.
+        submit_bytes: the largest request that the scheduler takes; a larger one would break the stream.
     """
 
-    def __init__(self, call: RouteCall, fanout: Fanout) -> None:
+    def __init__(self, call: RouteCall, fanout: Fanout, submit_bytes: int) -> None:
         self.fanout = fanout
+        self._submit_bytes = submit_bytes
         self._call = call
         self._next_handle = 1
         self._submits: dict[int, OpenRequest] = {}
@@ -114,15 +116,36 @@ class Session:
                         # The next life of the stream starts to count anew, and resumes every open request.
                         raise wire.ProtocolError("no handle is left in this life of the stream")
                     open_request = self._submits.pop(handle)
-                    await self._call.write(
-                        wire.submit(
-                            handle,
-                            open_request.request,
-                            open_request.token_ids,
-                            resumed=open_request.resumed,
-                            adapter=open_request.adapter,
-                        )
-                    )
+                    if (submit := self._pack(handle, open_request)) is not None:
+                        await self._call.write(submit)
+
+    def _pack(self, handle: int, open_request: OpenRequest) -> scheduler_pb2.RouteRequest | None:
+        """Return the message that asks for a request; None: there cannot be one, and the request has failed."""
+        error: RequestError
+        try:
+            message = wire.submit(
+                handle,
+                open_request.request,
+                open_request.token_ids,
+                resumed=open_request.resumed,
+                adapter=open_request.adapter,
+            )
+        except Exception as cause:
+            # Without its traceback, whose locals show the prompt.
+            _log.error("submit_failed", request_id=open_request.request.request_id, reason=repr(cause))
+            error = Internal(str(cause))
+        else:
+            if (size := message.ByteSize()) <= self._submit_bytes:
+                return message
+            error = NeverFits(
+                f"the request takes {size} bytes on the way to its scheduler; at most {self._submit_bytes} are taken;"
+                " give a shorter prompt or fewer stop strings",
+                value=size,
+                limit=self._submit_bytes,
+            )
+        self.fanout.remove(open_request)
+        open_request.fail(error)
+        return None
 
 
 class Shard:
@@ -242,7 +265,7 @@ class Shard:
             metrics=self._metrics,
             on_slow_reader=self._cut_slow_reader,
         )
-        session = self._session = Session(call, fanout)
+        session = self._session = Session(call, fanout, self._settings.scheduler.submit_bytes)
         if list(hello.changes) != self._owner.log.changes:  # something happened between the hellos
             session.tell(self._owner.log)
         self._draining = False

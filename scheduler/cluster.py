@@ -21,7 +21,7 @@ from lorrery.scheduler.core.cluster_events import ClusterEvent, Placed, Refused,
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.plan import Recalled
 from lorrery.scheduler.core.policies import batch_limits, batching_name
-from lorrery.scheduler.core.refusals import RefusalReason, withheld
+from lorrery.scheduler.core.refusals import Refusal, RefusalReason, withheld
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.journal import Journal
 from lorrery.scheduler.live_request import Counted, LiveRequest
@@ -247,10 +247,13 @@ class Cluster:
         self._carry_out(self.core.take_recalled(recalled, donor, at_ps), at_ps)
 
     def _tell_refused(self, event: Refused, request_id: str, router: RouterLink, router_handle: int) -> None:
-        refusal = event.refusal
         if event.error is not None:
-            self.log_error(refusal.message, event.error)
-        failed = event.error is not None or refusal.reason is RefusalReason.WORKERS_LOST
+            self.log_error(event.refusal.message, event.error)
+        self.refuse(router, router_handle, request_id, event.refusal)
+
+    def refuse(self, router: RouterLink, router_handle: int, request_id: str, refusal: Refusal) -> None:
+        """Tell a router that a request ends without (further) tokens."""
+        failed = refusal.reason in (RefusalReason.INTERNAL, RefusalReason.WORKERS_LOST)
         self.metrics.requests.labels("failed" if failed else "refused").inc()
         log.info("request_refused", request_id=request_id, reason=refusal.message)
         router.refused(router_handle, withheld(refusal))

@@ -17,6 +17,7 @@ from lorrery.chassis.names import quoted, why_no_name
 from lorrery.chassis.tasks import until_first_ends
 from lorrery.scheduler import wire
 from lorrery.scheduler.cluster import Cluster
+from lorrery.scheduler.core import refusals
 from lorrery.scheduler.guard import OPERATORS, ROUTERS, WORKERS, Guard
 from lorrery.scheduler.routers import RouterLink
 from lorrery.scheduler.watch import Loss
@@ -47,6 +48,11 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._guard = Guard(settings)
         self._cluster = Cluster(settings, registry)
         self._timeout_seconds = settings.scheduler.worker_timeout_seconds
+
+    @property
+    def receive_bytes(self) -> int:
+        """See `Service`."""
+        return self._settings.scheduler.submit_bytes
 
     # --- the process ------------------------------------------------------------------------------------------------
 
@@ -99,9 +105,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         async for request in requests:
             kind = request.WhichOneof("message")
             if kind == "submit":
-                self._cluster.submit(wire.read_submit(request.submit), router)
+                self._submit(request.submit, router)
             elif kind == "cancel_handles_u32":
-                self._cluster.cancel_all(router, u32.unpack(request.cancel_handles_u32))
+                handles = request.cancel_handles_u32
+                self._cluster.cancel_all(router, u32.unpack(handles[: len(handles) // 4 * 4]))
             elif kind == "adapter_changes":
                 changes = request.adapter_changes
                 forgotten = changes.forgotten if changes.whole else None
@@ -118,6 +125,18 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         if first is None or first.WhichOneof("message") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be hello")
         return first
+
+    def _submit(self, message: pb.Submit, router: RouterLink) -> None:
+        """Take in a request; one that cannot be read is refused, and the stream goes on."""
+        if message.handle in router.owned:  # whose refusal would end the request that has it
+            log.warning("submit_ignored", router_id=router.router_id, reason=f"handle {message.handle} is taken")
+            return
+        try:
+            submit = wire.read_submit(message)
+        except ValueError as error:
+            self._cluster.refuse(router, message.handle, quoted(message.request_id), refusals.malformed(str(error)))
+        else:
+            self._cluster.submit(submit, router)
 
     # --- workers ----------------------------------------------------------------------------------------------------
 

@@ -211,6 +211,15 @@ class SchedulerSettings(Section):
     )
     drain_seconds: Seconds = Field(default=30.0, description="after SIGTERM: time for running requests to end")
 
+    @property
+    def submit_bytes(self) -> int:
+        """The largest request that a scheduler takes off a Route stream.
+
+        A prompt with its output so far has max_req_total_len tokens of 4 bytes at most. Twice that, so that what is
+        over a limit on lengths is refused for it, and 64 MiB at least, for all else: stop sequences, names, adapters.
+        """
+        return max(64 * 1024 * 1024, 2 * 4 * self.max_req_total_len)
+
     @model_validator(mode="after")
     def _possible(self) -> Self:
         if self.max_req_input_len >= self.max_req_total_len:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from typing import Protocol
 
+from lorrery.chassis.names import too_long
 from lorrery.scheduler.core.plan import Idle, Plan, Ran
 from lorrery.scheduler.core.quotas import Quota
 from lorrery.scheduler.core.refusals import Refusal, RefusalReason
@@ -55,7 +56,27 @@ def take(token_ids_u32: bytes, indices: Many[int]) -> bytes:
 
 
 def read_submit(message: pb.Submit) -> Submit:
-    """Read a request."""
+    """Read a request.
+
+    Raises:
+        ValueError: an array of token ids has no whole number of them, a name is too long, or a request with output has
+            no prompt or nothing left to do.
+    """
+    for field, name in (
+        ("request_id", message.request_id),
+        ("adapter_id", message.adapter_id),
+        ("tenant_id", message.tenant_id),
+    ):
+        if (why := too_long(name)) is not None:
+            raise ValueError(f"{field} {why}")
+    for token_ids_u32 in (message.prompt_token_ids_u32, *message.sampling.stop_sequences_u32):
+        u32.view(token_ids_u32)
+    produced = u32.unpack(message.produced_token_ids_u32)
+    if produced and (len(produced) >= message.sampling.max_new_tokens or not message.prompt_token_ids_u32):
+        raise ValueError(
+            f"{len(produced)} of {message.sampling.max_new_tokens} tokens (max_new_tokens) are produced, after a prompt"
+            f" of {len(message.prompt_token_ids_u32) // 4}"
+        )
     return Submit(
         handle=message.handle,
         request_id=message.request_id,
@@ -64,7 +85,7 @@ def read_submit(message: pb.Submit) -> Submit:
         prompt_token_ids_u32=message.prompt_token_ids_u32,
         max_new_tokens=message.sampling.max_new_tokens,
         sampling=message.sampling,
-        produced=u32.unpack(message.produced_token_ids_u32),
+        produced=produced,
         resumed=message.resumed,
         adapter_rank=message.adapter.rank,
         adapter_version=message.adapter.version,

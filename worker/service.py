@@ -20,6 +20,7 @@ from lorrery.chassis.channel import Dialler
 from lorrery.chassis.clock import DeviceClock
 from lorrery.chassis.credentials import ClusterToken
 from lorrery.chassis.log import get_logger
+from lorrery.chassis.server import RECEIVE_BYTES
 from lorrery.chassis.tasks import until_first_ends
 from lorrery.settings import Settings
 from lorrery.v1 import scheduler_pb2 as pb
@@ -72,6 +73,7 @@ class WorkerService:
     """
 
     name = "worker"
+    receive_bytes = RECEIVE_BYTES
 
     def __init__(self, settings: Settings, registry: CollectorRegistry) -> None:
         worker = settings.worker

@@ -57,6 +57,11 @@ def unknown_adapter(adapter_id: str) -> Refusal:
     return Refusal(RefusalReason.UNKNOWN_ADAPTER, message, {"field": "adapter_id", "value": adapter_id})
 
 
+def malformed(why: str) -> Refusal:
+    """A request cannot be read: what sent it is of another version, or broken."""
+    return Refusal(RefusalReason.INVALID, f"the scheduler cannot read the request: {why}")
+
+
 def nothing_to_do(sequence: Sequence) -> Refusal:
     """A request has no prompt or asks for no tokens."""
     return Refusal(

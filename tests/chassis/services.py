@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.process import Made, service_command
+from lorrery.chassis.server import RECEIVE_BYTES
 from lorrery.settings import Settings, load
 
 ECHO = "/test.Echo/Echo"
@@ -18,6 +19,7 @@ class EchoService:
     """Echoes bytes, and notes what happens to it. While `hold` is set, its drain does not end."""
 
     name = "echo"
+    receive_bytes = RECEIVE_BYTES * 3 // 2
 
     def __init__(self) -> None:
         self.happened: list[str] = []

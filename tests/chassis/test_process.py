@@ -123,10 +123,14 @@ async def test_reflection_describes_itself_under_the_name_of_its_version(tmp_pat
     assert types == {"", f".grpc.reflection.{version}"}
 
 
-async def test_messages_of_more_than_grpcs_default_limit_pass(tmp_path: Path):
+async def test_messages_of_the_size_that_a_service_takes_pass_and_no_larger_ones(tmp_path: Path):
     async with running(tmp_path) as up, open_channel(up.address, PLAIN) as channel:
+        echo = channel.unary_unary(ECHO)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await echo(bytes(7 * 1024 * 1024), timeout=20)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         request = bytes(5 * 1024 * 1024)
-        assert await channel.unary_unary(ECHO)(request, timeout=20) == request
+        assert await echo(request, timeout=20) == request
 
 
 async def test_metrics_endpoint_shows_process_build_and_state(tmp_path: Path):

@@ -3,6 +3,7 @@
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
+from urllib.parse import quote
 
 import grpc
 import grpc.aio
@@ -11,7 +12,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from lorrery.chassis import status
-from lorrery.chassis.errors import Conflict, Overloaded, Reason, RequestError, UnknownName
+from lorrery.chassis.errors import Conflict, InvalidRequest, Overloaded, Reason, RequestError, UnknownName
 
 PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
 
@@ -90,3 +91,12 @@ def test_the_page_of_errors_lists_every_reason_with_its_retry():
         assert code in {known.name for known in status.GRPC_STATUS.values()}, reason
     for kind, code in status.GRPC_STATUS.items():
         assert listed[kind.usual_reason][0] == code.name
+
+
+def test_a_status_fits_into_headers_whatever_it_says() -> None:
+    wide = "\U0001f9a0" * 5000
+    error = InvalidRequest(f"adapter_id is {wide}", field="adapter_id", value=wide, limit=512, known=wide)
+    answer = status.status_of(error)
+    assert answer.details.startswith("adapter_id is \U0001f9a0")
+    details = sum(len(value) for _, value in answer.trailing_metadata)
+    assert len(quote(answer.details)) + details * 4 // 3 < 8192

@@ -7,8 +7,10 @@ import grpc.aio
 import pytest
 
 from lorrery.chassis.names import MAX_QUOTED_CHARACTERS
+from lorrery.router.checks import receive_bytes
 from lorrery.router.tokenizer import BuiltinTokenizer
 from lorrery.v1 import router_pb2, types_pb2
+from tests.cluster.client import error_info
 from tests.router.conftest import TIMEOUT_SECONDS, StartRouter, everything, failure, next_submit
 from tests.router.fake_scheduler import from_u32
 
@@ -147,6 +149,35 @@ async def test_adapter_ids_of_operator_calls_have_the_same_limit(start_router: S
             await call
         assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
         assert (caught.value.details() or "").startswith("adapter_id has 513 characters; at most 512 are allowed")
+
+
+@pytest.mark.parametrize("prompt", [{"token_ids": router_pb2.TokenIds(ids=[3] * 2049)}, {"text": " about" * 2048}])
+async def test_a_prompt_over_the_limit_never_leaves_the_router(start_router: StartRouter, prompt: dict) -> None:
+    router = await start_router()
+    route = await router.route()
+    error = await failure(router.stub.Generate(router_pb2.GenerateRequest(**prompt), timeout=10))
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert error.details() == (
+        "the input prompt token len 2049 is too long > 2048 (max_req_input_len is 2048); give a shorter prompt"
+    )
+    reason, facts, _ = error_info(error)
+    assert (reason, facts["prompt_tokens"], facts["max_new_tokens"]) == ("NEVER_FITS", "2049", "16")
+    await router.until_empty()
+    assert not route.num_submits
+
+
+@pytest.mark.parametrize(
+    ("max_req_input_len", "longest_token_bytes", "expected"),
+    [
+        (2048, 15, 4 << 20),  # gRPC's default
+        (1_000_000, 3, 2 * (1_000_000 * 5 + 4096 + 65_536)),  # token ids take more bytes than text
+        (1_000_000, 15, 2 * (1_000_000 * 15 + 4096 + 65_536)),
+    ],
+)
+def test_the_largest_message_follows_from_the_longest_prompt(
+    max_req_input_len: int, longest_token_bytes: int, expected: int
+) -> None:
+    assert receive_bytes(max_req_input_len, longest_token_bytes, 4096) == expected
 
 
 async def test_a_text_that_can_never_fit_is_refused_before_it_is_encoded(

@@ -229,6 +229,59 @@ async def test_what_cannot_be_served_is_refused_at_once(
     assert scheduler.value("in_flight_requests") == 0
 
 
+def _submit(handle: int, **fields: object) -> pb.Submit:
+    prompt = np.arange(10, dtype="<u4").tobytes()
+    return pb.Submit(
+        **{"handle": handle, "prompt_token_ids_u32": prompt, "sampling": pb.Sampling(max_new_tokens=4), **fields}
+    )
+
+
+MALFORMED = {
+    "prompt": (_submit(1, prompt_token_ids_u32=b"12345"), "must be a multiple of element size"),
+    "produced": (_submit(1, produced_token_ids_u32=b"123"), "array of 3 bytes"),
+    "stop sequence": (
+        _submit(1, sampling=pb.Sampling(max_new_tokens=4, stop_sequences_u32=[b"1234", b"12"])),
+        "must be a multiple of element size",
+    ),
+    "nothing left": (_submit(1, produced_token_ids_u32=bytes(16)), "4 of 4 tokens (max_new_tokens) are produced"),
+    "no prompt": (_submit(1, produced_token_ids_u32=bytes(4), prompt_token_ids_u32=b""), "after a prompt of 0"),
+    "adapter": (_submit(1, adapter_id="x" * 1_000_000), "adapter_id has 1000000 characters; at most 512 are allowed"),
+    "tenant": (_submit(1, tenant_id="x" * 513), "tenant_id has 513 characters"),
+    "request": (_submit(1, request_id="x" * 513), "request_id has 513 characters"),
+}
+
+
+@pytest.mark.parametrize("row", MALFORMED)
+async def test_a_request_that_cannot_be_read_is_refused_and_its_stream_goes_on(scheduler: Harness, row: str) -> None:
+    worker, router = await scheduler.attach(), await scheduler.route()
+    await router.submit(7, max_new=1)
+    plan = await worker.plan()
+    message, words = MALFORMED[row]
+    await router.call.write(pb.RouteRequest(submit=message))
+    refused = (await router.read()).refused
+    assert (refused.handle, refused.reason) == (1, pb.REFUSAL_REASON_INVALID)
+    assert refused.message.startswith("the scheduler cannot read the request: ")
+    assert words in refused.message
+    assert len(refused.message) < 500
+    await worker.step(plan)
+    assert (await tokens_of(router, 7))[0] == [100]
+    assert scheduler.value("requests_total", outcome="refused") == 1
+
+
+async def test_a_handle_that_is_taken_and_half_a_handle_in_a_cancel_disturb_nobody(scheduler: Harness) -> None:
+    worker, router = await scheduler.attach(), await scheduler.route()
+    await router.submit(7, max_new=1)
+    await router.submit(7, max_new=3)
+    await router.submit(8, max_new=2)
+    plan = await worker.plan()
+    await scheduler.until("in_flight_requests", 2)
+    await router.call.write(pb.RouteRequest(cancel_handles_u32=np.array([8], "<u4").tobytes() + b"12"))
+    finished = (await router.read()).tokens.finished
+    assert [(end.handle, end.reason) for end in finished] == [(8, types_pb2.FINISH_REASON_ABORTED)]
+    await worker.step(plan)
+    assert (await tokens_of(router, 7))[0] == [100]
+
+
 async def test_requests_wait_for_a_worker_and_give_up_after_worker_wait_seconds(scheduler: Harness) -> None:
     router = await scheduler.route()
     await router.submit(1)
