@@ -7,12 +7,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from lorrery.chassis.errors import Internal, NeverFits, RequestError
+from lorrery.router import wire
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.request import Finish, Request
 from lorrery.router.sampling import SamplingParams
 from lorrery.router.shard import Session
 from lorrery.router.streams import Fanout, OpenRequest
-from lorrery.v1 import router_pb2, scheduler_pb2, scheduler_pb2_grpc
+from lorrery.v1 import router_pb2, scheduler_pb2_grpc
+from lorrery.vocabulary.adapter_log import AdapterLog
 from tests.router.conftest import next_submit
 from tests.router.fake_scheduler import FakeScheduler
 
@@ -36,7 +38,7 @@ async def test_a_request_that_cannot_be_sent_fails_alone(hurtful, error: type[Re
     await scheduler.start()
     async with grpc.aio.insecure_channel(scheduler.address) as channel:
         call = scheduler_pb2_grpc.SchedulerServiceStub(channel).Route()
-        await call.write(scheduler_pb2.RouteRequest(hello=scheduler_pb2.RouterHello(router_id="r")))
+        await call.write(wire.router_hello("r", AdapterLog()))
         route = await asyncio.wait_for(scheduler.routes.get(), 10)
         metrics = RouterMetrics(CollectorRegistry())
         fanout = Fanout(1.0, max_pending_tokens=8, max_gap_seconds=1.0, metrics=metrics, on_slow_reader=lambda _: None)
