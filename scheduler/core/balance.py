@@ -11,11 +11,11 @@ Nobody goes back and forth: what moves could not be started where it was, and ca
 worker where, even after that, no more wait. Whether a worker could start one is told from what is known at that moment;
 that memory will suffice in some steps does not count.
 
-Cost: O(workers) if nobody waits; otherwise O(workers log workers), and at most `MOST_LOOKED_AT` looks for each of at
-most `MOST_DONORS` donors. The rest of a long queue moves when the first have.
+Cost: O(workers) if nobody is blocked; otherwise O(workers log workers), and at most `MOST_LOOKED_AT` looks for each of
+at most `MOST_DONORS` donors. The rest of a long queue moves when the first have.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from lorrery.scheduler.core.member import Member
@@ -35,16 +35,17 @@ class Move:
     taker: Member
 
 
-def someone_waits(members: Iterable[Member]) -> bool:
-    """Tell whether any of these workers has a sequence that waits."""
-    return any(member.replica.num_waiting for member in members)
+def someone_is_blocked(members: Iterable[Member]) -> bool:
+    """Tell whether any of these workers has a sequence that waits and could not start when it was tried."""
+    return any(member.replica.is_blocked and member.replica.num_waiting for member in members)
 
 
-def moves(ready: list[Member]) -> list[Move]:
+def moves(ready: list[Member], catch_up: Callable[[Member], None]) -> list[Move]:
     """Return what should move, those first that should start first.
 
     Args:
         ready: workers that take new sequences, in order of attaching.
+        catch_up: called before a worker's headroom is looked at; by a driver whose replicas lag behind its clock.
     """
     members = [member for member in ready if not member.replica.options.strict]
     waiting = {member.name: member.replica.num_waiting for member in members}
@@ -54,18 +55,27 @@ def moves(ready: list[Member]) -> list[Move]:
                 waiting[member.name] -= 1
                 waiting[taker_name] += 1
     found: list[Move] = []
-    donors = sorted([member for member in members if waiting[member.name] > 0], key=lambda one: -waiting[one.name])
+    blocked = [member for member in members if member.replica.is_blocked and waiting[member.name] > 0]
+    donors = sorted(blocked, key=lambda one: -waiting[one.name])
     for donor in donors[:MOST_DONORS]:
         first = next(_waiting(donor), None)
-        if first is None or donor.replica.headroom().has(first):
+        if first is None:
             continue
         takers = [one for one in members if one is not donor and one.replica.never_fits_reason(first) is None]
-        if takers:
-            taker = min(takers, key=lambda one: (waiting[one.name], one.replica.num_running))
-            given = _give(donor, taker, waiting[donor.name], waiting[taker.name])
-            waiting[donor.name] -= len(given)
-            waiting[taker.name] += len(given)
-            found += given
+        if not takers:
+            continue
+        taker = min(takers, key=lambda one: (waiting[one.name], one.replica.num_running))
+        num_there, num_here = waiting[donor.name], waiting[taker.name]
+        if num_here and not _share(num_there, num_here):
+            continue
+        catch_up(donor)
+        if donor.replica.headroom().has(first):
+            continue
+        catch_up(taker)
+        given = _give(donor, taker, num_there, num_here)
+        waiting[donor.name] -= len(given)
+        waiting[taker.name] += len(given)
+        found += given
     return found
 
 
@@ -84,11 +94,14 @@ def _give(donor: Member, taker: Member, num_there: int, num_here: int) -> list[M
             continue
         room = None
         kept.append(sequence)
-    num_left = num_there - len(given)
-    if num_left >= max(2, 2 * num_here):
-        num_more = min((num_left - num_here) // 2, MOST_MOVES - len(given))
-        given += [Move(sequence, donor, taker) for sequence in kept[1 : 2 * num_more : 2]]
+    num_more = min(_share(num_there - len(given), num_here), MOST_MOVES - len(given))
+    given += [Move(sequence, donor, taker) for sequence in kept[1 : 2 * num_more : 2]]
     return given
+
+
+def _share(num_there: int, num_here: int) -> int:
+    """Return how many should go from where so many wait to where fewer do; 0 where there are not twice as many."""
+    return (num_there - num_here) // 2 if num_there >= 2 * num_here else 0
 
 
 def _waiting(donor: Member) -> Iterator[Sequence]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence as Many
 from functools import partial
 
 from lorrery.scheduler.core.adapters import Residency
-from lorrery.scheduler.core.admission import AdmissionPass, BatchLimits
+from lorrery.scheduler.core.admission import AdmissionPass, BatchLimits, Blocked
 from lorrery.scheduler.core.memory.base import Check, Memory
 from lorrery.scheduler.core.plan import Admitted, Dropped, Event
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache, usable_tokens
@@ -29,6 +29,7 @@ class ReplicaBatchContext:
     Attributes:
         admitted: who was let in and is not in a plan yet; whoever takes them leaves an empty list.
         events: what letting in did, likewise.
+        blocked: whether the last call of `admit` found no seat, or nobody further for whom there was what it needs.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class ReplicaBatchContext:
         self._adapters = adapters
         self._on_check = on_check
         self._at_ps = 0
+        self.blocked = False
         self._tried = False
         self._at_rest = False  # true: the queue has said so, and nobody has come since
 
@@ -63,7 +65,8 @@ class ReplicaBatchContext:
     def admit(self, limits: BatchLimits, at_ps: int, max_prompt_tokens: int | None = None) -> list[Sequence]:
         """Admit waiting sequences within these limits; they are in prefill afterwards. See `BatchContext.admit`."""
         running = self.running
-        self._tried = running.num < limits.max_sequences and not self.has_no_candidates()
+        self.blocked = running.num >= limits.max_sequences
+        self._tried = not self.blocked and not self.has_no_candidates()
         if not self._tried:
             return []
         self._at_ps = at_ps
@@ -81,6 +84,7 @@ class ReplicaBatchContext:
         except Exception:
             self._unpin_prefixes(admission.admitted)
             raise
+        self.blocked = admission.refused is not None and admission.refused[1] is not Blocked.PROMPT
         if dropped:
             # Strict S-LoRA also drops those that were cancelled, which was told then.
             self.events += [Dropped(sequence) for sequence in dropped if not sequence.aborted]

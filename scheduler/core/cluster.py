@@ -23,7 +23,7 @@ No clock here: every time comes in as an argument, in device picoseconds.
 from collections.abc import Callable, Iterable
 
 from lorrery.scheduler.core import refusals
-from lorrery.scheduler.core.balance import Move, moves, someone_waits
+from lorrery.scheduler.core.balance import Move, moves, someone_is_blocked
 from lorrery.scheduler.core.candidates import WatchedCandidate
 from lorrery.scheduler.core.cluster_events import ClusterEvent, GaveBack, Placed, Refused, Withdrawn
 from lorrery.scheduler.core.door import LETS_ALL_IN, ClusterRules, Door
@@ -68,7 +68,7 @@ class ClusterCore:
         *,
         notes_figures: bool = False,
         bring_up_to_date: Callable[[Member, int], None] | None = None,
-        catch_up: Callable[[Member, int], None] | None = None,
+        catch_up: Callable[[Member, int], None] = lambda member, at_ps: None,
     ) -> None:
         self.rules = rules
         self.adapters = {adapter.adapter_id: adapter for adapter in adapters}
@@ -278,16 +278,13 @@ class ClusterCore:
     @property
     def may_move(self) -> bool:
         """Whether `balance` might find something to move; a quick look."""
-        return self.balances and len(self._ready) > 1 and someone_waits(self._ready)
+        return self.balances and len(self._ready) > 1 and someone_is_blocked(self._ready)
 
     def balance(self, at_ps: int) -> list[Move]:
         """Recall what would start earlier on another worker; see `core.balance`."""
         if not self.may_move:
             return []
-        if self._catch_up is not None:
-            for member in self._ready:
-                self._catch_up(member, at_ps)
-        found = moves(self._ready)
+        found = moves(self._ready, lambda member: self._catch_up(member, at_ps))
         for move in found:
             move.donor.recall(move.sequence.handle, move.taker.name, at_ps)
         return found

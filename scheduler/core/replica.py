@@ -136,6 +136,11 @@ class Replica:
         return len(self.running)
 
     @property
+    def is_blocked(self) -> bool:
+        """Whether one that waits, if any does, could not start when it was tried, or is not tried while this runs."""
+        return self._context.blocked or (self._holds and self.running.num > 0)
+
+    @property
     def resident_adapters(self) -> Mapping[str, Adapter]:
         """Adapters on the GPU, usable now, by key."""
         return self.adapters.gpu
