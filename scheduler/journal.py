@@ -81,6 +81,8 @@ class Journal:
                 line["adapter"] = {"rank": sequence.adapter.rank, "version": sequence.adapter.version}
         if sequence.tenant_id:
             line["tenant_id"] = sequence.tenant_id
+        if sequence.weight is not None:
+            line["weight"] = str(sequence.weight)
         if sequence.produced_tokens:
             line["produced_token_ids"] = list(sequence.output_token_ids)
         if resumed:

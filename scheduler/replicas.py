@@ -134,6 +134,8 @@ class ReplicaFactory:
             max_num_batched_tokens=own.max_num_batched_tokens,
             prefetch=own.prefetch,
             fair_weights=self._settings.fair_weights(),
+            fair_by=own.fair_by or "adapter",
+            fair_max_running=own.fair_max_running,
             batch_num_adapters=own.batch_num_adapters or 1,
             first_token_slo_ps=round(own.first_token_slo_seconds * PS_PER_SECOND),
             profile=self._devices.profile(hello.gpu, hello.model, hello.tensor_parallel, hello.step_time_model)

@@ -158,7 +158,16 @@ class SchedulerSettings(Section):
     )
     prefetch: bool = Field(default=False, description="slora_loop: load the next batch's adapters ahead")
     fair_weights: tuple[Weight, ...] | dict[str, Weight] = Field(
-        default=(), description="vtc_fair: shares in the order of the registry, or by adapter; missing ones are 1"
+        default=(),
+        description="vtc_fair: shares in the order of the registry, or by adapter (by tenant, if that is who it is fair"
+        " to); missing ones are 1; an API key's weight goes before",
+    )
+    fair_by: Literal["adapter", "tenant"] | None = Field(
+        default=None, description="vtc_fair: to whom it is fair; unset: to adapters, as S-LoRA"
+    )
+    fair_max_running: Count | None = Field(
+        default=None,
+        description="vtc_fair: most requests of one adapter or tenant that run at once on a worker; unset: any number",
     )
     batch_num_adapters: Count | None = Field(default=None, description="cluster: distinct adapters in a batch")
     first_token_slo_seconds: Annotated[float, Field(gt=0.5)] = Field(

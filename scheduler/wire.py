@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
+from fractions import Fraction
 from typing import Protocol
 
 from lorrery.chassis.names import too_long
@@ -100,6 +101,7 @@ def _read_quota(message: pb.Quota) -> Quota:
         message.tokens_per_minute,
         message.max_running,
         message.max_waiting,
+        Fraction(message.weight) if message.weight else None,
     )
 
 

@@ -88,6 +88,12 @@ class Settings(FileSettings):
 
     @model_validator(mode="after")
     def _weights_have_adapters(self) -> Self:
+        if self.scheduler.fair_by == "tenant" and isinstance(self.scheduler.fair_weights, tuple):
+            if self.scheduler.fair_weights:
+                raise ValueError(
+                    "scheduler.fair_weights: with fair_by = 'tenant', weights are given by tenant: {a = 2}"
+                )
+            return self
         num_weights, num_adapters = len(self.scheduler.fair_weights), sum(1 for _ in self.adapters.expand())
         if isinstance(self.scheduler.fair_weights, tuple) and num_weights > num_adapters:
             raise ValueError(

@@ -2,6 +2,7 @@
 
 from array import array
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 
@@ -53,6 +54,8 @@ class ReplayedRequest:
             output_token_ids=token_ids,
             produced_tokens=len(token_ids),
         )
+        if "weight" in line:
+            sequence.weight = Fraction(line["weight"])
         return cls(sequence, sampling, token_ids)
 
     def device(self, model: str, length_model: LengthModel, *, echo: bool) -> DeviceSequence:

@@ -154,6 +154,8 @@ class ClusterCore:
             refusal = self._refuse(sequence, resumed)
             if refusal is not None:
                 return [Refused(sequence, refusal)]
+        if quota is not None:
+            sequence.weight = quota.weight
         if quota is not None and quota.limits:
             charge = not resumed and not sequence.produced_tokens
             refusal = self._quotas.refuse(sequence, quota, at_ps) if charge else None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from lorrery.scheduler.core.admission import BatchLimits
-from lorrery.scheduler.core.exclusion import Exclusion
+from lorrery.scheduler.core.exclusion import SET, Exclusion
 from lorrery.scheduler.core.queues.base import Queue
 from lorrery.scheduler.core.queues.cluster import Cluster
 from lorrery.scheduler.core.queues.early_drop import EarlyDrop
@@ -70,7 +70,9 @@ QUEUES: dict[str, Policy] = {
         (Exclusion({"strict": {True}}, "strict keeps an original's quirks; fcfs has no original"),),
     ),
     "vtc_fair": Policy(
-        lambda s: VtcFair(s.fair_weights, strict=s.strict),
+        lambda s: VtcFair(
+            s.fair_weights, strict=s.strict, by_tenant=s.fair_by == "tenant", max_running=s.fair_max_running
+        ),
         "slora",
         "slora_loop",
         (
@@ -79,8 +81,20 @@ QUEUES: dict[str, Policy] = {
                 {"prefetch": {True}, "strict": {True}},
                 "S-LoRA's vtc_fair has no look-ahead; leave strict or prefetch",
             ),
+            Exclusion(
+                {"fair_by": {"tenant"}, "strict": {True}},
+                "S-LoRA's vtc_fair is fair between adapters; leave strict or fair_by",
+            ),
+            Exclusion(
+                {"fair_max_running": {SET}, "strict": {True}},
+                "S-LoRA's vtc_fair lets any number of one adapter's run; leave strict or fair_max_running",
+            ),
         ),
-        own_settings={"fair_weights": "fair_weights are for policy = 'vtc_fair'"},
+        own_settings={
+            "fair_weights": "fair_weights are for policy = 'vtc_fair'",
+            "fair_by": "fair_by is for policy = 'vtc_fair'",
+            "fair_max_running": "fair_max_running is for policy = 'vtc_fair'",
+        },
     ),
     "abort": Policy(
         lambda s: EarlyDrop(s.first_token_slo_ps, strict=s.strict),

@@ -9,6 +9,7 @@ Over `max_running` a sequence is held back before it is placed, so that it takes
 """
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 from lorrery.scheduler.core import refusals
 from lorrery.scheduler.core.refusals import Refusal
@@ -30,6 +31,7 @@ class Quota:
         tokens_per_minute: of prompts and outputs.
         max_running: requests on workers, in a queue there or in a batch.
         max_waiting: requests that are in no batch.
+        weight: the tenant's under a policy that is fair between tenants; None: as the settings say.
     """
 
     key: str
@@ -37,6 +39,7 @@ class Quota:
     tokens_per_minute: int = 0
     max_running: int = 0
     max_waiting: int = 0
+    weight: Fraction | None = None
 
     @property
     def limits(self) -> bool:

@@ -35,6 +35,8 @@ class ReplicaSettings:
     prefetch: bool = False
     min_computed_tokens: int = 1
     fair_weights: Mapping[str, Fraction] = field(default_factory=dict)
+    fair_by: str = "adapter"
+    fair_max_running: int | None = None
     batch_num_adapters: int = 1
     first_token_slo_ps: int = FIRST_TOKEN_SLO_PS
     profile: Profile | None = None

@@ -33,6 +33,8 @@ class Running:
         self._adapter_pins: dict[str, int] = {}  # by key
         self._names: dict[str, str] = {}  # by key, of those whose key is not their name
         self._adapter_slots = 0
+        self._by_tenant: dict[str | None, int] = {}
+        self._by_tenant_version = -1
         self.reserved_tokens = 0
         self.version = 0
         self.num = 0
@@ -61,6 +63,15 @@ class Running:
         if with_base:
             numbers[None] = with_base
         return numbers
+
+    def decoding_by_tenant(self) -> dict[str | None, int]:
+        """Return how many sequences decode for each tenant; not to be changed. Linear in them when they change."""
+        if self._by_tenant_version != self.version:
+            numbers: dict[str | None, int] = {}
+            for sequence in self._decoding.values():
+                numbers[sequence.tenant_id] = numbers.get(sequence.tenant_id, 0) + 1
+            self._by_tenant, self._by_tenant_version = numbers, self.version
+        return self._by_tenant
 
     @property
     def kv_tokens(self) -> int:

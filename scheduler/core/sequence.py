@@ -10,6 +10,7 @@ A sequence that lost its worker (or was preempted) starts again as if its output
 
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import NamedTuple
 
 from lorrery.vocabulary.adapter_log import adapter_key
@@ -66,6 +67,7 @@ class Sequence:
         first_admitted_ps: its first admission; `first_cached_tokens` are the prompt tokens that were cached then. Both
             stay as they are when it is queued again.
         num_losses: workers that were lost with it in their batch.
+        weight: its tenant's under a policy that is fair between tenants; None: as the settings say.
         aborted: strict S-LoRA only: cancelled, but not yet removed.
     """
 
@@ -90,6 +92,7 @@ class Sequence:
     first_token_ps: int | None
     num_requeues: int
     num_losses: int
+    weight: Fraction | None
     aborted: bool
 
     def __init__(
@@ -118,6 +121,7 @@ class Sequence:
         self.base_step = self.cached_tokens = self.computed_tokens = self.held_output_tokens = self.num_requeues = 0
         self.first_cached_tokens = self.num_losses = 0
         self.admitted_ps = self.first_admitted_ps = self.first_token_ps = None
+        self.weight = None
         self.aborted = False
 
     @property

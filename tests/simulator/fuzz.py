@@ -147,6 +147,8 @@ def draw_case(number: int) -> Case:
             "prefetch": bool(rng.random() < 0.2),
             "batch_num_adapters": 2 if policy == "cluster" else None,
             "fair_weights": {"a1": 1.5} if policy == "vtc_fair" else {},
+            "fair_by": None,
+            "fair_max_running": None,
         }
         if why_excluded(settings) is None:
             break

@@ -1,4 +1,4 @@
-"""Fair between adapters: the one that has been served least goes next (virtual token counters).
+"""Fair between adapters, or between tenants: who has been served least goes next (virtual token counters).
 
 Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024); S-LoRA's `vtc_fair`
 (slora/server/router/vtc_req_queue.py, commit c1ddf48). Each adapter has a first-come queue and a counter of what it was
@@ -17,6 +17,13 @@ at most U, and what they are served in any interval of that time, by weight, by 
     U = max(input price x longest input, output price x tokens of the pool) / smallest weight.
 
 Counters are integers: a charge of price / weight is scaled by the least common multiple of the weights' numerators.
+
+`by_tenant`: a tenant is what an adapter is above, as in the paper, whose clients are tenants. A sequence may bring the
+weight of its tenant (API keys do), so weights are not known beforehand, and charges are rounded to a billionth.
+
+`max_running` bounds how many of one adapter or tenant run at once. Without it whoever is alone may fill the batch, and
+those that come then wait until places are free: fair in tokens served, but a multiple of the time to first token that
+they had before. With it places are kept free, also when nobody comes.
 
 `strict` keeps S-LoRA's:
 
@@ -66,16 +73,28 @@ class VtcFair:
     """Virtual token counters.
 
     Args:
-        weights: adapter id to weight, positive; an adapter of weight 2 gets twice as much. Missing: 1.
+        weights: adapter id (or tenant) to weight, positive; one of weight 2 gets twice as much. Missing: 1.
         strict: keep S-LoRA's way with cancelled requests.
+        by_tenant: be fair between tenants instead of adapters.
+        max_running: most sequences of one adapter or tenant that run at once; None: any number.
     """
 
     arrivals_read_state = True  # the lift compares counters
 
-    def __init__(self, weights: Mapping[str, Fraction] | None = None, *, strict: bool = False) -> None:
+    def __init__(
+        self,
+        weights: Mapping[str, Fraction] | None = None,
+        *,
+        strict: bool = False,
+        by_tenant: bool = False,
+        max_running: int | None = None,
+    ) -> None:
         self.strict = strict
+        self._max_running = max_running
+        self._by_tenant = by_tenant
+        self._owner = _tenant_id if by_tenant else _adapter_id
         self._weights = dict(weights or {})
-        self.unit = lcm(*(weight.numerator for weight in self._weights.values()))
+        self.unit = lcm(*(weight.numerator for weight in self._weights.values())) * (10**9 if by_tenant else 1)
         """Counter units per token at price 1 and weight 1."""
         self._flows: dict[str | None, _Flow] = {}  # in order of first sight
         self._backlogged: dict[str | None, _Flow] = {}
@@ -90,24 +109,33 @@ class VtcFair:
         return iter(self._listed)
 
     def served(self) -> dict[str | None, Fraction]:
-        """Return what each adapter was served, by weight; in order of first sight."""
+        """Return what each adapter or tenant was served, by weight; in order of first sight."""
         return {adapter_id: Fraction(flow.counter, self.unit) for adapter_id, flow in self._flows.items()}
 
     def append(self, sequence: Sequence, at_ps: int) -> None:
-        """Let a sequence wait, and lift its adapter if it had none waiting."""
+        """Let a sequence wait, and lift its adapter or tenant if it had none waiting."""
         self._listed.append(sequence)
-        adapter_id = _adapter_id(sequence)
-        flow = self._flows.get(adapter_id)
+        owner = self._owner(sequence)
+        flow = self._flows.get(owner)
         if flow is None:
-            weight = self._weights.get(adapter_id or "", Fraction(1))
-            flow = self._flows[adapter_id] = _Flow(len(self._flows), int(self.unit / weight))
+            flow = self._flows[owner] = _Flow(len(self._flows), self._charge(owner, sequence))
+        elif self._by_tenant:
+            flow.charge = self._charge(owner, sequence)  # its key may have another weight by now
         if not len(flow.waiting):
             if self._backlogged:
                 flow.counter = max(flow.counter, min(other.counter for other in self._backlogged.values()))
             elif self._last_backlogged is not None and not self.strict:
                 flow.counter = max(flow.counter, self._last_backlogged.counter)
-            self._backlogged[adapter_id] = flow
+            self._backlogged[owner] = flow
         flow.waiting.append(sequence)
+
+    def _charge(self, owner: str | None, sequence: Sequence) -> int:
+        """Return the counter units of a token at price 1."""
+        own = sequence.weight if self._by_tenant else None
+        return max(1, round(self.unit / (own or self._weights.get(owner or "", Fraction(1)))))
+
+    def _decoding(self, running: Running) -> Mapping[str | None, int]:
+        return running.decoding_by_tenant() if self._by_tenant else running.decoding_by_adapter()
 
     def cancel(self, handle: int) -> Sequence | None:
         """Remove and return a waiting sequence; in strict mode only mark and return it, the first time."""
@@ -130,15 +158,15 @@ class VtcFair:
         """Admit in order of counters, and charge the inputs."""
         self._turn = None
         cancelled: list[Sequence] = []
-        for sequence in self._in_turn():
+        for sequence in self._in_turn(self._places(running)):
             if sequence.aborted:
                 cancelled.append(sequence)
             elif not admission.admit(sequence):
                 assert admission.refused is not None
-                self._turn = self._flows[_adapter_id(sequence)], admission.refused
+                self._turn = self._flows[self._owner(sequence)], admission.refused
                 break
         for sequence in admission.admitted:
-            flow = self._flows[_adapter_id(sequence)]
+            flow = self._flows[self._owner(sequence)]
             flow.counter += _input_charge(sequence, flow.charge)
         for sequence in (*admission.admitted, *cancelled):
             self._unqueue(sequence)
@@ -146,9 +174,27 @@ class VtcFair:
             self._listed.remove_all((*admission.admitted, *cancelled))
         return []
 
-    def _in_turn(self) -> Iterator[Sequence]:
-        """Yield waiting sequences in the order in which they would be served, as if each were charged its input."""
-        turns = [(flow.counter, flow.place, iter(flow.waiting), flow.charge) for flow in self._backlogged.values()]
+    def _places(self, running: Running) -> dict[str | None, int] | None:
+        """Return how many more may run, of who waits; None: any number."""
+        if self._max_running is None:
+            return None
+        numbers = dict(self._decoding(running))
+        for sequence in running.prefilling.values():
+            owner = self._owner(sequence)
+            numbers[owner] = numbers.get(owner, 0) + 1
+        return {owner: self._max_running - numbers.get(owner, 0) for owner in self._backlogged}
+
+    def _in_turn(self, places: dict[str | None, int] | None = None) -> Iterator[Sequence]:
+        """Yield waiting sequences in the order in which they would be served, as if each were charged its input.
+
+        Args:
+            places: how many of each owner's; None: any number.
+        """
+        turns = [
+            (flow.counter, flow.place, iter(flow.waiting), flow.charge)
+            for owner, flow in self._backlogged.items()
+            if places is None or places[owner] > 0
+        ]
         heapify(turns)  # places differ, so the iterators are never compared
         while turns:
             counter, place, waiting, charge = turns[0]
@@ -156,15 +202,21 @@ class VtcFair:
             if sequence is None:
                 heappop(turns)
                 continue
+            if places is not None and not sequence.aborted:
+                owner = self._owner(sequence)
+                if not places[owner]:
+                    heappop(turns)
+                    continue
+                places[owner] -= 1
             if not sequence.aborted:
                 heapreplace(turns, (counter + _input_charge(sequence, charge), place, waiting, charge))
             yield sequence
 
     def _unqueue(self, sequence: Sequence) -> None:
-        adapter_id = _adapter_id(sequence)
-        flow = self._flows[adapter_id]
+        owner = self._owner(sequence)
+        flow = self._flows[owner]
         if flow.waiting.pop(sequence.handle) is not None and not len(flow.waiting):
-            self._last_backlogged = self._backlogged.pop(adapter_id)
+            self._last_backlogged = self._backlogged.pop(owner)
 
     def holds_for(self, running: Running, memory: Memory, limit: int) -> int:
         """Return when the one whose turn it is may fit, or when it will be another adapter's turn; exact.
@@ -175,12 +227,12 @@ class VtcFair:
             return limit
         turn, blocked = self._turn
         limit = steps_until_admissible(blocked, running, memory, limit)
-        decoding = running.decoding_by_adapter()
-        growth = OUTPUT_PRICE * decoding.get(_adapter_id(blocked[0]), 0) * turn.charge
+        decoding = self._decoding(running)
+        growth = OUTPUT_PRICE * decoding.get(self._owner(blocked[0]), 0) * turn.charge
         if not growth or limit == 1:
             return limit
-        for adapter_id, flow in self._backlogged.items():
-            gain = growth - OUTPUT_PRICE * decoding.get(adapter_id, 0) * flow.charge
+        for owner, flow in self._backlogged.items():
+            gain = growth - OUTPUT_PRICE * decoding.get(owner, 0) * flow.charge
             if gain > 0 and flow is not turn:
                 lead = flow.counter - turn.counter + (flow.place > turn.place)
                 limit = min(limit, max(1, -(-lead // gain)))
@@ -203,10 +255,10 @@ class VtcFair:
         return prompts_within(self._in_turn(), max_prompt_tokens)
 
     def decoded(self, running: Running, num_steps: int) -> None:
-        """Charge every decoding sequence's adapter for its tokens."""
+        """Charge every decoding sequence's adapter or tenant for its tokens."""
         price = OUTPUT_PRICE * num_steps
-        for adapter_id, num_decoding in running.decoding_by_adapter().items():
-            flow = self._flows.get(adapter_id)
+        for owner, num_decoding in self._decoding(running).items():
+            flow = self._flows.get(owner)
             if flow is not None:
                 flow.counter += price * num_decoding * flow.charge
 
@@ -214,6 +266,11 @@ class VtcFair:
 def _adapter_id(sequence: Sequence) -> str | None:
     """Return whose share it is: an adapter's versions have one together; None is the base model."""
     return None if sequence.adapter is None else sequence.adapter.adapter_id
+
+
+def _tenant_id(sequence: Sequence) -> str | None:
+    """Return whose share it is; requests of nobody's are one tenant."""
+    return sequence.tenant_id
 
 
 def _input_charge(sequence: Sequence, charge: int) -> int:

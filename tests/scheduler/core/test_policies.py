@@ -122,6 +122,10 @@ def refused(*overrides: str) -> bool:
         (("batch_num_adapters=2",), "is for policy = 'cluster'"),
         (("fair_weights=[1, 2]",), "are for policy = 'vtc_fair'"),
         (("policy=vtc_fair", "fair_weights=[1, 2, 3]"), "has 3 weights; the registry has 2 adapters"),
+        (("fair_by=tenant",), "fair_by is for policy = 'vtc_fair'"),
+        (("policy=vtc_fair", "fair_max_running=2", "strict=true"), "any number of one adapter's"),
+        (("policy=vtc_fair", "fair_by=tenant", "strict=true"), "fair between adapters"),
+        (("policy=vtc_fair", "fair_by=tenant", "fair_weights=[1, 2]"), "weights are given by tenant"),
         (("policy=vtc_fair", "fair_weights=[0]"), "greater than 0"),
         (("policy=abort", "first_token_slo_seconds=0.5"), "greater than 0.5"),
         (("policy=fcfs", "strict=true"), "no original"),
@@ -157,7 +161,7 @@ def exclusions() -> list[tuple[dict[str, object], Exclusion]]:
 def test_every_exclusion_can_apply() -> None:
     for row, exclusion in exclusions():
         settings = {"policy": "req_queue", "batching": None, "memory": "peak", "strict": False, "prefetch": False}
-        settings |= {"batch_num_adapters": None, "fair_weights": ()}
+        settings |= {"batch_num_adapters": None, "fair_weights": (), "fair_by": None, "fair_max_running": None}
         settings |= {name: next(iter(values)) for name, values in exclusion.settings.items()} | row
         assert why_excluded(settings) is not None
 

@@ -112,6 +112,49 @@ def test_vtc_gives_an_adapter_of_double_weight_about_double() -> None:
     assert 36 <= of_a <= 44
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20)), min_size=20, max_size=60),
+    own=st.sampled_from([None, Fraction(2), Fraction(7, 10)]),
+    pool=st.integers(60, 120),
+)
+def test_vtc_by_tenant_serves_tenants_alike_whatever_their_adapters(
+    lengths: list[tuple[int, int]], own: Fraction | None, pool: int
+) -> None:
+    queue = VtcFair({"t": Fraction(3)}, by_tenant=True)
+    sequences: list[Sequence] = []
+    for tenant in ("t", "u"):
+        for prompt, output in lengths:
+            number = len(sequences)
+            sequences.append(Sequence(number, prompt, output, 0, (A, B, C, None)[number % 4], tenant))
+            sequences[-1].weight = own if tenant == "t" else None
+    weights = {"t": own or Fraction(3), "u": Fraction(1)}
+    bound = max(INPUT_PRICE * 30, OUTPUT_PRICE * pool) / min(weights.values())
+
+    def check(replica: Replica) -> None:
+        if {sequence.tenant_id for sequence in replica.queue} == {"t", "u"}:
+            served = queue.served()
+            assert abs(served["t"] - served["u"]) <= bound + 1
+
+    replica = replica_of(queue, pool=pool, places=5)
+    step_by_step(replica, World([(0, sequence, sequence.max_new_tokens) for sequence in sequences]), check)
+    assert not len(queue)
+
+
+def test_vtc_keeps_places_free_for_other_tenants() -> None:
+    queue = VtcFair(by_tenant=True, max_running=2)
+    sequences = [Sequence(index, 5, 10, 0, (A, B)[index % 2], "t") for index in range(9)]
+    replica = replica_of(queue, places=4)
+    most = 0
+
+    def check(now: Replica) -> None:
+        nonlocal most
+        most = max(most, len(now.running))
+
+    log = step_by_step(replica, World([(0, one, 10) for one in sequences]), check)
+    assert (most, len(admitted(log))) == (2, 9)
+
+
 def test_vtc_counters_are_exact_for_any_weights() -> None:
     queue = VtcFair({"a": Fraction(1, 3), "b": Fraction(7, 10)})
     step_by_step(

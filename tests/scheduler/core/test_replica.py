@@ -42,6 +42,9 @@ PREFERENCES = ["vtc_fair", "abort", "cluster", "peft", "pets"]
 POLICIES += [f"{queue} {way}" for queue in PREFERENCES for way in BATCHINGS if (queue, way) != ("pets", "chunked")]
 POLICIES += [f"{queue} slora_loop strict" for queue in PREFERENCES]
 POLICIES += [f"{queue} mixed paged loads" for queue in PREFERENCES]
+POLICIES += [f"vtc_fair {batching} tenants" for batching in ("slora_loop", "continuous", "mixed", "chunked")]
+POLICIES += [f"vtc_fair {batching} places" for batching in ("slora_loop", "continuous")]
+POLICIES += [f"vtc_fair {batching} tenants places" for batching in ("mixed", "chunked")]
 POLICIES += ["vtc_fair slora_loop prefetch", "cluster slora_loop prefetch", "fcfs llm_mock unlimited"]
 
 
@@ -73,6 +76,8 @@ def build(policy: str, pool: int, batch_tokens: int, most: int) -> Replica:
         max_concurrent_loads=1,
         blocking_loads="blocking" in variant,
         fair_weights={"a1": Fraction(3, 2), "a2": Fraction(2)},
+        fair_by="tenant" if "tenants" in variant else "adapter",
+        fair_max_running=1 + pool % 2 if "places" in variant else None,
         batch_num_adapters=1 + pool % 2,
         first_token_slo_ps=PREFILL_ALLOWANCE_PS + 20_000,
         profile=LinearProfile(),
@@ -112,6 +117,7 @@ def worlds(draw: st.DrawFn) -> World:
             max_new_tokens=max_new,
             arrived_ps=at_ps,
             adapter=None if name is None else Adapter(name, ranks[name]),
+            tenant_id=f"a{handle % 3}",
             prompt_token_ids=token_ids[:prompt],
             output_token_ids=token_ids[prompt:],
         )
