@@ -16,6 +16,7 @@ SMALL = {
     "static_continuous": [],
     "long_tail": [],
     "adapters": ["--duration", "4"],
+    "fair_tenants": ["--seconds", "6"],
 }
 
 

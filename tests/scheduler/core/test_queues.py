@@ -281,7 +281,7 @@ def test_strict_early_drop_does_not_tell_twice_of_a_cancelled_request() -> None:
 @given(names=st.lists(st.sampled_from([A, B, C, None]), min_size=1, max_size=30), most=st.integers(1, 2))
 def test_cluster_never_runs_more_adapters_than_it_may(names: list[Adapter | None], most: int) -> None:
     def check(replica: Replica) -> None:
-        assert len(replica.running.adapter_ids) <= most
+        assert len(replica.running.adapter_keys) <= most
 
     sequences = [request(index, adapter, output=1 + index % 7) for index, adapter in enumerate(names)]
     log = step_by_step(replica_of(Cluster(most)), world(sequences), check)
