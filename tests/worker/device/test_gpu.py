@@ -79,7 +79,7 @@ class PlainGpu:
         new_tokens = {w.handle: w.new_tokens for w in prefills}
         for handle, plain in self.batch.items():
             num = new_tokens.get(handle, int(plain.decoding and decode))
-            name, rank = plain.sequence.adapter_id, plain.sequence.adapter_rank
+            name, rank = plain.sequence.adapter_key, plain.sequence.adapter_rank
             if name and num:
                 users[name] = rank, users.get(name, (rank, 0))[1] + num
         lora = LoraWork.of(users.values()) if users else NO_LORA

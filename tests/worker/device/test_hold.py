@@ -34,9 +34,9 @@ def test_a_held_sequence_weighs_on_every_step_but_gives_no_token() -> None:
 def test_a_held_sequence_weighs_with_its_adapter_until_it_leaves() -> None:
     gpu = MockGpu(LlmMock())
     ending_after = {1: 2, 2: 4}
-    for handle, (adapter_id, rank) in {1: ("a", 8), 2: ("b", 16)}.items():
+    for handle, (adapter_key, rank) in {1: ("a", 8), 2: ("b", 16)}.items():
         ending = Ending(ending_after[handle], FinishReason.LENGTH)
-        gpu.join(DeviceSequence(handle, 3, 0, handle, ending, adapter_id=adapter_id, adapter_rank=rank))
+        gpu.join(DeviceSequence(handle, 3, 0, handle, ending, adapter_key=adapter_key, adapter_rank=rank))
     gpu.begin([PrefillWork(handle, 3, 0, True) for handle in (1, 2)], decode=False, hold=True)
     gpu.advance()
     gpu.begin((), decode=True, hold=True)
