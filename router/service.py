@@ -14,6 +14,7 @@ import grpc.aio
 from prometheus_client import CollectorRegistry
 
 from lorrery.chassis import status
+from lorrery.chassis.awake import AwakeClock
 from lorrery.chassis.credentials import authorization, certificate_roles, metadata_values
 from lorrery.chassis.errors import (
     InjectedFault,
@@ -26,6 +27,7 @@ from lorrery.chassis.errors import (
 )
 from lorrery.chassis.exposure import warn_if_exposed
 from lorrery.chassis.log import get_logger
+from lorrery.chassis.writes import Writes
 from lorrery.router import adapters, wire
 from lorrery.router.access import Access, check_load, check_operator, visible_adapters, visible_status
 from lorrery.router.checks import receive_bytes
@@ -80,6 +82,7 @@ class Router(router_pb2_grpc.RouterServiceServicer):
         self._placement = Placement(settings, self._metrics)
         self._cluster_status = adapters.ClusterStatus(self._placement)
         self._injector = Injector(settings, self._metrics)
+        self._writes: Writes[OpenRequest] = Writes(AwakeClock(), settings.router.reader_timeout_seconds)
         self._open_handlers = 0
         self._draining = False
         self._idle = asyncio.Event()
@@ -115,9 +118,24 @@ class Router(router_pb2_grpc.RouterServiceServicer):
         )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._placement.run(), name="placement")
+            tasks.create_task(self._cut_stuck_readers(), name="stuck readers")
             await self._placement.any_connected.wait()
             self._injector.begin()
             await set_ready(True)
+
+    async def _cut_stuck_readers(self) -> None:
+        seconds = self._settings.router.reader_timeout_seconds
+        while True:
+            for open_request in await self._writes.stuck():
+                self._metrics.slow_readers.inc()
+                open_request.cut_off(
+                    Overloaded(
+                        f"the reader took nothing for {seconds:g} s; reader_timeout_seconds is {seconds:g}",
+                        Reason.SLOW_READER,
+                        field="reader_timeout_seconds",
+                        limit=seconds,
+                    )
+                )
 
     async def drain(self) -> None:
         """Refuse new requests; return when the running ones have ended."""
@@ -197,22 +215,17 @@ class Router(router_pb2_grpc.RouterServiceServicer):
                 response = await open_request.next_message()
                 if cut is not None and open_request.over and output.num_tokens == cut.after:
                     if cut.after:
-                        await context.write(response)
+                        await self._writes.write(open_request, context.write(response))
                     raise InjectedFault(cut.text, cut.status)
                 if open_request.over and not response.HasField("finish"):
                     await self._finish_stopped(open_request, output, response, context)
                     timing.finish(request.prompt_tokens, output.num_tokens)
                 else:
-                    await context.write(response)
+                    await self._writes.write(open_request, context.write(response))
         except asyncio.CancelledError:
-            if (
-                not open_request.cut
-                or open_request.error is None
-                or open_request.task is None
-                or open_request.task.uncancel() > 0
-            ):
+            if open_request.cut is None or open_request.task is None or open_request.task.uncancel() > 0:
                 raise
-            raise open_request.error from None
+            raise open_request.cut from None
         finally:
             self._placement.release(open_request)
 
@@ -225,12 +238,13 @@ class Router(router_pb2_grpc.RouterServiceServicer):
         """
         last_word = self._placement.withdraw(open_request)
         try:
-            await context.write(response)
+            await self._writes.write(open_request, context.write(response))
             done, _ = await asyncio.wait([last_word], timeout=LAST_WORD_SECONDS)
             upstream = last_word.result() if done else None
         finally:
             last_word.cancel()
-        await context.write(wire.last_response((), "", output.stop_finish(upstream)))
+        last = wire.last_response((), "", output.stop_finish(upstream))
+        await self._writes.write(open_request, context.write(last))
 
     def _caller(self, context: _Context) -> ApiKey:
         """Return what a caller may do.

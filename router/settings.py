@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from lorrery.chassis.sections import Address, Count, PathOrNone, Seconds, Section
+from lorrery.chassis.sections import Address, Count, PathOrNone, PositiveSeconds, Seconds, Section
 
 
 class RouterSettings(Section):
@@ -37,7 +37,14 @@ class RouterSettings(Section):
         description="most bytes (UTF-8) of a request's stop strings together; to look for them takes about 100 bytes of"
         " memory each while the stream is open",
     )
-    max_pending_tokens: Count = Field(default=4096, description="tokens that may wait for one slow reader")
+    max_pending_tokens: Count = Field(
+        default=2048,
+        description="tokens, of 4 bytes each, that may wait for one slow reader; with more its stream ends with"
+        " RESOURCE_EXHAUSTED",
+    )
+    reader_timeout_seconds: PositiveSeconds = Field(
+        default=10.0, description="a stream whose reader takes nothing for so long ends with RESOURCE_EXHAUSTED"
+    )
     max_flush_gap_seconds: Seconds = Field(default=0.08, description="longest time tokens are held back under overload")
     resume_timeout_seconds: Seconds = Field(
         default=60.0, description="how long a stream waits for a scheduler to come back before it ends with UNAVAILABLE"

@@ -64,7 +64,7 @@ class OpenRequest:
         resumed: it was with a scheduler whose stream broke.
         adapter: the load at run time that brought its adapter, as far as we know; None: none did. A resumption asks for
             the same.
-        cut: its reader was too slow, and its handler has been cancelled for it.
+        cut: what its handler, which has been cancelled for it, ends with: its reader was too slow.
         task: its handler.
         time_scale: wall seconds per device second, where it was submitted last.
     """
@@ -85,7 +85,7 @@ class OpenRequest:
         self.handle = 0
         self.resumed = False
         self.adapter: AdapterChange | None = None
-        self.cut = False
+        self.cut: RequestError | None = None
         self.over = False
         self.waiter: asyncio.Future[Message | None] | None = None
         self.time_scale = 1.0
@@ -145,11 +145,12 @@ class OpenRequest:
             self.wake()
 
     def cut_off(self, error: RequestError) -> None:
-        """End the request with an error while its handler is stuck in a write."""
-        self.fail(error)
-        self.cut = True
-        if self.task is not None:
-            self.task.cancel()
+        """End the request with an error while its handler is stuck in a write, even of the last message."""
+        if self.cut is None:
+            self.cut = error
+            self.fail(error)
+            if self.task is not None:
+                self.task.cancel()
 
 
 class Fanout:

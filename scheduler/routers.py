@@ -2,15 +2,19 @@
 
 The scheduler never waits for a router inside a step: outcomes gather here, and one writer sends whatever has gathered
 in one message. A router that keeps up gets one message per step; a slow one gets several steps merged; one that is so
-slow that `max_pending_tokens` gather is cut off, and resumes its streams on a new connection.
+slow that `max_pending_tokens` gather, or that takes nothing for a while, is cut off, and resumes its streams on a new
+connection.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
 
 from lorrery.chassis.clock import DeviceClock
+from lorrery.chassis.log import get_logger
 from lorrery.scheduler import wire
 from lorrery.scheduler.core.refusals import Refusal
+
+log = get_logger("scheduler.routers")
 
 
 class RouterLink:
@@ -19,7 +23,7 @@ class RouterLink:
     Args:
         router_id: as it announced itself.
         clock: stamps messages.
-        max_pending_tokens: bound on what may gather.
+        max_pending_tokens: bound on what may gather, in tokens of 8 bytes; ends and refusals count by their size.
 
     Attributes:
         owned: the scheduler's handles of its requests, by its own.
@@ -29,7 +33,7 @@ class RouterLink:
         self.router_id = router_id
         self.owned: dict[int, int] = {}
         self._clock = clock
-        self._max_pending_bytes = 4 * max_pending_tokens
+        self._max_pending_bytes = 8 * max_pending_tokens  # a handle beside each
         self._handles: list[bytes] = []
         self._token_ids: list[bytes] = []
         self._pending_bytes = 0
@@ -37,21 +41,19 @@ class RouterLink:
         self._finished: list[wire.FinishedMessage] = []
         self._others: list[wire.ToRouter] = []
         self._wake = asyncio.Event()
-        self._overrun = False
+        self._overrun = asyncio.Event()
 
     def tokens(self, handles_u32: bytes, token_ids_u32: bytes, step_ps: int) -> None:
         """Send the tokens of one step."""
         self._handles.append(handles_u32)
         self._token_ids.append(token_ids_u32)
         self._step_ps = step_ps
-        self._pending_bytes += len(handles_u32)
-        self._overrun = self._overrun or self._pending_bytes > self._max_pending_bytes
-        self._wake.set()
+        self._count(2 * len(handles_u32))
 
     def finished(self, message: wire.FinishedMessage) -> None:
         """Send the end of a sequence, after its tokens."""
         self._finished.append(message)
-        self._wake.set()
+        self._count(message.ByteSize())
 
     def refused(self, handle: int, refusal: Refusal) -> None:
         """Send that a request ends without further tokens."""
@@ -60,15 +62,26 @@ class RouterLink:
     def send(self, message: wire.ToRouter) -> None:
         """Send anything else."""
         self._others.append(message)
+        self._count(message.ByteSize())
+
+    def _count(self, num_bytes: int) -> None:
+        self._pending_bytes += num_bytes
+        if self._pending_bytes > self._max_pending_bytes:
+            self._overrun.set()
         self._wake.set()
 
     async def write_all(self, write: Callable[[wire.ToRouter], Awaitable[None]]) -> None:
-        """Write what gathers, until cancelled; returns if too much gathers."""
-        while not self._overrun:
+        """Write what gathers, until cancelled."""
+        while True:
             await self._wake.wait()
             self._wake.clear()
             for message in self._take():
                 await write(message)
+
+    async def until_overrun(self) -> None:
+        """Return once too much has gathered."""
+        await self._overrun.wait()
+        log.warning("router_too_slow", router_id=self.router_id, waiting_bytes=self._pending_bytes)
 
     def _take(self) -> list[wire.ToRouter]:
         messages: list[wire.ToRouter] = []
@@ -78,7 +91,7 @@ class RouterLink:
                 wire.tokens(self._clock.now_ps(), self._step_ps, handles_u32, token_ids_u32, self._finished)
             )
             self._handles, self._token_ids, self._finished = [], [], []
-            self._pending_bytes = 0
         messages += self._others
         self._others = []
+        self._pending_bytes = 0
         return messages

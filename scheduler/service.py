@@ -15,6 +15,7 @@ from lorrery.chassis.exposure import warn_if_exposed
 from lorrery.chassis.log import get_logger
 from lorrery.chassis.names import quoted, why_no_name
 from lorrery.chassis.tasks import until_first_ends
+from lorrery.chassis.writes import Writes
 from lorrery.scheduler import wire
 from lorrery.scheduler.cluster import Cluster
 from lorrery.scheduler.core import refusals
@@ -97,9 +98,24 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             router.send(wire.scheduler_hello(self._settings.model, self._settings.time_scale, log_now))
             if self._cluster.core.draining:
                 router.send(wire.draining())
-            await until_first_ends(self._read_router(request_iterator, router), router.write_all(context.write))
+            await until_first_ends(
+                self._read_router(request_iterator, router),
+                self._write_router(context.write, router),
+                router.until_overrun(),
+            )
         finally:
             self._cluster.disconnect(router)
+
+    async def _write_router(self, write: Callable[[pb.RouteResponse], Awaitable[None]], router: RouterLink) -> None:
+        """Write what gathers for a router, until a write lasts too long."""
+        seconds = self._settings.scheduler.router_timeout_seconds
+        writes: Writes[RouterLink] = Writes(self._cluster.awake, seconds)
+
+        async def until_stuck() -> None:
+            await writes.stuck()
+            log.warning("router_too_slow", router_id=router.router_id, seconds=seconds)
+
+        await until_first_ends(router.write_all(lambda message: writes.write(router, write(message))), until_stuck())
 
     async def _read_router(self, requests: AsyncIterator[pb.RouteRequest], router: RouterLink) -> None:
         async for request in requests:

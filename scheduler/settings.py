@@ -203,7 +203,11 @@ class SchedulerSettings(Section):
         description="most requests that wait, all workers together; the next is refused with RESOURCE_EXHAUSTED",
     )
     max_pending_router_tokens: Count = Field(
-        default=1_000_000, description="tokens that may wait for one slow router, whose stream is then cut off"
+        default=1_000_000,
+        description="tokens, of 8 bytes each, that may wait for one slow router, whose stream is then cut off",
+    )
+    router_timeout_seconds: PositiveSeconds = Field(
+        default=10.0, description="the stream of a router that takes nothing for so long is cut off"
     )
     worker_timeout_seconds: Annotated[float, Field(ge=0.1, allow_inf_nan=False)] = Field(
         default=5.0,

@@ -5,6 +5,8 @@ import pytest
 
 from lorrery.router import service
 from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
+from tests.cluster.client import error_info
+from tests.cluster.harness import wait_until
 from tests.router.conftest import StartRouter, everything, failure, next_submit
 
 LENGTH = types_pb2.FINISH_REASON_LENGTH
@@ -141,6 +143,34 @@ async def test_a_slow_reader_holds_no_handler_and_hears_why_when_it_reads_again(
         await router.stub_round_trip()
     await router.until_empty()
     assert (await failure(slow)).code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize("finished", [False, True])
+async def test_under_default_settings_a_reader_that_stops_is_cut_in_time_and_holds_no_handler(
+    start_router: StartRouter, finished: bool
+) -> None:
+    router = await start_router()
+    route = await router.route()
+    stopped = router.generate(timeout=60)
+    handle = (await next_submit(route)).handle
+    quick = router.generate(timeout=60)
+    other = (await next_submit(route)).handle
+    for _ in range(500):  # more than the window takes, and less than max_pending_tokens
+        route.send([(handle, 3)])
+    if finished:
+        route.send(finished=[(handle, LENGTH)])
+    route.send([(other, 3)])
+    assert list((await quick.read()).token_ids) == [3]
+    await wait_until(lambda: router.sample("lorrery_router_open_handlers") == 1, 40.0)
+    assert router.sample("lorrery_router_slow_readers_total") == 1
+    assert router.sample("lorrery_router_requests_total", outcome="overloaded") == 1
+    assert route.cancelled == ([] if finished else [handle])
+    route.send([(other, 4)], [(other, LENGTH)])
+    assert list((await quick.read()).token_ids) == [4]
+    error = await failure(stopped)
+    assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert error.details() == "the reader took nothing for 10 s; reader_timeout_seconds is 10"
+    assert error_info(error)[0] == "SLOW_READER"
 
 
 async def test_tokens_for_nobody_are_dropped(start_router: StartRouter) -> None:

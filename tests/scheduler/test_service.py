@@ -34,7 +34,8 @@ class Harness:
         self.server = grpc.aio.server()
         self.service.register(self.server)
         port = self.server.add_insecure_port("127.0.0.1:0")
-        self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+        self.address = f"127.0.0.1:{port}"
+        self.channel = grpc.aio.insecure_channel(self.address)
         self.stub = scheduler_pb2_grpc.SchedulerServiceStub(self.channel)
         self.calls: list[grpc.aio.StreamStreamCall] = []
 
