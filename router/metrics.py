@@ -127,7 +127,7 @@ class RouterMetrics(Collector):
         )
         self.slow_readers = Counter(
             "lorrery_router_slow_readers_total",
-            "Streams cut because their reader left max_pending_tokens waiting, or took nothing for reader_timeout_seconds.",
+            "Streams cut because their reader left max_pending_tokens waiting or took nothing for too long.",
             registry=registry,
         )
         self.faults = Counter(
