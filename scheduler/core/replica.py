@@ -183,7 +183,10 @@ class Replica:
         """Return None if an empty replica would take this sequence (strict: always), else why not."""
         if self.options.strict:
             return None
-        limits = self.batching.limits
+        try:
+            limits = self.batching.limits
+        except Exception:  # a decision comes next, where what a policy raises ends whom it concerns
+            return None
         if not limits.partial and sequence.input_tokens > limits.max_prompt_tokens:
             return f"prompt has {sequence.input_tokens} tokens; a batch takes at most {limits.max_prompt_tokens}"
         return self.memory.can_ever_hold(sequence)

@@ -4,10 +4,15 @@ from collections.abc import Callable
 
 import pytest
 
-from lorrery.scheduler.core.admission import AdmissionPass
+from lorrery.scheduler.core.admission import AdmissionPass, BatchLimits
+from lorrery.scheduler.core.batching.base import BatchContext, Batching, Step, Wait
+from lorrery.scheduler.core.batching.continuous import Continuous
 from lorrery.scheduler.core.build import build_replica
+from lorrery.scheduler.core.cluster import ClusterCore
+from lorrery.scheduler.core.cluster_events import Placed
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.memory.base import Memory
+from lorrery.scheduler.core.placements.least_loaded import LeastLoaded
 from lorrery.scheduler.core.plan import Failed, Finished, Idle, Plan, Raised, Ran
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
@@ -210,3 +215,43 @@ def test_a_worker_that_goes_while_its_queue_raises_gives_back_nothing_and_fails_
     assert unfinished == []
     assert {event.sequence.handle for event in events if isinstance(event, Failed)} == {1, 2, 3}
     assert worker.sequences == {}
+
+
+class NoLimits(Batching):
+    """Continuous batching that raises when it is asked for its limits, and with `chooses` false in a decision too."""
+
+    def __init__(self, *, chooses: bool) -> None:
+        self._continuous = Continuous(BatchLimits(2, 100))
+        self._chooses = chooses
+
+    @property
+    def limits(self) -> BatchLimits:
+        raise ZeroDivisionError("in limits")
+
+    def choose(self, context: BatchContext, at_ps: int) -> Step | Wait:
+        return self._continuous.choose(context, at_ps) if self._chooses else self.limits  # type: ignore[return-value]
+
+    def advanced(self, num_decode_steps: int) -> None:
+        self._continuous.advanced(num_decode_steps)
+
+    def emptied(self, at_ps: int) -> None:
+        self._continuous.emptied(at_ps)
+
+    def arrivals_matter(self, context: BatchContext) -> bool:
+        return self._continuous.arrivals_matter(context)
+
+
+@pytest.mark.parametrize("chooses", [True, False])
+def test_limits_that_raise_take_nobody_along_at_the_door(chooses: bool) -> None:
+    settings = ReplicaSettings("fcfs", 400, 80)
+    worker = Member("w", build_replica(settings, make_batching=lambda _: NoLimits(chooses=chooses)), NEVER)
+    core = ClusterCore(LeastLoaded())
+    core.attach(worker, 0)
+    (event,) = core.submit(Sequence(1, 5, 5), 0)
+    assert isinstance(event, Placed)
+    decision = worker.plan(0)
+    if chooses:
+        assert isinstance(decision, Plan)
+    else:
+        assert [event.sequence.handle for event in decision.events if isinstance(event, Failed)] == [1]
+        assert not worker.sequences
