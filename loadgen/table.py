@@ -105,6 +105,14 @@ def _adapters(report: LoadReport) -> FigureTable:
 
 
 def _notes(report: LoadReport) -> list[tuple[str, str]]:
+    fair = report.summary.fairness
+    if fair is not None:
+        served = f"{len(fair.tenants):,} tenants; Jain's index of the tokens served is {fair.jain_index:.3f}"
+        return [("tenants", served), *_other_notes(report)]
+    return _other_notes(report)
+
+
+def _other_notes(report: LoadReport) -> list[tuple[str, str]]:
     found = [("" if index else "workload", note) for index, note in enumerate(report.workload.notes)]
     if report.workload.attribution:
         found.append(("trace", report.workload.attribution))

@@ -23,6 +23,7 @@ from lorrery.scheduler.core.plan import Recalled
 from lorrery.scheduler.core.policies import batch_limits, batching_name
 from lorrery.scheduler.core.refusals import Refusal, RefusalReason, withheld
 from lorrery.scheduler.core.sequence import Sequence
+from lorrery.scheduler.fairness import ServedByTenant
 from lorrery.scheduler.journal import Journal
 from lorrery.scheduler.live_request import Counted, LiveRequest
 from lorrery.scheduler.messages import Submit, WorkerHello
@@ -54,6 +55,7 @@ class Cluster:
         self.clock = DeviceClock(settings.time_scale)
         self.awake = AwakeClock()
         self.lives: dict[int, LiveRequest] = {}
+        self.served = ServedByTenant()
         self.workers: dict[str, Dispatcher] = {}
         self.routers: set[RouterLink] = set()
         self.faults_from_ps = 0
@@ -80,6 +82,7 @@ class Cluster:
             workers=lambda: list(self.workers.values()),
             num_unplaced=lambda: self.core.num_unplaced,
             num_held=lambda: self.core.num_held,
+            fairness=lambda: self.served.jain_index(self.clock.now_ps() / PS_PER_SECOND),
             num_live=lambda: len(self.lives),
             num_routers=lambda: len(self.routers),
         )
@@ -172,7 +175,11 @@ class Cluster:
 
     def _end_use(self, live: LiveRequest) -> None:
         """Count a request against its key no longer."""
-        may_release = self.core.ended(live.sequence, len(live.token_ids), self.clock.now_ps())
+        sequence, at_ps = live.sequence, self.clock.now_ps()
+        if sequence.first_admitted_ps is not None:
+            tokens = sequence.prompt_tokens + len(live.token_ids)
+            self.served.add(sequence.tenant_id, tokens, at_ps / PS_PER_SECOND)
+        may_release = self.core.ended(sequence, len(live.token_ids), at_ps)
         if may_release and self._release_soon is None:
             # Not at once: the worker whose step has ended it is about to get its next plan.
             self._release_soon = asyncio.get_running_loop().call_soon(self._release)

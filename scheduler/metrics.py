@@ -51,6 +51,7 @@ class SchedulerMetrics:
         workers: Callable[[], list[AttachedWorker]],
         num_unplaced: Callable[[], int],
         num_held: Callable[[], int],
+        fairness: Callable[[], float],
         num_live: Callable[[], int],
         num_routers: Callable[[], int],
     ) -> None:
@@ -98,7 +99,7 @@ class SchedulerMetrics:
             self.requests.labels(outcome)
         for loss in Loss:
             self.workers_given_up.labels(loss)
-        registry.register(_Gauges(workers, num_unplaced, num_held, num_live, num_routers))
+        registry.register(_Gauges(workers, num_unplaced, num_held, fairness, num_live, num_routers))
 
     def step(self, plan: Plan, step_ps: int, num_tokens_out: int) -> None:
         """Note one step of a plan."""
@@ -144,12 +145,14 @@ class _Gauges(Collector):
         workers: Callable[[], list[AttachedWorker]],
         num_unplaced: Callable[[], int],
         num_held: Callable[[], int],
+        fairness: Callable[[], float],
         num_live: Callable[[], int],
         num_routers: Callable[[], int],
     ) -> None:
         self._workers = workers
         self._num_unplaced = num_unplaced
         self._num_held = num_held
+        self._fairness = fairness
         self._num_live = num_live
         self._num_routers = num_routers
 
@@ -172,6 +175,11 @@ class _Gauges(Collector):
         yield gauge("routers", "Connected routers.", self._num_routers())
         yield gauge("in_flight_requests", "Requests that have not ended.", self._num_live())
         yield gauge("unplaced_requests", "Requests that wait for a worker to attach.", self._num_unplaced())
+        yield gauge(
+            "tenant_fairness_ratio",
+            "Jain's index of the tokens that tenants were served in a minute.",
+            self._fairness(),
+        )
         yield gauge("held_requests", "Requests that wait until their key runs fewer others.", self._num_held())
         waiting = sum(worker.replica.num_waiting for worker in workers) + self._num_unplaced() + self._num_held()
         yield gauge("waiting_requests", "Requests that wait for admission, on all workers and for one.", waiting)

@@ -18,6 +18,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import lorrery
+from lorrery.loadgen.workload.fairness import jain_index
 from studies import figure
 
 NAME = "fair_tenants"
@@ -93,14 +94,10 @@ def measure(policy: str, times: int, seconds: float) -> Row:
 def _jain_index(columns: lorrery.RequestColumns, seconds: float) -> float:
     """Jain's index of the tokens that tenants got while all were sending."""
     within = columns.end_seconds <= seconds
-    served = np.array(
-        [
-            (columns.prompt_tokens + columns.output_tokens)[within & (columns.tenant_id == tenant)].sum()
-            for tenant in np.unique(columns.tenant_id)
-        ],
-        float,
+    tokens = columns.prompt_tokens + columns.output_tokens
+    return jain_index(
+        float(tokens[within & (columns.tenant_id == tenant)].sum()) for tenant in np.unique(columns.tenant_id)
     )
-    return float(served.sum() ** 2 / (len(served) * (served**2).sum()))
 
 
 def study(seconds: float = SECONDS) -> list[Row]:

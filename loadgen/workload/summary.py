@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from lorrery.loadgen.workload.fairness import Fairness, fairness
 from lorrery.loadgen.workload.outcome_table import OutcomeTable
 
 __all__ = [
@@ -95,6 +96,7 @@ class Summary:
         by_status: number of requests per status, `OK` included.
         tokens_per_message: mean over all messages, 1 unless the router coalesced; 0 if none arrived.
         adapters: the busiest first (requests, then name).
+        fairness: between tenants; None where no request names one.
     """
 
     num_requests: int
@@ -117,6 +119,7 @@ class Summary:
     itl_ms: Distribution
     send_delay_ms: Distribution
     adapters: tuple[AdapterSummary, ...]
+    fairness: Fairness | None = None
 
 
 def distribution(values: npt.NDArray[np.float64], counts: npt.NDArray[np.int64] | None = None) -> Distribution:
@@ -174,6 +177,7 @@ def summarise(table: OutcomeTable) -> Summary:
         itl_ms=distribution(table.gaps.seconds * 1e3, table.gaps.counts),
         send_delay_ms=distribution((table.sent_seconds - table.intended_seconds) * 1e3),
         adapters=_adapters(table),
+        fairness=fairness(table),
     )
 
 

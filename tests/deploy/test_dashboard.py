@@ -60,7 +60,7 @@ def scheduler_metrics() -> CollectorRegistry:
     replica = build_replica(ReplicaSettings("fcfs", memory="paged", max_total_token_num=1000, max_req_total_len=100))
     worker: Any = SimpleNamespace(worker_id="one", replica=replica, max_total_token_num=1000, draining=False)
     registry = CollectorRegistry()
-    SchedulerMetrics(registry, lambda: [worker], lambda: 0, lambda: 0, lambda: 0, lambda: 0)
+    SchedulerMetrics(registry, lambda: [worker], lambda: 0, lambda: 0, lambda: 1.0, lambda: 0, lambda: 0)
     return registry
 
 
