@@ -248,10 +248,12 @@ class Cluster:
         for move in self.core.balance(at_ps):
             self.workers[move.donor.name].recalled(move.sequence.handle, move.taker.name, at_ps)
 
-    def take_recalled(self, recalled: Recalled, donor: Member) -> None:
-        """Give a request that has left its worker for another to that."""
+    def take_recalled(self, recalled: Iterable[Recalled], donor: Member) -> None:
+        """Give requests that have left their worker for another to that, all at one time: they can join together."""
         at_ps = self.clock.now_ps()
-        self._carry_out(self.core.take_recalled(recalled, donor, at_ps), at_ps)
+        events = [event for one in recalled for event in self.core.take_recalled(one, donor, at_ps)]
+        self.metrics.moved.inc(sum(isinstance(event, Placed) for event in events))
+        self._carry_out(events, at_ps)
 
     def _tell_refused(self, event: Refused, request_id: str, router: RouterLink, router_handle: int) -> None:
         if event.error is not None:

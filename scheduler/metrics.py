@@ -70,6 +70,9 @@ class SchedulerMetrics:
         self.late_interrupts = counter(
             "late_interrupts_total", "Arrivals and cancels that took effect later than at the first possible boundary."
         )
+        self.moved = counter(
+            "moved_requests_total", "Requests that moved to another worker while they waited, to start there earlier."
+        )
         self.requeued = counter("requeued_sequences_total", "Sequences queued again after a worker was lost or left.")
         self.preemptions = counter("preemptions_total", "Sequences that lost their place to others and wait again.")
         self.workers_lost = counter("workers_lost_total", "Workers that went without draining.")

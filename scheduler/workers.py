@@ -61,8 +61,8 @@ class Owner(Protocol):
         """Count and drop requests that have ended by being cancelled; a router that goes leaves thousands."""
         ...
 
-    def take_recalled(self, recalled: Recalled, donor: Member) -> None:
-        """Give a sequence that has left its worker to another."""
+    def take_recalled(self, recalled: Iterable[Recalled], donor: Member) -> None:
+        """Give sequences that have left their worker to another."""
         ...
 
     def look_for_moves(self) -> None:
@@ -340,6 +340,7 @@ class Dispatcher:
             self._metrics.prefix_evictions.inc(cache.num_evictions - self._num_evictions)
             self._num_evictions = cache.num_evictions
         cancelled: list[LiveRequest] = []
+        recalled: list[Recalled] = []
         for event in events:
             if isinstance(event, Admitted):
                 sequence = event.sequence
@@ -367,13 +368,15 @@ class Dispatcher:
             elif isinstance(event, Failed):
                 self._refuse(lives[event.sequence.handle], "failed", refusals.raised(event.message))
             elif isinstance(event, Recalled):
-                self._cluster.take_recalled(event, self.member)
+                recalled.append(event)
             elif isinstance(event, Preempted):
                 self._metrics.preemptions.inc()
             elif isinstance(event, Cancelled):
                 cancelled.append(lives[event.sequence.handle])
         if cancelled:
             self._cluster.cancelled(cancelled)
+        if recalled:
+            self._cluster.take_recalled(recalled, self.member)
 
     def _refuse(self, live: LiveRequest, outcome: str, refusal: Refusal) -> None:
         self._metrics.requests.labels(outcome).inc()

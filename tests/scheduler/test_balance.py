@@ -1,0 +1,55 @@
+"""What waits moves between workers of a scheduler on a real socket; the test plays router and workers."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from lorrery.settings import load
+from lorrery.v1 import scheduler_pb2 as pb
+from tests.scheduler.test_service import OVERRIDES, Harness
+
+
+@pytest.fixture
+async def scheduler() -> AsyncIterator[Harness]:
+    overrides = (
+        *OVERRIDES,
+        "scheduler.worker_timeout_seconds=30",  # no test here waits for it, and a busy machine must not either
+        "scheduler.worker_wait_seconds=30",
+        "scheduler.max_num_seqs=2",
+        "scheduler.max_waiting_requests=100",
+    )
+    async with Harness(load(None, overrides)) as harness:
+        yield harness
+
+
+async def test_a_worker_that_attaches_second_after_a_restart_gets_what_waits(scheduler: Harness) -> None:
+    router = await scheduler.route()
+    for handle in range(1, 13):
+        await router.submit(handle, resumed=True)
+    await scheduler.until("unplaced_requests", 12)
+    first = await scheduler.attach("w0")
+    plan = await first.plan()
+    assert [join.handle for join in plan.joins] == [1, 2]
+    second = await scheduler.attach("w1")
+    await first.step(plan)
+    while not second.lengths:
+        await first.step(await first.plan(), hand_back=True)
+        if scheduler.value("moved_requests_total"):
+            assert [join.handle for join in (await second.plan()).joins] == [3, 4]
+    core = scheduler.service._cluster.core
+    assert {name: len(member.sequences) for name, member in core.members.items()} == {"w0": 6, "w1": 6}
+
+
+async def test_the_sequences_of_the_only_worker_large_enough_wait_for_another(scheduler: Harness) -> None:
+    router = await scheduler.route()
+    await scheduler.attach("small", pool=100)
+    large = await scheduler.attach("large", pool=6000)
+    await router.submit(1, prompt=150)
+    assert [join.handle for join in (await large.plan()).joins] == [1]
+    large.call.cancel()
+    await scheduler.until("unplaced_requests", 1)
+    other = await scheduler.attach("other", pool=6000)
+    plan = await other.plan()
+    assert [join.handle for join in plan.joins] == [1]
+    await other.step(plan)
+    assert isinstance(await router.read(), pb.RouteResponse)
