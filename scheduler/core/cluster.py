@@ -27,6 +27,7 @@ from lorrery.scheduler.core.balance import Move, moves, someone_is_blocked
 from lorrery.scheduler.core.candidates import WatchedCandidate
 from lorrery.scheduler.core.cluster_events import ClusterEvent, GaveBack, Placed, Refused, Withdrawn
 from lorrery.scheduler.core.door import LETS_ALL_IN, ClusterRules, Door
+from lorrery.scheduler.core.drain_rate import DrainRate
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.base import Candidate, Placement
 from lorrery.scheduler.core.plan import Cancelled, Recalled
@@ -87,6 +88,7 @@ class ClusterCore:
         self._ready: list[Member] = []
         self._door = Door(rules)
         self._quotas = Quotas()
+        self._drain_rate = DrainRate()
 
     @property
     def until_ps(self) -> int | None:
@@ -151,7 +153,7 @@ class ClusterCore:
             if sequence.adapter is None:
                 return [Refused(sequence, refusals.unknown_adapter(adapter_id))]
         if not sequence.produced_tokens:
-            refusal = self._refuse(sequence, resumed)
+            refusal = self._refuse(sequence, resumed, at_ps)
             if refusal is not None:
                 return [Refused(sequence, refusal)]
         if quota is not None:
@@ -206,13 +208,14 @@ class ClusterCore:
         return refusals.no_worker(self.rules.worker_wait_seconds, why)
 
     def ended(self, sequence: Sequence, output_tokens: int, at_ps: int) -> bool:
-        """Count a sequence against its key no longer; return whether `release` may now place another.
+        """Note an end, which frees its place among its key's; return whether `release` may now place another.
 
         Args:
             sequence: let in, and ended, in whatever way.
             output_tokens: all that it has produced.
             at_ps: now.
         """
+        self._drain_rate.ended(at_ps)
         self._quotas.end(sequence, output_tokens, at_ps)
         return self._quotas.any_to_release
 
@@ -220,12 +223,12 @@ class ClusterCore:
         """Place those for which there is room among their key's now; `place_again` goes on with it."""
         return self._take_back(self._quotas.release(), at_ps)
 
-    def _refuse(self, sequence: Sequence, resumed: bool) -> Refusal | None:
+    def _refuse(self, sequence: Sequence, resumed: bool, at_ps: int) -> Refusal | None:
         refusal = refusals.draining() if self.draining else self._door.refuse(sequence, let_in_before=resumed)
         if refusal is None and self._max_waiting < NEVER and not resumed and self.num_open >= self._max_waiting:
             num_waiting = self.num_waiting
             if num_waiting >= self._max_waiting:
-                return refusals.queue_full(num_waiting, self._max_waiting)
+                return refusals.queue_full(num_waiting, self._max_waiting, self._drain_rate.retry_ps(at_ps))
         return refusal
 
     # --- placing ----------------------------------------------------------------------------------------------------

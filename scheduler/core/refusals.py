@@ -81,12 +81,13 @@ def too_long(wrong: str, sequence: Sequence, limits: Limits) -> Refusal:
     return Refusal(RefusalReason.NEVER_FITS, message, _lengths(sequence) | facts)
 
 
-def queue_full(num_waiting: int, max_waiting_requests: int) -> Refusal:
-    """Too many requests wait."""
+def queue_full(num_waiting: int, max_waiting_requests: int, retry_ps: int | None = None) -> Refusal:
+    """Too many requests wait; `retry_ps`: until there may be a place for this one."""
     return Refusal(
         RefusalReason.QUEUE_FULL,
         f"{num_waiting} requests wait; max_waiting_requests is {max_waiting_requests}; try later",
         {"field": "max_waiting_requests", "value": num_waiting, "limit": max_waiting_requests},
+        retry_ps,
     )
 
 
