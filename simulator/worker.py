@@ -224,7 +224,7 @@ class SimulatedWorker:
             end_ps,
             num_decodes,
             gpu.kv_tokens,
-            len(self.replica.queue),
+            self.replica.num_queued,
         )
 
     def _observe(

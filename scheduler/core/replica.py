@@ -126,9 +126,18 @@ class Replica:
         self._holds = False  # nobody enters the batch that runs
 
     @property
+    def num_queued(self) -> int:
+        """Sequences in the queue; none if it cannot say, which the next plan raises."""
+        try:
+            return len(self.queue)
+        except Exception as error:
+            self._raised = error
+            return 0
+
+    @property
     def num_waiting(self) -> int:
         """Sequences that wait, in the queue or still in the inbox."""
-        return len(self.queue) + self._inbox.num_arrivals
+        return self.num_queued + self._inbox.num_arrivals
 
     @property
     def num_running(self) -> int:

@@ -255,3 +255,32 @@ def test_limits_that_raise_take_nobody_along_at_the_door(chooses: bool) -> None:
     else:
         assert [event.sequence.handle for event in decision.events if isinstance(event, Failed)] == [1]
         assert not worker.sequences
+
+
+class Uncountable(Fifo):
+    """First come first served; cannot say how many wait while one of 13 tokens does."""
+
+    def __len__(self) -> int:
+        if any(sequence.prompt_tokens == 13 for sequence in self):
+            raise ZeroDivisionError("in __len__")
+        return super().__len__()
+
+
+def test_a_queue_that_cannot_say_how_many_wait_ends_who_waits_and_nothing_raises_in_the_driver() -> None:
+    settings = ReplicaSettings("fcfs", 200, 80, max_num_seqs=1, max_num_batched_tokens=100)
+    core = ClusterCore(LeastLoaded())
+    for name in ("w0", "w1"):
+        core.attach(Member(name, build_replica(settings, make_queue=lambda _settings: Uncountable())), 0)
+    first = core.members["w0"]
+    first.submit(Sequence(0, 5, 5), 0)
+    first.plan(0)
+    first.submit(Sequence(1, 13, 5), 1)
+    first.plan(1)  # it waits for the only seat
+    assert core.num_waiting == 0
+    assert core.balance(2) == []
+    assert isinstance(core.submit(Sequence(2, 5, 5), 3)[0], Placed)
+    events = first.plan(4).events
+    assert [event.sequence.handle for event in events if isinstance(event, Failed)] == [1]
+    (raised,) = (event for event in events if isinstance(event, Raised))
+    assert raised.message.endswith("ZeroDivisionError: in __len__")
+    assert set(first.sequences) == {0}
