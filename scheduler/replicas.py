@@ -145,6 +145,9 @@ class ReplicaFactory:
             max_cpu_loras=adapters.max_cpu_loras,
             max_concurrent_loads=adapters.max_concurrent_loads,
             blocking_loads=adapters.loading == "blocking",
+            max_overtakes=adapters.max_overtakes,
+            look_ahead=adapters.look_ahead,
+            memory_tokens=hello.max_total_token_num,
             min_computed_tokens=0 if hello.step_time_model == "llm-mock" else 1,
         )
 

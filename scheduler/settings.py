@@ -12,7 +12,8 @@ from lorrery.scheduler.core.combinations import why_excluded, why_too_few_tokens
 from lorrery.scheduler.core.memories import MEMORIES, PREFIX_CACHES
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.policies import QUEUES
-from lorrery.scheduler.core.replica_settings import LIMITS
+from lorrery.scheduler.core.queues.patience import MAX_OVERTAKES
+from lorrery.scheduler.core.replica_settings import LIMITS, LOOK_AHEAD
 
 PolicyName = Annotated[str, named(*QUEUES, plug_ins=True)]
 BatchingName = Annotated[str, named(*BATCHINGS, plug_ins=True)]
@@ -42,9 +43,23 @@ class AdapterSettings(Section):
         default="slora",
         description="what an adapter takes of the KV pool: 4 x rank tokens, or as many as have its size in bytes",
     )
-    max_loras: Count | None = Field(default=None, description="places on a worker's GPU; unset: as the KV pool allows")
+    max_loras: Count | None = Field(
+        default=None,
+        description="adapters on a worker's GPU at once; unset: as many as its memory holds beside the weights and the"
+        " longest request",
+    )
     max_cpu_loras: Count | None = Field(default=None, description="places in a worker's host memory; unset: all")
     max_concurrent_loads: Count = Field(default=4, description="loads that one worker does at once")
+    look_ahead: Annotated[int, Field(ge=0)] = Field(
+        default=LOOK_AHEAD,
+        description="waiting requests, those that come next, whose adapters are loaded ahead; not with loading ="
+        " 'blocking', strict, and policies that know only when they form a batch who comes next; 0: none",
+    )
+    max_overtakes: Annotated[int, Field(ge=0)] = Field(
+        default=MAX_OVERTAKES,
+        description="req_queue, fcfs, vtc_fair: most requests that may enter past one that waits for its adapter; then"
+        " none until it has; 0: it holds up all behind it",
+    )
     loading: Literal["background", "blocking"] = Field(
         default="background", description="who waits for a load: the request in the queue, or the whole prefill step"
     )

@@ -24,7 +24,8 @@ def parts_of(journal: Journal, path: Path) -> ReplayParts:
         FormatError: they are none that this version knows.
         SettingsError: they cannot be met here.
     """
-    settings = _settings(journal.settings, path)
+    content = journal.settings if journal.has_versions else _as_before_version_3(journal.settings)
+    settings = _settings(content, path)
     factory = ReplicaFactory(settings)
     adapters = {name: factory.adapter(name, rank) for name, rank in settings.adapters.expand()}
 
@@ -38,7 +39,7 @@ def parts_of(journal: Journal, path: Path) -> ReplayParts:
             "tensor_parallel": hello["tensor_parallel"],
             "step_time": hello["step_time_model"],
         }
-        own = _settings(journal.settings | {"worker": journal.settings["worker"] | announced}, path)
+        own = _settings(content | {"worker": content["worker"] | announced}, path)
         device = device_of(own)
         if device.pool_tokens != hello["max_total_token_num"]:
             raise SettingsError(
@@ -59,6 +60,13 @@ def parts_of(journal: Journal, path: Path) -> ReplayParts:
         length_model=length_model_of(output),
         echo=output.mode == "echo",
     )
+
+
+def _as_before_version_3(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings with what was so of every cluster then: no look-ahead, no overtaking, no bound unless set."""
+    adapters = content["adapters"]
+    unbounded = {"max_loras": 10**9} if adapters["max_loras"] is None else {}
+    return content | {"adapters": adapters | {"look_ahead": 0, "max_overtakes": 0} | unbounded}
 
 
 def _settings(content: dict[str, Any], path: Path) -> Settings:

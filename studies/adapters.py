@@ -68,7 +68,10 @@ POLICIES = {
     ),
     "fcfs": Policy("fcfs, chunked: any number", figure.ORANGE, _CHUNKED),
     "fcfs_max_loras": Policy(
-        "fcfs, chunked, max_loras = 8: nobody overtakes", figure.VERMILLION, _CHUNKED, {"max_loras": 8}
+        "fcfs, chunked, max_loras = 8: nobody overtakes",
+        figure.VERMILLION,
+        _CHUNKED,
+        {"max_loras": 8, "max_overtakes": 0, "look_ahead": 0},
     ),
     "peft": Policy("peft: one adapter at a time", figure.PURPLE, {"policy": "peft", "strict": True}),
 }

@@ -1,11 +1,14 @@
 """Which adapters a worker's GPU holds, and when the next one will be there.
 
 Three tiers. Every registered adapter is on disk; a worker's host memory caches those it has read (`max_cpu_loras`), its
-GPU those it serves (`max_loras`). A load takes what the device model says for the tier it comes from. At most
-`max_concurrent_loads` are under way; a further one begins when one of these ends.
+GPU those it serves (`max_loras` of them, or `max_slots` of its memory). A load takes what the device model says for the
+tier it comes from. At most `max_concurrent_loads` are under way; a further one begins when one of these ends.
 
 A GPU place is taken from the load's beginning. If none is free, the least recently used adapter that no sequence pins
 makes room; if all are pinned, the load waits for a sequence to leave.
+
+Look-ahead (`load_ahead`) begins loads for those who come next while loads and places are free. It puts out nobody whom
+they need too, and never makes a load wait that a sequence asks for.
 
 * background (default): whoever needs an adapter that is not there waits in the queue while the batch goes on; the end
   of the load is a timed event, and the batch ends its segment at the boundary after it.
@@ -17,7 +20,7 @@ waiters are dropped.
 `keep_unused = False` is S-LoRA's way: an adapter leaves the GPU as soon as no running sequence uses it.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -36,7 +39,9 @@ class AdapterOptions:
     """Rules of residency.
 
     Attributes:
-        max_loras: places on the GPU; None: only the pool bounds them.
+        max_loras: places on the GPU; None: see `max_slots`.
+        max_slots: where `max_loras` is None: pool slots that adapters on the GPU may have together; one alone may have
+            more. None: only the sequences that use them bound them, as in strict S-LoRA, which keeps no others.
         max_cpu_loras: places in host memory; None: all that were ever read.
         max_concurrent_loads: loads under way at once.
         max_load_attempts: how often a load is tried.
@@ -45,6 +50,7 @@ class AdapterOptions:
     """
 
     max_loras: int | None = None
+    max_slots: int | None = None
     max_cpu_loras: int | None = None
     max_concurrent_loads: int = 4
     max_load_attempts: int = 3
@@ -100,6 +106,7 @@ class Residency:
         self._load_fails = load_fails
         self._waiting: dict[str, Adapter] = {}
         self._attempts: dict[str, int] = {}
+        self._taken_slots = 0  # of those on the GPU, under way, and waiting for their load
 
     @property
     def next_event_ps(self) -> int | None:
@@ -119,19 +126,37 @@ class Residency:
             self.gpu[name] = self.gpu.pop(name)
             return True
         if name not in self.loading:
-            if not self._make_place(pinned):
+            if not self._make_place(adapter, pinned):
                 return False
-            self._waiting[name] = adapter
-            self._begin_waiting(at_ps)
+            self._begin(adapter, at_ps)
             self.advance(at_ps)  # a load that takes no time
         return self.options.blocking or name in self.gpu
 
     def prefetch(self, adapter: Adapter, at_ps: int, pinned: Callable[[], Collection[str]]) -> None:
         """Begin to load an adapter that will be needed, if a place can be had without putting out a pinned one."""
-        name = adapter.key
-        if name not in self.gpu and name not in self.loading and self._make_place(pinned):
-            self._waiting[name] = adapter
-            self._begin_waiting(at_ps)
+        if not self.has_asked_for(adapter) and self._make_place(adapter, pinned):
+            self._begin(adapter, at_ps)
+
+    def load_ahead(self, adapters: Sequence[Adapter], at_ps: int, pinned: Callable[[], Collection[str]]) -> None:
+        """Begin to load adapters that will be needed next, as far as loads and places are free, in this order."""
+        keep: frozenset[str] | None = None
+        for adapter in adapters:
+            if self.has_asked_for(adapter):
+                continue
+            if self._waiting or len(self.loading) >= self.options.max_concurrent_loads:
+                return
+            if not self._has_place(adapter):
+                if keep is None:
+                    keep = frozenset(pinned()).union(other.key for other in adapters)
+                if not self._make_place(adapter, keep.copy):
+                    return
+            self._begin(adapter, at_ps)
+            self.advance(at_ps)  # a load that takes no time
+
+    def has_asked_for(self, adapter: Adapter) -> bool:
+        """Tell whether an adapter is on the GPU, or its load is under way or waits for its turn."""
+        key = adapter.key
+        return key in self.gpu or key in self.loading or key in self._waiting
 
     def wait_ps(self, adapters: Collection[Adapter], at_ps: int) -> int:
         """Return how long a step that begins now waits for these adapters (blocking), and take them as loaded."""
@@ -146,26 +171,57 @@ class Residency:
 
     def has_place(self, adapter: Adapter, pinned: Collection[str]) -> bool:
         """Tell whether `require` would find the adapter, or a place for it, if these were in use. Changes nothing."""
-        most = self.options.max_loras
-        if most is None or adapter.key in self.gpu or adapter.key in self.loading:
+        options = self.options
+        if adapter.key in self.gpu or adapter.key in self.loading:
             return True
-        return len({*pinned, *self.loading, *self._waiting}) < most
+        stay = {*pinned, *self.loading, *self._waiting}
+        if options.max_loras is not None:
+            return len(stay) < options.max_loras
+        if options.max_slots is None or not stay:
+            return True
+        go = sum([resident.slots for key, resident in self.gpu.items() if key not in stay])
+        return self._taken_slots - go + adapter.slots <= options.max_slots
 
-    def _make_place(self, pinned: Callable[[], Collection[str]]) -> bool:
-        most = self.options.max_loras
-        taken = len(self.gpu) + len(self.loading) + len(self._waiting)
-        if most is None or taken < most:
+    def _has_place(self, adapter: Adapter) -> bool:
+        options = self.options
+        if options.max_loras is not None:
+            return len(self.gpu) + len(self.loading) + len(self._waiting) < options.max_loras
+        if options.max_slots is None or not self._taken_slots:
+            return True
+        return self._taken_slots + adapter.slots <= options.max_slots
+
+    def _make_place(self, adapter: Adapter, pinned: Callable[[], Collection[str]]) -> bool:
+        """Put out, least recently used first, as many as must go; nobody if that would not do."""
+        if self._has_place(adapter):
             return True
         in_use = pinned()
-        victim = next((name for name in self.gpu if name not in in_use), None)
-        if victim is None:
-            return False
-        self._evict(victim)
-        return True
+        free = [name for name in self.gpu if name not in in_use]
+        most = self.options.max_slots
+        if self.options.max_loras is None and most is not None:
+            missing = self._taken_slots + adapter.slots - most
+            for number, name in enumerate(free, start=1):
+                missing -= self.gpu[name].slots
+                if missing <= 0:
+                    free = free[:number]
+                    break
+            all_go = len(free) == len(self.gpu) and not self.loading and not self._waiting
+            if missing > 0 and not all_go:
+                return False
+        else:
+            del free[1:]
+        for name in free:
+            self._evict(name)
+        return bool(free)
 
     def _evict(self, name: str) -> None:
-        del self.gpu[name]
+        self._taken_slots -= self.gpu.pop(name).slots
         self.evicted.append(name)
+
+    def _begin(self, adapter: Adapter, at_ps: int) -> None:
+        """Take a place for an adapter, and load it when its turn comes."""
+        self._taken_slots += adapter.slots
+        self._waiting[adapter.key] = adapter
+        self._begin_waiting(at_ps)
 
     def _begin_waiting(self, at_ps: int) -> None:
         while self._waiting and len(self.loading) < self.options.max_concurrent_loads:
@@ -206,6 +262,7 @@ class Residency:
         else:
             del self._attempts[name]
             self.given_up[name] = adapter
+            self._taken_slots -= adapter.slots
 
     def _cache_on_host(self, adapter: Adapter) -> None:
         name = adapter.key
@@ -243,5 +300,6 @@ class Residency:
         self.loading.clear()
         self._waiting.clear()
         self._attempts.clear()
+        self._taken_slots = 0
         self.given_up.clear()
         self.evicted.clear()

@@ -6,7 +6,8 @@ A queue says in which order to try; this says whether one may enter, under three
 * count: sequences in the batch;
 * prompt: tokens that the new batch may compute;
 
-and its adapter must be there, or on its way where the prefill step waits for it.
+and its adapter must be there, or on its way where the prefill step waits for it. A queue may let others go past one
+that only lacks its adapter (`pass_over`), within a bound: so many enter past it, and then nobody until it has.
 """
 
 from collections.abc import Callable
@@ -55,6 +56,7 @@ class AdmissionPass:
         on_take: told of every sequence that has passed, before the next is tried.
         on_check: told of every memory test, in order; for validation and study.
         max_prompt_tokens: in place of the limits' own.
+        max_overtakes: so many sequences may enter past one that waits for its adapter, and so many may be passed over.
 
     Attributes:
         admitted: who has passed, in order.
@@ -70,6 +72,7 @@ class AdmissionPass:
         on_check: Callable[[Check], None] | None = None,
         on_take: Callable[[Sequence], None] | None = None,
         max_prompt_tokens: int | None = None,
+        max_overtakes: int = 0,
     ) -> None:
         self.admitted: list[Sequence] = []
         self.refused: tuple[Sequence, Blocked] | None = None
@@ -79,10 +82,16 @@ class AdmissionPass:
         self._has_adapter = has_adapter
         self._on_check = on_check
         self._on_take = on_take
+        self._max_overtakes = max_overtakes
+        self._overtakes_left = max_overtakes
+        self._passed: list[tuple[Sequence, int]] = []  # and how many had been admitted before
         self._prompt_tokens_left = limits.max_prompt_tokens if max_prompt_tokens is None else max_prompt_tokens
 
     def admit(self, sequence: Sequence) -> bool:
         """Test a sequence, and take it if it passes; return whether it did."""
+        if self._passed and not self._overtakes_left:
+            self.refused = (sequence, Blocked.ADAPTER)
+            return False
         limits = self._limits
         check = self._trial.test(sequence)
         few_enough = check.num_sequences <= limits.max_sequences
@@ -109,8 +118,26 @@ class AdmissionPass:
             self._trial.take(sequence)
             self._prompt_tokens_left -= prompt_tokens
             self.admitted.append(sequence)
+            if self._passed:
+                self._overtakes_left -= 1
             if self._on_take is not None:
                 self._on_take(sequence)
             return True
         self.refused = (sequence, blocked)
         return False
+
+    def pass_over(self) -> bool:
+        """Let others go past the sequence refused last, if it only lacks its adapter; return whether any may."""
+        if self.refused is None or self.refused[1] is not Blocked.ADAPTER:
+            return False
+        sequence = self.refused[0]
+        self._overtakes_left = min(self._overtakes_left, self._max_overtakes - sequence.num_overtaken)
+        if self._overtakes_left <= 0 or len(self._passed) >= self._max_overtakes:
+            return False
+        self._passed.append((sequence, len(self.admitted)))
+        return True
+
+    def note_overtakes(self) -> None:
+        """Count, at the end of the pass, who has entered past those that were passed over."""
+        for sequence, num_before in self._passed:
+            sequence.num_overtaken += len(self.admitted) - num_before

@@ -25,6 +25,7 @@ class ReplicaBatchContext:
         min_computed_tokens: see `ReplicaOptions`.
         adapters: which ones the GPU holds; None: they are not used.
         on_check: told of every memory test.
+        max_overtakes: see `AdmissionPass`.
 
     Attributes:
         admitted: who was let in and is not in a plan yet; whoever takes them leaves an empty list.
@@ -42,6 +43,7 @@ class ReplicaBatchContext:
         min_computed_tokens: int,
         adapters: Residency | None,
         on_check: Callable[[Check], None] | None,
+        max_overtakes: int = 0,
     ) -> None:
         self.running = running
         self.admitted: list[Sequence] = []
@@ -52,6 +54,7 @@ class ReplicaBatchContext:
         self._min_computed_tokens = min_computed_tokens
         self._adapters = adapters
         self._on_check = on_check
+        self._max_overtakes = max_overtakes
         self._at_ps = 0
         self.blocked = False
         self._tried = False
@@ -78,6 +81,7 @@ class ReplicaBatchContext:
             on_check=self._on_check,
             on_take=None if self._prefix_cache is None else self._pin_prefix,
             max_prompt_tokens=max_prompt_tokens,
+            max_overtakes=self._max_overtakes,
         )
         try:
             dropped = self._queue.admit(admission, running, at_ps)
@@ -88,6 +92,7 @@ class ReplicaBatchContext:
         if dropped:
             # Strict S-LoRA also drops those that were cancelled, which was told then.
             self.events += [Dropped(sequence) for sequence in dropped if not sequence.aborted]
+        admission.note_overtakes()
         admitted = admission.admitted
         for sequence in admitted:
             sequence.admitted_ps = at_ps

@@ -6,7 +6,7 @@ from lorrery.scheduler.core.adapters import LoadFails, LoadTime, Residency
 from lorrery.scheduler.core.batching.base import Batching
 from lorrery.scheduler.core.batchings import BATCHINGS
 from lorrery.scheduler.core.memories import MEMORIES, PREFIX_CACHES
-from lorrery.scheduler.core.policies import QUEUES, batching_name
+from lorrery.scheduler.core.policies import QUEUES, batching_name, policy_of
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache
 from lorrery.scheduler.core.queues.base import Queue
 from lorrery.scheduler.core.replica import Replica, ReplicaOptions
@@ -42,6 +42,7 @@ def build_replica(
     make_cache = PREFIX_CACHES[settings.prefix_cache].build
     assert make_queue is not None
     assert make_batching is not None
+    looks_ahead = policy_of(settings.policy).looks_ahead and not settings.strict and not settings.blocking_loads
     blocks = None
     if make_cache is not None:
         prefix_cache = blocks = make_cache(settings)
@@ -51,5 +52,10 @@ def build_replica(
         MEMORIES[settings.memory].build(settings, blocks),
         prefix_cache=prefix_cache,
         adapters=Residency(settings.adapter_options, load_ps, load_fails),
-        options=ReplicaOptions(strict=settings.strict, min_computed_tokens=settings.min_computed_tokens),
+        options=ReplicaOptions(
+            strict=settings.strict,
+            min_computed_tokens=settings.min_computed_tokens,
+            max_overtakes=0 if settings.strict else settings.max_overtakes,
+            look_ahead=settings.look_ahead if looks_ahead else 0,
+        ),
     )

@@ -65,7 +65,7 @@ class Member:
         replica = self.replica
         self.sequences[sequence.handle] = sequence
         try:
-            matters = replica.arrival_matters(again=sequence.arrived_ps < at_ps)
+            matters = replica.arrival_matters(sequence.adapter, again=sequence.arrived_ps < at_ps)
         except Exception:
             matters = True  # so the policy is asked soon, in a decision
         replica.submit(sequence, at_ps)

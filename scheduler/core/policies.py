@@ -34,6 +34,8 @@ class Policy:
         own_settings: settings that no policy but those which list them reads: why they are refused elsewhere.
         needs_profile: whether it asks for the device's cost profile.
         keeps_refused: whether in strict mode a refused candidate stays counted for the rest of a pass.
+        looks_ahead: whether adapters are loaded ahead of those that wait first: who is taken next is known before the
+            batch is formed, and does not change with time.
     """
 
     build: Callable[[ReplicaSettings], Queue] | None
@@ -43,6 +45,7 @@ class Policy:
     own_settings: Mapping[str, str] = field(default_factory=dict)
     needs_profile: bool = False
     keeps_refused: bool = False
+    looks_ahead: bool = False
 
 
 _LLM_MOCK_IS_IN_ORDER = Exclusion(
@@ -62,12 +65,15 @@ def _profile(settings: ReplicaSettings) -> Profile:
 
 
 QUEUES: dict[str, Policy] = {
-    "req_queue": Policy(lambda s: Fifo(strict=s.strict), "slora", "slora_loop", (_LLM_MOCK_IS_IN_ORDER,)),
+    "req_queue": Policy(
+        lambda s: Fifo(strict=s.strict), "slora", "slora_loop", (_LLM_MOCK_IS_IN_ORDER,), looks_ahead=True
+    ),
     "fcfs": Policy(
         lambda s: Fifo(),
         "vllm",
         "continuous",
         (Exclusion({"strict": {True}}, "strict keeps an original's quirks; fcfs has no original"),),
+        looks_ahead=True,
     ),
     "vtc_fair": Policy(
         lambda s: VtcFair(
@@ -95,6 +101,7 @@ QUEUES: dict[str, Policy] = {
             "fair_by": "fair_by is for policy = 'vtc_fair'",
             "fair_max_running": "fair_max_running is for policy = 'vtc_fair'",
         },
+        looks_ahead=True,
     ),
     "abort": Policy(
         lambda s: EarlyDrop(s.first_token_slo_ps, strict=s.strict),
@@ -121,6 +128,7 @@ QUEUES: dict[str, Policy] = {
         ),
         own_settings={"batch_num_adapters": "batch_num_adapters is for policy = 'cluster'"},
         keeps_refused=True,
+        looks_ahead=True,
     ),
     "peft": Policy(
         lambda s: Peft(strict=s.strict),

@@ -10,6 +10,7 @@ No clock here: every time comes in as an argument, in device picoseconds.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import NoReturn
 
 from lorrery.scheduler.core.adapters import Residency
@@ -63,11 +64,15 @@ class ReplicaOptions:
         strict: S-LoRA's way with a cancelled running request: one more step, then out.
         no_lora: serve every request from the base model and move no adapter (S-LoRA's `--no-lora`).
         min_computed_tokens: prompt tokens that are computed even if the whole prompt is cached: 1, or 0 as in llm-mock.
+        max_overtakes: so many sequences may enter past one that waits for its adapter, where the queue lets them.
+        look_ahead: of so many waiting sequences, the first in queue order, adapters are loaded ahead.
     """
 
     strict: bool = False
     no_lora: bool = False
     min_computed_tokens: int = 1
+    max_overtakes: int = 0
+    look_ahead: int = 0
 
 
 class Replica:
@@ -115,7 +120,9 @@ class Replica:
             min_computed_tokens=options.min_computed_tokens,
             adapters=None if options.no_lora else self.adapters,
             on_check=on_check,
+            max_overtakes=options.max_overtakes,
         )
+        self._look_ahead = 0 if options.no_lora else options.look_ahead
         self._leaves: list[Sequence] = []
         self._events: list[Event] = []
         self._aborted: dict[int, Sequence] = {}
@@ -180,13 +187,16 @@ class Replica:
         adapters = None if self.options.no_lora else self.adapters
         return Headroom(running, seats, self.memory.trial(running), adapters)
 
-    def arrival_matters(self, *, again: bool = False) -> bool:
+    def arrival_matters(self, adapter: Adapter | None = None, *, again: bool = False) -> bool:
         """Tell whether an arrival may change the plan that runs; a cancel always may.
 
         Args:
+            adapter: that it has; its load may begin at once.
             again: whether it was queued before (its worker was lost): it may go before those that wait.
         """
-        return again or self.queue.arrivals_read_state or self.batching.arrivals_matter(self._context)
+        if again or self.queue.arrivals_read_state or self.batching.arrivals_matter(self._context):
+            return True
+        return adapter is not None and self.num_waiting < self._look_ahead and not self.adapters.has_asked_for(adapter)
 
     def never_fits_reason(self, sequence: Sequence) -> str | None:
         """Return None if an empty replica would take this sequence (strict: always), else why not."""
@@ -233,6 +243,8 @@ class Replica:
         if context.events:
             self._events += context.events
             context.events = []
+        if self._look_ahead and len(self.queue):
+            self._load_ahead(at_ps)
         plan: Plan | Idle
         if isinstance(choice, Step):
             plan = self._plan_step(choice, at_ps)
@@ -248,6 +260,13 @@ class Replica:
             plan.events, self._events = self._events, []
         return plan
 
+    def _load_ahead(self, at_ps: int) -> None:
+        """Begin the loads of those who come next."""
+        candidates = islice(self.queue, self._look_ahead)
+        adapters = [sequence.adapter for sequence in candidates if sequence.adapter is not None]
+        if adapters:
+            self.adapters.load_ahead(adapters, at_ps, self._context.pinned_adapters)
+
     def _turn_away(self, sequence: Sequence, error: Exception) -> NoReturn:
         try:
             self.queue.cancel(sequence.handle)  # it may have been taken in before the error
@@ -259,6 +278,8 @@ class Replica:
         next_ps = self._inbox.next_ps
         if self.adapters.loading:
             next_ps = _earlier(next_ps, self.adapters.next_event_ps)
+        if self.adapters.given_up:  # whoever waits for them is dropped in the next decision
+            return at_ps
         try:
             wakes_at_ps = self.queue.wakes_at_ps(at_ps)
         except Exception as error:  # the decision is made; the next one, due at once, raises it

@@ -7,15 +7,22 @@ from fractions import Fraction
 from lorrery.scheduler.core.adapters import AdapterOptions
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.queues.early_drop import FIRST_TOKEN_SLO_PS
+from lorrery.scheduler.core.queues.patience import MAX_OVERTAKES
 from lorrery.scheduler.core.queues.profile import Profile
 
 MAX_NUM_BATCHED_TOKENS = 8192
 """The token budget of a step where none is set; a way to batch that computes whole prompts may need more."""
+LOOK_AHEAD = 16
+"""Waiting sequences whose adapters are loaded ahead: four times as many as load at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSettings:
-    """What a replica is built from. Names as in S-LoRA and vLLM; `limits` is a key of `LIMITS`."""
+    """What a replica is built from. Names as in S-LoRA and vLLM; `limits` is a key of `LIMITS`.
+
+    Attributes:
+        memory_tokens: tokens of KV that fit into the memory beside the weights, where the pool takes less of it.
+    """
 
     policy: str
     max_total_token_num: int
@@ -44,6 +51,9 @@ class ReplicaSettings:
     max_cpu_loras: int | None = None
     max_concurrent_loads: int = 4
     blocking_loads: bool = False
+    max_overtakes: int = MAX_OVERTAKES
+    look_ahead: int = LOOK_AHEAD
+    memory_tokens: int = 0
 
     @property
     def adapter_options(self) -> AdapterOptions:
@@ -52,10 +62,20 @@ class ReplicaSettings:
             return AdapterOptions(max_concurrent_loads=1, blocking=True, keep_unused=False)
         return AdapterOptions(
             max_loras=self.max_loras,
+            max_slots=self.adapter_slots,
             max_cpu_loras=self.max_cpu_loras,
             max_concurrent_loads=self.max_concurrent_loads,
             blocking=self.blocking_loads,
         )
+
+    @property
+    def adapter_slots(self) -> int:
+        """Slots that adapters on the GPU may have together where `max_loras` is not set.
+
+        The memory beside the weights holds them and the pool, which the adapters in use take their slots from. They may
+        fill it but for what the longest request needs.
+        """
+        return max(self.memory_tokens, self.max_total_token_num) - self.max_req_total_len
 
     @property
     def step_tokens(self) -> int:

@@ -68,6 +68,7 @@ class Sequence:
             stay as they are when it is queued again.
         num_losses: workers that were lost with it in their batch.
         weight: its tenant's under a policy that is fair between tenants; None: as the settings say.
+        num_overtaken: sequences that have entered past it while it waited for its adapter.
         aborted: strict S-LoRA only: cancelled, but not yet removed.
     """
 
@@ -93,6 +94,7 @@ class Sequence:
     num_requeues: int
     num_losses: int
     weight: Fraction | None
+    num_overtaken: int
     aborted: bool
 
     def __init__(
@@ -119,7 +121,7 @@ class Sequence:
         self.input_tokens = prompt_tokens + produced_tokens
         self.budget_tokens = max_new_tokens - produced_tokens
         self.base_step = self.cached_tokens = self.computed_tokens = self.held_output_tokens = self.num_requeues = 0
-        self.first_cached_tokens = self.num_losses = 0
+        self.first_cached_tokens = self.num_losses = self.num_overtaken = 0
         self.admitted_ps = self.first_admitted_ps = self.first_token_ps = None
         self.weight = None
         self.aborted = False
@@ -141,4 +143,4 @@ class Sequence:
         if self.admitted_ps is not None:
             self.num_requeues += 1
         self.admitted_ps = None
-        self.cached_tokens = self.computed_tokens = 0
+        self.cached_tokens = self.computed_tokens = self.num_overtaken = 0

@@ -158,3 +158,30 @@ async def test_with_a_file_adapters_survive_that_everything_restarts(start_clust
         await _knows(client, "x", 32)
         assert "big" not in await client.adapters()
         (await _one_token(client, "x")).check(cluster.settings)
+
+
+async def test_loads_overlap_and_others_pass_who_waits_for_one_within_the_bound(start_cluster: StartCluster):
+    # A load takes minutes here, so nobody who waits for one is served in this test.
+    cluster = await start_cluster(
+        "scheduler.policy=fcfs", "adapters.disk_gb_per_second=0.0002", "adapters.max_overtakes=5"
+    )
+    async with client_of(cluster) as client:
+        cold = [client.start(Ask(seed, 8, 4, f"lora-{seed}")) for seed in range(4)]
+
+        async def all_under_way() -> bool:
+            return await scrape(cluster, "scheduler", "lorrery_scheduler_adapter_loads_total") == 4
+
+        await wait_until(all_under_way)
+        for seed in range(5):
+            (await client.start(Ask(seed, 8, 4))).check(cluster.settings)
+        held_up = client.start(Ask(9, 8, 4))
+
+        async def they_wait() -> bool:
+            return await scrape(cluster, "scheduler", "lorrery_scheduler_waiting_requests") == 5
+
+        await wait_until(they_wait)
+        assert not any(stream.over for stream in (*cold, held_up))
+        for stream in cold:
+            stream.cancel()
+        (await held_up).check(cluster.settings)
+    await nothing_held(cluster)

@@ -193,7 +193,9 @@ def _drive(replica: Replica, world: World, *, jump_steps: bool, check: Check) ->
             at_ps = max(at_ps, min(times))
             continue
         until_ps = decision.until_ps
-        bounding = [at for at, kind, _ in coming if kind == 1 or replica.arrival_matters()]
+        bounding = [
+            at for at, kind, what in coming if kind == 1 or replica.arrival_matters(getattr(what, "adapter", None))
+        ]
         if bounding:
             until_ps = bounding[0] if until_ps is None else min(until_ps, bounding[0])
         ran = device.run(decision, at_ps, decision.max_steps if jump_steps else 1, until_ps)

@@ -1,13 +1,14 @@
 """First come first served with head-of-line blocking.
 
 S-LoRA's request queue (slora/server/router/req_queue.py, commit c1ddf48), and vLLM's order. The pass goes from the head
-and ends at the first sequence that is refused.
+and ends at the first sequence that is refused, but for those that only wait for their adapter: others go past them,
+within the bound of `AdmissionPass`.
 
 `strict` keeps what S-LoRA does with cancelled requests (named `cancelled_stay_listed` in the docs): a waiting one is
 skipped in the pass but stays listed until a batch forms, so a queue of cancelled requests only is never swept. Without
 it they leave at once.
 
-Cost of a pass: as many tests as sequences enter, and one; it does not grow with the queue.
+Cost of a pass: as many tests as sequences enter and are passed over, and one; it does not grow with the queue.
 """
 
 from lorrery.scheduler.core.admission import AdmissionPass
@@ -26,17 +27,17 @@ class Fifo(ListedQueue):
 
     def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
         """Try from the head. Cost: as many tests as sequences enter, and one."""
-        passed_over: list[Sequence] = []
+        cancelled: list[Sequence] = []
         self._blocked = None
         for sequence in self._waiting:
             if sequence.aborted:
-                passed_over.append(sequence)
-            elif not admission.admit(sequence):
+                cancelled.append(sequence)
+            elif not admission.admit(sequence) and not admission.pass_over():
                 self._blocked = admission.refused
                 break
         if admission.admitted:
             # S-LoRA drops as many from the front as it has seen: admitted ones and cancelled ones among them.
-            self._waiting.remove_all((*admission.admitted, *passed_over))
+            self._waiting.remove_all((*admission.admitted, *cancelled))
         return []
 
     def holds_for(self, running: Running, memory: Memory, limit: int) -> int:
@@ -44,5 +45,5 @@ class Fifo(ListedQueue):
         return steps_until_admissible(self._blocked, running, memory, limit)
 
     def arrivals_matter(self) -> bool:
-        """Tell whether an arrival could be admitted: only if nobody blocks the head of the line."""
-        return self.at_rest()
+        """Tell whether an arrival could be admitted: only if nobody ended the last pass."""
+        return self._blocked is None or self.at_rest()

@@ -9,12 +9,15 @@ served, divided by its weight:
 
 A pass takes the head of the adapter with the smallest counter (ties: seen first), again and again, and ends at the
 first refusal. An adapter that comes back from having nothing queued is lifted to the smallest counter of those that
-have, so that idling saves up nothing; if none has, to the counter of the one that was the last to have.
+have, so that idling saves up nothing; if none has, to the counter of the one that was the last to have. Who
+waits for a load is passed over, within the bound of `AdmissionPass`.
 
 Bound (the paper's lemma 4.3 and theorem 4.4): as long as two adapters have requests waiting, their counters differ by
 at most U, and what they are served in any interval of that time, by weight, by at most 2 U, where
 
     U = max(input price x longest input, output price x tokens of the pool) / smallest weight.
+
+One that is passed over falls behind by what those sequences are served that enter meanwhile, `max_overtakes` at most.
 
 Counters are integers: a charge of price / weight is scaled by the least common multiple of the weights' numerators.
 
@@ -101,6 +104,7 @@ class VtcFair:
         self._last_backlogged: _Flow | None = None
         self._listed = WaitingList()
         self._turn: tuple[_Flow, tuple[Sequence, Blocked]] | None = None
+        self._passed: dict[int, str | None] = {}  # whom the last pass has passed over, by their places
 
     def __len__(self) -> int:
         return len(self._listed)
@@ -157,14 +161,21 @@ class VtcFair:
     def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
         """Admit in order of counters, and charge the inputs."""
         self._turn = None
+        self._passed.clear()
         cancelled: list[Sequence] = []
-        for sequence in self._in_turn(self._places(running)):
+        places = self._places(running)
+        for sequence in self._in_turn(places):
             if sequence.aborted:
                 cancelled.append(sequence)
             elif not admission.admit(sequence):
                 assert admission.refused is not None
-                self._turn = self._flows[self._owner(sequence)], admission.refused
-                break
+                owner = self._owner(sequence)
+                if not admission.pass_over():
+                    self._turn = self._flows[owner], admission.refused
+                    break
+                self._passed[self._flows[owner].place] = owner
+                if places is not None:
+                    places[owner] += 1
         for sequence in admission.admitted:
             flow = self._flows[self._owner(sequence)]
             flow.counter += _input_charge(sequence, flow.charge)
@@ -198,7 +209,8 @@ class VtcFair:
         heapify(turns)  # places differ, so the iterators are never compared
         while turns:
             counter, place, waiting, charge = turns[0]
-            sequence = next(waiting, None)
+            # All of an adapter's wait for the same load; a tenant's may have others.
+            sequence = None if place in self._passed and not self._by_tenant else next(waiting, None)
             if sequence is None:
                 heappop(turns)
                 continue
@@ -221,13 +233,16 @@ class VtcFair:
     def holds_for(self, running: Running, memory: Memory, limit: int) -> int:
         """Return when the one whose turn it is may fit, or when it will be another adapter's turn; exact.
 
-        A running adapter's counter grows with every step, so another may come to have the smallest.
+        A running adapter's counter grows with every step, so another may come to have the smallest. One that was passed
+        over may grow past the one whose turn it is; then this answers 1.
         """
         if self._turn is None or self._turn[1][1] is Blocked.COUNT:
             return limit
         turn, blocked = self._turn
         limit = steps_until_admissible(blocked, running, memory, limit)
         decoding = self._decoding(running)
+        if any(owner in decoding for owner in self._passed.values()):
+            return 1
         growth = OUTPUT_PRICE * decoding.get(self._owner(blocked[0]), 0) * turn.charge
         if not growth or limit == 1:
             return limit

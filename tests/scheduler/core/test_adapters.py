@@ -1,6 +1,11 @@
 """Residency: places, tiers, loads, failures."""
 
+from dataclasses import replace
+
+import pytest
+
 from lorrery.scheduler.core.adapters import AdapterOptions, Residency, Tier
+from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
 
 A, B, C = Adapter("a", 1), Adapter("b", 2), Adapter("c", 3)
@@ -125,3 +130,63 @@ def test_attempts_count_anew_after_a_load_that_succeeded() -> None:
     assert held.require(A, 0, lambda: ())
     assert attempts == [0, 1, 0, 1]
     assert not held.take_given_up()
+
+
+def ahead(held: Residency, *adapters: Adapter, pinned: tuple[str, ...] = ()) -> list[str]:
+    """Look ahead at time 0, and return whose loads are under way."""
+    held.load_ahead(adapters, 0, lambda: pinned)
+    return list(held.loading)
+
+
+def test_looking_ahead_begins_as_many_loads_as_may_be_under_way_and_again_changes_nothing() -> None:
+    held = residency(AdapterOptions(max_concurrent_loads=2))
+    assert ahead(held, A, A, B, C) == ["a", "b"]
+    assert ahead(held, A, B, C) == ["a", "b"]
+    held.require(C, 0, lambda: ())  # who asks waits for no load that was begun ahead and has not begun
+    held.advance(100)
+    assert list(held.loading) == ["b", "c"]
+
+
+def test_looking_ahead_puts_out_only_what_nobody_uses_or_needs() -> None:
+    held = residency(AdapterOptions(max_loras=2))
+    for adapter in (A, B):
+        held.require(adapter, 0, lambda: ())
+    held.advance(1_000)
+    assert ahead(held, C, pinned=("a", "b")) == []
+    assert ahead(held, A, C, B) == []
+    assert ahead(held, A, C) == ["c"]
+    assert held.take_evicted() == ("b",)
+
+
+def test_without_a_number_the_slots_of_all_bound_what_is_on_the_gpu() -> None:
+    big = Adapter("big", 10)  # 40 slots; a has 4, b 8, c 12
+    held = residency(AdapterOptions(max_slots=24))
+    assert ahead(held, A, B, C) == ["a", "b", "c"]
+    held.advance(1_000)
+    assert not held.require(Adapter("d", 3), 1_000, lambda: ())  # a and b have to go for it
+    assert (held.take_evicted(), list(held.gpu)) == (("a", "b"), ["c"])
+    held.advance(2_000)
+    assert not held.require(big, 2_000, lambda: {"c"})
+    assert (held.take_evicted(), list(held.gpu)) == ((), ["c", "d"])  # it would not do
+    assert not held.require(big, 2_000, lambda: ())
+    assert held.take_evicted() == ("c", "d")  # alone it may have more
+    held.advance(9_000)
+    assert held.require(big, 9_000, lambda: ())
+    assert not held.require(A, 9_000, lambda: {"big"})
+
+
+def test_a_load_that_is_given_up_frees_its_slots() -> None:
+    held = residency(AdapterOptions(max_slots=12, max_load_attempts=1), fails=(0,))
+    held.require(C, 0, lambda: ())
+    held.advance(1_000)
+    assert held.take_given_up() == {"c"}
+    assert ahead(held, Adapter("d", 2), A) == ["d", "a"]
+
+
+@pytest.mark.parametrize(("memory_tokens", "slots"), [(0, 900), (5_000, 4_900)])
+def test_an_unset_max_loras_follows_from_the_memory_that_the_longest_request_leaves(
+    memory_tokens: int, slots: int
+) -> None:
+    settings = ReplicaSettings("fcfs", 1_000, 100, memory_tokens=memory_tokens)
+    assert (settings.adapter_options.max_loras, settings.adapter_options.max_slots) == (None, slots)
+    assert replace(settings, max_loras=3).adapter_options.max_loras == 3
