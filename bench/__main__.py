@@ -1,4 +1,4 @@
-"""`python -m bench [fidelity|last-hop|core|sim-speed|live-vs-sim ...]`: run benchmarks, print and write them as JSON.
+"""`python -m bench [fidelity|last-hop|core|deep-queues|...]`: run benchmarks, print and write them as JSON.
 
 Exit code 1 if something broke; never because something was slow.
 """
@@ -16,7 +16,7 @@ import typer
 import uvloop
 from rich.console import Console
 
-from bench import core, fidelity, last_hop, live_vs_sim, machine, sim_speed, tables
+from bench import core, deep_queues, fidelity, last_hop, live_vs_sim, machine, sim_speed, tables
 from bench.cluster import BenchBrokenError
 from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import LorreryError
@@ -38,6 +38,7 @@ class Benchmark(Enum):
     FIDELITY = "fidelity"
     LAST_HOP = "last-hop"
     CORE = "core"
+    DEEP_QUEUES = "deep-queues"
     SIM_SPEED = "sim-speed"
     LIVE_VS_SIM = "live-vs-sim"
 
@@ -94,6 +95,12 @@ def main(
         results["core"] = [asdict(row) for row in rows]
         console.print(tables.core(rows))
 
+    def run_deep_queues() -> None:
+        with console.status("deep queues"):
+            rows = _in_loop(deep_queues.measure)
+        results["deep_queues"] = [asdict(row) for row in rows]
+        console.print(tables.deep_queues(rows))
+
     def run_sim_speed() -> None:
         with console.status("sim-speed") as status:
             result = sim_speed.measure(
@@ -114,6 +121,7 @@ def main(
         Benchmark.FIDELITY: run_fidelity,
         Benchmark.LAST_HOP: run_last_hop,
         Benchmark.CORE: run_core,
+        Benchmark.DEEP_QUEUES: run_deep_queues,
         Benchmark.SIM_SPEED: run_sim_speed,
         Benchmark.LIVE_VS_SIM: run_live_vs_sim,
     }

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.core import AIM_BATCH, AIM_US, CoreCost
+from bench.deep_queues import AIM_MS, LoopHold
 from bench.fidelity import Fidelity
 from bench.last_hop import BARE, CLUSTER, LastHop
 from bench.live_vs_sim import LiveVsSim
@@ -106,6 +107,19 @@ def last_hop(results: Iterable[LastHop]) -> Group:
     void = "; ".join(f"batch {r.batch}: {r.void}" for r in results if r.void)
     delays = [r.run_queue_delay_ratio for r in results if r.run_queue_delay_ratio is not None]
     return Group(table, *_notes(void, max(delays, default=None)))
+
+
+def deep_queues(rows: Iterable[LoopHold]) -> Table:
+    """Show how long the scheduler's loop was held."""
+    table = Table(title=f"Deep queues: longest time between two turns of the scheduler's loop (aim: {AIM_MS:g} ms)")
+    table.add_column("event", no_wrap=True)
+    for name in ("waiting", "longest, ms", "of that CPU, ms", "in all, ms"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for r in rows:
+        table.add_row(
+            r.what, f"{r.num_waiting:,}", f"{r.longest_ms:.0f}", f"{r.longest_cpu_ms:.0f}", f"{r.whole_ms:.0f}"
+        )
+    return table
 
 
 def core(rows: Iterable[CoreCost]) -> Table:

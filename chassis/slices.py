@@ -20,6 +20,11 @@ class Slices:
         self._works: deque[Iterator[None]] = deque()
         self._is_under_way = False
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is work left."""
+        return self._is_under_way
+
     def do(self, work: Iterator[None]) -> None:
         """Go through an iterator, whose steps should be short; the first slice is done at once if nothing else is due.
 
