@@ -93,8 +93,10 @@ def _tell(report: int, number: int) -> None:
 def _close_all(selector: selectors.BaseSelector) -> None:
     """Close, in a child, what is the fork server's: the socket, and the other children's descriptors."""
     for key in list(selector.get_map().values()):
-        os.close(key.fd)
-        if key.data is not None:
+        if isinstance(key.fileobj, socket.socket):
+            key.fileobj.close()  # not its number alone, which it would close again when it may be another's
+        else:
+            os.close(key.fd)
             os.close(key.data[1])
     selector.close()
 

@@ -1,13 +1,16 @@
 """Services that are forked: what each has of its own, how their ends are seen, and that none is left over."""
 
 import os
+import selectors
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from lorrery.chassis.errors import LorreryError
+from lorrery.local import fork_server
 from lorrery.local.processes import Forked, ForkServer
 from tests.cluster.harness import SETTINGS, alive, wait_until, write_settings
 
@@ -114,3 +117,12 @@ async def test_fork_server_that_ends_while_it_imports_is_an_error():
 async def test_fork_server_runs_one_thread_however_much_it_has_imported(server: ForkServer):
     await until_imported(server)
     assert len([*(PROC / str(server.pid) / "task").iterdir()]) == 1
+
+
+def test_child_closes_the_fork_servers_socket_and_not_its_number_alone():
+    # Its number is gRPC's a moment later; a second close, when Python is done with the object, would end the service.
+    ours, theirs = socket.socketpair()
+    with theirs, selectors.DefaultSelector() as selector:
+        selector.register(ours, selectors.EVENT_READ)
+        fork_server._close_all(selector)
+        assert ours.fileno() == -1
