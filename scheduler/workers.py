@@ -9,68 +9,39 @@ Nothing here awaits; what is to be sent gathers in an outbox that the stream's w
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from lorrery.chassis.awake import AwakeClock
 from lorrery.chassis.clock import DeviceClock
 from lorrery.scheduler import wire
-from lorrery.scheduler.core import refusals
 from lorrery.scheduler.core.cluster_events import GaveBack, Placed
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.plan import (
-    Admitted,
     Cancelled,
-    Dropped,
-    Event,
     Failed,
-    Finished,
-    FirstToken,
     Idle,
     Plan,
-    Preempted,
-    Raised,
-    Recalled,
 )
-from lorrery.scheduler.core.refusals import Refusal
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.effects import Effects
 from lorrery.scheduler.fan_out import FanOut
 from lorrery.scheduler.journal import WorkerJournal
-from lorrery.scheduler.live_request import Counted, LiveRequest
 from lorrery.scheduler.messages import StepReport, WorkerHello
-from lorrery.scheduler.metrics import SchedulerMetrics
+from lorrery.scheduler.outcomes import Outcomes, RequestOwner
 from lorrery.scheduler.watch import Loss, Watch
 
 INTERNAL = "internal error; the scheduler's log says more"
 
 
-class Owner(Protocol):
+class Owner(RequestOwner, Protocol):
     """What a dispatcher needs of the cluster it belongs to."""
 
     clock: DeviceClock
     awake: AwakeClock
-    metrics: SchedulerMetrics
-    lives: dict[int, LiveRequest]
-
-    def forget(self, live: LiveRequest) -> None:
-        """Drop a request that has ended."""
-        ...
-
-    def cancelled(self, lives: Collection[LiveRequest]) -> None:
-        """Count and drop requests that have ended by being cancelled; a router that goes leaves thousands."""
-        ...
-
-    def take_recalled(self, recalled: Iterable[Recalled], donor: Member) -> None:
-        """Give sequences that have left their worker to another."""
-        ...
 
     def look_for_moves(self) -> None:
         """Balance what waits, soon."""
-        ...
-
-    def log_error(self, message: str, error: Exception) -> None:
-        """Log what a policy raised, once."""
         ...
 
     def given_up(self, worker: "Dispatcher", loss: Loss, text: str, error: Exception | None) -> None:
@@ -126,7 +97,7 @@ class Dispatcher:
         self._wake = asyncio.Event()
         self._given_up = asyncio.Event()
         self._fan_out: FanOut | None = None
-        self._num_evictions = 0
+        self._outcomes = Outcomes(member, cluster)
 
     @property
     def replica(self) -> Replica:
@@ -227,7 +198,7 @@ class Dispatcher:
             self._metrics.plan_seconds.observe(time.thread_time() - started)
             self._metrics.adapter_loads.inc(self.replica.adapters.num_loads - loads_before)
             self._note(decision, at_ps)
-            self._handle(decision.events)
+            self._outcomes.carry_out(decision.events)
             if self.member.changed:
                 self.member.changed = False
                 self._cluster.look_for_moves()
@@ -331,57 +302,7 @@ class Dispatcher:
         self._metrics.step(plan, step_ps, len(step.handles_u32) // 4)
         if self._journal is not None:
             self._journal.stepped(step, gap_ps, events)
-        self._handle(events)
-
-    def _handle(self, events: Iterable[Event]) -> None:
-        lives = self._cluster.lives
-        cache = self.replica.prefix_cache
-        if cache is not None:
-            self._metrics.prefix_evictions.inc(cache.num_evictions - self._num_evictions)
-            self._num_evictions = cache.num_evictions
-        cancelled: list[LiveRequest] = []
-        recalled: list[Recalled] = []
-        for event in events:
-            if isinstance(event, Admitted):
-                sequence = event.sequence
-                live = lives.get(sequence.handle)
-                new = live is None or live.counted < Counted.ADMISSION
-                if event.first and new and sequence.first_admitted_ps is not None:
-                    self._metrics.admitted(sequence.first_admitted_ps - sequence.arrived_ps, sequence.prompt_tokens)
-                if cache is not None:
-                    self._metrics.prefix_looked_up(sequence.input_tokens, sequence.cached_tokens)
-            elif isinstance(event, FirstToken):
-                live = lives[event.sequence.handle]
-                if live.counted < Counted.FIRST_TOKEN and not live.orphaned:
-                    self._metrics.first_token(event.at_ps - event.sequence.arrived_ps)
-            elif isinstance(event, Finished):
-                live = lives[event.sequence.handle]
-                live.router.finished(
-                    wire.finished(live.router_handle, event.sequence, event.reason, event.output_tokens, self.worker_id)
-                )
-                self._metrics.finished(event.reason)
-                self._cluster.forget(live)
-            elif isinstance(event, Dropped):
-                self._refuse(lives[event.sequence.handle], "dropped", refusals.dropped(event))
-            elif isinstance(event, Raised):
-                self._cluster.log_error(event.message, event.error)
-            elif isinstance(event, Failed):
-                self._refuse(lives[event.sequence.handle], "failed", refusals.raised(event.message))
-            elif isinstance(event, Recalled):
-                recalled.append(event)
-            elif isinstance(event, Preempted):
-                self._metrics.preemptions.inc()
-            elif isinstance(event, Cancelled):
-                cancelled.append(lives[event.sequence.handle])
-        if cancelled:
-            self._cluster.cancelled(cancelled)
-        if recalled:
-            self._cluster.take_recalled(recalled, self.member)
-
-    def _refuse(self, live: LiveRequest, outcome: str, refusal: Refusal) -> None:
-        self._metrics.requests.labels(outcome).inc()
-        live.router.refused(live.router_handle, refusals.withheld(refusal))
-        self._cluster.forget(live)
+        self._outcomes.carry_out(events)
 
     # --- the stream -------------------------------------------------------------------------------------------------
 
@@ -410,7 +331,7 @@ class Dispatcher:
                 if event.overdue:
                     self._journal.late(event, None)
             self._journal.gave_back("lost", at_ps, gave_back.sequences, gave_back.events)
-        self._handle(gave_back.events)
+        self._outcomes.carry_out(gave_back.events)
 
     def drained(self, gave_back: GaveBack, at_ps: int) -> None:
         """Take note of what the core has taken back while the rest runs on."""
@@ -420,7 +341,7 @@ class Dispatcher:
             for event in never:
                 self._journal.late(event, None)
             self._journal.gave_back("drained", at_ps, gave_back.sequences, gave_back.events)
-        self._handle(gave_back.events)
+        self._outcomes.carry_out(gave_back.events)
 
     def flush_journal(self) -> None:
         """Let the journal have the steps that have gathered; not those that an event should have prevented yet.

@@ -1,0 +1,114 @@
+"""What a worker's decisions and steps bring for its requests: ends for their routers, and counts."""
+
+from collections.abc import Collection, Iterable
+from typing import Protocol
+
+from lorrery.scheduler import wire
+from lorrery.scheduler.core import refusals
+from lorrery.scheduler.core.member import Member
+from lorrery.scheduler.core.plan import (
+    Admitted,
+    Cancelled,
+    Dropped,
+    Event,
+    Failed,
+    Finished,
+    FirstToken,
+    Preempted,
+    Raised,
+    Recalled,
+)
+from lorrery.scheduler.core.refusals import Refusal
+from lorrery.scheduler.live_request import Counted, LiveRequest
+from lorrery.scheduler.metrics import SchedulerMetrics
+
+
+class RequestOwner(Protocol):
+    """Whose requests a worker serves."""
+
+    metrics: SchedulerMetrics
+    lives: dict[int, LiveRequest]
+
+    def forget(self, live: LiveRequest) -> None:
+        """Drop a request that has ended."""
+        ...
+
+    def cancelled(self, lives: Collection[LiveRequest]) -> None:
+        """Count and drop requests that have ended by being cancelled; a router that goes leaves thousands."""
+        ...
+
+    def take_recalled(self, recalled: Iterable[Recalled], donor: Member) -> None:
+        """Give sequences that have left their worker to another."""
+        ...
+
+    def log_error(self, message: str, error: Exception) -> None:
+        """Log what a policy raised, once."""
+        ...
+
+
+class Outcomes:
+    """Carries out the events of one worker.
+
+    Args:
+        member: the worker, as the core has it.
+        cluster: whose requests it serves.
+    """
+
+    def __init__(self, member: Member, cluster: RequestOwner) -> None:
+        self._member = member
+        self._cluster = cluster
+        self._metrics = cluster.metrics
+        self._num_evictions = 0
+
+    def carry_out(self, events: Iterable[Event]) -> None:
+        """Tell routers of ends, count, and drop what has ended."""
+        lives = self._cluster.lives
+        cache = self._member.replica.prefix_cache
+        if cache is not None:
+            self._metrics.prefix_evictions.inc(cache.num_evictions - self._num_evictions)
+            self._num_evictions = cache.num_evictions
+        cancelled: list[LiveRequest] = []
+        recalled: list[Recalled] = []
+        for event in events:
+            if isinstance(event, Admitted):
+                sequence = event.sequence
+                live = lives.get(sequence.handle)
+                new = live is None or live.counted < Counted.ADMISSION
+                if event.first and new and sequence.first_admitted_ps is not None:
+                    self._metrics.admitted(sequence.first_admitted_ps - sequence.arrived_ps, sequence.prompt_tokens)
+                if cache is not None:
+                    self._metrics.prefix_looked_up(sequence.input_tokens, sequence.cached_tokens)
+            elif isinstance(event, FirstToken):
+                live = lives[event.sequence.handle]
+                if live.counted < Counted.FIRST_TOKEN and not live.orphaned:
+                    self._metrics.first_token(event.at_ps - event.sequence.arrived_ps)
+            elif isinstance(event, Finished):
+                live = lives[event.sequence.handle]
+                live.router.finished(
+                    wire.finished(
+                        live.router_handle, event.sequence, event.reason, event.output_tokens, self._member.name
+                    )
+                )
+                self._metrics.finished(event.reason)
+                self._cluster.forget(live)
+            elif isinstance(event, Dropped):
+                self._refuse(lives[event.sequence.handle], "dropped", refusals.dropped(event))
+            elif isinstance(event, Raised):
+                self._cluster.log_error(event.message, event.error)
+            elif isinstance(event, Failed):
+                self._refuse(lives[event.sequence.handle], "failed", refusals.raised(event.message))
+            elif isinstance(event, Recalled):
+                recalled.append(event)
+            elif isinstance(event, Preempted):
+                self._metrics.preemptions.inc()
+            elif isinstance(event, Cancelled):
+                cancelled.append(lives[event.sequence.handle])
+        if cancelled:
+            self._cluster.cancelled(cancelled)
+        if recalled:
+            self._cluster.take_recalled(recalled, self._member)
+
+    def _refuse(self, live: LiveRequest, outcome: str, refusal: Refusal) -> None:
+        self._metrics.requests.labels(outcome).inc()
+        live.router.refused(live.router_handle, refusals.withheld(refusal))
+        self._cluster.forget(live)
