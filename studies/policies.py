@@ -230,7 +230,7 @@ def tables() -> Iterable[tuple[str, Columns, list[tuple[str, Result]]]]:
     )
     loads: Columns = COMMON | {"adapter loads": lambda r: f"{r.num_loads:,}"}
     residency: dict[str, dict[str, object]] = {
-        "unbounded": {},
+        "max_loras unset": {},
         "max_loras 16": {"max_loras": 16},
         "max_loras 4": {"max_loras": 4},
         "max_loras 4, blocking": {"max_loras": 4, "blocking_loads": True},
