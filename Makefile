@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-dev demo test lint docs protos protos-check protos-release lock bench wheel compiled test-compiled fuzz clean
+.PHONY: help setup setup-dev demo test lint docs protos protos-check protos-release lock bench wheel compiled test-compiled fuzz fuzz-rpc clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -118,6 +118,9 @@ test-compiled: compiled ## the tests of core, device and simulator with the comp
 
 fuzz: setup-dev ## more of the simulator's fuzz corpus; FUZZ_ARGS='--first 3000 --cases 100000'
 	$(BIN)/python -m tests.simulator.fuzz $(FUZZ_ARGS)
+
+fuzz-rpc: setup-dev ## 100,000 hostile calls of every RPC; FUZZ_ARGS='--seed 7 --first 41 --cases 1' sends one again
+	$(BIN)/python -m tests.fuzz_rpc.fuzz $(FUZZ_ARGS)
 
 lint: setup-dev ## style, types, who may import whom, the wire's style
 	$(BIN)/ruff check .

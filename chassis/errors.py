@@ -11,6 +11,8 @@
         |-- Unattainable     dropped by a service-level policy
         |-- RankOverLimit    an adapter over the deployment's rank limit
         |-- Conflict         the name stands for something else
+        |-- WrongWorker      a worker does not go with the cluster
+        |-- WorkerGivenUp    a worker's stream ends, for what it did or did not
         |-- Unauthenticated  no valid key, token or certificate
         |-- PermissionDenied what the caller may not do
         |-- Unavailable      no worker or shard, or draining
@@ -38,6 +40,8 @@ class Reason(StrEnum):
     ADAPTER_EXISTS = "ADAPTER_EXISTS"
     TOO_MANY_ADAPTERS = "TOO_MANY_ADAPTERS"
     NAME_TAKEN = "NAME_TAKEN"
+    WRONG_WORKER = "WRONG_WORKER"
+    WORKER_GIVEN_UP = "WORKER_GIVEN_UP"
     UNAUTHENTICATED = "UNAUTHENTICATED"
     PERMISSION_DENIED = "PERMISSION_DENIED"
     QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
@@ -127,6 +131,18 @@ class Conflict(RequestError):
     """The name stands for something else."""
 
     usual_reason = Reason.ADAPTER_EXISTS
+
+
+class WrongWorker(RequestError):
+    """A worker does not go with the cluster."""
+
+    usual_reason = Reason.WRONG_WORKER
+
+
+class WorkerGivenUp(RequestError):
+    """A worker's stream ends, for what it did or did not."""
+
+    usual_reason = Reason.WORKER_GIVEN_UP
 
 
 class Unauthenticated(RequestError):

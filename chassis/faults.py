@@ -21,6 +21,7 @@ from hashlib import blake2b
 from itertools import combinations
 
 from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.names import quoted
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 
 WORKER_LOSS, SLOW_WORKER, LOAD_FAILURE = "worker_loss", "slow_worker", "adapter_load_failure"
@@ -33,6 +34,11 @@ STATUSES = (
     *("INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"),
 )
 """What a fault may end a request with: gRPC's statuses but OK."""
+
+MAX_EXPONENT = 30
+"""Powers of ten to which numbers go, either way."""
+MAX_TEXT = 400
+"""Longest fault, in characters: it stands in messages and in the log."""
 
 _SOME = {"at", "for", "first", "share", "seed"}
 _KEYS: dict[str, tuple[set[str], set[str]]] = {
@@ -99,6 +105,8 @@ def parse_fault(text: str) -> Fault:
     Raises:
         SettingsError: not of that form; the message says what is wrong.
     """
+    if len(text) > MAX_TEXT:
+        raise SettingsError(f"fault {quoted(text)} has {len(text)} characters; at most {MAX_TEXT} are allowed")
     kind, *parts = (part.strip() for part in text.split(","))
     if kind not in _KEYS:
         raise SettingsError(f"fault {text}: {kind!r} is none of {', '.join(_KEYS)}")
@@ -117,6 +125,9 @@ def parse_fault(text: str) -> Fault:
         raise SettingsError(
             f"fault {text}: at is {values['at']}; a simulation has {NEVER // PS_PER_SECOND:,} s at most"
         )
+    seconds = number.read("seconds", Fraction(0), above=0)
+    if seconds >= NEVER // PS_PER_SECOND:
+        raise SettingsError(f"fault {text}: seconds is {values['seconds']}; at most {NEVER // PS_PER_SECOND:,} will do")
     until_ps = NEVER
     if "for" in values:
         until_ps = min(round((at + number.read("for", above=0)) * PS_PER_SECOND), NEVER)
@@ -135,7 +146,7 @@ def parse_fault(text: str) -> Fault:
         adapter=values.get("adapter", ""),
         tenant=values.get("tenant", ""),
         factor=number.read("factor", Fraction(1), above=0),
-        seconds=number.read("seconds", Fraction(0), above=0),
+        seconds=seconds,
         after=number.count("after", 1 if kind == STALL else 0),
         status=status,
         first=number.count("first", 1) if "first" in values else None,
@@ -157,7 +168,11 @@ class _Numbers:
         if value is None:
             return default
         try:
-            number = Fraction(Decimal(value))
+            decimal = Decimal(value)
+            # A fraction of 1e999999999 has as many digits.
+            if decimal.is_finite() and abs(decimal.adjusted()) > MAX_EXPONENT:
+                raise OverflowError
+            number = Fraction(decimal)
         except (InvalidOperation, ValueError, OverflowError):
             raise SettingsError(f"fault {self._text}: {key} is {value!r}; it must be a number") from None
         if (least is not None and number < least) or (above is not None and number <= above):

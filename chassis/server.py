@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from lorrery.chassis.calls import CallGuard
 from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.chassis.metrics import address_error
 from lorrery.chassis.sections import TlsSettings
@@ -54,7 +55,8 @@ class Health:
 
 def new_server(receive_bytes: int = RECEIVE_BYTES) -> grpc.aio.Server:
     """Return a server with the chassis's options, for messages of at most this size; call it inside the loop."""
-    return grpc.aio.server(options=(*OPTIONS, ("grpc.max_receive_message_length", receive_bytes)))
+    options = (*OPTIONS, ("grpc.max_receive_message_length", receive_bytes))
+    return grpc.aio.server(interceptors=[CallGuard()], options=options)
 
 
 def bind(server: grpc.aio.Server, listen: str, tls: TlsSettings, setting: str = "listen") -> str:

@@ -29,6 +29,8 @@ from lorrery.chassis.errors import (
     Unauthenticated,
     Unavailable,
     UnknownName,
+    WorkerGivenUp,
+    WrongWorker,
 )
 
 DOMAIN = "lorrery"
@@ -43,6 +45,8 @@ GRPC_STATUS: dict[type[RequestError], grpc.StatusCode] = {
     Unattainable: grpc.StatusCode.RESOURCE_EXHAUSTED,
     RankOverLimit: grpc.StatusCode.FAILED_PRECONDITION,
     Conflict: grpc.StatusCode.ALREADY_EXISTS,
+    WrongWorker: grpc.StatusCode.FAILED_PRECONDITION,
+    WorkerGivenUp: grpc.StatusCode.ABORTED,
     Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
     Unavailable: grpc.StatusCode.UNAVAILABLE,

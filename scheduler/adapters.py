@@ -20,6 +20,9 @@ from lorrery.settings import Settings
 from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
 
 FORMAT_VERSION = 1
+MAX_AHEAD_US = 24 * 3600 * 1_000_000
+"""So far ahead of the time may the version of a change be that was decided elsewhere: with the highest that there is,
+no change would be news any more."""
 
 log = get_logger("scheduler.adapters")
 
@@ -96,7 +99,15 @@ class LoadedAdapters:
             changes: of any versions.
             forgotten: of the log that these are the whole of; None: they are a part.
         """
-        possible = [change for change in changes if self._is_possible(change)]
+        possible, others = list[AdapterChange](), list[AdapterChange]()
+        latest = time.time_ns() // 1000 + MAX_AHEAD_US
+        for change in changes:
+            (possible if self._is_possible(change, latest) else others).append(change)
+        if others:
+            version, name, rank = others[0]
+            log.warning("adapters_ignored", num=len(others), first=quoted(name), rank=rank, version=version)
+        if forgotten is not None:
+            forgotten = min(forgotten, latest)
         return self._noted(self.log.merge(possible) if forgotten is None else self.log.merge_all(possible, forgotten))
 
     def _decide(self, adapter_id: str, rank: int) -> list[AdapterChange]:
@@ -107,12 +118,10 @@ class LoadedAdapters:
         self._revision += bool(news)
         return news
 
-    def _is_possible(self, change: AdapterChange) -> bool:
+    def _is_possible(self, change: AdapterChange, latest: int) -> bool:
         name = change.adapter_id
-        if why_no_name(name) is None and name != self._model and change.rank <= self._max_lora_rank:
-            return True
-        log.warning("adapter_ignored", adapter_id=quoted(name), rank=change.rank, max_lora_rank=self._max_lora_rank)
-        return False
+        fits = change.version <= latest and change.rank <= self._max_lora_rank
+        return fits and why_no_name(name) is None and name != self._model
 
     # --- the file ---------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from lorrery.chassis.awake import AwakeClock
 from lorrery.chassis.clock import DeviceClock
 from lorrery.chassis.log import get_logger
+from lorrery.chassis.names import quoted
 from lorrery.chassis.recent import Recent
 from lorrery.chassis.slices import Slices
 from lorrery.scheduler import wire
@@ -43,6 +44,9 @@ MAX_REMEMBERED = 10_000
 
 AFTER_STOP_SECONDS = 1.0
 """How long a scheduler that was stopped runs before it lets a wait for a worker end."""
+
+MAX_LOGGED_CHANGES = 16
+"""Changes to adapters that come at once and stand in the log, a line each."""
 
 log = get_logger("scheduler.cluster")
 
@@ -308,7 +312,7 @@ class Cluster:
         """
         if hello.model != self.settings.model:
             raise ValueError(
-                f"worker {hello.worker_id} serves {hello.model}; this cluster serves {self.settings.model}"
+                f"worker {hello.worker_id} serves {quoted(hello.model)}; this cluster serves {self.settings.model}"
             )
         if hello.worker_id in self.workers:
             raise ValueError(f"worker {hello.worker_id} is attached already")
@@ -413,14 +417,18 @@ class Cluster:
 
     def _carry_out_changes(self, changes: Iterable[AdapterChange]) -> None:
         at_ps = self.clock.now_ps()
-        for version, adapter_id, rank in changes:
+        log_change = log.info
+        for number, (version, adapter_id, rank) in enumerate(changes):
+            if number == MAX_LOGGED_CHANGES:
+                log.info("adapters_changed", and_more="at the level debug")
+                log_change = log.debug
             if rank:
                 self.core.load_adapter(self._factory.adapter(adapter_id, rank, version))
             else:
                 self.core.unload_adapter(adapter_id)
             if self.journal is not None:
                 self.journal.adapter(adapter_id, rank, version, at_ps)
-            log.info(
+            log_change(
                 "adapter_loaded" if rank else "adapter_unloaded", adapter_id=adapter_id, rank=rank, version=version
             )
 

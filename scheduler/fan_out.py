@@ -5,6 +5,7 @@ from array import array
 from lorrery.scheduler import wire
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.live_request import LiveRequest
+from lorrery.scheduler.messages import ProtocolError
 from lorrery.scheduler.routers import RouterLink
 from lorrery.vocabulary import u32
 
@@ -18,7 +19,7 @@ class FanOut:
         running: the batch of the worker that made the tokens.
 
     Raises:
-        ValueError: a sequence that does not run on this worker.
+        ProtocolError: a sequence that does not run on this worker.
     """
 
     def __init__(self, handles_u32: bytes, lives: dict[int, LiveRequest], running: Running) -> None:
@@ -32,7 +33,7 @@ class FanOut:
                 self._outputs.append(None)
                 continue
             if running.get(handle) is None:
-                raise ValueError(f"the worker has a token for sequence {handle}, which does not run there")
+                raise ProtocolError(f"the worker has a token for sequence {handle}, which does not run there")
             self._outputs.append(live.token_ids)
             indices, router_handles = places.setdefault(live.router, ([], []))
             indices.append(index)
@@ -46,11 +47,11 @@ class FanOut:
         """Note the step's tokens.
 
         Raises:
-            ValueError: not one token for each handle; none is noted then.
+            ProtocolError: not one token for each handle; none is noted then.
         """
         token_ids = u32.unpack(token_ids_u32)
         if len(token_ids) != len(self._outputs):
-            raise ValueError(f"the worker has {len(token_ids)} tokens for {len(self._outputs)} sequences")
+            raise ProtocolError(f"the worker has {len(token_ids)} tokens for {len(self._outputs)} sequences")
         for output, token_id in zip(self._outputs, token_ids, strict=True):
             if output is not None:
                 output.append(token_id)

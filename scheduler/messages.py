@@ -10,6 +10,10 @@ from lorrery.scheduler.core.plan import Ran
 from lorrery.scheduler.core.quotas import Quota
 
 
+class ProtocolError(ValueError):
+    """A peer says what the protocol does not allow; the message says what."""
+
+
 @dataclass(frozen=True, slots=True)
 class Submit:
     """A request, or the rest of one.

@@ -10,16 +10,26 @@ import grpc.aio
 from prometheus_client import CollectorRegistry
 
 from lorrery.chassis import status
-from lorrery.chassis.errors import Conflict, InvalidRequest, RankOverLimit, Reason, RequestError, UnknownName
+from lorrery.chassis.errors import (
+    Conflict,
+    InvalidRequest,
+    RankOverLimit,
+    Reason,
+    RequestError,
+    UnknownName,
+    WorkerGivenUp,
+    WrongWorker,
+)
 from lorrery.chassis.exposure import warn_if_exposed
 from lorrery.chassis.log import get_logger
-from lorrery.chassis.names import quoted, why_no_name
+from lorrery.chassis.names import quoted, too_long, why_no_name
 from lorrery.chassis.tasks import until_first_ends
 from lorrery.chassis.writes import Writes
 from lorrery.scheduler import wire
 from lorrery.scheduler.cluster import Cluster
 from lorrery.scheduler.core import refusals
 from lorrery.scheduler.guard import OPERATORS, ROUTERS, WORKERS, Guard
+from lorrery.scheduler.messages import ProtocolError
 from lorrery.scheduler.routers import RouterLink
 from lorrery.scheduler.watch import Loss
 from lorrery.scheduler.workers import INTERNAL, Dispatcher
@@ -90,6 +100,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> None:
         await self._guard.check(context, ROUTERS)
         hello = (await self._first(request_iterator, context)).hello
+        if (why := too_long(hello.router_id)) is not None:
+            raise InvalidRequest(f"router_id {why}", field="router_id")
         await self._cluster.learn_changes(wire.read_changes(hello.adapter_changes), hello.adapter_changes.forgotten)
         router = self._cluster.connect(hello.router_id)
         try:
@@ -139,7 +151,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         except TimeoutError:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no hello within {HELLO_SECONDS:g} s")
         if first is None or first.WhichOneof("message") != "hello":
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be hello")
+            raise InvalidRequest("the first message must be hello", field="hello")
         return first
 
     def _submit(self, message: pb.Submit, router: RouterLink) -> None:
@@ -166,6 +178,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         name = hello.worker_id
         if (why := why_no_name(name)) is not None:
             await status.abort(context, InvalidRequest(f"worker_id {why}; see worker.name", field="worker_id"))
+        try:
+            announced = wire.read_worker_hello(hello)
+        except ProtocolError as error:
+            raise InvalidRequest(str(error)) from None
         if 2 * hello.heartbeat_seconds > self._timeout_seconds:
             await status.abort(context, _heartbeats_too_rare(hello.heartbeat_seconds, self._timeout_seconds))
         old = self._cluster.workers.get(name)
@@ -180,11 +196,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             )
             await status.abort(context, Conflict(message, Reason.NAME_TAKEN, field="worker.name", value=quoted(name)))
         try:
-            worker = self._cluster.attach(wire.read_worker_hello(hello), hello.instance_id)
-        except ValueError as error:
+            worker = self._cluster.attach(announced, hello.instance_id)
+        except (ValueError, LookupError) as error:
             log.warning("worker_refused", worker_id=name, reason=str(error))
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-            return
+            raise WrongWorker(str(error)) from None
         try:
             now_ps, faults_from_ps = self._cluster.clock.now_ps(), self._cluster.faults_from_ps
             await context.write(wire.welcome(self._settings.time_scale, now_ps, faults_from_ps))
@@ -197,13 +212,15 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         finally:
             self._cluster.detach(worker)
         if worker.loss:
-            await context.abort(grpc.StatusCode.ABORTED, worker.loss)
+            raise WorkerGivenUp(worker.loss)
 
     async def _read_worker(self, messages: AsyncIterator[pb.AttachRequest], worker: Dispatcher) -> None:
         async for message in messages:
             worker.heard()
             try:
                 self._receive(message, worker)
+            except ProtocolError as error:
+                worker.give_up(Loss.PROTOCOL, str(error))
             except Exception as error:
                 worker.give_up(Loss.ERROR, INTERNAL, error)
 
@@ -219,6 +236,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                 worker.answer(beat.number, now_ps)
             if beat.plan_id:
                 worker.promised(beat.plan_id, from_wire(beat.step_end_ps, now_ps))
+        elif kind == "hello":
+            raise ProtocolError("hello is the first message, and no other")
 
     async def _watch(self, worker: Dispatcher) -> None:
         """Give a worker up that is silent, or has a plan and does not get on with it, for too long."""
@@ -268,6 +287,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         context: grpc.aio.ServicerContext[pb.UnregisterAdapterRequest, pb.UnregisterAdapterResponse],
     ) -> pb.UnregisterAdapterResponse:
         await self._guard.check(context, OPERATORS)
+        if (why := why_no_name(request.adapter_id)) is not None:
+            raise InvalidRequest(f"adapter_id {why}", field="adapter_id")
         if request.version:
             await self._cluster.learn_changes([AdapterChange(request.version, request.adapter_id, 0)])
         elif not await self._cluster.unload_adapter(request.adapter_id):

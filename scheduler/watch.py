@@ -20,6 +20,7 @@ class Loss(StrEnum):
     SILENT = "silent"
     STALLED = "stalled"
     ERROR = "error"
+    PROTOCOL = "protocol"
     SUPERSEDED = "superseded"
 
 

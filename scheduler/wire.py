@@ -1,24 +1,29 @@
 """Between the wire (`lorrery.v1`) and the scheduler's own types: the only place that knows both."""
 
+import math
+import re
 from array import array
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from fractions import Fraction
 from typing import Protocol
 
-from lorrery.chassis.names import too_long
+from lorrery.chassis.names import quoted, too_long
 from lorrery.scheduler.core.plan import Idle, Plan, Ran
 from lorrery.scheduler.core.quotas import Quota
 from lorrery.scheduler.core.refusals import Refusal, RefusalReason
 from lorrery.scheduler.core.sequence import Adapter, Sequence
-from lorrery.scheduler.messages import StepReport, Submit, WorkerHello
+from lorrery.scheduler.messages import ProtocolError, StepReport, Submit, WorkerHello
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import types_pb2
 from lorrery.vocabulary import u32
 from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
 from lorrery.vocabulary.finish_reason import FinishReason
-from lorrery.vocabulary.units import PS_PER_SECOND
+from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 from lorrery.vocabulary.wire_time import FAR_PS, from_wire, to_wire
+
+MAX_WEIGHT_CHARACTERS = 100
+_WEIGHT = re.compile(r"\d+(\.\d*)?|\d+/0*[1-9]\d*", re.ASCII)
 
 ToRouter = pb.RouteResponse
 ToWorker = pb.AttachResponse
@@ -54,6 +59,30 @@ def take(token_ids_u32: bytes, indices: Many[int]) -> bytes:
 
 
 # --- from and to routers ----------------------------------------------------------------------------------------------
+
+
+def numbers(field: str, data: bytes) -> "array[int]":
+    """Return the numbers of a u32 array.
+
+    Raises:
+        ProtocolError: it is cut in the middle of one.
+    """
+    try:
+        return u32.unpack(data)
+    except ValueError as error:
+        raise ProtocolError(f"{field}: {error}") from None
+
+
+def check_names(**names: str) -> None:
+    """Check that names and ids that a peer gives, by field, are no longer than they may be.
+
+    Raises:
+        ProtocolError: one is.
+    """
+    for field, name in names.items():
+        why = too_long(name)
+        if why is not None:
+            raise ProtocolError(f"{field} {why}")
 
 
 def read_submit(message: pb.Submit) -> Submit:
@@ -101,8 +130,15 @@ def _read_quota(message: pb.Quota) -> Quota:
         message.tokens_per_minute,
         message.max_running,
         message.max_waiting,
-        Fraction(message.weight) if message.weight else None,
+        _read_weight(message.weight) if message.weight else None,
     )
+
+
+def _read_weight(text: str) -> Fraction:
+    """Read a weight; `Fraction` takes an exponent of nine digits for as many digits of memory."""
+    if len(text) > MAX_WEIGHT_CHARACTERS or not _WEIGHT.fullmatch(text) or not (weight := Fraction(text)):
+        raise ProtocolError(f"weight is {quoted(text)}; it must be a decimal number or a fraction above 0")
+    return weight
 
 
 def sampling_record(sampling: object) -> dict[str, object]:
@@ -207,7 +243,18 @@ def finished(
 
 
 def read_worker_hello(message: pb.WorkerHello) -> WorkerHello:
-    """Read how a worker announces itself."""
+    """Read how a worker announces itself.
+
+    Raises:
+        ProtocolError: a name that is too long, or a number that no worker has.
+    """
+    check_names(
+        gpu=message.gpu, model=message.model, step_time_model=message.step_time_model, instance_id=message.instance_id
+    )
+    if not 0 <= message.heartbeat_seconds < math.inf:
+        raise ProtocolError(f"heartbeat_seconds is {message.heartbeat_seconds}; it must be 0 or more, and finite")
+    if message.max_total_token_num >= NEVER:
+        raise ProtocolError(f"max_total_token_num is {message.max_total_token_num}; it must be below {NEVER}")
     return WorkerHello(
         worker_id=message.worker_id,
         gpu=message.gpu,
@@ -220,13 +267,24 @@ def read_worker_hello(message: pb.WorkerHello) -> WorkerHello:
 
 
 def read_step(message: pb.StepDone, now_ps: int) -> StepReport:
-    """Read one step's outcome; `now_ps` is the device clock."""
+    """Read one step's outcome; `now_ps` is the device clock.
+
+    Raises:
+        ProtocolError: arrays that are cut in the middle of a number or have other lengths than those beside them, or a
+            sequence that ended for no reason that there is.
+    """
+    token_handles = numbers("handles_u32", message.handles_u32)
+    if len(numbers("token_ids_u32", message.token_ids_u32)) != len(token_handles):
+        raise ProtocolError(f"{len(message.token_ids_u32) // 4} token_ids_u32 for {len(token_handles)} handles_u32")
     ended: list[tuple[int, FinishReason]] = []
     silent: frozenset[int] = frozenset()
     if message.finished_handles_u32:
-        handles, reasons = u32.unpack(message.finished_handles_u32), u32.unpack(message.finish_reasons_u32)
-        ended = [(handle, FinishReason(reason)) for handle, reason in zip(handles, reasons, strict=True)]
-        silent = frozenset(handles) - frozenset(u32.unpack(message.handles_u32))
+        handles = numbers("finished_handles_u32", message.finished_handles_u32)
+        reasons = [FinishReason.of(n) for n in numbers("finish_reasons_u32", message.finish_reasons_u32)]
+        if len(handles) != len(reasons) or FinishReason.UNSPECIFIED in reasons:
+            raise ProtocolError(f"finish_reasons_u32 {reasons[:8]} for {len(handles)} finished_handles_u32")
+        ended = list(zip(handles, reasons, strict=True))
+        silent = frozenset(handles) - frozenset(token_handles)
     return StepReport(
         plan_id=message.plan_id,
         start_ps=from_wire(message.start_ps, now_ps),

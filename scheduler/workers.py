@@ -27,10 +27,13 @@ from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.effects import Effects
 from lorrery.scheduler.fan_out import FanOut
 from lorrery.scheduler.journal import WorkerJournal
-from lorrery.scheduler.messages import StepReport, WorkerHello
+from lorrery.scheduler.messages import ProtocolError, StepReport, WorkerHello
 from lorrery.scheduler.outcomes import Outcomes, RequestOwner
 from lorrery.scheduler.watch import Loss, Watch
+from lorrery.vocabulary.units import PS_PER_SECOND
 
+MAX_AHEAD_PS = 3600 * PS_PER_SECOND
+"""A worker's clock may be ahead of its scheduler's, but what ends an hour from now has not been run."""
 INTERNAL = "internal error; the scheduler's log says more"
 
 
@@ -268,6 +271,7 @@ class Dispatcher:
         """Commit one step, pass its tokens on, and plan again if the worker hands back."""
         if self._plan is None or step.plan_id != self._plan_id:
             return
+        self._check_times(self._plan, step)
         self.watch.progressed(self._cluster.awake.now())
         if step.ran.end_ps > step.start_ps:
             self._commit(self._plan, step)
@@ -277,10 +281,28 @@ class Dispatcher:
             self._boundary_ps = step.ran.end_ps
             self._decide(step.ran.end_ps)
 
+    def _check_times(self, plan: Plan, step: StepReport) -> None:
+        """Check that a step follows the one before, belongs to the plan, and does not end in the distant future.
+
+        Raises:
+            ProtocolError: it does not.
+        """
+        boundary_ps = self._expected_start_ps(plan)
+        latest_ps = max(boundary_ps, self._clock.now_ps()) + MAX_AHEAD_PS
+        if not boundary_ps <= step.start_ps <= step.ran.end_ps <= latest_ps:
+            raise ProtocolError(
+                f"the worker has a step from {step.start_ps} to {step.ran.end_ps} ps; the one before ended at"
+                f" {boundary_ps}, and {latest_ps} has not come"
+            )
+        if step.ran.end_ps > step.start_ps and not self._steps_left:
+            raise ProtocolError(f"the worker has more than the {plan.max_steps} steps of plan {self._plan_id}")
+
+    def _expected_start_ps(self, plan: Plan) -> int:
+        return plan.at_ps if self._steps_left == plan.max_steps else self._boundary_ps
+
     def _commit(self, plan: Plan, step: StepReport) -> None:
         step_ps = step.ran.end_ps - step.start_ps
-        expected_start_ps = plan.at_ps if self._steps_left == plan.max_steps else self._boundary_ps
-        gap_ps = step.start_ps - expected_start_ps
+        gap_ps = step.start_ps - self._expected_start_ps(plan)
         self._metrics.gap(gap_ps)
         self._steps_left -= 1
         self._boundary_ps = step.ran.end_ps
@@ -289,7 +311,7 @@ class Dispatcher:
             self._fan_out = FanOut(step.handles_u32, self._cluster.lives, self.replica.running)
         for handle, _ in step.ran.finished:
             if self.replica.running.get(handle) is None:
-                raise ValueError(f"the worker has an end of sequence {handle}, which does not run there")
+                raise ProtocolError(f"the worker has an end of sequence {handle}, which does not run there")
         self._fan_out.append(step.token_ids_u32)
         started = time.thread_time()
         try:

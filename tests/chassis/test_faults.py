@@ -39,3 +39,14 @@ def test_a_fault_without_an_end_stays() -> None:
 def test_faults_that_do_not_go_with_the_cluster_or_together_are_refused(texts: list[str], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         check_faults([parse_fault(text) for text in texts], workers=["worker-0", "worker-1"], adapters=["a"])
+
+
+@pytest.mark.parametrize("number", ["1e999999999", "1e-999999999", "NaN", "Infinity", "1e31"])
+def test_a_number_that_no_memory_holds_is_refused_at_once(number: str) -> None:
+    with pytest.raises(SettingsError, match="it must be a number"):
+        parse_fault(f"delay,seconds={number}")
+
+
+def test_a_fault_that_would_fill_the_log_is_refused() -> None:
+    with pytest.raises(SettingsError, match="has 5014 characters; at most 400"):
+        parse_fault("refuse,tenant=" + "x" * 5000)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
+from lorrery.chassis.server import new_server
 from lorrery.scheduler.service import SchedulerService
 from lorrery.settings import Settings, load
 from lorrery.v1 import scheduler_pb2 as pb
@@ -31,7 +32,7 @@ class Harness:
     def __init__(self, settings: Settings) -> None:
         self.registry = CollectorRegistry()
         self.service = SchedulerService(settings, self.registry)
-        self.server = grpc.aio.server()
+        self.server = new_server()
         self.service.register(self.server)
         port = self.server.add_insecure_port("127.0.0.1:0")
         self.address = f"127.0.0.1:{port}"

@@ -1,0 +1,123 @@
+"""How each call of a server begins and ends, whatever its servicer and its client do.
+
+gRPC's own server answers a message that cannot be read with UNKNOWN and a traceback in the log, does the same with an
+exception of a servicer, telling the client its text, and leaves a call without a message open for ever. Here, for all
+servicers, health and reflection included:
+
+    a message that cannot be read, or none where one is needed    INVALID_ARGUMENT, nothing in the log
+    a `RequestError` that a servicer raises, alone or in a group  its status
+    another exception                                             INTERNAL, logged whole, detail withheld
+
+So a servicer raises, wherever it is in its streams.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from inspect import isasyncgenfunction
+from typing import Any, NoReturn, cast
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from lorrery.chassis import status
+from lorrery.chassis.errors import Internal, InvalidRequest, RequestError
+from lorrery.chassis.log import get_logger
+
+_Method = Callable[..., Any]
+_GONE = (grpc.aio.InternalError, grpc.aio.UsageError)
+"""What reading and writing raise where the client has gone."""
+_log = get_logger("chassis.calls")
+
+
+class CallGuard(grpc.aio.ServerInterceptor):
+    """Stands before every servicer."""
+
+    def __init__(self) -> None:
+        self._guarded: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable["grpc.RpcMethodHandler[Any, Any] | None"]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> "grpc.RpcMethodHandler[Any, Any] | None":
+        """Return what serves a call; None: there is no such method."""
+        method: str = handler_call_details.method
+        guarded = self._guarded.get(method)
+        if guarded is None and (handler := await continuation(handler_call_details)) is not None:
+            guarded = self._guarded[method] = _guard(method, handler)
+        return guarded
+
+
+def _guard(method: str, handler: "grpc.RpcMethodHandler[Any, Any]") -> "grpc.RpcMethodHandler[Any, Any]":
+    """Return a handler that reads its messages itself: gRPC reads that of a unary request before anybody sees it."""
+    behaviours = (handler.unary_unary, handler.unary_stream, handler.stream_unary, handler.stream_stream)
+    (behaviour,) = cast("list[_Method]", [behaviour for behaviour in behaviours if behaviour is not None])
+
+    async def requested(messages: AsyncIterator[object]) -> object:
+        if handler.request_streaming:
+            return messages
+        async for message in messages:
+            return message
+        raise InvalidRequest("the call has no message; it takes one", field="message")
+
+    async def call(messages: AsyncIterator[object], context: status.Context) -> object:
+        try:
+            return await behaviour(await requested(messages), context)
+        except Exception as error:
+            await _end(method, error, context)
+
+    async def stream(messages: AsyncIterator[object], context: status.Context) -> AsyncIterator[object]:
+        try:
+            async for response in behaviour(await requested(messages), context):
+                yield response
+        except Exception as error:
+            await _end(method, error, context)
+
+    make = grpc.stream_stream_rpc_method_handler if handler.response_streaming else grpc.stream_unary_rpc_method_handler
+    guarded: grpc.RpcMethodHandler[Any, Any] = cast("_Method", make)(
+        stream if isasyncgenfunction(behaviour) else call,
+        request_deserializer=_reads(cast("_Method | None", handler.request_deserializer)),
+        response_serializer=handler.response_serializer,
+    )
+    return guarded
+
+
+def _reads(deserialize: _Method | None) -> Callable[[bytes], object] | None:
+    if deserialize is None:
+        return None
+
+    def read(data: bytes) -> object:
+        try:
+            return deserialize(data)
+        except DecodeError as error:
+            raise InvalidRequest(f"the message cannot be read: {error}", field="message") from None
+
+    return read
+
+
+async def _end(method: str, error: Exception, context: status.Context) -> NoReturn:
+    """End a call whose servicer has raised."""
+    leaves = _leaves(error)
+    aborted = next((leaf for leaf in leaves if isinstance(leaf, grpc.aio.AbortError)), None)
+    if aborted is not None:
+        raise aborted from None  # it has its status
+    refusal = next((leaf for leaf in leaves if isinstance(leaf, RequestError)), None)
+    try:
+        if refusal is not None:
+            await status.abort(context, refusal)
+        for leaf in leaves:
+            if isinstance(leaf, _GONE):
+                raise leaf
+        if isinstance(error, NotImplementedError):  # a generated servicer's, of what it does not offer
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{method} is not served here")
+        _log.error("call_failed", method=method, exc_info=error)
+        await status.abort(context, Internal(str(error)), "internal error; the service's log has more")
+    except _GONE:
+        raise asyncio.CancelledError from None
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [error]
