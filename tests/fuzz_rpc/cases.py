@@ -1,10 +1,10 @@
 """The corpus: which RPC a case calls, with which messages. Every RPC of the descriptors is called, later ones too."""
 
 import random
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from google.protobuf.descriptor import Descriptor, MethodDescriptor, ServiceDescriptor
+from google.protobuf.descriptor import Descriptor, MethodDescriptor
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
@@ -20,7 +20,7 @@ _SCHEDULER_SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 _REFLECTION = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 
-_SERVED: Mapping[ServiceDescriptor, tuple[str, ...]] = {
+_SERVED: dict[Any, tuple[str, ...]] = {
     _ROUTER_SERVICE: (ROUTER, FAULTY_ROUTER),
     _SCHEDULER_SERVICE: (SCHEDULER,),
     _HEALTH: (ROUTER, SCHEDULER, WORKER),

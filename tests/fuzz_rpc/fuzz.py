@@ -197,13 +197,13 @@ async def _call(channel: grpc.aio.Channel, case: Case, outcome: Outcome) -> str:
 
 async def _talk(call: grpc.aio.StreamStreamCall, case: Case) -> bool:
     """Say what there is to say and read some answers; return whether the call has ended, or is about to."""
-    await call._metadata_sent.wait()
+    await call._metadata_sent.wait()  # pyright: ignore[reportAttributeAccessIssue]
     for index, message in enumerate(case.messages):
         if call.done():
             return True
         try:
             # As `call.write` does it, which gives a call that has ended meanwhile a status of its own making.
-            await call._cython_call.send_serialized_message(message)
+            await call._cython_call.send_serialized_message(message)  # pyright: ignore[reportAttributeAccessIssue]
         except grpc.aio.InternalError:
             return await _read(call, None)
         if index == 0 and case.pause:
