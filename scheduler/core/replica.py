@@ -243,7 +243,7 @@ class Replica:
         if context.events:
             self._events += context.events
             context.events = []
-        if self._look_ahead and len(self.queue):
+        if self._look_ahead and self.num_queued:
             self._load_ahead(at_ps)
         plan: Plan | Idle
         if isinstance(choice, Step):

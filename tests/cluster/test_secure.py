@@ -148,6 +148,15 @@ async def test_new_certificates_are_taken_up_without_a_restart(tmp_path: Path):
         make_certificates(certs)
         cluster.kill("scheduler")
         await cluster.restart("scheduler")
+
+        async def trusted() -> bool:
+            try:
+                await asyncio.to_thread(served_serial, cluster.router_address, certs)
+            except ssl.SSLError:
+                return False
+            return True
+
+        await wait_until(trusted, what="the router shows a certificate of the new authority")
         await served(cluster, certs, key)
 
 

@@ -86,7 +86,7 @@ async def test_worker_of_another_model_is_never_ready(start_cluster: StartCluste
     await add_process(cluster, "other", "worker", f"worker.scheduler={cluster.scheduler_address}", "model=Llama-2-7B")
 
     async def refused() -> bool:
-        return any("serves Llama-2-7B" in line for line in cluster.processes["other"].tail)
+        return any("serves 'Llama-2-7B'" in line for line in cluster.processes["other"].tail)
 
     await wait_until(refused)
     assert await scrape(cluster, "other", "lorrery_worker_attachments_total") == 0

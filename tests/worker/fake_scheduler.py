@@ -24,6 +24,7 @@ class Stream:
         self.hello = hello
         self.clock = clock
         self._context = context
+        self._writing = asyncio.Lock()  # gRPC takes one write at a time
         self.steps: asyncio.Queue[pb.StepDone] = asyncio.Queue()
         self.heartbeat = asyncio.Event()
         self._beats: asyncio.Queue[None] = asyncio.Queue()
@@ -35,11 +36,15 @@ class Stream:
 
     async def send_plan(self, plan: pb.Plan) -> pb.Plan:
         plan.sent_ps = self.clock.now_ps()
-        await self._context.write(pb.AttachResponse(plan=plan))
+        await self._write(pb.AttachResponse(plan=plan))
         return plan
 
     async def send_interrupt(self, plan_id: int, at_ps: int) -> None:
-        await self._context.write(pb.AttachResponse(interrupt=pb.Interrupt(plan_id=plan_id, at_ps=at_ps)))
+        await self._write(pb.AttachResponse(interrupt=pb.Interrupt(plan_id=plan_id, at_ps=at_ps)))
+
+    async def _write(self, message: pb.AttachResponse) -> None:
+        async with self._writing:
+            await self._context.write(message)
 
     async def step(self) -> pb.StepDone:
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -73,7 +78,7 @@ class Stream:
                     self.heartbeat.set()
                     self._beats.put_nowait(None)
                     answer = pb.HeartbeatAnswer(number=request.heartbeat.number, sent_ps=self.clock.now_ps())
-                    await self._context.write(pb.AttachResponse(heartbeat_answer=answer))
+                    await self._write(pb.AttachResponse(heartbeat_answer=answer))
                 case "draining":
                     self.draining.set()
                 case other:

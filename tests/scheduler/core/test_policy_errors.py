@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from lorrery.scheduler.core.admission import AdmissionPass, BatchLimits
-from lorrery.scheduler.core.batching.base import BatchContext, Batching, Step, Wait
+from lorrery.scheduler.core.batching.base import BatchContext, Step, Wait
 from lorrery.scheduler.core.batching.continuous import Continuous
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.cluster import ClusterCore
@@ -217,7 +217,7 @@ def test_a_worker_that_goes_while_its_queue_raises_gives_back_nothing_and_fails_
     assert worker.sequences == {}
 
 
-class NoLimits(Batching):
+class NoLimits:
     """Continuous batching that raises when it is asked for its limits, and with `chooses` false in a decision too."""
 
     def __init__(self, *, chooses: bool) -> None:
