@@ -65,14 +65,18 @@ async def served(cluster: LocalCluster, certs: Path, key: str) -> None:
         stream.check(cluster.settings)
 
 
-async def attach_outcome(cluster: LocalCluster, certs: Path, name: str, metadata=()) -> str:
-    """Attach as the holder of a certificate; return what it ends with, or OK for a welcome."""
+async def attach_outcome(cluster: LocalCluster, certs: Path, name: str, metadata=(), *, hello: bool = False) -> str:
+    """Attach as the holder of a certificate; return what it ends with, or OK for a welcome.
+
+    Who expects to be turned away says no hello: a write into a call that ends makes gRPC's client forget its status.
+    """
     async with channel(cluster.scheduler_address, certs, name) as dialled:
         stub = scheduler_pb2_grpc.SchedulerServiceStub(dialled)
         call = stub.Attach(metadata=metadata, timeout=10)
-        hello = scheduler_pb2.WorkerHello(worker_id="intruder", model="Llama-3-8B", max_total_token_num=10**6)
+        said = scheduler_pb2.WorkerHello(worker_id="intruder", model="Llama-3-8B", max_total_token_num=10**6)
         try:
-            await call.write(scheduler_pb2.AttachRequest(hello=hello))
+            if hello:
+                await call.write(scheduler_pb2.AttachRequest(hello=said))
             answer = await call.read()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return (await call.code()).name
@@ -91,7 +95,7 @@ async def test_each_role_has_its_own_calls_and_no_other(tmp_path: Path):
         assert await attach_outcome(cluster, certs, "client", shown) == "PERMISSION_DENIED"
         assert await attach_outcome(cluster, certs, "router", shown) == "PERMISSION_DENIED"
         assert await attach_outcome(cluster, certs, "worker") == "UNAUTHENTICATED"
-        assert await attach_outcome(cluster, certs, "worker", shown) == "OK"
+        assert await attach_outcome(cluster, certs, "worker", shown, hello=True) == "OK"
         stranger = make_certificates(tmp_path / "strange")
         assert await attach_outcome(cluster, stranger, "worker", shown) == "UNAVAILABLE"
         async with channel(cluster.router_address, certs, "client") as dialled:
