@@ -137,6 +137,11 @@ class AdmissionPass:
         self._passed.append((sequence, len(self.admitted)))
         return True
 
+    @property
+    def has_passed_over(self) -> bool:
+        """Whether somebody was passed over: as memory fills, the next pass may refuse that one for good."""
+        return bool(self._passed)
+
     def note_overtakes(self) -> None:
         """Count, at the end of the pass, who has entered past those that were passed over."""
         for sequence, num_before in self._passed:

@@ -58,6 +58,7 @@ class ReplicaBatchContext:
         self._at_ps = 0
         self.blocked = False
         self._tried = False
+        self._passed_over = False
         self._at_rest = False  # true: the queue has said so, and nobody has come since
 
     def enqueue(self, sequence: Sequence, at_ps: int) -> None:
@@ -93,6 +94,7 @@ class ReplicaBatchContext:
             # Strict S-LoRA also drops those that were cancelled, which was told then.
             self.events += [Dropped(sequence) for sequence in dropped if not sequence.aborted]
         admission.note_overtakes()
+        self._passed_over = admission.has_passed_over
         admitted = admission.admitted
         for sequence in admitted:
             sequence.admitted_ps = at_ps
@@ -108,7 +110,9 @@ class ReplicaBatchContext:
 
     def steps_blocked(self, limit: int) -> int:
         """Return for how many decode steps `admit`, which has just admitted nobody, would go on to do so."""
-        return self._queue.holds_for(self.running, self._memory, limit) if self._tried else limit
+        if not self._tried:
+            return limit
+        return 1 if self._passed_over else self._queue.holds_for(self.running, self._memory, limit)
 
     def has_no_candidates(self) -> bool:
         """Tell whether `admit` would find nobody, and change nothing, until something arrives."""

@@ -69,6 +69,7 @@ class Member:
         except Exception:
             matters = True  # so the policy is asked soon, in a decision
         replica.submit(sequence, at_ps)
+        self._is_new = self._is_new or matters
         return matters
 
     def cancel(self, handle: int, at_ps: int) -> None:
