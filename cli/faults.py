@@ -13,8 +13,8 @@ from lorrery.chassis.channel import check_target, open_channel
 from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.credentials import bearer
 from lorrery.chassis.errors import LorreryError
-from lorrery.chassis.settings import API_KEY_VARIABLE
 from lorrery.cli.version import VersionOption
+from lorrery.loadgen import flags
 from lorrery.settings import load
 from lorrery.v1 import router_pb2, router_pb2_grpc
 
@@ -33,16 +33,7 @@ def faults(
     config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Settings file; its client_tls is used to dial.")
     ] = None,
-    api_key: Annotated[
-        str,
-        typer.Option(
-            envvar=API_KEY_VARIABLE,
-            show_envvar=False,
-            show_default=False,
-            metavar="KEY",
-            help=f"An operator's API key; better in ${API_KEY_VARIABLE}.",
-        ),
-    ] = "",
+    api_key: flags.ApiKey = "",
     version: VersionOption = False,
 ) -> None:
     """Let requests of a running router fail, and see how many have.

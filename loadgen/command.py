@@ -8,7 +8,6 @@ from rich.console import Console
 
 from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import LorreryError, SettingsError
-from lorrery.chassis.settings import API_KEY_VARIABLE
 from lorrery.chassis.version import VERSION
 from lorrery.loadgen import flags
 from lorrery.loadgen.session import run_load
@@ -63,17 +62,7 @@ def load(
         Path | None,
         typer.Option(metavar="FILE", help="Settings file; its client_tls is used to dial.", rich_help_panel=_DRIVE),
     ] = None,
-    api_key: Annotated[
-        str,
-        typer.Option(
-            envvar=API_KEY_VARIABLE,
-            show_envvar=False,
-            show_default=False,
-            metavar="KEY",
-            help=f"API key to show; better in ${API_KEY_VARIABLE}, which no list of processes shows.",
-            rich_help_panel=_DRIVE,
-        ),
-    ] = "",
+    api_key: flags.ApiKey = "",
     out: flags.Out = None,
     metrics: Annotated[
         str | None,
