@@ -1,0 +1,82 @@
+"""Lets the faults that simulated requests meet happen to them: late arrivals, refusals, cut and stalled streams."""
+
+from collections.abc import Callable
+from functools import partial
+
+from lorrery.chassis.faults import NO_FAULTS
+from lorrery.simulator.clock import Clock
+from lorrery.simulator.open_requests import OpenRequests
+from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.request_faults import RequestFaultInjector
+
+
+class FaultyRequests:
+    """Stands between clients and schedulers.
+
+    Args:
+        injector: chooses the faults.
+        clock: of the simulation.
+        requests: of the simulation.
+        submit: hands a request to its scheduler.
+    """
+
+    def __init__(
+        self,
+        injector: RequestFaultInjector,
+        clock: Clock,
+        requests: OpenRequests,
+        submit: Callable[[SimulatedRequest], None],
+    ) -> None:
+        self._injector = injector
+        self._clock = clock
+        self._requests = requests
+        self._submit = submit
+        self._delayed: set[int] = set()  # handles that no scheduler has heard of yet
+
+    def take(self, request: SimulatedRequest) -> bool:
+        """Choose the faults of a request that its client sends now; return whether it meets any, and is taken over."""
+        if self._injector.choose(request, self._clock.now_ps) is NO_FAULTS:
+            return False
+        self._requests.by_handle[request.handle] = request
+        self._delayed.add(request.handle)
+        request.arrived_ps = self._clock.now_ps + request.faults.delay_ps
+        self._clock.at(request.arrived_ps, partial(self._let_through, request))
+        self._requests.expire_in_time(request)
+        return True
+
+    def _let_through(self, request: SimulatedRequest) -> None:
+        if request.handle not in self._delayed:
+            return  # its client no longer waits
+        self._delayed.remove(request.handle)
+        if (refusal := request.faults.refusal) is not None:
+            self._requests.close(request.handle, "faulted", refusal.text)
+        else:
+            self._submit(request)
+
+    def cancel(self, request: SimulatedRequest) -> bool:
+        """Withdraw a request that no scheduler has heard of yet; return whether it is one."""
+        if request.handle not in self._delayed:
+            return False
+        self._delayed.remove(request.handle)
+        self._requests.withdraw(request.handle)
+        return True
+
+    def finish(self, request: SimulatedRequest) -> None:
+        """End a request whose stream a fault may have cut, or still holds back."""
+        assert request.finished_ps is not None
+        requests = self._requests
+        cut, released_ps = request.faults.cut, self._injector.released_ps(request)
+        if cut is not None and request.output_tokens >= cut.after:
+            request.outcome, request.reason, request.detail = "faulted", None, cut.text
+            request.output_tokens = cut.after
+        last_ps = request.finished_ps if request.last_token_ps is None else request.last_token_ps
+        if released_ps <= last_ps:
+            requests.ended.append(request)
+            return
+        request.last_token_ps = released_ps
+        request.finished_ps = max(request.finished_ps, released_ps)
+        sent_ps = request.arrived_ps - request.faults.delay_ps
+        if requests.timeout_ps is not None and request.finished_ps > sent_ps + requests.timeout_ps:
+            request.finished_ps, request.reason = sent_ps + requests.timeout_ps, None
+            request.outcome, request.detail = "timed out", "deadline exceeded"
+        self._clock.at(request.finished_ps, partial(requests.ended.append, request))

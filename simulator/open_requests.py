@@ -1,0 +1,68 @@
+"""Requests of a simulation: those that have arrived and are not over, until when clients wait, and those just ended."""
+
+from collections import deque
+
+from lorrery.scheduler.core.refusals import Refusal, RefusalReason
+from lorrery.simulator.clock import Clock
+from lorrery.simulator.request import SimulatedRequest
+from lorrery.vocabulary.units import NEVER
+
+
+class OpenRequests:
+    """See the module.
+
+    Args:
+        clock: of the simulation.
+        timeout_ps: for which clients wait.
+
+    Attributes:
+        by_handle: those that are not over.
+        ended: those that are, until the simulation's loop has handed them out.
+        deadlines: (time, request), in order of time, since all have the same time-out.
+        timeout_ps: None: clients wait for ever.
+    """
+
+    def __init__(self, clock: Clock, timeout_ps: int | None) -> None:
+        self.by_handle: dict[int, SimulatedRequest] = {}
+        self.ended: list[SimulatedRequest] = []
+        self.deadlines: deque[tuple[int, SimulatedRequest]] = deque()
+        self.timeout_ps = None if timeout_ps is None or timeout_ps >= NEVER else timeout_ps
+        self._clock = clock
+
+    def expire_in_time(self, request: SimulatedRequest) -> None:
+        """Let the client of a request, which sends it now, wait no longer than its time-out."""
+        if self.timeout_ps is not None:
+            self.deadlines.append((self._clock.now_ps + self.timeout_ps, request))
+
+    def refuse(self, handle: int, refusal: Refusal) -> None:
+        """End a request as its scheduler refuses it."""
+        self.close(handle, _REFUSED[refusal.reason], refusal.message)
+
+    def withdraw(self, handle: int) -> None:
+        """End a request whose client does not wait for it any more."""
+        detail = self.by_handle[handle].detail
+        self.close(handle, "timed out" if detail else "cancelled", detail)
+
+    def close(self, handle: int, outcome: str, detail: str) -> None:
+        """End a request, now unless its client has gone before."""
+        request = self.by_handle.pop(handle)
+        request.outcome, request.detail = outcome, detail
+        if request.finished_ps is None:
+            request.finished_ps = self._clock.now_ps
+        self.ended.append(request)
+
+
+_REFUSED = {
+    RefusalReason.INVALID: "refused",
+    RefusalReason.NEVER_FITS: "refused",
+    RefusalReason.UNKNOWN_ADAPTER: "unknown adapter",
+    RefusalReason.QUEUE_FULL: "queue full",
+    RefusalReason.QUOTA_EXCEEDED: "queue full",
+    RefusalReason.NO_WORKER: "no worker",
+    RefusalReason.DRAINING: "draining",
+    RefusalReason.SLO_UNATTAINABLE: "dropped",
+    RefusalReason.ADAPTER_LOAD: "dropped",
+    RefusalReason.WORKERS_LOST: "failed",
+    RefusalReason.INTERNAL: "failed",
+}
+"""Why a scheduler refuses a request -> its outcome."""

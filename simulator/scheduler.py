@@ -1,0 +1,201 @@
+"""One scheduler under the virtual clock: carries out what its core decides, as `scheduler.cluster` does live."""
+
+from collections.abc import Callable, Iterable
+
+from lorrery.chassis.faults import NO_FAULTS
+from lorrery.scheduler.core import refusals
+from lorrery.scheduler.core.cluster import ClusterCore
+from lorrery.scheduler.core.cluster_events import ClusterEvent, Placed, Refused, Withdrawn
+from lorrery.scheduler.core.door import ClusterRules
+from lorrery.scheduler.core.member import Member
+from lorrery.scheduler.core.placements.base import Placement
+from lorrery.scheduler.core.plan import (
+    Admitted,
+    Cancelled,
+    Dropped,
+    Event,
+    Failed,
+    Finished,
+    FirstToken,
+    Preempted,
+    Recalled,
+)
+from lorrery.scheduler.core.sequence import Sequence
+from lorrery.simulator.clock import Clock
+from lorrery.simulator.open_requests import OpenRequests
+from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.worker import SimulatedWorker
+
+Nudge = Callable[[SimulatedWorker, bool], None]
+"""Lets a worker know that it has something new, and whether that may change the plan that it runs."""
+
+
+class SimulatedScheduler:
+    """See the module.
+
+    Args:
+        placement: who gets a request.
+        rules: what it lets in, and how long a request waits while it has no worker.
+        clock: of the simulation.
+        requests: of the simulation.
+        nudge: see there.
+        finish: ends a request that meets faults.
+
+    Attributes:
+        core: decides.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        rules: ClusterRules,
+        clock: Clock,
+        requests: OpenRequests,
+        nudge: Nudge,
+        finish: Callable[[SimulatedRequest], None],
+    ) -> None:
+        self.core = ClusterCore(placement, rules, bring_up_to_date=self._show, catch_up=self._catch_up)
+        self._workers: dict[Member, SimulatedWorker] = {}
+        self._clock = clock
+        self._requests = requests
+        self._nudge = nudge
+        self._finish = finish
+        self._looks_for_moves = False
+        self._waits_until_ps: int | None = None  # what the clock looks at already
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    def submit(self, request: SimulatedRequest) -> None:
+        """Take in a request, or refuse it on the spot."""
+        self._requests.by_handle[request.handle] = request
+        events = self.core.submit(request.sequence, self._clock.now_ps)
+        if events:
+            self._carry_out(events)
+        else:
+            self._wait_for_worker()
+
+    def cancel(self, request: SimulatedRequest) -> None:
+        """Withdraw a request."""
+        self._carry_out(self.core.cancel(request.handle, self._clock.now_ps))
+
+    def _carry_out(self, events: Iterable[ClusterEvent]) -> None:
+        """Let the workers know what the core has decided, and the clients who was refused."""
+        for event in events:
+            if isinstance(event, Placed):
+                self._nudge(self._workers[event.member], event.matters)
+            elif isinstance(event, Refused):
+                self._requests.refuse(event.sequence.handle, event.refusal)
+            elif isinstance(event, Withdrawn):
+                worker = self._workers[event.member]
+                self._let_client_go(event.sequence, worker)
+                self._nudge(worker, True)
+            else:
+                self._let_client_go(event.sequence, None)
+                self._requests.withdraw(event.sequence.handle)
+
+    def _let_client_go(self, sequence: Sequence, worker: SimulatedWorker | None) -> None:
+        """End a request for its client; the core lets go of it at the next boundary."""
+        request, now_ps = self._requests.by_handle[sequence.handle], self._clock.now_ps
+        if request.finished_ps is None:
+            request.finished_ps = now_ps
+            request.output_tokens = request.produced_tokens if worker is None else worker.tokens_given(request, now_ps)
+
+    def _show(self, member: Member, at_ps: int) -> None:
+        self._workers[member].show(at_ps)
+
+    def _catch_up(self, member: Member, at_ps: int) -> None:
+        self._workers[member].catch_up(at_ps)
+
+    # --- waits and moves --------------------------------------------------------------------------------------------
+
+    def _wait_for_worker(self) -> None:
+        """Look again at the requests without a worker when the first of their waits is over."""
+        until_ps = self.core.until_ps
+        if until_ps is not None and until_ps != self._waits_until_ps:
+            self._waits_until_ps = until_ps
+            self._clock.at(until_ps, self._wait_is_over)
+
+    def _wait_is_over(self) -> None:
+        core, now_ps = self.core, self._clock.now_ps
+        while (until_ps := core.until_ps) is not None and until_ps <= now_ps:
+            self._carry_out(core.expire(now_ps))
+        self._wait_for_worker()
+
+    def _place(self, events: Iterable[ClusterEvent]) -> None:
+        """Carry out what was decided of workers, and place whatever else there is to place again."""
+        self._carry_out(events)
+        while self.core.is_placing:
+            self._carry_out(self.core.place_again(self._clock.now_ps))
+        self._wait_for_worker()
+        self.look_for_moves()
+
+    def look_for_moves(self) -> None:
+        """Balance what waits once all that happens at this moment has happened."""
+        if not self._looks_for_moves and self.core.may_move:
+            self._looks_for_moves = True
+            self._clock.at(self._clock.now_ps + 1, self._balance)
+
+    def _balance(self) -> None:
+        self._looks_for_moves = False
+        for donor in dict.fromkeys(move.donor for move in self.core.balance(self._clock.now_ps)):
+            self._nudge(self._workers[donor], True)
+
+    # --- workers ----------------------------------------------------------------------------------------------------
+
+    def introduce(self, worker: SimulatedWorker) -> list[ClusterEvent]:
+        """Take in a worker, and return what was decided of requests that waited for one."""
+        worker.attached, self._workers[worker.member] = True, worker
+        return self.core.attach(worker.member, self._clock.now_ps)
+
+    def attach(self, worker: SimulatedWorker) -> None:
+        """Take in a worker; it gets what waits for one."""
+        self._place(self.introduce(worker))
+
+    def lose(self, worker: SimulatedWorker) -> None:
+        """Queue again elsewhere what a worker has that is gone."""
+        member = worker.member
+        gave_back, events = self.core.lose(member, self._clock.now_ps, worker.boundary_ps)
+        del self._workers[member]
+        worker.gpu.clear()
+        self.handle(worker, gave_back.events)
+        if worker.observer is not None:
+            for sequence in gave_back.sequences:
+                worker.observer.requeued(worker.name, self._requests.by_handle[sequence.handle])
+        self._place(events)
+        if worker.observer is not None:
+            worker.observer.lost(worker.name)
+
+    def handle(self, worker: SimulatedWorker, events: Iterable[Event]) -> None:
+        """Carry out what a worker's replica tells of its sequences."""
+        requests, observer = self._requests, worker.observer
+        for event in events:
+            if isinstance(event, (FirstToken, Admitted)):
+                continue  # its sequence tells
+            if isinstance(event, Finished):
+                request = requests.by_handle.pop(event.sequence.handle)
+                request.worker, request.outcome, request.reason = worker.name, "finished", event.reason
+                request.output_tokens, request.finished_ps = event.output_tokens, event.at_ps
+                if request.faults is NO_FAULTS:
+                    requests.ended.append(request)
+                else:
+                    self._finish(request)
+            elif isinstance(event, Recalled):
+                self._carry_out(self.core.take_recalled(event, worker.member, self._clock.now_ps))
+            elif isinstance(event, Preempted):
+                if observer is not None:
+                    observer.requeued(worker.name, requests.by_handle[event.sequence.handle])
+            elif isinstance(event, (Cancelled, Dropped, Failed)):
+                self._end_without_finish(event, worker)
+
+    def _end_without_finish(self, event: Cancelled | Dropped | Failed, worker: SimulatedWorker) -> None:
+        handle = event.sequence.handle
+        self._requests.by_handle[handle].worker = worker.name
+        if isinstance(event, Dropped):
+            self._requests.refuse(handle, refusals.dropped(event))
+            return
+        if worker.observer is not None:
+            worker.observer.left(worker.name, handle)
+        if isinstance(event, Failed):
+            self._requests.refuse(handle, refusals.raised(event.message))
+        else:
+            self._requests.withdraw(handle)
