@@ -107,7 +107,7 @@ def _hello(name: str) -> WorkerHello:
 
 def _submit(cluster: Cluster, router: RouterLink, handle: int) -> None:
     sampling = pb.Sampling(seed=handle, max_new_tokens=50)
-    cluster.submit(Submit(handle, f"r{handle}", "", "t", u32.pack(range(100)), 50, sampling), router)
+    cluster.requests.submit(Submit(handle, f"r{handle}", "", "t", u32.pack(range(100)), 50, sampling), router)
 
 
 async def _read_plans(worker: Dispatcher, plan_ids: dict[str, int]) -> None:

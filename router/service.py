@@ -1,9 +1,4 @@
-"""RouterService: what clients call.
-
-`Generate` is one coroutine per request. It checks what can be checked without a scheduler, gives the request to a
-shard, and then writes one message each time its open request says so. However it ends, that is released in `finally`,
-which is how a client's cancellation or deadline gets to the scheduler.
-"""
+"""RouterService: what clients call. What `Generate` does for one request is in `generate.py`."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -14,8 +9,7 @@ import grpc.aio
 from prometheus_client import CollectorRegistry
 
 from lorrery.chassis import status
-from lorrery.chassis.awake import AwakeClock
-from lorrery.chassis.credentials import authorization, certificate_roles, metadata_values
+from lorrery.chassis.credentials import authorization, certificate_roles
 from lorrery.chassis.errors import (
     InjectedFault,
     Internal,
@@ -27,25 +21,19 @@ from lorrery.chassis.errors import (
 )
 from lorrery.chassis.exposure import warn_if_exposed
 from lorrery.chassis.log import get_logger
-from lorrery.chassis.writes import Writes
-from lorrery.router import adapters, wire
+from lorrery.router import adapters
 from lorrery.router.access import Access, check_load, check_operator, visible_adapters, visible_status
 from lorrery.router.checks import receive_bytes
-from lorrery.router.faults import METADATA_KEY, Injector
+from lorrery.router.faults import Injector
+from lorrery.router.generate import Generation
 from lorrery.router.keys import ApiKey
 from lorrery.router.metrics import RouterMetrics
-from lorrery.router.output import Output
 from lorrery.router.placement import Placement
 from lorrery.router.reader import RequestReader
-from lorrery.router.request import Finish
-from lorrery.router.streams import OpenRequest
-from lorrery.router.timing import Timing
 from lorrery.router.tokenizer import open_tokenizer
 from lorrery.settings import Settings
 from lorrery.v1 import router_pb2, router_pb2_grpc
 
-# How long the finish of a stream that has stopped here waits for what its scheduler knows of it.
-LAST_WORD_SECONDS = 1.0
 # How long a handler waits until a reader that was too slow has heard of it.
 FAREWELL_SECONDS = 5.0
 
@@ -77,12 +65,18 @@ class Router(router_pb2_grpc.RouterServiceServicer):
         self._settings = settings
         self._access = Access(settings)
         self._tokenizer = open_tokenizer(settings.router.tokenizer)
-        self._reader = RequestReader(settings, self._tokenizer, self._access)
         self._metrics = RouterMetrics(registry)
         self._placement = Placement(settings, self._metrics)
         self._cluster_status = adapters.ClusterStatus(self._placement)
         self._injector = Injector(settings, self._metrics)
-        self._writes: Writes[OpenRequest] = Writes(AwakeClock(), settings.router.reader_timeout_seconds)
+        self._generation = Generation(
+            RequestReader(settings, self._tokenizer, self._access),
+            self._tokenizer,
+            self._placement,
+            self._injector,
+            self._metrics,
+            settings.router.reader_timeout_seconds,
+        )
         self._open_handlers = 0
         self._draining = False
         self._idle = asyncio.Event()
@@ -118,24 +112,10 @@ class Router(router_pb2_grpc.RouterServiceServicer):
         )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._placement.run(), name="placement")
-            tasks.create_task(self._cut_stuck_readers(), name="stuck readers")
+            tasks.create_task(self._generation.cut_stuck_readers(), name="stuck readers")
             await self._placement.any_connected.wait()
             self._injector.begin()
             await set_ready(True)
-
-    async def _cut_stuck_readers(self) -> None:
-        seconds = self._settings.router.reader_timeout_seconds
-        while True:
-            for open_request in await self._writes.stuck():
-                self._metrics.slow_readers.inc()
-                open_request.cut_off(
-                    Overloaded(
-                        f"the reader took nothing for {seconds:g} s; reader_timeout_seconds is {seconds:g}",
-                        Reason.SLOW_READER,
-                        field="reader_timeout_seconds",
-                        limit=seconds,
-                    )
-                )
 
     async def drain(self) -> None:
         """Refuse new requests; return when the running ones have ended."""
@@ -156,7 +136,9 @@ class Router(router_pb2_grpc.RouterServiceServicer):
         self._open_handlers += 1
         self._idle.clear()
         try:
-            await self._generate(request, context)
+            caller = self._caller(context)
+            self._check_open()
+            await self._generation.stream(request, caller, context)
             outcome = "ok"
         except asyncio.CancelledError:
             remaining = context.time_remaining()
@@ -174,9 +156,12 @@ class Router(router_pb2_grpc.RouterServiceServicer):
             if not self._open_handlers:
                 self._idle.set()
 
-    async def _generate(self, message: router_pb2.GenerateRequest, context: _Context) -> None:
-        timing = Timing(self._metrics)
-        caller = self._caller(context)
+    def _check_open(self) -> None:
+        """Check that there is room for one more request, which is counted already.
+
+        Raises:
+            RequestError: there is none.
+        """
         if self._draining:
             raise Unavailable("the router is draining; ask another", Reason.DRAINING)
         if self._open_handlers > (limit := self._settings.router.max_open_requests):
@@ -186,65 +171,6 @@ class Router(router_pb2_grpc.RouterServiceServicer):
                 field="max_open_requests",
                 limit=limit,
             )
-        request = await self._reader.read(message, caller)
-        faults = self._injector.choose(request, metadata_values(context, METADATA_KEY))
-        await self._injector.before(faults)
-        stalls, cut = list(faults.stalls), faults.cut
-        output = Output(request, self._tokenizer)
-
-        def make_message(token_ids: list[int], finish: Finish | None, time_scale: float) -> tuple[wire.Message, bool]:
-            timing.time_scale = time_scale
-            if is_cut := cut is not None and output.num_tokens + len(token_ids) >= cut.after:
-                token_ids, finish = token_ids[: cut.after - output.num_tokens], None
-            token_ids, text, finish = output.push(token_ids, finish)
-            timing.message(len(token_ids), output.num_tokens)
-            if is_cut:
-                return wire.generate_response(token_ids, text), True
-            if finish is None:
-                # Without a finish but stopped: a stop string that only the text showed, see `_finish_stopped`.
-                return wire.generate_response(token_ids, text), output.stopped
-            timing.finish(request.prompt_tokens, output.num_tokens)
-            return wire.last_response(token_ids, text, finish), True
-
-        open_request = OpenRequest(request, make_message)
-        self._placement.submit(open_request)
-        try:
-            while not open_request.over:
-                if stalls:
-                    await self._injector.stall(stalls, output)
-                response = await open_request.next_message()
-                if cut is not None and open_request.over and output.num_tokens == cut.after:
-                    if cut.after:
-                        await self._writes.write(open_request, context.write(response))
-                    raise InjectedFault(cut.text, cut.status)
-                if open_request.over and not response.HasField("finish"):
-                    await self._finish_stopped(open_request, output, response, context)
-                    timing.finish(request.prompt_tokens, output.num_tokens)
-                else:
-                    await self._writes.write(open_request, context.write(response))
-        except asyncio.CancelledError:
-            if open_request.cut is None or open_request.task is None or open_request.task.uncancel() > 0:
-                raise
-            raise open_request.cut from None
-        finally:
-            self._placement.release(open_request)
-
-    async def _finish_stopped(
-        self, open_request: OpenRequest, output: Output, response: wire.Message, context: _Context
-    ) -> None:
-        """End a stream at a stop string that only its text showed: the scheduler still works on the request.
-
-        Its cancel is answered with what the request has consumed. The text does not wait for that, the finish does.
-        """
-        last_word = self._placement.withdraw(open_request)
-        try:
-            await self._writes.write(open_request, context.write(response))
-            done, _ = await asyncio.wait([last_word], timeout=LAST_WORD_SECONDS)
-            upstream = last_word.result() if done else None
-        finally:
-            last_word.cancel()
-        last = wire.last_response((), "", output.stop_finish(upstream))
-        await self._writes.write(open_request, context.write(last))
 
     def _caller(self, context: _Context) -> ApiKey:
         """Return what a caller may do.

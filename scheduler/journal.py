@@ -89,10 +89,27 @@ class Journal:
             line["resumed"] = True
         self._add(line)
 
-    def refused(self, request_id: str, at_ps: int, reason: RefusalReason, handle: int | None = None) -> None:
-        """Note a request that was not taken in, or one that waited for a worker in vain."""
+    def refused(
+        self,
+        request_id: str,
+        at_ps: int,
+        reason: RefusalReason,
+        handle: int | None = None,
+        figures: dict[str, Figures] | None = None,
+    ) -> None:
+        """Note a request that was not taken in, or one that waited for a worker in vain.
+
+        Args:
+            request_id: the client's.
+            at_ps: now.
+            reason: why.
+            handle: of one that was noted before.
+            figures: what the placement had read of each candidate when it raised; None: it did not.
+        """
         line: Record = {"type": "refused", "at_ps": at_ps, "request_id": request_id, "reason": reason.name.lower()}
-        self._add(line if handle is None else {**line, "handle": handle})
+        if handle is not None:
+            line["handle"] = handle
+        self._add(line if figures is None else {**line, "candidates": figures})
 
     def cancelled_unplaced(self, handle: int, at_ps: int) -> None:
         """Note a cancel of a request that no worker has."""

@@ -24,7 +24,7 @@ from lorrery.scheduler.metrics import SchedulerMetrics
 
 
 class RequestOwner(Protocol):
-    """Whose requests a worker serves."""
+    """The requests of a scheduler, as far as a worker ends them."""
 
     metrics: SchedulerMetrics
     lives: dict[int, LiveRequest]
@@ -51,18 +51,18 @@ class Outcomes:
 
     Args:
         member: the worker, as the core has it.
-        cluster: whose requests it serves.
+        requests: those that it may serve.
     """
 
-    def __init__(self, member: Member, cluster: RequestOwner) -> None:
+    def __init__(self, member: Member, requests: RequestOwner) -> None:
         self._member = member
-        self._cluster = cluster
-        self._metrics = cluster.metrics
+        self._requests = requests
+        self._metrics = requests.metrics
         self._num_evictions = 0
 
     def carry_out(self, events: Iterable[Event]) -> None:
         """Tell routers of ends, count, and drop what has ended."""
-        lives = self._cluster.lives
+        lives = self._requests.lives
         cache = self._member.replica.prefix_cache
         if cache is not None:
             self._metrics.prefix_evictions.inc(cache.num_evictions - self._num_evictions)
@@ -90,11 +90,11 @@ class Outcomes:
                     )
                 )
                 self._metrics.finished(event.reason)
-                self._cluster.forget(live)
+                self._requests.forget(live)
             elif isinstance(event, Dropped):
                 self._refuse(lives[event.sequence.handle], "dropped", refusals.dropped(event))
             elif isinstance(event, Raised):
-                self._cluster.log_error(event.message, event.error)
+                self._requests.log_error(event.message, event.error)
             elif isinstance(event, Failed):
                 self._refuse(lives[event.sequence.handle], "failed", refusals.raised(event.message))
             elif isinstance(event, Recalled):
@@ -104,11 +104,11 @@ class Outcomes:
             elif isinstance(event, Cancelled):
                 cancelled.append(lives[event.sequence.handle])
         if cancelled:
-            self._cluster.cancelled(cancelled)
+            self._requests.cancelled(cancelled)
         if recalled:
-            self._cluster.take_recalled(recalled, self._member)
+            self._requests.take_recalled(recalled, self._member)
 
     def _refuse(self, live: LiveRequest, outcome: str, refusal: Refusal) -> None:
         self._metrics.requests.labels(outcome).inc()
         live.router.refused(live.router_handle, refusals.withheld(refusal))
-        self._cluster.forget(live)
+        self._requests.forget(live)

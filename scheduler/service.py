@@ -89,7 +89,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def drain(self) -> None:
         """Refuse new requests; return when the last one has ended."""
         self._cluster.begin_drain()
-        await self._cluster.empty.wait()
+        await self._cluster.requests.empty.wait()
 
     # --- routers ----------------------------------------------------------------------------------------------------
 
@@ -102,7 +102,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         hello = (await self._first(request_iterator, context)).hello
         if (why := too_long(hello.router_id)) is not None:
             raise InvalidRequest(f"router_id {why}", field="router_id")
-        await self._cluster.learn_changes(wire.read_changes(hello.adapter_changes), hello.adapter_changes.forgotten)
+        await self._cluster.adapters.learn(wire.read_changes(hello.adapter_changes), hello.adapter_changes.forgotten)
         router = self._cluster.connect(hello.router_id)
         try:
             # Nothing is awaited in between: changes from now on follow the hello, which has all before.
@@ -136,11 +136,11 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                 self._submit(request.submit, router)
             elif kind == "cancel_handles_u32":
                 handles = request.cancel_handles_u32
-                self._cluster.cancel_all(router, u32.unpack(handles[: len(handles) // 4 * 4]))
+                self._cluster.requests.cancel_all(router, u32.unpack(handles[: len(handles) // 4 * 4]))
             elif kind == "adapter_changes":
                 changes = request.adapter_changes
                 forgotten = changes.forgotten if changes.whole else None
-                await self._cluster.learn_changes(wire.read_changes(changes), forgotten, router)
+                await self._cluster.adapters.learn(wire.read_changes(changes), forgotten, router)
 
     async def _first(
         self, requests: AsyncIterator[_Request], context: grpc.aio.ServicerContext[_Request, _Response]
@@ -162,9 +162,11 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         try:
             submit = wire.read_submit(message)
         except ValueError as error:
-            self._cluster.refuse(router, message.handle, quoted(message.request_id), refusals.malformed(str(error)))
+            self._cluster.requests.refuse(
+                router, message.handle, quoted(message.request_id), refusals.malformed(str(error))
+            )
         else:
-            self._cluster.submit(submit, router)
+            self._cluster.requests.submit(submit, router)
 
     # --- workers ----------------------------------------------------------------------------------------------------
 
@@ -272,10 +274,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             await status.abort(context, RankOverLimit(message, field="rank", value=adapter.rank, limit=most))
         if adapter.version:
             change = AdapterChange(adapter.version, adapter.adapter_id, adapter.rank)
-            await self._cluster.learn_changes([change])
+            await self._cluster.adapters.learn([change])
         else:
             try:
-                await self._cluster.load_adapter(adapter.adapter_id, adapter.rank)
+                await self._cluster.adapters.load(adapter.adapter_id, adapter.rank)
             except RequestError as error:
                 await status.abort(context, error)
         known = self._cluster.core.adapters.get(adapter.adapter_id)
@@ -290,8 +292,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         if (why := why_no_name(request.adapter_id)) is not None:
             raise InvalidRequest(f"adapter_id {why}", field="adapter_id")
         if request.version:
-            await self._cluster.learn_changes([AdapterChange(request.version, request.adapter_id, 0)])
-        elif not await self._cluster.unload_adapter(request.adapter_id):
+            await self._cluster.adapters.learn([AdapterChange(request.version, request.adapter_id, 0)])
+        elif not await self._cluster.adapters.unload(request.adapter_id):
             name = quoted(request.adapter_id)
             message = f"adapter_id {name} is not known"
             await status.abort(context, UnknownName(message, field="adapter_id", value=name))

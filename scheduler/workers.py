@@ -37,11 +37,16 @@ MAX_AHEAD_PS = 3600 * PS_PER_SECOND
 INTERNAL = "internal error; the scheduler's log says more"
 
 
-class Owner(RequestOwner, Protocol):
+class Owner(Protocol):
     """What a dispatcher needs of the cluster it belongs to."""
 
     clock: DeviceClock
     awake: AwakeClock
+
+    @property
+    def requests(self) -> RequestOwner:
+        """Whose ends its workers bring."""
+        ...
 
     def look_for_moves(self) -> None:
         """Balance what waits, soon."""
@@ -84,7 +89,7 @@ class Dispatcher:
         self.loss = ""
         self._cluster = cluster
         self._clock = cluster.clock
-        self._metrics = cluster.metrics
+        self._metrics = cluster.requests.metrics
         self._journal = journal
         self._effects = Effects()
         self._num_inputs = 0
@@ -100,7 +105,7 @@ class Dispatcher:
         self._wake = asyncio.Event()
         self._given_up = asyncio.Event()
         self._fan_out: FanOut | None = None
-        self._outcomes = Outcomes(member, cluster)
+        self._outcomes = Outcomes(member, cluster.requests)
 
     @property
     def replica(self) -> Replica:
@@ -232,7 +237,11 @@ class Dispatcher:
         self._steps_left = plan.max_steps
         self._interrupted = False
         message = wire.write_plan(
-            plan, self._plan_id, self._clock.now_ps(), self._cluster.lives.__getitem__, self.hello.needs_prompts
+            plan,
+            self._plan_id,
+            self._clock.now_ps(),
+            self._cluster.requests.lives.__getitem__,
+            self.hello.needs_prompts,
         )
         self._metrics.plans.inc()
         self.watch.has_plan(self._plan_id, self._cluster.awake.now())
@@ -308,7 +317,7 @@ class Dispatcher:
         self._boundary_ps = step.ran.end_ps
         self._effects.stepped(step.ran.end_ps)
         if self._fan_out is None or self._fan_out.handles_u32 != step.handles_u32:
-            self._fan_out = FanOut(step.handles_u32, self._cluster.lives, self.replica.running)
+            self._fan_out = FanOut(step.handles_u32, self._cluster.requests.lives, self.replica.running)
         for handle, _ in step.ran.finished:
             if self.replica.running.get(handle) is None:
                 raise ProtocolError(f"the worker has an end of sequence {handle}, which does not run there")

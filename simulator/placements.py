@@ -67,6 +67,7 @@ def derive(placement: Placement, sequence: Sequence, figures: Mapping[str, Figur
 
     Raises:
         NotReadError: it looks at something else than it did live.
+        Exception: whatever the placement raises.
     """
     candidates: list[Candidate] = [RecordedCandidate(name, read) for name, read in figures.items()]
-    return placement.place(sequence, candidates).candidate.name
+    return candidates[candidates.index(placement.place(sequence, candidates).candidate)].name

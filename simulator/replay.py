@@ -62,7 +62,7 @@ class Replayed:
     Attributes:
         differences: (line of the journal, what is different); empty if the runs are equal.
         num_placed: times that a request went to a worker.
-        num_derived: those among them that follow from what the placement read.
+        num_derived: those among them that follow from what the placement read, and its errors that do.
         num_late: inputs that took effect late, whose boundaries were given.
         num_gaps: times that a worker stood still between two steps, which were given.
     """
@@ -154,7 +154,9 @@ class _Replay:
                 self._adapters[name] = self._parts.make_adapter(name, rank, 0)
             case "adapter_removed" if not self._journal.has_versions:
                 del self._adapters[content["adapter_id"]]
-            case _:  # a refused request leaves no trace, and requests say themselves which version they have
+            case "refused" if "candidates" in content:
+                self._raise(line, self._requests[content["handle"]].sequence)
+            case _:  # what else is refused leaves no trace, and requests say themselves which version they have
                 pass
 
     def _adapter(self, request: Record) -> Adapter | None:
@@ -169,14 +171,13 @@ class _Replay:
     def _place(self, line: Line, sequence: Sequence) -> None:
         """Derive where a request goes, and among which workers there was a choice; a move is given."""
         content = line.content
-        ready = [worker.member for worker in self._workers if worker.is_ready]
-        fitting = [member.name for member in ready if member.replica.never_fits_reason(sequence) is None]
+        ready, fitting = self._fitting(sequence)
         if "moved_from" in content:
             name = self._worker(content).member.name
             _compare(line.number, "placed", {"could take it": name in fitting}, {"could take it": True})
             return
         figures = content.get("candidates", {})
-        candidates = fitting if len(ready) > 1 else []
+        candidates = fitting if ready > 1 else []
         _compare(line.number, "placed", {"candidates": candidates}, {"candidates": list(figures)})
         if figures:
             self._result.num_derived += 1
@@ -186,6 +187,25 @@ class _Replay:
                 raise DifferenceError(line.number, f"placed: the placement {error}") from None
         live = self._worker(content).member.name
         _compare(line.number, "placed", {"worker": fitting[0]}, {"worker": live})
+
+    def _raise(self, line: Line, sequence: Sequence) -> None:
+        """Derive that the placement raises, as it did live."""
+        figures = line.content["candidates"]
+        _, fitting = self._fitting(sequence)
+        _compare(line.number, "refused", {"candidates": fitting}, {"candidates": list(figures)})
+        try:
+            name = derive(self._parts.placement, sequence, figures)
+        except NotReadError as error:
+            raise DifferenceError(line.number, f"refused: the placement {error}") from None
+        except Exception:
+            self._result.num_derived += 1
+        else:
+            raise DifferenceError(line.number, f"refused: the placement chooses {name} simulated, raised live")
+
+    def _fitting(self, sequence: Sequence) -> tuple[int, list[str]]:
+        """Return how many workers take new requests, and the names of those that could hold this one."""
+        ready = [worker.member for worker in self._workers if worker.is_ready]
+        return len(ready), [member.name for member in ready if member.replica.never_fits_reason(sequence) is None]
 
     def _attach(self, number: int, hello: Record, at_ps: int) -> None:
         lines = self._journal.workers[number]

@@ -11,7 +11,7 @@ A driver hands in what happens, in order of time, and carries the events out: li
 the clock. It calls `expire` at `until_ps`, and plans, runs and commits for each member by itself (`member.plan`,
 `member.commit`). A request that no event tells of waits for a worker: for one that is large enough, if others are
 attached; or for a place among its API key's (`core/quotas.py`). What ten thousand of them wait for may happen at once,
-so no call tells of more than `SLICE`; while `is_placing`, the driver calls `place_again`, at its leisure.
+so no call tells of more than `placing.SLICE`; while `is_placing`, the driver calls `place_again`, at its leisure.
 
 Once it has `changed` who waits or runs on a member, and everything of that moment is known, the driver calls `balance`,
 if the cluster `balances`. What moves leaves its worker at that one's next boundary: a `Recalled` event among those of a
@@ -24,21 +24,17 @@ from collections.abc import Callable, Iterable
 
 from lorrery.scheduler.core import refusals
 from lorrery.scheduler.core.balance import Move, moves, someone_is_blocked
-from lorrery.scheduler.core.candidates import WatchedCandidate
 from lorrery.scheduler.core.cluster_events import ClusterEvent, GaveBack, Placed, Refused, Withdrawn
 from lorrery.scheduler.core.door import LETS_ALL_IN, ClusterRules, Door
 from lorrery.scheduler.core.drain_rate import DrainRate
 from lorrery.scheduler.core.member import Member
-from lorrery.scheduler.core.placements.base import Candidate, Placement
+from lorrery.scheduler.core.placements.base import Placement
+from lorrery.scheduler.core.placing import Placing
 from lorrery.scheduler.core.plan import Cancelled, Recalled
 from lorrery.scheduler.core.quotas import Quota, Quotas
 from lorrery.scheduler.core.refusals import Refusal
 from lorrery.scheduler.core.sequence import Adapter, Sequence
-from lorrery.scheduler.core.waiting_room import WaitingRoom
-from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
-
-SLICE = 16
-"""Requests that one call places or refuses: a millisecond, or some where prompts are looked up in several caches."""
+from lorrery.vocabulary.units import NEVER
 
 
 class ClusterCore:
@@ -78,14 +74,10 @@ class ClusterCore:
         self.draining = False
         self.balances = bool(getattr(placement, "moves_waiting", False))
         self.num_moved = 0
-        self._placement = placement
-        self._notes_figures = notes_figures
-        self._bring_up_to_date = bring_up_to_date
         self._catch_up = catch_up
-        self._wait_ps = round(rules.worker_wait_seconds / rules.time_scale * PS_PER_SECOND)
         self._max_waiting = rules.max_waiting_requests
-        self._room = WaitingRoom()
-        self._ready: list[Member] = []
+        self._placing = Placing(placement, rules, notes_figures=notes_figures, bring_up_to_date=bring_up_to_date)
+        self._room = self._placing.room
         self._door = Door(rules)
         self._quotas = Quotas()
         self._drain_rate = DrainRate()
@@ -165,17 +157,17 @@ class ClusterCore:
                 return [Refused(sequence, refusal)]
             if not self._quotas.take(sequence, quota, at_ps, charge=charge):
                 return []
-        if len(self._ready) == 1:  # as `_place` would, without the way there: a simulation does this for each request
-            member = self._ready[0]
+        placing = self._placing
+        if len(placing.ready) == 1:  # as `place` would, without the way there: a simulation does this for each request
+            member = placing.ready[0]
             if member.replica.never_fits_reason(sequence) is None:
                 return [Placed(sequence, member, member.submit(sequence, at_ps))]
-        event = self._place(sequence, at_ps)
+        event = placing.place(sequence, at_ps)
         if event is None:
-            if self._ready and not resumed and not sequence.produced_tokens:
-                never_fits_reason = self._ready[0].replica.never_fits_reason(sequence) or ""
-                event = Refused(sequence, refusals.never_fits(sequence, never_fits_reason))
+            if placing.ready and not resumed and not sequence.produced_tokens:
+                event = Refused(sequence, refusals.never_fits(sequence, placing.why_not_first(sequence) or ""))
             else:
-                self._room.put(sequence, at_ps + self._wait_ps)
+                placing.wait(sequence, at_ps)
                 return []
         if isinstance(event, Refused):
             self._quotas.end(sequence, 0, at_ps)
@@ -198,14 +190,7 @@ class ClusterCore:
 
     def expire(self, at_ps: int) -> list[ClusterEvent]:
         """Refuse those who have waited for a worker for long enough; nobody before all have been tried."""
-        if self._room.has_untried:
-            return self.place_again(at_ps)
-        over = self._room.take_over(at_ps, SLICE)
-        return [Refused(sequence, self._no_worker(sequence)) for sequence in over]
-
-    def _no_worker(self, sequence: Sequence) -> Refusal:
-        why = self._ready[0].replica.never_fits_reason(sequence) if self._ready else None
-        return refusals.no_worker(self.rules.worker_wait_seconds, why)
+        return self._placing.expire(at_ps)
 
     def ended(self, sequence: Sequence, output_tokens: int, at_ps: int) -> bool:
         """Note an end, which frees its place among its key's; return whether `release` may now place another.
@@ -221,7 +206,7 @@ class ClusterCore:
 
     def release(self, at_ps: int) -> list[ClusterEvent]:
         """Place those for which there is room among their key's now; `place_again` goes on with it."""
-        return self._take_back(self._quotas.release(), at_ps)
+        return self._placing.take_back(self._quotas.release(), at_ps)
 
     def _refuse(self, sequence: Sequence, resumed: bool, at_ps: int) -> Refusal | None:
         refusal = refusals.draining() if self.draining else self._door.refuse(sequence, let_in_before=resumed)
@@ -234,62 +219,22 @@ class ClusterCore:
     # --- placing ----------------------------------------------------------------------------------------------------
 
     def place_again(self, at_ps: int) -> list[ClusterEvent]:
-        """Place what has come back from workers, or waits while one attaches: the next `SLICE` of them."""
-        room, events = self._room, list[ClusterEvent]()
-        if not self._ready:
-            room.try_none()
-        for _ in range(SLICE):
-            sequence = room.next_untried()
-            if sequence is None:
-                break
-            event = self._place(sequence, at_ps)
-            if event is not None:
-                room.take(sequence.handle)
-                events.append(event)
-        return events
-
-    def _place(self, sequence: Sequence, at_ps: int) -> ClusterEvent | None:
-        """Give a sequence to a worker, or refuse it if the placement raises; None: none can take it now."""
-        ready = self._ready
-        fitting = [member for member in ready if member.replica.never_fits_reason(sequence) is None]
-        if not fitting:
-            return None
-        if len(ready) == 1:
-            return Placed(sequence, ready[0], ready[0].submit(sequence, at_ps))
-        return self._choose(sequence, at_ps, fitting)
-
-    def _choose(self, sequence: Sequence, at_ps: int, fitting: list[Member]) -> ClusterEvent:
-        if self._bring_up_to_date is not None and len(fitting) > 1:
-            for member in fitting:
-                self._bring_up_to_date(member, at_ps)
-        candidates: list[Candidate] = [member.candidate for member in fitting]
-        watched: list[WatchedCandidate] = []
-        if self._notes_figures:
-            watched = [WatchedCandidate(candidate) for candidate in candidates]
-            candidates = list(watched)
-        try:
-            choice = self._placement.place(sequence, candidates)
-            member = fitting[candidates.index(choice.candidate)]
-        except Exception as error:
-            placement = type(self._placement)
-            who = f"{placement.__module__}:{placement.__qualname__}"
-            message = f"placement {who} raised {type(error).__name__}: {error}"
-            return Refused(sequence, refusals.raised(message), error)
-        figures = {candidate.name: candidate.read for candidate in watched} if self._notes_figures else None
-        return Placed(sequence, member, member.submit(sequence, at_ps), choice.why, figures)
+        """Place what has come back from workers, or waits while one attaches: the next `placing.SLICE`."""
+        return self._placing.place_again(at_ps)
 
     # --- balance ----------------------------------------------------------------------------------------------------
 
     @property
     def may_move(self) -> bool:
         """Whether `balance` might find something to move; a quick look."""
-        return self.balances and len(self._ready) > 1 and someone_is_blocked(self._ready)
+        ready = self._placing.ready
+        return self.balances and len(ready) > 1 and someone_is_blocked(ready)
 
     def balance(self, at_ps: int) -> list[Move]:
         """Recall what would start earlier on another worker; see `core.balance`."""
         if not self.may_move:
             return []
-        found = moves(self._ready, lambda member: self._catch_up(member, at_ps))
+        found = moves(self._placing.ready, lambda member: self._catch_up(member, at_ps))
         for move in found:
             move.donor.recall(move.sequence.handle, move.taker.name, at_ps)
         return found
@@ -301,7 +246,7 @@ class ClusterCore:
             return [Cancelled(sequence)]
         taker = self.members.get(recalled.to)
         if taker is None or taker.draining or taker.replica.never_fits_reason(sequence) is not None:
-            return self._take_back([sequence], at_ps)
+            return self._placing.take_back([sequence], at_ps)
         self.num_moved += 1
         why = f"moved from {donor.name}, where it could not start"
         return [Placed(sequence, taker, taker.submit(sequence, at_ps), why, moved_from=donor.name)]
@@ -313,15 +258,14 @@ class ClusterCore:
         assert member.name not in self.members, f"worker {member.name} is attached already"
         self.members[member.name] = member
         self._workers_changed()
-        self._room.try_all()
-        return self.place_again(at_ps)
+        return self._placing.place_all(at_ps)
 
     def drain(self, member: Member, at_ps: int) -> tuple[GaveBack, list[ClusterEvent]]:
         """Give a worker nothing new; what waits in its queue goes elsewhere, what runs stays."""
         member.draining = True
         self._workers_changed()
         sequences, events = member.withdraw_waiting()
-        return GaveBack(member, sequences, events), self._take_back(sequences, at_ps)
+        return GaveBack(member, sequences, events), self._placing.take_back(sequences, at_ps)
 
     def lose(self, member: Member, at_ps: int, boundary_ps: int = 0) -> tuple[GaveBack, list[ClusterEvent]]:
         """Forget a worker that is gone, and queue again what it had, but for what may have brought it down.
@@ -343,15 +287,10 @@ class ClusterCore:
                 for sequence in sequences
                 if sequence.num_losses >= most
             ]
-        return GaveBack(member, sequences, events), given_up + self._take_back(moving, at_ps)
-
-    def _take_back(self, sequences: Iterable[Sequence], at_ps: int) -> list[ClusterEvent]:
-        for sequence in sequences:
-            self._room.put_untried(sequence, at_ps + self._wait_ps)
-        return self.place_again(at_ps)
+        return GaveBack(member, sequences, events), given_up + self._placing.take_back(moving, at_ps)
 
     def _workers_changed(self) -> None:
-        self._ready = [member for member in self.members.values() if not member.draining]
+        self._placing.ready = [member for member in self.members.values() if not member.draining]
         self._door.set_pools([member.pool_tokens for member in self.members.values()])
 
     # --- adapters ---------------------------------------------------------------------------------------------------

@@ -52,12 +52,14 @@ class Refused:
 
     Attributes:
         refusal: why.
-        error: what was raised, if that is why.
+        error: what the placement raised, if that is why.
+        figures: what it had read of each candidate then, as in `Placed`.
     """
 
     sequence: Sequence
     refusal: Refusal
     error: Exception | None = None
+    figures: dict[str, Figures] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -462,7 +462,10 @@ class Replica:
                 self._events.append(Dropped(sequence, DropReason.ADAPTER_LOAD))
 
     def _offload(self, at_ps: int) -> list[Event]:
-        """Put out the adapters that nobody uses any more, after sequences have left the batch."""
+        """Put out the adapters that nobody uses any more, after sequences have left the batch.
+
+        Twice where the batch is empty then, as S-LoRA does it (`tests/golden/router_loop.jsonl`).
+        """
         events: list[Event] = []
         if self._moves_adapters:
             events += self._keep_adapters(tuple(sorted(self.running.adapter_keys)))

@@ -3,7 +3,7 @@
 import grpc
 import pytest
 
-from lorrery.router import service
+from lorrery.router import generate
 from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
 from tests.cluster.client import error_info
 from tests.cluster.harness import wait_until
@@ -213,7 +213,7 @@ async def test_a_stop_string_that_only_the_text_shows_cancels_upstream(start_rou
 async def test_a_stopped_stream_whose_scheduler_says_nothing_ends_with_what_is_known(
     start_router: StartRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "LAST_WORD_SECONDS", 0.01)
+    monkeypatch.setattr(generate, "LAST_WORD_SECONDS", 0.01)
     router = await start_router()
     route = await router.route()
     call = router.generate(" about abc", sampling=types_pb2.SamplingParams(stop_sequences=["c ab"]))
@@ -232,7 +232,7 @@ async def test_a_stopped_stream_whose_scheduler_says_nothing_ends_with_what_is_k
 async def test_a_stopped_stream_does_not_wait_for_a_scheduler_that_will_not_answer(
     start_router: StartRouter, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    monkeypatch.setattr(service, "LAST_WORD_SECONDS", 60.0)
+    monkeypatch.setattr(generate, "LAST_WORD_SECONDS", 60.0)
     router = await start_router()
     route = await router.route()
     call = router.generate(" about abc", sampling=types_pb2.SamplingParams(stop_sequences=["c ab"]))
@@ -251,7 +251,7 @@ async def test_a_stopped_stream_does_not_wait_for_a_scheduler_that_will_not_answ
 async def test_a_client_that_leaves_a_stopped_stream_leaves_nothing(
     start_router: StartRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "LAST_WORD_SECONDS", 60.0)
+    monkeypatch.setattr(generate, "LAST_WORD_SECONDS", 60.0)
     router = await start_router()
     route = await router.route()
     call = router.generate(" about abc", sampling=types_pb2.SamplingParams(stop_sequences=["c ab"]))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lorrery.chassis.errors import SettingsError
-from lorrery.scheduler import cluster as cluster_module
+from lorrery.scheduler import requests as requests_module
 from lorrery.scheduler import service as service_module
 from lorrery.settings import load
 from lorrery.v1 import scheduler_pb2 as pb
@@ -100,7 +100,7 @@ async def test_a_request_that_waited_when_its_stream_broke_counts_once_too(sched
 
 
 async def test_what_is_remembered_of_routers_and_errors_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_module, "MAX_REMEMBERED", 2)
+    monkeypatch.setattr(requests_module, "MAX_REMEMBERED", 2)
     async with Harness(load(None, PATIENT)) as scheduler:
         worker = await scheduler.attach()
         for number in range(5):
@@ -112,8 +112,9 @@ async def test_what_is_remembered_of_routers_and_errors_is_bounded(monkeypatch: 
             router.call.cancel()
             await worker.plan_that_leaves(plan)
         for number in range(5):
-            scheduler.service._cluster.log_error(f"policy of {number} raised", ValueError())
-        assert len(scheduler.service._cluster._orphans) == len(scheduler.service._cluster._logged_errors) == 2
+            scheduler.service._cluster.requests.log_error(f"policy of {number} raised", ValueError())
+        requests = scheduler.service._cluster.requests
+        assert len(requests._orphans) == len(requests._logged_errors) == 2
 
 
 # --- names and hellos -------------------------------------------------------------------------------------------------

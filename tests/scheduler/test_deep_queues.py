@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from lorrery.scheduler.cluster import Cluster
-from lorrery.scheduler.core.cluster import SLICE
+from lorrery.scheduler.core.placing import SLICE
 from lorrery.scheduler.messages import Submit, WorkerHello
 from lorrery.scheduler.routers import RouterLink
 from lorrery.settings import load
@@ -33,7 +33,7 @@ class Loaded:
     def submit(self, handle: int) -> None:
         prompt = u32.pack(range(5))
         message = Submit(handle, f"r{handle}", "", "t", prompt, 5, pb.Sampling(seed=handle, max_new_tokens=5))
-        self.cluster.submit(message, self.router)
+        self.cluster.requests.submit(message, self.router)
 
     @property
     def num_placed(self) -> int:
@@ -61,12 +61,12 @@ async def test_the_loop_goes_on_while_the_requests_of_a_lost_worker_are_placed_a
         if rounds == 2:
             loaded.submit(MANY + 1)
             assert loaded.num_placed > before  # one that comes meanwhile does not wait for the rest
-            cluster.cancel(loaded.router, MANY - 1)
+            cluster.requests.cancel(loaded.router, MANY - 1)
     assert rounds >= MANY / SLICE - 3
     assert cluster.core.num_unplaced == 0
     for _ in range(3):
         await asyncio.sleep(0)  # the cancelled one is forgotten after the rest is placed
-    assert len(cluster.lives) == cluster.core.num_open == MANY + 1
+    assert len(cluster.requests.lives) == cluster.core.num_open == MANY + 1
 
 
 async def test_the_loop_goes_on_while_the_requests_of_a_router_that_is_gone_are_cancelled() -> None:
@@ -74,14 +74,14 @@ async def test_the_loop_goes_on_while_the_requests_of_a_router_that_is_gone_are_
     cluster = loaded.cluster
     for worker in (loaded.first, loaded.second):
         cluster.detach(worker)
-    num_open = len(cluster.lives)
+    num_open = len(cluster.requests.lives)
     cluster.disconnect(loaded.router)
     rounds = 0
-    while cluster.lives:
-        assert len(cluster.lives) >= num_open - 1
-        num_open = len(cluster.lives)
+    while cluster.requests.lives:
+        assert len(cluster.requests.lives) >= num_open - 1
+        num_open = len(cluster.requests.lives)
         await asyncio.sleep(0)
         rounds += 1
     assert rounds >= MANY
     assert cluster.core.num_open == 0
-    assert cluster.empty.is_set()
+    assert cluster.requests.empty.is_set()

@@ -138,5 +138,5 @@ async def test_slots_of_an_adapter_by_rule(model: str, rule: str, slots: int) ->
         CollectorRegistry(),
     )
     assert cluster.core.adapters["a"].slots == slots
-    await cluster.load_adapter("b", 16)
+    await cluster.adapters.load("b", 16)
     assert cluster.core.adapters["b"].slots == 2 * slots

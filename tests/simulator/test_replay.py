@@ -298,6 +298,20 @@ def test_every_placement_is_derived_from_what_it_read(placement: str, more: tupl
     ways = ("scheduler.policy='fcfs'", f"scheduler.placement='{placement}'", "adapters.max_loras=2", *more)
     result = replayed(run_settings(ways, placement, tmp_path))
     assert result.differences == []
+
+
+def test_what_a_placement_refuses_by_raising_is_derived_too(tmp_path: Path) -> None:
+    ways = ("scheduler.policy='fcfs'", "scheduler.placement='tests.simulator.raising_placement:RaisesNowAndThen'")
+    path = run_settings(ways, "raises", tmp_path)
+    result = replayed(path)
+    assert result.differences == []
+    lines = read_lines(path)
+    raised = [number for number, line in enumerate(lines) if line.get("type") == "refused" and "candidates" in line]
+    assert len(raised) >= 4
+    lines[raised[1]]["candidates"].popitem()
+    (line, what), *_ = replayed(write_lines(tmp_path, lines)).differences
+    assert line == raised[1] + 1
+    assert what.startswith("refused: ")
     assert result.num_derived > 10
 
 

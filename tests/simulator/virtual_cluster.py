@@ -122,11 +122,11 @@ class VirtualCluster:
             produced_token_ids_u32=u32.pack(produced),
             sampling=sampling,
         )
-        self.cluster.submit(scheduler_wire.read_submit(message), self.router)
+        self.cluster.requests.submit(scheduler_wire.read_submit(message), self.router)
         return self._num_handles
 
     def cancel(self, handle: int) -> None:
-        self.cluster.cancel(self.router, handle)
+        self.cluster.requests.cancel(self.router, handle)
 
     def attach(self) -> "VirtualWorker":
         worker = VirtualWorker(self, len(self.workers))
@@ -145,7 +145,7 @@ class VirtualCluster:
 
     async def over(self) -> None:
         """Return once no request is left, or something went wrong."""
-        empty = asyncio.ensure_future(self.cluster.empty.wait())
+        empty = asyncio.ensure_future(self.cluster.requests.empty.wait())
         await asyncio.wait([empty, self.failed], return_when=asyncio.FIRST_COMPLETED)
         empty.cancel()
 
@@ -259,7 +259,7 @@ async def play(settings: Settings, rng: random.Random, *, num_requests: int, num
     for _ in range(num_workers):
         virtual.attach()
     if rng.random() < 0.5:
-        await virtual.cluster.load_adapter("late-adapter", 8)
+        await virtual.cluster.adapters.load("late-adapter", 8)
     adapters = ["", *virtual.cluster.core.adapters]
     shared = [int(token) for token in np.random.default_rng(1).integers(3, 900, 200)]
     pace = rng.choice([0.001, 0.02, 0.1])

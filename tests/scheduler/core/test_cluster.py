@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from lorrery.scheduler.core.build import build_replica
-from lorrery.scheduler.core.cluster import SLICE, ClusterCore
+from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.cluster_events import ClusterEvent, Placed, Refused, Withdrawn
 from lorrery.scheduler.core.door import ClusterRules
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.base import Candidate, Choice
 from lorrery.scheduler.core.placements.least_loaded import LeastLoaded
 from lorrery.scheduler.core.placements.round_robin import RoundRobin
+from lorrery.scheduler.core.placing import SLICE
 from lorrery.scheduler.core.plan import Cancelled, Dropped, Event, Failed, Finished, Plan, Ran, Recalled
 from lorrery.scheduler.core.refusals import RefusalReason
 from lorrery.scheduler.core.replica import Replica

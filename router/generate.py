@@ -1,0 +1,140 @@
+"""One `Generate` call, from its message to its last: read, given to a shard, and written as the answer comes.
+
+It writes one message each time its open request says so. However it ends, that is released in `finally`, which is how a
+client's cancellation or deadline gets to the scheduler.
+"""
+
+import asyncio
+
+from lorrery.chassis import status
+from lorrery.chassis.awake import AwakeClock
+from lorrery.chassis.credentials import metadata_values
+from lorrery.chassis.errors import InjectedFault, Overloaded, Reason
+from lorrery.chassis.writes import Writes
+from lorrery.router import wire
+from lorrery.router.faults import METADATA_KEY, Injector
+from lorrery.router.keys import ApiKey
+from lorrery.router.metrics import RouterMetrics
+from lorrery.router.output import Output
+from lorrery.router.placement import Placement
+from lorrery.router.reader import RequestReader
+from lorrery.router.request import Finish
+from lorrery.router.streams import OpenRequest
+from lorrery.router.timing import Timing
+from lorrery.router.tokenizer import Tokenizer
+from lorrery.v1 import router_pb2
+
+# How long the finish of a stream that has stopped here waits for what its scheduler knows of it.
+LAST_WORD_SECONDS = 1.0
+
+
+class Generation:
+    """Answers `Generate` calls.
+
+    Args:
+        reader: of clients' messages.
+        tokenizer: of what they get.
+        placement: where requests go.
+        injector: of faults on request.
+        metrics: count.
+        reader_timeout_seconds: so long a client may take nothing.
+    """
+
+    def __init__(
+        self,
+        reader: RequestReader,
+        tokenizer: Tokenizer,
+        placement: Placement,
+        injector: Injector,
+        metrics: RouterMetrics,
+        reader_timeout_seconds: float,
+    ) -> None:
+        self._reader = reader
+        self._tokenizer = tokenizer
+        self._placement = placement
+        self._injector = injector
+        self._metrics = metrics
+        self._reader_timeout_seconds = reader_timeout_seconds
+        self._writes: Writes[OpenRequest] = Writes(AwakeClock(), reader_timeout_seconds)
+
+    async def stream(self, message: router_pb2.GenerateRequest, caller: ApiKey, context: status.Context) -> None:
+        """Stream one request's output.
+
+        Raises:
+            RequestError: it cannot be served, or not to its end.
+        """
+        timing = Timing(self._metrics)
+        request = await self._reader.read(message, caller)
+        faults = self._injector.choose(request, metadata_values(context, METADATA_KEY))
+        await self._injector.before(faults)
+        stalls, cut = list(faults.stalls), faults.cut
+        output = Output(request, self._tokenizer)
+
+        def make_message(token_ids: list[int], finish: Finish | None, time_scale: float) -> tuple[wire.Message, bool]:
+            timing.time_scale = time_scale
+            if is_cut := cut is not None and output.num_tokens + len(token_ids) >= cut.after:
+                token_ids, finish = token_ids[: cut.after - output.num_tokens], None
+            token_ids, text, finish = output.push(token_ids, finish)
+            timing.message(len(token_ids), output.num_tokens)
+            if is_cut:
+                return wire.generate_response(token_ids, text), True
+            if finish is None:
+                # Without a finish but stopped: a stop string that only the text showed, see `_finish_stopped`.
+                return wire.generate_response(token_ids, text), output.stopped
+            timing.finish(request.prompt_tokens, output.num_tokens)
+            return wire.last_response(token_ids, text, finish), True
+
+        open_request = OpenRequest(request, make_message)
+        self._placement.submit(open_request)
+        try:
+            while not open_request.over:
+                if stalls:
+                    await self._injector.stall(stalls, output)
+                response = await open_request.next_message()
+                if cut is not None and open_request.over and output.num_tokens == cut.after:
+                    if cut.after:
+                        await self._writes.write(open_request, context.write(response))
+                    raise InjectedFault(cut.text, cut.status)
+                if open_request.over and not response.HasField("finish"):
+                    await self._finish_stopped(open_request, output, response, context)
+                    timing.finish(request.prompt_tokens, output.num_tokens)
+                else:
+                    await self._writes.write(open_request, context.write(response))
+        except asyncio.CancelledError:
+            if open_request.cut is None or open_request.task is None or open_request.task.uncancel() > 0:
+                raise
+            raise open_request.cut from None
+        finally:
+            self._placement.release(open_request)
+
+    async def _finish_stopped(
+        self, open_request: OpenRequest, output: Output, response: wire.Message, context: status.Context
+    ) -> None:
+        """End a stream at a stop string that only its text showed: the scheduler still works on the request.
+
+        Its cancel is answered with what the request has consumed. The text does not wait for that, the finish does.
+        """
+        last_word = self._placement.withdraw(open_request)
+        try:
+            await self._writes.write(open_request, context.write(response))
+            done, _ = await asyncio.wait([last_word], timeout=LAST_WORD_SECONDS)
+            upstream = last_word.result() if done else None
+        finally:
+            last_word.cancel()
+        last = wire.last_response((), "", output.stop_finish(upstream))
+        await self._writes.write(open_request, context.write(last))
+
+    async def cut_stuck_readers(self) -> None:
+        """Cut off clients that take nothing, until cancelled."""
+        seconds = self._reader_timeout_seconds
+        while True:
+            for open_request in await self._writes.stuck():
+                self._metrics.slow_readers.inc()
+                open_request.cut_off(
+                    Overloaded(
+                        f"the reader took nothing for {seconds:g} s; reader_timeout_seconds is {seconds:g}",
+                        Reason.SLOW_READER,
+                        field="reader_timeout_seconds",
+                        limit=seconds,
+                    )
+                )

@@ -1,0 +1,109 @@
+"""What happens to adapters at run time, carried out: in the core, at the routers, in the journal and the log."""
+
+from collections.abc import Collection, Iterable
+
+from lorrery.chassis.clock import DeviceClock
+from lorrery.chassis.log import get_logger
+from lorrery.scheduler import wire
+from lorrery.scheduler.adapters import LoadedAdapters
+from lorrery.scheduler.core.cluster import ClusterCore
+from lorrery.scheduler.journal import Journal
+from lorrery.scheduler.replicas import ReplicaFactory
+from lorrery.scheduler.routers import RouterLink
+from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
+
+MAX_LOGGED_CHANGES = 16
+"""Changes to adapters that come at once and stand in the log, a line each."""
+
+log = get_logger("scheduler.adapters")
+
+
+class AdapterChanges:
+    """Carries out what `LoadedAdapters` decides or takes over, and at first what it knows from its file.
+
+    Args:
+        loaded: decides, and takes over what others decide.
+        core: whose requests name adapters.
+        factory: of adapters.
+        routers: connected; they hear of changes.
+        journal: notes them; None: nobody does.
+        clock: of the devices.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedAdapters,
+        core: ClusterCore,
+        factory: ReplicaFactory,
+        routers: Collection[RouterLink],
+        journal: Journal | None,
+        clock: DeviceClock,
+    ) -> None:
+        self._loaded = loaded
+        self._core = core
+        self._factory = factory
+        self._routers = routers
+        self._journal = journal
+        self._clock = clock
+        self._carry_out(self.log.changes)
+
+    @property
+    def log(self) -> AdapterLog:
+        """All that is known of loads and unloads."""
+        return self._loaded.log
+
+    async def load(self, adapter_id: str, rank: int) -> None:
+        """Decide to load an adapter; all routers hear of it.
+
+        Raises:
+            RequestError: see `LoadedAdapters.load`.
+        """
+        await self._changed(self._loaded.load(adapter_id, rank))
+
+    async def unload(self, adapter_id: str) -> bool:
+        """Decide to unload an adapter; return whether it was known."""
+        news = self._loaded.unload(adapter_id)
+        await self._changed(news)
+        return bool(news)
+
+    async def learn(
+        self, changes: Iterable[AdapterChange], forgotten: int | None = None, told_by: RouterLink | None = None
+    ) -> None:
+        """Take over what was decided elsewhere; see `LoadedAdapters.merge`."""
+        news = self._loaded.merge(changes, forgotten)
+        if forgotten is None:
+            await self._changed(news, told_by)
+        elif news:
+            adapters = self.log
+            await self._changed(news, told_by, wire.write_changes(adapters.changes, adapters.forgotten))
+
+    async def _changed(
+        self,
+        news: list[AdapterChange],
+        told_by: RouterLink | None = None,
+        message: wire.AdapterChanges | None = None,
+    ) -> None:
+        self._carry_out(news)
+        if news:
+            tell = wire.adapter_changes(wire.write_changes(news) if message is None else message)
+            for router in self._routers:
+                if router is not told_by:
+                    router.send(tell)
+        await self._loaded.save()
+
+    def _carry_out(self, changes: Iterable[AdapterChange]) -> None:
+        at_ps = self._clock.now_ps()
+        log_change = log.info
+        for number, (version, adapter_id, rank) in enumerate(changes):
+            if number == MAX_LOGGED_CHANGES:
+                log.info("adapters_changed", and_more="at the level debug")
+                log_change = log.debug
+            if rank:
+                self._core.load_adapter(self._factory.adapter(adapter_id, rank, version))
+            else:
+                self._core.unload_adapter(adapter_id)
+            if self._journal is not None:
+                self._journal.adapter(adapter_id, rank, version, at_ps)
+            log_change(
+                "adapter_loaded" if rank else "adapter_unloaded", adapter_id=adapter_id, rank=rank, version=version
+            )

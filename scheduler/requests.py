@@ -1,0 +1,304 @@
+"""The requests of one scheduler, live: they come in, are placed and end as the core decides.
+
+The driver stamps what comes in with its clock, hands it to `scheduler.core.cluster`, and carries the events out: to the
+workers, to the routers, to the journal, the log and the metrics.
+"""
+
+import asyncio
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from lorrery.chassis.awake import AwakeClock
+from lorrery.chassis.clock import DeviceClock
+from lorrery.chassis.log import get_logger
+from lorrery.chassis.recent import Recent
+from lorrery.chassis.slices import Slices
+from lorrery.scheduler import wire
+from lorrery.scheduler.core.cluster import ClusterCore
+from lorrery.scheduler.core.cluster_events import ClusterEvent, Placed, Refused, Withdrawn
+from lorrery.scheduler.core.member import Member
+from lorrery.scheduler.core.plan import Recalled
+from lorrery.scheduler.core.refusals import Refusal, RefusalReason, withheld
+from lorrery.scheduler.core.sequence import Sequence
+from lorrery.scheduler.fairness import ServedByTenant
+from lorrery.scheduler.journal import Journal
+from lorrery.scheduler.live_request import Counted, LiveRequest
+from lorrery.scheduler.messages import Submit
+from lorrery.scheduler.metrics import SchedulerMetrics
+from lorrery.scheduler.replicas import ReplicaFactory
+from lorrery.scheduler.routers import RouterLink
+from lorrery.scheduler.workers import Dispatcher
+from lorrery.vocabulary import u32
+from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.units import PS_PER_SECOND
+
+MAX_REMEMBERED = 10_000
+"""Errors that were logged, and requests of routers that went: what others' words name is not remembered for ever."""
+
+AFTER_STOP_SECONDS = 1.0
+"""How long a scheduler that was stopped runs before it lets a wait for a worker end."""
+
+log = get_logger("scheduler.requests")
+
+
+class Requests:
+    """The requests that have come in and not ended.
+
+    Args:
+        core: decides.
+        workers: attached, by name; what is placed goes to them.
+        factory: of the adapters that resumed requests bring.
+        metrics: count.
+        journal: notes; None: nobody does.
+        clock: of the devices.
+        awake: counts the seconds in which this process ran.
+        slices: for what may concern ten thousand at once.
+        log_placement: whether the log says where each went.
+
+    Attributes:
+        lives: by the scheduler's handle.
+        empty: set while there is none.
+    """
+
+    def __init__(
+        self,
+        core: ClusterCore,
+        workers: Mapping[str, Dispatcher],
+        factory: ReplicaFactory,
+        metrics: SchedulerMetrics,
+        journal: Journal | None,
+        *,
+        clock: DeviceClock,
+        awake: AwakeClock,
+        slices: Slices,
+        log_placement: bool,
+    ) -> None:
+        self.lives: dict[int, LiveRequest] = {}
+        self.served = ServedByTenant()
+        self.empty = asyncio.Event()
+        self.metrics = metrics
+        self._core = core
+        self._workers = workers
+        self._factory = factory
+        self._journal = journal
+        self._clock = clock
+        self._awake = awake
+        self._slices = slices
+        self._log_placement = log_placement
+        self._num_handles = 0
+        self._release_soon: asyncio.Handle | None = None
+        self._wait_timer: asyncio.TimerHandle | None = None
+        self._waits_until_ps: int | None = None
+        self._logged_errors: Recent[str, bool] = Recent(MAX_REMEMBERED)
+        self._orphans: Recent[tuple[str, str], Counted] = Recent(MAX_REMEMBERED)
+
+    def submit(self, submit: Submit, router: RouterLink) -> None:
+        """Take in a request, or refuse it on the spot."""
+        at_ps = self._clock.now_ps()
+        self._num_handles += 1
+        sequence = Sequence(
+            handle=self._num_handles,
+            prompt_tokens=len(submit.prompt_token_ids_u32) // 4,
+            max_new_tokens=submit.max_new_tokens,
+            arrived_ps=at_ps,
+            tenant_id=submit.tenant_id,
+            prompt_token_ids=u32.unpack(submit.prompt_token_ids_u32),
+            output_token_ids=submit.produced,
+            produced_tokens=len(submit.produced),
+        )
+        pinned = None
+        if submit.resumed and submit.adapter_version and submit.adapter_rank:
+            pinned = self._factory.adapter(submit.adapter_id, submit.adapter_rank, submit.adapter_version)
+        events = self._core.submit(
+            sequence,
+            at_ps,
+            adapter_id=submit.adapter_id,
+            resumed=submit.resumed,
+            pinned=pinned,
+            quota=submit.quota,
+        )
+        refused = next((event for event in events if isinstance(event, Refused)), None)
+        if self._journal is not None and (refused is None or refused.figures is not None):
+            sampling = wire.sampling_record(submit.sampling)
+            self._journal.request(sequence, submit.request_id, sampling, resumed=submit.resumed)
+        if refused is not None:
+            self._note_refused(refused, submit.request_id, at_ps, None if refused.figures is None else sequence.handle)
+            self._tell_refused(refused, submit.request_id, router, submit.handle)
+            return
+        self.lives[sequence.handle] = LiveRequest(
+            sequence=sequence,
+            router=router,
+            router_handle=submit.handle,
+            request_id=submit.request_id,
+            prompt_token_ids_u32=submit.prompt_token_ids_u32,
+            sampling=submit.sampling,
+            token_ids=submit.produced,
+            counted=self._counted(submit, router),
+        )
+        adapter = sequence.adapter
+        if adapter is not None and adapter.version != submit.adapter_version:
+            router.send(wire.adapter_pinned(submit.handle, adapter))
+        self.empty.clear()
+        router.owned[submit.handle] = sequence.handle
+        log.debug("request_arrived", request_id=submit.request_id, handle=sequence.handle, resumed=submit.resumed)
+        self._carry_out(events, at_ps)
+
+    def _counted(self, submit: Submit, router: RouterLink) -> Counted:
+        """Return what the metrics have of a request from a stream that broke."""
+        orphaned = self._orphans.pop((router.router_id, submit.request_id)) if submit.resumed else None
+        return Counted.FIRST_TOKEN if submit.produced else orphaned or Counted.NOTHING
+
+    def cancel(self, router: RouterLink, router_handle: int) -> None:
+        """Withdraw a request; unknown handles are ignored, since it may just have ended."""
+        handle = router.owned.get(router_handle)
+        if handle is not None:
+            at_ps = self._clock.now_ps()
+            self._carry_out(self._core.cancel(handle, at_ps), at_ps)
+
+    def cancel_all(self, router: RouterLink, router_handles: Iterable[int]) -> None:
+        """Withdraw many, in slices."""
+
+        def cancel_each() -> Iterator[None]:
+            for router_handle in router_handles:
+                self.cancel(router, router_handle)
+                yield
+
+        self._slices.do(cancel_each())
+
+    def forget(self, live: LiveRequest) -> None:
+        """Drop a request that has ended."""
+        if self.lives.pop(live.sequence.handle, None) is not None:
+            self._end_use(live)
+        live.router.owned.pop(live.router_handle, None)
+        self.tell_if_empty()
+
+    def tell_if_empty(self) -> None:
+        """Set `empty` if nothing is left."""
+        if not self.lives:
+            self.empty.set()
+
+    def orphan(self, router: RouterLink) -> None:
+        """Cancel what a router owns whose stream has ended."""
+        for handle in router.owned.values():
+            live = self.lives[handle]
+            live.orphaned = True
+            if live.sequence.first_admitted_ps is not None:
+                first = live.counted is Counted.FIRST_TOKEN or live.sequence.first_token_ps is not None
+                counted = Counted.FIRST_TOKEN if first else Counted.ADMISSION
+                self._orphans.put((router.router_id, live.request_id), counted)
+        self.cancel_all(router, list(router.owned))
+
+    def _end_use(self, live: LiveRequest) -> None:
+        """Count a request against its key no longer."""
+        sequence, at_ps = live.sequence, self._clock.now_ps()
+        if sequence.first_admitted_ps is not None:
+            tokens = sequence.prompt_tokens + len(live.token_ids)
+            self.served.add(sequence.tenant_id, tokens, at_ps / PS_PER_SECOND)
+        may_release = self._core.ended(sequence, len(live.token_ids), at_ps)
+        if may_release and self._release_soon is None:
+            # Not at once: the worker whose step has ended it is about to get its next plan.
+            self._release_soon = asyncio.get_running_loop().call_soon(self._release)
+
+    def _release(self) -> None:
+        """Place what its key has held."""
+        self._release_soon = None
+        at_ps = self._clock.now_ps()
+        self.place(self._core.release(at_ps), at_ps)
+
+    def cancelled(self, lives: Collection[LiveRequest]) -> None:
+        """Count and drop requests that have ended by being cancelled, in slices."""
+
+        def forget_each() -> Iterator[None]:
+            for live in lives:
+                self.metrics.cancelled(orphaned=live.orphaned)
+                self.forget(live)
+                yield
+
+        self._slices.do(forget_each())
+
+    # --- what the core decides --------------------------------------------------------------------------------------
+
+    def _carry_out(self, events: Iterable[ClusterEvent], at_ps: int) -> None:
+        for event in events:
+            live = self.lives[event.sequence.handle]
+            if isinstance(event, Placed):
+                if self._log_placement:
+                    log.info("placed", request_id=live.request_id, worker_id=event.member.name, why=event.why)
+                self._workers[event.member.name].placed(event, at_ps)
+            elif isinstance(event, Refused):
+                self._note_refused(event, live.request_id, at_ps, event.sequence.handle)
+                self._tell_refused(event, live.request_id, live.router, live.router_handle)
+                self.forget(live)
+            elif isinstance(event, Withdrawn):
+                # The router is told at once what has been consumed: a stream that it ends by itself needs to say so.
+                worker_id = event.member.name if event.sequence.first_admitted_ps is not None else ""
+                num_tokens = len(live.token_ids)
+                live.router.finished(
+                    wire.finished(live.router_handle, event.sequence, FinishReason.ABORTED, num_tokens, worker_id)
+                )
+                self._workers[event.member.name].withdrawn(event.sequence.handle, at_ps)
+            else:
+                if self._journal is not None:
+                    self._journal.cancelled_unplaced(event.sequence.handle, at_ps)
+                self.cancelled([live])
+        self._watch_waits()
+
+    def place(self, events: Iterable[ClusterEvent], at_ps: int) -> None:
+        """Carry out what was decided of workers, and place what more there is to place again, in slices."""
+        self._carry_out(events, at_ps)
+        self._slices.do(self._place_rest())
+
+    def _place_rest(self) -> Iterator[None]:
+        while self._core.is_placing:
+            at_ps = self._clock.now_ps()
+            self._carry_out(self._core.place_again(at_ps), at_ps)
+            yield
+
+    def take_recalled(self, recalled: Iterable[Recalled], donor: Member) -> None:
+        """Give requests that have left their worker for another to that, all at one time: they can join together."""
+        at_ps = self._clock.now_ps()
+        events = [event for one in recalled for event in self._core.take_recalled(one, donor, at_ps)]
+        self.metrics.moved.inc(sum(isinstance(event, Placed) for event in events))
+        self._carry_out(events, at_ps)
+
+    def _note_refused(self, event: Refused, request_id: str, at_ps: int, handle: int | None) -> None:
+        if self._journal is not None:
+            self._journal.refused(request_id, at_ps, event.refusal.reason, handle, event.figures)
+
+    def _tell_refused(self, event: Refused, request_id: str, router: RouterLink, router_handle: int) -> None:
+        if event.error is not None:
+            self.log_error(event.refusal.message, event.error)
+        self.refuse(router, router_handle, request_id, event.refusal)
+
+    def refuse(self, router: RouterLink, router_handle: int, request_id: str, refusal: Refusal) -> None:
+        """Tell a router that a request ends without (further) tokens."""
+        failed = refusal.reason in (RefusalReason.INTERNAL, RefusalReason.WORKERS_LOST)
+        self.metrics.requests.labels("failed" if failed else "refused").inc()
+        log.info("request_refused", request_id=request_id, reason=refusal.message)
+        router.refused(router_handle, withheld(refusal))
+
+    def log_error(self, message: str, error: Exception) -> None:
+        """Log what a policy raised, with its traceback; the same once only, for it may do so for every request."""
+        if message not in self._logged_errors:
+            self._logged_errors.put(message, True)
+            log.error("policy_raised", reason=message, exc_info=error)
+
+    def _watch_waits(self) -> None:
+        """Look again when the first wait for a worker is over."""
+        until_ps = self._core.until_ps
+        if until_ps == self._waits_until_ps:
+            return
+        if self._wait_timer is not None:
+            self._wait_timer.cancel()
+        self._waits_until_ps = until_ps
+        if until_ps is not None:
+            seconds = (until_ps - self._clock.now_ps()) / PS_PER_SECOND * self._clock.time_scale
+            self._wait_timer = asyncio.get_running_loop().call_later(seconds, self._end_waits, until_ps)
+
+    def _end_waits(self, until_ps: int) -> None:
+        missing = AFTER_STOP_SECONDS - self._awake.steady_seconds()
+        if missing > 0:  # a worker's hello may wait in a socket
+            self._wait_timer = asyncio.get_running_loop().call_later(missing, self._end_waits, until_ps)
+            return
+        self._waits_until_ps = None
+        at_ps = max(until_ps, self._clock.now_ps())  # a timer may fire a little early
+        self._carry_out(self._core.expire(at_ps), at_ps)
