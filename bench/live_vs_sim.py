@@ -31,8 +31,9 @@ from lorrery.loadgen.workload.summary import Summary
 from lorrery.local.cluster import LocalCluster
 from lorrery.settings import load
 from lorrery.simulator.journal import read_journal
-from lorrery.simulator.replay import Replayed, replay
+from lorrery.simulator.replay import replay
 from lorrery.simulator.replay_parts import parts_of
+from lorrery.simulator.replay_result import Replayed
 from lorrery.simulator.run import SimulatedRun, SimulationOptions
 
 SETTINGS = (

@@ -6,8 +6,9 @@ from rich.console import Console
 
 from lorrery.chassis.version import VERSION
 from lorrery.simulator.journal import Journal, read_journal
-from lorrery.simulator.replay import Replayed, replay
+from lorrery.simulator.replay import replay
 from lorrery.simulator.replay_parts import parts_of
+from lorrery.simulator.replay_result import Replayed
 
 EQUAL, DIFFERENT = 0, 1
 

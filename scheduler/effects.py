@@ -54,10 +54,14 @@ class Effects:
         """
         return at_ps <= self._planned_ps
 
+    def passed(self, at_ps: int) -> bool:
+        """Tell whether the boundary at which an event of this time should take effect is known to have passed."""
+        return at_ps <= self._boundary_ps
+
     def expect(self, number: int, handle: int, at_ps: int) -> None:
         """Wait for the effect of an event that has just come."""
         event = Awaited(number, handle, at_ps, self._num_planned if self.missed(at_ps) else 0)
-        if at_ps <= self._boundary_ps:
+        if self.passed(at_ps):
             event.due_ps, event.overdue = NEVER_PS, True
         self.awaited.append(event)
 

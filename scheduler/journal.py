@@ -181,7 +181,14 @@ class WorkerJournal:
         self._add_line({"type": kind, "worker": self._number, **line})
 
     def placed(
-        self, number: int, handle: int, at_ps: int, figures: dict[str, Figures] | None, moved_from: str = ""
+        self,
+        number: int,
+        handle: int,
+        at_ps: int,
+        figures: dict[str, Figures] | None,
+        moved_from: str = "",
+        *,
+        overdue: bool,
     ) -> None:
         """Note a request that the worker is given.
 
@@ -191,19 +198,20 @@ class WorkerJournal:
             at_ps: its stamp.
             figures: what the placement read of each candidate, by its id; None: it was not asked.
             moved_from: the id of the worker at which it waited; empty: it did not move.
+            overdue: the boundary at which it should have taken effect has passed.
         """
-        line: Record = {"input": number, "handle": handle, "at_ps": at_ps}
+        line = _input(number, handle, at_ps, overdue)
         if moved_from:
             line["moved_from"] = moved_from
         self._add("placed", line if figures is None else {**line, "candidates": figures})
 
-    def cancelled(self, number: int, handle: int, at_ps: int) -> None:
+    def cancelled(self, number: int, handle: int, at_ps: int, *, overdue: bool) -> None:
         """Note a cancel that the worker is told of."""
-        self._add("cancel", {"input": number, "handle": handle, "at_ps": at_ps})
+        self._add("cancel", _input(number, handle, at_ps, overdue))
 
-    def recalled(self, number: int, handle: int, to: str, at_ps: int) -> None:
+    def recalled(self, number: int, handle: int, to: str, at_ps: int, *, overdue: bool) -> None:
         """Note a request that is to go to another worker, if it still waits when the worker is told of it."""
-        self._add("recall", {"input": number, "handle": handle, "at_ps": at_ps, "to": to})
+        self._add("recall", {**_input(number, handle, at_ps, overdue), "to": to})
 
     def late(self, event: Awaited, boundary_ps: int | None) -> None:
         """Note an input that took effect at this boundary, later than it should have; None: it left before.
@@ -255,6 +263,11 @@ class WorkerJournal:
         requeued = [(sequence.handle, sequence.produced_tokens) for sequence in sequences]
         line: Record = {"at_ps": at_ps, "num_steps": self._num_steps, "boundary_ps": self._boundary_ps}
         self._add(kind, {**line, "requeued": requeued, **describe_events(events)})
+
+
+def _input(number: int, handle: int, at_ps: int, overdue: bool) -> Record:
+    line: Record = {"input": number, "handle": handle, "at_ps": at_ps}
+    return {**line, "overdue": True} if overdue else line
 
 
 class _Steps:

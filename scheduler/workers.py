@@ -133,26 +133,36 @@ class Dispatcher:
         """Take note of a request that the core has given this worker."""
         handle = event.sequence.handle
         if self._journal is not None:
-            self._journal.placed(self._num_inputs, handle, at_ps, event.figures, event.moved_from)
+            overdue = self._comes_overdue(at_ps, event.matters)
+            self._journal.placed(self._num_inputs, handle, at_ps, event.figures, event.moved_from, overdue=overdue)
         self._guarded(self._nudge, handle, at_ps, event.matters)
 
     def withdrawn(self, handle: int, at_ps: int) -> None:
         """Take note of a request of this worker that has been cancelled."""
         if self._journal is not None:
-            self._journal.cancelled(self._num_inputs, handle, at_ps)
+            self._journal.cancelled(self._num_inputs, handle, at_ps, overdue=self._comes_overdue(at_ps, True))
         self._guarded(self._nudge, handle, at_ps, True)
 
     def recalled(self, handle: int, to: str, at_ps: int) -> None:
         """Take note of a request that waits here and is to go to another worker."""
         if self._journal is not None:
-            self._journal.recalled(self._num_inputs, handle, to, at_ps)
+            overdue = self._comes_overdue(at_ps, True)
+            self._journal.recalled(self._num_inputs, handle, to, at_ps, overdue=overdue)
         self._guarded(self._nudge, handle, at_ps, True)
 
+    def _is_expected(self, at_ps: int, heeded: bool) -> bool:
+        """Tell whether an input should take effect at the next boundary."""
+        return heeded or self._plan is None or self._effects.missed(at_ps)
+
+    def _comes_overdue(self, at_ps: int, heeded: bool) -> bool:
+        """Tell whether the boundary at which an input should take effect has passed, or there will be none."""
+        return bool(self.loss) or (self._is_expected(at_ps, heeded) and self._effects.passed(at_ps))
+
     def _nudge(self, handle: int, at_ps: int, heeded: bool) -> None:
+        number, self._num_inputs = self._num_inputs, self._num_inputs + 1
         if self.loss:
             return
-        number, self._num_inputs = self._num_inputs, self._num_inputs + 1
-        if heeded or self._plan is None or self._effects.missed(at_ps):
+        if self._is_expected(at_ps, heeded):
             self._effects.expect(number, handle, at_ps)
         if self._plan is None:
             # Not at once: what comes in together, such as the sequences of a lost worker, is decided on together.
@@ -197,30 +207,38 @@ class Dispatcher:
 
     def _decide(self, at_ps: int) -> None:
         """Plan at this boundary, or as soon as there is something to do."""
-        self._stop_waiting()
+        assert self._plan is None, f"plan {self._plan_id} runs"
         at_ps = max(at_ps, self._boundary_ps)
         while True:
+            self._stop_waiting()
             started = time.thread_time()
             loads_before = self.replica.adapters.num_loads
             decision = self.member.plan(at_ps)
             self._metrics.plan_seconds.observe(time.thread_time() - started)
             self._metrics.adapter_loads.inc(self.replica.adapters.num_loads - loads_before)
             self._note(decision, at_ps)
+            due_ps = self._begin(decision, at_ps)
+            # Only now: what has left this worker may come back to it, and changes what has just been decided.
             self._outcomes.carry_out(decision.events)
             if self.member.changed:
                 self.member.changed = False
                 self._cluster.look_for_moves()
-            if isinstance(decision, Plan):
-                self._start(decision)
+            if due_ps is None:
                 return
-            self._plan = None
-            if decision.leaves or decision.adapter_evictions:
-                self._plan_id += 1
-                self._send(wire.write_leaves(decision, self._plan_id, at_ps, self._clock.now_ps()))
-            if decision.until_ps is None or decision.until_ps > self._clock.now_ps():
-                self._wait(decision.until_ps)
-                return
-            at_ps = decision.until_ps
+            at_ps = due_ps
+
+    def _begin(self, decision: Plan | Idle, at_ps: int) -> int | None:
+        """Send a plan, or wait; return when to decide again if that has passed already."""
+        if isinstance(decision, Plan):
+            self._start(decision)
+            return None
+        if decision.leaves or decision.adapter_evictions:
+            self._plan_id += 1
+            self._send(wire.write_leaves(decision, self._plan_id, at_ps, self._clock.now_ps()))
+        if decision.until_ps is not None and decision.until_ps <= self._clock.now_ps():
+            return decision.until_ps
+        self._wait(decision.until_ps)
+        return None
 
     def _note(self, decision: Plan | Idle, at_ps: int) -> None:
         """Count and journal what took effect too late, and what was decided."""

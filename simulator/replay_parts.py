@@ -1,20 +1,52 @@
 """What a replay needs, from the settings that a journal carries."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from lorrery.chassis.errors import FormatError, SettingsError
+from lorrery.scheduler.core.placements.base import Placement
 from lorrery.scheduler.core.record import Record
 from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.sequence import Adapter
 from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.replicas import ReplicaFactory
 from lorrery.settings import Settings
 from lorrery.simulator.journal import Journal
-from lorrery.simulator.replay import ReplayParts
 from lorrery.worker.build import device_of, length_model_of, slow_spells_of
 from lorrery.worker.device.gpu import MockGpu
+from lorrery.worker.device.output import LengthModel
+from lorrery.worker.device.slow import SlowSpells
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayParts:
+    """What a replay is built from; made of the journal's settings as the live cluster's parts are of its own.
+
+    Attributes:
+        make_replica: of a worker, given what it announced and when the first one attached; called as they attach.
+        make_gpu: the same for its device.
+        slow_spells: of a worker, given what it announced and when the first one attached.
+        make_adapter: by name, rank and version.
+        adapters: those that the settings list.
+        placement: the scheduler's, as it was at first.
+        model: the base model's name; enters the token ids.
+        length_model: where EOS falls by itself.
+        echo: whether the answer is the prompt.
+    """
+
+    make_replica: Callable[[Record, int], Replica]
+    make_gpu: Callable[[Record], MockGpu]
+    slow_spells: Callable[[Record, int], SlowSpells]
+    make_adapter: Callable[[str, int, int], Adapter]
+    adapters: dict[str, Adapter]
+    placement: Placement
+    model: str
+    length_model: LengthModel
+    echo: bool = False
 
 
 def parts_of(journal: Journal, path: Path) -> ReplayParts:

@@ -11,8 +11,9 @@ from rich.console import Console
 
 from lorrery.cli.simulate_journal import replay_journal
 from lorrery.simulator.journal import Journal, read_journal
-from lorrery.simulator.replay import Replayed, replay
+from lorrery.simulator.replay import replay
 from lorrery.simulator.replay_parts import parts_of
+from lorrery.simulator.replay_result import Replayed
 from tests.cluster.client import Ask, Client, Stream, client_of, mixed_asks
 from tests.cluster.gauges import nothing_held, scrape
 from tests.cluster.harness import running_cluster, wait_until

@@ -1,5 +1,6 @@
 """What waits moves between workers of a scheduler on a real socket; the test plays router and workers."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -53,3 +54,30 @@ async def test_the_sequences_of_the_only_worker_large_enough_wait_for_another(sc
     assert [join.handle for join in plan.joins] == [1]
     await other.step(plan)
     assert isinstance(await router.read(), pb.RouteResponse)
+
+
+async def test_what_comes_back_to_the_worker_that_gave_it_up_makes_no_second_plan_beside_the_one_that_runs(
+    scheduler: Harness,
+) -> None:
+    router = await scheduler.route()
+    for handle in range(1, 5):
+        await router.submit(handle, max_new=10)
+    await scheduler.until("unplaced_requests", 4)
+    first = await scheduler.attach("w0")
+    plan = await first.plan()
+    assert [join.handle for join in plan.joins] == [1, 2]
+    await first.step(plan)
+    plan = await first.plan()  # 3 and 4 cannot start
+    second = await scheduler.attach("w1")
+    message = await asyncio.wait_for(first.call.read(), 5)
+    assert message.interrupt.plan_id == plan.plan_id  # 3 and 4 are recalled, for w1
+    second.call.cancel()
+    await scheduler.until("workers_lost_total", 1)
+    await first.step(plan, hand_back=True)
+    plan = await first.plan()
+    assert plan.until_ps  # when they were recalled
+    await first.step(plan, hand_back=True)  # now they leave w0, and no other worker is left
+    plan = await first.plan()
+    message = await asyncio.wait_for(first.call.read(), 5)
+    assert message.WhichOneof("message") == "interrupt"
+    assert message.interrupt.plan_id == plan.plan_id

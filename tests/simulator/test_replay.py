@@ -13,8 +13,9 @@ from rich.console import Console
 from lorrery.cli.simulate_journal import replay_journal
 from lorrery.settings import load
 from lorrery.simulator.journal import read_journal
-from lorrery.simulator.replay import Replayed, replay
+from lorrery.simulator.replay import replay
 from lorrery.simulator.replay_parts import parts_of
+from lorrery.simulator.replay_result import Replayed
 from tests.simulator.virtual_cluster import play, virtual_time
 
 COMMON = (
@@ -225,10 +226,12 @@ def test_what_was_tampered_with_is_found(
     assert place is None or differences[0][0] == place + 1
 
 
-def test_a_journal_that_ends_anywhere_is_equal_up_to_there(recorded: Lines, tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", [19, 26, 27])
+def test_a_journal_that_ends_anywhere_is_equal_up_to_there(seed: int, tmp_path: Path) -> None:
+    whole = read_lines(run("fcfs continuous loads", seed, tmp_path))  # 19 and 26: workers whose clocks are ahead
     rng = random.Random(1)
     for _ in range(12):
-        lines = recorded[: rng.randint(2, len(recorded))]
+        lines = whole[: rng.randint(2, len(whole))]
         assert replayed(write_lines(tmp_path, lines)).differences == []
 
 
@@ -382,3 +385,10 @@ def test_what_moves_between_workers_is_replayed_and_stands_in_the_journal(placem
         assert all(workers[line["worker"]] != line["moved_from"] for line in moved)
         assert replayed(path).differences == []
     assert num_recalled >= num_moved > 10
+
+
+def test_what_was_preempted_before_it_moved_is_replayed(tmp_path: Path) -> None:
+    path = run_settings((*WAYS["chunked paged"], "scheduler.max_num_seqs=4"), "moves 12", tmp_path, num_requests=60)
+    moved = {line["handle"] for line in read_lines(path) if "moved_from" in line}
+    assert moved & {handle for line in read_lines(path) for handle, _ in line.get("preempted", ())}
+    assert replayed(path).differences == []
