@@ -196,6 +196,14 @@ class LocalCluster:
         if wait:
             await self.serving(name)
 
+    async def add(self, name: str, service: str, overrides: Sequence[str] = ()) -> None:
+        """Start one more process, as `router-1`, and return once it listens.
+
+        It is stopped with the others of its service.
+        """
+        await self._start(name, service, list(overrides))
+        await self._listening(name)
+
     async def unexpected_exit(self) -> ServiceProcess:
         """Wait until a process ends that nobody asked to."""
         return await self._ended.get()
@@ -300,12 +308,12 @@ class LocalCluster:
 
     async def _stop_in_order(self) -> None:
         stages = (
-            (["router"], self.settings.router.drain_seconds),
-            (self.worker_names, self.settings.worker.drain_seconds),
-            (["scheduler"], self.settings.scheduler.drain_seconds),
+            ("router", self.settings.router.drain_seconds),
+            ("worker", self.settings.worker.drain_seconds),
+            ("scheduler", self.settings.scheduler.drain_seconds),
         )
-        for names, drain_seconds in stages:
-            entries = [self.processes[name] for name in names]
+        for service, drain_seconds in stages:
+            entries = [entry for entry in self.processes.values() if entry.service == service]
             for entry in entries:
                 entry.exit_expected = True
                 entry.signal(signal.SIGTERM)

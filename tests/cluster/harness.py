@@ -159,12 +159,3 @@ def services(pid: int) -> dict[int, str]:
     """Return pid and name of the services among the descendants of `pid`."""
     names = {f"lorrery.{name}": name for name in ("router", "scheduler", "worker")}
     return {child: names[module] for child, module in descendants(pid).items() if module in names}
-
-
-async def add_process(cluster: LocalCluster, name: str, service: str, *overrides: str) -> None:
-    """Start one more process in a cluster, as `worker-9` or `router-1`, and return once it listens.
-
-    The cluster's end kills it, if it still runs then.
-    """
-    await cluster._start(name, service, list(overrides))
-    await cluster._listening(name)

@@ -11,7 +11,7 @@ from lorrery.local.cluster import LocalCluster
 from lorrery.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tests.cluster.client import Ask, Client, Stream, client_of
 from tests.cluster.gauges import nothing_held, scrape
-from tests.cluster.harness import StartCluster, add_process, wait_until
+from tests.cluster.harness import StartCluster, wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -20,7 +20,7 @@ LONG = 600
 
 async def _add_router(cluster: LocalCluster, *schedulers: str) -> str:
     addresses = ", ".join(f'"{cluster.processes[name].grpc}"' for name in schedulers or ("scheduler",))
-    await add_process(cluster, "router-1", "router", f"router.schedulers=[{addresses}]")
+    await cluster.add("router-1", "router", [f"router.schedulers=[{addresses}]"])
     await cluster.serving("router-1")
     return cluster.processes["router-1"].grpc
 
@@ -116,8 +116,8 @@ async def test_what_one_router_loads_and_unloads_all_know_whoever_restarts(start
 
 async def test_two_schedulers_agree_whichever_was_away(start_cluster: StartCluster):
     cluster = await start_cluster("scheduler.policy=fcfs")
-    await add_process(cluster, "scheduler-1", "scheduler")
-    await add_process(cluster, "shard-1-worker", "worker", f"worker.scheduler={cluster.processes['scheduler-1'].grpc}")
+    await cluster.add("scheduler-1", "scheduler")
+    await cluster.add("shard-1-worker", "worker", [f"worker.scheduler={cluster.processes['scheduler-1'].grpc}"])
     await cluster.serving("shard-1-worker")
     address = await _add_router(cluster, "scheduler", "scheduler-1")
 

@@ -13,7 +13,7 @@ from lorrery.chassis.credentials import bearer
 from lorrery.local.cluster import LocalCluster
 from tests.cluster.client import Ask, Client, Stream, client_of, error_info
 from tests.cluster.gauges import nothing_held, scrape
-from tests.cluster.harness import add_process, running_cluster, wait_until
+from tests.cluster.harness import running_cluster, wait_until
 from tests.cluster.test_journal import replayed
 from tests.router.test_access import entry, replace
 
@@ -54,7 +54,7 @@ async def test_two_routers_count_together_and_the_refusal_says_when_there_is_mor
     tokens = entry("tokens", name="tokens", tenant="b", tokens_per_minute=100)
     replace(keys, few + tokens)
     async with running_cluster(tmp_path, f"router.keys={keys}") as cluster, client_of(cluster) as one:
-        await add_process(cluster, "router-1", "router", f'router.schedulers=["{cluster.scheduler_address}"]')
+        await cluster.add("router-1", "router", [f'router.schedulers=["{cluster.scheduler_address}"]'])
         await cluster.serving("router-1")
         async with Client(cluster.processes["router-1"].grpc) as other:
             for client in (one, other):

@@ -8,7 +8,7 @@ import pytest
 from lorrery.local.cluster import LocalCluster
 from tests.cluster.client import Ask, Client, Stream, client_of
 from tests.cluster.gauges import nothing_held, scrape
-from tests.cluster.harness import StartCluster, add_process, wait_until
+from tests.cluster.harness import StartCluster, wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -30,7 +30,7 @@ async def _check_all(cluster: LocalCluster, streams: list[Stream]) -> set[str]:
 
 async def test_killed_router_takes_its_own_requests_with_it_and_no_others(start_cluster: StartCluster):
     cluster = await start_cluster("scheduler.policy=fcfs")
-    await add_process(cluster, "router-1", "router", f'router.schedulers=["{cluster.scheduler_address}"]')
+    await cluster.add("router-1", "router", [f'router.schedulers=["{cluster.scheduler_address}"]'])
     await cluster.serving("router-1")
     async with client_of(cluster) as client, Client(cluster.processes["router-1"].grpc) as other_client:
         assert await scrape(cluster, "scheduler", "lorrery_scheduler_routers") == 2
@@ -54,10 +54,10 @@ async def test_killed_router_takes_its_own_requests_with_it_and_no_others(start_
 
 async def _add_shard(cluster: LocalCluster) -> str:
     """Add a scheduler with a worker, and a router before both shards; return the router's address."""
-    await add_process(cluster, "scheduler-1", "scheduler")
+    await cluster.add("scheduler-1", "scheduler")
     addresses = [cluster.scheduler_address, cluster.processes["scheduler-1"].grpc]
-    await add_process(cluster, "shard-1-worker", "worker", f"worker.scheduler={addresses[1]}")
-    await add_process(cluster, "router-1", "router", f'router.schedulers=["{addresses[0]}", "{addresses[1]}"]')
+    await cluster.add("shard-1-worker", "worker", [f"worker.scheduler={addresses[1]}"])
+    await cluster.add("router-1", "router", [f'router.schedulers=["{addresses[0]}", "{addresses[1]}"]'])
     for name in ("shard-1-worker", "router-1"):
         await cluster.serving(name)
 

@@ -8,7 +8,7 @@ from lorrery.local.cluster import LocalCluster
 from lorrery.v1 import types_pb2
 from tests.cluster.client import Ask, client_of
 from tests.cluster.gauges import nothing_held, scrape
-from tests.cluster.harness import StartCluster, add_process, wait_until
+from tests.cluster.harness import StartCluster, wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -49,7 +49,7 @@ async def test_time_scale_changes_no_device_second(start_cluster: StartCluster):
 async def test_worker_that_loads_its_weights_is_neither_ready_nor_attached(start_cluster: StartCluster):
     cluster = await start_cluster("scheduler.policy=fcfs", num_workers=0)
     address = f"worker.scheduler={cluster.scheduler_address}"
-    await add_process(cluster, "late", "worker", address, "worker.startup_seconds=2.5")
+    await cluster.add("late", "worker", [address, "worker.startup_seconds=2.5"])
     worker = cluster.processes["late"]
     async with client_of(cluster) as client, open_channel(worker.grpc, cluster.settings.client_tls) as channel:
         check = channel.unary_unary(
@@ -83,7 +83,7 @@ async def test_worker_that_loads_its_weights_is_neither_ready_nor_attached(start
 
 async def test_worker_of_another_model_is_never_ready(start_cluster: StartCluster):
     cluster = await start_cluster("scheduler.policy=fcfs", num_workers=0)
-    await add_process(cluster, "other", "worker", f"worker.scheduler={cluster.scheduler_address}", "model=Llama-2-7B")
+    await cluster.add("other", "worker", [f"worker.scheduler={cluster.scheduler_address}", "model=Llama-2-7B"])
 
     async def refused() -> bool:
         return any("serves 'Llama-2-7B'" in line for line in cluster.processes["other"].tail)

@@ -28,7 +28,7 @@ from google.rpc import error_details_pb2, status_pb2
 from lorrery.local.cluster import LocalCluster
 from tests.cluster.client import Ask, Client, client_of
 from tests.cluster.gauges import nothing_held
-from tests.cluster.harness import add_process, fork_server, wait_until, write_settings
+from tests.cluster.harness import fork_server, wait_until, write_settings
 from tests.fuzz_rpc.cases import FAULTY_ROUTER, OURS, Case, draw_case
 
 CALL_SECONDS = 20.0
@@ -125,7 +125,7 @@ async def fuzz(
     )
     async with cluster:
         scheduler = cluster.processes["scheduler"].grpc
-        await add_process(cluster, FAULTY_ROUTER, "router", *cluster._overrides, f'router.schedulers=["{scheduler}"]')
+        await cluster.add(FAULTY_ROUTER, "router", [*cluster._overrides, f'router.schedulers=["{scheduler}"]'])
         await cluster.serving(FAULTY_ROUTER)
         async with client_of(cluster) as client:
             # The first part fills what is filled once: caches, tables with bounds, Python's own memory.
