@@ -160,3 +160,22 @@ async def test_scheduler_that_may_not_drain_long_leaves_the_rest_to_the_next(sta
         await cluster.restart("scheduler")
         await _finish(cluster, streams)
     await nothing_held(cluster)
+
+
+async def test_what_services_print_as_json_is_their_log_and_nothing_of_grpcs(
+    start_cluster: StartCluster, capsys: pytest.CaptureFixture[str]
+):
+    cluster = await start_cluster("scheduler.policy=fcfs", "scheduler.drain_seconds=0.3", "log.format=json")
+    async with client_of(cluster) as client:
+        streams = await _start_streams(client, 8)
+        # The scheduler cannot end its call to a worker that is stopped, and cuts the connection: gRPC remarks on that.
+        cluster.kill("worker-0", signal.SIGSTOP)
+        cluster.kill("scheduler", signal.SIGTERM)
+        assert await _exit_code(cluster, "scheduler") == 0
+        cluster.kill("worker-0", signal.SIGCONT)
+        await cluster.restart("scheduler")
+        await _finish(cluster, streams)
+    await nothing_held(cluster)
+    lines = [line.partition(" | ")[2] for line in capsys.readouterr().out.splitlines()]
+    assert len(lines) > 10
+    assert not [line for line in lines if not line.startswith("{")]
