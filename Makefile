@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-dev demo test lint docs protos protos-check protos-release lock bench wheel compiled test-compiled fuzz fuzz-rpc clean
+.PHONY: help setup setup-dev demo test lint docs protos protos-check protos-release lock bench wheel compiled test-compiled fuzz fuzz-rpc chaos clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -13,6 +13,7 @@ PYTHON ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 FUZZ_ARGS ?=
+CHAOS_ARGS ?=
 UPGRADE ?=
 
 # uv's own environment of the caller must not redirect it to another environment than ours.
@@ -121,6 +122,9 @@ fuzz: setup-dev ## more of the simulator's fuzz corpus; FUZZ_ARGS='--first 3000 
 
 fuzz-rpc: setup-dev ## 100,000 hostile calls of every RPC; FUZZ_ARGS='--seed 7 --first 41 --cases 1' sends one again
 	$(BIN)/python -m tests.fuzz_rpc.fuzz $(FUZZ_ARGS)
+
+chaos: setup-dev ## kill, stop and restart every service under load, and check that nothing is lost; CHAOS_ARGS='--seed 7'
+	$(BIN)/python -m tests.chaos $(CHAOS_ARGS)
 
 lint: setup-dev ## style, types, who may import whom, the wire's style
 	$(BIN)/ruff check .

@@ -166,9 +166,14 @@ class Stream:
         assert self.finish.reason == reason
         usage = self.finish.usage
         assert (usage.prompt_tokens, usage.completion_tokens) == (self.ask.prompt_tokens, len(token_ids))
-        detokenizer = _TOKENIZER.detokenizer()
-        assert self.text == detokenizer.push(token_ids) + detokenizer.flush()
+        assert self.text == text_of(token_ids)
         return usage
+
+
+def text_of(token_ids: list[int]) -> str:
+    """Return the text that the built-in vocabulary gives for these."""
+    detokenizer = _TOKENIZER.detokenizer()
+    return detokenizer.push(token_ids) + detokenizer.flush()
 
 
 def _first_difference(got: list[int], expected: list[int]) -> str:
