@@ -99,17 +99,19 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         context: grpc.aio.ServicerContext[pb.RouteRequest, pb.RouteResponse],
     ) -> None:
         await self._guard.check(context, ROUTERS)
-        hello = (await self._first(request_iterator, context)).hello
-        if (why := too_long(hello.router_id)) is not None:
+        theirs = (await self._first(request_iterator, context)).hello
+        if (why := too_long(theirs.router_id)) is not None:
             raise InvalidRequest(f"router_id {why}", field="router_id")
-        await self._cluster.adapters.learn(wire.read_changes(hello.adapter_changes), hello.adapter_changes.forgotten)
-        router = self._cluster.connect(hello.router_id)
+        changes = theirs.adapter_changes
+        await self._cluster.adapters.learn(wire.read_changes(changes), changes.forgotten)
+        router = self._cluster.connect(theirs.router_id)
         try:
             # Nothing is awaited in between: changes from now on follow the hello, which has all before.
-            log_now = self._cluster.adapters.log
-            router.send(wire.scheduler_hello(self._settings.model, self._settings.time_scale, log_now))
+            hello = wire.scheduler_hello(self._settings.model, self._settings.time_scale, self._cluster.adapters.log)
             if self._cluster.core.draining:
                 router.send(wire.draining())
+            # Before anything that may cancel it: gRPC sends no status where the first write was broken off.
+            await self._cluster.awake.within(self._settings.scheduler.router_timeout_seconds, context.write(hello))
             await until_first_ends(
                 self._read_router(request_iterator, router),
                 self._write_router(context.write, router),

@@ -487,3 +487,25 @@ async def test_draining_refuses_new_requests_and_ends_with_the_last(scheduler: H
     await asyncio.wait_for(drained, 5)
     tokens, _ = await tokens_of(router, 1)
     assert tokens == [100, 101]
+
+
+async def test_a_stream_that_fails_while_its_hello_is_being_written_ends_with_its_status() -> None:
+    hello = pb.RouteRequest(hello=pb.RouterHello(router_id="r")).SerializeToString()
+    async with Harness(load(overrides=OVERRIDES)) as harness:
+
+        async def ended() -> grpc.StatusCode:
+            call = harness.channel.stream_stream("/lorrery.v1.SchedulerService/Route")(timeout=2)
+            await call.write(hello)
+            await call.write(b"\x0b")  # a group that begins, and nothing in it
+            while await call.read() is not grpc.aio.EOF:
+                pass
+            return await call.code()
+
+        async def code() -> grpc.StatusCode:
+            try:
+                return await ended()
+            except grpc.aio.AioRpcError as error:
+                return error.code()
+
+        for _ in range(10):
+            assert {*await asyncio.gather(*(code() for _ in range(20)))} == {grpc.StatusCode.INVALID_ARGUMENT}
