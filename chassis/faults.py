@@ -2,31 +2,34 @@
 
     worker_loss,at=30,worker=worker-1,for=10          the worker dies with all it has, and comes back empty
     slow_worker,at=30,worker=worker-0,factor=1.5,for=60    its steps take so many times as long
-    adapter_load_failure,at=0,adapter=lora-r8-0,for=20     loads of the adapter that begin in this time fail
+    freeze_worker,at=30,worker=worker-0,for=3         it begins no step, and is alive all the same
+    adapter_load_failure,adapter=lora-r8-0,first=2    the first two loads of the adapter fail, on each worker
+    slow_adapter_load,factor=20,share=0.1             one load in ten takes twenty times as long
     refuse,first=3,status=RESOURCE_EXHAUSTED          the first three requests end with that status at once
     cut,after=5,share=0.1                             one stream in ten ends with UNAVAILABLE after five tokens
     stall,after=5,seconds=2,tenant=acme               streams of a tenant stand still for two seconds after five tokens
     delay,seconds=0.5,adapter=lora-r8-0               an adapter's requests reach a scheduler half a second late
 
-Times are device seconds. Without `at` a fault begins at once, without `for` it stays to the end; without `adapter` or
-`tenant` it is everybody's. `first=N` lets it happen to the first N that it fits, `share=P` to a share, drawn from
-`seed` and a count of those that it fits, so that the same requests in the same order meet the same faults.
+Times are device seconds. Without `at` a fault begins at once, without `for` it stays to the end; without `adapter`,
+`tenant` or `worker` it is everybody's. `first=N` lets it happen to the first N that it fits, `share=P` to a share,
+drawn from `seed` and a count of those that it fits (`chassis.fault_rules`).
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
-from hashlib import blake2b
 from itertools import combinations
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.names import quoted
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 
-WORKER_LOSS, SLOW_WORKER, LOAD_FAILURE = "worker_loss", "slow_worker", "adapter_load_failure"
+WORKER_LOSS, SLOW_WORKER, FREEZE_WORKER = "worker_loss", "slow_worker", "freeze_worker"
+LOAD_FAILURE, SLOW_LOAD = "adapter_load_failure", "slow_adapter_load"
 REFUSE, CUT, STALL, DELAY = "refuse", "cut", "stall", "delay"
-WORKER_KINDS = frozenset({WORKER_LOSS, SLOW_WORKER})
+WORKER_KINDS = frozenset({WORKER_LOSS, SLOW_WORKER, FREEZE_WORKER})
+LOAD_KINDS = frozenset({LOAD_FAILURE, SLOW_LOAD})
 REQUEST_KINDS = frozenset({REFUSE, CUT, STALL, DELAY})
 STATUSES = (
     *("CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS"),
@@ -40,15 +43,18 @@ MAX_EXPONENT = 30
 MAX_TEXT = 400
 """Longest fault, in characters: it stands in messages and in the log."""
 
-_SOME = {"at", "for", "first", "share", "seed"}
+_WHEN = {"at", "for"}
+_SOME = {"first", "share", "seed"}
 _KEYS: dict[str, tuple[set[str], set[str]]] = {
-    WORKER_LOSS: ({"at", "worker"}, {"for"}),
-    SLOW_WORKER: ({"at", "worker", "factor"}, {"for"}),
-    LOAD_FAILURE: ({"at"}, {"adapter", "for"}),
-    REFUSE: (set(), {*_SOME, "adapter", "tenant", "status"}),
-    CUT: ({"after"}, {*_SOME, "adapter", "tenant", "status"}),
-    STALL: ({"after", "seconds"}, {*_SOME, "adapter", "tenant"}),
-    DELAY: ({"seconds"}, {*_SOME, "adapter", "tenant"}),
+    WORKER_LOSS: ({"worker"}, _WHEN),
+    SLOW_WORKER: ({"worker", "factor"}, _WHEN),
+    FREEZE_WORKER: ({"worker"}, _WHEN),
+    LOAD_FAILURE: (set(), {*_WHEN, *_SOME, "adapter", "worker"}),
+    SLOW_LOAD: ({"factor"}, {*_WHEN, *_SOME, "adapter", "worker"}),
+    REFUSE: (set(), {*_WHEN, *_SOME, "adapter", "tenant", "status"}),
+    CUT: ({"after"}, {*_WHEN, *_SOME, "adapter", "tenant", "status"}),
+    STALL: ({"after", "seconds"}, {*_WHEN, *_SOME, "adapter", "tenant"}),
+    DELAY: ({"seconds"}, {*_WHEN, *_SOME, "adapter", "tenant"}),
 }
 """Of each kind the keys that it needs, and those that it may have."""
 
@@ -62,10 +68,10 @@ class Fault:
         kind: a key of the module's list.
         at_ps: when it begins.
         until_ps: when it is over; `NEVER` if it stays.
-        worker: whose; empty for others than workers' faults.
+        worker: whom it concerns, or whose loads; empty: all.
         adapter: whose loads or requests; empty: all.
         tenant: whose requests; empty: all.
-        factor: of a slow worker's step times.
+        factor: of a slow worker's step times, or of a load's time.
         seconds: device seconds that a stream stands still, or that a request is late.
         after: tokens that a stream gives before.
         status: name of the gRPC status that a request ends with.
@@ -88,6 +94,11 @@ class Fault:
     first: int | None = None
     share: Fraction = Fraction(1)
     seed: int = 0
+
+    @property
+    def never_ends(self) -> bool:
+        """Whether it happens to everything that it fits, for ever."""
+        return self.until_ps == NEVER and self.first is None and self.share == 1
 
     @property
     def duration_ps(self) -> int:
@@ -200,7 +211,7 @@ def check_faults(faults: Sequence[Fault], *, workers: Iterable[str] | None = Non
     """
     known, names = set(adapters), None if workers is None else list(workers)
     for fault in faults:
-        if fault.adapter and fault.adapter not in known and fault.kind == LOAD_FAILURE:
+        if fault.adapter and fault.adapter not in known and fault.kind in LOAD_KINDS:
             raise SettingsError(f"fault {fault.text}: no such adapter in adapters.registry")
         if names is not None and fault.worker and fault.worker not in names:
             raise SettingsError(f"fault {fault.text}: no such worker; there are {', '.join(names)}")
@@ -209,88 +220,3 @@ def check_faults(faults: Sequence[Fault], *, workers: Iterable[str] | None = Non
         same = (fault.kind, fault.worker) == (earlier.kind, earlier.worker)
         if same and fault.at_ps < earlier.until_ps:
             raise SettingsError(f"fault {fault.text}: begins before {earlier.text} is over")
-
-
-def load_fails(faults: Iterable[Fault], adapter_id: str, at_ps: int) -> bool:
-    """Tell whether a load of an adapter fails that begins so long after the faults' times began to count."""
-    return any(
-        fault.kind == LOAD_FAILURE and fault.goes_on_at(at_ps) and fault.adapter in ("", adapter_id) for fault in faults
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class RequestFaults:
-    """What is to go wrong with one request.
-
-    Attributes:
-        faults: all that were chosen, in order of the rules.
-        delay_ps: how late it reaches a scheduler.
-        refusal: with which it ends at once.
-        cut: after whose tokens its stream ends.
-        stalls: in order of `after`.
-    """
-
-    faults: tuple[Fault, ...] = ()
-    delay_ps: int = 0
-    refusal: Fault | None = None
-    cut: Fault | None = None
-    stalls: tuple[Fault, ...] = ()
-
-
-NO_FAULTS = RequestFaults()
-
-
-def together(faults: Sequence[Fault]) -> RequestFaults:
-    """Return what several faults of requests do to one: delays add up, the first refusal and the earliest cut count."""
-    if not faults:
-        return NO_FAULTS
-    by_kind = {kind: [fault for fault in faults if fault.kind == kind] for kind in REQUEST_KINDS}
-    cuts = sorted(by_kind[CUT], key=lambda fault: fault.after)
-    return RequestFaults(
-        tuple(faults),
-        sum(fault.duration_ps for fault in by_kind[DELAY]),
-        by_kind[REFUSE][0] if by_kind[REFUSE] else None,
-        cuts[0] if cuts else None,
-        tuple(sorted(by_kind[STALL], key=lambda fault: fault.after)),
-    )
-
-
-class FaultRules:
-    """Chooses what goes wrong with each request, in their order.
-
-    Args:
-        faults: those of requests count; others are left alone.
-    """
-
-    def __init__(self, faults: Iterable[Fault] = ()) -> None:
-        self.faults = tuple(fault for fault in faults if fault.kind in REQUEST_KINDS)
-        self.num_met = [0 for _ in self.faults]
-        """Requests that each fault has happened to."""
-        self._num_fit = [0 for _ in self.faults]
-
-    def choose(self, tenant_id: str, adapter_id: str, at_ps: int) -> list[Fault]:
-        """Return the faults of the next request, which arrives so long after their times began to count."""
-        chosen: list[Fault] = []
-        for index, fault in enumerate(self.faults):
-            if (
-                fault.adapter not in ("", adapter_id)
-                or fault.tenant not in ("", tenant_id)
-                or not fault.goes_on_at(at_ps)
-            ):
-                continue
-            number = self._num_fit[index]
-            self._num_fit[index] += 1
-            if (fault.first is not None and self.num_met[index] >= fault.first) or not _drawn(fault, index, number):
-                continue
-            self.num_met[index] += 1
-            chosen.append(fault)
-            if fault.kind == REFUSE:
-                break  # no other fault happens to it, and none counts it
-        return chosen
-
-
-def _drawn(fault: Fault, index: int, number: int) -> bool:
-    if fault.share == 1:
-        return True
-    digest = blake2b(f"{fault.seed} {index} {number}".encode(), digest_size=8).digest()
-    return Fraction(int.from_bytes(digest, "big"), 2**64) < fault.share

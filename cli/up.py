@@ -45,7 +45,8 @@ def up(
       lorrery up --free-ports
       lorrery up --restart --fault worker_loss,at=30,worker=worker-1,for=10
       lorrery up --fault slow_worker,at=30,worker=worker-0,factor=1.5,for=60
-      lorrery up --fault adapter_load_failure,at=0,adapter=lora-r8-0,for=20
+      lorrery up --fault freeze_worker,at=30,worker=worker-0,for=8
+      lorrery up --fault adapter_load_failure,adapter=lora-r8-0,first=2 --fault slow_adapter_load,factor=20,share=0.1
     """
     del version
     with ForkServer() as fork_server:

@@ -8,7 +8,8 @@ import time
 from collections.abc import Iterable, Sequence
 
 from lorrery.chassis.errors import InjectedFault, InvalidRequest, SettingsError
-from lorrery.chassis.faults import REQUEST_KINDS, Fault, FaultRules, RequestFaults, parse_fault, together
+from lorrery.chassis.fault_rules import FaultRules, RequestFaults, together
+from lorrery.chassis.faults import REQUEST_KINDS, Fault, parse_fault
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.output import Output
 from lorrery.router.request import Request

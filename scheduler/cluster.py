@@ -19,6 +19,7 @@ from lorrery.scheduler.adapters import LoadedAdapters
 from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.policies import batch_limits, batching_name
+from lorrery.scheduler.faults import ClusterFaults
 from lorrery.scheduler.journal import Journal
 from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.metrics import SchedulerMetrics
@@ -42,7 +43,6 @@ class Cluster:
         self.awake = AwakeClock()
         self.workers: dict[str, Dispatcher] = {}
         self.routers: set[RouterLink] = set()
-        self.faults_from_ps = 0
         self.slices = Slices()
         self._balance_soon: asyncio.Handle | None = None
         self._factory = ReplicaFactory(settings)
@@ -63,6 +63,7 @@ class Cluster:
             num_live=lambda: len(self.requests.lives),
             num_routers=lambda: len(self.routers),
         )
+        self.faults = ClusterFaults(settings, self.metrics.faults)
         self.journal = None if path is None else Journal(path, settings)
         self.requests = Requests(
             self.core,
@@ -88,7 +89,9 @@ class Cluster:
 
         Raises:
             ValueError: it announces another base model, or an id that is attached.
+            InjectedFault: a fault keeps it away.
         """
+        self.faults.check_attach(hello.worker_id, self.clock.now_ps())
         if hello.model != self.settings.model:
             raise ValueError(
                 f"worker {hello.worker_id} serves {quoted(hello.model)}; this cluster serves {self.settings.model}"
@@ -97,9 +100,10 @@ class Cluster:
             raise ValueError(f"worker {hello.worker_id} is attached already")
         settings = self._factory.replica_settings(hello)
         at_ps = self.clock.now_ps()
-        self.faults_from_ps = self._factory.begin_faults(at_ps)
+        self.faults.begin(at_ps)
+        rules = self.faults.load_rules(hello.worker_id)
         journal = None if self.journal is None else self.journal.attached(hello, at_ps)
-        member = Member(hello.worker_id, self._factory.replica(settings), settings.max_total_token_num)
+        member = Member(hello.worker_id, self._factory.replica(settings, rules), settings.max_total_token_num)
         events = self.core.attach(member, at_ps)
         watch = Watch(self.settings.scheduler.worker_timeout_seconds, self.awake.now())
         worker = self.workers[hello.worker_id] = Dispatcher(hello, member, self, watch, instance_id, journal)
@@ -128,6 +132,7 @@ class Cluster:
     def given_up(self, worker: Dispatcher, loss: Loss, text: str, error: Exception | None) -> None:
         """Log and count that a worker's stream is to end."""
         self.metrics.workers_given_up.labels(loss).inc()
+        self.faults.given_up(worker.worker_id, loss, self.clock.now_ps())
         say = log.warning if error is None else log.error
         say("worker_given_up", worker_id=worker.worker_id, reason=text, exc_info=error)
 

@@ -8,6 +8,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from lorrery.chassis.faults import LOAD_KINDS, WORKER_KINDS
 from lorrery.scheduler.core.plan import Plan
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.watch import Loss
@@ -76,6 +77,11 @@ class SchedulerMetrics:
         self.requeued = counter("requeued_sequences_total", "Sequences queued again after a worker was lost or left.")
         self.preemptions = counter("preemptions_total", "Sequences that lost their place to others and wait again.")
         self.workers_lost = counter("workers_lost_total", "Workers that went without draining.")
+        self.faults = counter(
+            "faults_total", "Faults on request that have happened to loads and workers, by kind.", ("kind",)
+        )
+        for kind in (*sorted(LOAD_KINDS), *sorted(WORKER_KINDS)):
+            self.faults.labels(kind)
         self.workers_given_up = counter(
             "workers_given_up_total", "Workers whose stream the scheduler ended, by reason.", ("reason",)
         )

@@ -1,15 +1,18 @@
 """Builds what the core needs from the settings: replicas for workers that attach, adapters, caches, the placement."""
 
+import math
 from collections.abc import Mapping
+from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from lorrery.chassis import faults
 from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.fault_rules import LoadRules
+from lorrery.chassis.faults import LOAD_FAILURE
 from lorrery.chassis.tables import read_tables
-from lorrery.scheduler.core.adapters import LoadFails
+from lorrery.scheduler.core.adapters import WELL, LoadFault, LoadFaults
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.base import Batching
 from lorrery.scheduler.core.build import build_replica
@@ -61,8 +64,6 @@ class ReplicaFactory:
         adapters = settings.adapters
         self._rng = np.random.default_rng(settings.scheduler.seed)
         self._num_replicas = 0
-        self._faults = settings.planned_faults()
-        self._faults_from_ps: int | None = None
         try:
             self._devices = Devices(read_tables(TABLES_PACKAGE, settings.catalogue))
             self._costs = self._devices.adapter_costs(
@@ -151,42 +152,35 @@ class ReplicaFactory:
             min_computed_tokens=0 if hello.step_time_model == "llm-mock" else 1,
         )
 
-    def replica(self, settings: ReplicaSettings, load_fails: LoadFails | None = None) -> Replica:
+    def replica(self, settings: ReplicaSettings, load_rules: LoadRules | None = None) -> Replica:
         """Build a replica.
 
         Args:
             settings: of it.
-            load_fails: which loads fail, beside those that the settings let fail at random.
+            load_rules: which loads fail or are slow, beside those that the settings let fail at random.
         """
         queue, batching = self._queue, self._batching
-        fails_at_random = self._random_failures()
-
-        def fails(adapter: Adapter, attempt: int, at_ps: int) -> bool:
-            told = load_fails is not None and load_fails(adapter, attempt, at_ps)
-            return fails_at_random(adapter, attempt, at_ps) or told or self._fails_as_planned(adapter, at_ps)
-
         return build_replica(
             settings,
             self.prefix_cache,
             make_queue=None if queue is None else lambda _settings: queue.make(),
             make_batching=None if batching is None else lambda chosen: batching.make(batch_limits(chosen)),
             load_ps=self._costs.load_ps,
-            load_fails=fails,
+            load_faults=self._load_faults(load_rules),
         )
 
-    def begin_faults(self, at_ps: int) -> int:
-        """Let the times of the settings' faults count from now, unless they do already; return since when they do."""
-        if self._faults_from_ps is None:
-            self._faults_from_ps = at_ps
-        return self._faults_from_ps
-
-    def _fails_as_planned(self, adapter: Adapter, at_ps: int) -> bool:
-        since_ps = self._faults_from_ps
-        return since_ps is not None and faults.load_fails(self._faults, adapter.adapter_id, at_ps - since_ps)
-
-    def _random_failures(self) -> LoadFails:
-        """Return which loads of the next replica fail; it draws for itself, so others' loads do not matter."""
+    def _load_faults(self, rules: LoadRules | None) -> LoadFaults:
+        """Return what goes wrong with the next replica's loads; it draws for itself, so others' loads do not matter."""
         ratio = self._settings.adapters.load_failure_ratio
         rng = np.random.default_rng((self._settings.scheduler.seed, self._num_replicas))
         self._num_replicas += 1
-        return lambda adapter, attempt, at_ps: ratio > 0 and float(rng.random()) < ratio
+
+        def faults_of(adapter: Adapter, attempt: int, at_ps: int) -> LoadFault:
+            fails_at_random = ratio > 0 and float(rng.random()) < ratio
+            met = [] if rules is None else rules.choose(adapter.adapter_id, at_ps)
+            if not met and not fails_at_random:
+                return WELL
+            fails = fails_at_random or any(fault.kind == LOAD_FAILURE for fault in met)
+            return LoadFault(fails, math.prod((fault.factor for fault in met), start=Fraction(1)))
+
+        return faults_of

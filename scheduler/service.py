@@ -205,7 +205,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             log.warning("worker_refused", worker_id=name, reason=str(error))
             raise WrongWorker(str(error)) from None
         try:
-            now_ps, faults_from_ps = self._cluster.clock.now_ps(), self._cluster.faults_from_ps
+            now_ps, faults_from_ps = self._cluster.clock.now_ps(), self._cluster.faults.from_ps
             await context.write(wire.welcome(self._settings.time_scale, now_ps, faults_from_ps))
             await until_first_ends(
                 self._read_worker(request_iterator, worker),

@@ -20,7 +20,6 @@ from lorrery.chassis.sections import LogSettings, PathOrNone, PositiveSeconds, T
 from lorrery.chassis.settings import FileSettings
 from lorrery.router.settings import RouterSettings
 from lorrery.scheduler.settings import AdapterSettings, SchedulerSettings
-from lorrery.vocabulary.units import NEVER
 from lorrery.worker.settings import WorkerSettings
 
 FORMAT = 1
@@ -76,7 +75,7 @@ class Settings(FileSettings):
         except SettingsError as error:
             raise ValueError(str(error)) from None
         blocking = self.scheduler.strict or self.adapters.loading == "blocking"
-        if blocking and any(fault.kind == LOAD_FAILURE and fault.until_ps == NEVER for fault in faults):
+        if blocking and any(fault.kind == LOAD_FAILURE and fault.never_ends for fault in faults):
             raise ValueError("fault adapter_load_failure without for: a prefill that waits for the load never runs")
         return self
 

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from heapq import heappop, heappush
 
-from lorrery.chassis.faults import NO_FAULTS
+from lorrery.chassis.fault_rules import NO_FAULTS
 from lorrery.scheduler.core.door import LETS_ALL_IN, ClusterRules
 from lorrery.scheduler.core.placements.base import Placement
-from lorrery.scheduler.core.plan import Idle
+from lorrery.scheduler.core.plan import Idle, Plan
 from lorrery.simulator.clock import Clock
 from lorrery.simulator.faulty_requests import FaultyRequests
 from lorrery.simulator.observers import as_one
@@ -46,6 +46,7 @@ class Simulation:
         one_step: plan before every step, as the oracle does; slow.
         choose_shard: index of the scheduler that gets a request; needed with several.
         timeout_ps: requests not over so long after their arrival are cancelled.
+        worker_timeout_ps: a worker whose step ends so much later than it said is lost.
         observers: told of what runs, see `observe`.
     """
 
@@ -58,6 +59,7 @@ class Simulation:
         one_step: bool = False,
         choose_shard: Callable[[SimulatedRequest], int] | None = None,
         timeout_ps: int | None = None,
+        worker_timeout_ps: int = NEVER,
         observers: Sequence[Observer] = (),
     ) -> None:
         self.workers = list(workers)
@@ -66,6 +68,7 @@ class Simulation:
         self._clock = clock = Clock()
         self._requests = OpenRequests(clock, timeout_ps)
         self._one_step = one_step
+        self._worker_timeout_ps = worker_timeout_ps
         self._choose_shard = choose_shard
         self._faulty: FaultyRequests | None = None
         self._boundaries: list[tuple[int, int, int]] = []  # (time, order of the worker, version)
@@ -242,6 +245,24 @@ class Simulation:
         self._new_pace[worker.order] = step_time
         self._nudge(worker, True)
 
+    def freeze(self, worker: SimulatedWorker, until_ps: int) -> None:
+        """Let a worker begin no step from now until a time, or for ever (`NEVER`)."""
+        worker.frozen_until_ps = until_ps
+        self._nudge(worker, True)
+
+    def _watch(self, worker: SimulatedWorker, plan: Plan) -> None:
+        """Let a frozen worker be lost if its step ends later than its scheduler has patience, until it thaws."""
+        thaw_ps, patience_ps = worker.frozen_until_ps, self._worker_timeout_ps
+        if thaw_ps - plan.at_ps > patience_ps:
+            due_ps = plan.at_ps + plan.wait_ps + worker.gpu.step_ps() + patience_ps
+            self.at(due_ps, partial(self._lose_stalled, worker, plan, thaw_ps))
+
+    def _lose_stalled(self, worker: SimulatedWorker, plan: Plan, thaw_ps: int) -> None:
+        if worker.plan is plan:
+            self.lose(worker)
+            if thaw_ps < NEVER:
+                self.at(thaw_ps, partial(self.attach, worker))
+
     def _nudge(self, worker: SimulatedWorker, heeded: bool) -> None:
         if worker.plan is None:
             self._schedule(worker, max(self.now_ps, worker.boundary_ps))
@@ -274,6 +295,8 @@ class Simulation:
                 worker.gpu.leave(sequence.handle)
         if not isinstance(decision, Idle):
             self._schedule(worker, worker.start(decision, at_ps, self._requests.by_handle, one_step=self._one_step))
+            if worker.frozen_until_ps > at_ps:
+                self._watch(worker, decision)
         elif decision.until_ps is not None:
             self._schedule(worker, max(at_ps, decision.until_ps))
         else:

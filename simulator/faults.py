@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from lorrery.chassis.faults import WORKER_KINDS, WORKER_LOSS, Fault, check_faults
+from lorrery.chassis.faults import FREEZE_WORKER, WORKER_KINDS, WORKER_LOSS, Fault, check_faults
 from lorrery.simulator.engine import Simulation
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 from lorrery.worker.device.slow import Slowed
@@ -25,7 +25,7 @@ def never_began(faults: Iterable[Fault], end_seconds: float) -> tuple[str, ...]:
 
 
 def schedule_faults(faults: Sequence[Fault], simulation: Simulation) -> None:
-    """Let a simulation's workers be lost and slowed down on time; times count from now.
+    """Let a simulation's workers be lost, slowed down and frozen on time; times count from now.
 
     Raises:
         SettingsError: a fault names a worker that is not there, or overlaps another of its kind and worker.
@@ -38,6 +38,10 @@ def schedule_faults(faults: Sequence[Fault], simulation: Simulation) -> None:
         worker = workers[fault.worker]
         if fault.kind == WORKER_LOSS:
             begin, end = partial(simulation.lose, worker), partial(simulation.attach, worker)
+        elif fault.kind == FREEZE_WORKER:
+            until_ps = NEVER if fault.until_ps == NEVER else start_ps + fault.until_ps
+            simulation.at(start_ps + fault.at_ps, partial(simulation.freeze, worker, until_ps))
+            continue
         else:
             slowed = Slowed(worker.step_time, fault.factor)
             begin = partial(simulation.change_pace, worker, slowed)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
-from lorrery.chassis.faults import NO_FAULTS
+from lorrery.chassis.fault_rules import NO_FAULTS
 from lorrery.simulator.clock import Clock
 from lorrery.simulator.open_requests import OpenRequests
 from lorrery.simulator.request import SimulatedRequest

@@ -61,7 +61,7 @@ _REFUSED = {
     RefusalReason.NO_WORKER: "no worker",
     RefusalReason.DRAINING: "draining",
     RefusalReason.SLO_UNATTAINABLE: "dropped",
-    RefusalReason.ADAPTER_LOAD: "dropped",
+    RefusalReason.ADAPTER_LOAD: "no adapter",
     RefusalReason.WORKERS_LOST: "failed",
     RefusalReason.INTERNAL: "failed",
 }

@@ -19,6 +19,7 @@ STATUS = {
     "refused": "INVALID_ARGUMENT",
     "unknown adapter": "NOT_FOUND",
     "queue full": "RESOURCE_EXHAUSTED",
+    "no adapter": "UNAVAILABLE",
     "no worker": "UNAVAILABLE",
     "draining": "UNAVAILABLE",
     "failed": "INTERNAL",

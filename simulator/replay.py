@@ -141,7 +141,7 @@ class _Replay:
         if self._faults_from_ps is None:
             self._faults_from_ps = at_ps
         member = Member(hello["worker_id"], parts.make_replica(hello, self._faults_from_ps))
-        spells = parts.slow_spells(hello, self._faults_from_ps)
+        spells = parts.spells(hello)
         self._workers.append(
             ReplayWorker(lines, member, parts.make_gpu(hello), spells, self._requests, parts, self._result)
         )

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from lorrery.chassis.errors import FormatError, SettingsError
+from lorrery.chassis.fault_rules import LoadRules, RuleBook
 from lorrery.scheduler.core.placements.base import Placement
 from lorrery.scheduler.core.record import Record
 from lorrery.scheduler.core.replica import Replica
@@ -16,10 +17,10 @@ from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.replicas import ReplicaFactory
 from lorrery.settings import Settings
 from lorrery.simulator.journal import Journal
-from lorrery.worker.build import device_of, length_model_of, slow_spells_of
+from lorrery.worker.build import device_of, length_model_of, spells_of
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.device.output import LengthModel
-from lorrery.worker.device.slow import SlowSpells
+from lorrery.worker.device.slow import Spells
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class ReplayParts:
     Attributes:
         make_replica: of a worker, given what it announced and when the first one attached; called as they attach.
         make_gpu: the same for its device.
-        slow_spells: of a worker, given what it announced and when the first one attached.
+        spells: of a worker, given what it announced; called after its replica was made.
         make_adapter: by name, rank and version.
         adapters: those that the settings list.
         placement: the scheduler's, as it was at first.
@@ -40,7 +41,7 @@ class ReplayParts:
 
     make_replica: Callable[[Record, int], Replica]
     make_gpu: Callable[[Record], MockGpu]
-    slow_spells: Callable[[Record, int], SlowSpells]
+    spells: Callable[[Record], Spells]
     make_adapter: Callable[[str, int, int], Adapter]
     adapters: dict[str, Adapter]
     placement: Placement
@@ -60,10 +61,12 @@ def parts_of(journal: Journal, path: Path) -> ReplayParts:
     settings = _settings(content, path)
     factory = ReplicaFactory(settings)
     adapters = {name: factory.adapter(name, rank) for name, rank in settings.adapters.expand()}
+    faults = RuleBook()
 
     def make_replica(hello: Record, faults_from_ps: int) -> Replica:
-        factory.begin_faults(faults_from_ps)
-        return factory.replica(factory.replica_settings(WorkerHello(**hello)))
+        faults.plan(settings.planned_faults(), faults_from_ps)
+        rules = LoadRules(faults, hello["worker_id"])
+        return factory.replica(factory.replica_settings(WorkerHello(**hello)), rules)
 
     def make_gpu(hello: Record) -> MockGpu:
         announced = {
@@ -84,7 +87,7 @@ def parts_of(journal: Journal, path: Path) -> ReplayParts:
     return ReplayParts(
         make_replica=make_replica,
         make_gpu=make_gpu,
-        slow_spells=lambda hello, from_ps: slow_spells_of(settings, hello["worker_id"], from_ps),
+        spells=lambda hello: spells_of(faults.sets, hello["worker_id"]),
         make_adapter=factory.adapter,
         adapters=adapters,
         placement=factory.placement(),

@@ -14,7 +14,7 @@ from lorrery.simulator.replayed import ReplayedRequest
 from lorrery.vocabulary import u32
 from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.gpu import MockGpu
-from lorrery.worker.device.slow import SlowSpells
+from lorrery.worker.device.slow import Spells
 from lorrery.worker.device.work import StepOutcome
 
 
@@ -41,7 +41,7 @@ class ReplayWorker:
         lines: WorkerLines,
         member: Member,
         gpu: MockGpu,
-        spells: SlowSpells,
+        spells: Spells,
         requests: dict[int, ReplayedRequest],
         parts: ReplayParts,
         result: Replayed,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
-from lorrery.chassis.faults import NO_FAULTS, RequestFaults
+from lorrery.chassis.fault_rules import NO_FAULTS, RequestFaults
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.worker.device.output import Ending

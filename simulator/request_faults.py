@@ -8,7 +8,8 @@ later. It needs the time of one token, which is found among the spans of steps a
 
 from collections.abc import Iterable
 
-from lorrery.chassis.faults import NO_FAULTS, Fault, FaultRules, RequestFaults, together
+from lorrery.chassis.fault_rules import NO_FAULTS, FaultRules, RequestFaults, together
+from lorrery.chassis.faults import Fault
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.step_span import StepSpan
 from lorrery.worker.device.output import Ending

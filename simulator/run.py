@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 
 from lorrery.chassis import rendezvous
 from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.faults import LOAD_FAILURE, Fault, load_fails
+from lorrery.chassis.fault_rules import LoadRules, RuleBook
+from lorrery.chassis.faults import LOAD_FAILURE, Fault
 from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.options import LoadOptions
 from lorrery.loadgen.report import LoadReport, SimulationCost, make_report
@@ -177,13 +178,6 @@ def _count(workers: Iterable[SimulatedWorker]) -> tuple[int, int]:
     return sum(one.num_steps for one in totals), sum(one.num_plans for one in totals)
 
 
-@dataclass(slots=True)
-class _Begin:
-    """When the run began; faults count from there."""
-
-    at_ps: int = NEVER
-
-
 class _SimulatedCluster:
     """Schedulers and workers of some settings."""
 
@@ -196,7 +190,7 @@ class _SimulatedCluster:
             raise SettingsError(f"{num_shards} schedulers have {options.num_workers} workers; each needs one")
         self._settings, self._options, self._addresses = settings, options, addresses
         self._device = device_of(settings)
-        self._begin = _Begin()
+        self._faults = RuleBook()
         factories = [ReplicaFactory(settings) for _ in addresses]
         self.adapters: dict[str, Adapter] = {
             name: factories[0].adapter(name, rank) for name, rank in settings.adapters.expand()
@@ -210,6 +204,7 @@ class _SimulatedCluster:
             rules=cluster_rules(settings),
             one_step=options.one_step,
             choose_shard=self._choose_shard if num_shards > 1 else None,
+            worker_timeout_ps=round(settings.scheduler.worker_timeout_seconds / settings.time_scale * PS_PER_SECOND),
             timeout_ps=round(min(timeout_seconds / settings.time_scale, LAST_SECONDS) * PS_PER_SECOND),
         )
 
@@ -254,7 +249,7 @@ class _SimulatedCluster:
     def play(self, requests: Sequence[WorkloadRequest], options: LoadOptions) -> Iterator[SimulatedRequest]:
         """Run a workload as the load generator would send it, faults included; yield requests as they end."""
         simulation = self.simulation
-        self._begin.at_ps = simulation.now_ps
+        self._faults.plan(self._options.faults, simulation.now_ps)
         schedule_faults(self._options.faults, simulation)
         played = again_and_again(requests) if options.repeats else iter(requests)
         built = self._build(played, options.seed, ignore_eos=options.ignore_eos, max_new_tokens=options.max_new_tokens)
@@ -315,17 +310,14 @@ class _SimulatedCluster:
             needs_prompts=False,
         )
         replica_settings = factory.replica_settings(hello)
-        faults = [fault for fault in self._options.faults if fault.kind == LOAD_FAILURE]
-        if faults and replica_settings.adapter_options.blocking and any(fault.until_ps == NEVER for fault in faults):
+        faults = self._options.faults
+        if replica_settings.adapter_options.blocking and any(f.kind == LOAD_FAILURE and f.never_ends for f in faults):
             raise SettingsError("fault adapter_load_failure without for: a prefill that waits for the load never runs")
 
-        begin = self._begin  # not the cluster, whose requests a policy could find from here
-
-        def fails(adapter: Adapter, attempt: int, at_ps: int) -> bool:
-            return load_fails(faults, adapter.adapter_id, at_ps - begin.at_ps)
+        book = self._faults  # not the cluster, whose requests a policy could find from here
 
         def make_replica() -> Replica:
-            return factory.replica(replica_settings, fails if faults else None)
+            return factory.replica(replica_settings, LoadRules(book, name))
 
         return SimulatedWorker(
             name, make_replica, self._device.step_time, number % num_shards, replica_settings.max_total_token_num

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from lorrery.chassis.faults import NO_FAULTS
+from lorrery.chassis.fault_rules import NO_FAULTS
 from lorrery.scheduler.core import refusals
 from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.cluster_events import ClusterEvent, Placed, Refused, Withdrawn

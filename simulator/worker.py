@@ -44,6 +44,7 @@ class SimulatedWorker:
         order: of attaching; decides who comes first at one time.
         step_time: its device's, if nothing slows it down.
         boundary_ps: the last boundary at which it planned.
+        frozen_until_ps: before which it begins no step.
         version: of its entry in the clock's heap.
     """
 
@@ -53,6 +54,7 @@ class SimulatedWorker:
         "attached",
         "boundary_ps",
         "end_ps",
+        "frozen_until_ps",
         "gpu",
         "member",
         "name",
@@ -88,6 +90,7 @@ class SimulatedWorker:
         self.steps = 0
         self.end_ps: int | None = None
         self.boundary_ps = 0
+        self.frozen_until_ps = 0
         self.version = 0
         self.totals = Totals()
         self.observer: Observer | None = None
@@ -124,7 +127,7 @@ class SimulatedWorker:
                 self._may_be_silent = True
         gpu.begin(plan.prefills, decode=plan.decode, hold=plan.hold)
         steps = 1
-        self.start_ps = start_ps = at_ps + plan.wait_ps
+        self.start_ps = start_ps = max(at_ps, self.frozen_until_ps) + plan.wait_ps
         if plan.max_steps > 1 and not one_step:
             steps = gpu.run_length(plan.max_steps, None if plan.until_ps is None else plan.until_ps - start_ps)
         self.plan, self.steps = plan, steps

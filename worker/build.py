@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
 from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.faults import SLOW_WORKER
+from lorrery.chassis.fault_rules import RuleSet
+from lorrery.chassis.faults import FREEZE_WORKER, SLOW_WORKER
 from lorrery.chassis.tables import read_tables
 from lorrery.settings import Settings
 from lorrery.vocabulary.units import NEVER
@@ -17,7 +19,7 @@ from lorrery.worker.device.hardware import Gpu
 from lorrery.worker.device.lora import LoraKernels
 from lorrery.worker.device.output import LengthModel, LlmMockLength, LognormalLength
 from lorrery.worker.device.profile import ProfileError, ProfileRow, read_profile
-from lorrery.worker.device.slow import SlowSpells
+from lorrery.worker.device.slow import Spells
 from lorrery.worker.device.steps import EngineStep, StepLogError, read_steps
 from lorrery.worker.device.steptime import STEP_TIME_MODELS, StepTimeModel
 from lorrery.worker.settings import OutputSettings
@@ -138,13 +140,27 @@ def device_of(settings: Settings) -> Device:
         raise SettingsError(f"worker.gpu, worker.tensor_parallel, model: {error}") from None
 
 
-def slow_spells_of(settings: Settings, name: str, from_ps: int) -> SlowSpells:
-    """Return when the settings' faults make a worker slow; their times count from `from_ps`."""
-    return SlowSpells(
-        (from_ps + fault.at_ps, None if fault.until_ps == NEVER else from_ps + fault.until_ps, fault.factor)
-        for fault in settings.planned_faults()
-        if fault.kind == SLOW_WORKER and fault.worker == name
-    )
+def spells_of(sets: Iterable[RuleSet], name: str) -> Spells:
+    """Return when faults make a worker slow, or freeze it.
+
+    Args:
+        sets: of faults; each holds for a time, from which its own count.
+        name: of the worker.
+    """
+    slow: list[tuple[int, int, Fraction]] = []
+    frozen: list[tuple[int, int]] = []
+    for rule_set in sets:
+        for fault in rule_set.faults:
+            if fault.worker != name:
+                continue
+            begin_ps, end_ps = rule_set.from_ps + fault.at_ps, rule_set.until_ps
+            if fault.until_ps < NEVER:
+                end_ps = min(end_ps, rule_set.from_ps + fault.until_ps)
+            if fault.kind == SLOW_WORKER:
+                slow.append((begin_ps, end_ps, fault.factor))
+            elif fault.kind == FREEZE_WORKER:
+                frozen.append((begin_ps, end_ps))
+    return Spells(slow, frozen)
 
 
 def length_model_of(output: OutputSettings) -> LengthModel:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from lorrery.chassis.faults import FREEZE_WORKER, SLOW_WORKER
 from lorrery.chassis.metrics import labelled
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.batch import Batch
@@ -54,6 +55,14 @@ class WorkerMetrics:
             registry=registry,
         )
         self._parts = [(name, parts.labels(name)) for name in PARTS]
+        self._faults = Counter(
+            "lorrery_worker_faults_total",
+            "Steps that a fault on request has slowed, or kept from beginning, by kind.",
+            ["kind"],
+            registry=registry,
+        )
+        for kind in (SLOW_WORKER, FREEZE_WORKER):
+            self._faults.labels(kind)
         self._flops = Counter(
             "lorrery_worker_flops_total", "Floating-point operations of one GPU, modelled.", registry=registry
         )
@@ -146,6 +155,10 @@ class WorkerMetrics:
         """Note what is on the device."""
         self._sequences.set(num_sequences)
         self._kv_tokens.set(kv_tokens)
+
+    def fault(self, kind: str) -> None:
+        """Note a step that a fault on request has met."""
+        self._faults.labels(kind).inc()
 
     def adapters_changed(self, loads: Iterable[str], evictions: Iterable[str]) -> None:
         """Note adapters that a plan needs and evicts, evictions first; a resident one costs no load."""

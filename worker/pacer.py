@@ -18,9 +18,10 @@ from typing import Protocol
 
 import numpy as np
 
+from lorrery.chassis.faults import FREEZE_WORKER, SLOW_WORKER
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.device.rows import DeviceSequence
-from lorrery.worker.device.slow import NEVER_SLOW, SlowSpells
+from lorrery.worker.device.slow import NO_SPELLS, Spells
 from lorrery.worker.device.work import PrefillWork, StepOutcome
 from lorrery.worker.metrics import WorkerMetrics
 
@@ -89,6 +90,9 @@ class StepReport:
     hand_back: bool
 
 
+LONGEST_SLEEP_SECONDS = 3600.0
+"""Event loops know no timers for what never comes."""
+
 NO_OUTCOME = StepOutcome(np.empty(0, np.uint32), np.empty(0, np.uint32), ())
 
 
@@ -113,7 +117,7 @@ class Pacer:
         clock: the scheduler's device clock, as well as it is known here.
         metrics: what happened.
         report: called at each step's end; must not block.
-        slow_spells: when steps take longer than the device's model says.
+        spells: when steps take longer than the device's model says, or do not begin.
     """
 
     def __init__(
@@ -122,10 +126,10 @@ class Pacer:
         clock: Clock,
         metrics: WorkerMetrics,
         report: Callable[[StepReport], None],
-        slow_spells: SlowSpells = NEVER_SLOW,
+        spells: Spells = NO_SPELLS,
     ) -> None:
         self._gpu, self._clock, self._metrics, self._report = gpu, clock, metrics, report
-        self._slow_spells = slow_spells
+        self._spells = spells
         self._running: _Running | None = None
         self._wake: asyncio.Future[None] | None = None
         self._last_report_ps = 0  # when the last step's end was told
@@ -192,12 +196,22 @@ class Pacer:
 
     async def _run_step(self, running: _Running) -> bool:
         """Run one step, unless an interrupt drops it; return whether it was worth waiting for."""
-        duration_ps = self._slow_spells.stretch(self._gpu.step_ps(), running.boundary_ps)
+        duration_ps = self._spells.stretch(self._gpu.step_ps(), running.boundary_ps)
         if running.steps_left == running.plan.max_steps:
             duration_ps += running.plan.wait_ps
         start_ps = max(running.boundary_ps, self._clock.now_ps() - duration_ps)
-        end_ps = running.step_end_ps = start_ps + duration_ps
+        running.step_end_ps = start_ps + duration_ps
         waited = False
+        if (thaw_ps := self._spells.thaw_ps(running.boundary_ps)) > running.boundary_ps:
+            # A GPU that hangs says nothing: what its worker has told of the step's end stands.
+            self._metrics.fault(FREEZE_WORKER)
+            while (left_seconds := self._clock.to_monotonic(thaw_ps) - time.monotonic()) > 0:
+                await self._sleep(min(left_seconds, LONGEST_SLEEP_SECONDS))
+                waited = True
+                if self._running is not running:
+                    return True
+            start_ps = max(thaw_ps, self._clock.now_ps() - duration_ps)
+        end_ps = start_ps + duration_ps
         while (left_seconds := self._clock.to_monotonic(end_ps) - time.monotonic()) > 0:
             await self._sleep(left_seconds)
             waited = True
@@ -223,8 +237,9 @@ class Pacer:
         actual_ps = now_ps - (self._last_report_ps if follows_on else start_ps)
         self._last_report_ps, self._last_end_ps = now_ps, end_ps
         cost = self._gpu.step_cost(batch)
-        slow_ps = self._slow_spells.stretch(cost.total_ps, start_ps - gap_ps) - cost.total_ps
+        slow_ps = self._spells.stretch(cost.total_ps, start_ps - gap_ps) - cost.total_ps
         if slow_ps:
+            self._metrics.fault(SLOW_WORKER)
             cost = replace(cost, whole=cost.whole + slow_ps)
         self._metrics.step_done(batch, cost, len(outcome.handles), end_ps - start_ps, actual_ps, gap_ps, lag_seconds)
         self._note_sequences()

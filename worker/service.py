@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from lorrery.chassis.channel import Dialler
 from lorrery.chassis.clock import DeviceClock
 from lorrery.chassis.credentials import ClusterToken
+from lorrery.chassis.fault_rules import RuleSet
 from lorrery.chassis.log import get_logger
 from lorrery.chassis.server import RECEIVE_BYTES
 from lorrery.chassis.tasks import until_first_ends
@@ -27,9 +28,9 @@ from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import scheduler_pb2_grpc as pb_grpc
 from lorrery.vocabulary.wire_time import from_wire
 from lorrery.worker import wire
-from lorrery.worker.build import device_of, length_model_of, slow_spells_of
+from lorrery.worker.build import device_of, length_model_of, spells_of
 from lorrery.worker.device.gpu import MockGpu
-from lorrery.worker.device.slow import SlowSpells
+from lorrery.worker.device.slow import Spells
 from lorrery.worker.metrics import WorkerMetrics
 from lorrery.worker.pacer import Pacer, Plan, StepReport
 
@@ -150,7 +151,7 @@ class WorkerService:
             clock = DeviceClock.synced(welcome.time_scale, welcome.sent_ps)
             attached = True
             faults_from_ps = from_wire(welcome.faults_from_ps, welcome.sent_ps)
-            spells = slow_spells_of(self._settings, self._name, faults_from_ps)
+            spells = spells_of([RuleSet(self._settings.planned_faults(), faults_from_ps)], self._name)
             self._attachment = _Attachment(call, self._gpu, clock, self._metrics, self._answers, spells)
             self._metrics.attach(attached=True)
             self._metrics.enter("attached")
@@ -200,11 +201,11 @@ class _Attachment:
         clock: DeviceClock,
         metrics: WorkerMetrics,
         answers: wire.AnswerSettings,
-        slow_spells: SlowSpells,
+        spells: Spells,
     ) -> None:
         self._call, self._clock, self._answers = call, clock, answers
         self._outgoing: asyncio.Queue[pb.AttachRequest] = asyncio.Queue(MAX_OUTGOING)
-        self._pacer = Pacer(gpu, clock, metrics, self._report, slow_spells)
+        self._pacer = Pacer(gpu, clock, metrics, self._report, spells)
         self._ended = asyncio.Event()
         self._num_beats, self._beat_at = 0, 0.0
 

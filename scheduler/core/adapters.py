@@ -23,6 +23,7 @@ waiters are dropped.
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from fractions import Fraction
 
 from lorrery.scheduler.core.sequence import Adapter
 
@@ -58,13 +59,29 @@ class AdapterOptions:
     keep_unused: bool = True
 
 
-_NOBODY: frozenset[str] = frozenset()
-
 LoadTime = Callable[[Adapter, Tier], int]
 """How long a load from a tier takes, in picoseconds."""
 
-LoadFails = Callable[[Adapter, int, int], bool]
-"""Whether the n-th load (from 0) of an adapter fails, which begins at a time in picoseconds."""
+
+@dataclass(frozen=True, slots=True)
+class LoadFault:
+    """What goes wrong with a load.
+
+    Attributes:
+        fails: whether it is in vain.
+        factor: it takes so many times as long, rounded down.
+    """
+
+    fails: bool = False
+    factor: Fraction = Fraction(1)
+
+
+WELL = LoadFault()
+
+LoadFaults = Callable[[Adapter, int, int], LoadFault]
+"""What goes wrong with the n-th load (from 0) of an adapter, which begins at a time in picoseconds."""
+
+_NOBODY: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -80,14 +97,14 @@ class Residency:
     Args:
         options: the rules.
         load_ps: how long a load takes.
-        load_fails: which loads fail.
+        load_faults: what goes wrong with which loads; asked once for each, as it begins.
     """
 
     def __init__(
         self,
         options: AdapterOptions = AdapterOptions(),
         load_ps: LoadTime = lambda adapter, tier: 0,
-        load_fails: LoadFails = lambda adapter, attempt, at_ps: False,
+        load_faults: LoadFaults = lambda adapter, attempt, at_ps: WELL,
     ) -> None:
         self.options = options
         self.gpu: dict[str, Adapter] = {}
@@ -103,7 +120,7 @@ class Residency:
         self.num_loads = 0
         self.num_failed_loads = 0
         self._load_ps = load_ps
-        self._load_fails = load_fails
+        self._load_faults = load_faults
         self._waiting: dict[str, Adapter] = {}
         self._attempts: dict[str, int] = {}
         self._taken_slots = 0  # of those on the GPU, under way, and waiting for their load
@@ -230,9 +247,10 @@ class Residency:
             attempt = self._attempts.get(name, 0)
             tier = Tier.HOST if name in self.host else Tier.DISK
             self.num_loads += 1
-            self.loading[name] = _Load(
-                adapter, at_ps + self._load_ps(adapter, tier), self._load_fails(adapter, attempt, at_ps)
-            )
+            fault, load_ps = self._load_faults(adapter, attempt, at_ps), self._load_ps(adapter, tier)
+            if fault is not WELL:
+                load_ps = load_ps * fault.factor.numerator // fault.factor.denominator
+            self.loading[name] = _Load(adapter, at_ps + load_ps, fault.fails)
 
     # --- time -------------------------------------------------------------------------------------------------------
 

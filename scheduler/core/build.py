@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from lorrery.scheduler.core.adapters import LoadFails, LoadTime, Residency
+from lorrery.scheduler.core.adapters import WELL, LoadFaults, LoadTime, Residency
 from lorrery.scheduler.core.batching.base import Batching
 from lorrery.scheduler.core.batchings import BATCHINGS
 from lorrery.scheduler.core.memories import MEMORIES, PREFIX_CACHES
@@ -20,7 +20,7 @@ def build_replica(
     make_queue: Callable[[ReplicaSettings], Queue] | None = None,
     make_batching: Callable[[ReplicaSettings], Batching] | None = None,
     load_ps: LoadTime = lambda adapter, tier: 0,
-    load_fails: LoadFails = lambda adapter, attempt, at_ps: False,
+    load_faults: LoadFaults = lambda adapter, attempt, at_ps: WELL,
 ) -> Replica:
     """Build a replica.
 
@@ -31,7 +31,7 @@ def build_replica(
         make_queue: makes a queue that is not in the table, in place of `settings.policy`.
         make_batching: the same for the way to batch.
         load_ps: how long an adapter's load takes.
-        load_fails: which loads fail.
+        load_faults: what goes wrong with which loads.
 
     Raises:
         KeyError: no queue, way to batch, memory rule or prefix cache of that name.
@@ -51,7 +51,7 @@ def build_replica(
         make_batching(settings),
         MEMORIES[settings.memory].build(settings, blocks),
         prefix_cache=prefix_cache,
-        adapters=Residency(settings.adapter_options, load_ps, load_fails),
+        adapters=Residency(settings.adapter_options, load_ps, load_faults),
         options=ReplicaOptions(
             strict=settings.strict,
             min_computed_tokens=settings.min_computed_tokens,

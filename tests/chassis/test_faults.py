@@ -1,24 +1,55 @@
 """The faults' syntax, and what of it `lorrery up`, `lorrery simulate` and the services read alike."""
 
+from collections.abc import Iterable
+
 import pytest
 
 from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.faults import check_faults, load_fails, parse_fault
+from lorrery.chassis.fault_rules import LoadRules, RuleBook
+from lorrery.chassis.faults import LOAD_FAILURE, SLOW_LOAD, check_faults, parse_fault
 from lorrery.vocabulary.units import NEVER
 
 S = 10**12
 
 
+def loads(*texts: str, worker: str = "w", adapters: str = "a", at_ps: Iterable[int] = (0,)) -> list[list[str]]:
+    """Return the kinds of the faults that loads meet which begin at these times; "aab" are three at each."""
+    book = RuleBook()
+    book.plan(map(parse_fault, texts), 0)
+    rules = LoadRules(book, worker)
+    return [[fault.kind for fault in rules.choose(adapter, at)] for at in at_ps for adapter in adapters]
+
+
 def test_loads_fail_that_begin_from_the_faults_begin_to_just_before_its_end() -> None:
-    fault = parse_fault("adapter_load_failure,at=1,for=2")
-    found = [load_fails([fault], "a", at_ps) for at_ps in (S - 1, S, 3 * S - 1, 3 * S)]
-    assert found == [False, True, True, False]
+    fault = "adapter_load_failure,at=1,for=2"
+    assert loads(fault, at_ps=(S - 1, S, 3 * S - 1, 3 * S)) == [[], [LOAD_FAILURE], [LOAD_FAILURE], []]
 
 
-def test_a_fault_of_one_adapter_leaves_others_loads_alone() -> None:
-    faults = [parse_fault("worker_loss,at=0,worker=w"), parse_fault("adapter_load_failure,at=0,adapter=a")]
-    assert load_fails(faults, "a", 5 * S)
-    assert not load_fails(faults, "b", 5 * S)
+def test_a_fault_of_one_adapter_or_worker_leaves_others_loads_alone() -> None:
+    faults = ("worker_loss,worker=w", "adapter_load_failure,adapter=a", "slow_adapter_load,factor=2,worker=w")
+    assert loads(*faults, adapters="ab") == [[LOAD_FAILURE, SLOW_LOAD], [SLOW_LOAD]]
+    assert loads(*faults, adapters="ab", worker="v") == [[LOAD_FAILURE], []]
+
+
+def test_loads_are_counted_and_drawn_for_each_worker() -> None:
+    assert loads("adapter_load_failure,first=2,adapter=a", adapters="abaa") == [[LOAD_FAILURE], [], [LOAD_FAILURE], []]
+    fault, many = "slow_adapter_load,factor=3,share=0.3,seed=5", "a" * 200
+    met = loads(fault, adapters=many)
+    assert 40 <= sum(map(len, met)) <= 80
+    assert loads(fault, adapters=many) == met
+    assert loads(fault, adapters=many, worker="v") != met
+
+
+def test_an_operators_rules_hold_from_their_time_to_that_of_the_next() -> None:
+    book = RuleBook()
+    rules = LoadRules(book, "w")
+    book.replace([parse_fault("adapter_load_failure,first=1")], 10)
+    book.replace([parse_fault("slow_adapter_load,factor=2,at=1e-12")], 20)
+    at = (9, 10, 11, 20, 21)
+    assert [[f.kind for f in rules.choose("a", at_ps)] for at_ps in at] == [[], [LOAD_FAILURE], [], [], [SLOW_LOAD]]
+    for at_ps in range(30, 40):
+        book.replace([], at_ps)
+    assert len(book.sets) <= RuleBook.MAX_REPLACED + 1
 
 
 def test_a_fault_without_an_end_stays() -> None:

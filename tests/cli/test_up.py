@@ -177,7 +177,7 @@ async def test_fault_kills_a_worker_and_starts_it_again_and_others_are_the_servi
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("flood,at=1", "fault flood,at=1: 'flood' is none of worker_loss, slow_worker, adapter_load_failure"),
+        ("flood,at=1", "fault flood,at=1: 'flood' is none of worker_loss, slow_worker, freeze_worker"),
         ("worker_loss,at=1,worker=worker-2", "no such worker; there are worker-0, worker-1"),
         ("adapter_load_failure,at=1,adapter=ghost", "no such adapter in adapters.registry"),
     ],

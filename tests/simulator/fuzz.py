@@ -11,19 +11,21 @@ adapters and caches counted.
 import argparse
 import csv
 import io
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
-from lorrery.chassis.faults import LOAD_FAILURE, SLOW_WORKER, WORKER_LOSS, Fault, load_fails
+from lorrery.chassis.fault_rules import LoadRules, RuleBook
+from lorrery.chassis.faults import FREEZE_WORKER, LOAD_FAILURE, LOAD_KINDS, SLOW_LOAD, SLOW_WORKER, WORKER_LOSS, Fault
 from lorrery.loadgen.workload.request import WorkloadRequest
-from lorrery.scheduler.core.adapters import Tier
+from lorrery.scheduler.core.adapters import LoadFault, Tier
 from lorrery.scheduler.core.batchings import BATCHINGS
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.combinations import why_excluded
@@ -234,9 +236,11 @@ def _with_load(
         until = int(rng.random() * 2 * end * PS)
         at = min(int(rng.random() * end * PS), until)
         worker = f"worker-{int(rng.integers(num_workers))}"
-        kind = (WORKER_LOSS, SLOW_WORKER, LOAD_FAILURE)[int(rng.integers(3))]
+        kind = (WORKER_LOSS, SLOW_WORKER, FREEZE_WORKER, LOAD_FAILURE, SLOW_LOAD)[int(rng.integers(5))]
         factor = (Fraction(2), Fraction(3, 2), Fraction(1, 3))[int(rng.integers(3))]
-        faults.append(Fault(kind, kind, at, until, worker, "", factor))
+        more = {"first": 2} if number % 2 else {"share": Fraction(2, 3)}
+        on = "" if kind in LOAD_KINDS and number % 3 else worker
+        faults.append(Fault(kind, kind, at, until, on, factor=factor, **(more if kind in LOAD_KINDS else {})))
     return Case(
         number=number,
         replica=replica,
@@ -283,26 +287,34 @@ def simulate(case: Case) -> tuple[list[SimulatedRequest], GapRecorder]:
 
 def build_case(case: Case, observers: Sequence[Observer], *, one_step: bool) -> Simulation:
     """Build a case's cluster."""
-
-    def fails(adapter: Adapter, attempt: int, at_ps: int) -> bool:
-        return load_fails(case.faults, adapter.adapter_id, at_ps) or (case.loads and adapter.rank == 8 and attempt == 0)
+    book = RuleBook()
+    book.plan(case.faults, 0)
 
     def load_ps(adapter: Adapter, tier: Tier) -> int:
         if case.loads:
             return 10**9 * adapter.rank * (1 if tier is Tier.HOST else 7)
         return 10**9 if case.faults else 0  # what fails takes time, or it would fail for ever at once
 
-    def make_replica() -> Replica:
+    def make_replica(name: str) -> Replica:
+        rules = LoadRules(book, name)
+
+        def load_fault(adapter: Adapter, attempt: int, at_ps: int) -> LoadFault:
+            met = rules.choose(adapter.adapter_id, at_ps)
+            fails = (case.loads and adapter.rank == 8 and attempt == 0) or any(f.kind == LOAD_FAILURE for f in met)
+            return LoadFault(fails, math.prod((fault.factor for fault in met), start=Fraction(1)))
+
         cache = StaticTrie.build([_tokens(n, 60) for n in range(3)], 90) if case.trie else None
         return build_replica(
             case.replica,
             cache,
             load_ps=load_ps,
-            load_fails=fails,
+            load_faults=load_fault,
         )
 
     workers = [
-        SimulatedWorker(f"worker-{n}", make_replica, step_time_model(case.model), n % case.num_shards)
+        SimulatedWorker(
+            f"worker-{n}", partial(make_replica, f"worker-{n}"), step_time_model(case.model), n % case.num_shards
+        )
         for n in range(case.num_workers)
     ]
     placements = [PLACEMENTS[case.placement](np.random.default_rng(shard)) for shard in range(case.num_shards)]
@@ -312,6 +324,7 @@ def build_case(case: Case, observers: Sequence[Observer], *, one_step: bool) -> 
         one_step=one_step,
         choose_shard=(lambda request: request.prompt_tokens % case.num_shards) if case.num_shards > 1 else None,
         timeout_ps=case.timeout_ps,
+        worker_timeout_ps=PS // 2,
         rules=ClusterRules(worker_wait_seconds=1),
         observers=observers,
     )

@@ -7,7 +7,8 @@ import pytest
 
 import lorrery
 from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.faults import FaultRules, parse_fault
+from lorrery.chassis.fault_rules import FaultRules
+from lorrery.chassis.faults import parse_fault
 
 SETTINGS: dict[str, Any] = {"model": "Llama-3-8B", "worker": {"gpu": "H100-SXM"}, "scheduler": {"policy": "fcfs"}}
 REQUESTS = lorrery.Requests(

@@ -15,7 +15,7 @@ from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.device.llm_mock import OVERHEAD_PS, LlmMock
 from lorrery.worker.device.output import Ending
 from lorrery.worker.device.rows import DeviceSequence
-from lorrery.worker.device.slow import NEVER_SLOW, SlowSpells
+from lorrery.worker.device.slow import NO_SPELLS, Spells
 from lorrery.worker.device.work import PrefillWork
 from lorrery.worker.metrics import WorkerMetrics
 from lorrery.worker.pacer import Pacer, Plan, StepReport
@@ -52,7 +52,7 @@ class Bench:
         self,
         oversleep_ps: Callable[[int], int] = lambda _sleep: 0,
         on_report: Callable[["Bench", StepReport], None] = lambda _bench, _report: None,
-        slow_spells: SlowSpells = NEVER_SLOW,
+        spells: Spells = NO_SPELLS,
     ) -> None:
         self.registry = CollectorRegistry()
         self.clock = SleepersClock(oversleep_ps)
@@ -60,7 +60,7 @@ class Bench:
         self.over = asyncio.Event()
         self._on_report = on_report
         metrics = WorkerMetrics(self.registry, "worker", 1000)
-        self.pacer = Pacer(MockGpu(LlmMock()), self.clock, metrics, self._report, slow_spells)
+        self.pacer = Pacer(MockGpu(LlmMock()), self.clock, metrics, self._report, spells)
 
     def _report(self, report: StepReport) -> None:
         self.reports.append(report)
@@ -87,8 +87,8 @@ class Bench:
     def durations(self) -> list[int]:
         return [report.end_ps - report.start_ps for report in self.reports]
 
-    def metric(self, name: str) -> float | None:
-        return self.registry.get_sample_value(f"lorrery_worker_{name}", {"worker": "worker"})
+    def metric(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(f"lorrery_worker_{name}", {"worker": "worker", **labels})
 
 
 def step_ps(length: int) -> int:
@@ -107,11 +107,29 @@ async def test_steps_follow_one_another_and_take_what_the_model_says():
 
 async def test_steps_that_begin_in_a_slow_spell_are_stretched():
     second, fourth = START_PS + step_ps(1), START_PS + step_ps(1) + 2 * step_ps(2) + 2 * step_ps(3)
-    bench = Bench(slow_spells=SlowSpells([(second - 5, fourth, Fraction(2))]))
+    bench = Bench(spells=Spells([(second - 5, fourth, Fraction(2))]))
     await bench.run(4)
     assert bench.durations() == [step_ps(1), 2 * step_ps(2), 2 * step_ps(3), step_ps(4)]
     assert bench.gaps() == [0] * 3
     assert bench.metric("step_modelled_seconds_sum") == pytest.approx(sum(bench.durations()) / 1e12)
+
+
+async def test_a_freeze_makes_a_gap_and_does_not_change_what_was_said_of_the_steps_end():
+    second = START_PS + step_ps(1)
+    thaw_ps = second + 40 * OVERHEAD_PS
+    told: list[tuple[int, int] | None] = []
+
+    def look(_sleep: int) -> int:
+        told.append(bench.pacer.progress)
+        return 0
+
+    bench = Bench(look, spells=Spells(frozen=[(second - 5, thaw_ps)]))
+    await bench.run(4)
+    assert bench.durations() == [step_ps(1), step_ps(2), step_ps(3), step_ps(4)]
+    assert bench.gaps() == [thaw_ps - second, 0, 0]
+    assert (1, second + step_ps(2)) in told
+    assert (1, thaw_ps + step_ps(2)) not in told
+    assert bench.metric("faults_total", kind="freeze_worker") == 1
 
 
 async def test_late_wake_ups_change_no_device_time():

@@ -1,4 +1,8 @@
-"""A device that takes a multiple of another one's time for each step: a GPU that is throttled, or shared."""
+"""Devices that are not well.
+
+One takes a multiple of another's time for each step, as a GPU that is throttled or shared; one begins no step for a
+while, as a GPU that hangs.
+"""
 
 from collections.abc import Iterable
 from fractions import Fraction
@@ -43,25 +47,34 @@ class Slowed:
         return _stretched(duration_ps, self._factor)
 
 
-class SlowSpells:
-    """The times in which a worker is slow, for whoever runs one step after another.
+class Spells:
+    """The times in which a worker is slow or frozen, for whoever runs one step after another.
 
     Args:
-        spells: begin, end (None: it stays) and factor of each, in device picoseconds; they do not overlap.
+        slow: begin, end and factor of each, in device picoseconds; they do not overlap.
+        frozen: begin and end of each; no step begins in between.
     """
 
-    def __init__(self, spells: Iterable[tuple[int, int | None, Fraction]] = ()) -> None:
-        self._spells = tuple(spells)
+    def __init__(self, slow: Iterable[tuple[int, int, Fraction]] = (), frozen: Iterable[tuple[int, int]] = ()) -> None:
+        self._slow = tuple(slow)
+        self._frozen = sorted(frozen)
 
     def stretch(self, duration_ps: int, boundary_ps: int) -> int:
         """Return how long a step takes that is due to begin at a boundary, rounded down."""
-        for from_ps, until_ps, factor in self._spells:
-            if from_ps <= boundary_ps and (until_ps is None or boundary_ps < until_ps):
+        for from_ps, until_ps, factor in self._slow:
+            if from_ps <= boundary_ps < until_ps:
                 return _stretched(duration_ps, factor)
         return duration_ps
 
+    def thaw_ps(self, boundary_ps: int) -> int:
+        """Return when a step may begin that is due to begin at a boundary; `NEVER` is an end like any other."""
+        for from_ps, until_ps in self._frozen:
+            if from_ps <= boundary_ps < until_ps:
+                boundary_ps = until_ps
+        return boundary_ps
 
-NEVER_SLOW = SlowSpells()
+
+NO_SPELLS = Spells()
 
 
 def _stretched(duration_ps: int, factor: Fraction) -> int:

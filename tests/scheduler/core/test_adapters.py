@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from lorrery.scheduler.core.adapters import AdapterOptions, Residency, Tier
+from lorrery.scheduler.core.adapters import AdapterOptions, LoadFault, Residency, Tier
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
 
@@ -15,7 +15,7 @@ def residency(options: AdapterOptions, fails: tuple[int, ...] = ()) -> Residency
     return Residency(
         options,
         load_ps=lambda adapter, tier: adapter.rank * (10 if tier is Tier.HOST else 100),
-        load_fails=lambda adapter, attempt, at_ps: attempt in fails,
+        load_faults=lambda adapter, attempt, at_ps: LoadFault(attempt in fails),
     )
 
 
@@ -120,11 +120,11 @@ def test_attempts_count_anew_after_a_load_that_succeeded() -> None:
     outcomes = iter([True, False, True, False])  # whether the load fails
     attempts: list[int] = []
 
-    def fails(adapter: Adapter, attempt: int, at_ps: int) -> bool:
+    def fails(adapter: Adapter, attempt: int, at_ps: int) -> LoadFault:
         attempts.append(attempt)
-        return next(outcomes)
+        return LoadFault(next(outcomes))
 
-    held = Residency(AdapterOptions(max_load_attempts=2), load_fails=fails)
+    held = Residency(AdapterOptions(max_load_attempts=2), load_faults=fails)
     assert held.require(A, 0, lambda: ())
     held.keep_only(())
     assert held.require(A, 0, lambda: ())

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lorrery.scheduler.core.adapters import AdapterOptions, Residency, Tier
+from lorrery.scheduler.core.adapters import AdapterOptions, LoadFault, Residency, Tier
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.continuous import Continuous
 from lorrery.scheduler.core.build import build_replica
@@ -96,7 +96,7 @@ def build(policy: str, pool: int, batch_tokens: int, most: int) -> Replica:
         settings,
         cache,
         load_ps=lambda adapter, tier: adapter.rank * (300 if tier is Tier.HOST else 2_500),
-        load_fails=lambda adapter, attempt, at_ps: adapter.rank == 2 and attempt == 0,
+        load_faults=lambda adapter, attempt, at_ps: LoadFault(adapter.rank == 2 and attempt == 0),
     )
 
 

@@ -1,0 +1,87 @@
+"""Faults of workers and of their loads, live: what they do to streams, and that a simulation says the same."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import lorrery
+from tests.cluster.client import Ask, client_of
+from tests.cluster.gauges import nothing_held
+from tests.cluster.harness import metric, running_cluster, wait_until
+
+pytestmark = pytest.mark.cluster
+
+
+def faults(*rules: str) -> str:
+    return f"faults={list(rules)}".replace("'", '"')
+
+
+async def test_the_first_loads_of_an_adapter_fail_or_are_slow_as_simulated(tmp_path: Path) -> None:
+    rules = ("adapter_load_failure,adapter=lora-0,first=4", "slow_adapter_load,adapter=lora-1,factor=100,first=1")
+    adapters = ["lora-0", "lora-0", "lora-1", "lora-2"]
+    async with running_cluster(tmp_path, faults(*rules)) as cluster, client_of(cluster) as client:
+        live: list[str] = []
+        seconds: list[float] = []
+        for seed, adapter_id in enumerate(adapters):
+            began = time.monotonic()
+            stream = await client.start(Ask(seed, max_new_tokens=4, adapter_id=adapter_id))
+            seconds.append(time.monotonic() - began)
+            live.append("OK" if stream.error is None else stream.error.code().name)
+        await nothing_held(cluster)
+        address = cluster.metrics_address("scheduler")
+        happened = {
+            kind: metric(address, "lorrery_scheduler_faults_total", kind=kind)
+            for kind in ("adapter_load_failure", "slow_adapter_load")
+        }
+    assert happened == {"adapter_load_failure": 4, "slow_adapter_load": 1}
+    requests = lorrery.Requests(np.arange(4) * 60.0, [8] * 4, [4] * 4, adapters)
+    simulated = lorrery.simulate(cluster.settings, requests, workers=1).columns
+    assert live == simulated.status.tolist() == ["UNAVAILABLE", "OK", "OK", "OK"]
+    e2e = (simulated.end_seconds - requests.at_seconds).tolist()
+    assert e2e[2] > 10 * e2e[3]  # a load that takes so long leaves its mark
+    assert all(took >= modelled for took, modelled in zip(seconds, e2e, strict=True))
+
+
+async def test_a_worker_that_freezes_for_a_moment_keeps_its_streams(tmp_path: Path) -> None:
+    rules = ("freeze_worker,worker=worker-0,at=1,for=0.8",)
+    async with running_cluster(tmp_path, faults(*rules)) as cluster, client_of(cluster) as client:
+        ask = Ask(1, max_new_tokens=600)
+        (await client.start(ask)).check(cluster.settings)
+        assert metric(cluster.metrics_address("worker-0"), "lorrery_worker_faults_total", kind="freeze_worker") == 1
+        assert metric(cluster.metrics_address("worker-0"), "lorrery_worker_gaps_total") >= 1
+        assert metric(cluster.metrics_address("scheduler"), "lorrery_scheduler_workers_lost_total") == 0
+
+
+async def test_a_worker_that_stays_frozen_is_lost_though_it_beats_and_another_goes_on_with_its_streams(
+    tmp_path: Path,
+) -> None:
+    rules = ("freeze_worker,worker=worker-0,at=1",)
+    async with running_cluster(tmp_path, faults(*rules), num_workers=2) as cluster, client_of(cluster) as client:
+        asks = [Ask(seed, max_new_tokens=400) for seed in range(6)]
+        for stream in await asyncio.gather(*(client.start(ask) for ask in asks)):
+            stream.check(cluster.settings)
+        address = cluster.metrics_address("scheduler")
+        assert metric(address, "lorrery_scheduler_workers_given_up_total", reason="stalled") == 1
+        assert metric(address, "lorrery_scheduler_workers") == 1
+        (await client.start(Ask(9))).check(cluster.settings)
+    requests = lorrery.Requests([0.0] * 6, [8] * 6, [400] * 6)
+    simulated = lorrery.simulate(cluster.settings, requests, workers=2).columns
+    assert simulated.status.tolist() == ["OK"] * 6
+    assert set(simulated.worker_id.tolist()) == {"worker-1"}
+    assert simulated.num_requeues.max() == 1
+
+
+async def test_a_worker_that_was_lost_frozen_comes_back_when_that_is_over(tmp_path: Path) -> None:
+    rules = ("freeze_worker,worker=worker-0,at=0.5,for=5",)
+    async with running_cluster(tmp_path, faults(*rules), num_workers=2) as cluster, client_of(cluster) as client:
+        streams = [asyncio.ensure_future(client.start(Ask(seed, max_new_tokens=300))) for seed in range(4)]
+        address = cluster.metrics_address("scheduler")
+        await wait_until(lambda: metric(address, "lorrery_scheduler_workers") == 1, 20)
+        assert metric(address, "lorrery_scheduler_workers_given_up_total", reason="stalled") == 1
+        await wait_until(lambda: metric(address, "lorrery_scheduler_workers") == 2, 20)
+        for stream in await asyncio.gather(*streams):
+            stream.check(cluster.settings)
+        assert metric(address, "lorrery_scheduler_workers_given_up_total", reason="stalled") == 1

@@ -1,0 +1,61 @@
+"""Faults of workers and loads under the virtual clock: when steps begin, who is lost, which loads fail or are slow."""
+
+from typing import Any
+
+import pytest
+
+import lorrery
+from lorrery.chassis.errors import SettingsError
+
+SETTINGS: dict[str, Any] = {
+    "model": "Llama-3-8B",
+    "worker": {"gpu": "H100-SXM"},
+    "scheduler": {"policy": "fcfs", "worker_timeout_seconds": 2.0, "max_worker_losses": 2},
+    "adapters": {"registry": [{"id": "a", "rank": 16}, {"id": "b", "rank": 16}]},
+}
+
+
+def columns(*faults: str, workers: int = 1, requests: lorrery.Requests | None = None) -> Any:
+    requests = lorrery.Requests([0.0], [8], [400]) if requests is None else requests
+    return lorrery.simulate(SETTINGS, requests, workers=workers, faults=faults).columns
+
+
+def test_a_freeze_delays_a_stream_by_its_length_less_the_step_under_way() -> None:
+    plain, frozen = columns(), columns("freeze_worker,worker=worker-0,at=1,for=1.5")
+    late = frozen.end_seconds[0] - plain.end_seconds[0]
+    assert 1.4 < late <= 1.5
+    assert frozen.num_requeues[0] == 0
+
+
+def test_a_worker_frozen_for_longer_than_its_scheduler_has_patience_is_lost_and_comes_back() -> None:
+    found = columns("freeze_worker,worker=worker-0,at=1,for=4")
+    assert (found.status[0], found.num_requeues[0], found.worker_id[0]) == ("OK", 1, "worker-0")
+    assert found.end_seconds[0] > 5
+    elsewhere = columns("freeze_worker,worker=worker-0,at=1", workers=2)
+    assert (elsewhere.status[0], elsewhere.worker_id[0]) == ("OK", "worker-1")
+    assert 3 < elsewhere.end_seconds[0] < found.end_seconds[0]
+
+
+def test_the_first_loads_fail_and_then_none() -> None:
+    requests = lorrery.Requests([0.0, 60.0, 120.0], [8] * 3, [4] * 3, ["a", "a", "b"])
+    found = columns("adapter_load_failure,adapter=a,first=3", requests=requests)
+    assert found.status.tolist() == ["UNAVAILABLE", "OK", "OK"]
+    all_fail = columns("adapter_load_failure", requests=requests)
+    assert all_fail.status.tolist() == ["UNAVAILABLE"] * 3
+
+
+def test_a_slow_load_takes_its_multiple() -> None:
+    requests = lorrery.Requests([0.0, 60.0], [8] * 2, [4] * 2, ["a", "b"])
+    queue = [
+        columns(*faults, requests=requests).queue_seconds for faults in ((), ("slow_adapter_load,factor=3,first=1",))
+    ]
+    assert queue[1].tolist() == pytest.approx([3 * queue[0][0], queue[0][1]], rel=0.05)
+
+
+def test_loads_that_a_prefill_waits_for_may_not_fail_for_ever() -> None:
+    blocking = SETTINGS | {"adapters": SETTINGS["adapters"] | {"loading": "blocking"}}
+    requests = lorrery.Requests([0.0], [8], [4], ["a"])
+    with pytest.raises(SettingsError, match="never runs"):
+        lorrery.simulate(blocking, requests, workers=1, faults=("adapter_load_failure",))
+    found = lorrery.simulate(blocking, requests, workers=1, faults=("adapter_load_failure,first=5",))
+    assert found.columns.status.tolist() == ["OK"]
