@@ -204,7 +204,7 @@ class _Attachment:
         spells: Spells,
     ) -> None:
         self._call, self._clock, self._answers = call, clock, answers
-        self._outgoing: asyncio.Queue[pb.AttachRequest] = asyncio.Queue(MAX_OUTGOING)
+        self._outgoing: asyncio.Queue[pb.AttachRequest | None] = asyncio.Queue(MAX_OUTGOING)
         self._pacer = Pacer(gpu, clock, metrics, self._report, spells)
         self._ended = asyncio.Event()
         self._num_beats, self._beat_at = 0, 0.0
@@ -238,8 +238,7 @@ class _Attachment:
 
     async def _finish(self) -> None:
         await self._pacer.empty.wait()
-        await self._outgoing.join()
-        await self._call.done_writing()
+        await self._outgoing.put(None)
 
     def _report(self, report: StepReport) -> None:
         self._send(wire.step_done(report))
@@ -251,13 +250,14 @@ class _Attachment:
             raise StreamBrokenError(f"{MAX_OUTGOING} messages wait for the scheduler") from None
 
     async def _write(self) -> None:
-        while True:
-            message = await self._outgoing.get()
+        """Write until None, which closes the stream: a heartbeat that came after that would break it."""
+        while (message := await self._outgoing.get()) is not None:
             try:
                 await self._call.write(message)
             except asyncio.InvalidStateError:
                 raise StreamBrokenError("the scheduler ended the stream") from None
-            self._outgoing.task_done()
+        await self._call.done_writing()
+        await self._ended.wait()
 
     async def _beat(self, every_seconds: float) -> None:
         while True:

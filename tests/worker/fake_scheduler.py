@@ -32,6 +32,8 @@ class Stream:
         self.draining = asyncio.Event()
         self.half_closed = asyncio.Event()
         self.ended = asyncio.Event()
+        self.linger_seconds = 0.0  # before the stream is ended, once the worker has closed its side
+        self.cut = False  # meanwhile, by the worker
         self._close = asyncio.Event()
 
     async def send_plan(self, plan: pb.Plan) -> pb.Plan:
@@ -90,6 +92,10 @@ class Stream:
         closing = asyncio.ensure_future(self._close.wait())
         try:
             await asyncio.wait((receiving, closing), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.sleep(self.linger_seconds)
+        except asyncio.CancelledError:
+            self.cut = True
+            raise
         finally:
             self.ended.set()
             for task in (receiving, closing):

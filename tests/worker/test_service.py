@@ -31,6 +31,7 @@ STEP_PS = 60_000_000_000
 """llm-mock's step with next to no tokens."""
 TIME_SCALE = 0.1
 """A tenth: such a step takes 6 ms."""
+HEARTBEAT_SECONDS = 0.02
 
 
 class Worker:
@@ -42,7 +43,7 @@ class Worker:
                 "worker": {
                     "scheduler": scheduler.address,
                     "step_time": "llm-mock",
-                    "heartbeat_seconds": 0.02,
+                    "heartbeat_seconds": HEARTBEAT_SECONDS,
                     "name": "worker-0",
                     **worker,
                 },
@@ -376,6 +377,16 @@ async def test_draining_worker_finishes_its_sequences_and_closes_the_stream():
             await stream.half_closed.wait()
             await draining
         assert worker.metric("state", state="draining") == 1
+
+
+async def test_drained_worker_says_nothing_more_and_waits_until_its_scheduler_has_read_to_the_end():
+    async with attached() as (worker, stream):
+        stream.linger_seconds = 5 * HEARTBEAT_SECONDS
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await stream.heartbeat.wait()
+            await worker.service.drain()
+        assert stream.half_closed.is_set()
+        assert not stream.cut
 
 
 async def test_idle_worker_drains_at_once():
