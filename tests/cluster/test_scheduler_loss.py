@@ -39,9 +39,12 @@ async def test_killed_scheduler_loses_and_repeats_no_token(start_cluster: StartC
     cluster = await start_cluster("scheduler.policy=fcfs", "scheduler.max_num_seqs=12", num_workers=2)
     async with client_of(cluster) as client:
         await client.load_adapter("loaded-later", 8)
-        streams = _start_streams(client, 1, NUM_STREAMS, 60)
+        streams = _start_streams(client, 1, NUM_STREAMS, 120)
         await wait_until(lambda: sum(len(stream.token_ids) >= 5 for stream in streams) >= 12)
         await _kill_scheduler(cluster)
+        # Nothing ends now; on a busy machine some have ended before.
+        resumed = NUM_STREAMS - await scrape(cluster, "router", "lorrery_router_requests_total", outcome="ok")
+        assert resumed > 0
         held_back = _start_streams(client, 2, 8, 10)
         assert not any(stream.over for stream in (*streams, *held_back))
         assert (await client.shards())[0].connected is False
@@ -50,7 +53,7 @@ async def test_killed_scheduler_loses_and_repeats_no_token(start_cluster: StartC
             (await stream).check(cluster.settings)
         assert (await client.adapters())["loaded-later"] == 8
         assert await scrape(cluster, "scheduler", "lorrery_scheduler_workers", state="ready") == 2
-        assert await scrape(cluster, "router", "lorrery_router_resumed_total") >= NUM_STREAMS // 2
+        assert await scrape(cluster, "router", "lorrery_router_resumed_total") == resumed
     await nothing_held(cluster)
 
 
