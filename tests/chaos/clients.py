@@ -260,7 +260,10 @@ def _outcome(kind: Kind, key: str, router: str, began: float, stream: Stream, cu
 
 
 def _reason(error: grpc.aio.AioRpcError) -> str:
-    status, info = rpc_status.from_call(error), error_details_pb2.ErrorInfo()
+    try:
+        status, info = rpc_status.from_call(error), error_details_pb2.ErrorInfo()
+    except ValueError:  # the deadline passed while the router's own status came in
+        return ""
     if status is None or not status.details or not status.details[0].Unpack(info):
         return ""
     return info.reason
