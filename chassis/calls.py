@@ -35,6 +35,22 @@ class CallGuard(grpc.aio.ServerInterceptor):
 
     def __init__(self) -> None:
         self._guarded: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+        self._open: set[asyncio.Task[Any]] = set()
+
+    async def all_ended(self, seconds: float) -> None:
+        """Return when no call is open, or after so many seconds.
+
+        A stopped server has told its calls to end and does not wait for that. A loop that ends then cancels them once
+        more, and gRPC logs a traceback for each.
+        """
+        if self._open:
+            await asyncio.wait(self._open, timeout=seconds)
+
+    def begun(self) -> None:
+        """Take note of a call, which is the current task."""
+        if (task := asyncio.current_task()) is not None:
+            self._open.add(task)
+            task.add_done_callback(self._open.discard)
 
     async def intercept_service(
         self,
@@ -45,11 +61,13 @@ class CallGuard(grpc.aio.ServerInterceptor):
         method: str = handler_call_details.method
         guarded = self._guarded.get(method)
         if guarded is None and (handler := await continuation(handler_call_details)) is not None:
-            guarded = self._guarded[method] = _guard(method, handler)
+            guarded = self._guarded[method] = _guard(method, handler, self.begun)
         return guarded
 
 
-def _guard(method: str, handler: "grpc.RpcMethodHandler[Any, Any]") -> "grpc.RpcMethodHandler[Any, Any]":
+def _guard(
+    method: str, handler: "grpc.RpcMethodHandler[Any, Any]", begun: Callable[[], None]
+) -> "grpc.RpcMethodHandler[Any, Any]":
     """Return a handler that reads its messages itself: gRPC reads that of a unary request before anybody sees it."""
     behaviours = (handler.unary_unary, handler.unary_stream, handler.stream_unary, handler.stream_stream)
     (behaviour,) = cast("list[_Method]", [behaviour for behaviour in behaviours if behaviour is not None])
@@ -62,12 +80,14 @@ def _guard(method: str, handler: "grpc.RpcMethodHandler[Any, Any]") -> "grpc.Rpc
         raise InvalidRequest("the call has no message; it takes one", field="message")
 
     async def call(messages: AsyncIterator[object], context: status.Context) -> object:
+        begun()
         try:
             return await behaviour(await requested(messages), context)
         except Exception as error:
             await _end(method, error, context)
 
     async def stream(messages: AsyncIterator[object], context: status.Context) -> AsyncIterator[object]:
+        begun()
         try:
             async for response in behaviour(await requested(messages), context):
                 yield response

@@ -21,6 +21,7 @@ import grpc.aio
 import typer
 from prometheus_client import CollectorRegistry
 
+from lorrery.chassis.calls import CallGuard
 from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.chassis.interrupt import exit_on_signals, handled_by
@@ -98,7 +99,8 @@ async def run_service(
         state = ServiceState(registry)
         metrics_server = serve_metrics(metrics, registry, f"{service.name}.metrics")
         stack.callback(metrics_server.close)
-        server, health = new_server(service.receive_bytes), Health()
+        guard = CallGuard()
+        server, health = new_server(service.receive_bytes, guard), Health()
         started = False
         try:
             names = service.register(server)
@@ -114,6 +116,7 @@ async def run_service(
             await _serve(service, health, state, stop, drain_seconds)
         finally:
             await server.stop(STOP_GRACE_SECONDS)
+            await guard.all_ended(STOP_GRACE_SECONDS)
             if started:
                 log.info("stopped")
 

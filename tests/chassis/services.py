@@ -16,7 +16,10 @@ ECHO = "/test.Echo/Echo"
 
 
 class EchoService:
-    """Echoes bytes, and notes what happens to it. While `hold` is set, its drain does not end."""
+    """Echoes bytes, and notes what happens to it. While `idle` is not set, its drain does not end.
+
+    With `lingers` set a call does not end until it is cancelled, and then takes its time.
+    """
 
     name = "echo"
     receive_bytes = RECEIVE_BYTES * 3 // 2
@@ -28,6 +31,7 @@ class EchoService:
         self.idle = asyncio.Event()
         self.idle.set()
         self.fail: Exception | None = None
+        self.lingers = False
 
     def register(self, server: grpc.aio.Server) -> Sequence[str]:
         handler = grpc.unary_unary_rpc_method_handler(self.echo)
@@ -35,6 +39,11 @@ class EchoService:
         return ["test.Echo"]
 
     async def echo(self, request: bytes, context: object) -> bytes:
+        if self.lingers:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0.3)
         return request
 
     async def run(self, set_ready: Callable[[bool], Awaitable[None]]) -> None:
@@ -63,6 +72,8 @@ def make(settings: Settings, registry: CollectorRegistry) -> Made:
         service.fail = ZeroDivisionError("1 / 0")
     elif settings.model == "holds":
         service.idle.clear()
+    elif settings.model == "lingers":
+        service.lingers = True
     return service, settings.router.listen, settings.router.metrics, settings.router.drain_seconds
 
 

@@ -233,6 +233,21 @@ async def test_process_exits_with_0_after_a_signal(tmp_path: Path, number: signa
     assert error.index("draining") < error.index("stopped")
 
 
+async def test_calls_that_take_time_to_end_are_waited_for_and_leave_no_traceback(tmp_path: Path):
+    process = await start_and_wait(tmp_path, "--set", "model=lingers")
+    address = json.loads((tmp_path / "announce.json").read_text())["grpc"]
+    async with open_channel(address, PLAIN) as channel:
+        call = channel.unary_unary(ECHO)(b"", wait_for_ready=True)
+        with pytest.raises(TimeoutError):  # it is open
+            await asyncio.wait_for(asyncio.shield(call), 0.5)
+        process.send_signal(signal.SIGTERM)
+        code, _, error = await finish(process)
+        call.cancel()
+    assert code == 0
+    assert "Traceback" not in error
+    assert "not handled" not in error
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 async def test_second_signal_ends_the_process_at_once(tmp_path: Path, number: signal.Signals, code: int):
     process = await start_and_wait(tmp_path, "--set", "model=holds", "--set", "log.format=json")
