@@ -16,7 +16,7 @@ import typer
 import uvloop
 from rich.console import Console
 
-from bench import core, deep_queues, fidelity, last_hop, live_vs_sim, machine, sim_speed, tables
+from bench import core, deep_queues, failures, fidelity, last_hop, live_vs_sim, machine, sim_speed, tables
 from bench.cluster import BenchBrokenError
 from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import LorreryError
@@ -39,6 +39,7 @@ class Benchmark(Enum):
     LAST_HOP = "last-hop"
     CORE = "core"
     DEEP_QUEUES = "deep-queues"
+    FAILURES = "failures"
     SIM_SPEED = "sim-speed"
     LIVE_VS_SIM = "live-vs-sim"
 
@@ -101,6 +102,12 @@ def main(
         results["deep_queues"] = [asdict(row) for row in rows]
         console.print(tables.deep_queues(rows))
 
+    def run_failures() -> None:
+        with console.status("failures") as status:
+            rows = _in_loop(lambda: failures.measure(lambda what: status.update(f"failures: {what}")))
+        results["failures"] = [asdict(row) for row in rows]
+        console.print(tables.failures(rows))
+
     def run_sim_speed() -> None:
         with console.status("sim-speed") as status:
             result = sim_speed.measure(
@@ -122,6 +129,7 @@ def main(
         Benchmark.LAST_HOP: run_last_hop,
         Benchmark.CORE: run_core,
         Benchmark.DEEP_QUEUES: run_deep_queues,
+        Benchmark.FAILURES: run_failures,
         Benchmark.SIM_SPEED: run_sim_speed,
         Benchmark.LIVE_VS_SIM: run_live_vs_sim,
     }

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from bench.core import AIM_BATCH, AIM_US, CoreCost
 from bench.deep_queues import AIM_MS, LoopHold
+from bench.failure_site import Failure
 from bench.fidelity import Fidelity
 from bench.last_hop import BARE, CLUSTER, LastHop
 from bench.live_vs_sim import LiveVsSim
@@ -200,6 +201,24 @@ def sim_speed(result: SimSpeed) -> Group:
     )
     hint = "" if Core.COMPILED in result.cores else "[dim]no compiled core in build/compiled; make compiled[/]"
     return Group(table, aims, hint)
+
+
+def failures(rows: Iterable[Failure]) -> Table:
+    """Show what each fault did to streams, what it counted, and what was logged."""
+    table = Table(title="Failures: what clients see, and for how long")
+    for name in ("fault", "exact", "the others", "s", "which are", "counters that grew", "logged"):
+        table.add_column(name, justify="right" if name in ("exact", "s") else "left")
+    for row in rows:
+        table.add_row(
+            row.fault,
+            f"{row.num_exact} of {row.num_streams}",
+            ", ".join(f"{count} {end}" for end, count in row.ends.items()),
+            f"{row.seconds:.2f}",
+            row.what,
+            ", ".join(f"{name.removeprefix('lorrery_')} +{value:g}" for name, value in row.counted.items()),
+            ", ".join(row.logged),
+        )
+    return table
 
 
 def live_vs_sim(result: LiveVsSim) -> Group:

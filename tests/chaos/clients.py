@@ -25,7 +25,11 @@ TIMEOUT_SECONDS = 150.0
 """No stream takes so long, whatever happens: one that does has been forgotten somewhere."""
 SMALL_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 512))
 SLOW_PAUSE_SECONDS = 8.0
-RECONNECT = (("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 2000))
+RECONNECT = (
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
 LISTED = ("", "", "", "lora-0", "lora-1", "lora-2", "lora-3")
 
 
@@ -256,6 +260,7 @@ def _outcome(kind: Kind, key: str, router: str, began: float, stream: Stream, cu
         reason = _reason(stream.error)
     elif stream.finish is None:
         code = "NO_FINISH"
+    stream.let_go()  # of some ten thousand
     return Outcome(kind, key, router, began, time.monotonic(), code, reason, detail, stream, cut_after)
 
 

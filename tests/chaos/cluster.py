@@ -33,8 +33,8 @@ SERVICES = (*ROUTERS, *SCHEDULERS, *WORKERS, LOADGEN)
 CALL_SECONDS = 40.0
 """An operator's call may meet a scheduler that is stopped for ten seconds, twice."""
 
-MARGIN_SECONDS = 3.0
-"""By how much what a client sees may follow what was done: its channel dials again every two seconds at the latest."""
+MARGIN_SECONDS = 5.0
+"""By how much what a client sees may follow what was done: its channel dials again once a second, when it gets a core."""
 
 KEYS = "".join(
     (

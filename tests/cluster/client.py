@@ -157,6 +157,10 @@ class Stream:
             self._progress.set()
         return self
 
+    def let_go(self) -> None:
+        """Forget the call, which is over; what came stays."""
+        del self.call, self._task
+
     def check(self, settings: Settings) -> types_pb2.Usage:
         """Assert that everything asked for has come, once and in order; return the usage."""
         assert self.error is None, f"{self.ask}: {self.error.code()}: {self.error.details()}"

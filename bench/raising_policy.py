@@ -1,0 +1,22 @@
+"""First come first served, but for prompts of one length, at which it raises: a policy with a fault of its own."""
+
+from lorrery.scheduler.core.admission import AdmissionPass
+from lorrery.scheduler.core.queues.base import ListedQueue
+from lorrery.scheduler.core.running import Running
+from lorrery.scheduler.core.sequence import Sequence
+
+PROMPT_TOKENS = 13
+
+
+class RaisingPolicy(ListedQueue):
+    """The queue."""
+
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        """Try from the head; raise at a prompt of `PROMPT_TOKENS`."""
+        for sequence in self:
+            if sequence.prompt_tokens == PROMPT_TOKENS:
+                raise ArithmeticError("a policy's own fault")
+            if not admission.admit(sequence):
+                break
+        self._waiting.remove_all(admission.admitted)
+        return []
