@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import grpc.aio
@@ -34,7 +34,7 @@ CALL_SECONDS = 40.0
 """An operator's call may meet a scheduler that is stopped for ten seconds, twice."""
 
 MARGIN_SECONDS = 5.0
-"""By how much what a client sees may follow what was done: its channel dials again once a second, when it gets a core."""
+"""By how much what a client sees may follow what was done: its channel dials again once a second, on a busy machine."""
 
 KEYS = "".join(
     (
@@ -124,9 +124,18 @@ class History:
     def touched(self, targets: Sequence[str], began: float, ended: float, kinds: Sequence[Kind] = tuple(Kind)) -> bool:
         """Tell whether any of `kinds` was done to one of these processes in this time."""
         return any(
-            event.target in targets and event.kind in kinds and event.overlaps(began, ended, MARGIN_SECONDS)
+            event.target in targets and event.kind in kinds and self._felt(event).overlaps(began, ended, MARGIN_SECONDS)
             for event in self.events
         )
+
+    def _felt(self, event: Event) -> Event:
+        """Return the event as long as clients feel it: they cannot dial again while the process is stopped."""
+        ended = event.ended
+        for stop in self.events:
+            follows = stop.kind is Kind.STOP and stop.target == event.target and stop.began > event.began
+            if follows and ended is not None and stop.began <= ended + MARGIN_SECONDS:
+                ended = stop.ended
+        return replace(event, ended=ended)
 
 
 class ChaosCluster:

@@ -82,6 +82,13 @@ def test_streams_are_cut_by_the_end_of_their_own_router_only(code: str):
     assert verdict(code, "NO_WORKER", events=did(Action.KILL)) != ""
 
 
+def test_a_router_that_is_stopped_soon_after_its_start_cannot_be_dialled_until_it_goes_on():
+    killed, stopped = Event(Action.KILL, "router-1", 80.0, 90.0), Event(Action.STOP, "router-1", 91.0, 101.0)
+    assert verdict("UNAVAILABLE", events=(killed,)) != ""
+    assert verdict("UNAVAILABLE", events=(stopped,)) != ""
+    assert verdict("UNAVAILABLE", events=(killed, stopped)) == ""
+
+
 def test_what_was_asked_for_has_to_come():
     assert verdict("INVALID_ARGUMENT", "NEVER_FITS", kind=Kind.TOO_LONG, token_ids=[]) == ""
     assert verdict("INVALID_ARGUMENT", "NEVER_FITS", token_ids=[]) != ""
