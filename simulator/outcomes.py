@@ -4,9 +4,11 @@ from array import array
 
 import numpy as np
 
+from lorrery.chassis.fault_rules import NO_FAULTS
 from lorrery.loadgen.workload.outcome import INTERRUPTED, OK
 from lorrery.loadgen.workload.outcome_table import OutcomeTable, TokenGaps
 from lorrery.simulator.request import SimulatedRequest
+from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 _NONE = -1
@@ -55,7 +57,7 @@ class OutcomeRecorder:
         self._adapter_id: list[str | None] = []
         self._tenant_id: list[str] = []
         self._worker: list[str] = []
-        self._reason: list[str] = []
+        self._reason: list[FinishReason | None] = []
         self._detail: dict[int, str] = {}
 
     def __len__(self) -> int:
@@ -63,17 +65,17 @@ class OutcomeRecorder:
 
     def add(self, request: SimulatedRequest) -> None:
         """Take note of one that has ended."""
-        status = _status(request)
+        sequence, arrived_ps = request.sequence, request.sequence.arrived_ps
         row = (
             request.handle,
-            request.prompt_tokens,
+            sequence.prompt_tokens,
             request.output_tokens,
-            request.first_cached_tokens,
-            request.num_requeues,
-            request.arrived_ps - request.faults.delay_ps,
-            request.arrived_ps,
-            _NONE if request.first_admitted_ps is None else request.first_admitted_ps,
-            _NONE if request.first_token_ps is None else request.first_token_ps,
+            sequence.first_cached_tokens,
+            sequence.num_requeues,
+            arrived_ps - request.faults.delay_ps,
+            arrived_ps,
+            _NONE if sequence.first_admitted_ps is None else sequence.first_admitted_ps,
+            _NONE if sequence.first_token_ps is None else sequence.first_token_ps,
             _last_token_ps(request),
             _NONE if request.finished_ps is None else request.finished_ps,
         )
@@ -81,11 +83,11 @@ class OutcomeRecorder:
             column.append(value)
         if request.detail:
             self._detail[len(self._status)] = request.detail
-        self._status.append(status)
-        self._adapter_id.append(None if request.adapter is None else request.adapter.adapter_id)
-        self._tenant_id.append(request.tenant_id)
+        self._status.append(STATUS[request.outcome or ""] if request.faults is NO_FAULTS else _status(request))
+        self._adapter_id.append(None if sequence.adapter is None else sequence.adapter.adapter_id)
+        self._tenant_id.append(sequence.tenant_id)
         self._worker.append(request.worker)
-        self._reason.append("" if request.reason is None else request.reason.word)
+        self._reason.append(request.reason)
 
     def table(self, gaps: TokenGaps) -> OutcomeTable:
         """Return all, in order of index."""
@@ -115,7 +117,7 @@ class OutcomeRecorder:
             end_seconds=end,
             queue_seconds=admitted - arrived,
             worker_id=[self._worker[row] for row in rows],
-            finish_reason=[self._reason[row] for row in rows],
+            finish_reason=["" if reason is None else reason.word for reason in (self._reason[row] for row in rows)],
             token_ids_crc32=[None] * len(rows),
             detail=detail,
             gaps=gaps,

@@ -61,6 +61,8 @@ class AdmissionPass:
     Attributes:
         admitted: who has passed, in order.
         refused: the last sequence that did not pass, and the limit it met.
+        passed_over: who only lacked its adapter, and how many had been admitted before. As memory fills, the next pass
+            may refuse that one for good.
     """
 
     def __init__(
@@ -84,12 +86,12 @@ class AdmissionPass:
         self._on_take = on_take
         self._max_overtakes = max_overtakes
         self._overtakes_left = max_overtakes
-        self._passed: list[tuple[Sequence, int]] = []  # and how many had been admitted before
+        self.passed_over: list[tuple[Sequence, int]] = []
         self._prompt_tokens_left = limits.max_prompt_tokens if max_prompt_tokens is None else max_prompt_tokens
 
     def admit(self, sequence: Sequence) -> bool:
         """Test a sequence, and take it if it passes; return whether it did."""
-        if self._passed and not self._overtakes_left:
+        if self.passed_over and not self._overtakes_left:
             self.refused = (sequence, Blocked.ADAPTER)
             return False
         limits = self._limits
@@ -118,7 +120,7 @@ class AdmissionPass:
             self._trial.take(sequence)
             self._prompt_tokens_left -= prompt_tokens
             self.admitted.append(sequence)
-            if self._passed:
+            if self.passed_over:
                 self._overtakes_left -= 1
             if self._on_take is not None:
                 self._on_take(sequence)
@@ -132,17 +134,12 @@ class AdmissionPass:
             return False
         sequence = self.refused[0]
         self._overtakes_left = min(self._overtakes_left, self._max_overtakes - sequence.num_overtaken)
-        if self._overtakes_left <= 0 or len(self._passed) >= self._max_overtakes:
+        if self._overtakes_left <= 0 or len(self.passed_over) >= self._max_overtakes:
             return False
-        self._passed.append((sequence, len(self.admitted)))
+        self.passed_over.append((sequence, len(self.admitted)))
         return True
-
-    @property
-    def has_passed_over(self) -> bool:
-        """Whether somebody was passed over: as memory fills, the next pass may refuse that one for good."""
-        return bool(self._passed)
 
     def note_overtakes(self) -> None:
         """Count, at the end of the pass, who has entered past those that were passed over."""
-        for sequence, num_before in self._passed:
+        for sequence, num_before in self.passed_over:
             sequence.num_overtaken += len(self.admitted) - num_before

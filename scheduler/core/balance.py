@@ -37,7 +37,10 @@ class Move:
 
 def someone_is_blocked(members: Iterable[Member]) -> bool:
     """Tell whether any of these workers has a sequence that waits and could not start when it was tried."""
-    return any(member.replica.is_blocked and member.replica.num_waiting for member in members)
+    for member in members:  # noqa: SIM110 - every boundary asks, and a generator costs more than the answer
+        if member.replica.is_blocked and member.replica.num_waiting:
+            return True
+    return False
 
 
 def moves(ready: list[Member], catch_up: Callable[[Member], None]) -> list[Move]:

@@ -93,8 +93,9 @@ class ReplicaBatchContext:
         if dropped:
             # Strict S-LoRA also drops those that were cancelled, which was told then.
             self.events += [Dropped(sequence) for sequence in dropped if not sequence.aborted]
-        admission.note_overtakes()
-        self._passed_over = admission.has_passed_over
+        self._passed_over = bool(admission.passed_over)
+        if self._passed_over:
+            admission.note_overtakes()
         admitted = admission.admitted
         for sequence in admitted:
             sequence.admitted_ps = at_ps

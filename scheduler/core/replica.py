@@ -14,9 +14,9 @@ from itertools import islice
 from typing import NoReturn
 
 from lorrery.scheduler.core.adapters import Residency
+from lorrery.scheduler.core.batch import Batch
 from lorrery.scheduler.core.batch_context import ReplicaBatchContext
 from lorrery.scheduler.core.batching.base import Batching, Step
-from lorrery.scheduler.core.finished import FinishedSequences
 from lorrery.scheduler.core.headroom import Headroom
 from lorrery.scheduler.core.inbox import Inbox, Recall
 from lorrery.scheduler.core.memory.base import Check, Memory
@@ -27,7 +27,6 @@ from lorrery.scheduler.core.plan import (
     DropReason,
     Event,
     Failed,
-    FirstToken,
     Idle,
     Plan,
     Preempted,
@@ -37,7 +36,6 @@ from lorrery.scheduler.core.plan import (
 )
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache
 from lorrery.scheduler.core.queues.base import Queue, is_asked_every_step
-from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.vocabulary.finish_reason import FinishReason
 
@@ -107,7 +105,8 @@ class Replica:
         self.memory = memory
         self.prefix_cache = prefix_cache
         self.options = options
-        self.running = Running()
+        self._batch = Batch(memory, prefix_cache)
+        self.running = self._batch.running
         self.adapters = Residency() if adapters is None else adapters
         self._moves_adapters = not options.no_lora and not self.adapters.options.keep_unused
         self._may_preempt = not memory.reserved
@@ -123,10 +122,8 @@ class Replica:
             max_overtakes=options.max_overtakes,
         )
         self._look_ahead = 0 if options.no_lora else options.look_ahead
-        self._leaves: list[Sequence] = []
         self._events: list[Event] = []
         self._aborted: dict[int, Sequence] = {}
-        self._finished = FinishedSequences()
         self._one_step = is_asked_every_step(queue)
         self._raised: Exception | None = None
         self._queue_is_broken = False
@@ -250,10 +247,10 @@ class Replica:
             plan = self._plan_step(choice, at_ps)
         else:
             plan = Idle(_earlier(choice.until_ps, self._next_event_ps(at_ps)))
-        if self.prefix_cache is not None:
-            self._shrink_cache(self.prefix_cache, 0)
-        if self._leaves:
-            plan.leaves, self._leaves = self._leaves, []
+        batch = self._batch
+        batch.shrink_cache(0)
+        if batch.leaves:
+            plan.leaves, batch.leaves = batch.leaves, []
         if adapters.evicted:
             plan.adapter_evictions = adapters.take_evicted()
         if self._events:
@@ -317,12 +314,11 @@ class Replica:
             sequence.aborted = True
             self._aborted[handle] = sequence
         else:
-            self._remove(sequence)
-            self._finished.forget(handle)
-            self._leaves.append(sequence)
+            self._batch.cancel(sequence)
+            self._batch.leaves.append(sequence)
             self._events.append(Cancelled(sequence))
-            for held, reason in self._all_held().items():
-                self._finish(held, reason, at_ps, self._events)
+            for held, reason in self._batch.all_held().items():
+                self._batch.finish(held, reason, at_ps, self._events)
             self._events += self._offload(at_ps)
 
     def _apply_recall(self, recall: Recall) -> None:
@@ -333,8 +329,8 @@ class Replica:
 
     def _preempt(self, at_ps: int) -> None:
         while (sequence := self.memory.victim(self.running)) is not None:
-            sequence.requeue(self._remove(sequence))
-            self._leaves.append(sequence)
+            sequence.requeue(self._batch.remove(sequence))
+            self._batch.leaves.append(sequence)
             self._events.append(Preempted(sequence))
             try:
                 self._context.enqueue(sequence, at_ps)
@@ -343,50 +339,30 @@ class Replica:
 
     def output_tokens(self, sequence: Sequence) -> int:
         """Return what a sequence of the batch has produced in it; committed steps count."""
-        if sequence.handle in self.running.prefilling:
-            return 0
-        if sequence.handle in self.running.held:
-            return sequence.held_output_tokens
-        return sequence.output_tokens_at(self.running.decode_step)
-
-    def _remove(self, sequence: Sequence) -> int:
-        """Take a sequence out of the batch, and what it holds out of memory; return what it has produced in it."""
-        output_tokens = self.output_tokens(sequence)
-        self._release(sequence, output_tokens)
-        return output_tokens
-
-    def _release(self, sequence: Sequence, output_tokens: int) -> None:
-        self.running.leave(sequence)
-        self.memory.left(sequence)
-        if self.prefix_cache is not None:
-            self.prefix_cache.release(sequence, output_tokens)
-
-    def _shrink_cache(self, cache: PrefixCache, num_steps: int) -> None:
-        """Keep of what nobody uses only what a decode step leaves that `num_steps` others precede."""
-        cache.shrink(self.memory.spare_tokens(self.running, num_steps))
+        return self._batch.output_tokens(sequence)
 
     # --- what the device did ----------------------------------------------------------------------------------------
 
     def commit(self, plan: Plan, ran: Ran) -> list[Event]:
         """Advance by the steps that ran. Call it once or several times for one plan, in order."""
+        batch = self._batch
         events: list[Event] = []
         ended: dict[int, FinishReason] = {}
         if ran.finished:
             if ran.silent:
-                self._finished.were_silent(ran.silent)
+                batch.were_silent(ran.silent)
             ended = dict(ran.finished)
         prefilling = self.running.prefilling
         decoded_ended = {h: reason for h, reason in ended.items() if h not in prefilling} if prefilling else ended
         if plan.decode:
-            if self.prefix_cache is not None:  # what the last of the steps needed, before anything is added
-                self._shrink_cache(self.prefix_cache, ran.num_steps - 1)
+            batch.shrink_cache(ran.num_steps - 1)  # what the last of the steps needed, before anything is added
             self._decode(ran.num_steps, decoded_ended)
         if plan.prefills:
-            self._advance_prefills(plan, ran, ended, events)
+            batch.advance_prefills(plan, ran, ended, events)
         if plan.hold:
-            decoded_ended = self._hold(decoded_ended)
+            decoded_ended = batch.hold(decoded_ended)
         for handle, reason in decoded_ended.items():
-            self._finish(handle, reason, ran.end_ps, events)
+            batch.finish(handle, reason, ran.end_ps, events)
         # S-LoRA puts adapters out when decoding sequences end, and after a prefill only if nobody is left.
         if decoded_ended:
             events += self._offload(ran.end_ps)
@@ -410,49 +386,8 @@ class Replica:
         for handle, sequence in self._aborted.items():
             if handle not in ended:
                 ended[handle] = FinishReason.ABORTED
-                self._leaves.append(sequence)
+                self._batch.leaves.append(sequence)
         self._aborted.clear()
-
-    def _advance_prefills(self, plan: Plan, ran: Ran, ended: dict[int, FinishReason], events: list[Event]) -> None:
-        for chunk in plan.prefills:
-            sequence = chunk.sequence
-            sequence.computed_tokens += chunk.new_tokens
-            if self.prefix_cache is not None:
-                self.prefix_cache.commit(sequence)
-            if not chunk.samples:
-                continue
-            if sequence.first_token_ps is None and not sequence.produced_tokens:
-                sequence.first_token_ps = ran.end_ps
-                events.append(FirstToken(sequence, ran.end_ps))
-            reason = ended.get(sequence.handle)
-            if reason is None or plan.hold:
-                self.running.join(sequence)
-                self.memory.joined(sequence)
-                if reason is not None:
-                    self._finished.hold(self.running, sequence, reason)
-            else:
-                self._release(sequence, 1)
-                events.append(self._finished.finished(sequence, reason, 1, ran.end_ps))
-
-    def _hold(self, ended: dict[int, FinishReason]) -> dict[int, FinishReason]:
-        """Note who has ended; return them all once nobody is left, so that the batch ends together."""
-        for handle, reason in ended.items():
-            sequence = self.running.get(handle)
-            assert sequence is not None
-            self._finished.hold(self.running, sequence, reason)
-        return self._all_held()
-
-    def _all_held(self) -> dict[int, FinishReason]:
-        """Return who has ended and was held, if nobody else is left."""
-        ended = self._finished.take_all(self.running)
-        if ended:
-            self._leaves += self.running.held.values()
-        return ended
-
-    def _finish(self, handle: int, reason: FinishReason, at_ps: int, events: list[Event]) -> None:
-        sequence = self.running.get(handle)
-        assert sequence is not None, f"the device ended sequence {handle}, which does not run"
-        events.append(self._finished.finished(sequence, reason, self._remove(sequence), at_ps))
 
     # --- adapters ---------------------------------------------------------------------------------------------------
 
@@ -518,18 +453,17 @@ class Replica:
         for sequence in sequences:
             handle = sequence.handle
             if self._runs(sequence):
-                self._leaves.append(sequence)
+                self._batch.leaves.append(sequence)
             if self.running.get(handle) is not None:
-                self._remove(sequence)
-                self._finished.forget(handle)
+                self._batch.cancel(sequence)
                 self._aborted.pop(handle, None)
             self._events.append(Failed(sequence, message))
         self._context.admitted.clear()
 
     def idle(self) -> Idle:
         """Decide that nothing runs before something comes, without asking any policy."""
-        idle = Idle(self._inbox.next_ps, self._leaves, self.adapters.take_evicted(), self._events)
-        self._leaves, self._events = [], []
+        idle = Idle(self._inbox.next_ps, self._batch.leaves, self.adapters.take_evicted(), self._events)
+        self._batch.leaves, self._events = [], []
         return idle
 
     # --- leaving ----------------------------------------------------------------------------------------------------
@@ -545,24 +479,14 @@ class Replica:
         ended but was held (static batching) has ended.
         """
         unfinished = self._clear_queue()
-        ended: list[Event] = []
-        for sequence in (*self.running.prefilling.values(), *self.running, *self.running.held.values()):
-            output_tokens = self._remove(sequence)
-            reason = self._finished.take(sequence.handle)
-            if reason is not None:
-                ended.append(self._finished.finished(sequence, reason, output_tokens, at_ps))
-            else:
-                sequence.requeue(output_tokens)
-                unfinished[sequence.handle] = sequence
-        if self.prefix_cache is not None:
-            self.prefix_cache.lose()
+        from_batch, ended = self._batch.lose(at_ps)
+        unfinished.update((sequence.handle, sequence) for sequence in from_batch)
         self.adapters.clear()
         self._context.admitted.clear()
-        self._leaves.clear()
         self._aborted.clear()
         self._emptied(at_ps)
         left, cancelled = self._inbox.give_back(unfinished)
-        return left, ended + cancelled
+        return left, [*ended, *cancelled]
 
     def _clear_queue(self) -> dict[int, Sequence]:
         """Empty the queue; those that strict S-LoRA has not swept yet were told of when they were cancelled."""

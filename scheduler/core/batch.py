@@ -1,0 +1,133 @@
+"""The sequences on a worker's device, and what each of them holds there: memory, and what it uses of the prefix cache.
+
+Whoever comes, advances or goes does so here, so that the two never disagree on who runs. When that happens is decided
+in `core.replica`.
+"""
+
+from lorrery.scheduler.core.finished import FinishedSequences
+from lorrery.scheduler.core.memory.base import Memory
+from lorrery.scheduler.core.plan import Event, Finished, FirstToken, Plan, Ran
+from lorrery.scheduler.core.prefix_cache.base import PrefixCache
+from lorrery.scheduler.core.running import Running
+from lorrery.scheduler.core.sequence import Sequence
+from lorrery.vocabulary.finish_reason import FinishReason
+
+
+class Batch:
+    """See the module.
+
+    Args:
+        memory: what fits.
+        prefix_cache: what is computed already; None: nothing.
+
+    Attributes:
+        running: who is in it.
+        leaves: who has left it, or its device, since they were taken last.
+    """
+
+    def __init__(self, memory: Memory, prefix_cache: PrefixCache | None) -> None:
+        self.running = Running()
+        self.memory = memory
+        self.prefix_cache = prefix_cache
+        self.leaves: list[Sequence] = []
+        self._finished = FinishedSequences()
+
+    def output_tokens(self, sequence: Sequence) -> int:
+        """Return what a sequence has produced in this batch; committed steps count."""
+        running = self.running
+        if sequence.handle in running.prefilling:
+            return 0
+        if sequence.handle in running.held:
+            return sequence.held_output_tokens
+        return sequence.output_tokens_at(running.decode_step)
+
+    def shrink_cache(self, num_steps: int) -> None:
+        """Keep of what nobody uses only what a decode step leaves that `num_steps` others precede."""
+        if self.prefix_cache is not None:
+            self.prefix_cache.shrink(self.memory.spare_tokens(self.running, num_steps))
+
+    # --- going ------------------------------------------------------------------------------------------------------
+
+    def remove(self, sequence: Sequence) -> int:
+        """Take a sequence out, and what it holds out of memory; return what it has produced in this batch."""
+        output_tokens = self.output_tokens(sequence)
+        self._release(sequence, output_tokens)
+        return output_tokens
+
+    def cancel(self, sequence: Sequence) -> None:
+        """Take out a sequence that does not end by itself."""
+        self.remove(sequence)
+        self._finished.forget(sequence.handle)
+
+    def finish(self, handle: int, reason: FinishReason, at_ps: int, events: list[Event]) -> None:
+        """Take out a sequence that has ended."""
+        sequence = self.running.get(handle)
+        assert sequence is not None, f"the device ended sequence {handle}, which does not run"
+        events.append(self._finished.finished(sequence, reason, self.remove(sequence), at_ps))
+
+    def lose(self, at_ps: int) -> tuple[list[Sequence], list[Finished]]:
+        """Empty it, as its worker is gone: return who has not ended, ready to be queued, and who had, but was held."""
+        unfinished: list[Sequence] = []
+        ended: list[Finished] = []
+        running = self.running
+        for sequence in (*running.prefilling.values(), *running, *running.held.values()):
+            output_tokens = self.remove(sequence)
+            reason = self._finished.take(sequence.handle)
+            if reason is not None:
+                ended.append(self._finished.finished(sequence, reason, output_tokens, at_ps))
+            else:
+                sequence.requeue(output_tokens)
+                unfinished.append(sequence)
+        if self.prefix_cache is not None:
+            self.prefix_cache.lose()
+        self.leaves.clear()
+        return unfinished, ended
+
+    def _release(self, sequence: Sequence, output_tokens: int) -> None:
+        self.running.leave(sequence)
+        self.memory.left(sequence)
+        if self.prefix_cache is not None:
+            self.prefix_cache.release(sequence, output_tokens)
+
+    # --- what the device did ----------------------------------------------------------------------------------------
+
+    def were_silent(self, handles: frozenset[int]) -> None:
+        """Note who ends by a step that gave no token."""
+        self._finished.were_silent(handles)
+
+    def advance_prefills(self, plan: Plan, ran: Ran, ended: dict[int, FinishReason], events: list[Event]) -> None:
+        """Note what was computed of prompts; who has its first token decodes from now on, or has ended."""
+        for chunk in plan.prefills:
+            sequence = chunk.sequence
+            sequence.computed_tokens += chunk.new_tokens
+            if self.prefix_cache is not None:
+                self.prefix_cache.commit(sequence)
+            if not chunk.samples:
+                continue
+            if sequence.first_token_ps is None and not sequence.produced_tokens:
+                sequence.first_token_ps = ran.end_ps
+                events.append(FirstToken(sequence, ran.end_ps))
+            reason = ended.get(sequence.handle)
+            if reason is None or plan.hold:
+                self.running.join(sequence)
+                self.memory.joined(sequence)
+                if reason is not None:
+                    self._finished.hold(self.running, sequence, reason)
+            else:
+                self._release(sequence, 1)
+                events.append(self._finished.finished(sequence, reason, 1, ran.end_ps))
+
+    def hold(self, ended: dict[int, FinishReason]) -> dict[int, FinishReason]:
+        """Note who has ended; return them all once nobody is left, so that the batch ends together."""
+        for handle, reason in ended.items():
+            sequence = self.running.get(handle)
+            assert sequence is not None
+            self._finished.hold(self.running, sequence, reason)
+        return self.all_held()
+
+    def all_held(self) -> dict[int, FinishReason]:
+        """Return who has ended and was held, if nobody else is left."""
+        ended = self._finished.take_all(self.running)
+        if ended:
+            self.leaves += self.running.held.values()
+        return ended
