@@ -132,22 +132,26 @@ class RuleBook:
         if self.planned is None:
             self.planned = RuleSet(tuple(faults), from_ps)
 
-    def going_on(self, kind: str, worker: str, at_ps: int) -> Fault | None:
-        """Return a fault of a kind that happens to a worker at a time."""
-        for rule_set in self.sets:
+    def going_on(self, kind: str, worker: str, at_ps: int, *, by_operator: bool = False) -> Fault | None:
+        """Return a fault of a kind that happens to a worker at a time, be it only if an operator has set it."""
+        for rule_set in self.operators if by_operator else self.sets:
             if rule_set.from_ps <= at_ps < rule_set.until_ps:
                 for fault in rule_set.faults:
                     if (fault.kind, fault.worker) == (kind, worker) and fault.goes_on_at(at_ps - rule_set.from_ps):
                         return fault
         return None
 
-    def replace(self, faults: Iterable[Fault], from_ps: int) -> RuleSet:
+    @property
+    def latest(self) -> RuleSet | None:
+        """Those of an operator's last call."""
+        return self.operators[-1] if self.operators else None
+
+    def replace(self, faults: Iterable[Fault], from_ps: int) -> None:
         """Let an operator's faults hold from a time on, in place of those of the last call."""
         if self.operators:
             self.operators[-1].until_ps = from_ps
         del self.operators[: -self.MAX_REPLACED]
         self.operators.append(RuleSet(tuple(faults), from_ps))
-        return self.operators[-1]
 
 
 class LoadRules:

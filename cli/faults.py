@@ -1,4 +1,4 @@
-"""`lorrery faults`: sets and lists the faults of requests at a running router."""
+"""`lorrery faults`: sets and lists the faults of a running cluster."""
 
 import asyncio
 from pathlib import Path
@@ -26,7 +26,7 @@ app = command_app()
 @app.command(cls=Command)
 def faults(
     rules: Annotated[
-        list[str] | None, typer.Argument(metavar="[RULE]...", help="Faults of requests; unset: list what holds.")
+        list[str] | None, typer.Argument(metavar="[RULE]...", help="Faults; unset: list what holds.")
     ] = None,
     clear: Annotated[bool, typer.Option("--clear", help="Take back the rules that were set so.")] = False,
     target: Annotated[str, typer.Option(metavar="HOST:PORT", help="The router.")] = "127.0.0.1:50051",
@@ -36,13 +36,16 @@ def faults(
     api_key: flags.ApiKey = "",
     version: VersionOption = False,
 ) -> None:
-    """Let requests of a running router fail, and see how many have.
+    """Let requests, loads and workers of a running cluster fail, and see how many have.
 
-    Rules take the place of those of the call before; those of the settings stay. docs/faults.md has every kind.
+    Rules take the place of those of the call before; those of the settings stay. Faults of requests hold
+    at this router, those of loads and workers at every scheduler. docs/faults.md has every kind.
 
     Examples:
       lorrery faults refuse,share=0.1,status=RESOURCE_EXHAUSTED
       lorrery faults stall,after=20,seconds=2,tenant=acme cut,after=5,first=3
+      lorrery faults slow_worker,worker=worker-0,factor=3,for=60
+      lorrery faults worker_loss,worker=worker-1,for=10
       lorrery faults
       lorrery faults --clear
     """
@@ -68,7 +71,7 @@ async def _faults(target: str, rules: list[str], config: Path | None, api_key: s
     if not listed.faults:
         typer.echo("no faults")
         return
-    table = Table("rule", "requests")
+    table = Table("rule", "met")
     for rule in listed.faults:
         table.add_row(rule.rule, f"{rule.num_requests:,}")
     Console(soft_wrap=True).print(table)

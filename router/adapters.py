@@ -42,7 +42,7 @@ async def list_adapters(placement: Placement, model: str) -> router_pb2.ListAdap
         Unavailable: no shard is connected.
         grpc.aio.AioRpcError: a shard did not answer.
     """
-    statuses = await _all(_status(shard) for shard in _connected(placement))
+    statuses = await _all(_status(shard) for shard in connected(placement))
     ranks = {adapter.adapter_id: adapter.rank for status in statuses for adapter in status.adapters}
     return router_pb2.ListAdaptersResponse(adapters=wire.adapter_messages(ranks), model=model)
 
@@ -67,7 +67,7 @@ async def load(placement: Placement, adapter: types_pb2.Adapter, max_lora_rank: 
             value=adapter.rank,
             limit=max_lora_rank,
         )
-    decides, *others = _connected(placement)
+    decides, *others = connected(placement)
     request = scheduler_pb2.RegisterAdapterRequest(
         adapter=types_pb2.Adapter(adapter_id=adapter.adapter_id, rank=adapter.rank)
     )
@@ -89,7 +89,7 @@ async def unload(placement: Placement, adapter_id: str, model: str) -> None:
         grpc.aio.AioRpcError: as the shard that decides answered.
     """
     check_adapter_id(adapter_id, model)
-    decides, *others = _connected(placement)
+    decides, *others = connected(placement)
     request = scheduler_pb2.UnregisterAdapterRequest(adapter_id=adapter_id)
     try:
         answer = await _unregister(decides, request)
@@ -141,7 +141,7 @@ async def _cluster_status(placement: Placement) -> router_pb2.GetClusterStatusRe
     )
 
 
-def _connected(placement: Placement) -> list[Shard]:
+def connected(placement: Placement) -> list[Shard]:
     """Return the connected shards by address: in the same order at every router."""
     shards = [shard for shard in placement.shards if shard.connected]
     if not shards:

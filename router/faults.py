@@ -7,9 +7,10 @@ import asyncio
 import time
 from collections.abc import Iterable, Sequence
 
-from lorrery.chassis.errors import InjectedFault, InvalidRequest, SettingsError
+from lorrery.chassis.errors import InjectedFault, InvalidRequest
+from lorrery.chassis.fault_calls import read_rules
 from lorrery.chassis.fault_rules import FaultRules, RequestFaults, together
-from lorrery.chassis.faults import REQUEST_KINDS, Fault, parse_fault
+from lorrery.chassis.faults import REQUEST_KINDS, Fault
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.output import Output
 from lorrery.router.request import Request
@@ -18,8 +19,6 @@ from lorrery.vocabulary.units import PS_PER_SECOND
 
 METADATA_KEY = "lorrery-fault"
 """In a request's metadata: a fault for this request only; may be there several times."""
-MAX_RULES = 64
-"""Most rules of one call of an operator, or of one request."""
 
 
 class Injector:
@@ -49,13 +48,9 @@ class Injector:
             pair for rules in (self._lasting, self._operators) for pair in zip(rules.faults, rules.num_met, strict=True)
         ]
 
-    def replace(self, texts: Sequence[str]) -> None:
-        """Take an operator's rules in place of those of the last call; their times and counts begin now.
-
-        Raises:
-            InvalidRequest: one is none, or no fault of requests.
-        """
-        self._operators = FaultRules(_parse(texts, "rules"))
+    def replace(self, faults: Iterable[Fault]) -> None:
+        """Take an operator's rules in place of those of the last call; their times and counts begin now."""
+        self._operators = FaultRules(faults)
         self._set_at = time.monotonic()
 
     def choose(self, request: Request, asked: Sequence[str]) -> RequestFaults:
@@ -73,7 +68,7 @@ class Injector:
                 f"the metadata {METADATA_KEY} asks for a fault; this router takes none: set router.request_faults",
                 field=METADATA_KEY,
             )
-        chosen = list(_parse(asked, METADATA_KEY))
+        chosen = read_rules(asked, METADATA_KEY, REQUEST_KINDS)
         now = time.monotonic()
         for rules, since in ((self._lasting, self._begun), (self._operators, self._set_at)):
             if rules.faults:
@@ -101,25 +96,3 @@ class Injector:
 
     async def _sleep(self, duration_ps: int) -> None:
         await asyncio.sleep(duration_ps / PS_PER_SECOND * self._time_scale)
-
-
-def _parse(texts: Sequence[str], field: str) -> Iterable[Fault]:
-    if len(texts) > MAX_RULES:
-        raise InvalidRequest(
-            f"{field} has {len(texts)} faults; at most {MAX_RULES} at once",
-            field=field,
-            value=len(texts),
-            limit=MAX_RULES,
-        )
-    try:
-        faults = [parse_fault(text) for text in texts]
-    except SettingsError as error:
-        raise InvalidRequest(f"{field}: {error}", field=field) from None
-    for fault in faults:
-        if fault.kind not in REQUEST_KINDS:
-            raise InvalidRequest(
-                f"{field}: fault {fault.text}: {fault.kind} is no fault of requests, which are"
-                f" {', '.join(sorted(REQUEST_KINDS))}; give it in the settings (faults)",
-                field=field,
-            )
-    return faults

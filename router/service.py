@@ -21,7 +21,7 @@ from lorrery.chassis.errors import (
 )
 from lorrery.chassis.exposure import warn_if_exposed
 from lorrery.chassis.log import get_logger
-from lorrery.router import adapters
+from lorrery.router import adapters, cluster_faults
 from lorrery.router.access import Access, check_load, check_operator, visible_adapters, visible_status
 from lorrery.router.checks import receive_bytes
 from lorrery.router.faults import Injector
@@ -239,7 +239,7 @@ class Router(router_pb2_grpc.RouterServiceServicer):
 
         async def answer() -> router_pb2.SetFaultsResponse:
             check_operator(self._caller(context), "set faults")
-            self._injector.replace(request.rules)
+            await cluster_faults.set_faults(self._placement, self._injector, request.rules)
             return router_pb2.SetFaultsResponse()
 
         return await _answer(context, answer())
@@ -247,13 +247,11 @@ class Router(router_pb2_grpc.RouterServiceServicer):
     async def ListFaults(  # noqa: N802  gRPC's name for it
         self, request: router_pb2.ListFaultsRequest, context: _Context
     ) -> router_pb2.ListFaultsResponse:
-        """List the rules of this router, and how often each has happened."""
+        """List the rules of this router and its schedulers, and how often each has happened."""
 
         async def answer() -> router_pb2.ListFaultsResponse:
             check_operator(self._caller(context), "list faults")
-            return router_pb2.ListFaultsResponse(
-                faults=[router_pb2.FaultRule(rule=fault.text, num_requests=met) for fault, met in self._injector.rules]
-            )
+            return await cluster_faults.list_faults(self._placement, self._injector)
 
         return await _answer(context, answer())
 

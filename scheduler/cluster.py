@@ -5,11 +5,13 @@ decisions are `scheduler.core.cluster`'s.
 """
 
 import asyncio
+from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry
 
 from lorrery.chassis.awake import AwakeClock
 from lorrery.chassis.clock import DeviceClock
+from lorrery.chassis.faults import Fault
 from lorrery.chassis.log import get_logger
 from lorrery.chassis.names import quoted
 from lorrery.chassis.slices import Slices
@@ -63,7 +65,7 @@ class Cluster:
             num_live=lambda: len(self.requests.lives),
             num_routers=lambda: len(self.routers),
         )
-        self.faults = ClusterFaults(settings, self.metrics.faults)
+        self.faults = ClusterFaults(settings, self.clock, self.metrics.faults, self._lose)
         self.journal = None if path is None else Journal(path, settings)
         self.requests = Requests(
             self.core,
@@ -116,9 +118,30 @@ class Cluster:
             max_total_token_num=settings.max_total_token_num,
             batch_max_tokens=batch_limits(settings).max_prompt_tokens,
         )
+        if (told := self.faults.of_worker(hello.worker_id)) is not None:
+            worker.let_go_wrong(told)
         self.requests.place(events, at_ps)
         self.look_for_moves()
         return worker
+
+    def set_faults(self, rules: Sequence[str]) -> None:
+        """Let an operator's faults happen from now on, in place of those of the last call.
+
+        Raises:
+            InvalidRequest: see `ClusterFaults.replace`.
+        """
+        from_ps = max([self.clock.now_ps(), *(worker.boundary_ps + 1 for worker in self.workers.values())])
+        self.faults.replace(rules, from_ps)
+        if self.journal is not None:
+            self.journal.faults(rules, from_ps)
+        for worker in self.workers.values():
+            worker.let_go_wrong(self.faults.of_worker(worker.worker_id) or [])
+
+    def _lose(self, worker_id: str, fault: Fault) -> None:
+        worker = self.workers.get(worker_id)
+        if worker is not None:
+            self.faults.met(fault)
+            worker.give_up(Loss.FAULT, f"injected fault: {fault.text}")
 
     def drain_worker(self, worker: Dispatcher) -> None:
         """Give a worker nothing new; what waits in its queue goes elsewhere, what runs stays."""

@@ -120,6 +120,10 @@ class Journal:
         line: Record = {"type": "adapter" if rank else "adapter_removed", "at_ps": at_ps, "adapter_id": adapter_id}
         self._add({**line, "rank": rank, "version": version} if rank else line)
 
+    def faults(self, rules: Iterable[str], at_ps: int) -> None:
+        """Note an operator's faults, which hold from then on, in place of the last ones."""
+        self._add({"type": "faults", "at_ps": at_ps, "rules": list(rules)})
+
     def attached(self, hello: WorkerHello, at_ps: int) -> "WorkerJournal":
         """Note a worker that was taken in; return what notes its doings."""
         number, self._num_workers = self._num_workers, self._num_workers + 1
@@ -179,6 +183,10 @@ class WorkerJournal:
 
     def _add(self, kind: str, line: Record) -> None:
         self._add_line({"type": kind, "worker": self._number, **line})
+
+    def faults(self, rules: list[str], at_ps: int) -> None:
+        """Note an operator's faults that the worker follows by itself from then on, in place of the last ones."""
+        self._add("faults", {"at_ps": at_ps, "rules": rules})
 
     def placed(
         self,

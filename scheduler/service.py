@@ -240,6 +240,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                 worker.answer(beat.number, now_ps)
             if beat.plan_id:
                 worker.promised(beat.plan_id, from_wire(beat.step_end_ps, now_ps))
+        elif kind == "faults_taken":
+            worker.faults_taken(from_wire(message.faults_taken.from_ps, now_ps))
         elif kind == "hello":
             raise ProtocolError("hello is the first message, and no other")
 
@@ -301,6 +303,26 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             await status.abort(context, UnknownName(message, field="adapter_id", value=name))
         latest = self._cluster.adapters.log.latest(request.adapter_id)
         return pb.UnregisterAdapterResponse(version=0 if latest is None else latest.version)
+
+    async def SetClusterFaults(  # noqa: N802, D102
+        self,
+        request: pb.SetClusterFaultsRequest,
+        context: grpc.aio.ServicerContext[pb.SetClusterFaultsRequest, pb.SetClusterFaultsResponse],
+    ) -> pb.SetClusterFaultsResponse:
+        await self._guard.check(context, OPERATORS)
+        self._cluster.set_faults(request.rules)
+        return pb.SetClusterFaultsResponse()
+
+    async def ListClusterFaults(  # noqa: N802, D102
+        self,
+        request: pb.ListClusterFaultsRequest,
+        context: grpc.aio.ServicerContext[pb.ListClusterFaultsRequest, pb.ListClusterFaultsResponse],
+    ) -> pb.ListClusterFaultsResponse:
+        await self._guard.check(context, OPERATORS)
+        rules = self._cluster.faults.rules
+        return pb.ListClusterFaultsResponse(
+            faults=[pb.ClusterFault(rule=fault.text, num_met=num_met) for fault, num_met in rules]
+        )
 
     async def GetStatus(  # noqa: N802, D102
         self,

@@ -22,6 +22,7 @@ class Loss(StrEnum):
     ERROR = "error"
     PROTOCOL = "protocol"
     SUPERSEDED = "superseded"
+    FAULT = "fault"
 
 
 class Watch:

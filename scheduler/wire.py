@@ -310,6 +310,11 @@ def heartbeat_answer(number: int, sent_ps: int) -> ToWorker:
     return ToWorker(heartbeat_answer=pb.HeartbeatAnswer(number=number, sent_ps=to_wire(sent_ps)))
 
 
+def worker_faults(rules: Iterable[str]) -> ToWorker:
+    """Write an operator's faults of a worker."""
+    return ToWorker(faults=pb.WorkerFaults(rules=rules))
+
+
 def interrupt(plan_id: int, at_ps: int) -> ToWorker:
     """Write that a plan should end at the first boundary at or after a time."""
     return ToWorker(interrupt=pb.Interrupt(plan_id=plan_id, at_ps=to_wire(at_ps)))

@@ -9,11 +9,13 @@ Nothing here awaits; what is to be sent gathers in an outbox that the stream's w
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from lorrery.chassis.awake import AwakeClock
 from lorrery.chassis.clock import DeviceClock
+from lorrery.chassis.faults import parse_fault
 from lorrery.scheduler import wire
 from lorrery.scheduler.core.cluster_events import GaveBack, Placed
 from lorrery.scheduler.core.member import Member
@@ -26,6 +28,7 @@ from lorrery.scheduler.core.plan import (
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.effects import Effects
 from lorrery.scheduler.fan_out import FanOut
+from lorrery.scheduler.faults import ClusterFaults
 from lorrery.scheduler.journal import WorkerJournal
 from lorrery.scheduler.messages import ProtocolError, StepReport, WorkerHello
 from lorrery.scheduler.outcomes import Outcomes, RequestOwner
@@ -34,6 +37,8 @@ from lorrery.vocabulary.units import PS_PER_SECOND
 
 MAX_AHEAD_PS = 3600 * PS_PER_SECOND
 """A worker's clock may be ahead of its scheduler's, but what ends an hour from now has not been run."""
+MAX_UNTAKEN = 64
+"""An operator's calls with faults of a worker that it may leave without an answer."""
 INTERNAL = "internal error; the scheduler's log says more"
 
 
@@ -42,6 +47,7 @@ class Owner(Protocol):
 
     clock: DeviceClock
     awake: AwakeClock
+    faults: ClusterFaults
 
     @property
     def requests(self) -> RequestOwner:
@@ -104,6 +110,8 @@ class Dispatcher:
         self._outbox: list[wire.ToWorker] = []
         self._wake = asyncio.Event()
         self._given_up = asyncio.Event()
+        self._rules_told = False
+        self._untaken_rules: deque[list[str]] = deque()
         self._fan_out: FanOut | None = None
         self._outcomes = Outcomes(member, cluster.requests)
 
@@ -352,6 +360,36 @@ class Dispatcher:
         if self._journal is not None:
             self._journal.stepped(step, gap_ps, events)
         self._outcomes.carry_out(events)
+
+    # --- faults on request ------------------------------------------------------------------------------------------
+
+    def let_go_wrong(self, rules: list[str]) -> None:
+        """Tell the worker an operator's faults, in place of the last ones; it says since when they hold."""
+        if len(self._untaken_rules) == MAX_UNTAKEN:
+            self.give_up(Loss.PROTOCOL, f"the worker has not taken the faults of {MAX_UNTAKEN} calls")
+        elif rules or self._rules_told:
+            self._rules_told = True
+            self._untaken_rules.append(rules)
+            self._send(wire.worker_faults(rules))
+
+    def faults_taken(self, from_ps: int) -> None:
+        """Take note of since when the faults that the worker was told hold.
+
+        Raises:
+            ProtocolError: it was told none, or they hold since what cannot be.
+        """
+        if not self._untaken_rules:
+            raise ProtocolError("the worker takes faults that it was not told")
+        latest_ps = max(self._boundary_ps, self._clock.now_ps()) + MAX_AHEAD_PS
+        if not self._boundary_ps <= from_ps <= latest_ps:
+            raise ProtocolError(
+                f"the worker takes faults from {from_ps} ps on; its last step ended {self._boundary_ps}"
+            )
+        rules = self._untaken_rules.popleft()
+        if self._journal is not None:
+            self._journal.faults(rules, from_ps)
+        for rule in rules:
+            self._cluster.faults.met(parse_fault(rule))
 
     # --- the stream -------------------------------------------------------------------------------------------------
 

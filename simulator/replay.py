@@ -8,6 +8,7 @@ would differ because of it.
 Workers meet only where a request moves from one to another, so each is run up to the time of its next input.
 """
 
+from lorrery.chassis.faults import parse_fault
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.record import Record
 from lorrery.scheduler.core.sequence import Adapter, Sequence
@@ -67,6 +68,12 @@ class _Replay:
                     self._worker(content).give(content, None)
             case "recall":
                 self._worker(content).give(content, None)
+            case "faults":
+                faults = map(parse_fault, content["rules"])
+                if "worker" in content:
+                    self._worker(content).take_faults(faults, content["at_ps"])
+                else:
+                    self._parts.faults.replace(faults, content["at_ps"])
             case "attached":
                 self._result.num_workers += 1
                 self._attach(content["worker"], content["hello"], content["at_ps"])
@@ -141,9 +148,9 @@ class _Replay:
         if self._faults_from_ps is None:
             self._faults_from_ps = at_ps
         member = Member(hello["worker_id"], parts.make_replica(hello, self._faults_from_ps))
-        spells = parts.spells(hello)
+        faults = parts.planned(self._faults_from_ps)
         self._workers.append(
-            ReplayWorker(lines, member, parts.make_gpu(hello), spells, self._requests, parts, self._result)
+            ReplayWorker(lines, member, parts.make_gpu(hello), faults, self._requests, parts, self._result)
         )
 
     def _worker(self, content: Record) -> ReplayWorker:

@@ -30,7 +30,9 @@ class ReplayParts:
     Attributes:
         make_replica: of a worker, given what it announced and when the first one attached; called as they attach.
         make_gpu: the same for its device.
-        spells: of a worker, given what it announced; called after its replica was made.
+        faults: of the scheduler.
+        planned: of the settings, given when the first worker attached.
+        spells: of a worker, given its faults and name.
         make_adapter: by name, rank and version.
         adapters: those that the settings list.
         placement: the scheduler's, as it was at first.
@@ -41,7 +43,9 @@ class ReplayParts:
 
     make_replica: Callable[[Record, int], Replica]
     make_gpu: Callable[[Record], MockGpu]
-    spells: Callable[[Record], Spells]
+    faults: RuleBook
+    planned: Callable[[int], RuleBook]
+    spells: Callable[[RuleBook, str], Spells]
     make_adapter: Callable[[str, int, int], Adapter]
     adapters: dict[str, Adapter]
     placement: Placement
@@ -68,6 +72,11 @@ def parts_of(journal: Journal, path: Path) -> ReplayParts:
         rules = LoadRules(faults, hello["worker_id"])
         return factory.replica(factory.replica_settings(WorkerHello(**hello)), rules)
 
+    def planned(from_ps: int) -> RuleBook:
+        book = RuleBook()
+        book.plan(settings.planned_faults(), from_ps)
+        return book
+
     def make_gpu(hello: Record) -> MockGpu:
         announced = {
             "gpu": hello["gpu"],
@@ -87,7 +96,9 @@ def parts_of(journal: Journal, path: Path) -> ReplayParts:
     return ReplayParts(
         make_replica=make_replica,
         make_gpu=make_gpu,
-        spells=lambda hello: spells_of(faults.sets, hello["worker_id"]),
+        faults=faults,
+        planned=planned,
+        spells=lambda book, name: spells_of(book.sets, name),
         make_adapter=factory.adapter,
         adapters=adapters,
         placement=factory.placement(),

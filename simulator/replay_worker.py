@@ -2,8 +2,11 @@
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from lorrery.chassis.fault_rules import RuleBook
+from lorrery.chassis.faults import Fault
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.plan import Event, Idle, Plan, Ran, Recalled
 from lorrery.scheduler.core.record import Decisions, Record, describe_events, tokens_checksum
@@ -14,7 +17,6 @@ from lorrery.simulator.replayed import ReplayedRequest
 from lorrery.vocabulary import u32
 from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.gpu import MockGpu
-from lorrery.worker.device.slow import Spells
 from lorrery.worker.device.work import StepOutcome
 
 
@@ -41,14 +43,15 @@ class ReplayWorker:
         lines: WorkerLines,
         member: Member,
         gpu: MockGpu,
-        spells: Spells,
+        faults: RuleBook,
         requests: dict[int, ReplayedRequest],
         parts: ReplayParts,
         result: Replayed,
     ) -> None:
         self.member = member
         self.is_ready = True
-        self._lines, self._gpu, self._spells = lines, gpu, spells
+        self._lines, self._gpu, self._faults = lines, gpu, faults
+        self._spells = parts.spells(faults, member.name)
         self._requests, self._parts, self._result = requests, parts, result
         self._stops = deque(lines.stops)
         self._num_seen = 0
@@ -78,6 +81,11 @@ class ReplayWorker:
             return
         self._run(content["at_ps"], self._num_wanted)
         self._deliver(content, request, content["at_ps"])
+
+    def take_faults(self, faults: Iterable[Fault], from_ps: int) -> None:
+        """Take an operator's faults from a time on, in place of the last ones."""
+        self._faults.replace(faults, from_ps)
+        self._spells = self._parts.spells(self._faults, self.member.name)
 
     def _deliver(self, content: Record, request: ReplayedRequest | None, nudge_ps: int | None) -> None:
         """Put an input into the inbox, and let it be heeded from `nudge_ps` on; None: never."""

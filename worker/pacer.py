@@ -184,6 +184,16 @@ class Pacer:
             return None
         return running.plan.plan_id, running.step_end_ps
 
+    @property
+    def boundary_ps(self) -> int:
+        """The boundary before the step under way, or the end of the last one."""
+        return self._last_end_ps if self._running is None else self._running.boundary_ps
+
+    def use(self, spells: Spells) -> None:
+        """Be slow or frozen at these times; they may differ from the last ones after `boundary_ps` only."""
+        self._spells = spells
+        self._wake_up()
+
     async def run(self) -> None:
         """Run the plans that `start` brings, until cancelled."""
         while True:
@@ -202,15 +212,15 @@ class Pacer:
         start_ps = max(running.boundary_ps, self._clock.now_ps() - duration_ps)
         running.step_end_ps = start_ps + duration_ps
         waited = False
-        if (thaw_ps := self._spells.thaw_ps(running.boundary_ps)) > running.boundary_ps:
+        if self._spells.thaw_ps(running.boundary_ps) > running.boundary_ps:
             # A GPU that hangs says nothing: what its worker has told of the step's end stands.
             self._metrics.fault(FREEZE_WORKER)
-            while (left_seconds := self._clock.to_monotonic(thaw_ps) - time.monotonic()) > 0:
+            while (left_seconds := self._seconds_to_thaw(running)) > 0:
                 await self._sleep(min(left_seconds, LONGEST_SLEEP_SECONDS))
                 waited = True
                 if self._running is not running:
                     return True
-            start_ps = max(thaw_ps, self._clock.now_ps() - duration_ps)
+            start_ps = max(self._spells.thaw_ps(running.boundary_ps), self._clock.now_ps() - duration_ps)
         end_ps = start_ps + duration_ps
         while (left_seconds := self._clock.to_monotonic(end_ps) - time.monotonic()) > 0:
             await self._sleep(left_seconds)
@@ -219,6 +229,9 @@ class Pacer:
                 return True
         self._finish_step(running, start_ps, end_ps, -left_seconds)
         return waited
+
+    def _seconds_to_thaw(self, running: _Running) -> float:
+        return self._clock.to_monotonic(self._spells.thaw_ps(running.boundary_ps)) - time.monotonic()
 
     def _finish_step(self, running: _Running, start_ps: int, end_ps: int, lag_seconds: float) -> None:
         batch = self._gpu.batch()

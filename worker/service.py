@@ -19,7 +19,6 @@ from prometheus_client import CollectorRegistry
 from lorrery.chassis.channel import Dialler
 from lorrery.chassis.clock import DeviceClock
 from lorrery.chassis.credentials import ClusterToken
-from lorrery.chassis.fault_rules import RuleSet
 from lorrery.chassis.log import get_logger
 from lorrery.chassis.server import RECEIVE_BYTES
 from lorrery.chassis.tasks import until_first_ends
@@ -28,9 +27,9 @@ from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import scheduler_pb2_grpc as pb_grpc
 from lorrery.vocabulary.wire_time import from_wire
 from lorrery.worker import wire
-from lorrery.worker.build import device_of, length_model_of, spells_of
+from lorrery.worker.build import device_of, length_model_of
 from lorrery.worker.device.gpu import MockGpu
-from lorrery.worker.device.slow import Spells
+from lorrery.worker.faults import WorkerFaults
 from lorrery.worker.metrics import WorkerMetrics
 from lorrery.worker.pacer import Pacer, Plan, StepReport
 
@@ -151,8 +150,8 @@ class WorkerService:
             clock = DeviceClock.synced(welcome.time_scale, welcome.sent_ps)
             attached = True
             faults_from_ps = from_wire(welcome.faults_from_ps, welcome.sent_ps)
-            spells = spells_of([RuleSet(self._settings.planned_faults(), faults_from_ps)], self._name)
-            self._attachment = _Attachment(call, self._gpu, clock, self._metrics, self._answers, spells)
+            faults = WorkerFaults(self._settings, self._name, faults_from_ps)
+            self._attachment = _Attachment(call, self._gpu, clock, self._metrics, self._answers, faults)
             self._metrics.attach(attached=True)
             self._metrics.enter("attached")
             self._log.info("attached", scheduler=self._settings.worker.scheduler, time_scale=welcome.time_scale)
@@ -201,11 +200,11 @@ class _Attachment:
         clock: DeviceClock,
         metrics: WorkerMetrics,
         answers: wire.AnswerSettings,
-        spells: Spells,
+        faults: WorkerFaults,
     ) -> None:
-        self._call, self._clock, self._answers = call, clock, answers
+        self._call, self._clock, self._answers, self._faults = call, clock, answers, faults
         self._outgoing: asyncio.Queue[pb.AttachRequest | None] = asyncio.Queue(MAX_OUTGOING)
-        self._pacer = Pacer(gpu, clock, metrics, self._report, spells)
+        self._pacer = Pacer(gpu, clock, metrics, self._report, faults.spells)
         self._ended = asyncio.Event()
         self._num_beats, self._beat_at = 0, 0.0
 
@@ -294,6 +293,10 @@ class _Attachment:
                 self._pacer.interrupt(message.interrupt.plan_id, from_wire(message.interrupt.at_ps, now_ps))
             case "heartbeat_answer":
                 self._answered(message.heartbeat_answer, now_ps)
+            case "faults":
+                from_ps = max(now_ps, self._pacer.boundary_ps + 1)
+                self._pacer.use(self._faults.replace(message.faults.rules, from_ps))
+                self._send(wire.faults_taken(from_ps))
             case other:
                 raise ValueError(f"the scheduler sent {other} in the middle of the stream")
 

@@ -59,6 +59,11 @@ def hello(
 DRAINING = pb.AttachRequest(draining=pb.WorkerDraining())
 
 
+def faults_taken(from_ps: int) -> pb.AttachRequest:
+    """Return the message that says since when an operator's faults hold."""
+    return pb.AttachRequest(faults_taken=pb.FaultsTaken(from_ps=to_wire(from_ps)))
+
+
 def heartbeat(number: int, progress: tuple[int, int] | None) -> pb.AttachRequest:
     """Return a sign of life; `progress` is the plan that runs, and when its step under way ends."""
     if progress is None:

@@ -25,9 +25,9 @@ from lorrery.scheduler.core.plan import (
     Recalled,
 )
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """Of the journal. Since 2 a `placed` line says what the placement read; since 3 adapters have versions, their loads
-overlap as the settings say, and what waits may be recalled for another worker."""
+overlap as the settings say, and what waits may be recalled for another worker; since 4 an operator may set faults."""
 
 Record = dict[str, Any]
 """Names and values as JSON has them; what is empty is left out."""

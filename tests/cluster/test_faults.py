@@ -131,7 +131,8 @@ async def test_the_command_sets_lists_and_clears(cluster: LocalCluster, client: 
         ("refuse,status=OK", "status is 'OK'; it must be one of CANCELLED"),
         ("cut,after=-1", "after is '-1'; it must be a whole number, 0 or more"),
         ("stall,after=3", "seconds is missing"),
-        ("worker_loss,at=1,worker=worker-0", "worker_loss is no fault of requests"),
+        ("freeze_worker", "worker is missing"),
+        ("adapter_load_failure,factor=2", "adapter_load_failure has adapter, at, first, for, seed, share, worker"),
     ],
 )
 async def test_an_operators_rule_that_is_none_is_refused_and_changes_nothing(
@@ -156,6 +157,9 @@ async def test_a_request_asks_for_its_own_faults(cluster: LocalCluster, client: 
     token_ids, error = await generate(client, ask, faults=["cut,after=0,status=ABORTED"])
     assert error is not None
     assert (token_ids, error.code()) == ([], grpc.StatusCode.ABORTED)
+    _, error = await generate(client, ask, faults=["worker_loss,worker=worker-0"])
+    assert error is not None
+    assert "worker_loss is no fault of requests" in (error.details() or "")
 
 
 async def test_a_request_may_not_ask_where_the_settings_do_not_allow_it(tmp_path: Path) -> None:

@@ -1,14 +1,22 @@
 """Faults of workers and of their loads, live: what they do to streams, and that a simulation says the same."""
 
 import asyncio
+import contextlib
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 
 import lorrery
-from tests.cluster.client import Ask, client_of
+from lorrery.local.cluster import LocalCluster
+from lorrery.simulator.journal import read_journal
+from lorrery.simulator.replay import replay
+from lorrery.simulator.replay_parts import parts_of
+from lorrery.v1 import router_pb2
+from tests.cluster.client import TIMEOUT_SECONDS, Ask, Client, client_of, error_info
 from tests.cluster.gauges import nothing_held
 from tests.cluster.harness import metric, running_cluster, wait_until
 
@@ -85,3 +93,82 @@ async def test_a_worker_that_was_lost_frozen_comes_back_when_that_is_over(tmp_pa
         for stream in await asyncio.gather(*streams):
             stream.check(cluster.settings)
         assert metric(address, "lorrery_scheduler_workers_given_up_total", reason="stalled") == 1
+
+
+@contextlib.asynccontextmanager
+async def operated(folder: Path) -> AsyncIterator[tuple[LocalCluster, Client]]:
+    """A cluster of two workers whose scheduler's journal replays exactly, whatever an operator has done to it."""
+    journal = folder / "journal.jsonl"
+    async with (
+        running_cluster(folder, f"scheduler.journal='{journal}'", num_workers=2) as cluster,
+        client_of(cluster) as client,
+    ):
+        yield cluster, client
+        await nothing_held(cluster)
+    result = replay(read_journal(journal), parts_of(read_journal(journal), journal))
+    assert result.differences == []
+    assert result.num_tokens > 0
+
+
+async def set_faults(client: Client, *rules: str) -> None:
+    await client.stub.SetFaults(router_pb2.SetFaultsRequest(rules=rules), timeout=TIMEOUT_SECONDS)
+
+
+async def listed(client: Client) -> dict[str, int]:
+    answer = await client.stub.ListFaults(router_pb2.ListFaultsRequest(), timeout=TIMEOUT_SECONDS)
+    return {fault.rule: fault.num_requests for fault in answer.faults}
+
+
+async def test_an_operator_loses_a_worker_which_comes_back_when_that_is_over(tmp_path: Path) -> None:
+    async with operated(tmp_path) as (cluster, client):
+        streams = [client.start(Ask(seed, max_new_tokens=300)) for seed in range(4)]
+        for stream in streams:
+            await stream.at(20)
+        rule = "worker_loss,worker=worker-0,for=1.5"
+        await set_faults(client, rule)
+        address = cluster.metrics_address("scheduler")
+        await wait_until(lambda: metric(address, "lorrery_scheduler_workers") == 1, 10)
+        for stream in streams:
+            (await stream).check(cluster.settings)
+        await wait_until(lambda: metric(address, "lorrery_scheduler_workers") == 2, 10)
+        assert metric(address, "lorrery_scheduler_workers_given_up_total", reason="fault") == 1
+        assert metric(address, "lorrery_scheduler_faults_total", kind="worker_loss") == 1
+        assert await listed(client) == {rule: 1}
+        assert cluster.processes["worker-0"].exit_code is None
+
+
+async def test_an_operator_slows_and_freezes_workers_and_takes_it_back(tmp_path: Path) -> None:
+    async with operated(tmp_path) as (cluster, client):
+        streams = [client.start(Ask(seed, max_new_tokens=500)) for seed in range(4)]
+        for stream in streams:
+            await stream.at(20)
+        rules = ("slow_worker,worker=worker-0,factor=3", "freeze_worker,worker=worker-1")
+        await set_faults(client, *rules)
+        frozen, slow = cluster.metrics_address("worker-1"), cluster.metrics_address("worker-0")
+        await wait_until(lambda: metric(frozen, "lorrery_worker_faults_total", kind="freeze_worker") == 1, 10)
+        await wait_until(lambda: metric(slow, "lorrery_worker_faults_total", kind="slow_worker") >= 5, 10)
+        assert await listed(client) == dict.fromkeys(rules, 1)
+        await set_faults(client)
+        for stream in streams:
+            (await stream).check(cluster.settings)
+        assert metric(cluster.metrics_address("scheduler"), "lorrery_scheduler_workers_lost_total") == 0
+        assert await listed(client) == {}
+
+
+async def test_an_operator_lets_loads_fail_for_workers_that_are_there_and_that_come(tmp_path: Path) -> None:
+    async with operated(tmp_path) as (cluster, client):
+        rules = ("adapter_load_failure,adapter=lora-0", "slow_worker,worker=worker-0,factor=2", "refuse,tenant=acme")
+        await set_faults(client, *rules)
+        error = await client.error(Ask(1, adapter_id="lora-0"))
+        assert (error.code(), error_info(error)[0]) == (grpc.StatusCode.UNAVAILABLE, "ADAPTER_LOAD")
+        cluster.kill("worker-0")
+        await cluster.restart("worker-0")
+        asks = [Ask(seed, max_new_tokens=100, adapter_id="lora-1") for seed in range(4)]
+        for stream in await asyncio.gather(*(client.start(ask) for ask in asks)):
+            stream.check(cluster.settings)
+        assert metric(cluster.metrics_address("worker-0"), "lorrery_worker_faults_total", kind="slow_worker") > 0
+        found = await listed(client)
+        assert list(found) == ["refuse,tenant=acme", *rules[:2]]
+        assert found[rules[0]] == 3
+        await set_faults(client)
+        (await client.start(Ask(1, adapter_id="lora-0"))).check(cluster.settings)

@@ -377,14 +377,16 @@ class Shard(message.Message):
 
 @typing.final
 class SetFaultsRequest(message.Message):
-    """SetFaultsRequest has faults of requests."""
+    """SetFaultsRequest has faults on request, of any kind."""
 
     DESCRIPTOR: descriptor.Descriptor
 
     RULES_FIELD_NUMBER: builtins.int
     @builtins.property
     def rules(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Such as 'refuse,first=3' or 'cut,after=5,share=0.1'; at most 64."""
+        """Such as 'refuse,first=3' or 'slow_worker,worker=worker-0,factor=2'; at most 64.
+        Those of requests hold at this router, the others at every scheduler.
+        """
 
     def __init__(
         self,
@@ -414,7 +416,7 @@ class SetFaultsResponse(message.Message):
 
 @typing.final
 class ListFaultsRequest(message.Message):
-    """ListFaultsRequest asks for a router's faults."""
+    """ListFaultsRequest asks for a router's faults, and its schedulers'."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -429,7 +431,7 @@ class ListFaultsRequest(message.Message):
 
 @typing.final
 class FaultRule(message.Message):
-    """FaultRule is one fault of requests."""
+    """FaultRule is one fault."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -438,7 +440,9 @@ class FaultRule(message.Message):
     rule: builtins.str
     """As it was asked for."""
     num_requests: builtins.int
-    """Requests of this router that have met it."""
+    """Requests of this router, or loads and workers of all its schedulers, that have
+    met it.
+    """
     def __init__(
         self,
         *,
@@ -453,14 +457,14 @@ class FaultRule(message.Message):
 
 @typing.final
 class ListFaultsResponse(message.Message):
-    """ListFaultsResponse lists a router's faults."""
+    """ListFaultsResponse lists a router's faults, and its schedulers'."""
 
     DESCRIPTOR: descriptor.Descriptor
 
     FAULTS_FIELD_NUMBER: builtins.int
     @builtins.property
     def faults(self) -> containers.RepeatedCompositeFieldContainer[FaultRule]:
-        """Those of the settings, then the operator's, in their order."""
+        """The router's, those of the settings first, then each scheduler's likewise."""
 
     def __init__(
         self,

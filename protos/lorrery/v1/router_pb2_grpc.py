@@ -125,10 +125,11 @@ class RouterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SetFaults(self, request, context):
-        """SetFaults lets requests of this router meet faults, in place of those of
-        the call before; no rule ends them. Faults of the settings stay. Errors:
-        INVALID_ARGUMENT (no fault, or none of requests), PERMISSION_DENIED (the
-        key is no operator's).
+        """SetFaults lets requests of this router meet faults, and loads and workers of
+        all schedulers, in place of those of the call before; no rule ends them.
+        Faults of the settings stay. Errors: INVALID_ARGUMENT (no fault),
+        PERMISSION_DENIED (the key is no operator's), UNAVAILABLE (faults of loads or
+        workers, and no scheduler is connected).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -136,7 +137,7 @@ class RouterServiceServicer:
 
     def ListFaults(self, request, context):
         """ListFaults lists the faults that requests of this router may meet, those of
-        the settings first. PERMISSION_DENIED: the key is no operator's.
+        the settings first, and then its schedulers'. PERMISSION_DENIED: the key is no operator's.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -62,14 +62,15 @@ class RouterServiceStub:
     are. No error: a scheduler that cannot be reached is listed as such.
     """
     SetFaults: grpc.UnaryUnaryMultiCallable[router_pb2.SetFaultsRequest, router_pb2.SetFaultsResponse]
-    """SetFaults lets requests of this router meet faults, in place of those of
-    the call before; no rule ends them. Faults of the settings stay. Errors:
-    INVALID_ARGUMENT (no fault, or none of requests), PERMISSION_DENIED (the
-    key is no operator's).
+    """SetFaults lets requests of this router meet faults, and loads and workers of
+    all schedulers, in place of those of the call before; no rule ends them.
+    Faults of the settings stay. Errors: INVALID_ARGUMENT (no fault),
+    PERMISSION_DENIED (the key is no operator's), UNAVAILABLE (faults of loads or
+    workers, and no scheduler is connected).
     """
     ListFaults: grpc.UnaryUnaryMultiCallable[router_pb2.ListFaultsRequest, router_pb2.ListFaultsResponse]
     """ListFaults lists the faults that requests of this router may meet, those of
-    the settings first. PERMISSION_DENIED: the key is no operator's.
+    the settings first, and then its schedulers'. PERMISSION_DENIED: the key is no operator's.
     """
 
 @typing.type_check_only
@@ -106,14 +107,15 @@ class RouterServiceAsyncStub(RouterServiceStub):
     are. No error: a scheduler that cannot be reached is listed as such.
     """
     SetFaults: aio.UnaryUnaryMultiCallable[router_pb2.SetFaultsRequest, router_pb2.SetFaultsResponse]  # type: ignore[assignment]
-    """SetFaults lets requests of this router meet faults, in place of those of
-    the call before; no rule ends them. Faults of the settings stay. Errors:
-    INVALID_ARGUMENT (no fault, or none of requests), PERMISSION_DENIED (the
-    key is no operator's).
+    """SetFaults lets requests of this router meet faults, and loads and workers of
+    all schedulers, in place of those of the call before; no rule ends them.
+    Faults of the settings stay. Errors: INVALID_ARGUMENT (no fault),
+    PERMISSION_DENIED (the key is no operator's), UNAVAILABLE (faults of loads or
+    workers, and no scheduler is connected).
     """
     ListFaults: aio.UnaryUnaryMultiCallable[router_pb2.ListFaultsRequest, router_pb2.ListFaultsResponse]  # type: ignore[assignment]
     """ListFaults lists the faults that requests of this router may meet, those of
-    the settings first. PERMISSION_DENIED: the key is no operator's.
+    the settings first, and then its schedulers'. PERMISSION_DENIED: the key is no operator's.
     """
 
 class RouterServiceServicer(metaclass=abc_1.ABCMeta):
@@ -183,10 +185,11 @@ class RouterServiceServicer(metaclass=abc_1.ABCMeta):
         request: router_pb2.SetFaultsRequest,
         context: _ServicerContext,
     ) -> typing.Union[router_pb2.SetFaultsResponse, abc.Awaitable[router_pb2.SetFaultsResponse]]:
-        """SetFaults lets requests of this router meet faults, in place of those of
-        the call before; no rule ends them. Faults of the settings stay. Errors:
-        INVALID_ARGUMENT (no fault, or none of requests), PERMISSION_DENIED (the
-        key is no operator's).
+        """SetFaults lets requests of this router meet faults, and loads and workers of
+        all schedulers, in place of those of the call before; no rule ends them.
+        Faults of the settings stay. Errors: INVALID_ARGUMENT (no fault),
+        PERMISSION_DENIED (the key is no operator's), UNAVAILABLE (faults of loads or
+        workers, and no scheduler is connected).
         """
 
     @abc_1.abstractmethod
@@ -196,7 +199,7 @@ class RouterServiceServicer(metaclass=abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[router_pb2.ListFaultsResponse, abc.Awaitable[router_pb2.ListFaultsResponse]]:
         """ListFaults lists the faults that requests of this router may meet, those of
-        the settings first. PERMISSION_DENIED: the key is no operator's.
+        the settings first, and then its schedulers'. PERMISSION_DENIED: the key is no operator's.
         """
 
 def add_RouterServiceServicer_to_server(servicer: RouterServiceServicer, server: typing.Union[grpc.Server, aio.Server]) -> None: ...

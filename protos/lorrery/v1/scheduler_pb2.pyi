@@ -669,6 +669,7 @@ class AttachRequest(message.Message):
     STEP_FIELD_NUMBER: builtins.int
     HEARTBEAT_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
+    FAULTS_TAKEN_FIELD_NUMBER: builtins.int
     @builtins.property
     def hello(self) -> WorkerHello:
         """The first message, and no other."""
@@ -687,6 +688,10 @@ class AttachRequest(message.Message):
     def draining(self) -> WorkerDraining:
         """No new sequences, please: the worker is about to stop."""
 
+    @builtins.property
+    def faults_taken(self) -> FaultsTaken:
+        """Answers WorkerFaults."""
+
     def __init__(
         self,
         *,
@@ -694,12 +699,13 @@ class AttachRequest(message.Message):
         step: StepDone | None = ...,
         heartbeat: Heartbeat | None = ...,
         draining: WorkerDraining | None = ...,
+        faults_taken: FaultsTaken | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["draining", b"draining", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["draining", b"draining", "faults_taken", b"faults_taken", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["draining", b"draining", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["draining", b"draining", "faults_taken", b"faults_taken", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = typing.Literal["hello", "step", "heartbeat", "draining"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = typing.Literal["hello", "step", "heartbeat", "draining", "faults_taken"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -867,6 +873,7 @@ class AttachResponse(message.Message):
     PLAN_FIELD_NUMBER: builtins.int
     INTERRUPT_FIELD_NUMBER: builtins.int
     HEARTBEAT_ANSWER_FIELD_NUMBER: builtins.int
+    FAULTS_FIELD_NUMBER: builtins.int
     @builtins.property
     def welcome(self) -> WorkerWelcome:
         """The first message, and no other."""
@@ -883,6 +890,10 @@ class AttachResponse(message.Message):
     def heartbeat_answer(self) -> HeartbeatAnswer:
         """Answers a heartbeat."""
 
+    @builtins.property
+    def faults(self) -> WorkerFaults:
+        """What an operator lets go wrong."""
+
     def __init__(
         self,
         *,
@@ -890,14 +901,59 @@ class AttachResponse(message.Message):
         plan: Plan | None = ...,
         interrupt: Interrupt | None = ...,
         heartbeat_answer: HeartbeatAnswer | None = ...,
+        faults: WorkerFaults | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["heartbeat_answer", b"heartbeat_answer", "interrupt", b"interrupt", "message", b"message", "plan", b"plan", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["faults", b"faults", "heartbeat_answer", b"heartbeat_answer", "interrupt", b"interrupt", "message", b"message", "plan", b"plan", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["heartbeat_answer", b"heartbeat_answer", "interrupt", b"interrupt", "message", b"message", "plan", b"plan", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["faults", b"faults", "heartbeat_answer", b"heartbeat_answer", "interrupt", b"interrupt", "message", b"message", "plan", b"plan", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = typing.Literal["welcome", "plan", "interrupt", "heartbeat_answer"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = typing.Literal["welcome", "plan", "interrupt", "heartbeat_answer", "faults"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
+
+@typing.final
+class WorkerFaults(message.Message):
+    """WorkerFaults are an operator's faults of this worker, in place of the last
+    ones.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    RULES_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def rules(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Such as 'slow_worker,worker=worker-0,factor=2'."""
+
+    def __init__(
+        self,
+        *,
+        rules: abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["rules", b"rules"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class FaultsTaken(message.Message):
+    """FaultsTaken says since when they hold, before any step that they concern."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    FROM_PS_FIELD_NUMBER: builtins.int
+    from_ps: builtins.int
+    """Their times count from here."""
+    def __init__(
+        self,
+        *,
+        from_ps: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["from_ps", b"from_ps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
 class HeartbeatAnswer(message.Message):
@@ -1276,5 +1332,106 @@ class GetStatusResponse(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["adapters", b"adapters", "max_req_input_len", b"max_req_input_len", "max_req_total_len", b"max_req_total_len", "model", b"model", "num_unplaced", b"num_unplaced", "time_scale", b"time_scale", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class SetClusterFaultsRequest(message.Message):
+    """--- faults on request -------------------------------------------------------
+
+    SetClusterFaultsRequest has faults of workers and loads.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    RULES_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def rules(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Such as 'freeze_worker,worker=worker-0,for=5'; at most 64."""
+
+    def __init__(
+        self,
+        *,
+        rules: abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["rules", b"rules"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class SetClusterFaultsResponse(message.Message):
+    """SetClusterFaultsResponse says that they hold from now on."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListClusterFaultsRequest(message.Message):
+    """ListClusterFaultsRequest asks for a scheduler's faults."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ClusterFault(message.Message):
+    """ClusterFault is one fault of workers or loads."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    RULE_FIELD_NUMBER: builtins.int
+    NUM_MET_FIELD_NUMBER: builtins.int
+    rule: builtins.str
+    """As it was asked for."""
+    num_met: builtins.int
+    """Loads and workers of this scheduler that have met it."""
+    def __init__(
+        self,
+        *,
+        rule: builtins.str = ...,
+        num_met: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["num_met", b"num_met", "rule", b"rule"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListClusterFaultsResponse(message.Message):
+    """ListClusterFaultsResponse lists a scheduler's faults."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    FAULTS_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def faults(self) -> containers.RepeatedCompositeFieldContainer[ClusterFault]:
+        """Those of the settings, then the operator's, in their order."""
+
+    def __init__(
+        self,
+        *,
+        faults: abc.Iterable[ClusterFault] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["faults", b"faults"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

@@ -66,6 +66,16 @@ class SchedulerServiceStub:
                 request_serializer=lorrery_dot_v1_dot_scheduler__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=lorrery_dot_v1_dot_scheduler__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
+        self.SetClusterFaults = channel.unary_unary(
+                '/lorrery.v1.SchedulerService/SetClusterFaults',
+                request_serializer=lorrery_dot_v1_dot_scheduler__pb2.SetClusterFaultsRequest.SerializeToString,
+                response_deserializer=lorrery_dot_v1_dot_scheduler__pb2.SetClusterFaultsResponse.FromString,
+                _registered_method=True)
+        self.ListClusterFaults = channel.unary_unary(
+                '/lorrery.v1.SchedulerService/ListClusterFaults',
+                request_serializer=lorrery_dot_v1_dot_scheduler__pb2.ListClusterFaultsRequest.SerializeToString,
+                response_deserializer=lorrery_dot_v1_dot_scheduler__pb2.ListClusterFaultsResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServiceServicer:
@@ -120,6 +130,22 @@ class SchedulerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetClusterFaults(self, request, context):
+        """SetClusterFaults lets faults of workers and loads happen from now on, in
+        place of those of the call before. INVALID_ARGUMENT: one is none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListClusterFaults(self, request, context):
+        """ListClusterFaults lists them, after those of the settings. No errors of its
+        own.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -147,6 +173,16 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=lorrery_dot_v1_dot_scheduler__pb2.GetStatusRequest.FromString,
                     response_serializer=lorrery_dot_v1_dot_scheduler__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'SetClusterFaults': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetClusterFaults,
+                    request_deserializer=lorrery_dot_v1_dot_scheduler__pb2.SetClusterFaultsRequest.FromString,
+                    response_serializer=lorrery_dot_v1_dot_scheduler__pb2.SetClusterFaultsResponse.SerializeToString,
+            ),
+            'ListClusterFaults': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListClusterFaults,
+                    request_deserializer=lorrery_dot_v1_dot_scheduler__pb2.ListClusterFaultsRequest.FromString,
+                    response_serializer=lorrery_dot_v1_dot_scheduler__pb2.ListClusterFaultsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -291,6 +327,60 @@ class SchedulerService:
             '/lorrery.v1.SchedulerService/GetStatus',
             lorrery_dot_v1_dot_scheduler__pb2.GetStatusRequest.SerializeToString,
             lorrery_dot_v1_dot_scheduler__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetClusterFaults(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lorrery.v1.SchedulerService/SetClusterFaults',
+            lorrery_dot_v1_dot_scheduler__pb2.SetClusterFaultsRequest.SerializeToString,
+            lorrery_dot_v1_dot_scheduler__pb2.SetClusterFaultsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListClusterFaults(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lorrery.v1.SchedulerService/ListClusterFaults',
+            lorrery_dot_v1_dot_scheduler__pb2.ListClusterFaultsRequest.SerializeToString,
+            lorrery_dot_v1_dot_scheduler__pb2.ListClusterFaultsResponse.FromString,
             options,
             channel_credentials,
             insecure,

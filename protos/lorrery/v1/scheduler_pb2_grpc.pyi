@@ -61,6 +61,14 @@ class SchedulerServiceStub:
     """
     GetStatus: grpc.UnaryUnaryMultiCallable[scheduler_pb2.GetStatusRequest, scheduler_pb2.GetStatusResponse]
     """GetStatus returns limits, adapters and workers. No errors of its own."""
+    SetClusterFaults: grpc.UnaryUnaryMultiCallable[scheduler_pb2.SetClusterFaultsRequest, scheduler_pb2.SetClusterFaultsResponse]
+    """SetClusterFaults lets faults of workers and loads happen from now on, in
+    place of those of the call before. INVALID_ARGUMENT: one is none.
+    """
+    ListClusterFaults: grpc.UnaryUnaryMultiCallable[scheduler_pb2.ListClusterFaultsRequest, scheduler_pb2.ListClusterFaultsResponse]
+    """ListClusterFaults lists them, after those of the settings. No errors of its
+    own.
+    """
 
 @typing.type_check_only
 class SchedulerServiceAsyncStub(SchedulerServiceStub):
@@ -95,6 +103,14 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     """
     GetStatus: aio.UnaryUnaryMultiCallable[scheduler_pb2.GetStatusRequest, scheduler_pb2.GetStatusResponse]  # type: ignore[assignment]
     """GetStatus returns limits, adapters and workers. No errors of its own."""
+    SetClusterFaults: aio.UnaryUnaryMultiCallable[scheduler_pb2.SetClusterFaultsRequest, scheduler_pb2.SetClusterFaultsResponse]  # type: ignore[assignment]
+    """SetClusterFaults lets faults of workers and loads happen from now on, in
+    place of those of the call before. INVALID_ARGUMENT: one is none.
+    """
+    ListClusterFaults: aio.UnaryUnaryMultiCallable[scheduler_pb2.ListClusterFaultsRequest, scheduler_pb2.ListClusterFaultsResponse]  # type: ignore[assignment]
+    """ListClusterFaults lists them, after those of the settings. No errors of its
+    own.
+    """
 
 class SchedulerServiceServicer(metaclass=abc_1.ABCMeta):
     """SchedulerService is spoken inside the cluster, by routers and workers.
@@ -156,5 +172,25 @@ class SchedulerServiceServicer(metaclass=abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[scheduler_pb2.GetStatusResponse, abc.Awaitable[scheduler_pb2.GetStatusResponse]]:
         """GetStatus returns limits, adapters and workers. No errors of its own."""
+
+    @abc_1.abstractmethod
+    def SetClusterFaults(
+        self,
+        request: scheduler_pb2.SetClusterFaultsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[scheduler_pb2.SetClusterFaultsResponse, abc.Awaitable[scheduler_pb2.SetClusterFaultsResponse]]:
+        """SetClusterFaults lets faults of workers and loads happen from now on, in
+        place of those of the call before. INVALID_ARGUMENT: one is none.
+        """
+
+    @abc_1.abstractmethod
+    def ListClusterFaults(
+        self,
+        request: scheduler_pb2.ListClusterFaultsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[scheduler_pb2.ListClusterFaultsResponse, abc.Awaitable[scheduler_pb2.ListClusterFaultsResponse]]:
+        """ListClusterFaults lists them, after those of the settings. No errors of its
+        own.
+        """
 
 def add_SchedulerServiceServicer_to_server(servicer: SchedulerServiceServicer, server: typing.Union[grpc.Server, aio.Server]) -> None: ...

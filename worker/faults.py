@@ -1,0 +1,42 @@
+"""Faults on request that a worker follows by itself: it is slow, or begins no step."""
+
+from collections.abc import Iterable
+
+from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.fault_rules import RuleBook
+from lorrery.chassis.faults import parse_fault
+from lorrery.settings import Settings
+from lorrery.worker.build import spells_of
+from lorrery.worker.device.slow import Spells
+
+
+class WorkerFaults:
+    """The faults of one worker, from attaching on.
+
+    Args:
+        settings: of the cluster; some of its faults may be this worker's.
+        name: the worker's.
+        from_ps: since when the times of the settings' faults count.
+    """
+
+    def __init__(self, settings: Settings, name: str, from_ps: int) -> None:
+        self._name = name
+        self._book = RuleBook()
+        self._book.plan(settings.planned_faults(), from_ps)
+
+    @property
+    def spells(self) -> Spells:
+        """When it is slow or frozen."""
+        return spells_of(self._book.sets, self._name)
+
+    def replace(self, rules: Iterable[str], from_ps: int) -> Spells:
+        """Take an operator's faults from a time on, in place of the last ones; return when it is slow or frozen.
+
+        Raises:
+            ValueError: one is none.
+        """
+        try:
+            self._book.replace([parse_fault(rule) for rule in rules], from_ps)
+        except SettingsError as error:
+            raise ValueError(str(error)) from None
+        return self.spells
