@@ -3,11 +3,51 @@
 from array import array
 
 from lorrery.scheduler import wire
+from lorrery.scheduler.core.plan import Plan
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.live_request import LiveRequest
-from lorrery.scheduler.messages import ProtocolError
+from lorrery.scheduler.messages import ProtocolError, StepReport
 from lorrery.scheduler.routers import RouterLink
 from lorrery.vocabulary import u32
+
+
+def check_handles(step: StepReport, plan: Plan, running: Running, *, first: bool) -> None:
+    """Check that a step has one token for each sequence that it gives one.
+
+    Args:
+        step: as the worker tells it.
+        plan: what it belongs to.
+        running: the worker's batch before it.
+        first: whether it is the plan's first.
+
+    Raises:
+        ProtocolError: it has not.
+    """
+    handles = u32.unpack(step.handles_u32)
+    expected = {sequence.handle for sequence in running} if plan.decode else set[int]()
+    if first:
+        expected.update(chunk.sequence.handle for chunk in plan.prefills if chunk.samples)
+    expected -= step.ran.silent
+    if len(handles) != len(expected) or expected.difference(handles):
+        other = next(iter(expected.symmetric_difference(handles)), handles[0] if handles else 0)
+        raise ProtocolError(
+            f"the worker has {len(handles)} tokens in a step that gives {len(expected)} sequences one each; sequence"
+            f" {other} has none, more than one, or none to get"
+        )
+
+
+def check_ends(step: StepReport, running: Running) -> None:
+    """Check that a step ends sequences of the batch, each once.
+
+    Raises:
+        ProtocolError: it does not.
+    """
+    ended = {handle for handle, _ in step.ran.finished}
+    if len(ended) < len(step.ran.finished):
+        raise ProtocolError(f"the worker has {len(step.ran.finished)} ends of {len(ended)} sequences in one step")
+    for handle in ended:
+        if running.get(handle) is None:
+            raise ProtocolError(f"the worker has an end of sequence {handle}, which does not run there")
 
 
 class FanOut:
@@ -25,10 +65,12 @@ class FanOut:
     def __init__(self, handles_u32: bytes, lives: dict[int, LiveRequest], running: Running) -> None:
         self.handles_u32 = handles_u32
         handles = u32.unpack(handles_u32)
+        self._lives: list[LiveRequest | None] = []
         self._outputs: list[array[int] | None] = []
         places: dict[RouterLink, tuple[list[int], list[int]]] = {}
         for index, handle in enumerate(handles):
             live = lives.get(handle)
+            self._lives.append(live)
             if live is None:  # cancelled while this plan runs
                 self._outputs.append(None)
                 continue
@@ -42,6 +84,19 @@ class FanOut:
         self._places = [
             (router, indices, u32.pack(router_handles)) for router, (indices, router_handles) in places.items()
         ]
+
+    def check_budgets(self, step: StepReport) -> None:
+        """Check that a step ends the sequences that have all their tokens with it.
+
+        Raises:
+            ProtocolError: one goes on.
+        """
+        ended = {handle for handle, _ in step.ran.finished}
+        for handle, live in zip(u32.unpack(self.handles_u32), self._lives, strict=True):
+            if live is not None and handle not in ended:
+                most = live.sequence.max_new_tokens
+                if len(live.token_ids) + 1 >= most:
+                    raise ProtocolError(f"the worker goes on with sequence {handle}, which has its {most} tokens")
 
     def append(self, token_ids_u32: bytes) -> None:
         """Note the step's tokens.

@@ -27,7 +27,7 @@ from lorrery.scheduler.core.plan import (
 )
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.effects import Effects
-from lorrery.scheduler.fan_out import FanOut
+from lorrery.scheduler.fan_out import FanOut, check_ends, check_handles
 from lorrery.scheduler.faults import ClusterFaults
 from lorrery.scheduler.journal import WorkerJournal
 from lorrery.scheduler.messages import ProtocolError, StepReport, WorkerHello
@@ -338,15 +338,18 @@ class Dispatcher:
     def _commit(self, plan: Plan, step: StepReport) -> None:
         step_ps = step.ran.end_ps - step.start_ps
         gap_ps = step.start_ps - self._expected_start_ps(plan)
+        first = self._steps_left == plan.max_steps
+        if first or step.ran.finished or self._fan_out is None or self._fan_out.handles_u32 != step.handles_u32:
+            check_handles(step, plan, self.replica.running, first=first)
         self._metrics.gap(gap_ps)
         self._steps_left -= 1
         self._boundary_ps = step.ran.end_ps
         self._effects.stepped(step.ran.end_ps)
         if self._fan_out is None or self._fan_out.handles_u32 != step.handles_u32:
             self._fan_out = FanOut(step.handles_u32, self._cluster.requests.lives, self.replica.running)
-        for handle, _ in step.ran.finished:
-            if self.replica.running.get(handle) is None:
-                raise ProtocolError(f"the worker has an end of sequence {handle}, which does not run there")
+        check_ends(step, self.replica.running)
+        if plan.hold or not self._steps_left:  # no other step may use up what a sequence was asked for
+            self._fan_out.check_budgets(step)
         self._fan_out.append(step.token_ids_u32)
         started = time.thread_time()
         try:

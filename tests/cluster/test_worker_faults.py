@@ -163,6 +163,7 @@ async def test_an_operator_lets_loads_fail_for_workers_that_are_there_and_that_c
         assert (error.code(), error_info(error)[0]) == (grpc.StatusCode.UNAVAILABLE, "ADAPTER_LOAD")
         cluster.kill("worker-0")
         await cluster.restart("worker-0")
+        cluster.kill("worker-1")
         asks = [Ask(seed, max_new_tokens=100, adapter_id="lora-1") for seed in range(4)]
         for stream in await asyncio.gather(*(client.start(ask) for ask in asks)):
             stream.check(cluster.settings)
@@ -170,5 +171,6 @@ async def test_an_operator_lets_loads_fail_for_workers_that_are_there_and_that_c
         found = await listed(client)
         assert list(found) == ["refuse,tenant=acme", *rules[:2]]
         assert found[rules[0]] == 3
+        await cluster.restart("worker-1")
         await set_faults(client)
         (await client.start(Ask(1, adapter_id="lora-0"))).check(cluster.settings)

@@ -129,6 +129,85 @@ async def test_a_worker_that_says_what_cannot_be_ends_its_own_stream_only(
     assert both[0][0] == [100, 101, 102]
 
 
+def ids(*numbers: int) -> bytes:
+    return np.array(numbers, "<u4").tobytes()
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"handles_u32": ids(1, 1, 2), "token_ids_u32": ids(7, 8, 9)},
+        {"handles_u32": ids(1), "token_ids_u32": ids(7)},
+        {},
+        {"handles_u32": ids(1, 3), "token_ids_u32": ids(7, 8)},
+        {"handles_u32": ids(1, 2, 3), "token_ids_u32": ids(7, 8, 9)},
+        {
+            "handles_u32": ids(1, 2),
+            "token_ids_u32": ids(7, 8),
+            "finished_handles_u32": ids(1, 1),
+            "finish_reasons_u32": ids(1, 1),
+        },
+        {
+            "handles_u32": ids(1, 2),
+            "token_ids_u32": ids(7, 8),
+            "finished_handles_u32": ids(3),
+            "finish_reasons_u32": ids(1),
+        },
+    ],
+    ids=["twice", "left out", "none", "one that waits", "one too many", "ends twice", "an end of one that waits"],
+)
+async def test_a_step_has_one_token_for_each_sequence_that_it_gives_one(
+    scheduler: Harness, lie: dict[str, bytes]
+) -> None:
+    router = await scheduler.route()
+    for handle in (1, 2):
+        await router.submit(handle, prompt=20, max_new=5)
+    await scheduler.until("unplaced_requests", 2)
+    liar = await scheduler.attach("liar", pool=60)
+    prefill = await liar.plan()
+    assert len(prefill.joins) == 2
+    await router.submit(3, prompt=30, max_new=5)
+    await liar.step(prefill)
+    decode = await liar.plan()
+    step = pb.StepDone(plan_id=decode.plan_id, start_ps=liar.clock_ps, end_ps=liar.clock_ps + 10**9, **lie)
+    await liar.call.write(pb.AttachRequest(step=step))
+    assert (await status_of(liar)).code() is grpc.StatusCode.ABORTED
+    assert scheduler.value("workers_given_up_total", reason="protocol") == 1
+    assert (await served_by(await scheduler.attach("honest"), router, 2))[0] == [200, 201, 202, 203, 204]
+
+
+async def test_a_worker_that_makes_more_tokens_than_were_asked_for_is_given_up(scheduler: Harness) -> None:
+    liar, router = await scheduler.attach("liar"), await scheduler.route()
+    await router.submit(1, max_new=3)
+    await liar.step(await liar.plan())
+    plan = await liar.plan()
+    for number in range(4):
+        times = {"start_ps": liar.clock_ps + number * 10**9, "end_ps": liar.clock_ps + (number + 1) * 10**9}
+        step = pb.StepDone(plan_id=plan.plan_id, **times, handles_u32=ids(1), token_ids_u32=ids(7 + number))
+        await liar.call.write(pb.AttachRequest(step=step))
+    assert (await status_of(liar)).code() is grpc.StatusCode.ABORTED
+    assert scheduler.value("workers_given_up_total", reason="protocol") == 1
+    tokens, finished = await served_by(await scheduler.attach("honest"), router, 1)
+    assert (len(tokens), finished.usage.completion_tokens) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    "taken", [(), (10**30,), (0, 0)], ids=["faults that it was not told", "a time that has not come", "twice"]
+)
+async def test_a_worker_takes_no_faults_but_those_it_was_told(scheduler: Harness, taken: tuple[int, ...]) -> None:
+    liar, router = await scheduler.attach("liar"), await scheduler.route()
+    if taken:
+        rules = ["slow_worker,worker=liar,factor=2"]
+        await scheduler.stub.SetClusterFaults(pb.SetClusterFaultsRequest(rules=rules))
+        assert list((await liar.call.read()).faults.rules) == rules
+    for from_ps in taken or (0,):
+        far = 40 * 3600 * 10**12 if from_ps else 10**9
+        await liar.call.write(pb.AttachRequest(faults_taken=pb.FaultsTaken(from_ps=far)))
+    assert (await status_of(liar)).code() is grpc.StatusCode.ABORTED
+    await router.submit(1, max_new=2)
+    assert (await served_by(await scheduler.attach("honest"), router, 1))[0] == [100, 101]
+
+
 @pytest.mark.parametrize("promise", [False, True])
 async def test_a_worker_that_beats_and_does_nothing_is_lost(promise: bool) -> None:
     async with Harness(load(None, OVERRIDES)) as scheduler:
