@@ -117,8 +117,9 @@ test-compiled: compiled ## the tests of core, device and simulator with the comp
 	PYTHONSAFEPATH=1 PYTHONPATH=$(COMPILED) $(PYTEST) $(TWO_PROCESSES) -o pythonpath=. $(PYTEST_ARGS) \
 	  tests/scheduler/core tests/worker/device tests/simulator tests/validation/test_golden.py
 
-fuzz: setup-dev ## more of the simulator's fuzz corpus; FUZZ_ARGS='--first 3000 --cases 100000'
+fuzz: setup-dev ## more of the simulator's fuzz corpus, and the services in virtual time; FUZZ_ARGS='--first 3000 --cases 100000'
 	$(BIN)/python -m tests.simulator.fuzz $(FUZZ_ARGS)
+	$(BIN)/python -m tests.virtual.fuzz $(FUZZ_ARGS)
 
 fuzz-rpc: setup-dev ## 100,000 hostile calls of every RPC; FUZZ_ARGS='--seed 7 --first 41 --cases 1' sends one again
 	$(BIN)/python -m tests.fuzz_rpc.fuzz $(FUZZ_ARGS)

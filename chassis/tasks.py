@@ -21,9 +21,10 @@ async def until_first_ends(*coroutines: Coroutine[Any, Any, None]) -> None:
         task.cancel()
     while not all(task.done() for task in tasks):
         cancellation = await _wait(tasks, asyncio.ALL_COMPLETED) or cancellation
+    # Looked at even where it is not raised: asyncio would log it as one that nobody has seen.
+    errors = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
     if cancellation is not None:
         raise cancellation
-    errors = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
     if errors:
         raise BaseExceptionGroup("of tasks that run together", errors)
 

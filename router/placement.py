@@ -115,8 +115,9 @@ class Placement:
     def shard_lost(self, open_requests: list[OpenRequest]) -> None:
         """See `ShardOwner.shard_lost`."""
         for open_request in open_requests:
-            self._metrics.resumed.inc()
-            self.submit(open_request)
+            if not open_request.finish_if_complete():
+                self._metrics.resumed.inc()
+                self.submit(open_request)
 
     def _place(self, open_request: OpenRequest, accepting: list[Shard]) -> None:
         request = open_request.request

@@ -25,9 +25,11 @@ from lorrery.chassis.clock import DeviceClock
 from lorrery.chassis.errors import Internal, RequestError
 from lorrery.chassis.log import get_logger
 from lorrery.router.metrics import RouterMetrics
-from lorrery.router.request import Finish, Request
+from lorrery.router.request import Finish, Request, Usage
+from lorrery.router.tokenizer import EOS_ID
 from lorrery.router.wire import Message, TokensFrame
 from lorrery.vocabulary.adapter_log import AdapterChange
+from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.vocabulary.wire_time import from_wire
 
@@ -137,6 +139,26 @@ class OpenRequest:
             self.error = Internal(str(error))
             return None
         return message
+
+    def finish_if_complete(self) -> bool:
+        """End the request if every token of it is here and only the scheduler's word on that was lost.
+
+        There is nothing left to resume. What else the usage would say, the lost scheduler alone knew.
+
+        Returns:
+            Whether it has ended.
+        """
+        sampling, num_tokens = self.request.sampling, len(self.token_ids)
+        if num_tokens and self.token_ids[-1] == EOS_ID and not sampling.ignore_eos:
+            reason = FinishReason.EOS
+        elif num_tokens >= sampling.max_new_tokens:
+            reason = FinishReason.LENGTH
+        else:
+            return False
+        if self.error is None and self.finish is None:
+            self.finish = Finish(reason, Usage(self.request.prompt_tokens, num_tokens))
+            self.wake()
+        return True
 
     def fail(self, error: RequestError) -> None:
         """End the request with an error."""

@@ -44,7 +44,7 @@ class Cluster:
         self.clock = DeviceClock(settings.time_scale)
         self.awake = AwakeClock()
         self.workers: dict[str, Dispatcher] = {}
-        self.routers: set[RouterLink] = set()
+        self.routers: dict[RouterLink, None] = {}  # in order of connecting
         self.slices = Slices()
         self._balance_soon: asyncio.Handle | None = None
         self._factory = ReplicaFactory(settings)
@@ -196,13 +196,13 @@ class Cluster:
     def connect(self, router_id: str) -> RouterLink:
         """Take in a router."""
         router = RouterLink(router_id, self.clock, self.settings.scheduler.max_pending_router_tokens)
-        self.routers.add(router)
+        self.routers[router] = None
         log.info("router_connected", router_id=router_id, num_adapters=len(self.core.adapters))
         return router
 
     def disconnect(self, router: RouterLink) -> None:
         """Cancel what a router owned whose stream has ended."""
-        self.routers.discard(router)
+        self.routers.pop(router, None)
         log.info("router_disconnected", router_id=router.router_id, num_cancelled=len(router.owned))
         self.requests.orphan(router)
 

@@ -74,7 +74,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     async def run(self, set_ready: Callable[[bool], Awaitable[None]]) -> None:
         """Be ready; everything happens in the streams, the last of it after this has ended."""
-        atexit.register(self._cluster.close_journal)
+        if self._cluster.journal is not None:
+            atexit.register(self._cluster.close_journal)
         warn_if_exposed(
             "scheduler.listen",
             self._settings.scheduler.listen,

@@ -53,3 +53,22 @@ async def test_a_cancellation_while_the_others_end_is_not_lost(first):
     slow.let_go.set()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_an_error_while_ending_beside_a_cancellation_is_not_logged_as_one_that_nobody_has_seen():
+    slow, failed = SlowToEnd(), []
+
+    async def fails_as_it_ends() -> None:
+        try:
+            await slow.run()
+        finally:
+            failed.append(asyncio.current_task())
+            raise ZeroDivisionError
+
+    task = asyncio.create_task(until_first_ends(fails_as_it_ends(), returns()))
+    await slow.ending.wait()
+    task.cancel()
+    slow.let_go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not failed[0]._log_traceback  # which asyncio looks at when a task is forgotten

@@ -83,6 +83,34 @@ async def test_a_broken_stream_is_resumed_with_the_tokens_received(start_router:
     assert router.sample("lorrery_router_resumed_total") == 1
 
 
+@pytest.mark.parametrize(
+    ("token_ids", "ignore_eos", "reason"),
+    [
+        ([3, 4, 5], True, types_pb2.FINISH_REASON_LENGTH),
+        ([3, 2], False, types_pb2.FINISH_REASON_EOS),
+        ([3, 4, 2], False, types_pb2.FINISH_REASON_EOS),
+    ],
+)
+async def test_a_broken_stream_whose_tokens_are_all_here_ends_without_its_scheduler(
+    token_ids: list[int], ignore_eos: bool, reason: int, start_router: StartRouter
+) -> None:
+    router = await start_router()
+    route = await router.route()
+    sampling = types_pb2.SamplingParams(max_new_tokens=3, ignore_eos=ignore_eos)
+    call = router.generate(" about above", seed=11, sampling=sampling)
+    first = await next_submit(route)
+    for token_id in token_ids:
+        route.send([(first.handle, token_id)])
+    await router.until_written(len(token_ids))
+    route.break_off()  # before it has said that this is the end, as under batching that ends whole batches
+    received, _, finish = await everything(call)
+    assert received == token_ids
+    assert finish.reason == reason
+    assert finish.usage.completion_tokens == len(token_ids)
+    await router.until_empty()
+    assert (await router.route()).num_submits == 0
+
+
 async def test_many_streams_survive_many_breaks(start_router: StartRouter) -> None:
     router = await start_router()
     num_streams, num_lives, per_life = 20, 4, 5

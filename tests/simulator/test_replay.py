@@ -16,7 +16,8 @@ from lorrery.simulator.journal import read_journal
 from lorrery.simulator.replay import replay
 from lorrery.simulator.replay_parts import parts_of
 from lorrery.simulator.replay_result import Replayed
-from tests.simulator.virtual_cluster import play, virtual_time
+from tests.simulator.virtual_cluster import play
+from tests.virtual.clock import virtual_time
 
 COMMON = (
     "model='Llama-2-7B'",
@@ -79,8 +80,8 @@ def run_settings(ways: tuple[str, ...], seed: str, folder: Path, num_requests: i
     async def main() -> None:
         path.append(await play(settings, rng, num_requests=num_requests))
 
-    with virtual_time(rng) as run_in_virtual_time:
-        run_in_virtual_time(main())
+    with virtual_time(rng) as loop:
+        loop.run_until_complete(main())
     return path[0]
 
 

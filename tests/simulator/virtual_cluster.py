@@ -5,16 +5,12 @@ still, so all that can happen between a scheduler and its workers does, quickly 
 """
 
 import asyncio
-import contextlib
 import random
-import selectors
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
 from prometheus_client import CollectorRegistry
 
 from lorrery.chassis.clock import DeviceClock
@@ -31,58 +27,6 @@ from lorrery.worker.build import device_of, length_model_of
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.metrics import WorkerMetrics
 from lorrery.worker.pacer import Pacer, StepReport
-
-PATCHED = (
-    "lorrery.chassis.awake",
-    "lorrery.chassis.clock",
-    "lorrery.chassis.slices",
-    "lorrery.scheduler.workers",
-    "lorrery.worker.pacer",
-)
-START_SECONDS = 1000.0
-
-
-class VirtualTime(selectors.BaseSelector):
-    """Time that passes only while the loop waits, and a little while it works."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self.now = START_SECONDS
-        self._rng = rng
-        self._inner = selectors.DefaultSelector()
-
-    def monotonic(self) -> float:
-        self.now += 1e-9  # no two stamps are the same
-        return self.now
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        assert timeout is not None, "nothing will ever happen again"
-        self.now += timeout + self._rng.expovariate(1 / 20e-6)
-        if self._rng.random() < 0.002:
-            self.now += self._rng.uniform(0.0, 0.08)  # the machine stands still
-        return self._inner.select(0)
-
-    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        return self._inner.register(fileobj, events, data)
-
-    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
-        return self._inner.unregister(fileobj)
-
-    def get_map(self) -> Any:
-        return self._inner.get_map()
-
-    def close(self) -> None:
-        self._inner.close()
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop in virtual time."""
-
-    def __init__(self, clock: VirtualTime) -> None:
-        self.clock = clock
-        super().__init__(clock)
-
-    def time(self) -> float:
-        return self.clock.now
 
 
 class VirtualCluster:
@@ -228,26 +172,6 @@ class VirtualWorker:
 
     def _arrive(self, message: pb.AttachRequest) -> None:
         self.dispatcher.step_done(scheduler_wire.read_step(message.step, self._owner.cluster.clock.now_ps()))
-
-
-@contextlib.contextmanager
-def virtual_time(rng: random.Random) -> Iterator[Callable[[Awaitable[None]], None]]:
-    """Patch the clocks that scheduler and worker read; yield what runs a coroutine in virtual time."""
-    clock = VirtualTime(rng)
-    fake = SimpleNamespace(monotonic=clock.monotonic, thread_time=lambda: 0.0)
-    with pytest.MonkeyPatch.context() as patch:
-        for module in PATCHED:
-            patch.setattr(f"{module}.time", fake)
-        patch.setattr("asyncio.to_thread", _at_once)  # a thread knows no virtual time
-        loop = VirtualLoop(clock)
-        try:
-            yield loop.run_until_complete
-        finally:
-            loop.close()
-
-
-async def _at_once(what: Callable[..., Any], *arguments: Any) -> Any:
-    return what(*arguments)
 
 
 async def play(settings: Settings, rng: random.Random, *, num_requests: int, num_workers: int = 2) -> Path:
