@@ -16,7 +16,7 @@ import typer
 import uvloop
 from rich.console import Console
 
-from bench import core, deep_queues, failures, fidelity, last_hop, live_vs_sim, machine, sim_speed, tables
+from bench import core, deep_queues, failures, fidelity, last_hop, live_vs_sim, machine, overload, sim_speed, tables
 from bench.cluster import BenchBrokenError
 from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import LorreryError
@@ -42,6 +42,7 @@ class Benchmark(Enum):
     FAILURES = "failures"
     SIM_SPEED = "sim-speed"
     LIVE_VS_SIM = "live-vs-sim"
+    OVERLOAD = "overload"
 
 
 @app.command(cls=Command)
@@ -124,6 +125,14 @@ def main(
         results["live_vs_sim"] = result.as_json()
         console.print(tables.live_vs_sim(result))
 
+    def run_overload() -> None:
+        with console.status("overload") as status:
+            result = _in_loop(
+                lambda: overload.measure(20.0 if quick else 60.0, lambda what: status.update(f"overload: {what}"))
+            )
+        results["overload"] = result.as_json()
+        console.print(tables.overload(result))
+
     runs: dict[Benchmark, Callable[[], None]] = {
         Benchmark.FIDELITY: run_fidelity,
         Benchmark.LAST_HOP: run_last_hop,
@@ -132,6 +141,7 @@ def main(
         Benchmark.FAILURES: run_failures,
         Benchmark.SIM_SPEED: run_sim_speed,
         Benchmark.LIVE_VS_SIM: run_live_vs_sim,
+        Benchmark.OVERLOAD: run_overload,
     }
     try:
         for benchmark in dict.fromkeys(which or Benchmark):

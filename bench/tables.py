@@ -16,6 +16,7 @@ from bench.failure_site import Failure
 from bench.fidelity import Fidelity
 from bench.last_hop import BARE, CLUSTER, LastHop
 from bench.live_vs_sim import LiveVsSim
+from bench.overload import Overload
 from bench.sim_speed import BARE_AIM, GROWTH_AIM, LENGTH_AIM, MEMORY_AIM_MB, PEERS, RATE_AIM, Core, SimSpeed
 
 ROUTER_AIM, INNER_AIM, EFFICIENCY_AIM = 1.25, 0.15, 0.8
@@ -261,6 +262,38 @@ def live_vs_sim(result: LiveVsSim) -> Group:
     )
     notes = [load, journal, *(f"[yellow]{warning}[/]" for warning in result.warnings)]
     return Group(table, *(Text.from_markup(note) for note in notes))
+
+
+def overload(result: Overload) -> Group:
+    """Show what clients saw at each load, and what refusing took."""
+    table = Table(title="Overload: clients that are let in, and what the others cost")
+    services = list(result.refusal_cpu_share)
+    columns = ("", "requests/s", "served/s", "refused", "TTFT p50, p99, ms", "TPOT p50, p99, ms")
+    for name in (*columns, *(f"{service}: cores, MB" for service in services)):
+        table.add_column(name, justify="right" if name else "left")
+    for phase in result.phases:
+        refused = ", ".join(f"{num} {status}" for status, num in phase.statuses.items() if status != "OK")
+        table.add_row(
+            phase.name,
+            f"{phase.rate:.1f}",
+            f"{phase.served_per_second:.1f}",
+            f"{phase.num_refused / max(1, sum(phase.statuses.values())):.1%} {refused}",
+            f"{phase.ttft_ms[0]:.0f}, {phase.ttft_ms[1]:.0f}",
+            f"{phase.tpot_ms[0]:.1f}, {phase.tpot_ms[1]:.1f}",
+            *(f"{phase.cpu_share[service]:.3f}, {phase.rss_mb[service]:.0f}" for service in services),
+        )
+    over = result.phases[2]
+    cost = ", ".join(
+        f"{service} {result.refusal_cpu_share[service]:.1%} of a core ({result.refusal_ms[service]:.2f} ms each)"
+        for service in services
+    )
+    tenants = ", ".join(f"{tenant} {share:.0%}" for tenant, share in over.tenants.items())
+    notes = (
+        f"refusals took: {cost}; told when to come back: {over.retry_info_ratio:.0%}",
+        f"completed under overload, by tenant: {tenants}",
+        f"back to normal {result.back_to_normal_seconds:.1f} s after the overload",
+    )
+    return Group(table, *(Text(note) for note in notes))
 
 
 def _notes(void: str, delay: float | None) -> list[Text]:

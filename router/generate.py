@@ -5,6 +5,7 @@ client's cancellation or deadline gets to the scheduler.
 """
 
 import asyncio
+import time
 
 from lorrery.chassis import status
 from lorrery.chassis.awake import AwakeClock
@@ -12,6 +13,7 @@ from lorrery.chassis.credentials import metadata_values
 from lorrery.chassis.errors import InjectedFault, Overloaded, Reason
 from lorrery.chassis.writes import Writes
 from lorrery.router import wire
+from lorrery.router.access import Access
 from lorrery.router.faults import METADATA_KEY, Injector
 from lorrery.router.keys import ApiKey
 from lorrery.router.metrics import RouterMetrics
@@ -32,6 +34,7 @@ class Generation:
     """Answers `Generate` calls.
 
     Args:
+        access: which tenant a caller is.
         reader: of clients' messages.
         tokenizer: of what they get.
         placement: where requests go.
@@ -42,6 +45,7 @@ class Generation:
 
     def __init__(
         self,
+        access: Access,
         reader: RequestReader,
         tokenizer: Tokenizer,
         placement: Placement,
@@ -49,6 +53,7 @@ class Generation:
         metrics: RouterMetrics,
         reader_timeout_seconds: float,
     ) -> None:
+        self._access = access
         self._reader = reader
         self._tokenizer = tokenizer
         self._placement = placement
@@ -63,6 +68,8 @@ class Generation:
         Raises:
             RequestError: it cannot be served, or not to its end.
         """
+        tenant_id = self._access.tenant(caller, message.tenant_id)
+        self._placement.check_hold_off(message.adapter_id, message.request_id, tenant_id)
         timing = Timing(self._metrics)
         request = await self._reader.read(message, caller)
         faults = self._injector.choose(request, metadata_values(context, METADATA_KEY))
@@ -85,6 +92,8 @@ class Generation:
             return wire.last_response(token_ids, text, finish), True
 
         open_request = OpenRequest(request, make_message)
+        if (remaining := context.time_remaining()) is not None:
+            open_request.waits_until = time.monotonic() + remaining
         self._placement.submit(open_request)
         try:
             while not open_request.over:

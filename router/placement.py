@@ -65,6 +65,16 @@ class Placement:
                 self.release(open_request)
                 open_request.fail(Unavailable("the router is stopping", Reason.DRAINING))
 
+    def check_hold_off(self, adapter_id: str, request_id: str, tenant_id: str) -> None:
+        """Check that a new request, of which no more has been read, may be worth asking for.
+
+        Raises:
+            RequestError: the shard that would get it has just said that it would refuse it.
+        """
+        accepting = [shard for shard in self.shards if shard.accepts]
+        if len(accepting) == 1 or (accepting and (adapter_id or request_id)):
+            self._chosen(adapter_id or request_id, accepting).hold_off.check(tenant_id)
+
     def submit(self, open_request: OpenRequest) -> None:
         """Give a request to a shard, now or when there is one."""
         accepting = [shard for shard in self.shards if shard.accepts]
@@ -124,11 +134,12 @@ class Placement:
         if not open_request.resumed:
             latest = self.log.latest(request.adapter_id)
             open_request.adapter = latest if latest is not None and latest.rank else None
+        self._chosen(request.adapter_id or request.request_id, accepting).submit(open_request)
+
+    def _chosen(self, key: str, accepting: list[Shard]) -> Shard:
         if len(accepting) == 1:
-            accepting[0].submit(open_request)
-        else:
-            key = request.adapter_id or request.request_id
-            accepting[rendezvous.choose(key, [shard.address for shard in accepting])].submit(open_request)
+            return accepting[0]
+        return accepting[rendezvous.choose(key, [shard.address for shard in accepting])]
 
     def _give_up(self, open_request: OpenRequest) -> None:
         missing = AFTER_STOP_SECONDS - self._awake.steady_seconds()

@@ -70,6 +70,7 @@ class Router(router_pb2_grpc.RouterServiceServicer):
         self._cluster_status = adapters.ClusterStatus(self._placement)
         self._injector = Injector(settings, self._metrics)
         self._generation = Generation(
+            self._access,
             RequestReader(settings, self._tokenizer, self._access),
             self._tokenizer,
             self._placement,

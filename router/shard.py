@@ -6,6 +6,7 @@ cancels that gather travel in one message. A handle belongs to one life of the s
 
 import asyncio
 import random
+import time
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -18,17 +19,21 @@ from lorrery.chassis.errors import Internal, NeverFits, Overloaded, Reason, Requ
 from lorrery.chassis.log import get_logger
 from lorrery.chassis.tasks import until_first_ends
 from lorrery.router import wire
+from lorrery.router.hold_off import HoldOff
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.request import Finish
 from lorrery.router.streams import Fanout, OpenRequest
 from lorrery.settings import Settings
 from lorrery.v1 import scheduler_pb2, scheduler_pb2_grpc
 from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
+from lorrery.vocabulary.units import PS_PER_SECOND
 
 FIRST_RETRY_SECONDS = 0.2
 LAST_RETRY_SECONDS = 2.0
 HELLO_SECONDS = 10.0
 """How long a scheduler that is connected may take to answer the router's hello."""
+LONGEST_WAIT_SECONDS = 24 * 3600.0
+"""Clients that wait for longer are said to wait for so long."""
 _MAX_HANDLE = 2**32 - 1
 
 RouteCall = grpc.aio.StreamStreamCall[scheduler_pb2.RouteRequest, scheduler_pb2.RouteResponse]
@@ -119,6 +124,13 @@ class Session:
                     if (submit := self._pack(handle, open_request)) is not None:
                         await self._call.write(submit)
 
+    def _time_left_ps(self, open_request: OpenRequest) -> int:
+        """Return how long a client still waits, in device time; 0: for ever."""
+        if open_request.waits_until is None:
+            return 0
+        seconds = min(open_request.waits_until - time.monotonic(), LONGEST_WAIT_SECONDS)
+        return max(1, round(seconds / self.fanout.time_scale * PS_PER_SECOND))
+
     def _pack(self, handle: int, open_request: OpenRequest) -> scheduler_pb2.RouteRequest | None:
         """Return the message that asks for a request; None: there cannot be one, and the request has failed."""
         error: RequestError
@@ -129,6 +141,7 @@ class Session:
                 open_request.token_ids,
                 resumed=open_request.resumed,
                 adapter=open_request.adapter,
+                time_left_ps=self._time_left_ps(open_request),
             )
         except Exception as cause:
             # Without its traceback, whose locals show the prompt.
@@ -154,6 +167,7 @@ class Shard:
     def __init__(self, address: str, settings: Settings, metrics: RouterMetrics, owner: ShardOwner) -> None:
         self.address = address
         self.model = ""
+        self.hold_off = HoldOff()
         self._settings = settings
         self._metrics = metrics
         self._owner = owner
@@ -269,6 +283,7 @@ class Shard:
         if list(hello.changes) != self._owner.log.changes:  # something happened between the hellos
             session.tell(self._owner.log)
         self._draining = False
+        self.hold_off = HoldOff()
         self._metrics.shard_connected(self.address, True)
         _log.info("shard_connected", shard=self.address, model=hello.model, time_scale=hello.time_scale)
         self._owner.shard_up(self)
@@ -316,6 +331,9 @@ class Shard:
             self._draining = True
             self._owner.shard_lost([open_request])
         else:
+            if refusal.holds_for_all or refusal.holds_for_tenant:
+                tenant_id = None if refusal.holds_for_all else open_request.request.tenant_id
+                self.hold_off.note(refusal.error, tenant_id)
             open_request.fail(refusal.error)
 
     def _cut_slow_reader(self, open_request: OpenRequest) -> None:

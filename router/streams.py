@@ -66,6 +66,7 @@ class OpenRequest:
         resumed: it was with a scheduler whose stream broke.
         adapter: the load at run time that brought its adapter, as far as we know; None: none did. A resumption asks for
             the same.
+        waits_until: when its client goes, on the clock of `time.monotonic`; None: it does not.
         cut: what its handler, which has been cancelled for it, ends with: its reader was too slow.
         task: its handler.
         time_scale: wall seconds per device second, where it was submitted last.
@@ -73,7 +74,7 @@ class OpenRequest:
 
     __slots__ = (
         *("_make_message", "adapter", "cut", "error", "fanout", "finish", "handle", "over", "request"),
-        *("resumed", "task", "time_scale", "token_ids", "waiter", "written"),
+        *("resumed", "task", "time_scale", "token_ids", "waiter", "waits_until", "written"),
     )
 
     def __init__(self, request: Request, make_message: MakeMessage) -> None:
@@ -87,6 +88,7 @@ class OpenRequest:
         self.handle = 0
         self.resumed = False
         self.adapter: AdapterChange | None = None
+        self.waits_until: float | None = None
         self.cut: RequestError | None = None
         self.over = False
         self.waiter: asyncio.Future[Message | None] | None = None

@@ -76,11 +76,19 @@ class SchedulerHello:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The end of a request without (further) tokens; `draining`: another shard may take it."""
+    """The end of a request without (further) tokens.
+
+    Attributes:
+        draining: another shard may take it.
+        holds_for_tenant: it holds for others of its tenant too.
+        holds_for_all: it holds for everybody.
+    """
 
     handle: int
     error: RequestError
     draining: bool
+    holds_for_tenant: bool = False
+    holds_for_all: bool = False
 
 
 class ProtocolError(Exception):
@@ -191,6 +199,7 @@ def submit(
     *,
     resumed: bool,
     adapter: AdapterChange | None = None,
+    time_left_ps: int = 0,
 ) -> scheduler_pb2.RouteRequest:
     """Return the message that asks for a request, or for the rest of it.
 
@@ -200,6 +209,7 @@ def submit(
         produced_token_ids: what we have of it already.
         resumed: it was asked for before.
         adapter: the load that brought its adapter.
+        time_left_ps: how long its client still waits; 0: for ever.
     """
     return scheduler_pb2.RouteRequest(
         submit=scheduler_pb2.Submit(
@@ -214,6 +224,7 @@ def submit(
             if adapter is None
             else types_pb2.Adapter(adapter_id=adapter.adapter_id, rank=adapter.rank, version=adapter.version),
             quota=None if request.key is None else quota(request.key),
+            time_left_ps=time_left_ps,
             sampling=scheduler_pb2.Sampling(
                 seed=request.seed,
                 max_new_tokens=request.sampling.max_new_tokens,
@@ -284,7 +295,13 @@ def refusal(refused: scheduler_pb2.Refused, time_scale: float = 1.0) -> Refusal:
         message = f"{_SLO_UNATTAINABLE}: {message}"
     retry_seconds = refused.retry_ps / PS_PER_SECOND * time_scale if refused.HasField("retry_ps") else None
     error = kind(message, reason, retry_seconds, **refused.facts)
-    return Refusal(refused.handle, error, refused.reason == scheduler_pb2.REFUSAL_REASON_DRAINING)
+    return Refusal(
+        refused.handle,
+        error,
+        refused.reason == scheduler_pb2.REFUSAL_REASON_DRAINING,
+        refused.scope == scheduler_pb2.REFUSAL_SCOPE_TENANT,
+        refused.scope == scheduler_pb2.REFUSAL_SCOPE_ALL,
+    )
 
 
 def _finish(done: scheduler_pb2.Finished) -> Finish:

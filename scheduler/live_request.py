@@ -28,6 +28,7 @@ class LiveRequest:
         token_ids: the output so far, for a resumption.
         counted: what has been counted of it on a stream that broke.
         orphaned: its router's stream has ended.
+        refused: its router has been told that it ends, but its worker has not let go of it yet.
     """
 
     sequence: Sequence
@@ -39,3 +40,4 @@ class LiveRequest:
     token_ids: "array[int]" = field(default_factory=lambda: array("I"))
     counted: Counted = Counted.NOTHING
     orphaned: bool = False
+    refused: bool = False

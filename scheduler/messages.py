@@ -26,6 +26,7 @@ class Submit:
         adapter_rank: of the adapter that its router takes it to have; 0: the router does not know.
         adapter_version: of that adapter; 0: as the settings list it.
         quota: what its API key may use; None: anything.
+        time_left_ps: how long its client still waits; 0: for ever.
     """
 
     handle: int
@@ -40,6 +41,7 @@ class Submit:
     adapter_rank: int = 0
     adapter_version: int = 0
     quota: Quota | None = None
+    time_left_ps: int = 0
 
 
 @dataclass(frozen=True, slots=True)

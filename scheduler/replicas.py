@@ -31,7 +31,7 @@ from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.plugins import PlugIn, find
 from lorrery.scheduler.trie_file import read_corpus, read_trie
 from lorrery.settings import Settings
-from lorrery.vocabulary.units import PS_PER_SECOND
+from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 
 
 def cluster_rules(settings: Settings) -> ClusterRules:
@@ -42,6 +42,11 @@ def cluster_rules(settings: Settings) -> ClusterRules:
         max_req_total_len=own.max_req_total_len,
         max_total_token_num=own.max_total_token_num,
         max_waiting_requests=own.max_waiting_requests,
+        max_waiting_requests_per_tenant=(
+            NEVER if own.max_waiting_requests_per_tenant is None else own.max_waiting_requests_per_tenant
+        ),
+        deadline_admission=own.deadline_admission,
+        start_within_seconds=own.start_within_seconds,
         worker_wait_seconds=own.worker_wait_seconds,
         max_worker_losses=own.max_worker_losses,
         time_scale=settings.time_scale,

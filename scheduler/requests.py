@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from lorrery.chassis.awake import AwakeClock
+from lorrery.chassis.bounded_log import BoundedLog
 from lorrery.chassis.clock import DeviceClock
 from lorrery.chassis.log import get_logger
 from lorrery.chassis.recent import Recent
@@ -89,6 +90,7 @@ class Requests:
         self._wait_timer: asyncio.TimerHandle | None = None
         self._waits_until_ps: int | None = None
         self._logged_errors: Recent[str, bool] = Recent(MAX_REMEMBERED)
+        self._log_refused = BoundedLog(log, "request_refused")
         self._orphans: Recent[tuple[str, str], Counted] = Recent(MAX_REMEMBERED)
 
     def submit(self, submit: Submit, router: RouterLink) -> None:
@@ -105,6 +107,8 @@ class Requests:
             output_token_ids=submit.produced,
             produced_tokens=len(submit.produced),
         )
+        if submit.time_left_ps:
+            sequence.deadline_ps = at_ps + submit.time_left_ps
         pinned = None
         if submit.resumed and submit.adapter_version and submit.adapter_rank:
             pinned = self._factory.adapter(submit.adapter_id, submit.adapter_rank, submit.adapter_version)
@@ -209,7 +213,8 @@ class Requests:
 
         def forget_each() -> Iterator[None]:
             for live in lives:
-                self.metrics.cancelled(orphaned=live.orphaned)
+                if not live.refused:
+                    self.metrics.cancelled(orphaned=live.orphaned)
                 self.forget(live)
                 yield
 
@@ -228,6 +233,10 @@ class Requests:
                 self._note_refused(event, live.request_id, at_ps, event.sequence.handle)
                 self._tell_refused(event, live.request_id, live.router, live.router_handle)
                 self.forget(live)
+            elif isinstance(event, Withdrawn) and event.refusal is not None:
+                live.refused = True
+                self.refuse(live.router, live.router_handle, live.request_id, event.refusal, "dropped")
+                self._workers[event.member.name].withdrawn(event.sequence.handle, at_ps)
             elif isinstance(event, Withdrawn):
                 # The router is told at once what has been consumed: a stream that it ends by itself needs to say so.
                 worker_id = event.member.name if event.sequence.first_admitted_ps is not None else ""
@@ -269,11 +278,13 @@ class Requests:
             self.log_error(event.refusal.message, event.error)
         self.refuse(router, router_handle, request_id, event.refusal)
 
-    def refuse(self, router: RouterLink, router_handle: int, request_id: str, refusal: Refusal) -> None:
+    def refuse(
+        self, router: RouterLink, router_handle: int, request_id: str, refusal: Refusal, outcome: str = "refused"
+    ) -> None:
         """Tell a router that a request ends without (further) tokens."""
         failed = refusal.reason in (RefusalReason.INTERNAL, RefusalReason.WORKERS_LOST)
-        self.metrics.requests.labels("failed" if failed else "refused").inc()
-        log.info("request_refused", request_id=request_id, reason=refusal.message)
+        self.metrics.requests.labels("failed" if failed else outcome).inc()
+        self._log_refused.say(refusal.reason.name.lower(), request_id=request_id, reason=refusal.message)
         router.refused(router_handle, withheld(refusal))
 
     def log_error(self, message: str, error: Exception) -> None:

@@ -217,6 +217,21 @@ class SchedulerSettings(Section):
         default=10_000,
         description="most requests that wait, all workers together; the next is refused with RESOURCE_EXHAUSTED",
     )
+    max_waiting_requests_per_tenant: Count | None = Field(
+        default=None,
+        description="most requests of one tenant that wait, as requests or their keys name it; the next is refused with"
+        " RESOURCE_EXHAUSTED; unset: one tenant may fill the queue",
+    )
+    deadline_admission: bool = Field(
+        default=False,
+        description="refuse a request at once that is not expected to start before its client's deadline (or"
+        " start_within_seconds), and drop one that still waits then, with RESOURCE_EXHAUSTED",
+    )
+    start_within_seconds: PositiveSeconds | None = Field(
+        default=None,
+        description="deadline_admission: device seconds after its arrival in which a request must start; unset: only"
+        " its client's deadline counts",
+    )
     max_pending_router_tokens: Count = Field(
         default=1_000_000,
         description="tokens, of 8 bytes each, that may wait for one slow router, whose stream is then cut off",
@@ -260,6 +275,8 @@ class SchedulerSettings(Section):
                 f"max_total_token_num ({self.max_total_token_num}) must be at least"
                 f" max_req_total_len ({self.max_req_total_len})"
             )
+        if self.start_within_seconds is not None and not self.deadline_admission:
+            raise ValueError("start_within_seconds needs deadline_admission = true")
         chosen = dict(self)
         why = why_excluded(chosen) or why_too_few_tokens(
             self.policy, self.batching, self.limits, self.max_req_total_len, chosen

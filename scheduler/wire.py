@@ -11,7 +11,7 @@ from typing import Protocol
 from lorrery.chassis.names import quoted, too_long
 from lorrery.scheduler.core.plan import Idle, Plan, Ran
 from lorrery.scheduler.core.quotas import Quota
-from lorrery.scheduler.core.refusals import Refusal, RefusalReason
+from lorrery.scheduler.core.refusals import Refusal, RefusalReason, Scope
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.messages import ProtocolError, StepReport, Submit, WorkerHello
 from lorrery.v1 import scheduler_pb2 as pb
@@ -120,6 +120,7 @@ def read_submit(message: pb.Submit) -> Submit:
         adapter_rank=message.adapter.rank,
         adapter_version=message.adapter.version,
         quota=_read_quota(message.quota) if message.HasField("quota") else None,
+        time_left_ps=message.time_left_ps,
     )
 
 
@@ -194,11 +195,19 @@ def draining() -> ToRouter:
     return ToRouter(draining=pb.SchedulerDraining())
 
 
+_REFUSAL_SCOPE = {
+    Scope.REQUEST: pb.REFUSAL_SCOPE_UNSPECIFIED,
+    Scope.TENANT: pb.REFUSAL_SCOPE_TENANT,
+    Scope.ALL: pb.REFUSAL_SCOPE_ALL,
+}
+
+
 def refused(handle: int, refusal: Refusal) -> ToRouter:
     """Write that a request ends without further tokens."""
     facts = {name: str(value) for name, value in refusal.facts.items()}
     reason = REFUSAL_REASON[refusal.reason]
     message = pb.Refused(handle=handle, reason=reason, message=refusal.message, facts=facts)
+    message.scope = _REFUSAL_SCOPE[refusal.scope]
     if refusal.retry_ps is not None:
         message.retry_ps = refusal.retry_ps
     return ToRouter(refused=message)

@@ -35,13 +35,22 @@ class OpenRequests:
             self.deadlines.append((self._clock.now_ps + self.timeout_ps, request))
 
     def refuse(self, handle: int, refusal: Refusal) -> None:
-        """End a request as its scheduler refuses it."""
-        self.close(handle, _REFUSED[refusal.reason], refusal.message)
+        """End a request as its scheduler refuses it, if its client has not gone at that very moment."""
+        request, now_ps = self.by_handle[handle], self._clock.now_ps
+        ended_ps = now_ps if request.finished_ps is None else request.finished_ps
+        timeout_ps, has_deadline = self.timeout_ps, request.sequence.deadline_ps is not None
+        if timeout_ps is not None and has_deadline and ended_ps >= request.arrived_ps + timeout_ps:
+            self.close(handle, "timed out", "deadline exceeded")
+        else:
+            self.close(handle, _REFUSED[refusal.reason], refusal.message)
 
     def withdraw(self, handle: int) -> None:
         """End a request whose client does not wait for it any more."""
-        detail = self.by_handle[handle].detail
-        self.close(handle, "timed out" if detail else "cancelled", detail)
+        request = self.by_handle[handle]
+        if request.refusal is not None:
+            self.refuse(handle, request.refusal)
+        else:
+            self.close(handle, "timed out" if request.detail else "cancelled", request.detail)
 
     def close(self, handle: int, outcome: str, detail: str) -> None:
         """End a request, now unless its client has gone before."""

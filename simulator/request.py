@@ -4,6 +4,7 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
 from lorrery.chassis.fault_rules import NO_FAULTS, RequestFaults
+from lorrery.scheduler.core.refusals import Refusal
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.worker.device.output import Ending
@@ -21,6 +22,7 @@ class SimulatedRequest:
         outcome: a key of `outcomes.STATUS`; None while it lives.
         detail: why it was refused or dropped.
         reason: why it finished.
+        refusal: why its scheduler withdrew it from a worker's queue; None: it did not.
         finished_ps: its end, of whatever kind.
         last_token_ps: when its last token came, if that was before its end: it was held (static batching), or its last
             step gave none (llm-mock).
@@ -36,6 +38,7 @@ class SimulatedRequest:
     outcome: str | None
     detail: str
     reason: FinishReason | None
+    refusal: Refusal | None
     finished_ps: int | None
     last_token_ps: int | None
     output_tokens: int
@@ -59,7 +62,7 @@ class SimulatedRequest:
             handle, prompt_tokens, max_new_tokens, arrived_ps, adapter, tenant_id, prompt_token_ids
         )
         self.ending = ending
-        self.outcome = self.reason = None
+        self.outcome = self.reason = self.refusal = None
         self.finished_ps = self.last_token_ps = None
         self.output_tokens = self.shard = 0
         self.detail = self.worker = ""

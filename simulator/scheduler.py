@@ -55,6 +55,7 @@ class SimulatedScheduler:
         finish: Callable[[SimulatedRequest], None],
     ) -> None:
         self.core = ClusterCore(placement, rules, bring_up_to_date=self._show, catch_up=self._catch_up)
+        self._tells_ends = self.core.keeps_backlog
         self._workers: dict[Member, SimulatedWorker] = {}
         self._clock = clock
         self._requests = requests
@@ -68,10 +69,16 @@ class SimulatedScheduler:
     def submit(self, request: SimulatedRequest) -> None:
         """Take in a request, or refuse it on the spot."""
         self._requests.by_handle[request.handle] = request
+        timeout_ps = self._requests.timeout_ps
+        if timeout_ps is not None:
+            request.sequence.deadline_ps = self._clock.now_ps + timeout_ps
         events = self.core.submit(request.sequence, self._clock.now_ps)
-        if events:
-            self._carry_out(events)
-        else:
+        for event in events:
+            if isinstance(event, Refused):
+                self._requests.refuse(request.handle, event.refusal)
+            else:
+                self._carry_out(events)
+        if not events or self._tells_ends:
             self._wait_for_worker()
 
     def cancel(self, request: SimulatedRequest) -> None:
@@ -84,14 +91,22 @@ class SimulatedScheduler:
             if isinstance(event, Placed):
                 self._nudge(self._workers[event.member], event.matters)
             elif isinstance(event, Refused):
+                self._ended(event.sequence, 0)
                 self._requests.refuse(event.sequence.handle, event.refusal)
             elif isinstance(event, Withdrawn):
+                if event.refusal is not None:
+                    self._requests.by_handle[event.sequence.handle].refusal = event.refusal
                 worker = self._workers[event.member]
                 self._let_client_go(event.sequence, worker)
                 self._nudge(worker, True)
             else:
+                self._ended(event.sequence, 0)
                 self._let_client_go(event.sequence, None)
                 self._requests.withdraw(event.sequence.handle)
+
+    def _ended(self, sequence: Sequence, output_tokens: int) -> None:
+        if self._tells_ends:
+            self.core.ended(sequence, output_tokens, self._clock.now_ps)
 
     def _let_client_go(self, sequence: Sequence, worker: SimulatedWorker | None) -> None:
         """End a request for its client; the core lets go of it at the next boundary."""
@@ -172,6 +187,8 @@ class SimulatedScheduler:
             if isinstance(event, (FirstToken, Admitted)):
                 continue  # its sequence tells
             if isinstance(event, Finished):
+                if self._tells_ends:
+                    self._ended(event.sequence, event.output_tokens)
                 request = requests.by_handle.pop(event.sequence.handle)
                 request.worker, request.outcome, request.reason = worker.name, "finished", event.reason
                 request.output_tokens, request.finished_ps = event.output_tokens, event.at_ps
@@ -189,6 +206,7 @@ class SimulatedScheduler:
 
     def _end_without_finish(self, event: Cancelled | Dropped | Failed, worker: SimulatedWorker) -> None:
         handle = event.sequence.handle
+        self._ended(event.sequence, 0)
         self._requests.by_handle[handle].worker = worker.name
         if isinstance(event, Dropped):
             self._requests.refuse(handle, refusals.dropped(event))

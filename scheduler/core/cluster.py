@@ -23,13 +23,13 @@ No clock here: every time comes in as an argument, in device picoseconds.
 from collections.abc import Callable, Iterable
 
 from lorrery.scheduler.core import refusals
+from lorrery.scheduler.core.backlog import Backlog
 from lorrery.scheduler.core.balance import Move, moves, someone_is_blocked
 from lorrery.scheduler.core.cluster_events import ClusterEvent, GaveBack, Placed, Refused, Withdrawn
 from lorrery.scheduler.core.door import LETS_ALL_IN, ClusterRules, Door
-from lorrery.scheduler.core.drain_rate import DrainRate
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.base import Placement
-from lorrery.scheduler.core.placing import Placing
+from lorrery.scheduler.core.placing import SLICE, Placing
 from lorrery.scheduler.core.plan import Cancelled, Recalled
 from lorrery.scheduler.core.quotas import Quota, Quotas
 from lorrery.scheduler.core.refusals import Refusal
@@ -80,12 +80,20 @@ class ClusterCore:
         self._room = self._placing.room
         self._door = Door(rules)
         self._quotas = Quotas()
-        self._drain_rate = DrainRate()
+        self._backlog = Backlog(rules)
 
     @property
     def until_ps(self) -> int | None:
-        """When the first wait for a worker is over; None: nobody waits for one."""
-        return self._room.until_ps
+        """When the first wait for a worker is over, or a deadline passes; None: neither will."""
+        until_ps, deadline_ps = self._room.until_ps, self._backlog.until_ps
+        if until_ps is None or deadline_ps is None:
+            return deadline_ps if until_ps is None else until_ps
+        return min(until_ps, deadline_ps)
+
+    @property
+    def keeps_backlog(self) -> bool:
+        """Whether rules need to know who waits: then the driver tells of each `ended`, and minds `until_ps`."""
+        return self._backlog.is_kept
 
     @property
     def is_placing(self) -> bool:
@@ -133,10 +141,11 @@ class ClusterCore:
             at_ps: now.
             adapter_id: the adapter that it names, which it is given; empty: what it has is right.
             resumed: it has been let in before, by a scheduler that is gone, and does not count against a full queue.
-                If it has produced tokens, no limit is checked again.
+                It has no deadline. If it has produced tokens, no limit is checked again.
             pinned: the adapter that a resumed request began with, if that was loaded at run time; it keeps it, whatever
                 the name stands for now.
-            quota: what its API key may use; a driver that gives any calls `ended` for each sequence that ends.
+            quota: what its API key may use. A driver that gives any calls `ended` for each sequence that ends, as with
+                `keeps_backlog`.
         """
         if adapter_id:
             if resumed:
@@ -144,6 +153,8 @@ class ClusterCore:
             sequence.adapter = sequence.adapter or self.adapters.get(adapter_id)
             if sequence.adapter is None:
                 return [Refused(sequence, refusals.unknown_adapter(adapter_id))]
+        if sequence.deadline_ps is not None and (resumed or not self.rules.deadline_admission):
+            sequence.deadline_ps = None
         if not sequence.produced_tokens:
             refusal = self._refuse(sequence, resumed, at_ps)
             if refusal is not None:
@@ -156,11 +167,13 @@ class ClusterCore:
             if refusal is not None:
                 return [Refused(sequence, refusal)]
             if not self._quotas.take(sequence, quota, at_ps, charge=charge):
+                self._enter(sequence)
                 return []
         placing = self._placing
         if len(placing.ready) == 1:  # as `place` would, without the way there: a simulation does this for each request
             member = placing.ready[0]
             if member.replica.never_fits_reason(sequence) is None:
+                self._enter(sequence)
                 return [Placed(sequence, member, member.submit(sequence, at_ps))]
         event = placing.place(sequence, at_ps)
         if event is None:
@@ -168,9 +181,12 @@ class ClusterCore:
                 event = Refused(sequence, refusals.never_fits(sequence, placing.why_not_first(sequence) or ""))
             else:
                 placing.wait(sequence, at_ps)
+                self._enter(sequence)
                 return []
         if isinstance(event, Refused):
             self._quotas.end(sequence, 0, at_ps)
+        else:
+            self._enter(sequence)
         return [event]
 
     def cancel(self, handle: int, at_ps: int) -> list[ClusterEvent]:
@@ -183,24 +199,38 @@ class ClusterCore:
             return [Cancelled(held)]
         for member in self.members.values():
             sequence = member.sequences.get(handle)
-            if sequence is not None:
+            if sequence is not None and handle not in member.withdrawn:
                 member.cancel(handle, at_ps)
                 return [Withdrawn(sequence, member)]
         return []
 
     def expire(self, at_ps: int) -> list[ClusterEvent]:
-        """Refuse those who have waited for a worker for long enough; nobody before all have been tried."""
-        return self._placing.expire(at_ps)
+        """Refuse those whose deadline has passed, and who have waited for a worker for long enough.
+
+        Nobody is refused for want of a worker before all have been tried. Who waits at a worker is withdrawn from it.
+        """
+        expired = self._backlog.expired(at_ps, SLICE)
+        if not expired:
+            return self._placing.expire(at_ps)
+        events: list[ClusterEvent] = []
+        for sequence in expired:
+            refusal = refusals.waited_too_long(at_ps - sequence.arrived_ps, self._backlog.drain_rate.retry_ps(at_ps))
+            for event in self.cancel(sequence.handle, at_ps):
+                if isinstance(event, Withdrawn):
+                    events.append(Withdrawn(sequence, event.member, refusal))
+                else:
+                    events.append(Refused(sequence, refusal))
+        return events
 
     def ended(self, sequence: Sequence, output_tokens: int, at_ps: int) -> bool:
-        """Note an end, which frees its place among its key's; return whether `release` may now place another.
+        """Note an end, which frees a place; return whether `release` may place another of its key's.
 
         Args:
             sequence: let in, and ended, in whatever way.
             output_tokens: all that it has produced.
             at_ps: now.
         """
-        self._drain_rate.ended(at_ps)
+        self._backlog.ended(sequence, at_ps)
         self._quotas.end(sequence, output_tokens, at_ps)
         return self._quotas.any_to_release
 
@@ -213,8 +243,14 @@ class ClusterCore:
         if refusal is None and self._max_waiting < NEVER and not resumed and self.num_open >= self._max_waiting:
             num_waiting = self.num_waiting
             if num_waiting >= self._max_waiting:
-                return refusals.queue_full(num_waiting, self._max_waiting, self._drain_rate.retry_ps(at_ps))
+                return refusals.queue_full(num_waiting, self._max_waiting, self._backlog.drain_rate.retry_ps(at_ps))
+        if refusal is None and self._backlog.is_kept and not resumed:
+            refusal = self._backlog.refuse(sequence, at_ps)
         return refusal
+
+    def _enter(self, sequence: Sequence) -> None:
+        if self._backlog.is_kept:
+            self._backlog.enter(sequence)
 
     # --- placing ----------------------------------------------------------------------------------------------------
 
@@ -257,6 +293,7 @@ class ClusterCore:
         """Take in a worker, which has nothing and a name that no other has, and give it what waits for one."""
         assert member.name not in self.members, f"worker {member.name} is attached already"
         self.members[member.name] = member
+        member.backlog = self._backlog if self._backlog.is_kept else None
         self._workers_changed()
         return self._placing.place_all(at_ps)
 
@@ -278,6 +315,8 @@ class ClusterCore:
         del self.members[member.name]
         self._workers_changed()
         sequences, events = member.lose(max(at_ps, boundary_ps))
+        for sequence in sequences:
+            self._enter(sequence)
         most = self.rules.max_worker_losses
         moving = [sequence for sequence in sequences if sequence.num_losses < most]
         given_up: list[ClusterEvent] = []

@@ -64,10 +64,15 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
-    """A cancel is in the inbox of the worker that has the sequence; an event of that worker tells of its end."""
+    """A cancel is in the inbox of the worker that has the sequence; an event of that worker tells of its end.
+
+    Attributes:
+        refusal: why it was the scheduler that withdrew it; None: its client did.
+    """
 
     sequence: Sequence
     member: Member
+    refusal: Refusal | None = None
 
 
 ClusterEvent = Placed | Refused | Withdrawn | Cancelled

@@ -19,6 +19,10 @@ class ClusterRules:
         max_req_total_len: longest prompt and output.
         max_total_token_num: KV pool that a request must fit into; None: the largest attached one.
         max_waiting_requests: bound on requests that wait, for a batch or for a worker.
+        max_waiting_requests_per_tenant: the same for those of one tenant.
+        deadline_admission: refuse who is not expected to start before its deadline, and who then still waits.
+        start_within_seconds: how long after its arrival a request must start, in device seconds; None: its own deadline
+            alone counts. Only with `deadline_admission`.
         worker_wait_seconds: how long a request waits for a worker, in wall seconds.
         max_worker_losses: a sequence in whose batch so many workers were lost is given up.
         time_scale: wall seconds for each device second.
@@ -28,6 +32,9 @@ class ClusterRules:
     max_req_total_len: int = NEVER
     max_total_token_num: int | None = None
     max_waiting_requests: int = NEVER
+    max_waiting_requests_per_tenant: int = NEVER
+    deadline_admission: bool = False
+    start_within_seconds: float | None = None
     worker_wait_seconds: float = 30.0
     max_worker_losses: int = NEVER
     time_scale: float = 1.0

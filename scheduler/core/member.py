@@ -7,6 +7,7 @@ all of the worker.
 
 from collections.abc import Iterable
 
+from lorrery.scheduler.core.backlog import Backlog
 from lorrery.scheduler.core.candidates import ReplicaCandidate
 from lorrery.scheduler.core.plan import Cancelled, Dropped, Event, Failed, Finished, Idle, Plan, Raised, Ran, Recalled
 from lorrery.scheduler.core.replica import Replica, SequenceError
@@ -25,6 +26,7 @@ class Member:
         pool_tokens: its KV pool, for the checks on a request's length; by default none is too long.
 
     Attributes:
+        backlog: takes note of who starts and who is preempted; None: nobody does.
         candidate: its figures, for placements.
         sequences: by handle: submitted and not ended.
         moving: by handle: sequences that are to go to another worker, and its name.
@@ -36,6 +38,7 @@ class Member:
     __slots__ = (
         "_is_new",
         "_version",
+        "backlog",
         "candidate",
         "changed",
         "draining",
@@ -55,6 +58,7 @@ class Member:
         self.sequences: dict[int, Sequence] = {}
         self.moving: dict[int, str] = {}
         self.withdrawn: set[int] = set()
+        self.backlog: Backlog | None = None
         self.draining = False
         self.changed = False
         self._is_new = False  # something has come that the next decision heeds
@@ -92,6 +96,8 @@ class Member:
         for event in decision.events:
             if isinstance(event, _ENDS):
                 self._forget(event.sequence.handle)
+        if self.backlog is not None:
+            self.backlog.note(decision.events)
         version = self.replica.running.version
         if version != self._version or self._is_new:
             self.changed = True

@@ -30,6 +30,14 @@ class RefusalReason(Enum):
     INTERNAL = auto()
 
 
+class Scope(Enum):
+    """For whom else a refusal holds at that time."""
+
+    REQUEST = auto()
+    TENANT = auto()
+    ALL = auto()
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """Why, in words for the client, and what the words say for its programs.
@@ -38,12 +46,14 @@ class Refusal:
         message: what is wrong, the limit, what to do.
         facts: by name: the field, its value, its limit.
         retry_ps: after how long the same request may come in; None: not known.
+        scope: who else would be refused until then.
     """
 
     reason: RefusalReason
     message: str
     facts: Mapping[str, object] = field(default_factory=dict)
     retry_ps: int | None = None
+    scope: Scope = Scope.REQUEST
 
 
 def draining() -> Refusal:
@@ -87,6 +97,48 @@ def queue_full(num_waiting: int, max_waiting_requests: int, retry_ps: int | None
         RefusalReason.QUEUE_FULL,
         f"{num_waiting} requests wait; max_waiting_requests is {max_waiting_requests}; try later",
         {"field": "max_waiting_requests", "value": num_waiting, "limit": max_waiting_requests},
+        retry_ps,
+        Scope.ALL,
+    )
+
+
+def tenant_queue_full(tenant_id: str, num_waiting: int, most: int, retry_ps: int | None) -> Refusal:
+    """Too many requests of one tenant wait; `retry_ps`: until there may be a place for this one."""
+    return Refusal(
+        RefusalReason.QUEUE_FULL,
+        f"{num_waiting} requests of tenant {tenant_id!r} wait; max_waiting_requests_per_tenant is {most}; try later",
+        {"field": "max_waiting_requests_per_tenant", "value": num_waiting, "limit": most},
+        retry_ps,
+        Scope.TENANT,
+    )
+
+
+def too_late(wait_ps: int, left_ps: int, retry_ps: int | None, *, all_alike: bool) -> Refusal:
+    """A request is not expected to start before its deadline.
+
+    Args:
+        wait_ps: until it would start.
+        left_ps: until its deadline.
+        retry_ps: until it may be different.
+        all_alike: whether it is the deadline that all have.
+    """
+    wait, left = _seconds(wait_ps), _seconds(max(left_ps, 0))
+    return Refusal(
+        RefusalReason.SLO_UNATTAINABLE,
+        f"the request would start in about {wait} s, and must within {left} s; try later, or allow more time",
+        {"field": "deadline", "value": wait, "limit": left},
+        retry_ps,
+        Scope.ALL if all_alike else Scope.REQUEST,
+    )
+
+
+def waited_too_long(waited_ps: int, retry_ps: int | None) -> Refusal:
+    """A request still waits at its deadline; `retry_ps`: until another one may come in."""
+    waited = _seconds(waited_ps)
+    return Refusal(
+        RefusalReason.SLO_UNATTAINABLE,
+        f"the request has waited for {waited} s, and its deadline has passed before it could start; try later",
+        {"field": "deadline", "value": waited},
         retry_ps,
     )
 
@@ -154,6 +206,10 @@ def withheld(refusal: Refusal) -> Refusal:
     if refusal.reason is not RefusalReason.INTERNAL:
         return refusal
     return Refusal(refusal.reason, "internal error; the scheduler's log says more")
+
+
+def _seconds(ps: int) -> str:
+    return f"{ps / PS_PER_SECOND:.3g}"
 
 
 def _lengths(sequence: Sequence) -> dict[str, object]:

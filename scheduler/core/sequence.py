@@ -68,6 +68,7 @@ class Sequence:
             stay as they are when it is queued again.
         num_losses: workers that were lost with it in their batch.
         weight: its tenant's under a policy that is fair between tenants; None: as the settings say.
+        deadline_ps: who still waits for its first admission then has waited in vain; None: nobody has said.
         num_overtaken: sequences that have entered past it while it waited for its adapter.
         aborted: strict S-LoRA only: cancelled, but not yet removed.
     """
@@ -94,6 +95,7 @@ class Sequence:
     num_requeues: int
     num_losses: int
     weight: Fraction | None
+    deadline_ps: int | None
     num_overtaken: int
     aborted: bool
 
@@ -124,6 +126,7 @@ class Sequence:
         self.first_cached_tokens = self.num_losses = self.num_overtaken = 0
         self.admitted_ps = self.first_admitted_ps = self.first_token_ps = None
         self.weight = None
+        self.deadline_ps = None
         self.aborted = False
 
     @property

@@ -48,6 +48,7 @@ from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.step_span import Observer
 from lorrery.simulator.steps import COLUMNS, StepWriter
 from lorrery.simulator.worker import SimulatedWorker
+from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.output import LlmMockLength
 from lorrery.worker.device.profile import ProfileRow, read_profile
 from lorrery.worker.device.steps import read_steps
@@ -115,6 +116,7 @@ class Case:
     cancels: list[tuple[int, int]]
     timeout_ps: int | None
     faults: list[Fault]
+    rules: ClusterRules
 
     @property
     def title(self) -> str:
@@ -123,6 +125,7 @@ class Case:
         words = [own.policy, batching_name(own), own.memory, self.model, self.placement]
         words += ["strict"] * own.strict + ["blocks"] * (own.prefix_cache == "blocks") + ["trie"] * self.trie
         words += ["prefetch"] * own.prefetch + ["loads"] * self.loads + [fault.kind for fault in self.faults]
+        words += ["deadlines"] * self.rules.deadline_admission
         return f"case {self.number}: {' '.join(words)}"
 
 
@@ -255,6 +258,17 @@ def _with_load(
         cancels=cancels,
         timeout_ps=int(rng.integers(1, 60)) * PS // 10 if rng.random() < 0.3 and not patient else None,
         faults=faults,
+        rules=_rules(number, patient=patient),
+    )
+
+
+def _rules(number: int, *, patient: bool) -> ClusterRules:
+    has_deadlines = number % 3 == 1 and not patient
+    return ClusterRules(
+        worker_wait_seconds=1,
+        max_waiting_requests_per_tenant=3 if number % 10 == 7 else NEVER,
+        deadline_admission=has_deadlines,
+        start_within_seconds=(None, 0.1, 0.6)[number // 3 % 3] if has_deadlines else None,
     )
 
 
@@ -325,7 +339,7 @@ def build_case(case: Case, observers: Sequence[Observer], *, one_step: bool) -> 
         choose_shard=(lambda request: request.prompt_tokens % case.num_shards) if case.num_shards > 1 else None,
         timeout_ps=case.timeout_ps,
         worker_timeout_ps=PS // 2,
-        rules=ClusterRules(worker_wait_seconds=1),
+        rules=case.rules,
         observers=observers,
     )
     simulation.at(LAST_PS, lambda: _check_ended(simulation, case))

@@ -102,6 +102,29 @@ batch.
 REFUSAL_REASON_QUOTA_EXCEEDED: RefusalReason.ValueType  # 12
 """RESOURCE_EXHAUSTED: a quota of the client's key is used up."""
 
+class _RefusalScope:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RefusalScopeEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_RefusalScope.ValueType], builtins.type):
+    DESCRIPTOR: descriptor.EnumDescriptor
+    REFUSAL_SCOPE_UNSPECIFIED: _RefusalScope.ValueType  # 0
+    """For this request alone, as far as is known."""
+    REFUSAL_SCOPE_TENANT: _RefusalScope.ValueType  # 1
+    """For every new request of its tenant."""
+    REFUSAL_SCOPE_ALL: _RefusalScope.ValueType  # 2
+    """For every new request."""
+
+class RefusalScope(_RefusalScope, metaclass=_RefusalScopeEnumTypeWrapper):
+    """RefusalScope says for whom a refusal holds."""
+
+REFUSAL_SCOPE_UNSPECIFIED: RefusalScope.ValueType  # 0
+"""For this request alone, as far as is known."""
+REFUSAL_SCOPE_TENANT: RefusalScope.ValueType  # 1
+"""For every new request of its tenant."""
+REFUSAL_SCOPE_ALL: RefusalScope.ValueType  # 2
+"""For every new request."""
+
 @typing.final
 class RouteRequest(message.Message):
     """--- routers ---------------------------------------------------------------
@@ -268,6 +291,7 @@ class Submit(message.Message):
     RESUMED_FIELD_NUMBER: builtins.int
     ADAPTER_FIELD_NUMBER: builtins.int
     QUOTA_FIELD_NUMBER: builtins.int
+    TIME_LEFT_PS_FIELD_NUMBER: builtins.int
     handle: builtins.int
     """Chosen by the router, never used again on this stream."""
     request_id: builtins.str
@@ -283,6 +307,10 @@ class Submit(message.Message):
     resumed: builtins.bool
     """Asked for before, on a stream that broke: a full queue takes it all the same,
     also if it has no tokens yet.
+    """
+    time_left_ps: builtins.int
+    """How long its client still waits for its end, in device time, counted from
+    when the scheduler reads this. 0: for ever.
     """
     @builtins.property
     def sampling(self) -> Sampling:
@@ -312,10 +340,11 @@ class Submit(message.Message):
         resumed: builtins.bool = ...,
         adapter: types_pb2.Adapter | None = ...,
         quota: Quota | None = ...,
+        time_left_ps: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["adapter", b"adapter", "quota", b"quota", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter", b"adapter", "adapter_id", b"adapter_id", "handle", b"handle", "produced_token_ids_u32", b"produced_token_ids_u32", "prompt_token_ids_u32", b"prompt_token_ids_u32", "quota", b"quota", "request_id", b"request_id", "resumed", b"resumed", "sampling", b"sampling", "tenant_id", b"tenant_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter", b"adapter", "adapter_id", b"adapter_id", "handle", b"handle", "produced_token_ids_u32", b"produced_token_ids_u32", "prompt_token_ids_u32", b"prompt_token_ids_u32", "quota", b"quota", "request_id", b"request_id", "resumed", b"resumed", "sampling", b"sampling", "tenant_id", b"tenant_id", "time_left_ps", b"time_left_ps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -625,6 +654,7 @@ class Refused(message.Message):
     MESSAGE_FIELD_NUMBER: builtins.int
     FACTS_FIELD_NUMBER: builtins.int
     RETRY_PS_FIELD_NUMBER: builtins.int
+    SCOPE_FIELD_NUMBER: builtins.int
     handle: builtins.int
     """The request's, as in its Submit."""
     reason: RefusalReason.ValueType
@@ -635,6 +665,8 @@ class Refused(message.Message):
     """After how many device picoseconds the same request may be taken in. Unset:
     not known.
     """
+    scope: RefusalScope.ValueType
+    """Who else would be refused until then."""
     @builtins.property
     def facts(self) -> containers.ScalarMap[builtins.str, builtins.str]:
         """What the message says, for programs: field, value, limit and the like."""
@@ -647,10 +679,11 @@ class Refused(message.Message):
         message: builtins.str = ...,
         facts: abc.Mapping[builtins.str, builtins.str] | None = ...,
         retry_ps: builtins.int | None = ...,
+        scope: RefusalScope.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["_retry_ps", b"_retry_ps", "retry_ps", b"retry_ps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_retry_ps", b"_retry_ps", "facts", b"facts", "handle", b"handle", "message", b"message", "reason", b"reason", "retry_ps", b"retry_ps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_retry_ps", b"_retry_ps", "facts", b"facts", "handle", b"handle", "message", b"message", "reason", b"reason", "retry_ps", b"retry_ps", "scope", b"scope"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__retry_ps: _TypeAlias = typing.Literal["retry_ps"]  # noqa: Y015
     _WhichOneofArgType__retry_ps: _TypeAlias = typing.Literal["_retry_ps", b"_retry_ps"]  # noqa: Y015

@@ -22,7 +22,7 @@ from lorrery.scheduler.core.placements.least_loaded import LeastLoaded
 from lorrery.scheduler.core.placements.round_robin import RoundRobin
 from lorrery.scheduler.core.placing import SLICE
 from lorrery.scheduler.core.plan import Cancelled, Dropped, Event, Failed, Finished, Plan, Ran, Recalled
-from lorrery.scheduler.core.refusals import RefusalReason
+from lorrery.scheduler.core.refusals import Refusal, RefusalReason
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
@@ -380,23 +380,37 @@ class ClusterMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.core = ClusterCore(LeastLoaded(), replace(RULES, max_worker_losses=2), [ADAPTER])
+        rules = replace(RULES, max_worker_losses=2, max_waiting_requests_per_tenant=2, deadline_admission=True)
+        self.core = ClusterCore(LeastLoaded(), rules, [ADAPTER])
         self.at_ps = 0
         self.num_workers = 0
         self.lengths: dict[int, int] = {}
         self.sequences: dict[int, Sequence] = {}
         self.devices: dict[str, Device] = {}
+        self.expired_ps = -1  # deadlines up to then have passed
         self.waits: dict[int, int] = {}  # handle -> when its wait is over
         self.at: dict[int, str] = {}  # handle -> its worker
         self.losses: dict[int, int] = {}  # handle -> workers that were lost with it in their batch
         self.moves: dict[int, int] = {}  # handle -> times that a worker in whose batch it was has gone
 
-    @rule(prompt=st.integers(1, 60), budget=st.integers(1, 20), name=st.sampled_from(["", "a", "who"]))
-    def submit(self, prompt: int, budget: int, name: str) -> None:
+    @rule(
+        prompt=st.integers(1, 60),
+        budget=st.integers(1, 20),
+        name=st.sampled_from(["", "a", "who"]),
+        tenant=st.sampled_from(["", "t"]),
+        seconds=st.sampled_from([None, 1, 4]),
+    )
+    def submit(self, prompt: int, budget: int, name: str, tenant: str, seconds: int | None) -> None:
         handle = len(self.lengths)
         self.lengths[handle] = budget
-        sequence = self.sequences[handle] = Sequence(handle, prompt, budget, self.at_ps)
-        self.take(self.core.submit(sequence, self.at_ps, adapter_id=name), [sequence])
+        sequence = self.sequences[handle] = Sequence(handle, prompt, budget, self.at_ps, tenant_id=tenant)
+        sequence.deadline_ps = None if seconds is None else self.at_ps + seconds * S
+        num_waiting = sum(one.tenant_id == tenant for one in self.waiting())
+        known = {*self.waits, *self.at}
+        events = self.core.submit(sequence, self.at_ps, adapter_id=name)
+        assert num_waiting < 2 or isinstance(only(events), Refused)
+        self.take([event for event in events if not isinstance(event, Refused)], [sequence] * (not events))
+        assert {*self.waits, *self.at} - known <= {handle}
         assert name != "who" or handle not in {*self.waits, *self.at}
 
     @precondition(lambda self: self.waits or self.at)
@@ -440,7 +454,9 @@ class ClusterMachine(RuleBasedStateMachine):
     @rule(seconds=st.integers(0, 6))
     def wait(self, seconds: int) -> None:
         self.at_ps += seconds * S
-        self.take(self.core.expire(self.at_ps), [])
+        self.expired_ps = self.at_ps
+        while (until_ps := self.core.until_ps) is not None and until_ps <= self.at_ps:
+            self.take(self.core.expire(self.at_ps), [])
 
     @precondition(lambda self: self.core.members)
     @rule(data=st.data())
@@ -477,12 +493,17 @@ class ClusterMachine(RuleBasedStateMachine):
             handle = event.sequence.handle
             if isinstance(event, Withdrawn):
                 assert self.at[handle] == event.member.name
+                self.check_deadline(event.sequence, event.refusal)
                 continue
+            if not isinstance(event, Placed):
+                self.core.ended(event.sequence, 0, self.at_ps)
             until_ps = self.waits.pop(handle, None)
             if isinstance(event, Placed):
                 assert not event.member.draining
                 assert self.losses.get(handle, 0) < 2
                 assert self.at.setdefault(handle, event.member.name) == event.member.name
+            elif isinstance(event, Refused) and event.refusal.reason is RefusalReason.SLO_UNATTAINABLE:
+                self.check_deadline(event.sequence, event.refusal)
             elif isinstance(event, Refused) and event.refusal.reason is RefusalReason.NO_WORKER:
                 assert until_ps is not None
                 assert until_ps <= self.at_ps
@@ -499,11 +520,28 @@ class ClusterMachine(RuleBasedStateMachine):
                 assert self.losses.get(sequence.handle, 0) < 2
                 self.waits[sequence.handle] = self.at_ps + 10 * S
 
+    def check_deadline(self, sequence: Sequence, refusal: Refusal | None) -> None:
+        if refusal is not None:
+            assert sequence.deadline_ps is not None
+            assert sequence.deadline_ps <= self.at_ps
+            assert sequence.first_admitted_ps is None
+
+    def waiting(self) -> list[Sequence]:
+        """Those in no batch."""
+        running = {
+            handle
+            for member in self.core.members.values()
+            for handle in member.sequences
+            if member.replica.running.get(handle) is not None
+        }
+        return [self.sequences[handle] for handle in {*self.waits, *self.at} - running]
+
     def note(self, events: list[Event]) -> None:
         for event in events:
             assert not isinstance(event, Failed)
             if isinstance(event, Finished | Cancelled | Dropped):
                 del self.at[event.sequence.handle]  # a second end would be a KeyError
+                self.core.ended(event.sequence, 0, self.at_ps)
                 assert event.sequence.num_requeues == self.moves.get(event.sequence.handle, 0)
             if isinstance(event, Finished):
                 assert event.output_tokens == self.lengths[event.sequence.handle]
@@ -512,7 +550,14 @@ class ClusterMachine(RuleBasedStateMachine):
     def the_book_is_right(self) -> None:
         assert self.core.num_open == len(self.waits) + len(self.at)
         assert self.core.num_unplaced == len(self.waits)
-        assert self.core.until_ps == min(self.waits.values(), default=None)
+        waiting = self.waiting()
+        assert self.core._backlog.num_waiting == len(waiting) == self.core.num_waiting
+        deadlines = [
+            one.deadline_ps
+            for one in waiting
+            if one.deadline_ps is not None and one.first_admitted_ps is None and one.deadline_ps > self.expired_ps
+        ]
+        assert self.core.until_ps == min([*self.waits.values(), *deadlines], default=None)
         for member in self.core.members.values():
             assert set(member.sequences) == {handle for handle, name in self.at.items() if name == member.name}
 
@@ -522,8 +567,9 @@ class ClusterMachine(RuleBasedStateMachine):
                 self.run(member)
         if self.waits:
             self.at_ps = max(self.at_ps, *self.waits.values())
-            self.take(self.core.expire(self.at_ps), [])
+            self.wait(0)
         assert not self.core.num_open
+        assert not self.core._backlog.num_waiting
         assert not any(member.replica.kv_tokens for member in self.core.members.values())
 
 

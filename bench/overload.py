@@ -1,0 +1,294 @@
+"""Ten times the capacity for a minute: do those that are let in keep their service level, and what do others cost?
+
+A scheduler, a worker, a router and an open-loop client on this machine. First the capacity is measured: clients that
+send again as soon as they are answered, a few more than the worker has seats for. Then Poisson arrivals at 0.8 of it,
+at 10 times it, and at 0.8 again, from several tenants of which one sends most. The scheduler refuses whom it does not
+expect to start within `START_WITHIN_SECONDS`.
+
+What refusals cost is the CPU time of a service under overload, less its CPU time at capacity, where as much is served
+and nobody is refused. Back to normal is when the last request was sent, after the overload, that was refused or whose
+TTFT was longer than nearly any before it.
+"""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import numpy as np
+
+from bench.cluster import BenchBrokenError, measured_cluster, while_alive
+from bench.meter import Meter
+from lorrery.chassis.channel import open_channel
+from lorrery.chassis.sections import TlsSettings
+from lorrery.local.cluster import LocalCluster
+from lorrery.v1 import router_pb2, router_pb2_grpc, types_pb2
+
+START_WITHIN_SECONDS = 1.0
+SEATS = 32
+SETTINGS = (
+    "worker.gpu=H100-SXM",
+    f"scheduler.max_num_seqs={SEATS}",
+    "scheduler.max_req_total_len=4096",
+    "scheduler.max_num_batched_tokens=8192",
+    "scheduler.deadline_admission=true",
+    f"scheduler.start_within_seconds={START_WITHIN_SECONDS:g}",
+    "scheduler.max_waiting_requests_per_tenant=1000",
+)
+TENANTS = ("loud", "loud", "loud", "loud", "loud", "loud", "a", "b", "c", "d")
+INPUT_RANGE, OUTPUT_RANGE = (100, 700), (50, 250)
+NORMAL, OVERLOAD = 0.8, 10.0
+NUM_CHANNELS = 4
+WARM_UP_SECONDS = 4.0
+UNUSUAL = 1.25
+"""A TTFT is out of the ordinary that is so many times the p99 of the load before."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """What became of one request; times in seconds of `time.monotonic`."""
+
+    tenant: str
+    sent: float
+    status: str = ""
+    has_retry_info: bool = False
+    first: float | None = None
+    last: float = 0.0
+    tokens: int = 0
+
+    @property
+    def ttft_ms(self) -> float | None:
+        """From sending to the first token."""
+        return None if self.first is None else (self.first - self.sent) * 1000
+
+    @property
+    def tpot_ms(self) -> float | None:
+        """Per token after the first."""
+        return None if self.first is None or self.tokens < 2 else (self.last - self.first) / (self.tokens - 1) * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One load, and what came of it.
+
+    Attributes:
+        rate: requests per second that were sent.
+        served_per_second: requests that completed.
+        statuses: of all that ended, by name.
+        retry_info_ratio: share of the refused that were told when to come back.
+        ttft_ms: p50 and p99 of those that completed.
+        tpot_ms: the same.
+        cpu_share: cores used, by process.
+        rss_mb: at the end, by process.
+        tenants: share of each tenant's requests that completed.
+    """
+
+    name: str
+    rate: float
+    seconds: float
+    served_per_second: float
+    statuses: dict[str, int]
+    retry_info_ratio: float
+    ttft_ms: tuple[float, float]
+    tpot_ms: tuple[float, float]
+    cpu_share: dict[str, float]
+    rss_mb: dict[str, float]
+    tenants: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def num_refused(self) -> int:
+        """Requests that did not complete."""
+        return sum(self.statuses.values()) - self.statuses.get("OK", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Overload:
+    """The phases, and what follows from them.
+
+    Attributes:
+        capacity: requests per second.
+        refusal_cpu_share: cores that refusals took, by service.
+        refusal_ms: CPU time of one refusal, by service.
+        back_to_normal_seconds: from the end of the overload; 0: at once.
+    """
+
+    capacity: float
+    phases: list[Phase]
+    refusal_cpu_share: dict[str, float]
+    refusal_ms: dict[str, float]
+    back_to_normal_seconds: float
+
+    def as_json(self) -> dict[str, object]:
+        """Return all of it in plain values."""
+        return asdict(self)
+
+
+async def measure(seconds: float, tell: Callable[[str], None] = lambda what: None) -> Overload:
+    """Run all phases; the overload lasts so long.
+
+    Raises:
+        BenchBrokenError: a service ended.
+        LorreryError: the cluster did not start.
+    """
+    results: list[Overload] = []
+
+    async def drive(cluster: LocalCluster) -> None:
+        results.append(await _phases(cluster, seconds, tell))
+
+    async with measured_cluster(SETTINGS) as cluster:
+        await while_alive(cluster, drive(cluster))
+    return results[0]
+
+
+async def _phases(cluster: LocalCluster, seconds: float, tell: Callable[[str], None]) -> Overload:
+    load = _Load(cluster)
+    try:
+        tell("capacity")
+        full = await load.closed_loop("capacity", SEATS + 4, WARM_UP_SECONDS + seconds / 4)
+        capacity = full.served_per_second
+        if not capacity:
+            raise BenchBrokenError(f"nothing was served: {full.statuses}")
+        phases = [full]
+        for name, factor, length in (
+            ("before", NORMAL, seconds / 2),
+            ("overload", OVERLOAD, seconds),
+            ("after", NORMAL, seconds / 2),
+        ):
+            tell(f"{name}: {factor * capacity:.0f} requests/s for {length:.0f} s")
+            phases.append(await load.open_loop(name, factor * capacity, length))
+        after = load.answers
+    finally:
+        await load.close()
+    _, before, over, _ = phases
+    cost = {name: over.cpu_share[name] - full.cpu_share[name] for name in ("router", "scheduler", "worker-0")}
+    per_second = over.num_refused / over.seconds
+    return Overload(
+        capacity=capacity,
+        phases=phases,
+        refusal_cpu_share=cost,
+        refusal_ms={name: share / per_second * 1000 for name, share in cost.items()},
+        back_to_normal_seconds=_seconds_until_normal(after, before.ttft_ms[1] * UNUSUAL),
+    )
+
+
+def _seconds_until_normal(answers: list[Answer], most_ttft_ms: float) -> float:
+    start = answers[0].sent
+    odd = [one.sent - start for one in answers if one.ttft_ms is None or one.ttft_ms > most_ttft_ms]
+    return max(odd, default=0.0)
+
+
+class _Load:
+    """The clients of a cluster."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self.answers: list[Answer] = []
+        self._pids = {process.name: process.pid for process in cluster.processes.values()}
+        options = (("grpc.use_local_subchannel_pool", 1),)
+        self._channels = [
+            open_channel(cluster.router_address, TlsSettings(), options=options) for _ in range(NUM_CHANNELS)
+        ]
+        self._stubs = [router_pb2_grpc.RouterServiceStub(channel) for channel in self._channels]
+        self._rng = random.Random(1)
+        self._num = 0
+
+    async def close(self) -> None:
+        for channel in self._channels:
+            await channel.close()
+
+    async def closed_loop(self, name: str, num_clients: int, seconds: float) -> Phase:
+        """Let so many clients send one request after another; what comes before the warm-up's end does not count."""
+        over = time.monotonic() + seconds
+        answers: list[Answer] = []
+
+        async def client() -> None:
+            while time.monotonic() < over:
+                answers.append(await self._send())
+
+        tasks = [asyncio.create_task(client()) for _ in range(num_clients)]
+        await asyncio.sleep(WARM_UP_SECONDS)
+        start, meter = time.monotonic(), Meter(self._pids)
+        await asyncio.sleep(over - start)
+        phase_seconds, usage = time.monotonic() - start, meter.read()
+        await asyncio.gather(*tasks)
+        counted = [one for one in answers if start <= one.last <= start + phase_seconds]
+        return self._phase(name, counted, phase_seconds, {n: u.cpu_share for n, u in usage.items()})
+
+    async def open_loop(self, name: str, rate: float, seconds: float) -> Phase:
+        """Send requests at random times, whatever is answered, and wait for the last answer."""
+        tasks: list[asyncio.Task[Answer]] = []
+        meter, start = Meter(self._pids), time.monotonic()
+        due = start
+        while (due := due + self._rng.expovariate(rate)) < start + seconds:
+            if (wait := due - time.monotonic()) > 0:
+                await asyncio.sleep(wait)
+            tasks.append(asyncio.create_task(self._send()))
+        usage = meter.read()
+        self.answers = list(await asyncio.gather(*tasks))
+        return self._phase(name, self.answers, seconds, {n: u.cpu_share for n, u in usage.items()})
+
+    async def _send(self) -> Answer:
+        self._num += 1
+        rng = self._rng
+        prompt_tokens, output_tokens = rng.randint(*INPUT_RANGE), rng.randint(*OUTPUT_RANGE)
+        request = router_pb2.GenerateRequest(
+            request_id=f"r{self._num}",
+            tenant_id=rng.choice(TENANTS),
+            token_ids=router_pb2.TokenIds(ids=range(1, prompt_tokens + 1)),
+            sampling=types_pb2.SamplingParams(ignore_eos=True, max_new_tokens=output_tokens),
+            seed=self._num,
+        )
+        answer = Answer(request.tenant_id, time.monotonic())
+        call = self._stubs[self._num % NUM_CHANNELS].Generate(request, timeout=60.0)
+        try:
+            async for response in call:
+                answer.last = time.monotonic()
+                if answer.first is None:
+                    answer.first = answer.last
+                answer.tokens += len(response.token_ids)
+            answer.status = "OK"
+        except grpc.aio.AioRpcError as error:
+            answer.last = time.monotonic()
+            answer.status = error.code().name
+            answer.has_retry_info = any(
+                key == "grpc-status-details-bin" and b"RetryInfo" in value
+                for key, value in error.trailing_metadata() or ()
+            )
+        finally:
+            call.cancel()
+        return answer
+
+    def _phase(self, name: str, answers: list[Answer], seconds: float, cpu_share: dict[str, float]) -> Phase:
+        served = [one for one in answers if one.status == "OK"]
+        refused = [one for one in answers if one.status != "OK"]
+        ttft, tpot = [one.ttft_ms for one in served], [one.tpot_ms for one in served]
+        ended_in_time = sum(one.last <= answers[0].sent + seconds for one in served) if answers else 0
+        asked, got = Counter(one.tenant for one in answers), Counter(one.tenant for one in served)
+        return Phase(
+            name=name,
+            rate=len(answers) / seconds,
+            seconds=seconds,
+            served_per_second=(ended_in_time if name != "capacity" else len(served)) / seconds,
+            statuses=dict(Counter(one.status for one in answers)),
+            retry_info_ratio=sum(one.has_retry_info for one in refused) / len(refused) if refused else 1.0,
+            ttft_ms=_p50_p99([one for one in ttft if one is not None]),
+            tpot_ms=_p50_p99([one for one in tpot if one is not None]),
+            cpu_share=cpu_share,
+            rss_mb={process: _rss_mb(pid) for process, pid in self._pids.items()},
+            tenants={tenant: got[tenant] / num for tenant, num in sorted(asked.items())},
+        )
+
+
+def _p50_p99(values: list[float]) -> tuple[float, float]:
+    return (float(np.percentile(values, 50)), float(np.percentile(values, 99))) if values else (0.0, 0.0)
+
+
+def _rss_mb(pid: int) -> float:
+    for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) / 1024
+    return 0.0

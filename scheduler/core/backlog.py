@@ -1,0 +1,133 @@
+"""What waits: how much of each tenant, for how long a new request would, and whose deadline passes meanwhile.
+
+Kept only where a rule asks for it (`max_waiting_requests_per_tenant`, `deadline_admission`). A request waits from
+coming in, or back from a batch, until a batch admits it or it ends: in a worker's queue or inbox, for a worker, or for
+a place among its API key's.
+
+A new request is expected to start once as many requests have ended as wait now (`drain_rate.py`): right for a queue in
+order of arrival, and on average for any other. With too few ends measured nobody is refused for it. What still waits at
+its deadline leaves then. Who has been in a batch once is exempt, as are requests that are resumed.
+"""
+
+from collections.abc import Iterable
+from heapq import heappop, heappush
+
+from lorrery.scheduler.core import refusals
+from lorrery.scheduler.core.door import ClusterRules
+from lorrery.scheduler.core.drain_rate import DrainRate
+from lorrery.scheduler.core.plan import Admitted, Event, Preempted
+from lorrery.scheduler.core.refusals import Refusal
+from lorrery.scheduler.core.sequence import Sequence
+from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
+
+
+class Backlog:
+    """See the module.
+
+    Args:
+        rules: of the scheduler.
+
+    Attributes:
+        is_kept: whether any rule asks for it.
+        drain_rate: of the queue; measured in any case.
+    """
+
+    def __init__(self, rules: ClusterRules) -> None:
+        self.drain_rate = DrainRate()
+        self._most_per_tenant = rules.max_waiting_requests_per_tenant
+        within = rules.start_within_seconds if rules.deadline_admission else None
+        self._within_ps = None if within is None else round(within * PS_PER_SECOND)
+        self.is_kept = rules.deadline_admission or self._most_per_tenant < NEVER
+        self._waiting: dict[int, Sequence] = {}  # by handle
+        self._num_of_tenant: dict[str, int] = {}
+        self._deadlines: list[tuple[int, int]] = []  # a heap of (deadline, handle), of some that wait no more too
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait."""
+        return len(self._waiting)
+
+    @property
+    def until_ps(self) -> int | None:
+        """When the next deadline of one that waits passes; None: never."""
+        deadlines = self._deadlines
+        while deadlines and not self._may_expire(deadlines[0][1]):
+            heappop(deadlines)
+        return deadlines[0][0] if deadlines else None
+
+    def _may_expire(self, handle: int) -> bool:
+        sequence = self._waiting.get(handle)
+        return sequence is not None and sequence.first_admitted_ps is None
+
+    # --- who comes in -----------------------------------------------------------------------------------------------
+
+    def refuse(self, sequence: Sequence, at_ps: int) -> Refusal | None:
+        """Return why a new request may not wait; None: it may. Gives it the deadline that the rules have for it."""
+        num = self._num_of_tenant.get(sequence.tenant_id, 0)
+        if num >= self._most_per_tenant:
+            retry_ps = self.drain_rate.retry_ps(at_ps)
+            return refusals.tenant_queue_full(sequence.tenant_id, num, self._most_per_tenant, retry_ps)
+        all_alike = False
+        if self._within_ps is not None:
+            latest_ps = sequence.arrived_ps + self._within_ps
+            all_alike = sequence.deadline_ps is None or latest_ps <= sequence.deadline_ps
+            if all_alike:
+                sequence.deadline_ps = latest_ps
+        if sequence.deadline_ps is None:
+            return None
+        wait_ps, left_ps = self.drain_rate.wait_ps(len(self._waiting), at_ps) or 0, sequence.deadline_ps - at_ps
+        if wait_ps < left_ps:
+            return None
+        retry_ps = self.drain_rate.retry_ps(at_ps)
+        if retry_ps is not None:
+            retry_ps = max(retry_ps, wait_ps - left_ps)
+        return refusals.too_late(wait_ps, left_ps, retry_ps, all_alike=all_alike)
+
+    def enter(self, sequence: Sequence) -> None:
+        """Count a sequence that waits from now on."""
+        handle = sequence.handle
+        if handle in self._waiting:
+            return
+        self._waiting[handle] = sequence
+        self._num_of_tenant[sequence.tenant_id] = self._num_of_tenant.get(sequence.tenant_id, 0) + 1
+        if sequence.deadline_ps is not None and sequence.first_admitted_ps is None:
+            heappush(self._deadlines, (sequence.deadline_ps, handle))
+
+    # --- who leaves -------------------------------------------------------------------------------------------------
+
+    def note(self, events: Iterable[Event]) -> None:
+        """Take note of what a worker's decision did; ends are told of by `ended`."""
+        for event in events:
+            if isinstance(event, Admitted):
+                self._leave(event.sequence)
+            elif isinstance(event, Preempted):
+                self.enter(event.sequence)
+
+    def ended(self, sequence: Sequence, at_ps: int) -> None:
+        """Take note of an end of whatever kind."""
+        if self.is_kept:
+            self._leave(sequence)
+        deadline_ps = sequence.deadline_ps
+        if deadline_ps is None or at_ps < deadline_ps or sequence.first_admitted_ps is not None:
+            self.drain_rate.ended(at_ps)  # others drain nothing: many deadlines may pass at once
+        if self.is_kept and not self._waiting:
+            self.drain_rate.emptied()
+
+    def expired(self, at_ps: int, most: int) -> list[Sequence]:
+        """Return those that wait and whose deadline has passed, so many at most, and each once."""
+        found: list[Sequence] = []
+        while len(found) < most and (until_ps := self.until_ps) is not None and until_ps <= at_ps:
+            found.append(self._waiting[heappop(self._deadlines)[1]])
+        return found
+
+    def _leave(self, sequence: Sequence) -> None:
+        if self._waiting.pop(sequence.handle, None) is None:
+            return
+        tenant = sequence.tenant_id
+        num = self._num_of_tenant[tenant] - 1
+        if num:
+            self._num_of_tenant[tenant] = num
+        else:
+            del self._num_of_tenant[tenant]
+        if not self._waiting:
+            self.drain_rate.emptied()
