@@ -11,6 +11,7 @@ TTFT was longer than nearly any before it.
 """
 
 import asyncio
+import os
 import random
 import time
 from collections import Counter
@@ -23,7 +24,8 @@ import grpc.aio
 import numpy as np
 
 from bench.cluster import BenchBrokenError, measured_cluster, while_alive
-from bench.meter import Meter
+from bench.meter import Meter, Usage
+from bench.scrape import Reading, fetch
 from lorrery.chassis.channel import open_channel
 from lorrery.chassis.sections import TlsSettings
 from lorrery.local.cluster import LocalCluster
@@ -83,6 +85,7 @@ class Phase:
         retry_info_ratio: share of the refused that were told when to come back.
         ttft_ms: p50 and p99 of those that completed.
         tpot_ms: the same.
+        own_ttft_ms: p50 and p99 of TTFT as the scheduler has it, without router and client.
         cpu_share: cores used, by process.
         rss_mb: at the end, by process.
         tenants: share of each tenant's requests that completed.
@@ -96,6 +99,7 @@ class Phase:
     retry_info_ratio: float
     ttft_ms: tuple[float, float]
     tpot_ms: tuple[float, float]
+    own_ttft_ms: tuple[float, float]
     cpu_share: dict[str, float]
     rss_mb: dict[str, float]
     tenants: dict[str, float] = field(default_factory=dict)
@@ -187,7 +191,9 @@ class _Load:
 
     def __init__(self, cluster: LocalCluster) -> None:
         self.answers: list[Answer] = []
-        self._pids = {process.name: process.pid for process in cluster.processes.values()}
+        self._pids = {process.name: process.pid for process in cluster.processes.values()} | {"client": os.getpid()}
+        self._metrics_address = cluster.metrics_address("scheduler")
+        self._before = Reading({})
         options = (("grpc.use_local_subchannel_pool", 1),)
         self._channels = [
             open_channel(cluster.router_address, TlsSettings(), options=options) for _ in range(NUM_CHANNELS)
@@ -211,16 +217,19 @@ class _Load:
 
         tasks = [asyncio.create_task(client()) for _ in range(num_clients)]
         await asyncio.sleep(WARM_UP_SECONDS)
+        self._before = await self._scrape()
         start, meter = time.monotonic(), Meter(self._pids)
         await asyncio.sleep(over - start)
         phase_seconds, usage = time.monotonic() - start, meter.read()
         await asyncio.gather(*tasks)
+        ttft = await self._ttft_ms()
         counted = [one for one in answers if start <= one.last <= start + phase_seconds]
-        return self._phase(name, counted, phase_seconds, {n: u.cpu_share for n, u in usage.items()})
+        return self._phase(name, counted, phase_seconds, ttft, _cpu_shares(usage))
 
     async def open_loop(self, name: str, rate: float, seconds: float) -> Phase:
         """Send requests at random times, whatever is answered, and wait for the last answer."""
         tasks: list[asyncio.Task[Answer]] = []
+        self._before = await self._scrape()
         meter, start = Meter(self._pids), time.monotonic()
         due = start
         while (due := due + self._rng.expovariate(rate)) < start + seconds:
@@ -229,7 +238,17 @@ class _Load:
             tasks.append(asyncio.create_task(self._send()))
         usage = meter.read()
         self.answers = list(await asyncio.gather(*tasks))
-        return self._phase(name, self.answers, seconds, {n: u.cpu_share for n, u in usage.items()})
+        return self._phase(
+            name, self.answers, seconds, await self._ttft_ms(), {n: u.cpu_share for n, u in usage.items()}
+        )
+
+    async def _scrape(self) -> Reading:
+        return Reading.parse(await asyncio.to_thread(fetch, self._metrics_address))
+
+    async def _ttft_ms(self) -> tuple[float, float]:
+        grown = (await self._scrape()).since(self._before)
+        p50, p99 = (grown.quantile("lorrery_scheduler_time_to_first_token_seconds", q) or 0.0 for q in (0.5, 0.99))
+        return p50 * 1000, p99 * 1000
 
     async def _send(self) -> Answer:
         self._num += 1
@@ -262,7 +281,14 @@ class _Load:
             call.cancel()
         return answer
 
-    def _phase(self, name: str, answers: list[Answer], seconds: float, cpu_share: dict[str, float]) -> Phase:
+    def _phase(
+        self,
+        name: str,
+        answers: list[Answer],
+        seconds: float,
+        own_ttft_ms: tuple[float, float],
+        cpu_share: dict[str, float],
+    ) -> Phase:
         served = [one for one in answers if one.status == "OK"]
         refused = [one for one in answers if one.status != "OK"]
         ttft, tpot = [one.ttft_ms for one in served], [one.tpot_ms for one in served]
@@ -277,10 +303,15 @@ class _Load:
             retry_info_ratio=sum(one.has_retry_info for one in refused) / len(refused) if refused else 1.0,
             ttft_ms=_p50_p99([one for one in ttft if one is not None]),
             tpot_ms=_p50_p99([one for one in tpot if one is not None]),
+            own_ttft_ms=own_ttft_ms,
             cpu_share=cpu_share,
             rss_mb={process: _rss_mb(pid) for process, pid in self._pids.items()},
             tenants={tenant: got[tenant] / num for tenant, num in sorted(asked.items())},
         )
+
+
+def _cpu_shares(usage: dict[str, Usage]) -> dict[str, float]:
+    return {name: used.cpu_share for name, used in usage.items()}
 
 
 def _p50_p99(values: list[float]) -> tuple[float, float]:

@@ -268,17 +268,17 @@ def overload(result: Overload) -> Group:
     """Show what clients saw at each load, and what refusing took."""
     table = Table(title="Overload: clients that are let in, and what the others cost")
     services = list(result.refusal_cpu_share)
-    columns = ("", "requests/s", "served/s", "refused", "TTFT p50, p99, ms", "TPOT p50, p99, ms")
+    columns = ("", "requests/s", "served/s", "refused", "TTFT p50, p99, ms", "by the scheduler", "TPOT p50, p99, ms")
     for name in (*columns, *(f"{service}: cores, MB" for service in services)):
         table.add_column(name, justify="right" if name else "left")
     for phase in result.phases:
-        refused = ", ".join(f"{num} {status}" for status, num in phase.statuses.items() if status != "OK")
         table.add_row(
             phase.name,
             f"{phase.rate:.1f}",
             f"{phase.served_per_second:.1f}",
-            f"{phase.num_refused / max(1, sum(phase.statuses.values())):.1%} {refused}",
+            f"{phase.num_refused / max(1, sum(phase.statuses.values())):.1%}",
             f"{phase.ttft_ms[0]:.0f}, {phase.ttft_ms[1]:.0f}",
+            f"{phase.own_ttft_ms[0]:.0f}, {phase.own_ttft_ms[1]:.0f}",
             f"{phase.tpot_ms[0]:.1f}, {phase.tpot_ms[1]:.1f}",
             *(f"{phase.cpu_share[service]:.3f}, {phase.rss_mb[service]:.0f}" for service in services),
         )
@@ -287,8 +287,10 @@ def overload(result: Overload) -> Group:
         f"{service} {result.refusal_cpu_share[service]:.1%} of a core ({result.refusal_ms[service]:.2f} ms each)"
         for service in services
     )
+    statuses = ", ".join(f"{num} {status}" for status, num in over.statuses.items())
     tenants = ", ".join(f"{tenant} {share:.0%}" for tenant, share in over.tenants.items())
     notes = (
+        f"statuses under overload: {statuses}; the client used {over.cpu_share['client']:.0%} of a core",
         f"refusals took: {cost}; told when to come back: {over.retry_info_ratio:.0%}",
         f"completed under overload, by tenant: {tenants}",
         f"back to normal {result.back_to_normal_seconds:.1f} s after the overload",
