@@ -274,8 +274,7 @@ class _Load:
             answer.last = time.monotonic()
             answer.status = error.code().name
             answer.has_retry_info = any(
-                key == "grpc-status-details-bin" and b"RetryInfo" in value
-                for key, value in error.trailing_metadata() or ()
+                isinstance(value, bytes) and b"RetryInfo" in value for _, value in error.trailing_metadata() or ()
             )
         finally:
             call.cancel()
