@@ -27,7 +27,10 @@ def test_the_corpus_has_everything() -> None:
         "worker_loss",
         "slow_worker",
         "adapter_load_failure",
+        "slow_adapter_load",
+        "freeze_worker",
     }
+    assert any(case.rules.deadline_admission and case.timeout_ps is not None for case in cases)
     for policy in QUEUES:
         ways = {batching_name(case.replica) for case in cases if case.replica.policy == policy}
         assert len(ways) >= 4
