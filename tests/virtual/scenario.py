@@ -6,6 +6,7 @@ drained and begun again; hosts stand still and clocks jump. Afterwards everythin
 """
 
 import asyncio
+import gc
 import hashlib
 import logging
 import random
@@ -319,7 +320,11 @@ class Run:
 
 
 def run(seed: int) -> Run:
-    """Play the scenario of a seed."""
+    """Play the scenario of a seed.
+
+    The garbage collector waits: when it comes by depends on what this process did before, and it closes the generators
+    that it finds.
+    """
     from tests.virtual.oracle import judge
 
     rng = random.Random(seed)
@@ -339,6 +344,7 @@ def run(seed: int) -> Run:
     before = structlog.get_config()
     every_level = structlog.make_filtering_bound_logger(logging.DEBUG)
     structlog.configure(processors=[gather], wrapper_class=every_level, cache_logger_on_first_use=False)
+    gc.disable()
     try:
         with virtual_time(rng) as loop, pytest.MonkeyPatch.context() as patch:
             read_disk_once(patch)
@@ -367,6 +373,7 @@ def run(seed: int) -> Run:
                     task.cancel()
                 loop.run_until_complete(asyncio.wait(tasks))
     finally:
+        gc.enable()
         structlog.configure(**before)
     for host, level, text, fields in logged:
         if level in ("error", "exception", "critical") and text != "refused":
