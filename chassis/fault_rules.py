@@ -10,7 +10,7 @@ from fractions import Fraction
 from hashlib import blake2b
 
 from lorrery.chassis.faults import CUT, DELAY, LOAD_KINDS, REFUSE, REQUEST_KINDS, STALL, Fault
-from lorrery.vocabulary.units import NEVER
+from lorrery.vocabulary.units import ENDLESS
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +104,12 @@ class RuleSet:
     Attributes:
         faults: of any kind.
         from_ps: since when they hold, and their times count.
-        until_ps: when others took their place; `NEVER`: none have.
+        until_ps: when others took their place; `ENDLESS`: none have.
     """
 
     faults: tuple[Fault, ...]
     from_ps: int
-    until_ps: int = NEVER
+    until_ps: int = ENDLESS
 
 
 class RuleBook:

@@ -98,12 +98,7 @@ class SimulatedWorker:
         self._may_be_silent = False
         self.attached = False
         self.replica = make_replica()
-        self.member = self._make_member()
-
-    def _make_member(self) -> Member:
-        member = Member(self.name, self.replica, self.pool_tokens)
-        member.candidate.uncommitted_steps = self._steps_ended
-        return member
+        self.member = Member(name, self.replica, pool_tokens)
 
     def use(self, step_time: StepTimeModel) -> None:
         """Take another model's times from now on; call it at a boundary."""
@@ -112,7 +107,7 @@ class SimulatedWorker:
     def renew(self, at_ps: int) -> None:
         """Come back with nothing, after it was lost."""
         self.replica = self._make_replica()
-        self.member = self._make_member()
+        self.member = Member(self.name, self.replica, self.pool_tokens)
         self.boundary_ps = at_ps
 
     def start(self, plan: Plan, at_ps: int, requests: dict[int, SimulatedRequest], *, one_step: bool) -> int:
@@ -183,7 +178,7 @@ class SimulatedWorker:
         """
         if self.replica.prefix_cache is not None:
             self.catch_up(at_ps)
-        self.member.candidate.at_ps = at_ps
+        self.member.candidate.uncommitted_steps = self._steps_ended(at_ps)
 
     def tokens_given(self, request: SimulatedRequest, at_ps: int) -> int:
         """Return how many tokens a request of this worker has got by now, those of earlier batches included."""

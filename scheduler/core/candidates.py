@@ -4,8 +4,6 @@ A scheduler that keeps a journal notes which of the figures a placement read, so
 (`simulator.placements`).
 """
 
-from collections.abc import Callable
-
 from lorrery.scheduler.core.placements.base import Candidate
 from lorrery.scheduler.core.prefix_cache.base import usable_tokens
 from lorrery.scheduler.core.replica import Replica
@@ -20,17 +18,15 @@ class ReplicaCandidate:
 
     Attributes:
         name: the worker's id; the same for as long as it is attached.
-        uncommitted_steps: tells how many decode steps have ended by a time and are not committed yet; `kv_tokens`
-            counts them. Set by a driver that commits a plan in one go, as the simulator does; None: none, ever.
-        at_ps: now, for `uncommitted_steps`; such a driver sets it before a placement looks.
+        uncommitted_steps: decode steps that have ended and are not committed yet; `kv_tokens` counts them. A driver
+            that commits a plan in one go, as the simulator does, sets it before a placement looks.
     """
 
-    __slots__ = ("_replica", "at_ps", "name", "uncommitted_steps")
+    __slots__ = ("_replica", "name", "uncommitted_steps")
 
     def __init__(self, name: str, replica: Replica) -> None:
         self.name = name
-        self.uncommitted_steps: Callable[[int], int] | None = None
-        self.at_ps = 0
+        self.uncommitted_steps = 0
         self._replica = replica
 
     @property
@@ -51,10 +47,8 @@ class ReplicaCandidate:
     @property
     def kv_tokens(self) -> int:
         """Tokens that the sequences of its batch hold."""
-        running, uncommitted_steps = self._replica.running, self.uncommitted_steps
-        if uncommitted_steps is None:
-            return running.kv_tokens
-        return running.kv_tokens + uncommitted_steps(self.at_ps) * running.num_decoding
+        running = self._replica.running
+        return running.kv_tokens + self.uncommitted_steps * running.num_decoding
 
     def has_adapter(self, adapter: Adapter) -> bool:
         """Tell whether an adapter is on its GPU in this version, usable now."""

@@ -264,7 +264,7 @@ def test_a_deadline_passes_without_a_worker_too(tmp_path: Path) -> None:
     [
         (["--fault", "flood,at=1"], "'flood' is none of worker_loss, slow_worker, freeze_worker"),
         (["--fault", "worker_loss,at=x,worker=worker-0"], "at is 'x'; it must be a number"),
-        (["--fault", "worker_loss,worker=worker-0"], "at is missing"),
+        (["--fault", "slow_worker,worker=worker-0"], "factor is missing"),
         (["--fault", "worker_loss,at=1,worker=worker-9"], "no such worker; there are worker-0, worker-1"),
         (["--fault", "slow_worker,at=1,worker=worker-0,factor=0"], "factor is 0; it must be above 0"),
         (["--fault", "worker_loss,at=1,at=2,worker=worker-0"], "'at=2'"),

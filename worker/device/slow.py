@@ -67,7 +67,7 @@ class Spells:
         return duration_ps
 
     def thaw_ps(self, boundary_ps: int) -> int:
-        """Return when a step may begin that is due to begin at a boundary; `NEVER` is an end like any other."""
+        """Return when a step may begin that is due to begin at a boundary; `ENDLESS` is an end like any other."""
         for from_ps, until_ps in self._frozen:
             if from_ps <= boundary_ps < until_ps:
                 boundary_ps = until_ps
