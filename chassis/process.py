@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Protocol, TypeVar
 
@@ -48,6 +48,14 @@ class Service(Protocol):
 
     def register(self, server: grpc.aio.Server) -> Sequence[str]:
         """Add the servicers to `server`; return the full names of their gRPC services."""
+        ...
+
+    def listen(self) -> Mapping[str, str]:
+        """Take its further addresses, and return them by name, for the announcement.
+
+        Raises:
+            LorreryError: an address cannot be taken.
+        """
         ...
 
     async def run(self, set_ready: Callable[[bool], Awaitable[None]]) -> None:
@@ -87,7 +95,8 @@ async def run_service(
         settings: for TLS.
         drain_seconds: bound of the drain after a signal.
         registry: what the endpoint shows.
-        announce: where to write `{"grpc": "host:port", "metrics": "host:port", "pid": n}` once both can be dialled.
+        announce: where to write `{"grpc": "host:port", "metrics": "host:port", "pid": n}`, and what else the service
+            listens at, once all can be dialled.
 
     Raises:
         SettingsError: a certificate is missing or wrong.
@@ -110,9 +119,10 @@ async def run_service(
             await server.start()
             started = True
             metrics_address = dialable(metrics, metrics_server.port)
-            log.info("listening", address=address, metrics=metrics_address, version=VERSION)
+            addresses = {**service.listen(), "metrics": metrics_address}
+            log.info("listening", address=address, **addresses, version=VERSION)
             if announce is not None:
-                _write_atomically(announce, {"grpc": address, "metrics": metrics_address, "pid": os.getpid()})
+                _write_atomically(announce, {"grpc": address, **addresses, "pid": os.getpid()})
             await _serve(service, health, state, stop, drain_seconds)
         finally:
             await server.stop(STOP_GRACE_SECONDS)

@@ -25,6 +25,7 @@ Address = Annotated[str, AfterValidator(_address), Field(description="HOST:PORT;
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+AddressOrNone = Annotated[Address | None, BeforeValidator(lambda address: address or None)]
 PathOrNone = Annotated[Path | None, BeforeValidator(lambda path: path or None)]
 Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 

@@ -26,6 +26,8 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_timeout_ms", 10_000),
 )
 
+_BACKLOG = 2048
+"""Connections that wait to be accepted: a burst of clients, each with one of its own."""
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "::": "[::1]"}  # noqa: S104  compared, not listened on
 
 
@@ -78,8 +80,7 @@ def bind(server: grpc.aio.Server, listen: str, tls: TlsSettings, setting: str = 
         LorreryError: the address cannot be taken.
     """
     credentials = server_credentials(tls)
-    host, _, port = listen.rpartition(":")
-    _check_free(setting, listen, host, int(port))
+    _check_free(setting, listen)
     try:
         bound = server.add_insecure_port(listen) if credentials is None else server.add_secure_port(listen, credentials)
     except RuntimeError as error:
@@ -95,13 +96,28 @@ def dialable(listen: str, port: int) -> str:
     return f"{_WILDCARDS.get(host, host)}:{port}"
 
 
-def _check_free(setting: str, listen: str, host: str, port: int) -> None:
+def _check_free(setting: str, listen: str) -> None:
     # gRPC's core would log its own lines about a taken port; asking first keeps the message to one clear line.
+    listening_socket(setting, listen).close()
+
+
+def listening_socket(setting: str, listen: str) -> socket.socket:
+    """Return a socket that listens on HOST:PORT; `setting`: where that comes from.
+
+    Raises:
+        LorreryError: the address cannot be taken.
+    """
+    host, _, port = listen.rpartition(":")
     try:
-        family, kind, proto, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, proto) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            probe.listen()
+        family, kind, proto, _, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, proto)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(_BACKLOG)
+        except OSError:
+            listener.close()
+            raise
     except OSError as error:
         raise address_error(setting, listen, error) from None
+    return listener

@@ -78,19 +78,27 @@ def grpc_status(error: RequestError) -> grpc.StatusCode:
     return grpc.StatusCode[error.status] if isinstance(error, InjectedFault) else GRPC_STATUS[type(error)]
 
 
+def retry_seconds(error: RequestError) -> float | None:
+    """Return after how many wall seconds to try again; None: it would fail again."""
+    return RETRY_SECONDS.get(error.reason) if error.retry_seconds is None else error.retry_seconds
+
+
+def public_text(error: RequestError) -> str:
+    """Return what a client may read of an error: nothing of what is wrong inside."""
+    return "internal error; the router's log has more" if error.reason is Reason.INTERNAL else str(error)
+
+
 def status_of(error: RequestError, message: str | None = None) -> grpc.Status:
     """Return the status of an error, details included; `message` replaces the error's own text."""
     details = [any_pb2.Any(), any_pb2.Any()]
     facts = {name: _cut(value, MAX_FACT_BYTES) for name, value in error.facts.items()}
     details[0].Pack(ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=facts))
-    retry_seconds: float | None = RETRY_SECONDS.get(error.reason)
-    if error.retry_seconds is not None:
-        retry_seconds = error.retry_seconds
-    if retry_seconds is None:
+    seconds = retry_seconds(error)
+    if seconds is None:
         del details[1]
     else:
         delay = duration_pb2.Duration()
-        delay.FromNanoseconds(round(retry_seconds * 1e9))
+        delay.FromNanoseconds(round(seconds * 1e9))
         details[1].Pack(RetryInfo(retry_delay=delay))
     code: int = grpc_status(error).value[0]
     text = _cut(str(error) if message is None else message, MAX_TEXT_BYTES)

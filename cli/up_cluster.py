@@ -84,6 +84,8 @@ def summary(cluster: LocalCluster) -> list[str]:
     lines += [
         f"  {entry.name:<10} {entry.grpc:<21} http://{entry.metrics}/metrics" for entry in cluster.processes.values()
     ]
+    if cluster.http_address:
+        lines.append(f"HTTP clients (OpenAI's and S-LoRA's routes): http://{cluster.http_address}")
     return [*lines, f"try: lorrery load --target {cluster.router_address}"]
 
 

@@ -35,6 +35,11 @@ STOP_MARGIN_SECONDS = 3.0
 """What a process gets beyond its drain before it is killed."""
 POLL_SECONDS = 0.02
 _TAIL_LINES = 5
+_ADDRESSES = {
+    "scheduler": ("listen", "metrics"),
+    "worker": ("listen", "metrics"),
+    "router": ("listen", "metrics", "http"),
+}
 
 Show = Callable[[str, str], None]
 """Takes a process's name and one line of its output."""
@@ -51,6 +56,7 @@ class ServiceProcess:
     announce: Path
     grpc: str = ""
     metrics: str = ""
+    http: str = ""
     exit_expected: bool = False
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL_LINES))
     watcher: asyncio.Task[None] | None = None
@@ -155,6 +161,11 @@ class LocalCluster:
         return self.processes["router"].grpc
 
     @property
+    def http_address(self) -> str:
+        """HOST:PORT of the router's HTTP edge."""
+        return self.processes["router"].http
+
+    @property
     def scheduler_address(self) -> str:
         """HOST:PORT that workers and routers dial."""
         return self.processes["scheduler"].grpc
@@ -188,9 +199,9 @@ class LocalCluster:
         """
         old = self.processes[name]
         await old.process.wait()
-        overrides = [
-            *old.overrides, f"{old.service}.listen={old.grpc}", f"{old.service}.metrics={old.metrics}"
-        ]  # fmt: skip
+        addresses = {"listen": old.grpc, "metrics": old.metrics, "http": old.http}
+        again = [f"{old.service}.{key}={addresses[key]}" for key in _ADDRESSES[old.service]]
+        overrides = [*old.overrides, *again]
         await self._start(name, old.service, overrides)
         await self._listening(name)
         if wait:
@@ -288,6 +299,7 @@ class LocalCluster:
                 await asyncio.sleep(POLL_SECONDS)
         addresses = json.loads(process.announce.read_text(encoding="utf-8"))
         process.grpc, process.metrics = addresses["grpc"], addresses["metrics"]
+        process.http = addresses.get("http", "")
 
     @contextlib.asynccontextmanager
     async def _bounded(self, process: ServiceProcess, what: str, seconds: float) -> AsyncIterator[None]:
@@ -361,11 +373,12 @@ def cancelled_by_signals() -> Iterator[list[signal.Signals]]:
 
 def _free_ports(settings: Settings) -> list[str]:
     """Return the overrides with which every service listens on a free port of the host that the settings name."""
-    return [
-        f"{section}.{key}={getattr(getattr(settings, section), key).rpartition(':')[0]}:0"
-        for section in ("scheduler", "worker", "router")
-        for key in ("listen", "metrics")
-    ]
+    addresses = {
+        f"{section}.{key}": getattr(getattr(settings, section), key)
+        for section, keys in _ADDRESSES.items()
+        for key in keys
+    }
+    return [f"{name}={address.rpartition(':')[0]}:0" for name, address in addresses.items() if address]
 
 
 def describe_exit(code: int | None) -> str:

@@ -6,15 +6,15 @@ client's cancellation or deadline gets to the scheduler.
 
 import asyncio
 import time
+from collections.abc import Awaitable, Sequence
+from typing import Any, Protocol
 
-from lorrery.chassis import status
 from lorrery.chassis.awake import AwakeClock
-from lorrery.chassis.credentials import metadata_values
 from lorrery.chassis.errors import InjectedFault, Overloaded, Reason
 from lorrery.chassis.writes import Writes
 from lorrery.router import wire
 from lorrery.router.access import Access
-from lorrery.router.faults import METADATA_KEY, Injector
+from lorrery.router.faults import Injector
 from lorrery.router.keys import ApiKey
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.output import Output
@@ -28,6 +28,23 @@ from lorrery.v1 import router_pb2
 
 # How long the finish of a stream that has stopped here waits for what its scheduler knows of it.
 LAST_WORD_SECONDS = 1.0
+
+
+class Call(Protocol):
+    """The call of one client, whichever way it came: where a request's output goes."""
+
+    @property
+    def fault_rules(self) -> Sequence[str]:
+        """The faults that it asks for."""
+        ...
+
+    def write(self, message: router_pb2.GenerateResponse, /) -> Awaitable[Any]:
+        """Send a message; returns once the reader's buffers have taken it."""
+        ...
+
+    def time_remaining(self) -> float | None:
+        """Return the seconds until its deadline; None: it has none."""
+        ...
 
 
 class Generation:
@@ -62,8 +79,13 @@ class Generation:
         self._reader_timeout_seconds = reader_timeout_seconds
         self._writes: Writes[OpenRequest] = Writes(AwakeClock(), reader_timeout_seconds)
 
-    async def stream(self, message: router_pb2.GenerateRequest, caller: ApiKey, context: status.Context) -> None:
+    async def stream(self, message: router_pb2.GenerateRequest, caller: ApiKey, call: Call) -> None:
         """Stream one request's output.
+
+        Args:
+            message: what the client asks for.
+            caller: what it may ask for.
+            call: where the output goes.
 
         Raises:
             RequestError: it cannot be served, or not to its end.
@@ -72,7 +94,7 @@ class Generation:
         self._placement.check_hold_off(message.adapter_id, message.request_id, tenant_id)
         timing = Timing(self._metrics)
         request = await self._reader.read(message, caller)
-        faults = self._injector.choose(request, metadata_values(context, METADATA_KEY))
+        faults = self._injector.choose(request, call.fault_rules)
         await self._injector.before(faults)
         stalls, cut = list(faults.stalls), faults.cut
         output = Output(request, self._tokenizer)
@@ -92,7 +114,7 @@ class Generation:
             return wire.last_response(token_ids, text, finish), True
 
         open_request = OpenRequest(request, make_message)
-        if (remaining := context.time_remaining()) is not None:
+        if (remaining := call.time_remaining()) is not None:
             open_request.waits_until = time.monotonic() + remaining
         self._placement.submit(open_request)
         try:
@@ -102,13 +124,13 @@ class Generation:
                 response = await open_request.next_message()
                 if cut is not None and open_request.over and output.num_tokens == cut.after:
                     if cut.after:
-                        await self._writes.write(open_request, context.write(response))
+                        await self._writes.write(open_request, call.write(response))
                     raise InjectedFault(cut.text, cut.status)
                 if open_request.over and not response.HasField("finish"):
-                    await self._finish_stopped(open_request, output, response, context)
+                    await self._finish_stopped(open_request, output, response, call)
                     timing.finish(request.prompt_tokens, output.num_tokens)
                 else:
-                    await self._writes.write(open_request, context.write(response))
+                    await self._writes.write(open_request, call.write(response))
         except asyncio.CancelledError:
             if open_request.cut is None or open_request.task is None or open_request.task.uncancel() > 0:
                 raise
@@ -117,7 +139,7 @@ class Generation:
             self._placement.release(open_request)
 
     async def _finish_stopped(
-        self, open_request: OpenRequest, output: Output, response: wire.Message, context: status.Context
+        self, open_request: OpenRequest, output: Output, response: wire.Message, call: Call
     ) -> None:
         """End a stream at a stop string that only its text showed: the scheduler still works on the request.
 
@@ -125,13 +147,13 @@ class Generation:
         """
         last_word = self._placement.withdraw(open_request)
         try:
-            await self._writes.write(open_request, context.write(response))
+            await self._writes.write(open_request, call.write(response))
             done, _ = await asyncio.wait([last_word], timeout=LAST_WORD_SECONDS)
             upstream = last_word.result() if done else None
         finally:
             last_word.cancel()
         last = wire.last_response((), "", output.stop_finish(upstream))
-        await self._writes.write(open_request, context.write(last))
+        await self._writes.write(open_request, call.write(last))
 
     async def cut_stuck_readers(self) -> None:
         """Cut off clients that take nothing, until cancelled."""

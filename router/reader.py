@@ -98,10 +98,7 @@ class RequestReader:
             return token_ids
         if kind == "text" and (text := message.text):
             check_text("text", text, self._tokenizer, max_req_input_len)
-            if len(text) > _LONG_TEXT_CHARACTERS:
-                encoded = await asyncio.to_thread(self._tokenizer.encode_prompt, text)
-            else:
-                encoded = self._tokenizer.encode_prompt(text)
+            encoded = await encode_prompt(self._tokenizer, text)
             check_prompt_tokens(len(encoded), max_new_tokens, max_req_input_len)
             return encoded
         raise InvalidRequest("prompt is empty; give text or token_ids", field="prompt")
@@ -112,3 +109,10 @@ class RequestReader:
         if sum(map(len, stop_strings)) > _LONG_TEXT_CHARACTERS:
             return await asyncio.to_thread(stop_token_sequences, stop_strings, self._tokenizer)
         return stop_token_sequences(stop_strings, self._tokenizer)
+
+
+async def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Return the tokens of a prompt; a long one does not hold the event loop."""
+    if len(text) > _LONG_TEXT_CHARACTERS:
+        return await asyncio.to_thread(tokenizer.encode_prompt, text)
+    return tokenizer.encode_prompt(text)

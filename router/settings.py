@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from lorrery.chassis.sections import Address, Count, PathOrNone, PositiveSeconds, Seconds, Section
+from lorrery.chassis.sections import Address, AddressOrNone, Count, PathOrNone, PositiveSeconds, Seconds, Section
 
 
 class RouterSettings(Section):
@@ -13,6 +13,11 @@ class RouterSettings(Section):
 
     listen: Address = Field(
         default="127.0.0.1:50051", description="where clients connect, HOST:PORT; port 0 takes a free one"
+    )
+    http: AddressOrNone = Field(
+        default="127.0.0.1:8000",
+        description="where HTTP clients connect (OpenAI's and S-LoRA's routes), HOST:PORT; port 0 takes a free one;"
+        " empty: nowhere",
     )
     metrics: Address = Field(
         default="127.0.0.1:9101", description="where Prometheus reads metrics, HOST:PORT; port 0 takes a free one"

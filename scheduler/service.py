@@ -2,7 +2,7 @@
 
 import asyncio
 import atexit
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 import grpc
@@ -71,6 +71,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         """Add this service to a server."""
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(self, server)
         return [pb.DESCRIPTOR.services_by_name["SchedulerService"].full_name]
+
+    def listen(self) -> Mapping[str, str]:
+        """See `Service`: nowhere else."""
+        return {}
 
     async def run(self, set_ready: Callable[[bool], Awaitable[None]]) -> None:
         """Be ready; everything happens in the streams, the last of it after this has ended."""

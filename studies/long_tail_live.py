@@ -29,7 +29,7 @@ from studies.long_tail import (
 _TIMEOUT_SECONDS = 60.0
 _OWN = {
     "scheduler": {"listen": "127.0.0.1:0", "metrics": "127.0.0.1:0"},
-    "router": {"listen": "127.0.0.1:0", "metrics": "127.0.0.1:0"},
+    "router": {"listen": "127.0.0.1:0", "metrics": "127.0.0.1:0", "http": "127.0.0.1:0"},
     "log": {"level": "warning"},
 }
 """Settings that a live cluster needs beside those of the study: ports of its own, and quiet."""

@@ -9,7 +9,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from uuid import uuid4
 
 import grpc
@@ -106,6 +106,10 @@ class WorkerService:
         """Add nothing: a worker dials, and answers health checks only."""
         del server
         return ()
+
+    def listen(self) -> Mapping[str, str]:
+        """See `Service`: nowhere else."""
+        return {}
 
     async def run(self, set_ready: Callable[[bool], Awaitable[None]]) -> None:
         """Load the weights, then stay attached until cancelled."""

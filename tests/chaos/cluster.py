@@ -79,6 +79,7 @@ drain_seconds = 2.0
 [router]
 listen = "127.0.0.1:0"
 metrics = "127.0.0.1:0"
+http = "127.0.0.1:0"
 keys = "{keys}"
 request_faults = true
 reader_timeout_seconds = 4.0

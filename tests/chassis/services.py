@@ -1,7 +1,7 @@
 """A small service for the tests of the chassis; `python services.py --help` runs it as a process."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import grpc
 import grpc.aio
@@ -45,6 +45,9 @@ class EchoService:
             finally:
                 await asyncio.sleep(0.3)
         return request
+
+    def listen(self) -> Mapping[str, str]:
+        return {}
 
     async def run(self, set_ready: Callable[[bool], Awaitable[None]]) -> None:
         self.happened.append("run")

@@ -50,6 +50,7 @@ drain_seconds = 5.0
 [router]
 listen = "127.0.0.1:0"
 metrics = "127.0.0.1:0"
+http = "127.0.0.1:0"
 resume_timeout_seconds = 20.0
 drain_seconds = 5.0
 """

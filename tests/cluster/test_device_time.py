@@ -38,7 +38,7 @@ class Services:
 
     async def __aenter__(self) -> "Services":
         address = await self._serve(self.scheduler)
-        router_settings = self._settings.router.model_copy(update={"schedulers": (address,)})
+        router_settings = self._settings.router.model_copy(update={"http": None, "schedulers": (address,)})
         worker_settings = self._settings.worker.model_copy(update={"scheduler": address, "name": "w"})
         settings = self._settings.model_copy(update={"router": router_settings, "worker": worker_settings})
         router = Router(settings, CollectorRegistry())

@@ -23,7 +23,7 @@ UP, LOAD = (next(command for command in COMMANDS if command[1] == name) for name
 ALONE = [command for command in COMMANDS if command not in (UP, LOAD)]
 FREE_PORTS = [
     "scheduler.listen=127.0.0.1:0", "scheduler.metrics=127.0.0.1:0", "worker.metrics=127.0.0.1:0",
-    "router.listen=127.0.0.1:0", "router.metrics=127.0.0.1:0",
+    "router.listen=127.0.0.1:0", "router.metrics=127.0.0.1:0", "router.http=127.0.0.1:0",
 ]  # fmt: skip
 
 

@@ -118,7 +118,13 @@ async def start_router() -> AsyncIterator[StartRouter]:
                 if not up:
                     await scheduler.stop()
             settings = Settings.model_validate(
-                {"router": {"schedulers": [scheduler.address for scheduler in schedulers], **router_settings}}
+                {
+                    "router": {
+                        "http": "",
+                        "schedulers": [scheduler.address for scheduler in schedulers],
+                        **router_settings,
+                    }
+                }
             )
             registry = CollectorRegistry()
             router = Router(settings, registry)

@@ -115,7 +115,7 @@ def _unrest(scenario: Scenario) -> list[str]:
     attached = [name for scheduler in schedulers for name in scheduler.service._cluster.workers]
     found += [f"{worker.name} is not attached" for worker in workers if worker.name not in attached]
     for router in routers:
-        for shard in router.service._placement.shards:
+        for shard in router.service._handler._placement.shards:
             if not shard.accepts:
                 found.append(f"{router.name} has no stream to {shard.address}")
     for scheduler in schedulers:
@@ -128,7 +128,7 @@ def _unrest(scenario: Scenario) -> list[str]:
         for name, member in cluster.core.members.items():
             if member.sequences or member.moving or member.withdrawn:
                 found.append(f"{scheduler.name}: {name} has {member.sequences} {member.moving} {member.withdrawn}")
-    logs = {router.name: router.service._placement.log.changes for router in routers}
+    logs = {router.name: router.service._handler._placement.log.changes for router in routers}
     logs |= {scheduler.name: scheduler.service._cluster.adapters.log.changes for scheduler in schedulers}
     if len({tuple(changes) for changes in logs.values()}) > 1:
         found.append(f"adapters are known differently: {logs}")

@@ -38,6 +38,7 @@ COMMON = (
     "scheduler.drain_seconds=3",
     "scheduler.max_req_total_len=400",
     "scheduler.max_req_input_len=300",
+    "router.http=",
     "router.resume_timeout_seconds=8",
     "router.reader_timeout_seconds=3",
     "router.drain_seconds=3",

@@ -1,0 +1,246 @@
+"""What clients can ask of a router, whichever way they ask: gRPC's calls and HTTP's routes all end here.
+
+An edge reads what its clients send and shows them the answer; who may do what, what is counted and what it comes to is
+the same for all.
+"""
+
+import asyncio
+from array import array
+from collections.abc import Awaitable, Callable, Collection, Sequence
+
+from lorrery.chassis import status
+from lorrery.chassis.errors import (
+    InjectedFault,
+    Internal,
+    Overloaded,
+    Reason,
+    RequestError,
+    Unattainable,
+    Unavailable,
+)
+from lorrery.chassis.log import get_logger
+from lorrery.router import adapters, cluster_faults
+from lorrery.router.access import Access, check_load, check_operator, visible_adapters, visible_status
+from lorrery.router.checks import check_prompt_tokens, check_text, check_token_ids, receive_bytes
+from lorrery.router.faults import Injector
+from lorrery.router.generate import Call, Generation
+from lorrery.router.keys import ApiKey
+from lorrery.router.metrics import RouterMetrics
+from lorrery.router.placement import Placement
+from lorrery.router.reader import RequestReader, encode_prompt
+from lorrery.router.tokenizer import open_tokenizer
+from lorrery.settings import Settings
+from lorrery.v1 import router_pb2, types_pb2
+
+_OUTCOMES = {
+    "INVALID_ARGUMENT": "invalid",
+    "NOT_FOUND": "not_found",
+    "RESOURCE_EXHAUSTED": "overloaded",
+    "FAILED_PRECONDITION": "rank_over_limit",
+    "UNAUTHENTICATED": "unauthenticated",
+    "PERMISSION_DENIED": "denied",
+    "UNAVAILABLE": "unavailable",
+}
+
+_log = get_logger("router.handler")
+
+
+class Handler:
+    """See the module.
+
+    Args:
+        settings: of the cluster.
+        metrics: count.
+
+    Attributes:
+        tokenizer: of all its clients.
+
+    Raises:
+        SettingsError: the tokenizer or the file of keys cannot be read.
+    """
+
+    def __init__(self, settings: Settings, metrics: RouterMetrics) -> None:
+        self.settings = settings
+        self.tokenizer = open_tokenizer(settings.router.tokenizer)
+        self._access = Access(settings)
+        self._metrics = metrics
+        self._placement = Placement(settings, metrics)
+        self._cluster_status = adapters.ClusterStatus(self._placement)
+        self._injector = Injector(settings, metrics)
+        self._generation = Generation(
+            self._access,
+            RequestReader(settings, self.tokenizer, self._access),
+            self.tokenizer,
+            self._placement,
+            self._injector,
+            metrics,
+            settings.router.reader_timeout_seconds,
+        )
+        self._num_open = 0
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        metrics.watch(
+            open_handlers=lambda: self._num_open,
+            in_flight=lambda: self._placement.num_in_flight,
+            waiting=lambda: self._placement.num_waiting,
+        )
+
+    @property
+    def receive_bytes(self) -> int:
+        """The largest message that a client may send; it follows from the longest prompt."""
+        settings = self.settings
+        longest_token_bytes, max_stop_bytes = self.tokenizer.longest_token_bytes, settings.router.max_stop_bytes
+        return receive_bytes(settings.scheduler.max_req_input_len, longest_token_bytes, max_stop_bytes)
+
+    @property
+    def protects(self) -> bool:
+        """Whether anybody at all is kept out."""
+        return self._access.protects
+
+    @property
+    def counts_keys(self) -> bool:
+        """Whether requests count against an API key's quotas, and their tenant is the key's."""
+        return self._access.counts
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests can be served: a scheduler is connected, and the router does not drain."""
+        return self._placement.any_connected.is_set() and not self._draining
+
+    async def run(self, set_ready: Callable[[bool], Awaitable[None]]) -> None:
+        """Keep the streams to the schedulers; ready once the first is up. Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._placement.run(), name="placement")
+            tasks.create_task(self._generation.cut_stuck_readers(), name="stuck readers")
+            await self._placement.any_connected.wait()
+            self._injector.begin()
+            await set_ready(True)
+
+    async def drain(self) -> None:
+        """Refuse new requests; return when the running ones have ended."""
+        self._draining = True
+        await self._idle.wait()
+
+    def caller(self, authorization: str, roles: Collection[str] = ()) -> ApiKey:
+        """Return what a caller may do.
+
+        Args:
+            authorization: as gRPC's metadata or HTTP's header has it; empty: none.
+            roles: in the certificate that was shown.
+
+        Raises:
+            Unauthenticated: no valid key.
+        """
+        return self._access.caller(authorization, roles)
+
+    # --- generating -------------------------------------------------------------------------------------------------
+
+    async def generate(self, message: router_pb2.GenerateRequest, caller: Callable[[], ApiKey], call: Call) -> None:
+        """Serve one request, and count how it ends.
+
+        Args:
+            message: what the client asks for.
+            caller: tells who asks; may raise Unauthenticated, which counts.
+            call: where the output goes.
+
+        Raises:
+            RequestError: it is not served, or not to its end.
+        """
+        outcome = "failed"
+        self._num_open += 1
+        self._idle.clear()
+        try:
+            who = caller()
+            self._check_open()
+            await self._generation.stream(message, who, call)
+            outcome = "ok"
+        except asyncio.CancelledError:
+            remaining = call.time_remaining()
+            outcome = "deadline" if remaining is not None and remaining <= 0 else "cancelled"
+            raise
+        except RequestError as error:
+            outcome = _outcome(error)
+            raise
+        except Exception as error:
+            _log.exception("generate_failed", request_id=message.request_id)
+            raise Internal(str(error)) from error
+        finally:
+            self._metrics.request_ended(outcome)
+            self._num_open -= 1
+            if not self._num_open:
+                self._idle.set()
+
+    def _check_open(self) -> None:
+        """Check that there is room for one more request, which is counted already.
+
+        Raises:
+            RequestError: there is none.
+        """
+        if self._draining:
+            raise Unavailable("the router is draining; ask another", Reason.DRAINING)
+        if self._num_open > (limit := self.settings.router.max_open_requests):
+            raise Overloaded(
+                f"{limit} requests are open; max_open_requests is {limit}; try later",
+                Reason.TOO_MANY_OPEN_REQUESTS,
+                field="max_open_requests",
+                limit=limit,
+            )
+
+    # --- adapters and status ----------------------------------------------------------------------------------------
+    # These raise RequestError, or grpc.aio.AioRpcError as a scheduler has answered.
+
+    async def list_adapters(self, caller: ApiKey) -> router_pb2.ListAdaptersResponse:
+        """List the adapters that any connected shard knows, and the caller may know of."""
+        known = await adapters.list_adapters(self._placement, self.settings.model)
+        return router_pb2.ListAdaptersResponse(adapters=visible_adapters(caller, known.adapters), model=known.model)
+
+    async def load_adapter(self, caller: ApiKey, adapter: types_pb2.Adapter) -> None:
+        """Make an adapter known to every shard."""
+        check_load(caller, adapter.adapter_id)
+        max_lora_rank = self.settings.adapters.max_lora_rank
+        await adapters.load(self._placement, adapter, max_lora_rank, self.settings.model)
+
+    async def unload_adapter(self, caller: ApiKey, adapter_id: str) -> None:
+        """Make an adapter unknown to every shard."""
+        check_load(caller, adapter_id)
+        await adapters.unload(self._placement, adapter_id, self.settings.model)
+
+    async def cluster_status(self, caller: ApiKey) -> router_pb2.GetClusterStatusResponse:
+        """Tell how full every shard is, as far as the caller may know."""
+        return visible_status(caller, await self._cluster_status.get())
+
+    # --- the tokenizer ----------------------------------------------------------------------------------------------
+
+    async def tokenize(self, text: str) -> list[int]:
+        """Return the tokens of a prompt. Raises RequestError."""
+        check_text("prompt", text, self.tokenizer, self.settings.scheduler.max_req_input_len)
+        return await encode_prompt(self.tokenizer, text)
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens. Raises RequestError."""
+        check_prompt_tokens(len(token_ids), 1, self.settings.scheduler.max_req_input_len)
+        ids = array("I", token_ids)
+        check_token_ids("tokens", ids, self.tokenizer.vocab_size)
+        detokenizer = self.tokenizer.detokenizer()
+        return detokenizer.push(ids) + detokenizer.flush()
+
+    # --- faults on request ------------------------------------------------------------------------------------------
+
+    async def set_faults(self, caller: ApiKey, rules: Sequence[str]) -> None:
+        """Take an operator's rules in place of the last ones."""
+        check_operator(caller, "set faults")
+        await cluster_faults.set_faults(self._placement, self._injector, rules)
+
+    async def list_faults(self, caller: ApiKey) -> router_pb2.ListFaultsResponse:
+        """List the rules of this router and its schedulers, and how often each has happened."""
+        check_operator(caller, "list faults")
+        return await cluster_faults.list_faults(self._placement, self._injector)
+
+
+def _outcome(error: RequestError) -> str:
+    if isinstance(error, Unattainable):
+        return "unattainable"
+    if isinstance(error, InjectedFault):
+        return "fault"
+    return _OUTCOMES.get(status.grpc_status(error).name, "failed")

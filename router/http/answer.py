@@ -1,0 +1,215 @@
+"""One HTTP answer, made of one or more generations: collected, or streamed as server-sent events.
+
+Nothing is sent before the first token: a client takes its first byte for the first token, and an error that comes
+before it gets a status of its own. An event is one message of a generation, which is one token unless the router is
+late. A client that goes ends its generations.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from lorrery.chassis.errors import RequestError
+from lorrery.router.http.errors import error_response, json_response
+from lorrery.v1 import router_pb2, types_pb2
+from lorrery.vocabulary.finish_reason import FinishReason
+
+_EVENT_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class Shape(Protocol):
+    """How one kind of client wants its output."""
+
+    def event(self, index: int, message: router_pb2.GenerateResponse) -> bytes:
+        """Return the event of one message of a choice."""
+        ...
+
+    def last_events(self, usages: Sequence[types_pb2.Usage]) -> bytes:
+        """Return what follows the last token of the last choice; `usages`: of each, in order."""
+        ...
+
+    def error_events(self, error: RequestError) -> bytes:
+        """Return what tells of an error after the stream has begun."""
+        ...
+
+    def whole(self, choices: "Sequence[Collected]") -> object:
+        """Return the body of an answer that is not streamed, for JSON."""
+        ...
+
+
+@dataclass
+class Collected:
+    """The whole output of one choice."""
+
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    finish: router_pb2.Finish | None = None
+
+    @property
+    def usage(self) -> types_pb2.Usage:
+        """What it consumed."""
+        assert self.finish is not None
+        return self.finish.usage
+
+
+def finish_word(message: router_pb2.GenerateResponse) -> str | None:
+    """Return OpenAI's finish reason of a message; None: it is not the last."""
+    if not message.HasField("finish"):
+        return None
+    return {FinishReason.LENGTH: "length", FinishReason.ABORTED: "abort"}.get(
+        FinishReason.of(message.finish.reason), "stop"
+    )
+
+
+class ChoiceCall:
+    """The `generate.Call` of one choice of an answer.
+
+    Args:
+        write: takes each message, in order.
+        fault_rules: that the request asks for.
+    """
+
+    def __init__(
+        self, write: Callable[[router_pb2.GenerateResponse], Awaitable[None]], fault_rules: Sequence[str]
+    ) -> None:
+        self.write = write
+        self.fault_rules = fault_rules
+
+    def time_remaining(self) -> float | None:
+        """Return None: HTTP has no deadlines."""
+        return None
+
+
+Generate = Callable[[router_pb2.GenerateRequest, ChoiceCall], Awaitable[None]]
+"""Serves one generation. Raises RequestError."""
+
+
+class Answer(Response):
+    """The answer to one HTTP request, once it is known what it asks for.
+
+    Args:
+        requests: one for each choice, in order.
+        generate: serves one.
+        shape: what the client wants to see.
+        stream: as events, or in one piece.
+        fault_rules: that the request asks for.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[router_pb2.GenerateRequest],
+        generate: Generate,
+        shape: Shape,
+        *,
+        stream: bool,
+        fault_rules: Sequence[str] = (),
+    ) -> None:
+        super().__init__()
+        self._requests = requests
+        self._generate = generate
+        self._shape = shape
+        self._stream = stream
+        self._fault_rules = fault_rules
+        self._begun = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve the generations, as ASGI has it."""
+        task = asyncio.current_task()
+        assert task is not None
+        gone = False
+
+        async def watch() -> None:
+            nonlocal gone
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            gone = True
+            task.cancel()
+
+        watcher = asyncio.create_task(watch(), name="http disconnect")
+        try:
+            answer = await (self._events(send) if self._stream else self._whole())
+        except RequestError as error:
+            if self._begun:
+                await self._send(send, self._shape.error_events(error), last=True)
+                return
+            answer = error_response(error)
+        except asyncio.CancelledError:
+            if not gone or task.uncancel() > 0:
+                raise
+            return
+        finally:
+            watcher.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watcher
+        if answer is not None:
+            await answer(scope, receive, send)
+
+    async def _whole(self) -> Response:
+        choices = [Collected() for _ in self._requests]
+
+        def collect(index: int) -> ChoiceCall:
+            choice = choices[index]
+
+            async def write(message: router_pb2.GenerateResponse) -> None:
+                choice.text.append(message.text)
+                choice.token_ids.extend(message.token_ids)
+                if message.HasField("finish"):
+                    choice.finish = message.finish
+
+            return ChoiceCall(write, self._fault_rules)
+
+        await self._run(collect)
+        return json_response(self._shape.whole(choices))
+
+    async def _events(self, send: Send) -> None:
+        usages = [types_pb2.Usage()] * len(self._requests)
+        event = self._shape.event
+
+        def stream(index: int) -> ChoiceCall:
+            async def write(message: router_pb2.GenerateResponse) -> None:
+                if message.HasField("finish"):
+                    usages[index] = message.finish.usage
+                await self._send(send, event(index, message))
+
+            return ChoiceCall(write, self._fault_rules)
+
+        await self._run(stream)
+        await self._send(send, self._shape.last_events(usages), last=True)
+
+    async def _run(self, call_of: Callable[[int], ChoiceCall]) -> None:
+        if len(self._requests) == 1:
+            await self._generate(self._requests[0], call_of(0))
+            return
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for index, request in enumerate(self._requests):
+                    tasks.create_task(_awaited(self._generate(request, call_of(index))))
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None  # the others were cancelled for it, or came with it
+
+    async def _send(self, send: Send, events: bytes, *, last: bool = False) -> None:
+        if not self._begun:
+            self._begun = True
+            await send({"type": "http.response.start", "status": 200, "headers": _EVENT_STREAM_HEADERS})
+        await send({"type": "http.response.body", "body": events, "more_body": not last})
+
+
+async def _awaited(awaitable: Awaitable[None]) -> None:
+    await awaitable
+
+
+def data(text: str) -> bytes:
+    """Return one event; a blank after the colon is what OpenAI's clients strip."""
+    return f"data: {text}\n\n".encode()
+
+
+DONE = data("[DONE]")

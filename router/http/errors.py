@@ -1,0 +1,69 @@
+"""Errors as HTTP carries them: a status, and a body in OpenAI's shape."""
+
+import json
+from http import HTTPStatus
+from typing import Any
+
+import grpc
+from starlette.responses import Response
+
+from lorrery.chassis.errors import Reason, RequestError
+from lorrery.chassis.status import grpc_status, public_text, retry_seconds
+
+HTTP_STATUS: dict[grpc.StatusCode, HTTPStatus] = {
+    grpc.StatusCode.INVALID_ARGUMENT: HTTPStatus.BAD_REQUEST,
+    grpc.StatusCode.FAILED_PRECONDITION: HTTPStatus.BAD_REQUEST,
+    grpc.StatusCode.OUT_OF_RANGE: HTTPStatus.BAD_REQUEST,
+    grpc.StatusCode.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
+    grpc.StatusCode.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
+    grpc.StatusCode.NOT_FOUND: HTTPStatus.NOT_FOUND,
+    grpc.StatusCode.ALREADY_EXISTS: HTTPStatus.CONFLICT,
+    grpc.StatusCode.ABORTED: HTTPStatus.CONFLICT,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: HTTPStatus.TOO_MANY_REQUESTS,
+    grpc.StatusCode.UNIMPLEMENTED: HTTPStatus.NOT_IMPLEMENTED,
+    grpc.StatusCode.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED: HTTPStatus.GATEWAY_TIMEOUT,
+}
+"""Status of gRPC -> status of HTTP; any other is 500."""
+
+_TYPES = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+}
+
+_MODEL_NOT_FOUND = (Reason.UNKNOWN_MODEL, Reason.UNKNOWN_ADAPTER)
+
+
+def http_status(error: RequestError) -> HTTPStatus:
+    """Return the status that a client sees."""
+    return HTTP_STATUS.get(grpc_status(error), HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+def error_body(error: RequestError) -> dict[str, Any]:
+    """Return the body that a client sees."""
+    code = "model_not_found" if error.reason in _MODEL_NOT_FOUND else error.reason.lower()
+    return body(http_status(error), public_text(error), code, error.facts.get("field"))
+
+
+def body(status: HTTPStatus, message: str, code: str, param: str | None = None) -> dict[str, Any]:
+    """Return an error in OpenAI's shape."""
+    kind = _TYPES.get(status, "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def error_response(error: RequestError) -> Response:
+    """Return the answer to a request that has failed before anything was sent."""
+    headers = {}
+    seconds = retry_seconds(error)
+    if seconds is not None:
+        headers["retry-after"] = f"{max(1, round(seconds))}"
+    status = http_status(error)
+    if status == HTTPStatus.UNAUTHORIZED:
+        headers["www-authenticate"] = "Bearer"
+    return json_response(error_body(error), status, headers)
+
+
+def json_response(content: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """Return an answer with a JSON body."""
+    return Response(json.dumps(content), status, headers, media_type="application/json")

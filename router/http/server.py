@@ -1,0 +1,125 @@
+"""Listens for HTTP, in the router's own loop, and keeps clients within bounds before a route sees anything of theirs.
+
+uvicorn does the protocol. What it would do to the process (signals, logs, the loop) stays with the chassis.
+"""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Iterator
+from http import HTTPStatus
+
+import uvicorn
+from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from lorrery.chassis.server import dialable, listening_socket
+from lorrery.router.handler import Handler
+from lorrery.router.http.app import make_app
+from lorrery.router.http.errors import body, json_response
+
+_JSON_BYTES_PER_BYTE = 6
+"""JSON may spell one byte as `\\u0000`."""
+_SEND_BUFFER_BYTES = 1 << 17
+"""What the kernel takes for a reader that has stopped; by itself it would let that grow to megabytes."""
+_CLOSE_SECONDS = 1
+"""How long connections may take to end once the router stops."""
+
+
+class HttpServer:
+    """See the module.
+
+    Args:
+        handler: answers.
+        registry: what `/metrics` shows.
+        address: HOST:PORT to listen at; port 0 takes a free one.
+    """
+
+    def __init__(self, handler: Handler, registry: CollectorRegistry, address: str) -> None:
+        self._address = address
+        app = bounded(make_app(handler, registry), _JSON_BYTES_PER_BYTE * handler.receive_bytes)
+        tls = handler.settings.server_tls
+        config = uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            loop="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=_CLOSE_SECONDS,
+            ssl_certfile=tls.cert,
+            ssl_keyfile=tls.key,
+            ssl_ca_certs=None if tls.ca is None else str(tls.ca),
+            ssl_cert_reqs=ssl.CERT_NONE if tls.ca is None else ssl.CERT_REQUIRED,
+        )
+        self._server = _Server(config)
+        self._socket: socket.socket | None = None
+
+    def listen(self) -> str:
+        """Take the address, and return it as it can be dialled.
+
+        Raises:
+            LorreryError: it cannot be taken.
+        """
+        self._socket = listening_socket("router.http", self._address)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)  # accepted ones inherit it
+        return dialable(self._address, self._socket.getsockname()[1])
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        assert self._socket is not None
+        serving = asyncio.create_task(self._server.serve(sockets=[self._socket]), name="uvicorn")
+        try:
+            await asyncio.shield(serving)
+        finally:
+            self._server.should_exit = True
+            await serving
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which leaves the process's signals alone."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+
+def bounded(app: ASGIApp, max_bytes: int) -> ASGIApp:
+    """Return an app that reads no more than `max_bytes` of a request's body, and answers 413 to a longer one."""
+    status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    text = f"the body has more than {max_bytes} bytes; send less"
+    too_long = json_response(body(status, text, "body_too_long"), status, {"connection": "close"})
+
+    async def bounded_app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+        if int(announced) > max_bytes:
+            await too_long(scope, receive, send)
+            return
+        num_bytes = 0
+
+        async def bounded_receive() -> Message:
+            nonlocal num_bytes
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            if num_bytes > max_bytes:
+                raise _TooLong
+            return message
+
+        try:
+            await app(scope, bounded_receive, send)
+        except _TooLong:
+            await too_long(scope, receive, send)
+
+    return bounded_app
+
+
+class _TooLong(Exception):  # noqa: N818  a signal to `bounded` only
+    pass

@@ -1,0 +1,73 @@
+"""vLLM's requests beside OpenAI's: adapters at run time, and the tokenizer."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from lorrery.chassis.errors import InvalidRequest
+from lorrery.router.http.openai import Tokens
+
+_MAX_CONFIG_BYTES = 1 << 16
+
+
+class LoadLora(BaseModel):
+    """The body of `/v1/load_lora_adapter`; vLLM's, and the rank beside it."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    lora_name: str
+    lora_path: str | None = None
+    rank: Annotated[int, Field(ge=0, lt=2**32)] | None = None
+
+    def known_rank(self) -> int:
+        """Return the rank: as it is given, or as a PEFT folder on the router's machine has it.
+
+        Raises:
+            InvalidRequest: it is told by neither.
+        """
+        if self.rank is not None:
+            return self.rank
+        rank = None if self.lora_path is None else _rank_in(Path(self.lora_path) / "adapter_config.json")
+        if rank is None:
+            raise InvalidRequest(
+                "the adapter's rank is not known; give rank, or a lora_path whose adapter_config.json has r",
+                field="rank",
+            )
+        return rank
+
+
+class UnloadLora(BaseModel):
+    """The body of `/v1/unload_lora_adapter`."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    lora_name: str
+
+
+class TokenizeRequest(BaseModel):
+    """The body of `/tokenize`."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, protected_namespaces=())
+
+    model: str | None = None
+    prompt: str
+
+
+class DetokenizeRequest(BaseModel):
+    """The body of `/detokenize`."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, protected_namespaces=())
+
+    model: str | None = None
+    tokens: Tokens
+
+
+def _rank_in(path: Path) -> int | None:
+    try:
+        with path.open("rb") as file:
+            rank = json.loads(file.read(_MAX_CONFIG_BYTES)).get("r")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return rank if isinstance(rank, int) and 0 <= rank < 2**32 else None
