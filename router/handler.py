@@ -213,7 +213,13 @@ class Handler:
     # --- the tokenizer ----------------------------------------------------------------------------------------------
 
     async def tokenize(self, text: str) -> list[int]:
-        """Return the tokens of a prompt. Raises RequestError."""
+        """Return the tokens of a prompt.
+
+        Raises:
+            RequestError: it is too long.
+            UnicodeEncodeError: it is no Unicode text, which a message could not have carried.
+        """
+        text.encode()
         check_text("prompt", text, self.tokenizer, self.settings.scheduler.max_req_input_len)
         return await encode_prompt(self.tokenizer, text)
 

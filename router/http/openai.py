@@ -1,28 +1,29 @@
-"""OpenAI's requests and answers, as vLLM understands and makes them.
+"""OpenAI's routes and requests, as vLLM understands them.
 
-What matters to clients, and is easily got wrong: a chunk carries one token, the role comes with the first and the
-finish reason with the last; usage has a chunk of its own, without choices, and only if it is asked for; the last event
-is `[DONE]`. Fields that are unknown here, and those that are null, are passed over; one that would change the output
-and cannot be honoured is refused.
+Fields that are unknown here, and those that are null, are passed over; one that would change the output and cannot be
+honoured is refused.
 """
 
-import json
-import time
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 from uuid import uuid4
 
+from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response
 
-from lorrery.chassis.errors import InvalidRequest, RequestError
-from lorrery.router.http.answer import DONE, Collected, data, finish_word
-from lorrery.router.http.errors import error_body
+from lorrery.chassis.errors import InvalidRequest
+from lorrery.router.http.edge import Edge
+from lorrery.router.http.errors import json_response
+from lorrery.router.http.openai_shapes import ChatShape, CompletionShape, unix_seconds
 from lorrery.v1 import router_pb2, types_pb2
 
 MAX_CHOICES = 128
 """Most outputs of one HTTP request, over all its prompts."""
 
 Tokens = list[Annotated[int, Field(ge=0, le=0xFFFFFFFF)]]
+
+EITHER: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}, "application/json": {}}}}
 
 
 class StreamOptions(BaseModel):
@@ -57,11 +58,50 @@ class _Request(BaseModel):
     unsupported: ClassVar[tuple[str, ...]] = ()
     """Fields that would change the output in a way that is not to be had."""
 
-    def options(self) -> StreamOptions:
-        """Return the options of its stream."""
-        return self.stream_options or StreamOptions()
+    @property
+    def include_usage(self) -> bool:
+        """Whether its stream ends with its usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
 
-    def sampling(self, max_tokens: int | None) -> types_pb2.SamplingParams:
+    def outputs(
+        self, prompts: Sequence[str | list[int]], max_tokens: int | None, request_id: str, adapter_id: str, tenant: str
+    ) -> list[router_pb2.GenerateRequest]:
+        """Return a message for each output, those of the first prompt first.
+
+        Raises:
+            InvalidRequest: it asks for what is not to be had.
+        """
+        n = self.n or 1
+        if not prompts:
+            raise InvalidRequest("prompt is empty; give text or tokens", field="prompt")
+        if len(prompts) * n > MAX_CHOICES:
+            raise InvalidRequest(
+                f"{len(prompts)} prompts with n = {n} are {len(prompts) * n} outputs; at most {MAX_CHOICES}; send less",
+                field="n",
+                value=n,
+                limit=MAX_CHOICES,
+            )
+        sampling = self._sampling(max_tokens)
+        messages: list[router_pb2.GenerateRequest] = []
+        for prompt in prompts:
+            for _ in range(n):
+                number = len(messages)
+                message = router_pb2.GenerateRequest(
+                    adapter_id=adapter_id,
+                    tenant_id=tenant,
+                    request_id=f"{request_id}-{number}" if number else request_id,
+                    sampling=sampling,
+                )
+                if isinstance(prompt, str):
+                    message.text = prompt
+                else:
+                    message.token_ids.ids.extend(prompt)
+                if self.seed is not None:
+                    message.seed = (self.seed + number) % 2**64
+                messages.append(message)
+        return messages
+
+    def _sampling(self, max_tokens: int | None) -> types_pb2.SamplingParams:
         """Return what it asks of the sampler.
 
         Raises:
@@ -104,7 +144,7 @@ class CompletionRequest(_Request):
 
     unsupported: ClassVar[tuple[str, ...]] = ("echo", "suffix", "logprobs")
 
-    def prompts(self) -> list[str] | list[list[int]]:
+    def prompts(self) -> Sequence[str | list[int]]:
         """Return its prompts, each as text or tokens."""
         if isinstance(self.prompt, str):
             return [self.prompt]
@@ -152,117 +192,46 @@ class ChatRequest(_Request):
         return turns + "assistant:"
 
 
-class CompletionShape:
-    """How `/v1/completions` answers.
+def routes(edge: Edge) -> APIRouter:
+    """Return OpenAI's routes."""
+    router = APIRouter(prefix="/v1", tags=["OpenAI"])
+    began = unix_seconds()
 
-    Args:
-        request_id: of the whole answer.
-        model: as the client named it.
-        options: what a stream tells beside its output.
-        n: outputs of each prompt.
-    """
+    @router.post("/completions", responses=EITHER)
+    async def completions(request: CompletionRequest, http: Request) -> Response:
+        """Complete one or more prompts, each text or tokens; as a stream or in one piece."""
+        request_id = _new_id("cmpl", http)
+        adapter_id, tenant = edge.adapter_of(request.model), edge.tenant(request.user)
+        messages = request.outputs(request.prompts(), request.max_tokens, request_id, adapter_id, tenant)
+        shape = CompletionShape(request_id, request.model or edge.model, request.n or 1, request.include_usage)
+        return edge.answer(http, messages, shape, stream=request.stream)
 
-    kind = "text_completion"
-    chunk_kind = "text_completion"
+    @router.post("/chat/completions", responses=EITHER)
+    async def chat(request: ChatRequest, http: Request) -> Response:
+        """Answer a conversation, as a stream or in one piece."""
+        request_id = _new_id("chatcmpl", http)
+        adapter_id, tenant = edge.adapter_of(request.model), edge.tenant(request.user)
+        max_tokens = request.max_completion_tokens or request.max_tokens
+        messages = request.outputs([request.prompt()], max_tokens, request_id, adapter_id, tenant)
+        shape = ChatShape(request_id, request.model or edge.model, request.n or 1, request.include_usage)
+        return edge.answer(http, messages, shape, stream=request.stream)
 
-    def __init__(self, request_id: str, model: str, options: StreamOptions, n: int) -> None:
-        self._n = n
-        self._head = {"id": request_id, "created": unix_seconds(), "model": model}
-        head = json.dumps({"id": request_id, "object": self.chunk_kind, "created": self._head["created"]})[:-1]
-        self._prefix = f'data: {head}, "model": {json.dumps(model)}, "choices": [{{"index": '
-        self._include_usage = bool(options.include_usage)
-
-    def event(self, index: int, message: router_pb2.GenerateResponse) -> bytes:
-        """See `Shape`."""
-        finish = finish_word(message)
-        reason = "null" if finish is None else f'"{finish}"'
-        return (
-            f"{self._prefix}{index}, {self._delta(index, json.dumps(message.text))},"
-            f' "logprobs": null, "finish_reason": {reason}}}]}}\n\n'
-        ).encode()
-
-    def _delta(self, index: int, text: str) -> str:
-        return f'"text": {text}'
-
-    def last_events(self, usages: Sequence[types_pb2.Usage]) -> bytes:
-        """See `Shape`."""
-        if not self._include_usage:
-            return DONE
-        content = self._content(self.chunk_kind, []) | {"usage": usage_of(usages, self._n)}
-        return data(json.dumps(content)) + DONE
-
-    def error_events(self, error: RequestError) -> bytes:
-        """See `Shape`."""
-        return data(json.dumps(error_body(error))) + DONE
-
-    def whole(self, choices: Sequence[Collected]) -> object:
-        """See `Shape`."""
-        listed = [
-            {
-                "index": index,
-                **self._whole_delta("".join(choice.text)),
-                "logprobs": None,
-                "finish_reason": _word(choice),
-            }
-            for index, choice in enumerate(choices)
+    @router.get("/models")
+    async def models(http: Request) -> Response:
+        """List the base model, then the adapters."""
+        known = await edge.handler.list_adapters(edge.caller(http))
+        card = {"object": "model", "created": began, "owned_by": "lorrery"}
+        names = [edge.model, *(adapter.adapter_id for adapter in known.adapters)]
+        cards = [
+            {**card, "id": name, "root": name, "parent": edge.model if number else None}
+            for number, name in enumerate(names)
         ]
-        return self._content(self.kind, listed) | {"usage": usage_of([choice.usage for choice in choices], self._n)}
+        cards[0]["max_model_len"] = edge.max_model_len
+        return json_response({"object": "list", "data": cards})
 
-    def _whole_delta(self, text: str) -> dict[str, Any]:
-        return {"text": text}
-
-    def _content(self, kind: str, choices: list[Any]) -> dict[str, Any]:
-        return {**self._head, "object": kind, "choices": choices}
+    return router
 
 
-class ChatShape(CompletionShape):
-    """How `/v1/chat/completions` answers."""
-
-    kind = "chat.completion"
-    chunk_kind = "chat.completion.chunk"
-
-    def __init__(self, request_id: str, model: str, options: StreamOptions, n: int) -> None:
-        super().__init__(request_id, model, options, n)
-        self._introduced: set[int] = set()
-
-    def _delta(self, index: int, text: str) -> str:
-        if index in self._introduced:
-            return f'"delta": {{"content": {text}}}'
-        self._introduced.add(index)
-        return f'"delta": {{"role": "assistant", "content": {text}}}'
-
-    def _whole_delta(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text}}
-
-
-def _word(choice: Collected) -> str | None:
-    assert choice.finish is not None
-    return finish_word(router_pb2.GenerateResponse(finish=choice.finish))
-
-
-def usage_of(usages: Sequence[types_pb2.Usage], n: int) -> dict[str, Any]:
-    """Return the usage of an answer.
-
-    Args:
-        usages: of each output, in order.
-        n: outputs of each prompt, which counts once.
-    """
-    prompt = sum(usage.prompt_tokens for usage in usages[::n])
-    cached = sum(usage.cached_tokens for usage in usages[::n])
-    completion = sum(usage.completion_tokens for usage in usages)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    }
-
-
-def unix_seconds() -> int:
-    """Return the time of day, which answers are stamped with; nothing is decided by it."""
-    return int(time.time())
-
-
-def new_id(prefix: str, asked: str | None) -> str:
-    """Return the id of an answer; `asked`: the client's `x-request-id`."""
-    return f"{prefix}-{asked or uuid4().hex}"
+def _new_id(prefix: str, http: Request) -> str:
+    """Return the id of an answer, with what the client calls its request, if it does."""
+    return f"{prefix}-{http.headers.get('x-request-id') or uuid4().hex}"

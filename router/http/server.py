@@ -14,10 +14,13 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from lorrery.chassis.log import get_logger
 from lorrery.chassis.server import dialable, listening_socket
 from lorrery.router.handler import Handler
 from lorrery.router.http.app import make_app
 from lorrery.router.http.errors import body, json_response
+
+_log = get_logger("router.http")
 
 _JSON_BYTES_PER_BYTE = 6
 """JSON may spell one byte as `\\u0000`."""
@@ -117,6 +120,8 @@ def bounded(app: ASGIApp, max_bytes: int) -> ASGIApp:
             await app(scope, bounded_receive, send)
         except _TooLong:
             await too_long(scope, receive, send)
+        except Exception:  # the client has had its answer; uvicorn would put a traceback between the log's lines
+            _log.exception("http_failed", path=scope["path"])
 
     return bounded_app
 

@@ -7,10 +7,13 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any
 
+from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response
 
 from lorrery.chassis.errors import RequestError
 from lorrery.router.http.answer import Collected
+from lorrery.router.http.edge import Edge
 from lorrery.router.http.errors import error_body
 from lorrery.v1 import router_pb2, types_pb2
 
@@ -85,3 +88,29 @@ class SloraShape:
         """See `Shape`."""
         (choice,) = choices
         return {"generated_text": ["".join(choice.text)], "count": len(choice.token_ids), "finished": True}
+
+
+def routes(edge: Edge) -> APIRouter:
+    """Return S-LoRA's routes."""
+    router = APIRouter(tags=["S-LoRA"])
+
+    def answer(request: SloraRequest, http: Request, *, stream: bool) -> Response:
+        message = router_pb2.GenerateRequest(
+            text=request.inputs,
+            adapter_id=edge.adapter_of(request.lora_dir),
+            request_id=request.req_id or "",
+            sampling=request.parameters.sampling(),
+        )
+        return edge.answer(http, [message], SloraShape(), stream=stream)
+
+    @router.post("/generate_stream", response_class=Response, responses={200: {"content": {"text/event-stream": {}}}})
+    async def generate_stream(request: SloraRequest, http: Request) -> Response:
+        """Stream the output of one prompt, a token an event."""
+        return answer(request, http, stream=True)
+
+    @router.post("/generate")
+    async def generate(request: SloraRequest, http: Request) -> Response:
+        """Return the output of one prompt in one piece."""
+        return answer(request, http, stream=False)
+
+    return router

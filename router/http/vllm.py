@@ -1,13 +1,18 @@
-"""vLLM's requests beside OpenAI's: adapters at run time, and the tokenizer."""
+"""vLLM's routes beside OpenAI's: adapters at run time, and the tokenizer."""
 
 import json
 from pathlib import Path
 from typing import Annotated
 
+from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import PlainTextResponse, Response
 
 from lorrery.chassis.errors import InvalidRequest
+from lorrery.router.http.edge import Edge
+from lorrery.router.http.errors import json_response
 from lorrery.router.http.openai import Tokens
+from lorrery.v1 import types_pb2
 
 _MAX_CONFIG_BYTES = 1 << 16
 
@@ -62,6 +67,39 @@ class DetokenizeRequest(BaseModel):
 
     model: str | None = None
     tokens: Tokens
+
+
+def routes(edge: Edge) -> APIRouter:
+    """Return vLLM's routes."""
+    router, handler = APIRouter(tags=["vLLM"]), edge.handler
+
+    @router.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
+    async def load_lora_adapter(request: LoadLora, http: Request) -> Response:
+        """Make an adapter known; its rank is given, or stands in the adapter_config.json of its path."""
+        caller = edge.caller(http)
+        await handler.load_adapter(caller, types_pb2.Adapter(adapter_id=request.lora_name, rank=request.known_rank()))
+        return PlainTextResponse(f"Success: LoRA adapter '{request.lora_name}' added successfully.")
+
+    @router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
+    async def unload_lora_adapter(request: UnloadLora, http: Request) -> Response:
+        """Make an adapter unknown to new requests."""
+        await handler.unload_adapter(edge.caller(http), request.lora_name)
+        return PlainTextResponse(f"Success: LoRA adapter '{request.lora_name}' removed successfully.")
+
+    @router.post("/tokenize")
+    async def tokenize(request: TokenizeRequest, http: Request) -> Response:
+        """Return the tokens of a text."""
+        edge.caller(http)
+        tokens = await handler.tokenize(request.prompt)
+        return json_response({"count": len(tokens), "max_model_len": edge.max_model_len, "tokens": tokens})
+
+    @router.post("/detokenize")
+    async def detokenize(request: DetokenizeRequest, http: Request) -> Response:
+        """Return the text of tokens."""
+        edge.caller(http)
+        return json_response({"prompt": handler.detokenize(request.tokens)})
+
+    return router
 
 
 def _rank_in(path: Path) -> int | None:

@@ -185,6 +185,9 @@ async def test_fields_that_are_unknown_or_null_are_passed_over(cluster: LocalClu
         ("completions", {"prompt": [2**40]}, 400, "invalid_value", None),
         ("completions", {"prompt": PROMPT, "stop": [""]}, 400, "invalid_value", "stop_sequences[0]"),
         ("completions", b"{", 400, "invalid_value", None),
+        ("completions", b'{"prompt": "\\ud800"}', 400, "invalid_value", None),
+        ("load_lora_adapter", b'{"lora_name": "\\ud800", "rank": 8}', 400, "invalid_value", None),
+        ("completions", b'{"prompt": "x", "model": "\\ud800"}', 400, "invalid_value", None),
         ("chat/completions", {"messages": []}, 400, "invalid_value", "messages"),
         ("load_lora_adapter", {"lora_name": "new", "rank": 0}, 400, "invalid_value", "rank"),
         ("load_lora_adapter", {"lora_name": "new", "lora_path": "/nowhere"}, 400, "invalid_value", "rank"),
@@ -322,6 +325,7 @@ async def test_text_goes_through_the_tokenizer_and_back(cluster: LocalCluster) -
     assert answer["max_model_len"] == 4096
     back = json_of(await exchange(cluster, "POST", "/detokenize", {"tokens": answer["tokens"]}))
     assert back["prompt"].endswith("hello world")
+    assert status_of(await exchange(cluster, "POST", "/tokenize", b'{"prompt": "\\ud800"}')) == 400
 
 
 async def test_keys_hold_as_over_grpc(tmp_path: Path) -> None:

@@ -1,0 +1,52 @@
+"""What the routes of every kind of client have in common: who calls, whom a name means, and the answer."""
+
+from collections.abc import Sequence
+
+from fastapi import Request
+from starlette.responses import Response
+
+from lorrery.router.faults import METADATA_KEY
+from lorrery.router.generate import Call
+from lorrery.router.handler import Handler
+from lorrery.router.http.answer import Answer, Shape
+from lorrery.router.keys import ApiKey
+from lorrery.v1 import router_pb2
+
+
+class Edge:
+    """The handler as the routes see it.
+
+    Args:
+        handler: answers.
+    """
+
+    def __init__(self, handler: Handler) -> None:
+        self.handler = handler
+        self.model = handler.settings.model
+        self.max_model_len = handler.settings.scheduler.max_req_total_len
+
+    def caller(self, http: Request) -> ApiKey:
+        """Return what a caller may do.
+
+        Raises:
+            Unauthenticated: no valid key.
+        """
+        return self.handler.caller(http.headers.get("authorization", ""))
+
+    def adapter_of(self, model: str | None) -> str:
+        """Return the adapter that a client names as its model; empty: the base model."""
+        return "" if model in (None, "", self.model) else str(model)
+
+    def tenant(self, user: str | None) -> str:
+        """Return whose request it is: the key tells, where one is asked for."""
+        return "" if user is None or self.handler.counts_keys else user
+
+    def answer(
+        self, http: Request, messages: Sequence[router_pb2.GenerateRequest], shape: Shape, *, stream: bool | None
+    ) -> Response:
+        """Return the answer to a request for so many outputs."""
+
+        async def generate(message: router_pb2.GenerateRequest, call: Call) -> None:
+            await self.handler.generate(message, lambda: self.caller(http), call)
+
+        return Answer(messages, generate, shape, stream=bool(stream), fault_rules=http.headers.getlist(METADATA_KEY))
