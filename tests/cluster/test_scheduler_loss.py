@@ -60,7 +60,7 @@ async def test_killed_scheduler_loses_and_repeats_no_token(start_cluster: StartC
 async def test_requests_cancelled_while_the_scheduler_is_away_do_not_come_back(start_cluster: StartCluster):
     cluster = await start_cluster("scheduler.policy=fcfs")
     async with client_of(cluster) as client:
-        streams = _start_streams(client, 3, 8, 60)
+        streams = _start_streams(client, 3, 8, 400)
         streams = [stream for stream in streams if stream.ask.adapter_id != "loaded-later"]
         await asyncio.gather(*(stream.at(5) for stream in streams))
         await _kill_scheduler(cluster)
