@@ -15,7 +15,7 @@ from lorrery.chassis.version import VERSION
 from lorrery.router.handler import Handler
 from lorrery.router.http import openai, slora, vllm
 from lorrery.router.http.edge import Edge
-from lorrery.router.http.errors import HTTP_STATUS, body, error_response, json_response
+from lorrery.router.http.errors import BODY_TOO_LONG, HTTP_STATUS, body, error_response, json_response
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": text, "content": {"application/json": {}}}
@@ -93,7 +93,8 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def no_route(_: Request, error: HTTPException) -> Response:
         status = HTTPStatus(error.status_code)
-        return json_response(body(status, str(error.detail), status.name.lower()), status, dict(error.headers or {}))
+        code = BODY_TOO_LONG if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE else status.name.lower()
+        return json_response(body(status, str(error.detail), code), status, dict(error.headers or {}))
 
     @app.exception_handler(Exception)
     async def failed(_: Request, error: Exception) -> Response:

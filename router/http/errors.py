@@ -32,6 +32,7 @@ _TYPES = {
     HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
 }
 
+BODY_TOO_LONG = "body_too_long"
 _MODEL_NOT_FOUND = (Reason.UNKNOWN_MODEL, Reason.UNKNOWN_ADAPTER)
 
 

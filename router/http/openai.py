@@ -32,7 +32,6 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
     include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
 
 
 class _Request(BaseModel):

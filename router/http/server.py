@@ -12,13 +12,14 @@ from http import HTTPStatus
 
 import uvicorn
 from prometheus_client import CollectorRegistry
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lorrery.chassis.log import get_logger
 from lorrery.chassis.server import dialable, listening_socket
 from lorrery.router.handler import Handler
 from lorrery.router.http.app import make_app
-from lorrery.router.http.errors import body, json_response
+from lorrery.router.http.errors import BODY_TOO_LONG, body, json_response
 
 _log = get_logger("router.http")
 
@@ -96,7 +97,7 @@ def bounded(app: ASGIApp, max_bytes: int) -> ASGIApp:
     """Return an app that reads no more than `max_bytes` of a request's body, and answers 413 to a longer one."""
     status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
     text = f"the body has more than {max_bytes} bytes; send less"
-    too_long = json_response(body(status, text, "body_too_long"), status, {"connection": "close"})
+    too_long = json_response(body(status, text, BODY_TOO_LONG), status, {"connection": "close"})
 
     async def bounded_app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -113,18 +114,12 @@ def bounded(app: ASGIApp, max_bytes: int) -> ASGIApp:
             message = await receive()
             num_bytes += len(message.get("body", b""))
             if num_bytes > max_bytes:
-                raise _TooLong
+                raise HTTPException(status, text)  # the one kind that FastAPI passes on from within a body
             return message
 
         try:
             await app(scope, bounded_receive, send)
-        except _TooLong:
-            await too_long(scope, receive, send)
         except Exception:  # the client has had its answer; uvicorn would put a traceback between the log's lines
             _log.exception("http_failed", path=scope["path"])
 
     return bounded_app
-
-
-class _TooLong(Exception):  # noqa: N818  a signal to `bounded` only
-    pass

@@ -1,6 +1,7 @@
 """The HTTP edge before real clients: OpenAI's own package, and bare sockets where bytes matter."""
 
 import asyncio
+import contextlib
 import json
 import socket
 from collections.abc import AsyncIterator
@@ -307,6 +308,24 @@ async def test_a_body_that_is_too_long_is_not_read(cluster: LocalCluster) -> Non
         answer = await reader.readuntil(b"}}")
     writer.close()
     assert status_of(answer) == 413
+
+
+async def test_a_body_of_unknown_length_is_read_no_further_than_the_limit(cluster: LocalCluster) -> None:
+    host, _, port = cluster.http_address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    writer.write(head + b"transfer-encoding: chunked\r\n\r\n")
+    chunk = b"%x\r\n%s\r\n" % (1 << 20, b" " * (1 << 20))
+    answer = asyncio.create_task(reader.readuntil(b"}}"))
+    with contextlib.suppress(ConnectionError):
+        for _ in range(64):
+            writer.write(chunk)
+            await writer.drain()
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        told = await answer
+    writer.close()
+    assert status_of(told) == 413
+    assert json_of(told)["error"]["code"] == "body_too_long"
 
 
 async def test_process_routes(cluster: LocalCluster) -> None:
