@@ -14,7 +14,6 @@ import io
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, partial
@@ -53,6 +52,7 @@ from lorrery.worker.device.output import LlmMockLength
 from lorrery.worker.device.profile import ProfileRow, read_profile
 from lorrery.worker.device.steps import read_steps
 from lorrery.worker.device.steptime import STEP_TIME_MODELS, StepTimeModel
+from tests.seeds import check_all
 from tests.worker.device.known import deployment
 
 PS = 10**12
@@ -461,16 +461,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=None, help="processes; unset: one a core")
     options = parser.parse_args()
     numbers = range(options.first, options.first + options.cases)
-    failed = 0
-    with ProcessPoolExecutor(options.jobs) as pool:
-        for done, wrong in enumerate(pool.map(check, numbers, chunksize=50), start=1):
-            if wrong is not None:
-                failed += 1
-                print(wrong, flush=True)
-            if done % 1000 == 0:
-                print(f"{done:,} of {len(numbers):,} cases, {failed} failed", flush=True)
-    print(f"{len(numbers):,} cases, {failed} failed")
-    return int(failed > 0)
+    return check_all(check, numbers, jobs=options.jobs, chunk=50, noun="cases")
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ python -m tests.virtual.fuzz --first 41 --cases 1 --verbose        plays seed 41
 import argparse
 import os
 import sys
-from concurrent.futures import ProcessPoolExecutor
 
+from tests.seeds import check_all
 from tests.virtual.scenario import run
 
 
@@ -38,16 +38,7 @@ def main() -> int:
             played = run(seed)
             print("\n".join([*played.timeline, f"seed {seed} ({played.title}): {played.digest}", *played.wrong]))
         return 0
-    failed = 0
-    with ProcessPoolExecutor(options.jobs) as pool:
-        for done, wrong in enumerate(pool.map(check, seeds, chunksize=10), start=1):
-            if wrong is not None:
-                failed += 1
-                print(wrong, flush=True)
-            if done % 1000 == 0:
-                print(f"{done:,} of {len(seeds):,} runs, {failed} failed", flush=True)
-    print(f"{len(seeds):,} runs, {failed} failed")
-    return int(failed > 0)
+    return check_all(check, seeds, jobs=options.jobs, chunk=10, noun="runs")
 
 
 if __name__ == "__main__":
