@@ -119,6 +119,24 @@ def check_stop_strings(stop_strings: Sequence[str], max_stop_strings: int, max_s
         )
 
 
+def check_stop_tokens(token_ids: Sequence[int], most: int, vocab_size: int) -> None:
+    """Check how many stop tokens there are, and that the vocabulary has them.
+
+    Raises:
+        InvalidRequest: they are too many, or not in it.
+    """
+    field = "stop_token_ids"
+    if len(token_ids) > most:
+        raise InvalidRequest(
+            f"{field} has {len(token_ids)} tokens; max_stop_strings is {most}; give fewer",
+            field=field,
+            value=len(token_ids),
+            limit=most,
+        )
+    if token_ids:
+        check_token_ids(field, array("I", token_ids), vocab_size)
+
+
 def check_token_ids(field: str, token_ids: "array[int]", vocab_size: int) -> None:
     """Check that the vocabulary has every token.
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol
 
 from lorrery.chassis.awake import AwakeClock
-from lorrery.chassis.errors import InjectedFault, Overloaded, Reason
+from lorrery.chassis.errors import InjectedFault, Overloaded, Reason, UnknownName
 from lorrery.chassis.writes import Writes
 from lorrery.router import wire
 from lorrery.router.access import Access
@@ -91,7 +91,8 @@ class Generation:
             RequestError: it cannot be served, or not to its end.
         """
         tenant_id = self._access.tenant(caller, message.tenant_id)
-        self._placement.check_hold_off(message.adapter_id, message.request_id, tenant_id)
+        adapter_id = self._reader.adapter_id(message)
+        self._placement.check_hold_off(adapter_id, message.request_id, tenant_id)
         timing = Timing(self._metrics)
         request = await self._reader.read(message, caller)
         faults = self._injector.choose(request, call.fault_rules)
@@ -105,13 +106,15 @@ class Generation:
                 token_ids, finish = token_ids[: cut.after - output.num_tokens], None
             token_ids, text, finish = output.push(token_ids, finish)
             timing.message(len(token_ids), output.num_tokens)
-            if is_cut:
-                return wire.generate_response(token_ids, text), True
-            if finish is None:
-                # Without a finish but stopped: a stop string that only the text showed, see `_finish_stopped`.
-                return wire.generate_response(token_ids, text), output.stopped
-            timing.finish(request.prompt_tokens, output.num_tokens)
-            return wire.last_response(token_ids, text, finish), True
+            if is_cut or finish is None:
+                response = wire.generate_response(token_ids, text)
+            else:
+                timing.finish(request.prompt_tokens, output.num_tokens)
+                response = wire.last_response(token_ids, text, finish)
+            if request.top_logprobs is not None:
+                wire.add_logprobs(response, output.logprobs(token_ids, request.top_logprobs))
+            # Without a finish but stopped: a stop string that only the text showed, see `_finish_stopped`.
+            return response, is_cut or finish is not None or output.stopped
 
         open_request = OpenRequest(request, make_message)
         if (remaining := call.time_remaining()) is not None:
@@ -135,6 +138,10 @@ class Generation:
             if open_request.cut is None or open_request.task is None or open_request.task.uncancel() > 0:
                 raise
             raise open_request.cut from None
+        except UnknownName:
+            if message.model not in ("", message.adapter_id) and adapter_id:
+                raise self._reader.unknown_model(message.model) from None
+            raise
         finally:
             self._placement.release(open_request)
 

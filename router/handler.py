@@ -27,7 +27,8 @@ from lorrery.router.generate import Call, Generation
 from lorrery.router.keys import ApiKey
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.placement import Placement
-from lorrery.router.reader import RequestReader, encode_prompt
+from lorrery.router.prompt import encode_prompt
+from lorrery.router.reader import RequestReader
 from lorrery.router.tokenizer import open_tokenizer
 from lorrery.settings import Settings
 from lorrery.v1 import router_pb2, types_pb2

@@ -1,7 +1,9 @@
 """The client's view of one sequence: text beside token ids, cut at a stop string."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from lorrery.router.logprobs import TokenLogprobs, logprobs_at
 from lorrery.router.request import Finish, Request, Usage
 from lorrery.router.stop import StopMatcher, stop_automaton
 from lorrery.router.tokenizer import Tokenizer
@@ -22,8 +24,12 @@ class Output:
     def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
         self._request = request
         self._detokenizer = tokenizer.detokenizer()
-        stop_strings = request.sampling.stop_sequences
-        self._stop = StopMatcher(stop_automaton(stop_strings)) if stop_strings else None
+        sampling = request.sampling
+        self._stop = (
+            StopMatcher(stop_automaton(sampling.stop_sequences), include=sampling.include_stop_sequence)
+            if sampling.stop_sequences
+            else None
+        )
         self.num_tokens = 0
 
     @property
@@ -45,7 +51,7 @@ class Output:
         self.num_tokens += len(token_ids)
         if finish is not None and not self.stopped:
             rest = self._detokenizer.flush()
-            text += rest if self._stop is None else self._stop.push(rest) + self._stop.flush()
+            text += rest if self._stop is None else self._stop.push(rest, counts=self._counts(0)) + self._stop.flush()
         return token_ids, text, finish
 
     def _push_until_stop(
@@ -53,12 +59,21 @@ class Output:
     ) -> tuple[list[int], str, Finish | None]:
         pieces: list[str] = []
         for index, token_id in enumerate(token_ids):
-            pieces.append(stop.push(self._detokenizer.push((token_id,))))
+            pieces.append(stop.push(self._detokenizer.push((token_id,)), counts=self._counts(index + 1)))
             if stop.matched:
                 if finish is not None:
                     finish = _stop_finish(finish.usage, self.num_tokens + index + 1)
                 return token_ids[: index + 1], "".join(pieces), finish
         return token_ids, "".join(pieces), finish
+
+    def _counts(self, num_more: int) -> bool:
+        """Return whether a stop string may end with the last of `num_more` more tokens."""
+        return self.num_tokens + num_more > self._request.sampling.min_new_tokens
+
+    def logprobs(self, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
+        """Return how likely each of the tokens was that `push` has returned last; `num_top` alternatives with each."""
+        first = self.num_tokens - len(token_ids)
+        return [logprobs_at(self._request.seed, at, token, num_top) for at, token in enumerate(token_ids, first)]
 
     def stop_finish(self, upstream: Finish | None) -> Finish:
         """Return the finish of a sequence that has stopped here.

@@ -2,32 +2,24 @@
 
 import asyncio
 import random
-from array import array
-from collections.abc import Sequence
+from dataclasses import replace
 from uuid import uuid4
 
 from lorrery.chassis.errors import InvalidRequest, Reason, UnknownName
-from lorrery.chassis.names import quoted
+from lorrery.chassis.names import quoted, why_no_name
 from lorrery.router import wire
 from lorrery.router.access import Access, check_use
-from lorrery.router.checks import (
-    check_adapter_id,
-    check_length,
-    check_prompt_tokens,
-    check_stop_strings,
-    check_text,
-    check_token_ids,
-)
+from lorrery.router.checks import check_adapter_id, check_length, check_stop_strings, check_stop_tokens
 from lorrery.router.keys import ApiKey
+from lorrery.router.logprobs import check_top_logprobs
+from lorrery.router.prompt import LONG_TEXT_CHARACTERS, prompt_token_ids
 from lorrery.router.request import Request
+from lorrery.router.sampling import SamplingParams, check_least
 from lorrery.router.stop import stop_token_sequences
 from lorrery.router.tokenizer import Tokenizer
 from lorrery.settings import Settings
 from lorrery.v1 import router_pb2
 from lorrery.vocabulary import u32
-
-# A text of this many characters takes a millisecond or so to encode; longer ones leave the event loop for a thread.
-_LONG_TEXT_CHARACTERS = 8192
 
 
 class RequestReader:
@@ -50,69 +42,86 @@ class RequestReader:
         Raises:
             RequestError: it asks for what cannot be.
         """
-        for field, value in (
-            ("model", message.model),
-            ("tenant_id", message.tenant_id),
-            ("request_id", message.request_id),
-        ):
-            check_length(field, value)
-        model = self._settings.model
-        if message.model not in ("", model):
-            raise UnknownName(
-                f"model {quoted(message.model)} is not served here; the cluster serves {model!r}",
-                Reason.UNKNOWN_MODEL,
-                field="model",
-                value=quoted(message.model),
-                served=model,
-            )
-        if message.adapter_id:
-            check_adapter_id(message.adapter_id, model)
-        limits = self._settings.router
-        check_stop_strings(message.sampling.stop_sequences, limits.max_stop_strings, limits.max_stop_bytes)
-        sampling = wire.sampling_params(message.sampling)
+        check_length("tenant_id", message.tenant_id)
+        check_length("request_id", message.request_id)
+        adapter_id = self.adapter_id(message)
+        if adapter_id:
+            check_adapter_id(adapter_id, self._settings.model)
+        sampling = self._sampling(message)
+        check_top_logprobs(message.top_logprobs)
         if message.HasField("true_output_tokens") and message.true_output_tokens < 1:
             raise InvalidRequest("true_output_tokens must be at least 1, got 0", field="true_output_tokens", value=0)
         tenant_id = self._access.tenant(caller, message.tenant_id)
-        check_use(caller, message.adapter_id, sampling.max_new_tokens, 0)
-        prompt_token_ids = await self._prompt_token_ids(message, sampling.max_new_tokens)
-        check_use(caller, message.adapter_id, sampling.max_new_tokens, len(prompt_token_ids))
+        fills_context = message.fill_context and not message.sampling.HasField("max_new_tokens")
+        check_use(caller, adapter_id, 1 if fills_context else sampling.max_new_tokens, 0)
+        scheduler = self._settings.scheduler
+        prompt = await prompt_token_ids(message, self._tokenizer, sampling.max_new_tokens, scheduler.max_req_input_len)
+        if fills_context:
+            sampling = replace(sampling, max_new_tokens=self._room(len(prompt), caller))
+        check_use(caller, adapter_id, sampling.max_new_tokens, len(prompt))
+        check_least(sampling)
         return Request(
             request_id=message.request_id or uuid4().hex,
-            adapter_id=message.adapter_id,
+            adapter_id=adapter_id,
             tenant_id=tenant_id,
-            prompt_token_ids_u32=u32.pack(prompt_token_ids),
+            prompt_token_ids_u32=u32.pack(prompt),
             sampling=sampling,
-            stop_token_sequences=await self._stop_token_sequences(sampling.stop_sequences),
+            stop_token_sequences=await self._stop_token_sequences(sampling),
             seed=message.seed if message.HasField("seed") else random.getrandbits(64),
             true_output_tokens=message.true_output_tokens,
             key=caller if self._access.counts else None,
+            top_logprobs=message.top_logprobs if message.HasField("top_logprobs") else None,
         )
 
-    async def _prompt_token_ids(self, message: router_pb2.GenerateRequest, max_new_tokens: int) -> Sequence[int]:
-        kind = message.WhichOneof("prompt")
-        max_req_input_len = self._settings.scheduler.max_req_input_len
-        if kind == "token_ids" and message.token_ids.ids:
-            check_prompt_tokens(len(message.token_ids.ids), max_new_tokens, max_req_input_len)
-            token_ids = array("I", message.token_ids.ids)
-            check_token_ids("token_ids", token_ids, self._tokenizer.vocab_size)
-            return token_ids
-        if kind == "text" and (text := message.text):
-            check_text("text", text, self._tokenizer, max_req_input_len)
-            encoded = await encode_prompt(self._tokenizer, text)
-            check_prompt_tokens(len(encoded), max_new_tokens, max_req_input_len)
-            return encoded
-        raise InvalidRequest("prompt is empty; give text or token_ids", field="prompt")
+    def adapter_id(self, message: router_pb2.GenerateRequest) -> str:
+        """Return the adapter that a message names, be it as the model; empty: the base model.
 
-    async def _stop_token_sequences(self, stop_strings: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        Raises:
+            UnknownName: as the model it names what no adapter can be called, or another one than as the adapter.
+        """
+        model = message.model
+        check_length("model", model)
+        if model in ("", self._settings.model):
+            return message.adapter_id
+        if message.adapter_id not in ("", model) or why_no_name(model) is not None:
+            raise self.unknown_model(model)
+        return model
+
+    def unknown_model(self, model: str) -> UnknownName:
+        """Return the error of a request that names a model which is not to be had; begins as vLLM's does."""
+        served = self._settings.model
+        return UnknownName(
+            f"The model {quoted(model)} does not exist; this cluster serves {served!r} and the adapters that"
+            " ListAdapters and /v1/models list",
+            Reason.UNKNOWN_MODEL,
+            field="model",
+            value=quoted(model),
+            served=served,
+        )
+
+    def _sampling(self, message: router_pb2.GenerateRequest) -> SamplingParams:
+        limits, asked = self._settings.router, message.sampling
+        check_stop_strings(asked.stop_sequences, limits.max_stop_strings, limits.max_stop_bytes)
+        check_stop_tokens(asked.stop_token_ids, limits.max_stop_strings, self._tokenizer.vocab_size)
+        return wire.sampling_params(asked)
+
+    def _room(self, prompt_tokens: int, caller: ApiKey) -> int:
+        """Return how many tokens may follow a prompt: what limits of the cluster and of the key leave, at least 1."""
+        scheduler = self._settings.scheduler
+        rooms = [scheduler.max_req_total_len - prompt_tokens]
+        if scheduler.max_total_token_num is not None:
+            rooms.append(scheduler.max_total_token_num - 1 - prompt_tokens)
+        if caller.max_new_tokens is not None:
+            rooms.append(caller.max_new_tokens)
+        if caller.tokens_per_minute is not None:
+            rooms.append(caller.tokens_per_minute - prompt_tokens)
+        return max(1, *rooms)  # one that has no room is refused for its length
+
+    async def _stop_token_sequences(self, sampling: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        single = tuple((token_id,) for token_id in sampling.stop_token_ids)
+        stop_strings = sampling.stop_sequences
         if not stop_strings:
-            return ()
-        if sum(map(len, stop_strings)) > _LONG_TEXT_CHARACTERS:
-            return await asyncio.to_thread(stop_token_sequences, stop_strings, self._tokenizer)
-        return stop_token_sequences(stop_strings, self._tokenizer)
-
-
-async def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Return the tokens of a prompt; a long one does not hold the event loop."""
-    if len(text) > _LONG_TEXT_CHARACTERS:
-        return await asyncio.to_thread(tokenizer.encode_prompt, text)
-    return tokenizer.encode_prompt(text)
+            return single
+        if sum(map(len, stop_strings)) > LONG_TEXT_CHARACTERS:
+            return single + await asyncio.to_thread(stop_token_sequences, stop_strings, self._tokenizer)
+        return single + stop_token_sequences(stop_strings, self._tokenizer)

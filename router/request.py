@@ -41,6 +41,7 @@ class Request:
         seed: 64 bits; equal seeds give equal tokens.
         true_output_tokens: a trace's true output length, which no scheduling decision sees; 0: unknown.
         key: whose quotas it counts against; None: nobody's.
+        top_logprobs: how many alternatives to each token its messages have; None: no log-probabilities at all.
     """
 
     request_id: str
@@ -52,6 +53,7 @@ class Request:
     seed: int
     true_output_tokens: int = 0
     key: ApiKey | None = None
+    top_logprobs: int | None = None
 
     @property
     def prompt_tokens(self) -> int:

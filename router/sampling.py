@@ -1,4 +1,4 @@
-"""The nine sampling parameters: defaults, normalisation, limits and messages as in S-LoRA.
+"""Sampling parameters: nine with defaults, normalisation, limits and messages as in S-LoRA, and a few of vLLM's.
 
 Rules and texts follow S-LoRA's sampling parameters (S-LoRA/S-LoRA at c1ddf48, Apache-2.0), so that its users meet the
 values and errors they know. Values are normalised *before* they are checked: without `do_sample` a bad temperature,
@@ -6,7 +6,7 @@ top_p or top_k is forgiven, because greedy decoding never looks at it.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lorrery.chassis.errors import InvalidRequest
@@ -17,7 +17,14 @@ _GREEDY_BELOW = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """What a request asks of the sampler; `top_k` -1 means all tokens."""
+    """What a request asks of the sampler; `top_k` -1 means all tokens.
+
+    Attributes:
+        min_new_tokens: EOS, stop strings and stop tokens count from the token after these.
+        stop_token_ids: tokens that end the output, and belong to it.
+        include_stop_sequence: whether the text has the stop string that ends it.
+        signed_penalties: penalties are in OpenAI's range, -2 to 2.
+    """
 
     do_sample: bool = False
     presence_penalty: float = 0.0
@@ -28,12 +35,21 @@ class SamplingParams:
     ignore_eos: bool = False
     max_new_tokens: int = 16
     stop_sequences: tuple[str, ...] = ()
+    min_new_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_sequence: bool = False
+    signed_penalties: bool = False
 
     def effective(self) -> dict[str, bool | float | int]:
-        """Return the values that count, by name; stop sequences are left out, as they never change."""
-        values = asdict(self)
-        del values["stop_sequences"]
-        return values
+        """Return those of S-LoRA's parameters that normalisation may change, by name, as they count."""
+        return {name: getattr(self, name) for name in _NORMALISED}
+
+
+_NORMALISED = (
+    *("do_sample", "presence_penalty", "frequency_penalty", "temperature", "top_p", "top_k"),
+    *("ignore_eos", "max_new_tokens"),
+)
+_SIGNED_PENALTY = 2.0
 
 
 def read_sampling(given: Mapping[str, Any]) -> SamplingParams:
@@ -81,7 +97,10 @@ def check(params: SamplingParams) -> None:
         InvalidRequest: a value out of range.
     """
     for name in ("presence_penalty", "frequency_penalty"):
-        if not getattr(params, name) >= 0.0:
+        if params.signed_penalties:
+            if not -_SIGNED_PENALTY <= getattr(params, name) <= _SIGNED_PENALTY:
+                raise _out_of_range(params, name, "must be in [-2, 2], got {}")
+        elif not getattr(params, name) >= 0.0:
             raise _out_of_range(params, name, "must >= 0.0, got {}")
     if not params.temperature > 0.0:
         raise _out_of_range(params, "temperature", "must > 0.0, got {}")
@@ -91,6 +110,23 @@ def check(params: SamplingParams) -> None:
         raise _out_of_range(params, "top_k", "must be -1 (disable), or at least 1, got {}.")
     if params.max_new_tokens < 1:
         raise _out_of_range(params, "max_new_tokens", "must be at least 1 , got {}.")
+    if params.min_new_tokens < 0:
+        raise _out_of_range(params, "min_new_tokens", "must be at least 0, got {}")
+
+
+def check_least(params: SamplingParams) -> None:
+    """Check that `min_new_tokens` may be reached.
+
+    Raises:
+        InvalidRequest: it is over `max_new_tokens`.
+    """
+    if params.min_new_tokens > params.max_new_tokens:
+        raise InvalidRequest(
+            f"min_new_tokens is {params.min_new_tokens}; max_new_tokens is {params.max_new_tokens}; ask for fewer",
+            field="min_new_tokens",
+            value=params.min_new_tokens,
+            limit=params.max_new_tokens,
+        )
 
 
 def _out_of_range(params: SamplingParams, name: str, rule: str) -> InvalidRequest:

@@ -30,26 +30,33 @@ class StopMatcher:
 
     Args:
         automaton: of the stop strings' characters.
+        include: whether the text has the stop string.
     """
 
-    __slots__ = ("_automaton", "_held", "_state", "matched")
+    __slots__ = ("_automaton", "_held", "_include", "_state", "matched")
 
-    def __init__(self, automaton: StopAutomaton) -> None:
+    def __init__(self, automaton: StopAutomaton, *, include: bool = False) -> None:
         self._automaton = automaton
+        self._include = include
         self._state = START
         self._held = ""
         self.matched = False
 
-    def push(self, text: str) -> str:
-        """Take more text and return what is certain not to belong to a stop string; after a match, nothing."""
+    def push(self, text: str, *, counts: bool = True) -> str:
+        """Take more text and return what is certain not to belong to a stop string; after a match, nothing.
+
+        Args:
+            text: what follows.
+            counts: whether a stop string that is complete in this text is a match.
+        """
         if self.matched:
             return ""
         automaton, state = self._automaton, self._state
         for index, char in enumerate(text, len(self._held) + 1):
             state = automaton.step(state, ord(char))
-            if length := automaton.matched[state]:
+            if counts and (length := automaton.matched[state]):
                 text, self._held, self.matched = self._held + text, "", True
-                return text[: index - length]
+                return text[:index] if self._include else text[: index - length]
         self._state = state
         text = self._held + text
         certain = len(text) - automaton.depth[state]

@@ -25,6 +25,7 @@ from lorrery.chassis.errors import SettingsError
 BOS_ID = 1
 EOS_ID = 2
 FIRST_WORD_ID = 3
+NUM_WORDS = 1905
 # The Unigram model takes the split with the highest sum of scores. One word beats any spelling by bytes, and the names
 # of the special tokens, typed into a prompt, lose to their spelling.
 _WORD_SCORE, _BYTE_SCORE, _SPECIAL_SCORE = -1.0, -20.0, -1e9

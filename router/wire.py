@@ -21,6 +21,7 @@ from lorrery.chassis.errors import (
     UnknownName,
 )
 from lorrery.router.keys import ApiKey
+from lorrery.router.logprobs import TokenLogprobs
 from lorrery.router.request import Finish, Request, Usage
 from lorrery.router.sampling import SamplingParams, read_sampling
 from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
@@ -107,12 +108,24 @@ def sampling_params(message: types_pb2.SamplingParams) -> SamplingParams:
     given: dict[str, object] = {field.name: value for field, value in message.ListFields()}
     if "stop_sequences" in given:
         given["stop_sequences"] = list(message.stop_sequences)
+    if "stop_token_ids" in given:
+        given["stop_token_ids"] = tuple(dict.fromkeys(message.stop_token_ids))
     return read_sampling(given)
 
 
 def generate_response(token_ids: Sequence[int], text: str) -> router_pb2.GenerateResponse:
     """Return a message of a stream that goes on."""
     return router_pb2.GenerateResponse(token_ids=token_ids, text=text)
+
+
+def add_logprobs(message: router_pb2.GenerateResponse, logprobs: Iterable[TokenLogprobs]) -> None:
+    """Add how likely its tokens were to a message."""
+    for one in logprobs:
+        message.logprobs.add(
+            logprob=one.logprob,
+            top_token_ids=[token_id for token_id, _ in one.top],
+            top_logprobs=[logprob for _, logprob in one.top],
+        )
 
 
 def last_response(token_ids: Sequence[int], text: str, finish: Finish) -> router_pb2.GenerateResponse:
@@ -228,6 +241,7 @@ def submit(
             sampling=scheduler_pb2.Sampling(
                 seed=request.seed,
                 max_new_tokens=request.sampling.max_new_tokens,
+                min_new_tokens=request.sampling.min_new_tokens,
                 ignore_eos=request.sampling.ignore_eos,
                 true_output_tokens=request.true_output_tokens,
                 stop_sequences_u32=[u32.pack(sequence) for sequence in request.stop_token_sequences],

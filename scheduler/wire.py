@@ -148,6 +148,8 @@ def sampling_record(sampling: object) -> dict[str, object]:
     said: dict[str, object] = {"seed": sampling.seed, "max_new_tokens": sampling.max_new_tokens}
     if sampling.ignore_eos:
         said["ignore_eos"] = True
+    if sampling.min_new_tokens:
+        said["min_new_tokens"] = sampling.min_new_tokens
     if sampling.true_output_tokens:
         said["true_output_tokens"] = sampling.true_output_tokens
     if sampling.stop_sequences_u32:

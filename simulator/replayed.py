@@ -41,6 +41,7 @@ class ReplayedRequest:
             ignore_eos=said.get("ignore_eos", False),
             true_output_tokens=said.get("true_output_tokens"),
             stop_sequences=tuple(tuple(stop) for stop in said.get("stop_sequences", ()) if stop),
+            min_new_tokens=said.get("min_new_tokens", 0),
         )
         token_ids = array("I", line.get("produced_token_ids", ()))
         sequence = Sequence(

@@ -134,6 +134,7 @@ def _read_joins(joins: Iterable[pb.Join], answers: AnswerSettings) -> Iterable[D
             stop_sequences=tuple(
                 tuple(stop) for stop in (u32.view(s).tolist() for s in asked.stop_sequences_u32) if stop
             ),
+            min_new_tokens=asked.min_new_tokens,
         )
         echo = u32.view(join.prompt_token_ids_u32) if answers.echo else None
         if echo is not None and len(echo) != join.prompt_tokens:

@@ -67,6 +67,25 @@ ROWS = {
     "max_new_tokens": (_sampling(max_new_tokens=0), VALUE, ["max_new_tokens", "got 0", "at least 1"]),
     "negative max_new_tokens": (_sampling(max_new_tokens=-7), VALUE, ["max_new_tokens", "got -7", "at least 1"]),
     "empty stop string": (_sampling(stop_sequences=["x", ""]), VALUE, ["stop_sequences[1]", "empty", "leave it out"]),
+    "min_new_tokens": (_sampling(min_new_tokens=-1), VALUE, ["min_new_tokens", "got -1", "at least 0"]),
+    "min_new_tokens over max_new_tokens": (
+        _sampling(min_new_tokens=5, max_new_tokens=4),
+        VALUE,
+        ["min_new_tokens is 5", "max_new_tokens is 4"],
+    ),
+    "stop tokens": (_sampling(stop_token_ids=[3] * 65), VALUE, ["stop_token_ids", "65", "max_stop_strings is 64"]),
+    "stop token": (_sampling(stop_token_ids=[3, 2**31]), VALUE, ["stop_token_ids[1]", "2147483648"]),
+    "signed penalties": (
+        _sampling(frequency_penalty=-2.5, signed_penalties=True),
+        VALUE,
+        ["frequency_penalty", "-2.5", "[-2, 2]"],
+    ),
+    "top_logprobs": (router_pb2.GenerateRequest(text="x", top_logprobs=21), VALUE, ["top_logprobs is 21", "20"]),
+    "truncated to nothing": (
+        router_pb2.GenerateRequest(text="x", truncate_prompt_tokens=0),
+        VALUE,
+        ["truncate_prompt_tokens is 0", "at least 1"],
+    ),
     "no prompt": (router_pb2.GenerateRequest(), VALUE, ["prompt is empty", "text", "token_ids"]),
     "empty text": (router_pb2.GenerateRequest(text=""), VALUE, ["prompt is empty"]),
     "empty token ids": (router_pb2.GenerateRequest(token_ids=router_pb2.TokenIds()), VALUE, ["prompt is empty"]),
@@ -95,7 +114,8 @@ ROWS = {
         VALUE,
         ["adapter_id is 'Llama-3-8B'", "leave it empty"],
     ),
-    "unknown model": (Ask(1, model="GPT-9").message(), MODEL, ["model", "'GPT-9'", "'Llama-3-8B'"]),
+    "unknown model": (Ask(1, model="GPT-9").message(), MODEL, ["model 'GPT-9' does not exist", "'Llama-3-8B'"]),
+    "two adapters": (Ask(1, model="lora-1", adapter_id="lora-0").message(), MODEL, ["'lora-1'"]),
 }
 
 

@@ -2,9 +2,12 @@
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 
+from lorrery.router.logprobs import NEVER
+from lorrery.router.tokenizer import EOS_ID
 from lorrery.v1 import router_pb2, types_pb2
 from tests.cluster.client import Ask, client_of, mixed_asks
 from tests.cluster.gauges import nothing_held, scrape
@@ -64,6 +67,36 @@ async def test_text_prompt_and_stop_string_travel_the_whole_way(start_cluster: S
     assert token_ids == whole.token_ids[:10]
     assert messages[-1].finish.reason == types_pb2.FINISH_REASON_STOP
     assert messages[-1].finish.usage.completion_tokens == 10
+    await nothing_held(cluster)
+
+
+async def test_an_adapter_may_be_the_model_and_output_has_its_least_length(start_cluster: StartCluster):
+    cluster = await start_cluster(FCFS)
+
+    async def answer(**fields: Any) -> tuple[list[int], router_pb2.GenerateResponse]:
+        message = router_pb2.GenerateRequest(token_ids=router_pb2.TokenIds(ids=[9] * 20), seed=7, **fields)
+        messages = [message async for message in client.stub.Generate(message, timeout=20)]
+        assert [len(message.logprobs) for message in messages] == [
+            len(message.token_ids) if "top_logprobs" in fields else 0 for message in messages
+        ]
+        return [token_id for message in messages for token_id in message.token_ids], messages[-1]
+
+    async with client_of(cluster) as client:
+        whole = await client.start(Ask(seed=7, max_new_tokens=60, adapter_id="lora-1"))
+        stop = whole.text.split()[4]
+        sampling = types_pb2.SamplingParams(max_new_tokens=60, min_new_tokens=30, stop_token_ids=[whole.token_ids[39]])
+        token_ids, last = await answer(model="lora-1", sampling=sampling, true_output_tokens=50)
+        assert token_ids == whole.token_ids[:40]
+        assert last.finish.reason == types_pb2.FINISH_REASON_STOP
+        sampling = types_pb2.SamplingParams(max_new_tokens=60, min_new_tokens=30, stop_sequences=[f" {stop}"])
+        token_ids, last = await answer(model="lora-1", sampling=sampling, true_output_tokens=10)
+        assert token_ids == [*whole.token_ids[:30], EOS_ID]
+        assert last.finish.reason == types_pb2.FINISH_REASON_EOS
+        _, last = await answer(fill_context=True, truncate_prompt_tokens=6, top_logprobs=2, true_output_tokens=40)
+        assert last.finish.usage.prompt_tokens == 6
+        assert last.finish.usage.completion_tokens == 40
+        (logprobs,) = last.logprobs
+        assert (logprobs.logprob, list(logprobs.top_logprobs)) == (0.0, [0.0, NEVER])
     await nothing_held(cluster)
 
 

@@ -105,9 +105,12 @@ async def test_bad_input_never_reaches_the_scheduler(start_router: StartRouter) 
         ),
         (router.generate(true_output_tokens=0), invalid, "true_output_tokens must be at least 1, got 0"),
         (
-            router.generate(model="GPT-9"),
+            router.generate(model="GPT 9"),
             not_found,
-            "model 'GPT-9' is not served here; the cluster serves 'Llama-2-7B'",
+            (
+                "The model 'GPT 9' does not exist; this cluster serves 'Llama-2-7B' and the adapters that ListAdapters"
+                " and /v1/models list"
+            ),
         ),
     ]
     for call, code, message in cases:
@@ -133,9 +136,9 @@ async def test_a_name_that_is_too_long_is_refused_and_quoted_in_part(start_route
 
 async def test_a_long_name_is_quoted_in_part(start_router: StartRouter) -> None:
     router = await start_router()
-    error = await failure(router.generate(model="x" * 512))
+    error = await failure(router.generate(model=" " * 512))
     assert error.code() == grpc.StatusCode.NOT_FOUND
-    assert (error.details() or "").startswith(f"model '{'x' * MAX_QUOTED_CHARACTERS}'... is not served here")
+    assert (error.details() or "").startswith(f"The model '{' ' * MAX_QUOTED_CHARACTERS}'... does not exist")
 
 
 async def test_adapter_ids_of_operator_calls_have_the_same_limit(start_router: StartRouter) -> None:

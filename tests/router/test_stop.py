@@ -16,9 +16,9 @@ few_letters = st.text("ab", max_size=40)
 stop_strings = st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=4)
 
 
-def naive(text: str, stops: list[str]) -> tuple[str, bool]:
-    """Character by character: the first end at which a stop string is complete, the longest one there."""
-    for end in range(len(text) + 1):
+def naive(text: str, stops: list[str], least: int = 0) -> tuple[str, bool]:
+    """Character by character: the first end behind `least` where a stop string is complete; the longest one there."""
+    for end in range(least + 1, len(text) + 1):
         complete = [stop for stop in stops if text[:end].endswith(stop)]
         if complete:
             return text[: end - max(map(len, complete))], True
@@ -42,6 +42,18 @@ def test_equals_a_naive_matcher_however_the_text_is_split(text: str, stops: list
             assert not held or any(stop.startswith(held) for stop in stops)
     got += matcher.flush()
     assert (got, matcher.matched) == naive(text, stops)
+
+
+@given(few_letters, stop_strings, st.integers(0, 40))
+def test_a_stop_string_counts_where_it_ends_late_enough(text: str, stops: list[str], least: int) -> None:
+    matcher = StopMatcher(stop_automaton(stops))
+    got = "".join(matcher.push(char, counts=at >= least) for at, char in enumerate(text)) + matcher.flush()
+    assert (got, matcher.matched) == naive(text, stops, least)
+
+
+def test_a_stop_string_may_stay_in_the_text() -> None:
+    matcher = StopMatcher(stop_automaton(["ab", "b"]), include=True)
+    assert (matcher.push("xxa"), matcher.push("bcc"), matcher.flush()) == ("xx", "ab", "")
 
 
 def test_stop_strings_become_token_sequences_without_bos() -> None:

@@ -46,6 +46,7 @@ class Sampling:
     Attributes:
         seed: the request's, 0 to 2^64 - 1.
         max_new_tokens: output tokens at most, at least 1.
+        min_new_tokens: output tokens that EOS and stop sequences come after; 0: they may come at once.
         ignore_eos: run on to `max_new_tokens` or a stop sequence.
         true_output_tokens: a trace's output length, EOS included; None: drawn from the length model.
         stop_sequences: token ids; the sequence ends with the token that completes one.
@@ -56,6 +57,7 @@ class Sampling:
     ignore_eos: bool = False
     true_output_tokens: int | None = None
     stop_sequences: tuple[tuple[int, ...], ...] = ()
+    min_new_tokens: int = 0
 
 
 @dataclass(slots=True, init=False)
@@ -162,9 +164,10 @@ def ending(
     """Return where and why a sequence ends.
 
     Of several reasons the earliest position decides, and there stop before EOS before length (S-LoRA's order).
-    `max_new_tokens` counts from the start of the output, not from a resumption. A stop sequence may begin among the
-    produced tokens; the EOS token is no part of any. Looking for stop sequences costs some ten nanoseconds a position,
-    up to two hundred where one may be under way, and ends with the first match.
+    `max_new_tokens` and `min_new_tokens` count from the start of the output, not from a resumption. An EOS that would
+    fall among the first `min_new_tokens` comes right after them, as in vLLM, which hides it from the sampler so long. A
+    stop sequence may begin among the produced tokens; the EOS token is no part of any. Looking for stop sequences costs
+    some ten nanoseconds a position, up to two hundred where one may be under way, and ends with the first match.
 
     Args:
         seed: from `sequence_seed`.
@@ -187,12 +190,15 @@ def ending(
             natural = Ending(max(1, sampling.true_output_tokens), FinishReason.EOS)
         else:
             natural = length_model.draw(seed, prompt_tokens)
+        if natural.output_tokens <= sampling.min_new_tokens:
+            has_token = natural.reason is FinishReason.EOS and echo is None
+            natural = Ending(sampling.min_new_tokens + has_token, natural.reason, natural.extra_step)
         if natural.output_tokens < end.output_tokens or (
             natural.output_tokens == end.output_tokens and not natural.extra_step
         ):
             end = natural
     if sampling.stop_sequences:
-        stop = _first_stop(seed, sampling.stop_sequences, produced, end, echo)
+        stop = _first_stop(seed, sampling, produced, end, echo)
         if stop is not None:
             return Ending(stop, FinishReason.STOP)
     return end
@@ -209,11 +215,9 @@ def tokens_between(seed: int, first: int, last: int, end: Ending, echo: TokenIds
     return tokens
 
 
-def _first_stop(
-    seed: int, stop_sequences: tuple[tuple[int, ...], ...], produced: TokenIds, end: Ending, echo: TokenIds | None
-) -> int | None:
+def _first_stop(seed: int, sampling: Sampling, produced: TokenIds, end: Ending, echo: TokenIds | None) -> int | None:
     """Return how many tokens the output has when a stop sequence is first complete, if that is before its end."""
-    possible = _possible(stop_sequences, produced, echo)
+    possible = _possible(sampling.stop_sequences, produced, echo)
     if not possible:
         return None
     automaton = StopAutomaton(possible)
@@ -227,7 +231,7 @@ def _first_stop(
     while first < num_words:
         last = min(first + _SCAN_POSITIONS, num_words)
         tokens = tokens_between(seed, first, last, end, echo)
-        state, index = _scan(automaton, state, tokens, firsts)
+        state, index = _scan(automaton, state, tokens, firsts, sampling.min_new_tokens - first)
         if index is not None:
             return first + index + 1
         first = last
@@ -246,8 +250,13 @@ def _possible(
     return [stop for stop in stop_sequences if all(token in words or token in earlier for token in stop)]
 
 
-def _scan(automaton: StopAutomaton, state: int, tokens: TokenIds, firsts: TokenIds) -> tuple[int, int | None]:
-    """Read tokens up to the first match, which most of them cannot begin; return the state, and where it matched."""
+def _scan(
+    automaton: StopAutomaton, state: int, tokens: TokenIds, firsts: TokenIds, least: int
+) -> tuple[int, int | None]:
+    """Read tokens up to the first match, which most of them cannot begin; return the state, and where it matched.
+
+    A match that is complete before index `least` does not count.
+    """
     token_ids = tokens.tolist()
     beginnings = iter(np.flatnonzero(np.isin(tokens, firsts)).tolist())
     position = 0
@@ -258,7 +267,7 @@ def _scan(automaton: StopAutomaton, state: int, tokens: TokenIds, firsts: TokenI
                 break
             position = beginning
         state = automaton.step(state, token_ids[position])
-        if automaton.matched[state]:
+        if automaton.matched[state] and position >= least:
             return state, position
         position += 1
     return state, None

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from lorrery.v1 import types_pb2 as lorrery_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17lorrery/v1/router.proto\x12\nlorrery.v1\x1a\x16lorrery/v1/types.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xa2\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12)\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x14.lorrery.v1.TokenIdsH\x00\x12\x12\n\nadapter_id\x18\x05 \x01(\t\x12\x11\n\ttenant_id\x18\x06 \x01(\t\x12,\n\x08sampling\x18\x07 \x01(\x0b\x32\x1a.lorrery.v1.SamplingParams\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x01\x88\x01\x01\x12\x1f\n\x12true_output_tokens\x18\t \x01(\rH\x02\x88\x01\x01\x42\x08\n\x06promptB\x07\n\x05_seedB\x15\n\x13_true_output_tokens\"W\n\x10GenerateResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\"\n\x06\x66inish\x18\x03 \x01(\x0b\x32\x12.lorrery.v1.Finish\"T\n\x06\x46inish\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.lorrery.v1.FinishReason\x12 \n\x05usage\x18\x02 \x01(\x0b\x32\x11.lorrery.v1.Usage\"\x15\n\x13ListAdaptersRequest\"L\n\x14ListAdaptersResponse\x12%\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32\x13.lorrery.v1.Adapter\x12\r\n\x05model\x18\x02 \x01(\t\":\n\x12LoadAdapterRequest\x12$\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x13.lorrery.v1.Adapter\"\x15\n\x13LoadAdapterResponse\"*\n\x14UnloadAdapterRequest\x12\x12\n\nadapter_id\x18\x01 \x01(\t\"\x17\n\x15UnloadAdapterResponse\"\x19\n\x17GetClusterStatusRequest\"=\n\x18GetClusterStatusResponse\x12!\n\x06shards\x18\x01 \x03(\x0b\x32\x11.lorrery.v1.Shard\"\xbf\x01\n\x05Shard\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x11\n\tconnected\x18\x02 \x01(\x08\x12\r\n\x05model\x18\x03 \x01(\t\x12\x12\n\ntime_scale\x18\x04 \x01(\x01\x12\x19\n\x11max_req_input_len\x18\x05 \x01(\r\x12\x19\n\x11max_req_total_len\x18\x06 \x01(\r\x12\x14\n\x0cnum_unplaced\x18\x07 \x01(\r\x12#\n\x07workers\x18\x08 \x03(\x0b\x32\x12.lorrery.v1.Worker\"!\n\x10SetFaultsRequest\x12\r\n\x05rules\x18\x01 \x03(\t\"\x13\n\x11SetFaultsResponse\"\x13\n\x11ListFaultsRequest\"/\n\tFaultRule\x12\x0c\n\x04rule\x18\x01 \x01(\t\x12\x14\n\x0cnum_requests\x18\x02 \x01(\x04\";\n\x12ListFaultsResponse\x12%\n\x06\x66\x61ults\x18\x01 \x03(\x0b\x32\x15.lorrery.v1.FaultRule2\xc7\x04\n\rRouterService\x12G\n\x08Generate\x12\x1b.lorrery.v1.GenerateRequest\x1a\x1c.lorrery.v1.GenerateResponse0\x01\x12Q\n\x0cListAdapters\x12\x1f.lorrery.v1.ListAdaptersRequest\x1a .lorrery.v1.ListAdaptersResponse\x12N\n\x0bLoadAdapter\x12\x1e.lorrery.v1.LoadAdapterRequest\x1a\x1f.lorrery.v1.LoadAdapterResponse\x12T\n\rUnloadAdapter\x12 .lorrery.v1.UnloadAdapterRequest\x1a!.lorrery.v1.UnloadAdapterResponse\x12]\n\x10GetClusterStatus\x12#.lorrery.v1.GetClusterStatusRequest\x1a$.lorrery.v1.GetClusterStatusResponse\x12H\n\tSetFaults\x12\x1c.lorrery.v1.SetFaultsRequest\x1a\x1d.lorrery.v1.SetFaultsResponse\x12K\n\nListFaults\x12\x1d.lorrery.v1.ListFaultsRequest\x1a\x1e.lorrery.v1.ListFaultsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17lorrery/v1/router.proto\x12\nlorrery.v1\x1a\x16lorrery/v1/types.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xc4\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12)\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x14.lorrery.v1.TokenIdsH\x00\x12\x12\n\nadapter_id\x18\x05 \x01(\t\x12\x11\n\ttenant_id\x18\x06 \x01(\t\x12,\n\x08sampling\x18\x07 \x01(\x0b\x32\x1a.lorrery.v1.SamplingParams\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x01\x88\x01\x01\x12\x1f\n\x12true_output_tokens\x18\t \x01(\rH\x02\x88\x01\x01\x12\x14\n\x0c\x66ill_context\x18\n \x01(\x08\x12#\n\x16truncate_prompt_tokens\x18\x0b \x01(\rH\x03\x88\x01\x01\x12\x19\n\x0ctop_logprobs\x18\x0c \x01(\rH\x04\x88\x01\x01\x12\x1e\n\x16without_special_tokens\x18\r \x01(\x08\x42\x08\n\x06promptB\x07\n\x05_seedB\x15\n\x13_true_output_tokensB\x19\n\x17_truncate_prompt_tokensB\x0f\n\r_top_logprobs\"\x84\x01\n\x10GenerateResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\"\n\x06\x66inish\x18\x03 \x01(\x0b\x32\x12.lorrery.v1.Finish\x12+\n\x08logprobs\x18\x04 \x03(\x0b\x32\x19.lorrery.v1.TokenLogprobs\"M\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x01\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x01\"T\n\x06\x46inish\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.lorrery.v1.FinishReason\x12 \n\x05usage\x18\x02 \x01(\x0b\x32\x11.lorrery.v1.Usage\"\x15\n\x13ListAdaptersRequest\"L\n\x14ListAdaptersResponse\x12%\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32\x13.lorrery.v1.Adapter\x12\r\n\x05model\x18\x02 \x01(\t\":\n\x12LoadAdapterRequest\x12$\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32\x13.lorrery.v1.Adapter\"\x15\n\x13LoadAdapterResponse\"*\n\x14UnloadAdapterRequest\x12\x12\n\nadapter_id\x18\x01 \x01(\t\"\x17\n\x15UnloadAdapterResponse\"\x19\n\x17GetClusterStatusRequest\"=\n\x18GetClusterStatusResponse\x12!\n\x06shards\x18\x01 \x03(\x0b\x32\x11.lorrery.v1.Shard\"\xbf\x01\n\x05Shard\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x11\n\tconnected\x18\x02 \x01(\x08\x12\r\n\x05model\x18\x03 \x01(\t\x12\x12\n\ntime_scale\x18\x04 \x01(\x01\x12\x19\n\x11max_req_input_len\x18\x05 \x01(\r\x12\x19\n\x11max_req_total_len\x18\x06 \x01(\r\x12\x14\n\x0cnum_unplaced\x18\x07 \x01(\r\x12#\n\x07workers\x18\x08 \x03(\x0b\x32\x12.lorrery.v1.Worker\"!\n\x10SetFaultsRequest\x12\r\n\x05rules\x18\x01 \x03(\t\"\x13\n\x11SetFaultsResponse\"\x13\n\x11ListFaultsRequest\"/\n\tFaultRule\x12\x0c\n\x04rule\x18\x01 \x01(\t\x12\x14\n\x0cnum_requests\x18\x02 \x01(\x04\";\n\x12ListFaultsResponse\x12%\n\x06\x66\x61ults\x18\x01 \x03(\x0b\x32\x15.lorrery.v1.FaultRule2\xc7\x04\n\rRouterService\x12G\n\x08Generate\x12\x1b.lorrery.v1.GenerateRequest\x1a\x1c.lorrery.v1.GenerateResponse0\x01\x12Q\n\x0cListAdapters\x12\x1f.lorrery.v1.ListAdaptersRequest\x1a .lorrery.v1.ListAdaptersResponse\x12N\n\x0bLoadAdapter\x12\x1e.lorrery.v1.LoadAdapterRequest\x1a\x1f.lorrery.v1.LoadAdapterResponse\x12T\n\rUnloadAdapter\x12 .lorrery.v1.UnloadAdapterRequest\x1a!.lorrery.v1.UnloadAdapterResponse\x12]\n\x10GetClusterStatus\x12#.lorrery.v1.GetClusterStatusRequest\x1a$.lorrery.v1.GetClusterStatusResponse\x12H\n\tSetFaults\x12\x1c.lorrery.v1.SetFaultsRequest\x1a\x1d.lorrery.v1.SetFaultsResponse\x12K\n\nListFaults\x12\x1d.lorrery.v1.ListFaultsRequest\x1a\x1e.lorrery.v1.ListFaultsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,39 +35,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENIDS']._serialized_start=63
   _globals['_TOKENIDS']._serialized_end=86
   _globals['_GENERATEREQUEST']._serialized_start=89
-  _globals['_GENERATEREQUEST']._serialized_end=379
-  _globals['_GENERATERESPONSE']._serialized_start=381
-  _globals['_GENERATERESPONSE']._serialized_end=468
-  _globals['_FINISH']._serialized_start=470
-  _globals['_FINISH']._serialized_end=554
-  _globals['_LISTADAPTERSREQUEST']._serialized_start=556
-  _globals['_LISTADAPTERSREQUEST']._serialized_end=577
-  _globals['_LISTADAPTERSRESPONSE']._serialized_start=579
-  _globals['_LISTADAPTERSRESPONSE']._serialized_end=655
-  _globals['_LOADADAPTERREQUEST']._serialized_start=657
-  _globals['_LOADADAPTERREQUEST']._serialized_end=715
-  _globals['_LOADADAPTERRESPONSE']._serialized_start=717
-  _globals['_LOADADAPTERRESPONSE']._serialized_end=738
-  _globals['_UNLOADADAPTERREQUEST']._serialized_start=740
-  _globals['_UNLOADADAPTERREQUEST']._serialized_end=782
-  _globals['_UNLOADADAPTERRESPONSE']._serialized_start=784
-  _globals['_UNLOADADAPTERRESPONSE']._serialized_end=807
-  _globals['_GETCLUSTERSTATUSREQUEST']._serialized_start=809
-  _globals['_GETCLUSTERSTATUSREQUEST']._serialized_end=834
-  _globals['_GETCLUSTERSTATUSRESPONSE']._serialized_start=836
-  _globals['_GETCLUSTERSTATUSRESPONSE']._serialized_end=897
-  _globals['_SHARD']._serialized_start=900
-  _globals['_SHARD']._serialized_end=1091
-  _globals['_SETFAULTSREQUEST']._serialized_start=1093
-  _globals['_SETFAULTSREQUEST']._serialized_end=1126
-  _globals['_SETFAULTSRESPONSE']._serialized_start=1128
-  _globals['_SETFAULTSRESPONSE']._serialized_end=1147
-  _globals['_LISTFAULTSREQUEST']._serialized_start=1149
-  _globals['_LISTFAULTSREQUEST']._serialized_end=1168
-  _globals['_FAULTRULE']._serialized_start=1170
-  _globals['_FAULTRULE']._serialized_end=1217
-  _globals['_LISTFAULTSRESPONSE']._serialized_start=1219
-  _globals['_LISTFAULTSRESPONSE']._serialized_end=1278
-  _globals['_ROUTERSERVICE']._serialized_start=1281
-  _globals['_ROUTERSERVICE']._serialized_end=1864
+  _globals['_GENERATEREQUEST']._serialized_end=541
+  _globals['_GENERATERESPONSE']._serialized_start=544
+  _globals['_GENERATERESPONSE']._serialized_end=676
+  _globals['_TOKENLOGPROBS']._serialized_start=678
+  _globals['_TOKENLOGPROBS']._serialized_end=755
+  _globals['_FINISH']._serialized_start=757
+  _globals['_FINISH']._serialized_end=841
+  _globals['_LISTADAPTERSREQUEST']._serialized_start=843
+  _globals['_LISTADAPTERSREQUEST']._serialized_end=864
+  _globals['_LISTADAPTERSRESPONSE']._serialized_start=866
+  _globals['_LISTADAPTERSRESPONSE']._serialized_end=942
+  _globals['_LOADADAPTERREQUEST']._serialized_start=944
+  _globals['_LOADADAPTERREQUEST']._serialized_end=1002
+  _globals['_LOADADAPTERRESPONSE']._serialized_start=1004
+  _globals['_LOADADAPTERRESPONSE']._serialized_end=1025
+  _globals['_UNLOADADAPTERREQUEST']._serialized_start=1027
+  _globals['_UNLOADADAPTERREQUEST']._serialized_end=1069
+  _globals['_UNLOADADAPTERRESPONSE']._serialized_start=1071
+  _globals['_UNLOADADAPTERRESPONSE']._serialized_end=1094
+  _globals['_GETCLUSTERSTATUSREQUEST']._serialized_start=1096
+  _globals['_GETCLUSTERSTATUSREQUEST']._serialized_end=1121
+  _globals['_GETCLUSTERSTATUSRESPONSE']._serialized_start=1123
+  _globals['_GETCLUSTERSTATUSRESPONSE']._serialized_end=1184
+  _globals['_SHARD']._serialized_start=1187
+  _globals['_SHARD']._serialized_end=1378
+  _globals['_SETFAULTSREQUEST']._serialized_start=1380
+  _globals['_SETFAULTSREQUEST']._serialized_end=1413
+  _globals['_SETFAULTSRESPONSE']._serialized_start=1415
+  _globals['_SETFAULTSRESPONSE']._serialized_end=1434
+  _globals['_LISTFAULTSREQUEST']._serialized_start=1436
+  _globals['_LISTFAULTSREQUEST']._serialized_end=1455
+  _globals['_FAULTRULE']._serialized_start=1457
+  _globals['_FAULTRULE']._serialized_end=1504
+  _globals['_LISTFAULTSRESPONSE']._serialized_start=1506
+  _globals['_LISTFAULTSRESPONSE']._serialized_end=1565
+  _globals['_ROUTERSERVICE']._serialized_start=1568
+  _globals['_ROUTERSERVICE']._serialized_end=2151
 # @@protoc_insertion_point(module_scope)

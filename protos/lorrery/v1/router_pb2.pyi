@@ -56,10 +56,14 @@ class GenerateRequest(message.Message):
     SAMPLING_FIELD_NUMBER: builtins.int
     SEED_FIELD_NUMBER: builtins.int
     TRUE_OUTPUT_TOKENS_FIELD_NUMBER: builtins.int
+    FILL_CONTEXT_FIELD_NUMBER: builtins.int
+    TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: builtins.int
+    WITHOUT_SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """For logs; made by the router if empty."""
     model: builtins.str
-    """Empty, or the cluster's base model."""
+    """Empty, the cluster's base model, or an adapter of it in place of adapter_id."""
     text: builtins.str
     """Tokenised by the router."""
     adapter_id: builtins.str
@@ -73,6 +77,18 @@ class GenerateRequest(message.Message):
     ignore_eos is set. No scheduling decision sees it. Unset: drawn from the
     worker's length model.
     """
+    fill_context: builtins.bool
+    """Without sampling.max_new_tokens the output may fill what the prompt leaves of
+    max_req_total_len, or of what the API key allows; otherwise 16 tokens.
+    """
+    truncate_prompt_tokens: builtins.int
+    """So many last tokens of the prompt are the prompt. Unset: all of them."""
+    top_logprobs: builtins.int
+    """Messages have the log-probability of each token, and this many alternatives,
+    at most 20. Unset: neither.
+    """
+    without_special_tokens: builtins.bool
+    """The text has its special tokens already: no beginning of sequence is added."""
     @builtins.property
     def token_ids(self) -> TokenIds:
         """Taken as they are."""
@@ -93,21 +109,33 @@ class GenerateRequest(message.Message):
         sampling: types_pb2.SamplingParams | None = ...,
         seed: builtins.int | None = ...,
         true_output_tokens: builtins.int | None = ...,
+        fill_context: builtins.bool = ...,
+        truncate_prompt_tokens: builtins.int | None = ...,
+        top_logprobs: builtins.int | None = ...,
+        without_special_tokens: builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["_seed", b"_seed", "_true_output_tokens", b"_true_output_tokens", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "text", b"text", "token_ids", b"token_ids", "true_output_tokens", b"true_output_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_seed", b"_seed", "_top_logprobs", b"_top_logprobs", "_true_output_tokens", b"_true_output_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "text", b"text", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs", "true_output_tokens", b"true_output_tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_seed", b"_seed", "_true_output_tokens", b"_true_output_tokens", "adapter_id", b"adapter_id", "model", b"model", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "seed", b"seed", "tenant_id", b"tenant_id", "text", b"text", "token_ids", b"token_ids", "true_output_tokens", b"true_output_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_seed", b"_seed", "_top_logprobs", b"_top_logprobs", "_true_output_tokens", b"_true_output_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "adapter_id", b"adapter_id", "fill_context", b"fill_context", "model", b"model", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "seed", b"seed", "tenant_id", b"tenant_id", "text", b"text", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs", "true_output_tokens", b"true_output_tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens", "without_special_tokens", b"without_special_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__seed: _TypeAlias = typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    _WhichOneofReturnType__top_logprobs: _TypeAlias = typing.Literal["top_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__top_logprobs: _TypeAlias = typing.Literal["_top_logprobs", b"_top_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__true_output_tokens: _TypeAlias = typing.Literal["true_output_tokens"]  # noqa: Y015
     _WhichOneofArgType__true_output_tokens: _TypeAlias = typing.Literal["_true_output_tokens", b"_true_output_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__truncate_prompt_tokens: _TypeAlias = typing.Literal["truncate_prompt_tokens"]  # noqa: Y015
+    _WhichOneofArgType__truncate_prompt_tokens: _TypeAlias = typing.Literal["_truncate_prompt_tokens", b"_truncate_prompt_tokens"]  # noqa: Y015
     _WhichOneofReturnType_prompt: _TypeAlias = typing.Literal["text", "token_ids"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = typing.Literal["prompt", b"prompt"]  # noqa: Y015
     @typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
     @typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_logprobs) -> _WhichOneofReturnType__top_logprobs | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__true_output_tokens) -> _WhichOneofReturnType__true_output_tokens | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__truncate_prompt_tokens) -> _WhichOneofReturnType__truncate_prompt_tokens | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
@@ -120,6 +148,7 @@ class GenerateResponse(message.Message):
     TOKEN_IDS_FIELD_NUMBER: builtins.int
     TEXT_FIELD_NUMBER: builtins.int
     FINISH_FIELD_NUMBER: builtins.int
+    LOGPROBS_FIELD_NUMBER: builtins.int
     text: builtins.str
     """The text of these tokens. A character whose tokens are not all there yet
     comes with the last of them.
@@ -132,16 +161,53 @@ class GenerateResponse(message.Message):
     def finish(self) -> Finish:
         """Set in the last message of a stream that ends by itself, and in no other."""
 
+    @builtins.property
+    def logprobs(self) -> containers.RepeatedCompositeFieldContainer[TokenLogprobs]:
+        """Beside token_ids, where top_logprobs is set."""
+
     def __init__(
         self,
         *,
         token_ids: abc.Iterable[builtins.int] | None = ...,
         text: builtins.str = ...,
         finish: Finish | None = ...,
+        logprobs: abc.Iterable[TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["finish", b"finish"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["finish", b"finish", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["finish", b"finish", "logprobs", b"logprobs", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class TokenLogprobs(message.Message):
+    """TokenLogprobs says how likely a token was."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    LOGPROB_FIELD_NUMBER: builtins.int
+    TOP_TOKEN_IDS_FIELD_NUMBER: builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: builtins.int
+    logprob: builtins.float
+    """Natural logarithm of its probability."""
+    @builtins.property
+    def top_token_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The most likely tokens at its position, the likeliest first."""
+
+    @builtins.property
+    def top_logprobs(self) -> containers.RepeatedScalarFieldContainer[builtins.float]:
+        """Their log-probabilities."""
+
+    def __init__(
+        self,
+        *,
+        logprob: builtins.float = ...,
+        top_token_ids: abc.Iterable[builtins.int] | None = ...,
+        top_logprobs: abc.Iterable[builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["logprob", b"logprob", "top_logprobs", b"top_logprobs", "top_token_ids", b"top_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -403,6 +403,7 @@ class Sampling(message.Message):
     IGNORE_EOS_FIELD_NUMBER: builtins.int
     TRUE_OUTPUT_TOKENS_FIELD_NUMBER: builtins.int
     STOP_SEQUENCES_U32_FIELD_NUMBER: builtins.int
+    MIN_NEW_TOKENS_FIELD_NUMBER: builtins.int
     seed: builtins.int
     """Drawn by the router where the client gave none."""
     max_new_tokens: builtins.int
@@ -411,6 +412,8 @@ class Sampling(message.Message):
     """As in SamplingParams."""
     true_output_tokens: builtins.int
     """0: unknown."""
+    min_new_tokens: builtins.int
+    """As in SamplingParams, those already produced included."""
     @builtins.property
     def stop_sequences_u32(self) -> containers.RepeatedScalarFieldContainer[builtins.bytes]:
         """Each an array of token ids."""
@@ -423,10 +426,11 @@ class Sampling(message.Message):
         ignore_eos: builtins.bool = ...,
         true_output_tokens: builtins.int = ...,
         stop_sequences_u32: abc.Iterable[builtins.bytes] | None = ...,
+        min_new_tokens: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["ignore_eos", b"ignore_eos", "max_new_tokens", b"max_new_tokens", "seed", b"seed", "stop_sequences_u32", b"stop_sequences_u32", "true_output_tokens", b"true_output_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["ignore_eos", b"ignore_eos", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "seed", b"seed", "stop_sequences_u32", b"stop_sequences_u32", "true_output_tokens", b"true_output_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -77,9 +77,10 @@ WORKER_STATE_DRAINING: WorkerState.ValueType  # 2
 
 @typing.final
 class SamplingParams(message.Message):
-    """SamplingParams are S-LoRA's nine. An unset field takes S-LoRA's default:
-    do_sample false, both penalties 0, temperature 1, top_p 1, top_k -1 (all),
-    ignore_eos false, max_new_tokens 16, no stop sequences.
+    """SamplingParams are S-LoRA's nine, and what other clients know. Of the nine, an
+    unset field takes S-LoRA's default: do_sample false, both penalties 0,
+    temperature 1, top_p 1, top_k -1 (all), ignore_eos false, max_new_tokens 16,
+    no stop sequences.
     """
 
     DESCRIPTOR: descriptor.Descriptor
@@ -93,12 +94,16 @@ class SamplingParams(message.Message):
     IGNORE_EOS_FIELD_NUMBER: builtins.int
     MAX_NEW_TOKENS_FIELD_NUMBER: builtins.int
     STOP_SEQUENCES_FIELD_NUMBER: builtins.int
+    MIN_NEW_TOKENS_FIELD_NUMBER: builtins.int
+    STOP_TOKEN_IDS_FIELD_NUMBER: builtins.int
+    INCLUDE_STOP_SEQUENCE_FIELD_NUMBER: builtins.int
+    SIGNED_PENALTIES_FIELD_NUMBER: builtins.int
     do_sample: builtins.bool
     """False: greedy; temperature, top_p and top_k are then ignored."""
     presence_penalty: builtins.float
-    """At least 0."""
+    """At least 0; with signed_penalties -2 to 2."""
     frequency_penalty: builtins.float
-    """At least 0."""
+    """At least 0; with signed_penalties -2 to 2."""
     temperature: builtins.float
     """Above 0; below 1e-5 sampling is greedy."""
     top_p: builtins.float
@@ -109,11 +114,25 @@ class SamplingParams(message.Message):
     """Go on to max_new_tokens whatever the model or true_output_tokens say."""
     max_new_tokens: builtins.int
     """Most output tokens, at least 1."""
+    min_new_tokens: builtins.int
+    """The model's own end and stop strings come after so many output tokens at the
+    earliest. At most max_new_tokens; 0 if unset.
+    """
+    include_stop_sequence: builtins.bool
+    """The text ends behind the stop string, not before it."""
+    signed_penalties: builtins.bool
+    """Penalties have OpenAI's range, not S-LoRA's."""
     @builtins.property
     def stop_sequences(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """The text ends before the first of these strings; token_ids have its tokens.
         At most 64 strings (router.max_stop_strings), 4096 bytes in all
         (router.max_stop_bytes).
+        """
+
+    @builtins.property
+    def stop_token_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The output ends with the first of these tokens, whose text stays in it. At
+        most 64 (router.max_stop_strings).
         """
 
     def __init__(
@@ -128,10 +147,14 @@ class SamplingParams(message.Message):
         ignore_eos: builtins.bool | None = ...,
         max_new_tokens: builtins.int | None = ...,
         stop_sequences: abc.Iterable[builtins.str] | None = ...,
+        min_new_tokens: builtins.int | None = ...,
+        stop_token_ids: abc.Iterable[builtins.int] | None = ...,
+        include_stop_sequence: builtins.bool | None = ...,
+        signed_penalties: builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["_do_sample", b"_do_sample", "_frequency_penalty", b"_frequency_penalty", "_ignore_eos", b"_ignore_eos", "_max_new_tokens", b"_max_new_tokens", "_presence_penalty", b"_presence_penalty", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "do_sample", b"do_sample", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "max_new_tokens", b"max_new_tokens", "presence_penalty", b"presence_penalty", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_do_sample", b"_do_sample", "_frequency_penalty", b"_frequency_penalty", "_ignore_eos", b"_ignore_eos", "_include_stop_sequence", b"_include_stop_sequence", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_presence_penalty", b"_presence_penalty", "_signed_penalties", b"_signed_penalties", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "do_sample", b"do_sample", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "include_stop_sequence", b"include_stop_sequence", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "presence_penalty", b"presence_penalty", "signed_penalties", b"signed_penalties", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_do_sample", b"_do_sample", "_frequency_penalty", b"_frequency_penalty", "_ignore_eos", b"_ignore_eos", "_max_new_tokens", b"_max_new_tokens", "_presence_penalty", b"_presence_penalty", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "do_sample", b"do_sample", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "max_new_tokens", b"max_new_tokens", "presence_penalty", b"presence_penalty", "stop_sequences", b"stop_sequences", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_do_sample", b"_do_sample", "_frequency_penalty", b"_frequency_penalty", "_ignore_eos", b"_ignore_eos", "_include_stop_sequence", b"_include_stop_sequence", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_presence_penalty", b"_presence_penalty", "_signed_penalties", b"_signed_penalties", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "do_sample", b"do_sample", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "include_stop_sequence", b"include_stop_sequence", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "presence_penalty", b"presence_penalty", "signed_penalties", b"signed_penalties", "stop_sequences", b"stop_sequences", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__do_sample: _TypeAlias = typing.Literal["do_sample"]  # noqa: Y015
     _WhichOneofArgType__do_sample: _TypeAlias = typing.Literal["_do_sample", b"_do_sample"]  # noqa: Y015
@@ -139,10 +162,16 @@ class SamplingParams(message.Message):
     _WhichOneofArgType__frequency_penalty: _TypeAlias = typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015
     _WhichOneofReturnType__ignore_eos: _TypeAlias = typing.Literal["ignore_eos"]  # noqa: Y015
     _WhichOneofArgType__ignore_eos: _TypeAlias = typing.Literal["_ignore_eos", b"_ignore_eos"]  # noqa: Y015
+    _WhichOneofReturnType__include_stop_sequence: _TypeAlias = typing.Literal["include_stop_sequence"]  # noqa: Y015
+    _WhichOneofArgType__include_stop_sequence: _TypeAlias = typing.Literal["_include_stop_sequence", b"_include_stop_sequence"]  # noqa: Y015
     _WhichOneofReturnType__max_new_tokens: _TypeAlias = typing.Literal["max_new_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_new_tokens: _TypeAlias = typing.Literal["_max_new_tokens", b"_max_new_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__min_new_tokens: _TypeAlias = typing.Literal["min_new_tokens"]  # noqa: Y015
+    _WhichOneofArgType__min_new_tokens: _TypeAlias = typing.Literal["_min_new_tokens", b"_min_new_tokens"]  # noqa: Y015
     _WhichOneofReturnType__presence_penalty: _TypeAlias = typing.Literal["presence_penalty"]  # noqa: Y015
     _WhichOneofArgType__presence_penalty: _TypeAlias = typing.Literal["_presence_penalty", b"_presence_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__signed_penalties: _TypeAlias = typing.Literal["signed_penalties"]  # noqa: Y015
+    _WhichOneofArgType__signed_penalties: _TypeAlias = typing.Literal["_signed_penalties", b"_signed_penalties"]  # noqa: Y015
     _WhichOneofReturnType__temperature: _TypeAlias = typing.Literal["temperature"]  # noqa: Y015
     _WhichOneofArgType__temperature: _TypeAlias = typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
     _WhichOneofReturnType__top_k: _TypeAlias = typing.Literal["top_k"]  # noqa: Y015
@@ -156,9 +185,15 @@ class SamplingParams(message.Message):
     @typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ignore_eos) -> _WhichOneofReturnType__ignore_eos | None: ...
     @typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__include_stop_sequence) -> _WhichOneofReturnType__include_stop_sequence | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_new_tokens) -> _WhichOneofReturnType__max_new_tokens | None: ...
     @typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_new_tokens) -> _WhichOneofReturnType__min_new_tokens | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__presence_penalty) -> _WhichOneofReturnType__presence_penalty | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__signed_penalties) -> _WhichOneofReturnType__signed_penalties | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
     @typing.overload

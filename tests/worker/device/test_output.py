@@ -116,6 +116,36 @@ def test_stop_sequence_ends_where_it_is_first_complete(seed, at, length, num_pro
     assert end == expected
 
 
+def test_eos_comes_after_min_new_tokens():
+    def end(min_new: int, most: int = 50, true: int = 5) -> Ending:
+        return ending(9, Sampling(1, most, true_output_tokens=true, min_new_tokens=min_new), 3, NOTHING, LENGTHS)
+
+    assert [end(least) for least in (0, 4)] == [Ending(5, FinishReason.EOS)] * 2
+    assert end(5) == Ending(6, FinishReason.EOS)
+    assert end(20) == Ending(21, FinishReason.EOS)
+    assert end(50) == end(50, true=60) == Ending(50, FinishReason.LENGTH)
+    assert EOS_TOKEN_ID not in tokens_between(9, 0, 20, end(20))
+
+
+def test_other_natural_ends_come_with_the_last_of_min_new_tokens():
+    mock = ending(9, Sampling(1, 1000, min_new_tokens=80), 100, NOTHING, LlmMockLength())
+    assert mock == Ending(80, FinishReason.LENGTH, extra_step=True)
+    prompt = np.array([7, 8, 9], np.uint32)
+    echo = ending(9, Sampling(1, 1000, min_new_tokens=5), 3, NOTHING, LENGTHS, prompt)
+    assert echo == Ending(5, FinishReason.EOS)
+
+
+@settings(deadline=None)
+@given(seed=seeds, stop=st.integers(0, 600), least=st.integers(0, 1200), num_produced=st.integers(0, 1200))
+def test_a_stop_sequence_counts_behind_min_new_tokens(seed, stop, least, num_produced):
+    text = tokens_between(seed, 0, 1200, Ending(10**6, FinishReason.LENGTH)).tolist()
+    token = text[stop]
+    first = next((at + 1 for at, other in enumerate(text) if other == token and at >= least), None)
+    produced = np.array(text[: min(num_produced, (first or 1200) - 1)], np.uint32)
+    end = ending(seed, Sampling(0, 1200, True, None, ((token,),), least), 7, produced, LENGTHS)
+    assert end == (Ending(1200, FinishReason.LENGTH) if first is None else Ending(first, FinishReason.STOP))
+
+
 def test_a_stop_sequence_may_begin_with_produced_tokens_that_the_model_never_says():
     foreign = 5000
     (following,) = token_ids(np.array([9], np.uint64), np.array([1])).tolist()

@@ -1,0 +1,63 @@
+"""Prompts as clients give them, as token ids."""
+
+import asyncio
+from array import array
+from collections.abc import Sequence
+
+from lorrery.chassis.errors import InvalidRequest
+from lorrery.router.checks import check_prompt_tokens, check_text, check_token_ids
+from lorrery.router.tokenizer import Tokenizer
+from lorrery.v1 import router_pb2
+
+# A text of this many characters takes a millisecond or so to encode; longer ones leave the event loop for a thread.
+LONG_TEXT_CHARACTERS = 8192
+
+
+async def prompt_token_ids(
+    message: router_pb2.GenerateRequest, tokenizer: Tokenizer, max_new_tokens: int, max_req_input_len: int
+) -> Sequence[int]:
+    """Return the tokens of a message's prompt: its last `truncate_prompt_tokens`, where that is set.
+
+    Args:
+        message: as the client sent it.
+        tokenizer: of texts.
+        max_new_tokens: that it asks for, for the message of an error.
+        max_req_input_len: most tokens.
+
+    Raises:
+        RequestError: there is none, it is too long, or it has tokens that are not in the vocabulary.
+    """
+    kind = message.WhichOneof("prompt")
+    token_ids: Sequence[int] = ()
+    if kind == "token_ids":
+        token_ids = _last(message.token_ids.ids, message)
+        check_prompt_tokens(len(token_ids), max_new_tokens, max_req_input_len)
+        token_ids = array("I", token_ids)
+        check_token_ids("token_ids", token_ids, tokenizer.vocab_size)
+    elif message.text:
+        check_text("text", message.text, tokenizer, max_req_input_len)
+        encoded = await encode_prompt(tokenizer, message.text, special_tokens=not message.without_special_tokens)
+        token_ids = _last(encoded, message)
+        check_prompt_tokens(len(token_ids), max_new_tokens, max_req_input_len)
+    if not token_ids:
+        raise InvalidRequest("prompt is empty; give text or token_ids", field="prompt")
+    return token_ids
+
+
+def _last(token_ids: Sequence[int], message: router_pb2.GenerateRequest) -> Sequence[int]:
+    if not message.HasField("truncate_prompt_tokens"):
+        return token_ids
+    most = message.truncate_prompt_tokens
+    if most < 1:
+        raise InvalidRequest(
+            "truncate_prompt_tokens is 0; it must be at least 1", field="truncate_prompt_tokens", value=0, limit=1
+        )
+    return token_ids[-most:]
+
+
+async def encode_prompt(tokenizer: Tokenizer, text: str, *, special_tokens: bool = True) -> list[int]:
+    """Return the tokens of a prompt; a long one does not hold the event loop."""
+    encode = tokenizer.encode_prompt if special_tokens else tokenizer.encode_stop
+    if len(text) > LONG_TEXT_CHARACTERS:
+        return await asyncio.to_thread(encode, text)
+    return encode(text)
