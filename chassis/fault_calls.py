@@ -1,12 +1,12 @@
 """Faults on request as calls bring them."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from lorrery.chassis.errors import InvalidRequest, SettingsError
 from lorrery.chassis.faults import REQUEST_KINDS, Fault, check_faults, parse_fault
 
 MAX_RULES = 64
-"""Most rules of one call of an operator, or of one request."""
+"""Most rules of an operator's calls together, or of one request."""
 
 
 def read_rules(texts: Sequence[str], field: str, kinds: Container[str] | None = None) -> list[Fault]:
@@ -37,3 +37,32 @@ def read_rules(texts: Sequence[str], field: str, kinds: Container[str] | None = 
             what = "no fault of requests" if fault.kind not in REQUEST_KINDS else "a fault of requests"
             raise InvalidRequest(f"{field}: fault {fault.text}: {fault.kind} is {what}", field=field)
     return faults
+
+
+def added(faults: Iterable[Fault], held: Sequence[Fault], from_ps: int = 0) -> list[Fault]:
+    """Return those of an operator's further faults that are new: one that holds already stays as it is.
+
+    Args:
+        faults: of the call.
+        held: those of the calls before, with their times on the clock of `from_ps`.
+        from_ps: when the new ones' times begin to count.
+
+    Raises:
+        InvalidRequest: they are too many together, or two do not go together.
+    """
+    known = {fault.text for fault in held}
+    new = [fault for fault in faults if fault.text not in known]
+    if len(held) + len(new) > MAX_RULES:
+        raise InvalidRequest(
+            f"rules: {len(held)} faults hold and {len(new)} are to be added; at most {MAX_RULES} at once; take the"
+            " others' place with a call that does not add, or with none",
+            field="rules",
+            value=len(held) + len(new),
+            limit=MAX_RULES,
+        )
+    timed = [*held, *(fault.begun_at(from_ps) for fault in new)]
+    try:
+        check_faults(timed, adapters={fault.adapter for fault in timed})
+    except SettingsError as error:
+        raise InvalidRequest(f"rules: {error}", field="rules") from None
+    return new

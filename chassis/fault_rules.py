@@ -57,16 +57,22 @@ class FaultRules:
         faults: those of some kinds count; others are left alone.
         kinds: which.
         draws_for: another name draws other shares.
+        place: how many rules stand before these in the list; each place draws for itself.
     """
 
     def __init__(
-        self, faults: Iterable[Fault] = (), kinds: Container[str] = REQUEST_KINDS, draws_for: str = ""
+        self,
+        faults: Iterable[Fault] = (),
+        kinds: Container[str] = REQUEST_KINDS,
+        draws_for: str = "",
+        place: int = 0,
     ) -> None:
         self.faults = tuple(fault for fault in faults if fault.kind in kinds)
         self.num_met = [0 for _ in self.faults]
         """How often each fault has happened."""
         self._num_fit = [0 for _ in self.faults]
         self._draws_for = draws_for
+        self._place = place
 
     def choose(self, tenant_id: str, adapter_id: str, at_ps: int) -> list[Fault]:
         """Return the faults of the next request or load, which comes so long after their times began to count."""
@@ -92,7 +98,7 @@ class FaultRules:
         fault = self.faults[index]
         if fault.share == 1:
             return True
-        drawn = f"{fault.seed} {index} {number}" + (f" {self._draws_for}" if self._draws_for else "")
+        drawn = f"{fault.seed} {self._place + index} {number}" + (f" {self._draws_for}" if self._draws_for else "")
         digest = blake2b(drawn.encode(), digest_size=8).digest()
         return Fraction(int.from_bytes(digest, "big"), 2**64) < fault.share
 
@@ -105,18 +111,25 @@ class RuleSet:
         faults: of any kind.
         from_ps: since when they hold, and their times count.
         until_ps: when others took their place; `ENDLESS`: none have.
+        place: how many rules held before these were added.
     """
 
     faults: tuple[Fault, ...]
     from_ps: int
     until_ps: int = ENDLESS
+    place: int = 0
+
+    @property
+    def timed(self) -> list[Fault]:
+        """The faults with their times on the clock of `from_ps`."""
+        return [fault.begun_at(self.from_ps) for fault in self.faults]
 
 
 class RuleBook:
-    """The faults that hold in a cluster, and since when: the settings', and those of an operator's last call."""
+    """The faults that hold in a cluster, and since when: the settings', and those of an operator's calls."""
 
     MAX_REPLACED = 4
-    """Sets of earlier calls that are kept: a worker may be at a time before the last ones."""
+    """Replacements after which a set is forgotten: a worker may be at a time before the last ones."""
 
     def __init__(self) -> None:
         self.planned: RuleSet | None = None
@@ -142,16 +155,19 @@ class RuleBook:
         return None
 
     @property
-    def latest(self) -> RuleSet | None:
-        """Those of an operator's last call."""
-        return self.operators[-1] if self.operators else None
+    def current(self) -> list[RuleSet]:
+        """Those of an operator that none has replaced."""
+        return [one for one in self.operators if one.until_ps == ENDLESS]
 
-    def replace(self, faults: Iterable[Fault], from_ps: int) -> None:
-        """Let an operator's faults hold from a time on, in place of those of the last call."""
-        if self.operators:
-            self.operators[-1].until_ps = from_ps
-        del self.operators[: -self.MAX_REPLACED]
-        self.operators.append(RuleSet(tuple(faults), from_ps))
+    def take(self, faults: Iterable[Fault], from_ps: int, *, add: bool = False) -> None:
+        """Let an operator's faults hold from a time on, in place of those of the calls before unless they `add`."""
+        if not add:
+            for one in self.current:
+                one.until_ps = from_ps
+            ends = sorted({one.until_ps for one in self.operators})[-self.MAX_REPLACED :]
+            self.operators = [one for one in self.operators if one.until_ps in ends]
+        place = sum(len(one.faults) for one in self.current)
+        self.operators.append(RuleSet(tuple(faults), from_ps, place=place))
 
 
 class LoadRules:
@@ -184,7 +200,7 @@ class LoadRules:
         if known is None:
             own = [fault for fault in rule_set.faults if fault.worker in ("", self._worker)]
             kept = {id(one): self._rules[id(one)] for one in self._book.sets if id(one) in self._rules}
-            known = rule_set, FaultRules(own, LOAD_KINDS, self._worker)
+            known = rule_set, FaultRules(own, LOAD_KINDS, self._worker, rule_set.place)
             # The set is kept beside its rules, so that no other one has its id.
             self._rules = {**kept, id(rule_set): known}
         return known[1]

@@ -16,7 +16,7 @@ drawn from `seed` and a count of those that it fits (`chassis.fault_rules`).
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from itertools import combinations
@@ -105,6 +105,11 @@ class Fault:
         """`seconds` in picoseconds."""
         return round(self.seconds * PS_PER_SECOND)
 
+    def begun_at(self, from_ps: int) -> "Fault":
+        """Return the fault with its times counted from another one's zero."""
+        until_ps = self.until_ps if self.until_ps == NEVER else self.until_ps + from_ps
+        return replace(self, at_ps=self.at_ps + from_ps, until_ps=until_ps)
+
     def goes_on_at(self, at_ps: int) -> bool:
         """Tell whether it has begun and is not over."""
         return self.at_ps <= at_ps and (at_ps < self.until_ps or self.until_ps == NEVER)
@@ -125,6 +130,11 @@ def parse_fault(text: str) -> Fault:
     values: dict[str, str] = {}
     for part in parts:
         key, equals, value = part.partition("=")
+        if key == "worker" and kind in REQUEST_KINDS:
+            raise SettingsError(
+                f"fault {text}: {part!r}; {kind} is chosen as a request comes in, before a worker is, and holds"
+                f" wherever the request moves; {', '.join(sorted(WORKER_KINDS | LOAD_KINDS))} have a worker"
+            )
         if not equals or key not in needed | possible or key in values:
             raise SettingsError(f"fault {text}: {part!r}; {kind} has {', '.join(sorted(needed | possible))}")
         values[key] = value

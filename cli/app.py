@@ -18,7 +18,7 @@ PARTS = {
     "up": "Run a cluster on this machine: scheduler, workers, router.",
     "load": "Send a workload to a cluster, and report what its clients see.",
     "simulate": "Run the same cluster under a virtual clock: hours of traffic in seconds.",
-    "faults": "Let requests of a running router fail, stall or wait.",
+    "faults": "Let requests, loads and workers of a running cluster fail.",
     "demo": "Run a cluster and a real trace through it, about a minute.",
     "plan": "Say what a deployment can serve, and how many GPUs a rate needs.",
     "calibrate": "Fit a GPU's kernel constants to your own profile of it.",

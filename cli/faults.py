@@ -1,6 +1,7 @@
 """`lorrery faults`: sets and lists the faults of a running cluster."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -20,58 +21,103 @@ from lorrery.v1 import router_pb2, router_pb2_grpc
 
 TIMEOUT_SECONDS = 10.0
 
-app = command_app()
+Rules = Annotated[list[str], typer.Argument(metavar="RULE...", help="Faults, as docs/faults.md has them.")]
+Target = Annotated[str, typer.Option(metavar="HOST:PORT", help="The router.")]
+Config = Annotated[Path | None, typer.Option(metavar="FILE", help="Settings file; its client_tls is used to dial.")]
+TARGET = "127.0.0.1:50051"
+
+app = command_app("Let requests, loads and workers of a running cluster fail.", no_args_is_help=True)
+
+
+@app.callback()
+def _faults(version: VersionOption = False) -> None:
+    del version
+
+
+@app.command("set", cls=Command)
+def set_(rules: Rules, target: Target = TARGET, config: Config = None, api_key: flags.ApiKey = "") -> None:
+    """Let these faults happen from now on, in place of those that were set or added before.
+
+    Faults of the settings stay. Faults of requests hold at this router, those of loads and workers at every scheduler.
+    docs/faults.md has every kind.
+
+    Examples:
+      lorrery faults set refuse,share=0.1,status=RESOURCE_EXHAUSTED
+      lorrery faults set stall,after=20,seconds=2,tenant=acme cut,after=5,first=3
+      lorrery faults set slow_worker,worker=worker-0,factor=3,for=60
+      lorrery faults set worker_loss,worker=worker-1,for=10
+    """
+    _call(target, config, api_key, router_pb2.SetFaultsRequest(rules=rules))
 
 
 @app.command(cls=Command)
-def faults(
-    rules: Annotated[
-        list[str] | None, typer.Argument(metavar="[RULE]...", help="Faults; unset: list what holds.")
-    ] = None,
-    clear: Annotated[bool, typer.Option("--clear", help="Take back the rules that were set so.")] = False,
-    target: Annotated[str, typer.Option(metavar="HOST:PORT", help="The router.")] = "127.0.0.1:50051",
-    config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Settings file; its client_tls is used to dial.")
-    ] = None,
-    api_key: flags.ApiKey = "",
-    version: VersionOption = False,
-) -> None:
-    """Let requests, loads and workers of a running cluster fail, and see how many have.
+def add(rules: Rules, target: Target = TARGET, config: Config = None, api_key: flags.ApiKey = "") -> None:
+    """Let these faults happen from now on, beside those that were set or added before.
 
-    Rules take the place of those of the call before; those of the settings stay. Faults of requests hold
-    at this router, those of loads and workers at every scheduler. docs/faults.md has every kind.
+    Those go on with their times and counts; a fault that holds already stays as it is.
 
     Examples:
-      lorrery faults refuse,share=0.1,status=RESOURCE_EXHAUSTED
-      lorrery faults stall,after=20,seconds=2,tenant=acme cut,after=5,first=3
-      lorrery faults slow_worker,worker=worker-0,factor=3,for=60
-      lorrery faults worker_loss,worker=worker-1,for=10
-      lorrery faults
-      lorrery faults --clear
+      lorrery faults add delay,seconds=0.5,adapter=lora-r8-0
+      lorrery faults add freeze_worker,worker=worker-0,for=3
     """
-    del version
-    if rules and clear:
-        raise typer.BadParameter("--clear goes without rules")
+    _call(target, config, api_key, router_pb2.SetFaultsRequest(rules=rules, add=True))
+
+
+@app.command("list", cls=Command)
+def list_(target: Target = TARGET, config: Config = None, api_key: flags.ApiKey = "") -> None:
+    """List the faults that hold, those of the settings included, and how many requests, loads or workers each has met.
+
+    A fault of a worker that is not attached waits for one of that name. It may come; or the name is mistyped.
+
+    Examples:
+      lorrery faults list
+      lorrery faults list --target 10.0.0.7:50051 --api-key lry_...
+    """
+    _call(target, config, api_key)
+
+
+@app.command(cls=Command)
+def clear(target: Target = TARGET, config: Config = None, api_key: flags.ApiKey = "") -> None:
+    """Take back the faults that were set or added. Those of the settings stay.
+
+    A frozen worker goes on, and one that is kept away may attach again.
+
+    Examples:
+      lorrery faults clear
+      lorrery faults clear --target 10.0.0.7:50051
+    """
+    _call(target, config, api_key, router_pb2.SetFaultsRequest())
+
+
+def _call(target: str, config: Path | None, api_key: str, change: router_pb2.SetFaultsRequest | None = None) -> None:
+    """Change the faults of a cluster, if that is asked for, and show what holds then."""
     check_target("--target", target)
-    asyncio.run(_faults(target, rules or [], config, api_key, change=bool(rules) or clear))
+    _show(asyncio.run(_changed(target, config, api_key, change)))
 
 
-async def _faults(target: str, rules: list[str], config: Path | None, api_key: str, *, change: bool) -> None:
+async def _changed(
+    target: str, config: Path | None, api_key: str, change: router_pb2.SetFaultsRequest | None
+) -> Sequence[router_pb2.FaultRule]:
     metadata = bearer(api_key) if api_key else ()
     channel = open_channel(target, load(config).client_tls)
     try:
         stub: router_pb2_grpc.RouterServiceAsyncStub = router_pb2_grpc.RouterServiceStub(channel)
-        if change:
-            await stub.SetFaults(router_pb2.SetFaultsRequest(rules=rules), timeout=TIMEOUT_SECONDS, metadata=metadata)
+        if change is not None:
+            await stub.SetFaults(change, timeout=TIMEOUT_SECONDS, metadata=metadata)
         listed = await stub.ListFaults(router_pb2.ListFaultsRequest(), timeout=TIMEOUT_SECONDS, metadata=metadata)
     except grpc.aio.AioRpcError as error:
         raise LorreryError(f"{target}: {error.code().name}: {error.details()}") from None
     finally:
         await channel.close()
-    if not listed.faults:
+    return listed.faults
+
+
+def _show(rules: Sequence[router_pb2.FaultRule]) -> None:
+    if not rules:
         typer.echo("no faults")
         return
     table = Table("rule", "met")
-    for rule in listed.faults:
-        table.add_row(rule.rule, f"{rule.num_requests:,}")
+    for rule in rules:
+        met = "waits for a worker of that name" if rule.waits_for_worker else f"{rule.num_requests:,}"
+        table.add_row(rule.rule, met)
     Console(soft_wrap=True).print(table)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from lorrery.chassis.fault_calls import read_rules
+from lorrery.chassis.fault_calls import added, read_rules
 from lorrery.chassis.faults import REQUEST_KINDS
 from lorrery.router.adapters import CALL_SECONDS, connected
 from lorrery.router.faults import Injector
@@ -11,23 +11,26 @@ from lorrery.router.placement import Placement
 from lorrery.v1 import router_pb2, scheduler_pb2
 
 
-async def set_faults(placement: Placement, injector: Injector, texts: Sequence[str]) -> None:
-    """Let these happen, in place of those of the call before.
+async def set_faults(placement: Placement, injector: Injector, texts: Sequence[str], *, add: bool) -> None:
+    """Let these happen, in place of those of the calls before or beside them.
 
     Raises:
-        InvalidRequest: one is none.
+        InvalidRequest: one is none, or they are too many.
         Unavailable: there are some for schedulers, and none is connected.
         grpc.aio.AioRpcError: a scheduler did not take them.
     """
     faults = read_rules(texts, "rules")
+    own = [fault for fault in faults if fault.kind in REQUEST_KINDS]
+    if add:
+        own = added(own, injector.operators)
     request = scheduler_pb2.SetClusterFaultsRequest(
-        rules=[fault.text for fault in faults if fault.kind not in REQUEST_KINDS]
+        rules=[fault.text for fault in faults if fault.kind not in REQUEST_KINDS], add=add
     )
     shards = connected(placement) if request.rules else [shard for shard in placement.shards if shard.connected]
     await asyncio.gather(
         *(shard.stub.SetClusterFaults(request, timeout=CALL_SECONDS, metadata=shard.credentials) for shard in shards)
     )
-    injector.replace(fault for fault in faults if fault.kind in REQUEST_KINDS)
+    injector.take(own, add=add)
 
 
 async def list_faults(placement: Placement, injector: Injector) -> router_pb2.ListFaultsResponse:
@@ -44,11 +47,11 @@ async def list_faults(placement: Placement, injector: Injector) -> router_pb2.Li
             if shard.connected
         )
     )
-    num_met: dict[str, int] = {}
+    own = [router_pb2.FaultRule(rule=fault.text, num_requests=num_met) for fault, num_met in injector.rules]
+    others: dict[str, router_pb2.FaultRule] = {}
     for answer in answers:
         for fault in answer.faults:
-            num_met[fault.rule] = num_met.get(fault.rule, 0) + fault.num_met
-    rules = [(fault.text, num) for fault, num in injector.rules]
-    return router_pb2.ListFaultsResponse(
-        faults=[router_pb2.FaultRule(rule=rule, num_requests=num) for rule, num in [*rules, *num_met.items()]]
-    )
+            rule = others.setdefault(fault.rule, router_pb2.FaultRule(rule=fault.rule, waits_for_worker=True))
+            rule.num_requests += fault.num_met
+            rule.waits_for_worker = rule.waits_for_worker and fault.waits_for_worker
+    return router_pb2.ListFaultsResponse(faults=[*own, *others.values()])

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from lorrery.chassis.errors import InjectedFault, InvalidRequest
 from lorrery.chassis.fault_calls import read_rules
 from lorrery.chassis.fault_rules import FaultRules, RequestFaults, together
-from lorrery.chassis.faults import REQUEST_KINDS, Fault
+from lorrery.chassis.faults import REFUSE, REQUEST_KINDS, Fault
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.output import Output
 from lorrery.router.request import Request
@@ -34,8 +34,8 @@ class Injector:
         self._allowed = settings.router.request_faults
         self._metrics = metrics
         self._lasting = FaultRules(settings.planned_faults())
-        self._operators = FaultRules()
-        self._begun = self._set_at = time.monotonic()
+        self._operators: list[tuple[FaultRules, float]] = []  # of each call, and when it came
+        self._begun = time.monotonic()
 
     def begin(self) -> None:
         """Let the times of the settings' faults count from now."""
@@ -44,14 +44,22 @@ class Injector:
     @property
     def rules(self) -> list[tuple[Fault, int]]:
         """Every rule, the settings' first, and how many requests it has happened to."""
-        return [
-            pair for rules in (self._lasting, self._operators) for pair in zip(rules.faults, rules.num_met, strict=True)
-        ]
+        every = [self._lasting, *(rules for rules, _ in self._operators)]
+        return [pair for rules in every for pair in zip(rules.faults, rules.num_met, strict=True)]
 
-    def replace(self, faults: Iterable[Fault]) -> None:
-        """Take an operator's rules in place of those of the last call; their times and counts begin now."""
-        self._operators = FaultRules(faults)
-        self._set_at = time.monotonic()
+    @property
+    def operators(self) -> list[Fault]:
+        """An operator's rules."""
+        return [fault for rules, _ in self._operators for fault in rules.faults]
+
+    def take(self, faults: Iterable[Fault], *, add: bool) -> None:
+        """Take an operator's rules, in place of those of the calls before unless they `add`.
+
+        Their times and counts begin now.
+        """
+        if not add:
+            self._operators.clear()
+        self._operators.append((FaultRules(faults, place=len(self.operators)), time.monotonic()))
 
     def choose(self, request: Request, asked: Sequence[str]) -> RequestFaults:
         """Return what goes wrong with a request.
@@ -70,7 +78,9 @@ class Injector:
             )
         chosen = read_rules(asked, METADATA_KEY, REQUEST_KINDS)
         now = time.monotonic()
-        for rules, since in ((self._lasting, self._begun), (self._operators, self._set_at)):
+        for rules, since in ((self._lasting, self._begun), *self._operators):
+            if any(fault.kind == REFUSE for fault in chosen):
+                break  # no other fault happens to it, and none counts it
             if rules.faults:
                 at_ps = round((now - since) / self._time_scale * PS_PER_SECOND)
                 chosen += rules.choose(request.tenant_id, request.adapter_id, at_ps)

@@ -234,10 +234,10 @@ class Handler:
 
     # --- faults on request ------------------------------------------------------------------------------------------
 
-    async def set_faults(self, caller: ApiKey, rules: Sequence[str]) -> None:
-        """Take an operator's rules in place of the last ones."""
+    async def set_faults(self, caller: ApiKey, rules: Sequence[str], *, add: bool) -> None:
+        """Take an operator's rules, in place of the last ones or beside them."""
         check_operator(caller, "set faults")
-        await cluster_faults.set_faults(self._placement, self._injector, rules)
+        await cluster_faults.set_faults(self._placement, self._injector, rules, add=add)
 
     async def list_faults(self, caller: ApiKey) -> router_pb2.ListFaultsResponse:
         """List the rules of this router and its schedulers, and how often each has happened."""

@@ -157,8 +157,9 @@ class Router(router_pb2_grpc.RouterServiceServicer):
     async def SetFaults(  # noqa: N802  gRPC's name for it
         self, request: router_pb2.SetFaultsRequest, context: _Context
     ) -> router_pb2.SetFaultsResponse:
-        """Take an operator's rules in place of the last ones."""
-        await self._answer(context, lambda caller: self._handler.set_faults(caller, request.rules))
+        """Take an operator's rules, in place of the last ones or beside them."""
+        rules, add = request.rules, request.add
+        await self._answer(context, lambda caller: self._handler.set_faults(caller, rules, add=add))
         return router_pb2.SetFaultsResponse()
 
     async def ListFaults(  # noqa: N802  gRPC's name for it

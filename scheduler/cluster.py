@@ -21,7 +21,7 @@ from lorrery.scheduler.adapters import LoadedAdapters
 from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.policies import batch_limits, batching_name
-from lorrery.scheduler.faults import ClusterFaults
+from lorrery.scheduler.faults import ClusterFaults, told_to
 from lorrery.scheduler.journal import Journal
 from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.metrics import SchedulerMetrics
@@ -65,7 +65,7 @@ class Cluster:
             num_live=lambda: len(self.requests.lives),
             num_routers=lambda: len(self.routers),
         )
-        self.faults = ClusterFaults(settings, self.clock, self.metrics.faults, self._lose)
+        self.faults = ClusterFaults(settings, self.clock, self.metrics.faults, self.workers, self._lose)
         self.journal = None if path is None else Journal(path, settings)
         self.requests = Requests(
             self.core,
@@ -124,18 +124,18 @@ class Cluster:
         self.look_for_moves()
         return worker
 
-    def set_faults(self, rules: Sequence[str]) -> None:
-        """Let an operator's faults happen from now on, in place of those of the last call.
+    def set_faults(self, rules: Sequence[str], *, add: bool) -> None:
+        """Let an operator's faults happen from now on, in place of those of the calls before unless they `add`.
 
         Raises:
-            InvalidRequest: see `ClusterFaults.replace`.
+            InvalidRequest: see `ClusterFaults.take`.
         """
         from_ps = max([self.clock.now_ps(), *(worker.boundary_ps + 1 for worker in self.workers.values())])
-        self.faults.replace(rules, from_ps)
+        taken = self.faults.take(rules, from_ps, add=add)
         if self.journal is not None:
-            self.journal.faults(rules, from_ps)
+            self.journal.faults([fault.text for fault in taken], from_ps, add=add)
         for worker in self.workers.values():
-            worker.let_go_wrong(self.faults.of_worker(worker.worker_id) or [])
+            worker.let_go_wrong(told_to(worker.worker_id, taken), add=add)
 
     def _lose(self, worker_id: str, fault: Fault) -> None:
         worker = self.workers.get(worker_id)

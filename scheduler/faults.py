@@ -7,13 +7,13 @@ killed by whoever runs it; one that an operator loses has its stream ended here,
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import prometheus_client
 
 from lorrery.chassis.clock import DeviceClock
 from lorrery.chassis.errors import InjectedFault, InvalidRequest
-from lorrery.chassis.fault_calls import read_rules
+from lorrery.chassis.fault_calls import added, read_rules
 from lorrery.chassis.fault_rules import LoadRules, RuleBook
 from lorrery.chassis.faults import (
     FREEZE_WORKER,
@@ -40,6 +40,7 @@ class ClusterFaults:
         settings: of the cluster.
         clock: of the scheduler.
         happened: counts them, by kind.
+        attached: names of the workers that are, now and later.
         lose: ends the stream of a worker, by name, if it is attached; the fault says why.
     """
 
@@ -48,12 +49,14 @@ class ClusterFaults:
         settings: Settings,
         clock: DeviceClock,
         happened: prometheus_client.Counter,
+        attached: Collection[str],
         lose: Callable[[str, Fault], None],
     ) -> None:
         self.book = RuleBook()
         self._settings = settings
         self._clock = clock
         self._happened = happened
+        self._attached = attached
         self._lose = lose
         self._num_met: Counter[Fault] = Counter()
         self._timers: list[asyncio.TimerHandle] = []
@@ -67,41 +70,54 @@ class ClusterFaults:
     @property
     def rules(self) -> list[tuple[Fault, int]]:
         """Those of workers and loads that hold, the settings' first, and how often each has happened."""
-        sets = [one for one in (self.book.planned, self.book.latest) if one is not None]
+        sets = [*([] if self.book.planned is None else [self.book.planned]), *self.book.current]
         faults = [fault for one in sets for fault in one.faults if fault.kind in WORKER_KINDS | LOAD_KINDS]
         return [(fault, self._num_met[fault]) for fault in faults]
+
+    def waits_for_worker(self, fault: Fault) -> bool:
+        """Tell whether a fault of a worker has never happened, and no worker of that name is attached."""
+        return bool(fault.worker) and fault.worker not in self._attached and not self._num_met[fault]
 
     def begin(self, at_ps: int) -> None:
         """Let the times of the settings' faults count from now, unless they do already."""
         self.book.plan(self._settings.planned_faults(), at_ps)
 
-    def replace(self, texts: Sequence[str], from_ps: int) -> None:
-        """Take an operator's rules in place of those of the last call; their times and counts begin now.
+    def take(self, texts: Sequence[str], from_ps: int, *, add: bool) -> list[Fault]:
+        """Take an operator's rules; their times and counts begin now. Return those that are new.
 
         Args:
             texts: of faults.
             from_ps: after everything that was decided before.
+            add: whether those of the calls before go on.
 
         Raises:
-            InvalidRequest: one is none, or none of workers and loads.
+            InvalidRequest: one is none, or none of workers and loads; or they do not go with those that hold.
         """
         faults = read_rules(texts, "rules", WORKER_KINDS | LOAD_KINDS)
         blocking = self._settings.scheduler.strict or self._settings.adapters.loading == "blocking"
         if blocking and any(fault.kind == LOAD_FAILURE and fault.never_ends for fault in faults):
             message = "rules: adapter_load_failure without for: a prefill that waits for the load never runs"
             raise InvalidRequest(message, field="rules")
-        log.warning("faults_set", num_rules=len(faults), first=quoted(faults[0].text) if faults else "")
-        for timer in self._timers:
-            timer.cancel()
-        planned = () if self.book.planned is None else self.book.planned.faults
-        self._num_met = Counter({fault: self._num_met[fault] for fault in planned})
-        self.book.replace(faults, from_ps)
+        if add:
+            faults = added(faults, [fault for one in self.book.current for fault in one.timed], from_ps)
+        else:
+            for timer in self._timers:
+                timer.cancel()
+            self._timers.clear()
+            planned = () if self.book.planned is None else self.book.planned.faults
+            self._num_met = Counter({fault: self._num_met[fault] for fault in planned})
+        self.book.take(faults, from_ps, add=add)
+        log.warning("faults_added" if add else "faults_set", num_rules=len(faults), first=_first(faults))
+        waiting = [fault for fault in faults if self.waits_for_worker(fault)]
+        if waiting:
+            log.warning("faults_wait_for_workers", num_rules=len(waiting), first=_first(waiting))
         loop = asyncio.get_running_loop()
-        self._timers = [
+        self._timers += [
             loop.call_later(fault.at_ps / PS_PER_SECOND * self._clock.time_scale, self._lose_now, fault)
             for fault in faults
             if fault.kind == WORKER_LOSS
         ]
+        return faults
 
     def _lose_now(self, fault: Fault) -> None:
         self._lose(fault.worker, fault)
@@ -112,10 +128,9 @@ class ClusterFaults:
 
     def of_worker(self, worker_id: str) -> list[str] | None:
         """Return an operator's rules that a worker follows by itself; None: no operator has set any."""
-        if (latest := self.book.latest) is None:
+        if not self.book.operators:
             return None
-        own = (SLOW_WORKER, FREEZE_WORKER)
-        return [fault.text for fault in latest.faults if fault.worker == worker_id and fault.kind in own]
+        return told_to(worker_id, [fault for one in self.book.current for fault in one.faults])
 
     def met(self, fault: Fault) -> None:
         """Count a fault that has happened."""
@@ -140,3 +155,12 @@ class ClusterFaults:
         if fault is not None:
             raise InjectedFault(fault.text, "UNAVAILABLE")
         self._frozen_out.discard(worker_id)
+
+
+def told_to(worker_id: str, faults: Iterable[Fault]) -> list[str]:
+    """Return the rules that a worker follows by itself."""
+    return [fault.text for fault in faults if fault.worker == worker_id and fault.kind in (SLOW_WORKER, FREEZE_WORKER)]
+
+
+def _first(faults: Sequence[Fault]) -> str:
+    return quoted(faults[0].text) if faults else ""

@@ -120,9 +120,9 @@ class Journal:
         line: Record = {"type": "adapter" if rank else "adapter_removed", "at_ps": at_ps, "adapter_id": adapter_id}
         self._add({**line, "rank": rank, "version": version} if rank else line)
 
-    def faults(self, rules: Iterable[str], at_ps: int) -> None:
-        """Note an operator's faults, which hold from then on, in place of the last ones."""
-        self._add({"type": "faults", "at_ps": at_ps, "rules": list(rules)})
+    def faults(self, rules: Iterable[str], at_ps: int, *, add: bool) -> None:
+        """Note an operator's faults, which hold from then on, in place of the last ones or beside them."""
+        self._add({"type": "faults", "at_ps": at_ps, "rules": list(rules)} | ({"add": True} if add else {}))
 
     def attached(self, hello: WorkerHello, at_ps: int) -> "WorkerJournal":
         """Note a worker that was taken in; return what notes its doings."""
@@ -184,9 +184,9 @@ class WorkerJournal:
     def _add(self, kind: str, line: Record) -> None:
         self._add_line({"type": kind, "worker": self._number, **line})
 
-    def faults(self, rules: list[str], at_ps: int) -> None:
-        """Note an operator's faults that the worker follows by itself from then on, in place of the last ones."""
-        self._add("faults", {"at_ps": at_ps, "rules": rules})
+    def faults(self, rules: list[str], at_ps: int, *, add: bool) -> None:
+        """Note an operator's faults that the worker follows by itself from then on, as `Journal.faults` does."""
+        self._add("faults", {"at_ps": at_ps, "rules": rules} | ({"add": True} if add else {}))
 
     def placed(
         self,

@@ -315,7 +315,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         context: grpc.aio.ServicerContext[pb.SetClusterFaultsRequest, pb.SetClusterFaultsResponse],
     ) -> pb.SetClusterFaultsResponse:
         await self._guard.check(context, OPERATORS)
-        self._cluster.set_faults(request.rules)
+        self._cluster.set_faults(request.rules, add=request.add)
         return pb.SetClusterFaultsResponse()
 
     async def ListClusterFaults(  # noqa: N802, D102
@@ -324,9 +324,12 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         context: grpc.aio.ServicerContext[pb.ListClusterFaultsRequest, pb.ListClusterFaultsResponse],
     ) -> pb.ListClusterFaultsResponse:
         await self._guard.check(context, OPERATORS)
-        rules = self._cluster.faults.rules
+        faults = self._cluster.faults
         return pb.ListClusterFaultsResponse(
-            faults=[pb.ClusterFault(rule=fault.text, num_met=num_met) for fault, num_met in rules]
+            faults=[
+                pb.ClusterFault(rule=fault.text, num_met=num_met, waits_for_worker=faults.waits_for_worker(fault))
+                for fault, num_met in faults.rules
+            ]
         )
 
     async def GetStatus(  # noqa: N802, D102

@@ -321,9 +321,9 @@ def heartbeat_answer(number: int, sent_ps: int) -> ToWorker:
     return ToWorker(heartbeat_answer=pb.HeartbeatAnswer(number=number, sent_ps=to_wire(sent_ps)))
 
 
-def worker_faults(rules: Iterable[str]) -> ToWorker:
-    """Write an operator's faults of a worker."""
-    return ToWorker(faults=pb.WorkerFaults(rules=rules))
+def worker_faults(rules: Iterable[str], *, add: bool) -> ToWorker:
+    """Write an operator's faults of a worker; `add`: those that it was told before go on."""
+    return ToWorker(faults=pb.WorkerFaults(rules=rules, add=add))
 
 
 def interrupt(plan_id: int, at_ps: int) -> ToWorker:

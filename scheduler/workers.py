@@ -111,7 +111,7 @@ class Dispatcher:
         self._wake = asyncio.Event()
         self._given_up = asyncio.Event()
         self._rules_told = False
-        self._untaken_rules: deque[list[str]] = deque()
+        self._untaken_rules: deque[tuple[list[str], bool]] = deque()
         self._fan_out: FanOut | None = None
         self._outcomes = Outcomes(member, cluster.requests)
 
@@ -366,14 +366,14 @@ class Dispatcher:
 
     # --- faults on request ------------------------------------------------------------------------------------------
 
-    def let_go_wrong(self, rules: list[str]) -> None:
-        """Tell the worker an operator's faults, in place of the last ones; it says since when they hold."""
+    def let_go_wrong(self, rules: list[str], *, add: bool = False) -> None:
+        """Tell the worker an operator's faults, in place of the last ones or beside them; it says since when."""
         if len(self._untaken_rules) == MAX_UNTAKEN:
             self.give_up(Loss.PROTOCOL, f"the worker has not taken the faults of {MAX_UNTAKEN} calls")
-        elif rules or self._rules_told:
+        elif rules or (self._rules_told and not add):
             self._rules_told = True
-            self._untaken_rules.append(rules)
-            self._send(wire.worker_faults(rules))
+            self._untaken_rules.append((rules, add))
+            self._send(wire.worker_faults(rules, add=add))
 
     def faults_taken(self, from_ps: int) -> None:
         """Take note of since when the faults that the worker was told hold.
@@ -388,9 +388,9 @@ class Dispatcher:
             raise ProtocolError(
                 f"the worker takes faults from {from_ps} ps on; its last step ended {self._boundary_ps}"
             )
-        rules = self._untaken_rules.popleft()
+        rules, add = self._untaken_rules.popleft()
         if self._journal is not None:
-            self._journal.faults(rules, from_ps)
+            self._journal.faults(rules, from_ps, add=add)
         for rule in rules:
             self._cluster.faults.met(parse_fault(rule))
 

@@ -32,8 +32,8 @@ def schedule_faults(faults: Sequence[Fault], simulation: Simulation) -> None:
     """
     workers = {worker.name: worker for worker in simulation.workers}
     start_ps = simulation.now_ps
+    check_faults(faults, workers=workers, adapters={fault.adapter for fault in faults})
     happening = [fault for fault in faults if fault.kind in WORKER_KINDS]
-    check_faults(happening, workers=workers, adapters=())
     for fault in sorted(happening, key=lambda fault: fault.at_ps):  # of two at one time, an end comes before a begin
         worker = workers[fault.worker]
         if fault.kind == WORKER_LOSS:

@@ -69,11 +69,11 @@ class _Replay:
             case "recall":
                 self._worker(content).give(content, None)
             case "faults":
-                faults = map(parse_fault, content["rules"])
+                faults = [parse_fault(rule) for rule in content["rules"]]
                 if "worker" in content:
-                    self._worker(content).take_faults(faults, content["at_ps"])
+                    self._worker(content).take_faults(faults, content["at_ps"], add="add" in content)
                 else:
-                    self._parts.faults.replace(faults, content["at_ps"])
+                    self._parts.faults.take(faults, content["at_ps"], add="add" in content)
             case "attached":
                 self._result.num_workers += 1
                 self._attach(content["worker"], content["hello"], content["at_ps"])

@@ -82,9 +82,9 @@ class ReplayWorker:
         self._run(content["at_ps"], self._num_wanted)
         self._deliver(content, request, content["at_ps"])
 
-    def take_faults(self, faults: Iterable[Fault], from_ps: int) -> None:
-        """Take an operator's faults from a time on, in place of the last ones."""
-        self._faults.replace(faults, from_ps)
+    def take_faults(self, faults: Iterable[Fault], from_ps: int, *, add: bool) -> None:
+        """Take an operator's faults from a time on, in place of the last ones or beside them."""
+        self._faults.take(faults, from_ps, add=add)
         self._spells = self._parts.spells(self._faults, self.member.name)
 
     def _deliver(self, content: Record, request: ReplayedRequest | None, nudge_ps: int | None) -> None:

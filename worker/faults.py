@@ -29,14 +29,20 @@ class WorkerFaults:
         """When it is slow or frozen."""
         return spells_of(self._book.sets, self._name)
 
-    def replace(self, rules: Iterable[str], from_ps: int) -> Spells:
-        """Take an operator's faults from a time on, in place of the last ones; return when it is slow or frozen.
+    def take(self, rules: Iterable[str], from_ps: int, *, add: bool) -> Spells:
+        """Take an operator's faults from a time on; return when it is slow or frozen.
+
+        Args:
+            rules: a text each.
+            from_ps: when their times begin to count.
+            add: whether those that it was told before go on.
 
         Raises:
             ValueError: one is none.
         """
         try:
-            self._book.replace([parse_fault(rule) for rule in rules], from_ps)
+            faults = [parse_fault(rule) for rule in rules]
         except SettingsError as error:
             raise ValueError(str(error)) from None
+        self._book.take(faults, from_ps, add=add)
         return self.spells

@@ -299,7 +299,7 @@ class _Attachment:
                 self._answered(message.heartbeat_answer, now_ps)
             case "faults":
                 from_ps = max(now_ps, self._pacer.boundary_ps + 1)
-                self._pacer.use(self._faults.replace(message.faults.rules, from_ps))
+                self._pacer.use(self._faults.take(message.faults.rules, from_ps, add=message.faults.add))
                 self._send(wire.faults_taken(from_ps))
             case other:
                 raise ValueError(f"the scheduler sent {other} in the middle of the stream")

@@ -25,9 +25,10 @@ from lorrery.scheduler.core.plan import (
     Recalled,
 )
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 """Of the journal. Since 2 a `placed` line says what the placement read; since 3 adapters have versions, their loads
-overlap as the settings say, and what waits may be recalled for another worker; since 4 an operator may set faults."""
+overlap as the settings say, and what waits may be recalled for another worker; since 4 an operator may set faults,
+since 5 add to them."""
 
 Record = dict[str, Any]
 """Names and values as JSON has them; what is empty is left out."""

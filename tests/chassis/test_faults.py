@@ -43,13 +43,34 @@ def test_loads_are_counted_and_drawn_for_each_worker() -> None:
 def test_an_operators_rules_hold_from_their_time_to_that_of_the_next() -> None:
     book = RuleBook()
     rules = LoadRules(book, "w")
-    book.replace([parse_fault("adapter_load_failure,first=1")], 10)
-    book.replace([parse_fault("slow_adapter_load,factor=2,at=1e-12")], 20)
+    book.take([parse_fault("adapter_load_failure,first=1")], 10)
+    book.take([parse_fault("slow_adapter_load,factor=2,at=1e-12")], 20)
     at = (9, 10, 11, 20, 21)
     assert [[f.kind for f in rules.choose("a", at_ps)] for at_ps in at] == [[], [LOAD_FAILURE], [], [], [SLOW_LOAD]]
     for at_ps in range(30, 40):
-        book.replace([], at_ps)
+        book.take([], at_ps)
     assert len(book.sets) <= RuleBook.MAX_REPLACED + 1
+
+
+def test_rules_that_are_added_count_and_draw_for_themselves_and_go_with_the_others() -> None:
+    book = RuleBook()
+    rules = LoadRules(book, "w")
+    book.take([parse_fault("adapter_load_failure,first=2")], 10)
+    book.take([parse_fault("slow_adapter_load,factor=2,for=2e-11")], 20, add=True)
+    at = (10, 20, 39, 40)
+    assert [[f.kind for f in rules.choose("a", at_ps)] for at_ps in at] == [
+        [LOAD_FAILURE],
+        [LOAD_FAILURE, SLOW_LOAD],
+        [SLOW_LOAD],
+        [],
+    ]
+    book.take([], 50)
+    assert rules.choose("a", 50) == []
+    share = parse_fault("slow_adapter_load,factor=2,share=0.5")
+    for add in (False, True):
+        book.take([share], 60, add=add)
+    met = [len(rules.choose("a", 60)) for _ in range(100)]
+    assert met.count(1) > 20  # the second is drawn by itself
 
 
 def test_a_fault_without_an_end_stays() -> None:

@@ -18,12 +18,16 @@ from lorrery.cli.app import PARTS
 SERVICES = ("router", "scheduler", "worker")
 RUN_FOR_LONG = {"up", "demo", "validate vidur", "validate slora"}
 """Without options they run a cluster, or replay what ships: tests of their own watch that."""
-GROUPS = {"keys", "validate"}
+GROUPS = {"faults", "keys", "validate"}
 """Their commands have examples of their own."""
 WITHOUT_OPTIONS = {
     "load": (1, "no cluster at 127.0.0.1:1 "),
     "simulate": (0, "requests"),
-    "faults": (1, "UNAVAILABLE"),
+    "faults": (2, "set"),
+    "faults set": (2, "RULE"),
+    "faults add": (2, "RULE"),
+    "faults list": (1, "UNAVAILABLE"),
+    "faults clear": (1, "UNAVAILABLE"),
     "plan": (0, "KV"),
     "calibrate": (2, "FILE"),
     "cache": (2, "corpus"),
@@ -68,8 +72,8 @@ def test_without_options_a_command_works_or_says_what_it_needs(
 ):
     monkeypatch.chdir(tmp_path)
     part, *rest = command.split()
-    if part == "faults":
-        rest = ["--target", "127.0.0.1:1"]
+    if command in ("faults list", "faults clear"):
+        rest += ["--target", "127.0.0.1:1"]
     if part == "load":  # at the default address a cluster may run
         rest = ["--target", "127.0.0.1:1", "--connect-timeout", "0.1"]
     result = CliRunner().invoke(app_of(part), rest)

@@ -111,17 +111,42 @@ async def test_an_operator_sets_rules_that_count_and_takes_them_back(cluster: Lo
 
 async def test_the_command_sets_lists_and_clears(cluster: LocalCluster, client: Client) -> None:
     async def command(*arguments: str) -> str:
-        given = ["--target", cluster.router_address, *arguments]
+        given = [*arguments, "--target", cluster.router_address]
         result = await asyncio.to_thread(CliRunner().invoke, app, given)
         assert result.exit_code == 0, (result.output, result.exception)
         return result.output
 
-    assert "refuse,first=1" in await command("refuse,first=1", "delay,seconds=0.01")
+    assert "refuse,first=1" in await command("set", "refuse,first=1", "delay,seconds=0.01")
     assert (await generate(client, Ask(1)))[1] is not None
-    assert re.search(r"refuse,first=1 .* 1 ", await command())
-    cleared = await command("--clear")
+    shown = await command("add", "cut,tenant=acme,after=1", "refuse,first=1", "slow_worker,worker=worker-9,factor=2")
+    assert re.search(r"refuse,first=1 .* 1 ", shown)
+    assert "cut,tenant=acme,after=1" in shown
+    assert re.search("worker=worker-9,factor=2 .* waits for a worker of that name", await command("list"))
+    cleared = await command("clear")
     assert "refuse,first=1" not in cleared
     assert RULES[1] in cleared
+
+
+async def test_rules_are_added_to_those_that_hold_which_count_on(cluster: LocalCluster, client: Client) -> None:
+    async def take(*rules: str) -> None:
+        await client.stub.SetFaults(router_pb2.SetFaultsRequest(rules=rules, add=True), timeout=TIMEOUT_SECONDS)
+
+    async def num_met() -> dict[str, int]:
+        answer = await client.stub.ListFaults(router_pb2.ListFaultsRequest(), timeout=TIMEOUT_SECONDS)
+        return {rule.rule: rule.num_requests for rule in answer.faults[len(RULES) :]}
+
+    await take("refuse,first=2")
+    assert (await generate(client, Ask(1)))[1] is not None
+    await take("refuse,first=2", "cut,after=1,status=ABORTED")
+    codes = [error and error.code() for _, error in [await generate(client, Ask(1)) for _ in range(2)]]
+    assert codes == [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED]
+    assert await num_met() == {"refuse,first=2": 2, "cut,after=1,status=ABORTED": 1}
+    with pytest.raises(grpc.aio.AioRpcError, match="2 faults hold and 63 are to be added; at most 64 at once"):
+        await take(*(f"delay,seconds=1,tenant=t{number}" for number in range(63)))
+    await take("freeze_worker,worker=late,at=5")
+    with pytest.raises(grpc.aio.AioRpcError, match="begins before freeze_worker,worker=late,at=5 is over"):
+        await take("freeze_worker,worker=late,at=9")
+    assert list(await num_met()) == ["refuse,first=2", "cut,after=1,status=ABORTED", "freeze_worker,worker=late,at=5"]
 
 
 @pytest.mark.parametrize(
@@ -132,6 +157,7 @@ async def test_the_command_sets_lists_and_clears(cluster: LocalCluster, client: 
         ("cut,after=-1", "after is '-1'; it must be a whole number, 0 or more"),
         ("stall,after=3", "seconds is missing"),
         ("freeze_worker", "worker is missing"),
+        ("stall,after=3,seconds=1,worker=worker-0", "before a worker is, .* freeze_worker, .* have a worker"),
         ("adapter_load_failure,factor=2", "adapter_load_failure has adapter, at, first, for, seed, share, worker"),
     ],
 )

@@ -52,6 +52,12 @@ def test_a_slow_load_takes_its_multiple() -> None:
     assert queue[1].tolist() == pytest.approx([3 * queue[0][0], queue[0][1]], rel=0.05)
 
 
+@pytest.mark.parametrize("fault", ["adapter_load_failure", "slow_adapter_load,factor=2", "slow_worker,factor=2"])
+def test_a_fault_of_a_worker_that_is_not_there_is_refused(fault: str) -> None:
+    with pytest.raises(SettingsError, match="no such worker; there are worker-0, worker-1"):
+        columns(f"{fault},worker=worker-2", workers=2)
+
+
 def test_loads_that_a_prefill_waits_for_may_not_fail_for_ever() -> None:
     blocking = SETTINGS | {"adapters": SETTINGS["adapters"] | {"loading": "blocking"}}
     requests = lorrery.Requests([0.0], [8], [4], ["a"])

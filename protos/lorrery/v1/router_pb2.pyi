@@ -448,6 +448,11 @@ class SetFaultsRequest(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     RULES_FIELD_NUMBER: builtins.int
+    ADD_FIELD_NUMBER: builtins.int
+    add: builtins.bool
+    """Whether those of the calls before go on, with their times and counts; one
+    that holds already stays as it is. Unset: these take their place.
+    """
     @builtins.property
     def rules(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """Such as 'refuse,first=3' or 'slow_worker,worker=worker-0,factor=2'; at most 64.
@@ -458,10 +463,11 @@ class SetFaultsRequest(message.Message):
         self,
         *,
         rules: abc.Iterable[builtins.str] | None = ...,
+        add: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["rules", b"rules"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["add", b"add", "rules", b"rules"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -503,21 +509,27 @@ class FaultRule(message.Message):
 
     RULE_FIELD_NUMBER: builtins.int
     NUM_REQUESTS_FIELD_NUMBER: builtins.int
+    WAITS_FOR_WORKER_FIELD_NUMBER: builtins.int
     rule: builtins.str
     """As it was asked for."""
     num_requests: builtins.int
     """Requests of this router, or loads and workers of all its schedulers, that have
     met it.
     """
+    waits_for_worker: builtins.bool
+    """It names a worker, has never been met, and no worker of that name is attached:
+    it waits for one, or the name is mistyped.
+    """
     def __init__(
         self,
         *,
         rule: builtins.str = ...,
         num_requests: builtins.int = ...,
+        waits_for_worker: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["num_requests", b"num_requests", "rule", b"rule"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["num_requests", b"num_requests", "rule", b"rule", "waits_for_worker", b"waits_for_worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

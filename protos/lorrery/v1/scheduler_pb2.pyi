@@ -950,13 +950,14 @@ class AttachResponse(message.Message):
 
 @typing.final
 class WorkerFaults(message.Message):
-    """WorkerFaults are an operator's faults of this worker, in place of the last
-    ones.
-    """
+    """WorkerFaults are an operator's faults of this worker."""
 
     DESCRIPTOR: descriptor.Descriptor
 
     RULES_FIELD_NUMBER: builtins.int
+    ADD_FIELD_NUMBER: builtins.int
+    add: builtins.bool
+    """Whether those that it was told before go on. Unset: these take their place."""
     @builtins.property
     def rules(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """Such as 'slow_worker,worker=worker-0,factor=2'."""
@@ -965,10 +966,11 @@ class WorkerFaults(message.Message):
         self,
         *,
         rules: abc.Iterable[builtins.str] | None = ...,
+        add: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["rules", b"rules"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["add", b"add", "rules", b"rules"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1382,6 +1384,11 @@ class SetClusterFaultsRequest(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     RULES_FIELD_NUMBER: builtins.int
+    ADD_FIELD_NUMBER: builtins.int
+    add: builtins.bool
+    """Whether those of the calls before go on, with their times and counts; one
+    that holds already stays as it is. Unset: these take their place.
+    """
     @builtins.property
     def rules(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """Such as 'freeze_worker,worker=worker-0,for=5'; at most 64."""
@@ -1390,10 +1397,11 @@ class SetClusterFaultsRequest(message.Message):
         self,
         *,
         rules: abc.Iterable[builtins.str] | None = ...,
+        add: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["rules", b"rules"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["add", b"add", "rules", b"rules"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1435,19 +1443,25 @@ class ClusterFault(message.Message):
 
     RULE_FIELD_NUMBER: builtins.int
     NUM_MET_FIELD_NUMBER: builtins.int
+    WAITS_FOR_WORKER_FIELD_NUMBER: builtins.int
     rule: builtins.str
     """As it was asked for."""
     num_met: builtins.int
     """Loads and workers of this scheduler that have met it."""
+    waits_for_worker: builtins.bool
+    """It names a worker, has never been met here, and no worker of that name is
+    attached.
+    """
     def __init__(
         self,
         *,
         rule: builtins.str = ...,
         num_met: builtins.int = ...,
+        waits_for_worker: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["num_met", b"num_met", "rule", b"rule"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["num_met", b"num_met", "rule", b"rule", "waits_for_worker", b"waits_for_worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -132,7 +132,8 @@ class SchedulerServiceServicer:
 
     def SetClusterFaults(self, request, context):
         """SetClusterFaults lets faults of workers and loads happen from now on, in
-        place of those of the call before. INVALID_ARGUMENT: one is none.
+        place of those of the calls before or beside them. INVALID_ARGUMENT: one is
+        none, there are too many, or two do not go together.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

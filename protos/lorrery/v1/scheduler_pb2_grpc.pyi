@@ -63,7 +63,8 @@ class SchedulerServiceStub:
     """GetStatus returns limits, adapters and workers. No errors of its own."""
     SetClusterFaults: grpc.UnaryUnaryMultiCallable[scheduler_pb2.SetClusterFaultsRequest, scheduler_pb2.SetClusterFaultsResponse]
     """SetClusterFaults lets faults of workers and loads happen from now on, in
-    place of those of the call before. INVALID_ARGUMENT: one is none.
+    place of those of the calls before or beside them. INVALID_ARGUMENT: one is
+    none, there are too many, or two do not go together.
     """
     ListClusterFaults: grpc.UnaryUnaryMultiCallable[scheduler_pb2.ListClusterFaultsRequest, scheduler_pb2.ListClusterFaultsResponse]
     """ListClusterFaults lists them, after those of the settings. No errors of its
@@ -105,7 +106,8 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     """GetStatus returns limits, adapters and workers. No errors of its own."""
     SetClusterFaults: aio.UnaryUnaryMultiCallable[scheduler_pb2.SetClusterFaultsRequest, scheduler_pb2.SetClusterFaultsResponse]  # type: ignore[assignment]
     """SetClusterFaults lets faults of workers and loads happen from now on, in
-    place of those of the call before. INVALID_ARGUMENT: one is none.
+    place of those of the calls before or beside them. INVALID_ARGUMENT: one is
+    none, there are too many, or two do not go together.
     """
     ListClusterFaults: aio.UnaryUnaryMultiCallable[scheduler_pb2.ListClusterFaultsRequest, scheduler_pb2.ListClusterFaultsResponse]  # type: ignore[assignment]
     """ListClusterFaults lists them, after those of the settings. No errors of its
@@ -180,7 +182,8 @@ class SchedulerServiceServicer(metaclass=abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[scheduler_pb2.SetClusterFaultsResponse, abc.Awaitable[scheduler_pb2.SetClusterFaultsResponse]]:
         """SetClusterFaults lets faults of workers and loads happen from now on, in
-        place of those of the call before. INVALID_ARGUMENT: one is none.
+        place of those of the calls before or beside them. INVALID_ARGUMENT: one is
+        none, there are too many, or two do not go together.
         """
 
     @abc_1.abstractmethod
