@@ -12,9 +12,9 @@ from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import FormatError
 from lorrery.chassis.shipped import CORPUS
 from lorrery.cli.version import VersionOption
-from lorrery.router.tokenizer import open_tokenizer
 from lorrery.scheduler.core.prefix_cache.static_trie import StaticTrie
 from lorrery.scheduler.trie_file import read_corpus, write_trie
+from lorrery.tokenizer.file import open_tokenizer
 
 app = command_app()
 

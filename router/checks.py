@@ -12,7 +12,7 @@ import numpy as np
 from lorrery.chassis.errors import InvalidRequest, NeverFits
 from lorrery.chassis.names import MAX_NAME_CHARACTERS, quoted, too_long, why_no_name
 from lorrery.chassis.server import RECEIVE_BYTES
-from lorrery.router.tokenizer import Tokenizer
+from lorrery.tokenizer.base import Tokenizer
 
 _TOKEN_ID_BYTES = 5
 """A 32-bit number as protobuf spells it."""

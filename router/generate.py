@@ -23,7 +23,7 @@ from lorrery.router.reader import RequestReader
 from lorrery.router.request import Finish
 from lorrery.router.streams import OpenRequest
 from lorrery.router.timing import Timing
-from lorrery.router.tokenizer import Tokenizer
+from lorrery.tokenizer.base import Tokenizer
 from lorrery.v1 import router_pb2
 
 # How long the finish of a stream that has stopped here waits for what its scheduler knows of it.

@@ -6,7 +6,9 @@ the same for all.
 
 import asyncio
 from array import array
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 from lorrery.chassis import status
 from lorrery.chassis.errors import (
@@ -27,10 +29,10 @@ from lorrery.router.generate import Call, Generation
 from lorrery.router.keys import ApiKey
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.placement import Placement
-from lorrery.router.prompt import encode_prompt
+from lorrery.router.prompt import encode_chat, encode_prompt
 from lorrery.router.reader import RequestReader
-from lorrery.router.tokenizer import open_tokenizer
 from lorrery.settings import Settings
+from lorrery.tokenizer.file import open_tokenizer
 from lorrery.v1 import router_pb2, types_pb2
 
 _OUTCOMES = {
@@ -213,8 +215,12 @@ class Handler:
 
     # --- the tokenizer ----------------------------------------------------------------------------------------------
 
-    async def tokenize(self, text: str) -> list[int]:
+    async def tokenize(self, text: str, *, special_tokens: bool = True) -> list[int]:
         """Return the tokens of a prompt.
+
+        Args:
+            text: of the prompt.
+            special_tokens: with those that frame a prompt.
 
         Raises:
             RequestError: it is too long.
@@ -222,7 +228,39 @@ class Handler:
         """
         text.encode()
         check_text("prompt", text, self.tokenizer, self.settings.scheduler.max_req_input_len)
-        return await encode_prompt(self.tokenizer, text)
+        return await encode_prompt(self.tokenizer, text, special_tokens=special_tokens)
+
+    async def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        caller: Callable[[], ApiKey],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> list[int]:
+        """Return the tokens of a conversation, by the chat template; a failure counts as that of a request.
+
+        Args:
+            messages: as `Tokenizer.chat_prompt` takes them.
+            caller: tells who asks.
+            add_generation_prompt: end with what begins the assistant's turn.
+            variables: further ones of the template.
+
+        Raises:
+            RequestError: it does not go with the template or is too long, or the caller is not known.
+        """
+        try:
+            caller()
+            return await encode_chat(
+                self.tokenizer,
+                messages,
+                self.settings.scheduler.max_req_input_len,
+                add_generation_prompt=add_generation_prompt,
+                variables=variables,
+            )
+        except RequestError as error:
+            self._metrics.request_ended(_outcome(error))
+            raise
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens. Raises RequestError."""

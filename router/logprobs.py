@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import log
 
 from lorrery.chassis.errors import InvalidRequest
-from lorrery.router.tokenizer import EOS_ID, FIRST_WORD_ID, NUM_WORDS
+from lorrery.tokenizer.base import EOS_ID, FIRST_WORD_ID, NUM_WORDS
 
 MAX_TOP_LOGPROBS = 20
 """vLLM's default, and the most that OpenAI's chat route takes."""

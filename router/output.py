@@ -6,7 +6,7 @@ from dataclasses import replace
 from lorrery.router.logprobs import TokenLogprobs, logprobs_at
 from lorrery.router.request import Finish, Request, Usage
 from lorrery.router.stop import StopMatcher, stop_automaton
-from lorrery.router.tokenizer import Tokenizer
+from lorrery.tokenizer.base import Tokenizer
 from lorrery.vocabulary.finish_reason import FinishReason
 
 

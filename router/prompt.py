@@ -2,11 +2,12 @@
 
 import asyncio
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from lorrery.chassis.errors import InvalidRequest
 from lorrery.router.checks import check_prompt_tokens, check_text, check_token_ids
-from lorrery.router.tokenizer import Tokenizer
+from lorrery.tokenizer.base import Tokenizer
 from lorrery.v1 import router_pb2
 
 # A text of this many characters takes a millisecond or so to encode; longer ones leave the event loop for a thread.
@@ -61,3 +62,29 @@ async def encode_prompt(tokenizer: Tokenizer, text: str, *, special_tokens: bool
     if len(text) > LONG_TEXT_CHARACTERS:
         return await asyncio.to_thread(encode, text)
     return encode(text)
+
+
+async def encode_chat(
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    max_req_input_len: int,
+    *,
+    add_generation_prompt: bool,
+    variables: Mapping[str, Any],
+) -> list[int]:
+    """Return the tokens of a conversation; a long one does not hold the event loop.
+
+    Raises:
+        InvalidRequest: the chat template refuses it, or it is too long.
+        UnicodeEncodeError: it is no Unicode text.
+    """
+
+    def encode() -> list[int]:
+        text = tokenizer.chat_prompt(messages, add_generation_prompt=add_generation_prompt, **variables)
+        text.encode()
+        check_text("messages", text, tokenizer, max_req_input_len)
+        return tokenizer.encode_chat(text)
+
+    if sum(len(str(message.get("content"))) for message in messages) > LONG_TEXT_CHARACTERS:
+        return await asyncio.to_thread(encode)
+    return encode()

@@ -16,8 +16,8 @@ from lorrery.router.prompt import LONG_TEXT_CHARACTERS, prompt_token_ids
 from lorrery.router.request import Request
 from lorrery.router.sampling import SamplingParams, check_least
 from lorrery.router.stop import stop_token_sequences
-from lorrery.router.tokenizer import Tokenizer
 from lorrery.settings import Settings
+from lorrery.tokenizer.base import Tokenizer
 from lorrery.v1 import router_pb2
 from lorrery.vocabulary import u32
 
@@ -69,6 +69,7 @@ class RequestReader:
             stop_token_sequences=await self._stop_token_sequences(sampling),
             seed=message.seed if message.HasField("seed") else random.getrandbits(64),
             true_output_tokens=message.true_output_tokens,
+            eos_id=self._tokenizer.eos_id,
             key=caller if self._access.counts else None,
             top_logprobs=message.top_logprobs if message.HasField("top_logprobs") else None,
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from lorrery.router.keys import ApiKey
 from lorrery.router.sampling import SamplingParams
+from lorrery.tokenizer.base import EOS_ID
 from lorrery.vocabulary.finish_reason import FinishReason
 
 
@@ -40,6 +41,7 @@ class Request:
         stop_token_sequences: the stop strings in the tokenizer's own spelling, for the worker.
         seed: 64 bits; equal seeds give equal tokens.
         true_output_tokens: a trace's true output length, which no scheduling decision sees; 0: unknown.
+        eos_id: the token that ends a sequence.
         key: whose quotas it counts against; None: nobody's.
         top_logprobs: how many alternatives to each token its messages have; None: no log-probabilities at all.
     """
@@ -52,6 +54,7 @@ class Request:
     stop_token_sequences: tuple[tuple[int, ...], ...]
     seed: int
     true_output_tokens: int = 0
+    eos_id: int = EOS_ID
     key: ApiKey | None = None
     top_logprobs: int | None = None
 

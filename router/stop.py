@@ -7,7 +7,7 @@ client's text ends before the stop string, while its token ids tell every token 
 
 from collections.abc import Iterable
 
-from lorrery.router.tokenizer import Tokenizer
+from lorrery.tokenizer.base import Tokenizer
 from lorrery.vocabulary.stops import START, StopAutomaton
 
 

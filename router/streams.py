@@ -26,7 +26,6 @@ from lorrery.chassis.errors import Internal, RequestError
 from lorrery.chassis.log import get_logger
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.request import Finish, Request, Usage
-from lorrery.router.tokenizer import EOS_ID
 from lorrery.router.wire import Message, TokensFrame
 from lorrery.vocabulary.adapter_log import AdapterChange
 from lorrery.vocabulary.finish_reason import FinishReason
@@ -151,7 +150,7 @@ class OpenRequest:
             Whether it has ended.
         """
         sampling, num_tokens = self.request.sampling, len(self.token_ids)
-        if num_tokens and self.token_ids[-1] == EOS_ID and not sampling.ignore_eos:
+        if num_tokens and self.token_ids[-1] == self.request.eos_id and not sampling.ignore_eos:
             reason = FinishReason.EOS
         elif num_tokens >= sampling.max_new_tokens:
             reason = FinishReason.LENGTH

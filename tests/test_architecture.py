@@ -25,6 +25,7 @@ ROOMS = (
     "settings",
     "simulator",
     "sweeps",
+    "tokenizer",
     "validation",
     "vocabulary",
     "worker",

@@ -185,10 +185,14 @@ class ChatRequest(_Request):
 
     unsupported: ClassVar[tuple[str, ...]] = ("logprobs",)
 
-    def prompt(self) -> str:
-        """Return the conversation as one text."""
-        turns = "".join(f"{message.role}: {message.text()}\n" for message in self.messages)
-        return turns + "assistant:"
+    def turns(self) -> list[dict[str, Any]]:
+        """Return the conversation as chat templates read it."""
+        return turns(self.messages)
+
+
+def turns(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """Return a conversation as chat templates read it."""
+    return [{"role": message.role, "content": message.text()} for message in messages]
 
 
 def routes(edge: Edge) -> APIRouter:
@@ -211,7 +215,8 @@ def routes(edge: Edge) -> APIRouter:
         request_id = _new_id("chatcmpl", http)
         adapter_id, tenant = edge.adapter_of(request.model), edge.tenant(request.user)
         max_tokens = request.max_completion_tokens or request.max_tokens
-        messages = request.outputs([request.prompt()], max_tokens, request_id, adapter_id, tenant)
+        prompt = await edge.handler.encode_chat(request.turns(), lambda: edge.caller(http))
+        messages = request.outputs([prompt], max_tokens, request_id, adapter_id, tenant)
         shape = ChatShape(request_id, request.model or edge.model, request.n or 1, request.include_usage)
         return edge.answer(http, messages, shape, stream=request.stream)
 

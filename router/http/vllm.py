@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 from lorrery.chassis.errors import InvalidRequest
 from lorrery.router.http.edge import Edge
 from lorrery.router.http.errors import json_response
-from lorrery.router.http.openai import Tokens
+from lorrery.router.http.openai import ChatMessage, Tokens, turns
 from lorrery.v1 import types_pb2
 
 _MAX_CONFIG_BYTES = 1 << 16
@@ -52,12 +52,16 @@ class UnloadLora(BaseModel):
 
 
 class TokenizeRequest(BaseModel):
-    """The body of `/tokenize`."""
+    """The body of `/tokenize`: a prompt, or a conversation."""
 
     model_config = ConfigDict(extra="ignore", strict=True, protected_namespaces=())
 
     model: str | None = None
-    prompt: str
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = Field(default=None, description="of a prompt; unset: yes")
+    add_generation_prompt: bool | None = Field(default=None, description="of a conversation; unset: yes")
+    return_token_strs: bool | None = None
 
 
 class DetokenizeRequest(BaseModel):
@@ -88,10 +92,21 @@ def routes(edge: Edge) -> APIRouter:
 
     @router.post("/tokenize")
     async def tokenize(request: TokenizeRequest, http: Request) -> Response:
-        """Return the tokens of a text."""
-        edge.caller(http)
-        tokens = await handler.tokenize(request.prompt)
-        return json_response({"count": len(tokens), "max_model_len": edge.max_model_len, "tokens": tokens})
+        """Return the tokens of a text, or of a conversation."""
+        caller = edge.caller(http)
+        if (request.prompt is None) == (request.messages is None):
+            raise InvalidRequest("prompt or messages must be given, and not both", field="prompt")
+        if request.prompt is not None:
+            tokens = await handler.tokenize(request.prompt, special_tokens=request.add_special_tokens is not False)
+        else:
+            tokens = await handler.encode_chat(
+                turns(request.messages or ()),
+                lambda: caller,
+                add_generation_prompt=request.add_generation_prompt is not False,
+            )
+        names = [handler.tokenizer.name(token_id) for token_id in tokens] if request.return_token_strs else None
+        content = {"count": len(tokens), "max_model_len": edge.max_model_len, "tokens": tokens, "token_strs": names}
+        return json_response(content)
 
     @router.post("/detokenize")
     async def detokenize(request: DetokenizeRequest, http: Request) -> Response:

@@ -18,8 +18,8 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from lorrery.local.cluster import LocalCluster
-from lorrery.router.tokenizer import BuiltinTokenizer
 from lorrery.settings import Settings
+from lorrery.tokenizer.file import BuiltinTokenizer
 from lorrery.v1 import router_pb2, router_pb2_grpc, types_pb2
 from lorrery.worker.device.output import LognormalLength, Sampling, ending, sequence_seed, tokens_between
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lorrery.router.logprobs import NEVER
-from lorrery.router.tokenizer import EOS_ID
+from lorrery.tokenizer.base import EOS_ID
 from lorrery.v1 import router_pb2, types_pb2
 from tests.cluster.client import Ask, client_of, mixed_asks
 from tests.cluster.gauges import nothing_held, scrape

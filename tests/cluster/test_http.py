@@ -13,7 +13,7 @@ import pytest_asyncio
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
 from lorrery.local.cluster import LocalCluster
-from lorrery.router.tokenizer import BuiltinTokenizer
+from lorrery.tokenizer.file import BuiltinTokenizer
 from tests.cluster.client import PROMPT_TOKEN_ID, TIMEOUT_SECONDS, Ask
 from tests.cluster.gauges import nothing_held, scrape
 from tests.cluster.harness import running_cluster, wait_until
@@ -345,6 +345,25 @@ async def test_text_goes_through_the_tokenizer_and_back(cluster: LocalCluster) -
     back = json_of(await exchange(cluster, "POST", "/detokenize", {"tokens": answer["tokens"]}))
     assert back["prompt"].endswith("hello world")
     assert status_of(await exchange(cluster, "POST", "/tokenize", b'{"prompt": "\\ud800"}')) == 400
+
+
+async def test_a_conversation_has_the_tokens_that_the_tokenizer_counts(
+    cluster: LocalCluster, openai: AsyncOpenAI
+) -> None:
+    messages = [{"role": "user", "content": "about </s> me"}]
+    body = {"messages": messages, "return_token_strs": True}
+    counted = json_of(await exchange(cluster, "POST", "/tokenize", body))
+    tokenizer = BuiltinTokenizer()
+    assert counted["tokens"] == tokenizer.encode_prompt("user: about </s> me\nassistant:")
+    assert counted["token_strs"][:2] == ["<s>", "u"]
+    chat = await openai.chat.completions.create(model="", messages=messages, max_tokens=1)
+    assert chat.usage.prompt_tokens == counted["count"]
+    shorter = json_of(await exchange(cluster, "POST", "/tokenize", {**body, "add_generation_prompt": False}))
+    assert shorter["tokens"] == tokenizer.encode_prompt("user: about </s> me\n")
+    bare = json_of(await exchange(cluster, "POST", "/tokenize", {"prompt": " about", "add_special_tokens": False}))
+    assert bare["tokens"] == tokenizer.encode_stop(" about")
+    for wrong in ({}, {"prompt": "a", "messages": messages}, {"messages": [{"role": "user", "content": "\ud800"}]}):
+        assert status_of(await exchange(cluster, "POST", "/tokenize", wrong)) == 400
 
 
 async def test_keys_hold_as_over_grpc(tmp_path: Path) -> None:

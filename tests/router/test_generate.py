@@ -8,7 +8,7 @@ import pytest
 
 from lorrery.chassis.names import MAX_QUOTED_CHARACTERS
 from lorrery.router.checks import receive_bytes
-from lorrery.router.tokenizer import BuiltinTokenizer
+from lorrery.tokenizer.file import BuiltinTokenizer
 from lorrery.v1 import router_pb2, types_pb2
 from tests.cluster.client import error_info
 from tests.router.conftest import TIMEOUT_SECONDS, StartRouter, everything, failure, next_submit

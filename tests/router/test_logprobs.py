@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lorrery.router.logprobs import NEVER, logprobs_at
-from lorrery.router.tokenizer import BOS_ID, EOS_ID, FIRST_WORD_ID, NUM_WORDS, BuiltinTokenizer
+from lorrery.tokenizer.base import BOS_ID, EOS_ID, FIRST_WORD_ID, NUM_WORDS
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(-2000, 2000), st.integers(0, NUM_WORDS - 1), st.integers(0, 20))
@@ -19,10 +19,6 @@ def test_a_word_is_one_of_the_likeliest_which_are_words_too(seed: int, at: int, 
     assert all(FIRST_WORD_ID <= token_id < FIRST_WORD_ID + NUM_WORDS for token_id, _ in one.top)
     assert sum(exp(logprob) for _, logprob in one.top) <= 1
     assert one == logprobs_at(seed, at, FIRST_WORD_ID + word, num_top)
-
-
-def test_all_words_have_a_probability() -> None:
-    assert BuiltinTokenizer().num_words == NUM_WORDS
 
 
 def test_the_end_is_certain_and_what_the_model_never_says_is_not_listed() -> None:

@@ -7,7 +7,7 @@ from lorrery.router.output import Output
 from lorrery.router.request import Finish, Request, Usage
 from lorrery.router.sampling import SamplingParams
 from lorrery.router.stop import StopMatcher, stop_automaton, stop_token_sequences
-from lorrery.router.tokenizer import BuiltinTokenizer
+from lorrery.tokenizer.file import BuiltinTokenizer
 from lorrery.vocabulary.finish_reason import FinishReason
 
 TOKENIZER = BuiltinTokenizer()

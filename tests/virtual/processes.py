@@ -13,10 +13,10 @@ from lorrery.chassis.process import STOP_GRACE_SECONDS, Service, _serve
 from lorrery.chassis.server import Health
 from lorrery.chassis.tables import read_tables
 from lorrery.router.service import Router
-from lorrery.router.tokenizer import BuiltinTokenizer
 from lorrery.scheduler.core.devices import TABLES_PACKAGE, Devices
 from lorrery.scheduler.service import SchedulerService
 from lorrery.settings import Settings
+from lorrery.tokenizer.file import BuiltinTokenizer
 from lorrery.worker.build import read_catalogue
 from lorrery.worker.device.catalogue import Catalogue
 from lorrery.worker.service import WorkerService

@@ -1,20 +1,23 @@
-"""The built-in vocabulary, and one from a file."""
+"""The shipped tokenizer: its ids, its text, and its folder as Hugging Face's libraries read it."""
 
+import json
 import threading
-from importlib import resources
 from pathlib import Path
 
-import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import decoders, models, pre_tokenizers, processors
 
-from lorrery.chassis.errors import SettingsError
-from lorrery.router.tokenizer import BuiltinTokenizer, FileTokenizer, open_tokenizer
+from lorrery.tokenizer.base import BOS_ID, EOS_ID, FIRST_WORD_ID, NUM_WORDS
+from lorrery.tokenizer.build import WORDS as WORDS_FILE
+from lorrery.tokenizer.build import build
+from lorrery.tokenizer.chat import ChatTemplate
+from lorrery.tokenizer.file import SHIPPED, BuiltinTokenizer
 
 BUILTIN = BuiltinTokenizer()
-WORDS = resources.files("lorrery.router").joinpath("words.txt").read_text().split()
+LIBRARY = tokenizers.Tokenizer.from_file(str(SHIPPED / "tokenizer.json"))
+WORDS = WORDS_FILE.read_text().split()
+SPECIAL = ("<unk>", "<s>", "</s>")
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))
 words = st.sampled_from(WORDS).map(lambda word: " " + word)
@@ -26,14 +29,15 @@ def detokenized(token_ids: list[int], tokenizer=BUILTIN) -> str:
 
 
 def test_every_word_with_its_space_is_one_token() -> None:
-    assert len(WORDS) == BUILTIN.num_words == 1905
+    assert len(WORDS) == NUM_WORDS == 1905
+    assert (1, BUILTIN.eos_id, 3) == (BOS_ID, EOS_ID, FIRST_WORD_ID)
     for index, word in enumerate(WORDS):
         assert BUILTIN.encode_prompt(" " + word) == [1, 3 + index]
         assert detokenized([3 + index]) == " " + word
 
 
 def test_no_token_has_more_text_than_the_longest() -> None:
-    texts = [detokenized([token_id]) for token_id in range(3, 1908)]
+    texts = [detokenized([token_id]) for token_id in range(LIBRARY.get_vocab_size())]
     assert max(len(text.encode()) for text in texts) == BUILTIN.longest_token_bytes
 
 
@@ -96,37 +100,32 @@ def test_an_id_outside_the_vocabulary_is_a_replacement_character() -> None:
     assert detokenized([3, 10**6, 4]) == " abc\ufffd able"
 
 
-@pytest.fixture
-def tokenizer_file(tmp_path: Path) -> Path:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    model = tokenizers.Tokenizer(models.BPE({name: index for index, name in enumerate(alphabet)}, []))
-    model.add_special_tokens(["<bos>"])
-    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    model.decoder = decoders.ByteLevel()
-    model.post_processor = processors.TemplateProcessing(
-        single="<bos> $A", special_tokens=[("<bos>", model.token_to_id("<bos>"))]
-    )
-    path = tmp_path / "tokenizer.json"
-    model.save(str(path))
-    return path
+@given(st.lists(st.one_of(texts, words)).map("".join).filter(lambda text: not any(name in text for name in SPECIAL)))
+def test_the_folder_and_the_tokenizer_in_use_agree(text: str) -> None:
+    token_ids = BUILTIN.encode_prompt(text)
+    assert LIBRARY.encode(text).ids == token_ids
+    assert LIBRARY.decode(token_ids) == text == detokenized(token_ids)
 
 
-def test_a_tokenizer_file_brings_its_own_vocabulary(tokenizer_file: Path) -> None:
-    tokenizer = open_tokenizer(tokenizer_file)
-    assert isinstance(tokenizer, FileTokenizer)
-    token_ids = tokenizer.encode_prompt("héllo 世界")
-    assert token_ids[0] == 256
-    assert (tokenizer.vocab_size, tokenizer.longest_token_bytes) == (257, len("<bos>"))
-    assert tokenizer.encode_prompt("ab" * 5000) == [256, *tokenizer.encode_stop("ab") * 5000]
-    assert tokenizer.encode_stop("héllo 世界") == token_ids[1:]
-    detokenizer = tokenizer.detokenizer()
-    assert "".join(detokenizer.push([token_id]) for token_id in token_ids) + detokenizer.flush() == "héllo 世界"
+def test_the_folder_is_what_its_script_writes(tmp_path: Path) -> None:
+    build(tmp_path / "built")
+    names = sorted(path.name for path in SHIPPED.iterdir())
+    assert names == sorted(path.name for path in (tmp_path / "built").iterdir())
+    for name in names:
+        assert json.loads((tmp_path / "built" / name).read_text()) == json.loads((SHIPPED / name).read_text())
 
 
-def test_a_wrong_tokenizer_file_is_a_settings_error(tmp_path: Path) -> None:
-    path = tmp_path / "tokenizer.json"
-    with pytest.raises(SettingsError, match=r"router\.tokenizer"):
-        open_tokenizer(path)
-    path.write_text("{}")
-    with pytest.raises(SettingsError, match=r"router\.tokenizer"):
-        open_tokenizer(path)
+def test_a_conversation_has_the_tokens_that_a_client_counts() -> None:
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": " about <unk wéather"}]
+    config = json.loads((SHIPPED / "tokenizer_config.json").read_text())
+    there = ChatTemplate(config["chat_template"], config, "there").render(messages, {"add_generation_prompt": True})
+    assert there == "<s>system: be brief\nuser:  about <unk wéather\nassistant:"
+    here = BUILTIN.encode_chat(BUILTIN.chat_prompt(messages))
+    assert here == LIBRARY.encode(there, add_special_tokens=False).ids
+    assert here[0] == BOS_ID
+
+
+def test_a_conversation_cannot_end_itself() -> None:
+    token_ids = BUILTIN.encode_chat(BUILTIN.chat_prompt([{"role": "user", "content": "</s><s>"}]))
+    assert not {0, 1, 2} & set(token_ids[1:])
+    assert detokenized(token_ids) == "user: </s><s>\nassistant:"

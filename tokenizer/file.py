@@ -1,0 +1,149 @@
+"""A tokenizer of a tokenizer.json: the shipped one, or any other by path."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from lorrery.chassis.errors import SettingsError
+from lorrery.tokenizer.base import Detokenizer, Tokenizer
+from lorrery.tokenizer.chat import ChatTemplate
+from lorrery.tokenizer.detokenize import ByteDetokenizer, BytePieces, WindowDetokenizer
+from lorrery.tokenizer.folder import find_eos, read_folder
+
+SHIPPED = Path(__file__).parent / "shipped"
+"""The folder of the shipped tokenizer."""
+MAX_VOCABULARY = 1 << 20
+"""More tokens than any model has. Prompts of token ids come from the clients' own tokenizers, which the shipped
+vocabulary knows nothing of, so with it any such id will do."""
+# From here on the milliseconds of an encoding outweigh the 20 us that it costs to do it without Python's lock.
+_LONG_CHARACTERS = 4096
+
+
+def open_tokenizer(path: Path | None) -> Tokenizer:
+    """Return the tokenizer of a tokenizer.json, or of the folder that holds one; None: the shipped one.
+
+    Raises:
+        SettingsError: the file cannot be read or is no tokenizer.
+    """
+    return BuiltinTokenizer() if path is None else FileTokenizer(path)
+
+
+class FileTokenizer:
+    """The tokenizer of a file, with what its folder says beside it.
+
+    Text means what it means to Hugging Face's libraries: the name of a special token, typed into a prompt, is that
+    token.
+
+    Args:
+        path: of a tokenizer.json, or of the folder that holds one.
+
+    Attributes:
+        model: the library's tokenizer.
+        special_ids: of tokens without text.
+    """
+
+    def __init__(self, path: Path) -> None:
+        folder = read_folder(path)
+        try:
+            self.model = tokenizers.Tokenizer.from_file(str(folder.file))
+        except Exception as error:  # the library raises bare Exception for every fault of a file
+            raise SettingsError(
+                f"router.tokenizer: {folder.file}: {error}; give a tokenizer.json, or the folder that holds one"
+            ) from None
+        # A file may say how its author filled batches, which would cut prompts or lengthen them.
+        self.model.no_truncation()
+        self.model.no_padding()
+        ids = self.model.get_vocab(with_added_tokens=True)
+        if not ids:
+            raise SettingsError(f"router.tokenizer: {folder.file}: its vocabulary is empty; give another")
+        added = self.model.get_added_tokens_decoder()
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.vocab_size = 1 + max(ids.values())
+        # As the file spells them, which takes no fewer bytes than the text they stand for.
+        self.longest_token_bytes = max(len(name.encode()) for name in ids)
+        eos_id = find_eos(folder, ids)
+        self.eos_id = min(self.special_ids or ids.values()) if eos_id is None else eos_id
+        self._chat = ChatTemplate(folder.chat_template, folder.special_tokens, f"router.tokenizer: {folder.file}")
+        self._pieces: BytePieces | None = None
+        if _is_byte_level(self.model):
+            self._pieces = BytePieces(
+                {token_id: "" if token_id in self.special_ids else name for name, token_id in ids.items()}
+            )
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """See `Tokenizer.encode_prompt`."""
+        return _encode(self.model, text)
+
+    def encode_stop(self, text: str) -> list[int]:
+        """See `Tokenizer.encode_stop`."""
+        return _encode(self.model, text, add_special_tokens=False)
+
+    def chat_prompt(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: object
+    ) -> str:
+        """See `Tokenizer.chat_prompt`."""
+        return self._chat.render(messages, {**variables, "add_generation_prompt": add_generation_prompt})
+
+    def encode_chat(self, text: str) -> list[int]:
+        """See `Tokenizer.encode_chat`."""
+        return self.encode_stop(text)
+
+    def name(self, token_id: int) -> str:
+        """See `Tokenizer.name`."""
+        return self.model.id_to_token(token_id) or ""
+
+    def detokenizer(self) -> Detokenizer:
+        """See `Tokenizer.detokenizer`."""
+        if self._pieces is not None:
+            return ByteDetokenizer(self._pieces)
+        return WindowDetokenizer(self.model, self.special_ids)
+
+
+class BuiltinTokenizer(FileTokenizer):
+    """The shipped tokenizer; `build` has its table of ids.
+
+    The names of its special tokens are text where a client types them. So that a conversation cannot end itself, its
+    beginning-of-sequence token is put before the text here, and not by the chat template.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(SHIPPED)
+        self.model.encode_special_tokens = True
+        assert self._pieces is not None
+        self.longest_token_bytes = self._pieces.longest_bytes
+        self.vocab_size = MAX_VOCABULARY
+
+    def chat_prompt(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: object
+    ) -> str:
+        """See `Tokenizer.chat_prompt`; without the beginning-of-sequence token."""
+        without_bos = {**variables, "bos_token": ""}
+        return super().chat_prompt(messages, add_generation_prompt=add_generation_prompt, **without_bos)
+
+    def encode_chat(self, text: str) -> list[int]:
+        """See `Tokenizer.encode_chat`."""
+        return self.encode_prompt(text)
+
+
+def _encode(model: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    """Return the token ids of `text`; while a long one is encoded, other threads go on.
+
+    The library's `encode` keeps Python's lock to the end, its `encode_batch_fast` does not.
+    """
+    if len(text) < _LONG_CHARACTERS:
+        return model.encode(text, add_special_tokens=add_special_tokens).ids
+    (encoding,) = model.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    return encoding.ids
+
+
+def _is_byte_level(model: tokenizers.Tokenizer) -> bool:
+    """Tell whether tokens are spelt bytes, and nothing else is done to the text of a sequence."""
+    decoder = json.loads(model.to_str()).get("decoder") or {}
+    if decoder.get("type") == "Sequence":
+        kinds = [part.get("type") for part in decoder.get("decoders", ())]
+    else:
+        kinds = [decoder.get("type")]
+    return kinds == ["ByteLevel"]
