@@ -3,24 +3,29 @@
 `python -m bench.bare_stream` prints its address and serves until its standard input closes. A call carries its pace as
 JSON: {"period_seconds": p, "message_bytes": n}. All streams of one pace are woken together on absolute deadlines, as a
 batch's tokens come, and each writes one message of pre-serialised bytes: no protobuf, no look-up, no text. Server and
-client have the chassis's gRPC options and event loop, so what the router costs beyond this is the router's own.
+client have the chassis's gRPC options and event loop, so what the router costs beyond this is the router's own. A call
+of the other method is refused at once, which is the yardstick of a refusal.
 """
 
 import asyncio
+import contextlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
 import grpc.aio
 import uvloop
 
+from bench.cluster import BenchBrokenError
 from lorrery.chassis.channel import open_channel
 from lorrery.chassis.sections import TlsSettings
 from lorrery.chassis.server import bind, new_server
+from lorrery.local.processes import start_python
 
-SERVICE, METHOD = "bench.BareStream", "Stream"
+SERVICE, METHOD, REFUSE = "bench.BareStream", "Stream", "Refuse"
+_OPEN_SECONDS, _CLOSE_SECONDS = 30.0, 20.0
 
 
 class _Ticker:
@@ -80,6 +85,9 @@ class _Server:
                 ticker.close()
                 del self._tickers[period_seconds]
 
+    async def refuse(self, request: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+
 
 class BareClient:
     """Opens bare streams; use it inside the loop that made it."""
@@ -105,11 +113,38 @@ class BareClient:
         await self._channel.close()
 
 
+@contextlib.asynccontextmanager
+async def bare_server() -> AsyncIterator[tuple[str, int]]:
+    """Run the bare server in a process of its own; yield its address and pid."""
+    pipe = asyncio.subprocess.PIPE
+    process = await start_python(["-m", "bench.bare_stream"], stdin=pipe, stdout=pipe)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(_OPEN_SECONDS):
+            line = await process.stdout.readline()
+        if not line:
+            raise BenchBrokenError("the bare server did not start")
+        yield line.decode().strip(), process.pid
+    finally:
+        process.stdin.close()
+        try:
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await process.wait()
+        finally:
+            if process.returncode is None:
+                process.kill()
+
+
 async def serve() -> None:
     """Serve until standard input closes."""
     server = new_server()
-    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(_Server().stream)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
+    bare = _Server()
+    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+        METHOD: grpc.unary_stream_rpc_method_handler(bare.stream),
+        REFUSE: grpc.unary_stream_rpc_method_handler(bare.refuse),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     address = bind(server, "127.0.0.1:0", TlsSettings())
     await server.start()
     print(address, flush=True)

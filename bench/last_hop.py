@@ -17,15 +17,14 @@ happens where the machine stood still for several steps.
 """
 
 import asyncio
-import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from bench.bare_stream import BareClient
+from bench.bare_stream import BareClient, bare_server
 from bench.cluster import BenchBrokenError, endless_request, measured_cluster, while_alive
 from bench.meter import BUSY_SHARE, Meter, Usage
 from bench.scrape import Reading, fetch
@@ -33,7 +32,6 @@ from lorrery.chassis.channel import open_channel
 from lorrery.chassis.sections import TlsSettings
 from lorrery.loadgen.client import Reception, RouterClient
 from lorrery.local.cluster import LocalCluster
-from lorrery.local.processes import start_python
 from lorrery.v1 import router_pb2, router_pb2_grpc
 
 BATCHES = (32, 256)
@@ -148,7 +146,7 @@ async def measure(window_seconds: float, repetitions: int, on_progress: Progress
     """
     results: list[LastHop] = []
     for batch in BATCHES:
-        async with measured_cluster([f"scheduler.max_num_seqs={batch}"]) as cluster, _bare_server() as bare:
+        async with measured_cluster([f"scheduler.max_num_seqs={batch}"]) as cluster, bare_server() as bare:
             await while_alive(
                 cluster, _measure(cluster, bare, batch, window_seconds, repetitions, results, on_progress)
             )
@@ -276,29 +274,6 @@ async def _typical_message_bytes(router_address: str) -> int:
         call.cancel()
         await channel.close()
     return round(median(sizes))
-
-
-@contextlib.asynccontextmanager
-async def _bare_server() -> AsyncIterator[tuple[str, int]]:
-    """Run the bare server in a process of its own; yield its address and pid."""
-    pipe = asyncio.subprocess.PIPE
-    process = await start_python(["-m", "bench.bare_stream"], stdin=pipe, stdout=pipe)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        async with asyncio.timeout(OPEN_SECONDS):
-            line = await process.stdout.readline()
-        if not line:
-            raise BenchBrokenError("the bare server did not start")
-        yield line.decode().strip(), process.pid
-    finally:
-        process.stdin.close()
-        try:
-            async with asyncio.timeout(CLOSE_SECONDS):
-                await process.wait()
-        finally:
-            if process.returncode is None:
-                process.kill()
 
 
 def _comparable(ours: Window, theirs: Window) -> bool:

@@ -6,8 +6,9 @@ at 10 times it, and at 0.8 again, from several tenants of which one sends most. 
 expect to start within `START_WITHIN_SECONDS`.
 
 What refusals cost is the CPU time of a service under overload, less its CPU time at capacity, where as much is served
-and nobody is refused. Back to normal is when the last request was sent, after the overload, that was refused or whose
-TTFT was longer than nearly any before it.
+and nobody is refused. Beside it stands what a bare gRPC server takes that refuses as many calls of the same kind. Back
+to normal is when the last request was sent, after the overload, that was refused or whose TTFT was longer than nearly
+any before it.
 """
 
 import asyncio
@@ -15,14 +16,16 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
 import numpy as np
 
+from bench.bare_stream import REFUSE, SERVICE, bare_server
 from bench.cluster import BenchBrokenError, measured_cluster, while_alive
 from bench.meter import Meter, Usage
 from bench.scrape import Reading, fetch
@@ -49,6 +52,9 @@ NUM_CHANNELS = 4
 WARM_UP_SECONDS = 4.0
 UNUSUAL = 1.25
 """A TTFT is out of the ordinary that is so many times the p99 of the load before."""
+
+
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
@@ -118,6 +124,7 @@ class Overload:
         capacity: requests per second.
         refusal_cpu_share: cores that refusals took, by service.
         refusal_ms: CPU time of one refusal, by service.
+        bare_refusal_ms: CPU time of one refusal of a bare gRPC server, at the same rate.
         back_to_normal_seconds: from the end of the overload; 0: at once.
     """
 
@@ -125,6 +132,7 @@ class Overload:
     phases: list[Phase]
     refusal_cpu_share: dict[str, float]
     refusal_ms: dict[str, float]
+    bare_refusal_ms: float
     back_to_normal_seconds: float
 
     def as_json(self) -> dict[str, object]:
@@ -166,6 +174,8 @@ async def _phases(cluster: LocalCluster, seconds: float, tell: Callable[[str], N
             tell(f"{name}: {factor * capacity:.0f} requests/s for {length:.0f} s")
             phases.append(await load.open_loop(name, factor * capacity, length))
         after = load.answers
+        tell("a bare server refuses as many")
+        bare_ms = await load.bare_refusal_ms(phases[2].num_refused / phases[2].seconds, seconds / 4)
     finally:
         await load.close()
     _, before, over, _ = phases
@@ -176,6 +186,7 @@ async def _phases(cluster: LocalCluster, seconds: float, tell: Callable[[str], N
         phases=phases,
         refusal_cpu_share=cost,
         refusal_ms={name: share / per_second * 1000 for name, share in cost.items()},
+        bare_refusal_ms=bare_ms,
         back_to_normal_seconds=_seconds_until_normal(after, before.ttft_ms[1] * UNUSUAL),
     )
 
@@ -228,19 +239,54 @@ class _Load:
 
     async def open_loop(self, name: str, rate: float, seconds: float) -> Phase:
         """Send requests at random times, whatever is answered, and wait for the last answer."""
-        tasks: list[asyncio.Task[Answer]] = []
         self._before = await self._scrape()
-        meter, start = Meter(self._pids), time.monotonic()
-        due = start
-        while (due := due + self._rng.expovariate(rate)) < start + seconds:
-            if (wait := due - time.monotonic()) > 0:
-                await asyncio.sleep(wait)
-            tasks.append(asyncio.create_task(self._send()))
+        meter = Meter(self._pids)
+        tasks = await self._at_random_times(rate, seconds, lambda number: self._send())
         usage = meter.read()
         self.answers = list(await asyncio.gather(*tasks))
         return self._phase(
             name, self.answers, seconds, await self._ttft_ms(), {n: u.cpu_share for n, u in usage.items()}
         )
+
+    async def _at_random_times(
+        self, rate: float, seconds: float, send: Callable[[int], Coroutine[Any, Any, _T]]
+    ) -> list[asyncio.Task[_T]]:
+        """Begin `send(0)`, `send(1)` and so on as a Poisson process; return all of them, begun."""
+        tasks: list[asyncio.Task[_T]] = []
+        start = due = time.monotonic()
+        while (due := due + self._rng.expovariate(rate)) < start + seconds:
+            if (wait := due - time.monotonic()) > 0:
+                await asyncio.sleep(wait)
+            tasks.append(asyncio.create_task(send(len(tasks))))
+        return tasks
+
+    async def bare_refusal_ms(self, rate: float, seconds: float) -> float:
+        """Send a bare server calls that it refuses; return the CPU time that each takes it."""
+        async with bare_server() as (address, pid):
+            options = (("grpc.use_local_subchannel_pool", 1),)
+            channels = [open_channel(address, TlsSettings(), options=options) for _ in range(NUM_CHANNELS)]
+            calls: list[grpc.aio.UnaryStreamMultiCallable[bytes, bytes]] = [
+                channel.unary_stream(f"/{SERVICE}/{REFUSE}") for channel in channels
+            ]
+
+            async def send(number: int) -> None:
+                try:
+                    async for _ in calls[number % NUM_CHANNELS](self._request(number).SerializeToString()):
+                        pass
+                except grpc.aio.AioRpcError as error:
+                    if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                        raise BenchBrokenError(f"the bare server: {error.code()} {error.details()}") from None
+
+            try:
+                for number in range(NUM_CHANNELS):
+                    await send(number)
+                meter = Meter({"bare": pid})
+                tasks = await self._at_random_times(rate, seconds, send)
+                await asyncio.gather(*tasks)
+                return meter.read()["bare"].cpu_seconds / len(tasks) * 1000
+            finally:
+                for channel in channels:
+                    await channel.close()
 
     async def _scrape(self) -> Reading:
         return Reading.parse(await asyncio.to_thread(fetch, self._metrics_address))
@@ -250,17 +296,20 @@ class _Load:
         p50, p99 = (grown.quantile("lorrery_scheduler_time_to_first_token_seconds", q) or 0.0 for q in (0.5, 0.99))
         return p50 * 1000, p99 * 1000
 
-    async def _send(self) -> Answer:
-        self._num += 1
+    def _request(self, number: int) -> router_pb2.GenerateRequest:
         rng = self._rng
         prompt_tokens, output_tokens = rng.randint(*INPUT_RANGE), rng.randint(*OUTPUT_RANGE)
-        request = router_pb2.GenerateRequest(
-            request_id=f"r{self._num}",
+        return router_pb2.GenerateRequest(
+            request_id=f"r{number}",
             tenant_id=rng.choice(TENANTS),
             token_ids=router_pb2.TokenIds(ids=range(1, prompt_tokens + 1)),
             sampling=types_pb2.SamplingParams(ignore_eos=True, max_new_tokens=output_tokens),
-            seed=self._num,
+            seed=number,
         )
+
+    async def _send(self) -> Answer:
+        self._num += 1
+        request = self._request(self._num)
         answer = Answer(request.tenant_id, time.monotonic())
         call = self._stubs[self._num % NUM_CHANNELS].Generate(request, timeout=60.0)
         try:

@@ -287,11 +287,13 @@ def overload(result: Overload) -> Group:
         f"{service} {result.refusal_cpu_share[service]:.1%} of a core ({result.refusal_ms[service]:.2f} ms each)"
         for service in services
     )
+    ratio = result.refusal_ms["router"] / result.bare_refusal_ms
     statuses = ", ".join(f"{num} {status}" for status, num in over.statuses.items())
     tenants = ", ".join(f"{tenant} {share:.0%}" for tenant, share in over.tenants.items())
     notes = (
         f"statuses under overload: {statuses}; the client used {over.cpu_share['client']:.0%} of a core",
         f"refusals took: {cost}; told when to come back: {over.retry_info_ratio:.0%}",
+        f"a bare gRPC server that refuses as many calls: {result.bare_refusal_ms:.2f} ms each; the router {ratio:.2f}x",
         f"completed under overload, by tenant: {tenants}",
         f"back to normal {result.back_to_normal_seconds:.1f} s after the overload",
     )
