@@ -15,7 +15,7 @@ SMALL = {
     "batch_sizes": ["--largest", "4"],
     "static_continuous": [],
     "long_tail": [],
-    "adapters": ["--duration", "4"],
+    "adapters": ["--duration", "2"],
     "fair_tenants": ["--seconds", "6"],
 }
 
