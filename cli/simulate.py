@@ -170,7 +170,7 @@ def simulate(
             raise typer.Exit(replay_journal(journal, Console()))
         except FormatError as error:  # exit code 1 says that the replay differs
             raise SettingsError(str(error)) from None
-    options = flags.load_options("", given)
+    options = flags.load_options(given)
     if sweeps:
         if steps or perfetto:
             raise SettingsError("--steps and --perfetto are of one run; leave out --sweep")

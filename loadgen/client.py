@@ -9,7 +9,7 @@ import asyncio
 import time
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -21,43 +21,24 @@ from lorrery.chassis.credentials import bearer
 from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.sections import TlsSettings
 from lorrery.loadgen.cluster_view import ClusterView
+from lorrery.loadgen.reception import NO_FINISH, Ask, Reception, Send
 from lorrery.loadgen.wire import (
-    FinishView,
     GenerateRequest,
     GenerateResponse,
     GetClusterStatusRequest,
     ListAdaptersRequest,
     cluster_view,
     finish_view,
+    generate_request,
 )
 from lorrery.loadgen.workload.outcome import OK
 from lorrery.v1 import router_pb2_grpc
 from lorrery.vocabulary import u32
 
-__all__ = ["MAX_STREAMS_PER_CHANNEL", "NO_FINISH", "Reception", "RouterClient"]
+__all__ = ["MAX_STREAMS_PER_CHANNEL", "Reception", "RouterClient"]
 
 MAX_STREAMS_PER_CHANNEL = 500
-NO_FINISH = "NO_FINISH"
-"""Status of a stream that ended without an error and without saying why."""
 _POLL_SECONDS = 0.2
-
-
-@dataclass(slots=True)
-class Reception:
-    """What one stream has brought so far; `RouterClient.receive` fills it in, so it survives a cancellation.
-
-    Attributes:
-        message_seconds: `time.monotonic()` at which each message with tokens arrived.
-        message_tokens: how many tokens each brought.
-        status: `OK`, a gRPC status name, or `NO_FINISH`; empty while the stream lasts.
-    """
-
-    message_seconds: list[float] = field(default_factory=list)
-    message_tokens: list[int] = field(default_factory=list)
-    crc32: int = 0
-    finish: FinishView | None = None
-    status: str = ""
-    detail: str = ""
 
 
 @dataclass(slots=True)
@@ -75,6 +56,8 @@ class RouterClient:
         tls: the client's side of TLS; empty means plain text.
         api_key: shown with every call; empty: none.
     """
+
+    tells_true_length = True
 
     def __init__(self, target: str, tls: TlsSettings, api_key: str = "") -> None:
         self.target = target
@@ -136,6 +119,15 @@ class RouterClient:
             call.cancel()
         return [adapter.adapter_id for adapter in response.adapters]
 
+    def prepare(self, ask: Ask) -> Send:
+        """See `Client.prepare`."""
+        message = generate_request(ask)
+
+        async def send(reception: Reception, on_tokens: Callable[[int], None]) -> None:
+            await self.receive(message, reception, timeout_seconds=ask.timeout_seconds, on_tokens=on_tokens)
+
+        return send
+
     async def receive(
         self,
         request: GenerateRequest,
@@ -182,9 +174,10 @@ class RouterClient:
 def _note(response: GenerateResponse, reception: Reception, on_tokens: Callable[[int], None]) -> None:
     num_tokens = len(response.token_ids)
     if num_tokens:
-        reception.message_seconds.append(time.monotonic())
-        reception.message_tokens.append(num_tokens)
-        reception.crc32 = zlib.crc32(u32.pack(response.token_ids), reception.crc32)
+        reception.note(num_tokens)
+        reception.crc32 = zlib.crc32(u32.pack(response.token_ids), reception.crc32 or 0)
+        if reception.keeps_output:
+            reception.token_ids.extend(response.token_ids)
         on_tokens(num_tokens)
     if response.HasField("finish"):
         reception.finish = finish_view(response.finish)

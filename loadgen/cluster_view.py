@@ -11,7 +11,7 @@ class ClusterView:
         time_scale: wall seconds per device second.
         max_req_input_len: smallest of the shards', tokens; None if no shard tells.
         max_req_total_len: the same for prompt and output together.
-        workers: (gpu, number of ready or draining workers), by gpu.
+        workers: (gpu, number of ready or draining workers), by gpu; None: the server does not tell of them.
     """
 
     model: str
@@ -20,9 +20,4 @@ class ClusterView:
     num_connected_shards: int
     max_req_input_len: int | None
     max_req_total_len: int | None
-    workers: tuple[tuple[str, int], ...]
-
-    @property
-    def num_workers(self) -> int:
-        """Workers that are attached."""
-        return sum(count for _, count in self.workers)
+    workers: tuple[tuple[str, int], ...] | None

@@ -1,5 +1,6 @@
 """The command: `lorrery load`, and the same as `python -m lorrery.loadgen`."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -10,11 +11,14 @@ from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.chassis.version import VERSION
 from lorrery.loadgen import flags
+from lorrery.loadgen.options import DEFAULT_TARGETS, protocol_name
 from lorrery.loadgen.session import run_load
 from lorrery.settings import load as load_settings
 
 __all__ = ["app", "load"]
 
+OPENAI_KEY_VARIABLE = "OPENAI_API_KEY"
+"""Has the API key for servers over HTTP, where neither the flag nor Lorrery's own variable has one."""
 _DRIVE, _OUTPUT = "How it is played", "Output"
 
 
@@ -29,7 +33,25 @@ def _version(asked: bool) -> None:
 
 @app.command(cls=Command)
 def load(
-    target: Annotated[str, typer.Option(help="The router, HOST:PORT.", metavar="HOST:PORT")] = "127.0.0.1:50051",
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="The server. Over HTTP a URL will do too. Unset: where a router is by default.", metavar="HOST:PORT"
+        ),
+    ] = None,
+    protocol: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help=f"What to speak: {', '.join(DEFAULT_TARGETS)}. All but grpc is HTTP, of any server.",
+        ),
+    ] = "grpc",
+    model: Annotated[
+        str, typer.Option(metavar="NAME", help="HTTP: the base model. Unset: the first that the server lists.")
+    ] = "",
+    prompt_ids: Annotated[
+        bool, typer.Option("--prompt-ids", help="openai: send prompts as token ids, not as text.")
+    ] = False,
     workload: flags.Workload = "poisson",
     trace: flags.Trace = None,
     speed_up: flags.SpeedUp = 1.0,
@@ -72,7 +94,7 @@ def load(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Drive a cluster with a workload, measure as its client, and report.
+    """Drive a cluster, or any server of a known protocol, with a workload; measure as its client, and report.
 
     Examples:
       lorrery load --rate 4 --duration 30 --adapters all
@@ -80,6 +102,8 @@ def load(
       lorrery load --workload azure --trace requests.csv --adapters 'lora-{0..31}' --out out/azure
       lorrery load --workload slora --rate 2 --duration 300 --alpha 0.3 --num-adapters 32
       lorrery load -c 256 -n 2000 --input-range 64 --output-range 128
+      lorrery load --protocol openai --adapters all --rate 4 --duration 30
+      lorrery load --protocol openai-chat --target https://vllm.example/v1 --workload chat
 
     Requests go out at their intended times however slow the answers are (open loop; with -c so many
     clients send one after another), and
@@ -93,16 +117,27 @@ def load(
       TPOT = (E2E - TTFT) / (n - 1)         normalised TPOT = E2E / n
       ITL = gaps between tokens, pooled over all requests
 
+    Over HTTP, n is what the server's usage says. An event without a token (a role, a last chunk
+    that only ends the stream) does not count; an event with k tokens after a gap g is k gaps of
+    g / k. Nothing is sent twice.
+
     Exit code: 0 all completed, 1 some failed or no cluster, 2 wrong usage, 130 interrupted.
     """
     given = locals()
     console = Console(soft_wrap=False)
     try:
-        options = flags.load_options(target, given)
+        spoken = protocol_name(protocol)
+        of_target = {
+            "target": DEFAULT_TARGETS[spoken] if target is None else target,
+            "protocol": spoken,
+            "model": model,
+            "prompt_ids": prompt_ids,
+        }
+        options = flags.load_options(given, of_target)
         code = run_load(
             options,
             tls=load_settings(config).client_tls,
-            api_key=api_key,
+            api_key=api_key or ("" if spoken == "grpc" else os.environ.get(OPENAI_KEY_VARIABLE, "")),
             out=out,
             metrics_address=metrics,
             connect_timeout_seconds=connect_timeout,

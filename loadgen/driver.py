@@ -4,6 +4,10 @@
 late send never shifts the next one. *Closed loop*: so many clients send one request after another, and the intended
 send time is the sent one.
 
+The turns of a session follow one another either way: each is sent when its think time has passed since the answer
+before it ended, which is its intended time. A session whose turn fails ends there. The clients of a closed loop take
+session after session.
+
 The workload is in device seconds; on the wall it takes `time_scale` times as long. Outcomes are device seconds again.
 Deadlines are wall time. No more than `max_in_flight` requests are open at once; a send that must wait for one to end
 is late against its intended time and shows there.
@@ -16,11 +20,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from lorrery.loadgen.client import Reception, RouterClient
 from lorrery.loadgen.metrics import LoadMetrics
-from lorrery.loadgen.wire import GenerateRequest, generate_request
+from lorrery.loadgen.reception import Ask, Client, Exchange, Reception, Send
 from lorrery.loadgen.workload.outcome import INTERRUPTED, OK, RequestOutcome
-from lorrery.loadgen.workload.request import WorkloadRequest
+from lorrery.loadgen.workload.request import WorkloadRequest, sessions
 from lorrery.loadgen.workload.rounds import WARMUP_CONCURRENCY, again_and_again, warmup_requests
 
 __all__ = ["MAX_IN_FLIGHT", "WRONG_TOKEN_COUNT", "DriveSettings", "Driver", "Tally"]
@@ -79,12 +82,6 @@ class Tally:
         return self.num_completed + self.num_failed
 
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    request: WorkloadRequest
-    message: GenerateRequest
-
-
 @dataclass(slots=True)
 class Driver:
     """Plays one workload once.
@@ -94,9 +91,13 @@ class Driver:
         settings: how.
         time_scale: wall seconds per device second.
         metrics: counts everything that is sent.
+
+    Attributes:
+        num_unsent: later turns of sessions that a failed one ended.
+        num_without_usage: completed requests whose server did not say how many tokens they had.
     """
 
-    client: RouterClient
+    client: Client
     settings: DriveSettings
     time_scale: float
     metrics: LoadMetrics
@@ -104,6 +105,8 @@ class Driver:
     outcomes: list[RequestOutcome] = field(default_factory=list)
     warmup_outcomes: list[RequestOutcome] = field(default_factory=list)
     interrupted: bool = False
+    num_unsent: int = 0
+    num_without_usage: int = 0
     _start: float = field(default=0.0, init=False)
     _into: list[RequestOutcome] = field(default_factory=list, init=False)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
@@ -122,7 +125,7 @@ class Driver:
         """Send short copies of the workload's first requests and wait for them; their ends are in `warmup_outcomes`."""
         short = warmup_requests(workload, self.settings.warmup_requests)
         self._begin("warm-up", len(short), self.warmup_outcomes)
-        await self._play_closed(iter(short), WARMUP_CONCURRENCY, None)
+        await self._play_closed(([one] for one in short), WARMUP_CONCURRENCY, None)
 
     async def run(self, workload: Sequence[WorkloadRequest]) -> None:
         """Play the workload; returns when each request sent has ended, with `outcomes` in the order of their ends."""
@@ -132,7 +135,7 @@ class Driver:
                 await self._play_open(workload)
             else:
                 requests = again_and_again(workload) if self.settings.repeat else iter(workload)
-                await self._play_closed(requests, self.settings.concurrency, self.settings.duration_seconds)
+                await self._play_closed(sessions(requests), self.settings.concurrency, self.settings.duration_seconds)
 
     def _begin(self, phase: str, num_requests: int, into: list[RequestOutcome]) -> None:
         tally = self.tally
@@ -146,7 +149,7 @@ class Driver:
             self._own(group.create_task(self._send_at_times(group, workload)))
 
     async def _play_closed(
-        self, requests: Iterator[WorkloadRequest], concurrency: int, duration_seconds: float | None
+        self, requests: Iterator[list[WorkloadRequest]], concurrency: int, duration_seconds: float | None
     ) -> None:
         async with asyncio.TaskGroup() as group:
             for _ in range(concurrency):
@@ -157,59 +160,73 @@ class Driver:
         task.add_done_callback(self._tasks.discard)
 
     async def _send_at_times(self, group: asyncio.TaskGroup, workload: Sequence[WorkloadRequest]) -> None:
-        for request in workload:
-            prepared = self._prepare(request)  # before its time, so that drawing the prompt delays nothing
-            intended = self._start + request.at_seconds * self.time_scale
+        for turns in sessions(workload):
+            send = self._prepare(turns[0])  # before its time, so that drawing the prompt delays nothing
+            intended = self._start + turns[0].at_seconds * self.time_scale
             await asyncio.sleep(0)  # when behind, streams still get their turn between two sends
-            while (left := intended - time.monotonic()) > 0:  # noqa: ASYNC110  waits for a time, not for a change
-                await asyncio.sleep(left)
+            await _sleep_until(intended)
             await self._free.acquire()
-            task = group.create_task(self._one(prepared, intended))
-            self._own(task)
-            task.add_done_callback(lambda _: self._free.release())
+            self._own(group.create_task(self._play_session(turns, send, intended, None)))
 
-    async def _send_in_turn(self, requests: Iterator[WorkloadRequest], duration_seconds: float | None) -> None:
-        for request in requests:  # the iterator is shared: each client takes the next
-            if duration_seconds is not None and self._device_seconds(time.monotonic()) >= duration_seconds:
+    async def _send_in_turn(self, requests: Iterator[list[WorkloadRequest]], duration_seconds: float | None) -> None:
+        until = None if duration_seconds is None else self._start + duration_seconds * self.time_scale
+        for turns in requests:  # the iterator is shared: each client takes the next
+            if until is not None and time.monotonic() >= until:
                 return
-            await self._one(self._prepare(request), None)
+            await self._free.acquire()
+            await self._play_session(turns, self._prepare(turns[0]), None, until)
 
-    def _prepare(self, request: WorkloadRequest) -> _Prepared:
-        asked = request.output_tokens
-        if not self.settings.ignore_eos:
-            asked = max(self.settings.max_new_tokens or 0, asked)
-        message = generate_request(
-            request, seed=self.settings.seed, ignore_eos=self.settings.ignore_eos, max_new_tokens=asked
+    async def _play_session(
+        self, turns: Sequence[WorkloadRequest], send: Send, intended: float | None, until: float | None
+    ) -> None:
+        """Send one request after another; the first is prepared, and holds one of the places in flight."""
+        history: list[Exchange] = []
+        for number, request in enumerate(turns):
+            if request.turn is not None and number:
+                intended = time.monotonic() + request.turn.think_seconds * self.time_scale
+                if until is not None and intended >= until:
+                    return
+                send = self._prepare(request, history)
+                await _sleep_until(intended)
+                await self._free.acquire()
+            reception = Reception(keeps_output=number + 1 < len(turns))
+            if not await self._one(request, send, reception, intended):
+                self.num_unsent += len(turns) - number - 1
+                return
+            history.append(Exchange(request, reception))
+
+    def _prepare(self, request: WorkloadRequest, history: Sequence[Exchange] = ()) -> Send:
+        settings, asked = self.settings, request.output_tokens
+        if not settings.ignore_eos:
+            asked = max(settings.max_new_tokens or 0, asked)
+        return self.client.prepare(
+            Ask(request, settings.seed, settings.ignore_eos, asked, settings.timeout_seconds, tuple(history))
         )
-        return _Prepared(request, message)
 
-    async def _one(self, prepared: _Prepared, intended: float | None) -> None:
+    async def _one(self, request: WorkloadRequest, send: Send, reception: Reception, intended: float | None) -> bool:
+        """Send a request, and return whether it got what it asked for; frees its place in flight."""
         sent = time.monotonic()
         intended = sent if intended is None else intended
-        reception = Reception()
         self.tally.num_sent += 1
-        self.metrics.request_sent(prepared.request.prompt_tokens, (sent - intended) / self.time_scale)
+        self.metrics.request_sent(request.prompt_tokens, (sent - intended) / self.time_scale)
         try:
-            await self.client.receive(
-                prepared.message,
-                reception,
-                timeout_seconds=self.settings.timeout_seconds,
-                on_tokens=self._count_tokens,
-            )
+            await send(reception, self._count_tokens)
         finally:
-            self._record(prepared.request, reception, intended, sent)
+            self._free.release()
+            completed = self._record(request, reception, intended, sent)
+        return completed
 
     def _count_tokens(self, num_tokens: int) -> None:
         self.tally.output_tokens += num_tokens
         self.metrics.tokens_received(num_tokens)
 
-    def _record(self, request: WorkloadRequest, reception: Reception, intended: float, sent: float) -> None:
-        status, detail = _judge(request, reception)
+    def _record(self, request: WorkloadRequest, reception: Reception, intended: float, sent: float) -> bool:
+        status, detail = self._judge(request, reception)
         finish = reception.finish
         seconds = (np.array(reception.message_seconds, np.float64) - self._start) / self.time_scale
         outcome = RequestOutcome(
             index=request.index,
-            prompt_tokens=request.prompt_tokens,
+            prompt_tokens=(finish and finish.prompt_tokens) or request.prompt_tokens,
             intended_seconds=self._device_seconds(intended),
             sent_seconds=self._device_seconds(sent),
             end_seconds=self._device_seconds(time.monotonic()),
@@ -224,24 +241,35 @@ class Driver:
             queue_seconds=finish.queue_seconds if finish else None,
             worker_id=finish.worker_id if finish else "",
             num_requeues=finish.num_requeues if finish else 0,
-            token_ids_crc32=reception.crc32 if reception.message_tokens else None,
+            token_ids_crc32=reception.crc32,
         )
         self._into.append(outcome)
         self.tally.num_completed += status == OK
         self.tally.num_failed += status not in (OK, INTERRUPTED)
+        self.num_without_usage += status == OK and finish is not None and finish.completion_tokens is None
         self.metrics.request_ended(outcome, completed=status == OK)
+        return status == OK
 
     def _device_seconds(self, monotonic: float) -> float:
         return (monotonic - self._start) / self.time_scale
 
+    def _judge(self, request: WorkloadRequest, reception: Reception) -> tuple[str, str]:
+        """Say a request's status and why: a stream that ended well must also have brought what was asked for."""
+        finish = reception.finish
+        if reception.status != OK or finish is None:
+            return reception.status or INTERRUPTED, reception.detail
+        received = sum(reception.message_tokens)
+        if not received:
+            return WRONG_TOKEN_COUNT, "received no token"
+        if finish.completion_tokens is None:
+            return OK, ""  # what an event brought is not known then
+        if (self.settings.ignore_eos or self.client.tells_true_length) and received != request.output_tokens:
+            return WRONG_TOKEN_COUNT, f"received {received} tokens; {request.output_tokens} were to come"
+        if received != finish.completion_tokens:
+            return WRONG_TOKEN_COUNT, f"received {received} tokens; usage says {finish.completion_tokens}"
+        return OK, ""
 
-def _judge(request: WorkloadRequest, reception: Reception) -> tuple[str, str]:
-    """Say a request's status and why: a stream that ended well must also have brought what was asked for."""
-    if reception.status != OK or reception.finish is None:
-        return reception.status or INTERRUPTED, reception.detail
-    received = sum(reception.message_tokens)
-    if received != request.output_tokens:
-        return WRONG_TOKEN_COUNT, f"received {received} tokens; {request.output_tokens} were to come"
-    if received != reception.finish.completion_tokens:
-        return WRONG_TOKEN_COUNT, f"received {received} tokens; usage says {reception.finish.completion_tokens}"
-    return OK, ""
+
+async def _sleep_until(at: float) -> None:
+    while (left := at - time.monotonic()) > 0:  # noqa: ASYNC110  waits for a time, not for a change
+        await asyncio.sleep(left)

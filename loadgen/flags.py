@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from lorrery.chassis.settings import API_KEY_VARIABLE
-from lorrery.loadgen.options import LoadOptions, WorkloadName, parse_range, workload_name
+from lorrery.loadgen.options import OF_TARGET, LoadOptions, WorkloadName, parse_range, workload_name
 
 _WORKLOAD, _LENGTHS, _ADAPTERS, _DRIVE, _OUTPUT = "Workload", "Lengths", "Adapters", "How it is played", "Output"
 
@@ -182,18 +182,18 @@ Out = Annotated[
 ]
 
 
-def load_options(target: str, given: Mapping[str, Any]) -> LoadOptions:
+def load_options(given: Mapping[str, Any], of_target: Mapping[str, Any] | None = None) -> LoadOptions:
     """Make the options of a command's parameters.
 
     Args:
-        target: the router; empty where there is none.
         given: every option above by its parameter's name, and anything else (a command's `locals()`).
+        of_target: those that a simulation has not (`options.OF_TARGET`), by name; None: their defaults.
 
     Raises:
         SettingsError: a workload or a range that is none.
     """
-    values = {field.name: given[field.name] for field in fields(LoadOptions) if field.name != "target"}
+    values = {field.name: given[field.name] for field in fields(LoadOptions) if field.name not in OF_TARGET}
     values["workload"] = workload_name(values["workload"])
     for name in ("input_range", "output_range"):
         values[name] = parse_range(values[name])
-    return LoadOptions(target=target, **values)
+    return LoadOptions(**(of_target or {}), **values)

@@ -16,16 +16,29 @@ __all__ = [
     "ALL_ADAPTERS",
     "DEFAULT_WORKLOAD",
     "GIVEN",
+    "OF_TARGET",
     "GivenWorkload",
     "LoadOptions",
+    "ProtocolName",
     "WorkloadName",
     "expand_adapters",
     "parse_range",
+    "protocol_name",
     "workload_name",
 ]
 
 WorkloadName = Literal["slora", "azure", "mooncake", "poisson", "constant"]
 DEFAULT_WORKLOAD: WorkloadName = "poisson"
+
+ProtocolName = Literal["grpc", "openai", "openai-chat", "slora"]
+DEFAULT_TARGETS: dict[ProtocolName, str] = {
+    "grpc": "127.0.0.1:50051",
+    "openai": "127.0.0.1:8000",
+    "openai-chat": "127.0.0.1:8000",
+    "slora": "127.0.0.1:8000",
+}
+OF_TARGET = ("target", "protocol", "model", "prompt_ids")
+"""Options that a simulation has not."""
 
 GivenWorkload = Literal["given"]
 GIVEN: GivenWorkload = "given"
@@ -45,7 +58,10 @@ class LoadOptions:
     """A run, as asked for. None: not given, the workload's own default.
 
     Attributes:
-        target: the router, HOST:PORT; empty where there is none to dial.
+        target: the server, HOST:PORT or over HTTP a URL; empty where there is none to dial.
+        protocol: what is spoken with it.
+        model: the base model's name, over HTTP; empty: the first that the server lists.
+        prompt_ids: `openai` only: send prompts as token ids.
         duration: device seconds of the schedule (after the speed-up).
         adapters: ids and families (`lora-{0..31}`), comma-separated; `all`: what the cluster lists.
         adapter_dirs: slora only: names by S-LoRA's rule.
@@ -56,6 +72,9 @@ class LoadOptions:
     """
 
     target: str = ""
+    protocol: ProtocolName = "grpc"
+    model: str = ""
+    prompt_ids: bool = False
     workload: WorkloadName | GivenWorkload = DEFAULT_WORKLOAD
     trace: Path | None = None
     speed_up: float = 1.0
@@ -119,6 +138,11 @@ class LoadOptions:
             (self.adapter_exponent is not None and self.workload == "slora", "slora's skew is --alpha"),
             (self.jitter != 0 and self.workload != "mooncake", "--jitter goes with --workload mooncake only"),
             (self.ignore_eos and self.max_new_tokens is not None, "--max-new-tokens needs --no-ignore-eos"),
+            (
+                bool(self.model) and self.protocol == "grpc",
+                "--model goes with --protocol openai, openai-chat and slora",
+            ),
+            (self.prompt_ids and self.protocol != "openai", "--prompt-ids goes with --protocol openai (grpc has ids)"),
         )
         for broken, message in rules:
             if broken:
@@ -136,6 +160,18 @@ def workload_name(text: str) -> WorkloadName:
         if name == text:
             return name
     raise SettingsError(f"--workload {text}: expected one of {', '.join(names)}")
+
+
+def protocol_name(text: str) -> ProtocolName:
+    """Read a protocol's name.
+
+    Raises:
+        SettingsError: no such protocol.
+    """
+    for name in DEFAULT_TARGETS:
+        if name == text:
+            return name
+    raise SettingsError(f"--protocol {text}: expected one of {', '.join(DEFAULT_TARGETS)}")
 
 
 def parse_range(text: str) -> tuple[int, int]:

@@ -18,6 +18,8 @@ from lorrery.loadgen.client import RouterClient
 from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.display import show_progress
 from lorrery.loadgen.driver import Driver, DriveSettings
+from lorrery.loadgen.http.client import HttpClient
+from lorrery.loadgen.http.routes import Chat, Completions, Route, Slora
 from lorrery.loadgen.metrics import LoadMetrics
 from lorrery.loadgen.options import LoadOptions
 from lorrery.loadgen.own_load import OwnLoadMeter
@@ -48,7 +50,8 @@ def run_load(
         LorreryError: options that cannot be, a trace that cannot be read, no cluster there.
     """
     options.check()
-    check_target("--target", options.target)
+    if options.protocol == "grpc":
+        check_target("--target", options.target)
     if out is not None:
         check_folder(out)
     registry = new_registry("loadgen")
@@ -89,7 +92,7 @@ async def load_cluster(
     Raises:
         LorreryError: as `run_load`.
     """
-    async with RouterClient(options.target, tls, api_key) as client:
+    async with _client(options, tls, api_key) as client:
         cluster = await client.cluster(connect_timeout_seconds)
         known = await client.adapters(connect_timeout_seconds)
         workload, num_skipped = admissible(options, build_workload(options, known), cluster)
@@ -116,7 +119,33 @@ async def load_cluster(
             interrupted=driver.interrupted,
             num_skipped=num_skipped,
             num_warmup_failed=sum(outcome.status != OK for outcome in driver.warmup_outcomes),
+            notices=_notices(driver, options),
         )
+
+
+def _client(options: LoadOptions, tls: TlsSettings, api_key: str) -> RouterClient | HttpClient:
+    match options.protocol:
+        case "grpc":
+            return RouterClient(options.target, tls, api_key)
+        case "openai":
+            route: Route = Completions(prompt_ids=options.prompt_ids)
+        case "openai-chat":
+            route = Chat()
+        case "slora":
+            route = Slora()
+    return HttpClient(options.target, route, tls, api_key, options.model, needs_list=options.protocol != "slora")
+
+
+def _notices(driver: Driver, options: LoadOptions) -> tuple[str, ...]:
+    found: list[str] = []
+    if driver.num_without_usage:
+        counted = "each event with text counts as one, so TPOT, ITL and tokens/s are of events"
+        if options.protocol == "slora" and options.ignore_eos:
+            counted = "they count as the tokens that they were asked for"
+        found.append(f"the server did not say how many tokens {driver.num_without_usage} outputs had; {counted}")
+    if driver.num_unsent:
+        found.append(f"{driver.num_unsent} later turns were not sent, because a turn before them failed")
+    return tuple(found)
 
 
 def _announce(options: LoadOptions, workload: BuiltWorkload, cluster: ClusterView, console: Console) -> None:
@@ -127,8 +156,8 @@ def _announce(options: LoadOptions, workload: BuiltWorkload, cluster: ClusterVie
         what = f"{options.concurrency} clients for {(options.schedule_seconds or 0.0) * cluster.time_scale:.0f} s"
     else:
         what = f"{len(requests):,} requests, {options.concurrency} at a time,"
-    console.print(f"{what} to {options.target} ({cluster.model})", highlight=False)
-    if not cluster.num_workers:
+    console.print(f"{what} to {options.target} ({cluster.model or 'model unknown'})", highlight=False)
+    if cluster.workers == ():
         console.print("no worker is attached yet; requests wait for one", style="yellow")
 
 

@@ -35,10 +35,12 @@ def _headline(report: LoadReport) -> Text:
     text = Text()
     text.append(f"{report.options.workload}", style="bold")
     where = "simulated" if report.simulation is not None else f"at {report.options.target}"
-    text.append(f" {where}: {report.cluster.model}, {_workers(report)}\n")
+    text.append(f" {where}: {report.cluster.model or 'model unknown'}{_workers(report)}\n")
     text.append(f"{summary.num_requests:,} requests", style="bold")
     text.append(f"  {summary.num_completed:,} completed  ")
     text.append(f"{summary.num_failed:,} failed", style="bold red" if summary.num_failed else "bold green")
+    if in_stream := summary.num_failed - summary.num_failed_before_token:
+        text.append(f" ({in_stream:,} of them after their first token)")
     if summary.num_interrupted:
         text.append(f"  {summary.num_interrupted:,} cut off", style="yellow")
     text.append(f"  in {summary.duration_seconds:.1f} s")
@@ -48,9 +50,10 @@ def _headline(report: LoadReport) -> Text:
 
 
 def _workers(report: LoadReport) -> str:
-    if not report.cluster.workers:
-        return "no worker"
-    return ", ".join(f"{count} x {gpu}" for gpu, count in report.cluster.workers)
+    workers = report.cluster.workers
+    if workers is None:
+        return ""
+    return ", " + (", ".join(f"{count} x {gpu}" for gpu, count in workers) or "no worker")
 
 
 def _latencies(report: LoadReport) -> FigureTable:

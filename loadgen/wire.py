@@ -1,10 +1,10 @@
 """Between the wire and what the load generator thinks in: the only module here that converts."""
 
-from dataclasses import dataclass
+import numpy as np
 
 from lorrery.loadgen.cluster_view import ClusterView
+from lorrery.loadgen.reception import Ask, FinishView
 from lorrery.loadgen.workload.prompts import output_seed, prompt_token_ids
-from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.v1 import router_pb2, types_pb2
 from lorrery.v1.router_pb2 import (
     GenerateRequest,
@@ -15,7 +15,6 @@ from lorrery.v1.router_pb2 import (
 from lorrery.vocabulary.finish_reason import FinishReason
 
 __all__ = [
-    "FinishView",
     "GenerateRequest",
     "GenerateResponse",
     "GetClusterStatusRequest",
@@ -26,33 +25,16 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class FinishView:
-    """How a stream ended, as the server says."""
-
-    reason: str
-    completion_tokens: int
-    cached_tokens: int
-    queue_seconds: float
-    worker_id: str
-    num_requeues: int
-
-
-def generate_request(request: WorkloadRequest, *, seed: int, ignore_eos: bool, max_new_tokens: int) -> GenerateRequest:
-    """Make the message that asks for one request.
-
-    Args:
-        request: prompt length, adapter, tenant and true length are taken from it.
-        seed: of the run; prompt and output are functions of it and the request's index.
-        ignore_eos: the output is exactly `max_new_tokens` long; otherwise it ends at the true length by itself.
-        max_new_tokens: what admission must reckon with; at least the true length.
-    """
+def generate_request(ask: Ask) -> GenerateRequest:
+    """Make the message that asks for one request."""
+    request, seed = ask.request, ask.seed
+    said = [(turn.request, np.array(turn.reception.token_ids, np.uint32)) for turn in ask.history]
     return GenerateRequest(
         request_id=f"load-{seed}-{request.index}",
-        token_ids=router_pb2.TokenIds(ids=prompt_token_ids(request, seed).tolist()),
+        token_ids=router_pb2.TokenIds(ids=prompt_token_ids(request, seed, said).tolist()),
         adapter_id=request.adapter_id or "",
         tenant_id=request.tenant_id,
-        sampling=types_pb2.SamplingParams(ignore_eos=ignore_eos, max_new_tokens=max_new_tokens),
+        sampling=types_pb2.SamplingParams(ignore_eos=ask.ignore_eos, max_new_tokens=ask.max_new_tokens),
         seed=output_seed(request, seed),
         true_output_tokens=request.output_tokens,
     )
@@ -64,6 +46,7 @@ def finish_view(finish: router_pb2.Finish) -> FinishView:
     return FinishView(
         reason=FinishReason.of(finish.reason).word,
         completion_tokens=usage.completion_tokens,
+        prompt_tokens=usage.prompt_tokens or None,
         cached_tokens=usage.cached_tokens,
         queue_seconds=usage.queue_seconds,
         worker_id=usage.worker_id,

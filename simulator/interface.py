@@ -12,7 +12,7 @@ from typing import Any
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.faults import Fault, parse_fault
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
-from lorrery.loadgen.options import DEFAULT_WORKLOAD, GIVEN, LoadOptions, parse_range, workload_name
+from lorrery.loadgen.options import DEFAULT_WORKLOAD, GIVEN, OF_TARGET, LoadOptions, parse_range, workload_name
 from lorrery.loadgen.workload.arrays import Requests
 from lorrery.settings import Settings, changed, load
 from lorrery.simulator.request import SimulatedRequest
@@ -141,7 +141,7 @@ def _options(given: Mapping[str, Any]) -> LoadOptions:
     values = dict(given)
     for name in values:
         if name not in known:
-            raise SettingsError(f"workload: no option {name!r}; there are {', '.join(sorted(known - {'target'}))}")
+            raise SettingsError(f"workload: no option {name!r}; there are {', '.join(sorted(known - set(OF_TARGET)))}")
     for name in ("input_range", "output_range"):
         value = values.get(name)
         if isinstance(value, str | int):

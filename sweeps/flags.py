@@ -9,7 +9,7 @@ from typer.core import TyperOption
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.faults import parse_fault
-from lorrery.loadgen.options import LoadOptions, parse_range, workload_name
+from lorrery.loadgen.options import OF_TARGET, LoadOptions, parse_range, workload_name
 
 DEFAULT_BACKEND = "loky"
 _PANEL = "Sweep"
@@ -57,7 +57,7 @@ class Where:
 
 
 _OF_SIMULATION = {"workers": "num_workers", "shards": "num_shards", "fault": "faults", "one-step": "one_step"}
-_OF_LOAD = {field.name.replace("_", "-"): field.name for field in fields(LoadOptions) if field.name != "target"}
+_OF_LOAD = {field.name.replace("_", "-"): field.name for field in fields(LoadOptions) if field.name not in OF_TARGET}
 CONFIG = "config"
 UNSET = "none"
 """In place of a value: the option is not given, where it need not be."""

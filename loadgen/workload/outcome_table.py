@@ -77,6 +77,11 @@ class OutcomeTable:
         return self._has(INTERRUPTED)
 
     @property
+    def failed(self) -> npt.NDArray[np.bool_]:
+        """Shape (n,): which are neither of the two."""
+        return ~(self.ok | self.interrupted)
+
+    @property
     def completed(self) -> npt.NDArray[np.bool_]:
         """Shape (n,): which count in latencies: well ended, with a token."""
         return self.ok & ~np.isnan(self.first_token_seconds)

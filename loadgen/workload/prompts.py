@@ -1,32 +1,63 @@
-"""The token ids of a prompt: words drawn at random, and equal where a trace says that prefixes are equal.
+"""The token ids of a prompt: words drawn at random, and equal where a workload says that prefixes are equal.
 
 Ids 0 to 2 are special in the mock tokenizer and the 1,905 single-token words follow, so words are 3 ... 1907. A prompt
 is a function of (seed, request), so two runs with one seed send the same bytes. With `hash_ids` each block of 512
 tokens is a function of (seed, hash id): requests that share leading ids share that prefix token by token, which is what
-a prefix cache must see.
+a prefix cache must see. With a `Turn` the prompt is
+
+    shared part of (seed, group) + for each earlier turn: its own words + what was answered + own words of (seed, turn)
+
+so a turn's prompt begins with the whole conversation before it, answers as they came.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from lorrery.loadgen.workload.mooncake import BLOCK_TOKENS
-from lorrery.loadgen.workload.request import WorkloadRequest
+from lorrery.loadgen.workload.request import Turn, WorkloadRequest
 
-__all__ = ["FIRST_WORD_ID", "LAST_WORD_ID", "output_seed", "prompt_token_ids"]
+__all__ = ["FIRST_WORD_ID", "LAST_WORD_ID", "output_seed", "own_token_ids", "prompt_token_ids", "shared_token_ids"]
 
 FIRST_WORD_ID = 3
 LAST_WORD_ID = 1907
 
-_BY_INDEX, _BY_BLOCK = 0, 1  # keep the two families of streams apart
+TokenIds = npt.NDArray[np.uint32]
+
+_BY_INDEX, _BY_BLOCK, _OF_OUTPUT, _BY_TURN, _BY_GROUP = range(5)  # keep the families of streams apart
 
 
-def prompt_token_ids(request: WorkloadRequest, seed: int) -> npt.NDArray[np.uint32]:
-    """Make the prompt; shape (prompt_tokens,).
+def prompt_token_ids(
+    request: WorkloadRequest, seed: int, said: Sequence[tuple[WorkloadRequest, TokenIds]] = ()
+) -> TokenIds:
+    """Make the prompt; shape (prompt_tokens,), unless answers in `said` had other lengths than their true ones.
 
     Args:
-        request: its index, length and hash ids matter.
+        request: its index, length, hash ids and turn matter.
         seed: of the run, 0 or more.
+        said: the earlier turns of its session, each with its answer.
     """
+    if request.turn is not None:
+        before = [part for earlier, answer in said for part in (own_token_ids(earlier, seed), answer)]
+        return np.concatenate([shared_token_ids(request.turn, seed), *before, own_token_ids(request, seed)])
+    return own_token_ids(request, seed)
+
+
+def shared_token_ids(turn: Turn, seed: int) -> TokenIds:
+    """Make the part that prompts of one group share; shape (shared_tokens,)."""
+    if not turn.shared_tokens:
+        return np.empty(0, np.uint32)
+    return _words([seed, _BY_GROUP, turn.shared_group], turn.shared_tokens)
+
+
+def own_token_ids(request: WorkloadRequest, seed: int) -> TokenIds:
+    """Make what a prompt has beside a shared part and earlier turns: all of it where there is neither."""
+    turn = request.turn
+    if turn is not None:
+        if turn.token_ids:
+            return np.array(turn.token_ids, np.uint32)
+        return _words([seed, _BY_TURN, turn.session, turn.number], turn.own_tokens)
     if request.hash_ids is None:
         return _words([seed, _BY_INDEX, request.index], request.prompt_tokens)
     blocks = [_words([seed, _BY_BLOCK, block], BLOCK_TOKENS) for block in request.hash_ids]
@@ -35,9 +66,9 @@ def prompt_token_ids(request: WorkloadRequest, seed: int) -> npt.NDArray[np.uint
 
 def output_seed(request: WorkloadRequest, seed: int) -> int:
     """Make the seed that a request's output is drawn from; below 2 ** 64."""
-    return int(np.random.SeedSequence([seed, 2, request.index]).generate_state(1, np.uint64)[0])
+    return int(np.random.SeedSequence([seed, _OF_OUTPUT, request.index]).generate_state(1, np.uint64)[0])
 
 
-def _words(entropy: list[int], num_tokens: int) -> npt.NDArray[np.uint32]:
+def _words(entropy: list[int], num_tokens: int) -> TokenIds:
     rng = np.random.default_rng(entropy)
     return rng.integers(FIRST_WORD_ID, LAST_WORD_ID, num_tokens, dtype=np.uint32, endpoint=True)

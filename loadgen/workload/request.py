@@ -1,16 +1,44 @@
 """What a workload is: requests with intended send times, lengths and names, in send order.
 
 A workload says what a client means to do, not what a cluster makes of it. It comes from a generator (`slora`,
-`arrivals`) or a public trace (`azure`, `mooncake`), and it feeds the live driver and the simulator alike.
+`arrivals`, `chat`) or from recorded data (`azure`, `mooncake`, `sharegpt`), and it feeds the live driver and the
+simulator alike.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
-__all__ = ["TraceError", "WorkloadRequest"]
+__all__ = ["TraceError", "Turn", "WorkloadRequest", "sessions"]
 
 
 class TraceError(ValueError):
     """A trace cannot be read; the message names the line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a prompt is made of: a part shared with others, all earlier turns of its session, and words of its own.
+
+    Attributes:
+        session: requests of one session come one after another: each is sent when the answer before it has ended.
+        number: its place in the session, from 0.
+        own_tokens: prompt tokens that are neither shared nor of earlier turns.
+        think_seconds: device seconds from the end of the answer before to the sending; of the first turn 0.
+        shared_group: which shared part all prompts of the session begin with.
+        shared_tokens: its length; 0: none is shared.
+        text: the turn's own words, from a data set; empty: they are drawn.
+        token_ids: the tokens of `text`, `own_tokens` of them.
+    """
+
+    session: int
+    number: int
+    own_tokens: int
+    think_seconds: float = 0.0
+    shared_group: int = 0
+    shared_tokens: int = 0
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -19,13 +47,16 @@ class WorkloadRequest:
 
     Attributes:
         index: position in the workload, from 0; it seeds the prompt and the output.
-        at_seconds: intended send time in device seconds from the start of the run, never below 0.
-        prompt_tokens: length of the prompt, at least 1.
+        at_seconds: intended send time in device seconds from the start of the run, never below 0; of a later turn of a
+            session: when the session begins.
+        prompt_tokens: length of the prompt, at least 1; of a later turn: if every answer has its true length.
         output_tokens: true length of the output, at least 1. No scheduling decision may see it.
         adapter_id: the LoRA adapter, or None for the base model.
         tenant_id: on whose behalf; empty if nobody's.
         hash_ids: ids of consecutive 512-token blocks of the prompt (equal leading ids: equal prefix), or None if
             unknown. `len(hash_ids) == ceil(prompt_tokens / 512)`.
+        turn: what the prompt is made of; None: of words of its own, or of `hash_ids`. The turns of a session stand
+            next to each other in a workload.
     """
 
     index: int
@@ -35,3 +66,10 @@ class WorkloadRequest:
     adapter_id: str | None = None
     tenant_id: str = ""
     hash_ids: tuple[int, ...] | None = None
+    turn: Turn | None = None
+
+
+def sessions(workload: Iterable[WorkloadRequest]) -> Iterator[list[WorkloadRequest]]:
+    """Yield the requests that follow one another; one that is in no session is alone."""
+    for _, turns in groupby(workload, key=lambda one: -1 - one.index if one.turn is None else one.turn.session):
+        yield list(turns)

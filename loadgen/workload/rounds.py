@@ -23,12 +23,18 @@ def warmup_requests(workload: Sequence[WorkloadRequest], num_requests: int) -> l
             index=WARMUP_FIRST_INDEX + request.index,
             output_tokens=min(request.output_tokens, _WARMUP_OUTPUT_TOKENS),
             hash_ids=None,
+            turn=None,
         )
         for request in workload[:num_requests]
     ]
 
 
 def again_and_again(workload: Sequence[WorkloadRequest]) -> Iterator[WorkloadRequest]:
-    """Yield a workload without end: it begins again at its end, with new indices and so new prompts."""
+    """Yield a workload without end: it begins again at its end, with new indices and sessions and so new prompts."""
+    num_sessions = 1 + max((one.turn.session for one in workload if one.turn is not None), default=0)
     for position in count():
-        yield replace(workload[position % len(workload)], index=position)
+        number, row = divmod(position, len(workload))
+        turn = workload[row].turn
+        if turn is not None:
+            turn = replace(turn, session=turn.session + number * num_sessions)
+        yield replace(workload[row], index=position, turn=turn)

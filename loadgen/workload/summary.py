@@ -94,6 +94,7 @@ class Summary:
 
     Attributes:
         by_status: number of requests per status, `OK` included.
+        num_failed_before_token: failed requests that had brought no token yet; the others broke off in their streams.
         tokens_per_message: mean over all messages, 1 unless the router coalesced; 0 if none arrived.
         adapters: the busiest first (requests, then name).
         fairness: between tenants; None where no request names one.
@@ -102,6 +103,7 @@ class Summary:
     num_requests: int
     num_completed: int
     num_failed: int
+    num_failed_before_token: int
     num_interrupted: int
     by_status: dict[str, int]
     duration_seconds: float
@@ -160,6 +162,7 @@ def summarise(table: OutcomeTable) -> Summary:
         num_requests=len(table),
         num_completed=num_ok,
         num_failed=len(table) - num_ok - num_interrupted,
+        num_failed_before_token=int((table.failed & np.isnan(table.first_token_seconds)).sum()),
         num_interrupted=num_interrupted,
         by_status=dict(sorted(Counter(table.status).items())),
         duration_seconds=duration,
@@ -223,7 +226,7 @@ def _adapters(table: OutcomeTable) -> tuple[AdapterSummary, ...]:
     rows_of: dict[str, list[int]] = {}
     for row, adapter_id in enumerate(table.adapter_id):
         rows_of.setdefault(adapter_id or BASE_MODEL, []).append(row)
-    failed, completed = ~(table.ok | table.interrupted), table.completed
+    failed, completed = table.failed, table.completed
     busiest = sorted(rows_of.items(), key=lambda entry: (-len(entry[1]), entry[0]))
     found: list[AdapterSummary] = []
     for adapter_id, its_rows in busiest:

@@ -1,0 +1,1 @@
+"""HTTP clients of the load generator: OpenAI's and S-LoRA's routes, of any server."""

@@ -1,0 +1,170 @@
+"""One streamed answer: when its events came, what they brought, and how it ended.
+
+**How many tokens an event brought** is in no protocol here. The usage at the end has the sum: where there are as many
+events as tokens, each brought one. Where there are fewer (a server that is late, or decodes speculatively), the rest is
+shared out by the length of the events' texts. Where there are more, those without text go first, from the last on (an
+event that only brings the finish reason; but an end-of-sequence token has no text either), then others, evenly. Without
+a usage each event with text counts as one token; S-LoRA's outputs, where end-of-sequence is ignored, have the length
+that was asked for.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from lorrery.loadgen.http.sse import EventStream
+from lorrery.loadgen.reception import NO_FINISH, FinishView, Reception
+from lorrery.loadgen.workload.outcome import OK
+
+__all__ = ["BAD_RESPONSE", "STREAM_ERROR", "Answer", "error_text", "tokens_of_events"]
+
+STREAM_ERROR = "STREAM_ERROR"
+"""Status of a stream that told of an error after it had begun."""
+BAD_RESPONSE = "BAD_RESPONSE"
+"""Status of an answer that is not of its route."""
+_SHOWN_CHARACTERS = 200
+
+
+class Answer:
+    """Takes the body of an answer with status 200.
+
+    Args:
+        read: what an event says, by its route.
+        reception: noted there.
+        on_tokens: told of each event with tokens.
+
+    Attributes:
+        finish_reason: in the server's words.
+        usage: prompt, completion and cached tokens, as the server says.
+    """
+
+    __slots__ = (
+        "_done",
+        "_events",
+        "_failure",
+        "_on_tokens",
+        "_read",
+        "_text_lengths",
+        "finish_reason",
+        "reception",
+        "usage",
+    )
+
+    def __init__(
+        self,
+        read: "Callable[[Mapping[str, Any], Answer], None]",
+        reception: Reception,
+        on_tokens: Callable[[int], None],
+    ) -> None:
+        self.reception = reception
+        self.finish_reason: str | None = None
+        self.usage: tuple[int, int, int] | None = None
+        self._read, self._on_tokens = read, on_tokens
+        self._events = EventStream()
+        self._text_lengths: list[int] = []
+        self._failure: tuple[str, str] | None = None
+        self._done = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last token has come, as the server says."""
+        return self._done or self.finish_reason is not None
+
+    def feed(self, body: bytes) -> None:
+        """Take a piece of the body."""
+        for data in self._events.feed(body):
+            if self._failure is not None:
+                return
+            if data == b"[DONE]":
+                self._done = True
+                continue
+            try:
+                event = json.loads(data)
+                if event.get("error") or event.get("object") == "error":
+                    self.fail(STREAM_ERROR, error_text(event))
+                else:
+                    self._read(event, self)
+            except (ValueError, LookupError, TypeError, AttributeError):
+                self.fail(BAD_RESPONSE, f"not an event of this route: {data[:_SHOWN_CHARACTERS]!r}")
+
+    def token_event(self, text: str, finish_reason: str | None) -> None:
+        """Take note of an event with a token, which may have no text of its own."""
+        self.reception.note(1)
+        self._text_lengths.append(len(text))
+        if self.reception.keeps_output:
+            self.reception.text.append(text)
+        if finish_reason is not None:
+            self.finish_reason = finish_reason
+        self._on_tokens(1)
+
+    def fail(self, status: str, detail: str) -> None:
+        """Take note that nothing more will come of it."""
+        if self._failure is None:
+            self._failure = status, detail
+
+    def end(self, asked_tokens: int | None = None) -> None:
+        """Say in the reception how it ended; the body is whole, or broke off.
+
+        Args:
+            asked_tokens: what a whole output is known to have where the server does not say.
+        """
+        reception = self.reception
+        prompt, completion, cached = self.usage or (None, None, 0)
+        if self._failure is not None:
+            reception.status, reception.detail = self._failure
+        elif self.is_over:
+            reception.status = OK
+            reception.finish = FinishView(self.finish_reason or "", completion, prompt, cached)
+        else:
+            reception.status = NO_FINISH
+        if completion is None and reception.finish is not None:
+            completion = asked_tokens
+        tokens = tokens_of_events(self._text_lengths, completion)
+        kept = [(at, num) for at, num in zip(reception.message_seconds, tokens, strict=True) if num]
+        reception.message_seconds = [at for at, _ in kept]
+        reception.message_tokens = [num for _, num in kept]
+        if (more := sum(tokens) - len(tokens)) > 0:
+            self._on_tokens(more)
+
+
+def tokens_of_events(text_lengths: Sequence[int], num_tokens: int | None) -> list[int]:
+    """Say how many tokens each event brought; 0: it counts for nothing. See the module.
+
+    Args:
+        text_lengths: of each event, in order.
+        num_tokens: of all together; None: not known.
+    """
+    tokens = [1] * len(text_lengths)
+    if num_tokens is None:
+        if text_lengths and not text_lengths[-1]:
+            tokens[-1] = 0
+        return tokens
+    surplus = len(tokens) - num_tokens
+    for row in range(len(tokens) - 1, -1, -1):
+        if surplus > 0 and not text_lengths[row]:
+            tokens[row] = 0
+            surplus -= 1
+    if surplus > 0:
+        rows = [row for row, num in enumerate(tokens) if num]
+        last = max(num_tokens - 1, 1)
+        kept = {rows[number * (len(rows) - 1) // last] for number in range(num_tokens)}
+        return [int(row in kept) for row in range(len(tokens))]
+    if surplus < 0 and tokens:
+        lengths = text_lengths if any(text_lengths) else tokens
+        total = sum(lengths)
+        shares = [-surplus * sum_so_far // total for sum_so_far in accumulate(lengths)]
+        before = 0
+        for row, share in enumerate(shares):
+            tokens[row] += share - before
+            before = share
+    return tokens
+
+
+def error_text(body: object) -> str:
+    """Find the message in an error's body, of whatever make."""
+    found = body
+    for key in ("error", "message", "detail"):
+        if isinstance(found, dict) and found.get(key):
+            found = found[key]
+    return str(found)[:_SHOWN_CHARACTERS]
