@@ -178,5 +178,5 @@ def _text(token_ids: TokenIds) -> str:
 @functools.cache
 def _words() -> Sequence[str]:
     """Return the words, each with its leading blank: one token each in the usual tokenizers."""
-    text = resources.files("lorrery.router").joinpath("words.txt").read_text(encoding="utf-8")
+    text = resources.files("lorrery.tokenizer").joinpath("words.txt").read_text(encoding="utf-8")
     return [" " + word for word in text.split()]
