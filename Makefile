@@ -136,7 +136,7 @@ lint: setup-dev ## style, types, who may import whom, the wire's style
 	$(BIN)/lint-imports
 	$(BIN)/buf lint
 
-docs: setup-dev ## rewrite docs/settings.md and docs/grpc.md from the settings and the protos
+docs: setup-dev ## rewrite docs/settings.md, docs/grpc.md and docs/serve.md from the code
 	$(BIN)/python -m docs.reference
 
 clean: ## remove what was made here, .venv included

@@ -26,15 +26,19 @@ _NOT_SETTINGS = {"LORRERY_CONFIG", "LORRERY_SHARED", API_KEY_VARIABLE}
 _MAX_SHOWN = 80
 
 
+def setting_variables() -> list[str]:
+    """Return the environment variables that are to be settings."""
+    return [name for name in os.environ if name.startswith(ENV_PREFIX) and name not in _NOT_SETTINGS]
+
+
 class _StrictEnv(EnvSettingsSource):
     """The environment, in which a `LORRERY_` name that is no setting is an error, and so is a value that is no JSON."""
 
     def __call__(self) -> dict[str, Any]:
-        for name in os.environ:
-            if name.startswith(ENV_PREFIX) and name not in _NOT_SETTINGS:
-                section = name.removeprefix(ENV_PREFIX).split("__")[0].lower()
-                if section not in self.settings_cls.model_fields:
-                    raise SettingsError(f"environment variable {name} names no setting")
+        for name in setting_variables():
+            section = name.removeprefix(ENV_PREFIX).split("__")[0].lower()
+            if section not in self.settings_cls.model_fields:
+                raise SettingsError(f"environment variable {name} names no setting")
         try:
             return super().__call__()
         except SourceError:
@@ -42,9 +46,8 @@ class _StrictEnv(EnvSettingsSource):
 
     def _malformed(self) -> SettingsError:
         """Find the variable whose value cannot be read; pydantic tells its section only."""
-        for name, value in os.environ.items():
-            if not name.startswith(ENV_PREFIX) or name in _NOT_SETTINGS:
-                continue
+        for name in setting_variables():
+            value = os.environ[name]
             self.env_vars = {name.lower(): value}
             try:
                 super().__call__()

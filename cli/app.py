@@ -16,6 +16,7 @@ from lorrery.chassis.version import VERSION, core_is_compiled
 PARTS = {
     "init": "Write a settings file to edit.",
     "up": "Run a cluster on this machine: scheduler, workers, router.",
+    "serve": "Run one engine that answers like vllm serve, under its flags.",
     "load": "Send a workload to a cluster, and report what its clients see.",
     "simulate": "Run the same cluster under a virtual clock: hours of traffic in seconds.",
     "faults": "Let requests, loads and workers of a running cluster fail.",

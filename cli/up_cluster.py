@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import cycle
 from pathlib import Path
 
@@ -47,30 +47,44 @@ async def run(
     )
     shipped = " (the shipped one; lorrery init writes a copy to edit)" if config == DEFAULT_SETTINGS else ""
     printer.say(f"settings: {config}{shipped}")
-    ready = failed = False
+    return await run_until_stopped(cluster, restart=restart, say=printer.say, ready=lambda: summary(cluster))
+
+
+async def run_until_stopped(
+    cluster: LocalCluster, *, restart: bool, say: Callable[[str], None], ready: Callable[[], Iterable[str]]
+) -> int:
+    """Run a cluster until a signal or the end of one of its processes; return the exit code.
+
+    Args:
+        cluster: not entered yet.
+        restart: start again what dies by itself.
+        say: gets a line for each thing that happens.
+        ready: what to say once it serves.
+    """
+    serves = failed = False
     down: set[str] = set()
     with cancelled_by_signals() as received:
         try:
             async with cluster:
-                ready = True
-                for line in summary(cluster):
-                    printer.say(line)
+                serves = True
+                for line in ready():
+                    say(line)
                 try:
-                    ended = await Supervisor(cluster, restart=restart, say=printer.say).run()
+                    ended = await Supervisor(cluster, restart=restart, say=say).run()
                 except asyncio.CancelledError:
                     down = {entry.name for entry in cluster.processes.values() if entry.exit_code is not None}
-                    printer.say("stopping; once more to kill")
+                    say("stopping; once more to kill")
                     raise
                 failed = True
-                printer.say(f"{ended.name} ended unexpectedly with {describe_exit(ended.exit_code)}; stopping the rest")
+                say(f"{ended.name} ended unexpectedly with {describe_exit(ended.exit_code)}; stopping the rest")
         except asyncio.CancelledError:
             if not received:
                 raise
     for entry in cluster.processes.values():
         if entry.exit_code and entry.name not in down:
             failed = True
-            printer.say(f"{entry.name} ended with {describe_exit(entry.exit_code)}")
-    if len(received) > 1 or (received and not ready):
+            say(f"{entry.name} ended with {describe_exit(entry.exit_code)}")
+    if len(received) > 1 or (received and not serves):
         return 128 + received[0]
     return int(failed)
 
@@ -90,9 +104,15 @@ def summary(cluster: LocalCluster) -> list[str]:
 
 
 class Printer:
-    """Writes lines to standard output, each after the coloured name of its process."""
+    """Writes lines, each after the coloured name of its process.
 
-    def __init__(self, num_workers: int) -> None:
+    Args:
+        num_workers: whose names there are.
+        error: write to standard error, not to standard output.
+    """
+
+    def __init__(self, num_workers: int, *, error: bool = False) -> None:
+        self._error = error
         names = ["scheduler", *(f"worker-{index}" for index in range(num_workers)), "router"]
         self._colours = dict(zip(names, cycle(_COLOURS), strict=False))
         self._width = max(map(len, names))
@@ -100,10 +120,14 @@ class Printer:
     def show(self, name: str, line: str) -> None:
         """Print one line of a process."""
         try:
-            typer.echo(typer.style(f"{name:<{self._width}} | ", fg=self._colours.get(name, _OWN_COLOUR)) + line)
+            typer.echo(
+                typer.style(f"{name:<{self._width}} | ", fg=self._colours.get(name, _OWN_COLOUR)) + line,
+                err=self._error,
+            )
         except BrokenPipeError:
             # Nobody reads any more (`lorrery up | head`): stop, without a word.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            stream = sys.stderr if self._error else sys.stdout
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
             signal.raise_signal(signal.SIGTERM)
 
     def say(self, line: str) -> None:

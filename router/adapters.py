@@ -115,20 +115,34 @@ class ClusterStatus:
         self._asked_at = -math.inf
         self._answer: asyncio.Future[router_pb2.GetClusterStatusResponse] | None = None
 
+    async def has_workers(self) -> bool:
+        """Return whether any shard has a worker; that there is none is asked anew each time."""
+        if not _any_worker(await self._at_most_old()):
+            self._asked_at = -math.inf
+            return _any_worker(await self._at_most_old())
+        return True
+
     async def get(self) -> router_pb2.GetClusterStatusResponse:
         """Return every shard; one that is not connected, or does not answer, with its address only.
 
         The caller may change what it gets.
         """
-        now = time.monotonic()
-        if self._answer is None or now >= self._asked_at + STATUS_SECONDS:
-            self._asked_at = now
-            self._answer = asyncio.ensure_future(_cluster_status(self._placement))
-        # One caller that goes must not take the answer from the others.
-        answer = await asyncio.shield(self._answer)
+        answer = await self._at_most_old()
         copy = router_pb2.GetClusterStatusResponse()
         copy.CopyFrom(answer)
         return copy
+
+    async def _at_most_old(self) -> router_pb2.GetClusterStatusResponse:
+        now = time.monotonic()
+        if self._answer is None or (self._answer.done() and now >= self._asked_at + STATUS_SECONDS):
+            self._asked_at = now
+            self._answer = asyncio.ensure_future(_cluster_status(self._placement))
+        # One caller that goes must not take the answer from the others.
+        return await asyncio.shield(self._answer)
+
+
+def _any_worker(status: router_pb2.GetClusterStatusResponse) -> bool:
+    return any(shard.workers for shard in status.shards)
 
 
 async def _cluster_status(placement: Placement) -> router_pb2.GetClusterStatusResponse:

@@ -111,6 +111,10 @@ class Handler:
         """Whether requests can be served: a scheduler is connected, and the router does not drain."""
         return self._placement.any_connected.is_set() and not self._draining
 
+    async def can_serve(self) -> bool:
+        """Return whether a request would be served now: `is_ready`, and a worker is attached."""
+        return self.is_ready and await self._cluster_status.has_workers()
+
     async def run(self, set_ready: Callable[[bool], Awaitable[None]]) -> None:
         """Keep the streams to the schedulers; ready once the first is up. Until cancelled."""
         async with asyncio.TaskGroup() as tasks:

@@ -35,6 +35,8 @@ class RequestReader:
         self._settings = settings
         self._tokenizer = tokenizer
         self._access = access
+        seed = settings.router.seed
+        self._random_bits = random.getrandbits if seed is None else random.Random(seed).getrandbits
 
     async def read(self, message: router_pb2.GenerateRequest, caller: ApiKey) -> Request:
         """Check a client's message and return it as a request.
@@ -67,7 +69,7 @@ class RequestReader:
             prompt_token_ids_u32=u32.pack(prompt),
             sampling=sampling,
             stop_token_sequences=await self._stop_token_sequences(sampling),
-            seed=message.seed if message.HasField("seed") else random.getrandbits(64),
+            seed=message.seed if message.HasField("seed") else self._random_bits(64),
             true_output_tokens=message.true_output_tokens,
             eos_id=self._tokenizer.eos_id,
             key=caller if self._access.counts else None,
@@ -82,7 +84,7 @@ class RequestReader:
         """
         model = message.model
         check_length("model", model)
-        if model in ("", self._settings.model):
+        if model in ("", self._settings.model, *self._settings.router.served_model_names):
             return message.adapter_id
         if message.adapter_id not in ("", model) or why_no_name(model) is not None:
             raise self.unknown_model(model)
@@ -90,7 +92,7 @@ class RequestReader:
 
     def unknown_model(self, model: str) -> UnknownName:
         """Return the error of a request that names a model which is not to be had; begins as vLLM's does."""
-        served = self._settings.model
+        served = self._settings.served_model_names[0]
         return UnknownName(
             f"The model {quoted(model)} does not exist; this cluster serves {served!r} and the adapters that"
             " ListAdapters and /v1/models list",

@@ -83,12 +83,15 @@ class Router(router_pb2_grpc.RouterServiceServicer):
     async def run(self, set_ready: Callable[[bool], Awaitable[None]]) -> None:
         """Serve HTTP and keep the streams to the schedulers; ready once the first is up."""
         router = self._settings.router
-        for setting, address in (("router.listen", router.listen), ("router.http", router.http)):
+        for setting, address, tls in (
+            ("router.listen", router.listen, self._settings.server_tls),
+            ("router.http", router.http, self._settings.http_tls),
+        ):
             if address is not None:
                 warn_if_exposed(
                     setting,
                     address,
-                    self._settings.server_tls,
+                    tls,
                     protected=self._handler.protects,
                     cure="set router.keys, or server_tls with ca",
                 )

@@ -5,7 +5,16 @@ from typing import Annotated
 
 from pydantic import Field
 
-from lorrery.chassis.sections import Address, AddressOrNone, Count, PathOrNone, PositiveSeconds, Seconds, Section
+from lorrery.chassis.sections import (
+    Address,
+    AddressOrNone,
+    Count,
+    PathOrNone,
+    PositiveSeconds,
+    Seconds,
+    Section,
+    TlsSettings,
+)
 
 
 class RouterSettings(Section):
@@ -29,6 +38,15 @@ class RouterSettings(Section):
     keys: PathOrNone = Field(
         default=None,
         description="TOML file of clients' API keys, read again when it changes; unset: everybody may do everything",
+    )
+    served_model_names: tuple[str, ...] = Field(
+        default=(),
+        description="names that clients may give the base model, answers carry the first; unset: model",
+    )
+    seed: Annotated[int, Field(ge=0)] | None = Field(
+        default=None,
+        description="of the seeds that requests without one get, in the order in which they come; unset: another each"
+        " time the router starts",
     )
     tokenizer: Path | None = Field(default=None, description="a tokenizer.json; unset: the built-in vocabulary")
     max_open_requests: Count = Field(
@@ -58,3 +76,6 @@ class RouterSettings(Section):
         default=False, description="requests may ask for faults of their own in the metadata lorrery-fault"
     )
     drain_seconds: Seconds = Field(default=30.0, description="after SIGTERM: time for open streams to end")
+    http_tls: TlsSettings = Field(
+        default=TlsSettings(), description="of the HTTP edge, if it is another than server_tls; unset: server_tls"
+    )

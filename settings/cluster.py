@@ -81,8 +81,9 @@ class Settings(FileSettings):
 
     @model_validator(mode="after")
     def _no_adapter_is_the_model(self) -> Self:
-        if any(name == self.model for name, _ in self.adapters.expand()):
-            raise ValueError(f"adapters.registry: adapter {self.model!r} has the base model's name; give it another id")
+        taken = {self.model, *self.served_model_names}
+        if same := next((name for name, _ in self.adapters.expand() if name in taken), None):
+            raise ValueError(f"adapters.registry: adapter {same!r} has the base model's name; give it another id")
         return self
 
     @model_validator(mode="after")
@@ -99,6 +100,16 @@ class Settings(FileSettings):
                 f"scheduler.fair_weights has {num_weights} weights; the registry has {num_adapters} adapters"
             )
         return self
+
+    @property
+    def served_model_names(self) -> tuple[str, ...]:
+        """What clients may call the base model; answers carry the first."""
+        return self.router.served_model_names or (self.model,)
+
+    @property
+    def http_tls(self) -> TlsSettings:
+        """Of the router's HTTP edge."""
+        return self.server_tls if self.router.http_tls == TlsSettings() else self.router.http_tls
 
     def planned_faults(self) -> tuple[Fault, ...]:
         """Return the faults that are to happen."""

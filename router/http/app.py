@@ -53,8 +53,8 @@ def make_app(handler: Handler, registry: CollectorRegistry) -> FastAPI:
 def _add_process_routes(app: FastAPI, handler: Handler, registry: CollectorRegistry) -> None:
     @app.get("/health", tags=["process"], response_class=Response)
     async def health() -> Response:
-        """Answer 200 while requests can be served, else 503."""
-        return Response(status_code=200 if handler.is_ready else 503)
+        """Answer 200 while requests can be served, else 503: no scheduler or no worker, or draining."""
+        return Response(status_code=200 if await handler.can_serve() else 503)
 
     @app.get("/version", tags=["process"])
     async def version() -> dict[str, str]:

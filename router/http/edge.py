@@ -22,7 +22,8 @@ class Edge:
 
     def __init__(self, handler: Handler) -> None:
         self.handler = handler
-        self.model = handler.settings.model
+        self.models = handler.settings.served_model_names
+        self.model = self.models[0]
         self.max_model_len = handler.settings.scheduler.max_req_total_len
 
     def caller(self, http: Request) -> ApiKey:
@@ -35,7 +36,7 @@ class Edge:
 
     def adapter_of(self, model: str | None) -> str:
         """Return the adapter that a client names as its model; empty: the base model."""
-        return "" if model in (None, "", self.model) else str(model)
+        return "" if model in (None, "", *self.models) else str(model)
 
     def tenant(self, user: str | None) -> str:
         """Return whose request it is: the key tells, where one is asked for."""

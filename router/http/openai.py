@@ -225,12 +225,10 @@ def routes(edge: Edge) -> APIRouter:
         """List the base model, then the adapters."""
         known = await edge.handler.list_adapters(edge.caller(http))
         card = {"object": "model", "created": began, "owned_by": "lorrery"}
-        names = [edge.model, *(adapter.adapter_id for adapter in known.adapters)]
-        cards = [
-            {**card, "id": name, "root": name, "parent": edge.model if number else None}
-            for number, name in enumerate(names)
-        ]
-        cards[0]["max_model_len"] = edge.max_model_len
+        length = {"max_model_len": edge.max_model_len}
+        cards = [{**card, "id": name, "root": name, "parent": None, **length} for name in edge.models]
+        adapters = (adapter.adapter_id for adapter in known.adapters)
+        cards += [{**card, "id": name, "root": name, "parent": edge.model} for name in adapters]
         return json_response({"object": "list", "data": cards})
 
     return router

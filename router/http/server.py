@@ -43,7 +43,7 @@ class HttpServer:
     def __init__(self, handler: Handler, registry: CollectorRegistry, address: str) -> None:
         self._address = address
         app = bounded(make_app(handler, registry), _JSON_BYTES_PER_BYTE * handler.receive_bytes)
-        tls = handler.settings.server_tls
+        tls = handler.settings.http_tls
         config = uvicorn.Config(
             app,
             http="httptools",

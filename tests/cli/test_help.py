@@ -21,6 +21,7 @@ RUN_FOR_LONG = {"up", "demo", "validate vidur", "validate slora"}
 GROUPS = {"faults", "keys", "validate"}
 """Their commands have examples of their own."""
 WITHOUT_OPTIONS = {
+    "serve": (1, "no model is named"),
     "load": (1, "no cluster at 127.0.0.1:1 "),
     "simulate": (0, "requests"),
     "faults": (2, "set"),

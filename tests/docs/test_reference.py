@@ -1,17 +1,23 @@
-"""docs/settings.md and docs/grpc.md: complete, and as fresh as the code that they are made from."""
+"""docs/settings.md, docs/grpc.md and docs/serve.md: complete, and as fresh as the code that they are made from."""
+
+from collections.abc import Callable
 
 import pytest
 
 from docs.reference.grpc_page import comments_of, declarations, grpc_page, read_protos
 from docs.reference.pages import DOCS
+from docs.reference.serve_page import serve_page
 from docs.reference.settings_page import sections, settings_page
 from lorrery.settings import Settings
 
 SETTINGS = [(name, key, field) for name, _, fields in sections(Settings) for key, field in fields.items()]
 
 
-@pytest.mark.parametrize(("name", "page"), [("settings.md", settings_page), ("grpc.md", grpc_page)])
-def test_a_reference_page_is_fresh(name, page):
+PAGES = [("settings.md", settings_page), ("grpc.md", grpc_page), ("serve.md", serve_page)]
+
+
+@pytest.mark.parametrize(("name", "page"), PAGES)
+def test_a_reference_page_is_fresh(name: str, page: Callable[[], str]):
     assert (DOCS / name).read_text(encoding="utf-8") == page(), "stale: run make docs"
 
 

@@ -9,6 +9,7 @@ case and punctuation, and a model's organisation and its `-hf`, `-chat`, `-instr
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from lorrery.worker.device.architecture import Model
@@ -83,7 +84,8 @@ class Catalogue:
         """
         known = self._gpu_names.get(_plain(name))
         if known is None:
-            raise CatalogueError(f"GPU {name!r} is not known; known: {', '.join(self._gpus)}")
+            near = _nearest(_plain(name), self._gpu_names)
+            raise CatalogueError(f"GPU {name!r} is not known{near}; known: {', '.join(self._gpus)}")
         return self._gpus[known]
 
     def model(self, name: str) -> Model:
@@ -94,7 +96,8 @@ class Catalogue:
         """
         known = self._model_names.get(_plain_model(name)) or self._model_names.get(_plain(name))
         if known is None:
-            raise CatalogueError(f"model {name!r} is not known; known: {', '.join(self._models)}")
+            near = _nearest(_plain_model(name), self._model_names)
+            raise CatalogueError(f"model {name!r} is not known{near}; known: {', '.join(self._models)}")
         return self._models[known]
 
     def engine(self, name: str, gpu: Gpu | None = None) -> Engine:
@@ -210,3 +213,9 @@ def _plain(name: str) -> str:
 
 def _plain_model(name: str) -> str:
     return _plain(_ENDING.sub("", name.rpartition("/")[2]))
+
+
+def _nearest(plain: str, names: Mapping[str, str]) -> str:
+    """Return words about the known name that is most like an unknown one; empty if none is."""
+    near = get_close_matches(plain, names, n=1)
+    return f" (nearest: {names[near[0]]})" if near else ""

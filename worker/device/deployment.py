@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from lorrery.worker.device.architecture import Model, Precision
 from lorrery.worker.device.engine import KERNELS_ONLY, Engine
 from lorrery.worker.device.hardware import Gpu, KernelFit
 from lorrery.worker.device.lora import REAL_RANKS, LoraKernels
-from lorrery.worker.device.memory import SIXTEEN_BITS, kv_pool_tokens
+from lorrery.worker.device.memory import SIXTEEN_BITS, USED, kv_pool_tokens
 from lorrery.worker.device.profile import ProfileRow
 from lorrery.worker.device.steps import EngineStep
 
@@ -41,10 +42,10 @@ class Deployment:
         """How close the kernels come to the data sheet, with this engine's attention."""
         return self.gpu.modern_fit if self.engine.modern_attention else self.gpu.fit
 
-    def kv_pool_tokens(self, adapter_bytes: int = 0) -> int:
+    def kv_pool_tokens(self, adapter_bytes: int = 0, used: Fraction = USED) -> int:
         """Return how many tokens of KV cache fit; see `memory.kv_pool_tokens`.
 
         Raises:
             CatalogueError: the weights do not fit; the message shows the sum.
         """
-        return kv_pool_tokens(self.gpu, self.model, self.tensor_parallel, self.precision, adapter_bytes)
+        return kv_pool_tokens(self.gpu, self.model, self.tensor_parallel, self.precision, adapter_bytes, used)

@@ -1,16 +1,19 @@
 """What fits in a GPU's memory: weights, KV cache, adapters.
 
-    usable    = 0.9 * memory - 2 GB per GPU          engines' usual default; activations and graphs
+    usable    = u * memory - 2 GB per GPU          u = 0.9, engines' usual default; activations and graphs
     KV tokens = (usable - weights - adapters) / (2 L kv d bytes)          over all GPUs of a replica
 
 Figures are over all GPUs of one replica; an adapter's bytes are counted once.
 """
 
+from fractions import Fraction
+
 from lorrery.worker.device.architecture import Model, Precision, check_split
 from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.hardware import Gpu
 
-_USED_PERCENT = 90
+USED = Fraction(9, 10)
+"""Share of the memory that engines use unless told otherwise."""
 _ACTIVATION_BYTES = 2 * 10**9
 
 SIXTEEN_BITS = Precision()
@@ -36,6 +39,7 @@ def kv_pool_tokens(
     tensor_parallel: int = 1,
     precision: Precision = SIXTEEN_BITS,
     adapter_bytes: int = 0,
+    used: Fraction = USED,
 ) -> int:
     """Return how many tokens of KV cache fit beside the weights.
 
@@ -45,6 +49,7 @@ def kv_pool_tokens(
         tensor_parallel: number of GPUs.
         precision: of weights and cache.
         adapter_bytes: memory set aside for adapters.
+        used: share of the memory that may be used.
 
     Raises:
         CatalogueError: the weights do not fit (the message shows the sum), or the degree does not divide the model.
@@ -52,13 +57,13 @@ def kv_pool_tokens(
     check_split(model, tensor_parallel)
     weights = weight_bytes(model, precision)
     memory = round(gpu.memory_gb * 10**9) * tensor_parallel
-    left = memory * _USED_PERCENT // 100 - _ACTIVATION_BYTES * tensor_parallel - weights - adapter_bytes
+    left = memory * used.numerator // used.denominator - _ACTIVATION_BYTES * tensor_parallel - weights - adapter_bytes
     tokens = left // kv_bytes_per_token(model, tensor_parallel, precision)
     if tokens < 1:
         adapters = f" - {adapter_bytes / 1e9:.1f} GB of adapters" if adapter_bytes else ""
         raise CatalogueError(
             f"{model.name} does not fit on {tensor_parallel} x {gpu.name}:"
-            f" 0.9 x {gpu.memory_gb:g} GB x {tensor_parallel} - 2 GB x {tensor_parallel}"
+            f" {float(used):g} x {gpu.memory_gb:g} GB x {tensor_parallel} - 2 GB x {tensor_parallel}"
             f" - {weights / 1e9:.1f} GB of weights{adapters} = {left / 1e9:.1f} GB for the KV cache"
         )
     return tokens

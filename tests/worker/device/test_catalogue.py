@@ -94,9 +94,9 @@ def test_models_are_known_by_the_names_of_checkpoints(asked, name):
 
 
 def test_unknown_names_are_answered_with_the_known_ones():
-    with pytest.raises(CatalogueError, match=r"GPU 'A1' is not known; known: .*A100-80-SXM"):
+    with pytest.raises(CatalogueError, match=r"GPU 'A1' is not known \(nearest: A10\); known: .*A100-80-SXM"):
         CATALOGUE.gpu("A1")
-    with pytest.raises(CatalogueError, match="model 'GPT' is not known; known: Llama-2-7B, "):
+    with pytest.raises(CatalogueError, match=r"model 'GPT' is not known \(nearest: GPT-3-175B\); known: Llama-2-7B, "):
         CATALOGUE.model("GPT")
     with pytest.raises(CatalogueError, match="engine 'fast' is not known; known: present-day, "):
         CATALOGUE.engine("fast")

@@ -1,0 +1,99 @@
+"""`--lora-modules`: adapters by rank, by folder, or as vLLM's and llm-d-inference-sim's JSON.
+
+sql=16                                    rank 16
+sql=/adapters/sql                         rank `r` of /adapters/sql/adapter_config.json
+{"name": "sql", "path": "/adapters/sql", "base_model_name": "Llama-3-8B"}        the same; "rank" goes before "path"
+[{"name": ...}, ...]                      several
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lorrery.chassis.errors import SettingsError
+
+CONFIG = "adapter_config.json"
+_MAX_CONFIG_BYTES = 1 << 16
+_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """One adapter.
+
+    Attributes:
+        name: as requests name it.
+        rank: of its matrices.
+        modules: projections that it changes; empty: not known.
+    """
+
+    name: str
+    rank: int
+    modules: frozenset[str] = frozenset()
+
+
+def read_adapters(given: Iterable[str]) -> list[Adapter]:
+    """Read the values of `--lora-modules`.
+
+    Raises:
+        SettingsError: not of the form, or a rank that cannot be found out.
+    """
+    return [adapter for text in given if text.strip() for adapter in _read(text.strip())]
+
+
+def wide(modules: Iterable[str]) -> bool:
+    """Tell whether any of these projections is none of attention's, so that adapters count as on all of them."""
+    return any(name.rpartition(".")[2] not in _ATTENTION for name in modules)
+
+
+def _read(text: str) -> Iterator[Adapter]:
+    if text[0] in "[{":
+        try:
+            found: Any = json.loads(text)
+        except ValueError as error:
+            raise SettingsError(f"--lora-modules {text}: no JSON: {error}") from None
+        for one in found if isinstance(found, list) else [found]:
+            yield _of_json(one, text)
+        return
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise SettingsError(f"--lora-modules {text}: NAME=RANK or NAME=PATH expected")
+    yield Adapter(name, int(value)) if value.isascii() and value.isdigit() else _of_folder(name, value)
+
+
+def _of_json(one: Any, text: str) -> Adapter:  # noqa: ANN401  what JSON may hold
+    name = one.get("name") if isinstance(one, dict) else None
+    if not isinstance(name, str):
+        raise SettingsError(f'--lora-modules {text}: an object with "name" and "path" or "rank" expected')
+    if unknown := one.keys() - {"name", "path", "rank", "base_model_name", "load_inplace"}:
+        raise SettingsError(f"--lora-modules {text}: {', '.join(sorted(unknown))} has no meaning here")
+    rank = one.get("rank")
+    if rank is None:
+        return _of_folder(name, str(one.get("path", "")))
+    if not isinstance(rank, int) or isinstance(rank, bool):
+        raise SettingsError(f"--lora-modules {text}: rank is {rank!r}; it must be a whole number")
+    return Adapter(name, rank)
+
+
+def _of_folder(name: str, path: str) -> Adapter:
+    cure = f"give its rank: --lora-modules {name}=16"
+    if not path:
+        raise SettingsError(f"--lora-modules {name}: neither path nor rank; {cure}")
+    try:
+        with (Path(path) / CONFIG).open("rb") as file:
+            config = json.loads(file.read(_MAX_CONFIG_BYTES))
+    except OSError as error:
+        raise SettingsError(
+            f"--lora-modules {name}={path}: no {CONFIG} there ({error.strerror}), and nothing is downloaded; {cure}"
+        ) from None
+    except ValueError as error:
+        raise SettingsError(f"--lora-modules {name}={path}: {CONFIG} is no JSON: {error}") from None
+    rank = config.get("r") if isinstance(config, dict) else None
+    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
+        raise SettingsError(f"--lora-modules {name}={path}: {CONFIG} has r = {rank!r}; {cure}")
+    modules = config.get("target_modules")
+    if isinstance(modules, str):
+        modules = [modules]
+    return Adapter(name, rank, frozenset(one for one in modules or () if isinstance(one, str)))

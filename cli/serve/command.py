@@ -1,0 +1,68 @@
+"""The command line of `lorrery serve`."""
+
+import asyncio
+from contextlib import nullcontext
+from typing import Annotated, Any
+
+import typer
+
+from lorrery.chassis.commands import Command, command_app
+from lorrery.cli.serve.arguments import arranged
+from lorrery.cli.serve.flags import takes_flags
+from lorrery.cli.version import VersionOption
+from lorrery.local.processes import ForkServer
+
+app = command_app()
+
+
+class _Command(Command):
+    """Takes its arguments in the forms that vLLM and its stand-ins take them in."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # click's own type
+        return super().parse_args(ctx, arranged(args))
+
+
+@app.command(cls=_Command)
+@takes_flags
+def serve(
+    model_name: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="A model of the catalogue.", show_default=False)
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="One setting of Lorrery's; repeatable; wins over all."),
+    ] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", "--dry-run", help="Print the settings that the flags amount to, and end.")
+    ] = False,
+    version: VersionOption = False,
+    **given: Any,  # noqa: ANN401  the table's flags
+) -> None:
+    """Run one engine that answers like vllm serve, on a mock GPU.
+
+    Scheduler, workers and router run on this machine; clients find OpenAI's, vLLM's and S-LoRA's routes at --port.
+    Prints one line once it serves; Ctrl-C or SIGTERM lets running requests end, and stops it.
+
+    Flags of vLLM, llm-d-inference-sim and the Dynamo mocker have their names; one that means nothing here is refused
+    with what to do instead. docs/serve.md lists them all. --print-config shows the settings behind them, for lorrery up
+    --config or lorrery simulate --config.
+
+    Examples:
+      lorrery serve meta-llama/Llama-3.1-8B-Instruct
+      lorrery serve --model Llama-2-7B --max-loras 4 --max-num-seqs 256 --lora-modules sql=16 chat=8 --port 8000
+      lorrery serve Qwen/Qwen2.5-7B --gpu A100-80-SXM --max-model-len 16k --speedup-ratio 10
+      lorrery serve mistralai/Mistral-7B-v0.1 --lora-modules sql=8 --print-config
+    """
+    del version
+    with nullcontext() if print_config else ForkServer() as fork_server:
+        # While the fork server imports the services.
+        from lorrery.cli.serve.settings import engine_of
+
+        engine = engine_of(model_name, given, overrides or [])
+        if fork_server is not None:
+            from lorrery.cli.serve.run import run
+
+            raise typer.Exit(asyncio.run(run(fork_server, engine)))
+    from lorrery.cli.serve.toml import settings_file
+
+    typer.echo(settings_file(engine), nl=False)

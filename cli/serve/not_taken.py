@@ -1,0 +1,19 @@
+"""Flags that `lorrery serve` does not take: `not_taken.toml`, where each has what to do instead."""
+
+import tomllib
+from functools import cache
+from importlib.resources import files
+
+
+@cache
+def groups() -> list[tuple[str, list[str]]]:
+    """Return (what to do instead, flags) of each group."""
+    tables = tomllib.loads((files(__package__) / "not_taken.toml").read_text(encoding="utf-8"))["group"]
+    return [(" ".join(one["instead"].split()), one["flags"].split()) for one in tables]
+
+
+def instead_of(flag: str) -> str | None:
+    """Return what to do instead of giving a flag, `--no-` before it or not; None: it is of no such program."""
+    bare = flag.partition(".")[0]  # vLLM takes --some-config.key too
+    names = {flag, bare, f"--{flag.removeprefix('--no-')}"}
+    return next((why for why, flags in groups() if names & set(flags)), None)

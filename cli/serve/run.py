@@ -1,0 +1,67 @@
+"""Runs what the flags of `lorrery serve` amount to."""
+
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import typer
+
+from lorrery.chassis.faults import check_faults
+from lorrery.chassis.settings import setting_variables
+from lorrery.cli.serve.settings import Engine
+from lorrery.cli.serve.toml import settings_file
+from lorrery.cli.up_cluster import Printer, run_until_stopped
+from lorrery.local.cluster import LocalCluster
+from lorrery.local.processes import ForkServer
+from lorrery.router.keys import digest
+
+
+async def run(fork_server: ForkServer, engine: Engine) -> int:
+    """Run an engine until a signal or the end of one of its processes; return the exit code.
+
+    One line goes to standard output, once it serves; all else to standard error.
+    """
+    printer = Printer(engine.num_workers, error=True)
+    for name in setting_variables():
+        del os.environ[name]
+        printer.say(f"{name} does not count here, where flags say everything; --set SECTION.KEY=VALUE does")
+    with tempfile.TemporaryDirectory(prefix="lorrery-serve-") as name:
+        folder = Path(name)
+        if engine.api_keys:
+            engine = replace(engine, values={**engine.values, "router.keys": str(_keys_file(folder, engine.api_keys))})
+        file = folder / "cluster.toml"
+        file.write_text(settings_file(engine), encoding="utf-8")
+        settings = engine.settings
+        own = [f"router.http={settings.router.http}"]
+        if "router.listen" in engine.values:
+            own.append(f"router.listen={settings.router.listen}")
+        cluster = LocalCluster(
+            file, own, engine.num_workers, show=printer.show, free_ports=True, fork_server=fork_server
+        )
+        adapters = [adapter for adapter, _ in settings.adapters.expand()]
+        check_faults(settings.planned_faults(), workers=cluster.worker_names, adapters=adapters)
+
+        def ready() -> Iterable[str]:
+            scheme = "http" if settings.http_tls.cert is None else "https"
+            counts = f"{engine.num_workers} x {settings.worker.gpu}, adapters: {len(adapters)}"
+            names = ", ".join(settings.served_model_names)
+            typer.echo(
+                f"ready: {scheme}://{cluster.http_address} serves {names} on {counts};"
+                f" Lorrery's gRPC at {cluster.router_address}"
+            )
+            return ()
+
+        return await run_until_stopped(cluster, restart=False, say=printer.say, ready=ready)
+
+
+def _keys_file(folder: Path, keys: Iterable[str]) -> Path:
+    """Write a file with the keys' digests; each may do everything."""
+    entries = (
+        f'[[keys]]\nname = "api-key-{number}"\nsha256 = "{digest(key)}"\ntenant = "anybody"\noperator = true\n'
+        for number, key in enumerate(dict.fromkeys(keys))
+    )
+    path = folder / "keys.toml"
+    path.write_text("\n".join(entries), encoding="utf-8")
+    return path

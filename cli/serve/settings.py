@@ -1,0 +1,257 @@
+"""What the flags of `lorrery serve` amount to: settings of a cluster, the number of its workers, and API keys.
+
+Where a flag is not given, vLLM's default holds where Lorrery has a setting for it: first come first served, chunked
+prefill, paged KV cache with a prefix cache, one adapter on the GPU, loaded while the step waits, adapters computed at
+the largest rank that there may be.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from lorrery.chassis.errors import SettingsError
+from lorrery.cli.serve.adapters import read_adapters, wide
+from lorrery.cli.serve.arguments import values_of
+from lorrery.cli.serve.faults import refusals
+from lorrery.cli.serve.flags import FLAGS
+from lorrery.settings import Settings, changed
+from lorrery.worker.build import deployment_of, read_catalogue
+from lorrery.worker.device.errors import CatalogueError
+from lorrery.worker.device.memory import kv_bytes_per_token
+
+MAX_MODEL_LEN = 8192
+"""Most tokens of a prompt and its output, unless a flag says otherwise, or fewer fit."""
+
+_PRESET: Mapping[str, Any] = {
+    "adapters.loading": "blocking",
+    "adapters.max_lora_rank": 16,
+    "adapters.max_loras": 1,
+    "adapters.slots_rule": "exact",
+    "log.level": "warning",
+    "router.http": "127.0.0.1:8000",
+    "scheduler.batching": "chunked",
+    "scheduler.memory": "paged",
+    "scheduler.policy": "fcfs",
+    "scheduler.prefix_cache.kind": "blocks",
+    "worker.gpu": "H100-SXM",
+    "worker.lora.padding": "max_lora_rank",
+}
+_WEIGHTS = {
+    "auto": "bfloat16",
+    "bfloat16": "bfloat16",
+    "half": "float16",
+    "float16": "float16",
+}
+_QUANTIZED = {
+    **dict.fromkeys(("fp8", "ptpc_fp8", "fbgemm_fp8", "modelopt"), "fp8"),
+    **dict.fromkeys(("int8", "w8a8", "experts_int8"), "int8"),
+    **dict.fromkeys(("int4", "awq", "awq_marlin", "gptq", "gptq_marlin", "bitsandbytes", "compressed-tensors"), "int4"),
+}
+_KV_CACHE = {"auto": "bfloat16", "bfloat16": "bfloat16", "float16": "float16", "half": "float16"} | dict.fromkeys(
+    ("fp8", "fp8_e4m3", "fp8_e5m2"), "fp8"
+)
+_LOG_LEVELS = {"critical": "error", "trace": "debug"}
+_SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What is to run.
+
+    Attributes:
+        values: settings by dotted name, without those of `--set`.
+        overrides: those of `--set`.
+        num_workers: how many workers.
+        api_keys: of which clients must show one; empty: none.
+    """
+
+    values: dict[str, Any]
+    overrides: tuple[str, ...]
+    num_workers: int
+    api_keys: tuple[str, ...]
+
+    @property
+    def settings(self) -> Settings:
+        """The settings, the environment left out."""
+        return changed(changed({}, self.values), self.overrides)
+
+
+def engine_of(model: str | None, given: Mapping[str, Any], overrides: Iterable[str]) -> Engine:
+    """Return what flags amount to.
+
+    Args:
+        model: the argument MODEL.
+        given: the flags' values by `Flag.key`; None: not given.
+        overrides: of `--set`.
+
+    Raises:
+        SettingsError: a value that cannot be; names the flag or the setting, and what it may be.
+    """
+    flags = {key: value for key, value in given.items() if value not in (None, [])}
+    values = dict(_PRESET)
+    named = _model(model, flags.pop("model", None))
+    values["router.served_model_names"] = [named]
+    values |= {flag.sets: flags.pop(flag.key) for flag in FLAGS if flag.plain and flag.key in flags}
+    values.setdefault("adapters.max_cpu_loras", values["adapters.max_loras"])
+    _formats(flags, values)
+    _ways(flags, values)
+    _adapters(flags, values)
+    _server(flags, values)
+    _time_and_faults(flags, values)
+    overrides = tuple(overrides)
+    values["model"] = _in_catalogue(named, changed(changed({}, values), overrides).catalogue)
+    _memory(flags, values, overrides)
+    return Engine(values, overrides, flags.get("data_parallel_size", 1), tuple(flags.get("api_key", ())))
+
+
+def _model(positional: str | None, named: str | None) -> str:
+    if positional is None and named is None:
+        raise SettingsError("no model is named; give one of the catalogue: lorrery serve meta-llama/Llama-3.1-8B")
+    if None not in (positional, named) and positional != named:
+        raise SettingsError(f"two models are named, {positional} and --model {named}; give one")
+    return positional or named or ""
+
+
+def _in_catalogue(name: str, catalogue: Iterable[Path]) -> str:
+    """Return what the catalogue calls a model: every service of a cluster must call it the same."""
+    try:
+        return read_catalogue(catalogue).model(name).name
+    except CatalogueError as error:
+        raise SettingsError(f"--model: {error}") from None
+
+
+def _one_of(flag: str, value: str, known: Mapping[str, str]) -> str:
+    if value not in known:
+        raise SettingsError(f"{flag} {value}: it must be one of {', '.join(known)}")
+    return known[value]
+
+
+def _formats(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
+    if "dtype" in flags:
+        values["worker.weight_dtype"] = _one_of("--dtype", flags["dtype"], _WEIGHTS)
+    if "quantization" in flags:
+        values["worker.weight_dtype"] = _one_of("--quantization", flags["quantization"], _QUANTIZED)
+    if "kv_cache_dtype" in flags:
+        values["worker.kv_dtype"] = _one_of("--kv-cache-dtype", flags["kv_cache_dtype"], _KV_CACHE)
+
+
+def _ways(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
+    if not flags.get("enable_chunked_prefill", True):
+        values["scheduler.batching"] = "continuous"
+    if not flags.get("enable_prefix_caching", True):
+        values["scheduler.prefix_cache.kind"] = "none"
+    values.setdefault("scheduler.limits", "vllm")
+    if flags.get("preemption_mode", "lifo") != "lifo":
+        raise SettingsError(f"--preemption-mode {flags['preemption_mode']}: the last to arrive is preempted, lifo")
+    if flags.get("engine_type", "vllm") != "vllm":
+        raise SettingsError(f"--engine-type {flags['engine_type']}: vllm is the only one; docs/policies.md has others")
+
+
+def _adapters(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
+    adapters = read_adapters(flags.get("lora_modules", ()))
+    most = values["adapters.max_lora_rank"]
+    for one in adapters:
+        if one.rank > most:
+            raise SettingsError(
+                f"--lora-modules: adapter {one.name!r} has rank {one.rank}; --max-lora-rank is {most}; raise it"
+            )
+    values["adapters.registry"] = [{"id": one.name, "rank": one.rank} for one in adapters]
+    modules = {*values_of(flags.get("lora_target_modules", ())), *(name for one in adapters for name in one.modules)}
+    if wide(modules):
+        values["adapters.target_modules"] = "all-linear"
+
+
+def _server(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
+    host, port = values["router.http"].split(":")
+    host = flags.get("host", host)
+    host = f"[{host.strip('[]')}]" if ":" in host else host
+    values["router.http"] = f"{host}:{flags.get('port', port)}"
+    if "grpc_port" in flags:
+        values["router.listen"] = f"{host}:{flags['grpc_port']}"
+    if "uvicorn_log_level" in flags:
+        level = str(flags["uvicorn_log_level"]).lower()
+        values["log.level"] = _LOG_LEVELS.get(level, level)
+    if "shutdown_timeout" in flags:
+        values |= {f"{one}.drain_seconds": flags["shutdown_timeout"] for one in ("router", "worker", "scheduler")}
+
+
+def _time_and_faults(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
+    if "startup_duration" in flags:
+        values["worker.startup_seconds"] = seconds("--startup-duration", flags["startup_duration"], _SECONDS[""])
+    if "seed" in flags:
+        values |= {"router.seed": flags["seed"], "scheduler.seed": flags["seed"]}
+    if "speedup_ratio" in flags:
+        ratio = flags["speedup_ratio"]
+        if not 0 < ratio < float("inf"):
+            raise SettingsError(
+                f"--speedup-ratio {ratio:g}: it must be above 0; a step always takes some time, try 1000"
+            )
+        values["time_scale"] = 1 / ratio
+    if "failure_types" in flags and "failure_injection_rate" not in flags:
+        raise SettingsError("--failure-types: how many requests fail is not said; give --failure-injection-rate")
+    if flags.get("failure_injection_rate"):
+        kinds = list(values_of(flags.get("failure_types", ())))
+        values["faults"] = refusals(flags["failure_injection_rate"], kinds, flags.get("seed", 0))
+
+
+def _memory(flags: Mapping[str, Any], values: dict[str, Any], overrides: tuple[str, ...]) -> None:
+    """Find out how large the KV pool is, and so how long a request may be."""
+    # Lengths come last: all else must be right before the pool can be known.
+    settings = changed(changed({}, values), overrides)
+    deployment = deployment_of(settings)
+    block = settings.scheduler.block_size
+    given = [
+        name for name in ("gpu_memory_utilization", "num_gpu_blocks_override", "kv_cache_memory_bytes") if name in flags
+    ]
+    if len(given) > 1:
+        raise SettingsError(f"--{' and --'.join(given).replace('_', '-')} both say how large the KV cache is; give one")
+    try:
+        if "num_gpu_blocks_override" in flags:
+            pool = flags["num_gpu_blocks_override"] * block
+        elif "kv_cache_memory_bytes" in flags:
+            all_bytes = size("--kv-cache-memory-bytes", flags["kv_cache_memory_bytes"]) * deployment.tensor_parallel
+            pool = all_bytes // kv_bytes_per_token(deployment.model, deployment.tensor_parallel, deployment.precision)
+        elif "gpu_memory_utilization" in flags:
+            pool = deployment.kv_pool_tokens(used=_share(flags["gpu_memory_utilization"]))
+        else:
+            pool = settings.scheduler.max_total_token_num or deployment.kv_pool_tokens()
+    except CatalogueError as error:
+        raise SettingsError(f"--gpu, --tensor-parallel-size, --gpu-memory-utilization, --model: {error}") from None
+    pool = pool // block * block
+    if given:
+        values["scheduler.max_total_token_num"] = pool
+    longest = size("--max-model-len", flags["max_model_len"]) if "max_model_len" in flags else min(MAX_MODEL_LEN, pool)
+    if longest > pool:
+        raise SettingsError(
+            f"--max-model-len {longest}: the KV cache holds {pool} tokens; give fewer, or --gpu-memory-utilization,"
+            " --num-gpu-blocks-override, --tensor-parallel-size"
+        )
+    if longest < 2:
+        raise SettingsError(f"--max-model-len {longest}: a prompt and its output have at least 2 tokens")
+    values |= {"scheduler.max_req_total_len": longest, "scheduler.max_req_input_len": longest - 1}
+
+
+def _share(value: float) -> Fraction:
+    if not 0 < value <= 1:
+        raise SettingsError(f"--gpu-memory-utilization {value:g}: it must be above 0 and at most 1")
+    return Fraction(str(value))
+
+
+def size(flag: str, text: str) -> int:
+    """Read a count such as 8192, 8k (8,000) or 8K (8,192), as vLLM does."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgG]?)", text.strip())
+    if match is None:
+        raise SettingsError(f"{flag} {text}: a number expected, such as 8192, 8k (8,000) or 8K (8,192)")
+    return int(Fraction(match[1]) * _SIZES[match[2]])
+
+
+def seconds(flag: str, text: str, unit: float) -> float:
+    """Read a duration such as 5, 5s, 250ms; `unit`: of a number alone, in seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|)", text.strip())
+    if match is None:
+        raise SettingsError(f"{flag} {text}: a duration expected, such as 5s or 250ms")
+    return float(match[1]) * (_SECONDS[match[2]] if match[2] else unit)

@@ -1,0 +1,309 @@
+"""`lorrery serve`: what its flags amount to, and one engine that runs under them."""
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+import ssl
+import tomllib
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Sequence
+from fractions import Fraction
+from pathlib import Path
+
+import openai
+import pytest
+from typer.testing import CliRunner
+
+from lorrery.chassis.errors import LorreryError, SettingsError
+from lorrery.chassis.fault_rules import FaultRules
+from lorrery.chassis.faults import REQUEST_KINDS, parse_fault
+from lorrery.cli.certs import app as certs_app
+from lorrery.cli.serve import app
+from lorrery.cli.serve.arguments import arranged
+from lorrery.cli.serve.faults import KINDS, refusals
+from lorrery.cli.serve.flags import FLAGS
+from lorrery.cli.serve.not_taken import groups
+from lorrery.local.processes import start_python
+from lorrery.settings import Settings, changed
+from tests.cluster.harness import alive, services, wait_until
+
+PEERS = Path(__file__).with_name("peer_flags.txt")
+
+
+def peer_flags() -> list[str]:
+    lines = PEERS.read_text(encoding="utf-8").splitlines()
+    return sorted({line for line in lines if line.startswith("--")})
+
+
+def printed(*arguments: str) -> Settings:
+    """The settings that flags amount to, through the file that --print-config writes."""
+    result = CliRunner().invoke(app, [*arguments, "--print-config"])
+    assert result.exit_code == 0, (result.output, result.exception)
+    return changed(tomllib.loads(result.output))
+
+
+def refused(*arguments: str) -> str:
+    result = CliRunner().invoke(app, [*arguments, "--print-config"])
+    assert isinstance(result.exception, LorreryError), result.output
+    return str(result.exception)
+
+
+# --- flags to settings ---
+
+
+def test_issue_s_own_command_line_amounts_to_vllms_way_with_four_adapters_at_once():
+    settings = printed(
+        *("--model", "meta-llama/Llama-2-7b-hf", "--max-loras", "4", "--max-num-seqs", "128"),
+        *("--lora-modules", "a=8", "b=16", "--port", "8123"),
+    )
+    assert settings.model == "Llama-2-7B"
+    assert settings.served_model_names == ("meta-llama/Llama-2-7b-hf",)
+    assert list(settings.adapters.expand()) == [("a", 8), ("b", 16)]
+    assert (settings.adapters.max_loras, settings.adapters.max_cpu_loras) == (4, 4)
+    scheduler = settings.scheduler
+    assert (scheduler.max_num_seqs, scheduler.policy, scheduler.batching) == (128, "fcfs", "chunked")
+    assert (scheduler.memory, scheduler.prefix_cache.kind) == ("paged", "blocks")
+    assert settings.router.http == "127.0.0.1:8123"
+
+
+@pytest.mark.parametrize(
+    ("flags", "key", "value"),
+    [
+        ("--max_num_batched_tokens 4096", "scheduler.max_num_batched_tokens", 4096),
+        ("--no-enable-chunked-prefill", "scheduler.batching", "continuous"),
+        ("--enable-prefix-caching=false", "scheduler.prefix_cache.kind", "none"),
+        ("--enable-kvcache --block-size 32", "scheduler.block_size", 32),
+        ("--kv-cache-size 1024", "scheduler.max_total_token_num", 16384),
+        ("--num-gpu-blocks-override 64 --block-size 64 --max-model-len 4k", "scheduler.max_total_token_num", 4096),
+        ("--max-model-len 4K", "scheduler.max_req_total_len", 4096),
+        ("--max-model-len 1.5k", "scheduler.max_req_input_len", 1499),
+        ("-tp 2", "worker.tensor_parallel", 2),
+        ("--quantization fp8", "worker.weight_dtype", "fp8"),
+        ("-q awq", "worker.weight_dtype", "int4"),
+        ("--kv-cache-dtype fp8_e4m3", "worker.kv_dtype", "fp8"),
+        ("--host 0.0.0.0", "router.http", "0.0.0.0:8000"),
+        ("--host ::1 --port 0", "router.http", "[::1]:0"),
+        ("--served-model-name big small", "router.served_model_names", ("big", "small")),
+        ("--max-waiting-queue-length 7", "scheduler.max_waiting_requests", 7),
+        ("--mode echo", "worker.output.mode", "echo"),
+        ("--seed 3", "router.seed", 3),
+        ("--speedup-ratio 4", "time_scale", 0.25),
+        ("--startup-duration 250ms", "worker.startup_seconds", 0.25),
+        ("--startup-time 20", "worker.startup_seconds", 20.0),
+        ("--uvicorn-log-level trace", "log.level", "debug"),
+        ("--shutdown-timeout 3", "worker.drain_seconds", 3.0),
+        ("--lora-target-modules q_proj down_proj", "adapters.target_modules", "all-linear"),
+        ("--max-num-seqs 8 --set scheduler.max_num_seqs=9", "scheduler.max_num_seqs", 9),
+        ("--disable-log-requests --trust-remote-code --enable-lora", "scheduler.policy", "fcfs"),
+    ],
+)
+def test_flag_sets_what_docs_say(flags: str, key: str, value: object):
+    found: object = printed("Llama-3-8B", *flags.split())
+    for part in key.split("."):
+        found = getattr(found, part)
+    assert found == value
+
+
+def test_gpu_memory_utilization_and_bytes_size_the_kv_pool():
+    def pool(*flags: str) -> int:
+        found = printed("Llama-3-8B", *flags).scheduler.max_total_token_num
+        assert found is not None
+        return found
+
+    most, less = pool("--gpu-memory-utilization", "0.9"), pool("--gpu-memory-utilization", "0.5")
+    # 0.4 of 80 GB, at 131,072 bytes a token; the pool has whole blocks of 16.
+    assert abs(most - less - 32 * 10**9 // 131_072) <= 16
+    assert pool("--kv-cache-memory-bytes", "1G") == 2**30 // 131_072
+
+
+def test_adapters_have_the_rank_of_their_folder_and_the_widest_projections(tmp_path: Path):
+    folder = tmp_path / "sql"
+    folder.mkdir()
+    config = {"r": 8, "target_modules": ["q_proj", "up_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+    as_json = json.dumps({"name": "b", "path": str(folder), "base_model_name": "Llama-3-8B"})
+    several = json.dumps([{"name": "c", "rank": 4}, {"name": "d", "path": str(folder)}])
+    settings = printed("Llama-3-8B", "--lora-modules", f"a={folder}", as_json, several)
+    assert list(settings.adapters.expand()) == [("a", 8), ("b", 8), ("c", 4), ("d", 8)]
+    assert settings.adapters.target_modules == "all-linear"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("", "no model is named"),
+        ("Llama-3-8B --model Qwen2.5-7B", "two models are named"),
+        ("LLama-3-9B", "model 'LLama-3-9B' is not known (nearest: Llama-3"),
+        ("Llama-3-8B --gpu H1000", "GPU 'H1000' is not known (nearest: H100-SXM)"),
+        ("Llama-3-70B", "does not fit on 1 x H100-SXM"),
+        ("Llama-3-8B --enforce-eager", "--enforce-eager is not for this command: kernels are modelled"),
+        ("Llama-3-8B --compilation-config.mode 3", "--compilation-config.mode is not for this command"),
+        ("Llama-3-8B --no-enable-expert-parallel", "only --tensor-parallel-size is modelled"),
+        ("Llama-3-8B --max-num-sqes 3", "no such flag; did you mean --max-num-seqs?"),
+        ("Llama-3-8B --no-enable-lora", "--enable-lora cannot be turned off"),
+        ("Llama-3-8B --lora-modules a=/nowhere", "nothing is downloaded; give its rank: --lora-modules a=16"),
+        ("Llama-3-8B --lora-modules a=64", "--max-lora-rank is 16; raise it"),
+        ("Llama-3-8B --lora-modules a", "NAME=RANK or NAME=PATH expected"),
+        ('Llama-3-8B --lora-modules {"name":3}', 'an object with "name"'),
+        ("Llama-3-8B --lora-modules Llama-3-8B=8", "has the base model's name"),
+        ("Llama-3-8B --max-model-len 900k", "the KV cache holds 411520 tokens"),
+        ("Llama-3-8B --kv-cache-size 9 --gpu-memory-utilization 0.5", "both say how large the KV cache is"),
+        ("Llama-3-8B --gpu-memory-utilization 1.5", "it must be above 0 and at most 1"),
+        ("Llama-3-8B --speedup-ratio 0", "it must be above 0"),
+        ("Llama-3-8B --preemption-mode fifo", "the last to arrive is preempted"),
+        ("Llama-3-8B --failure-injection-rate 101", "it is in percent"),
+        ("Llama-3-8B --failure-injection-rate 1 --failure-types flood", "must be one of rate_limit"),
+        ("Llama-3-8B --failure-types rate_limit", "give --failure-injection-rate"),
+        ("Llama-3-8B --port 99999", "router.http: HOST:PORT expected"),
+        ("Llama-3-8B --set scheduler.polici=x", "scheduler.polici: no such setting"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_cure(arguments: str, message: str):
+    assert message in refused(*arguments.split())
+
+
+def test_every_flag_of_the_peers_is_taken_or_explained():
+    unknown: list[str] = []
+    for flag in peer_flags():
+        try:
+            arranged([flag])
+        except SettingsError as error:
+            if "is not for this command: " not in str(error):
+                unknown.append(flag)
+    assert unknown == []
+    assert len(peer_flags()) > 400
+
+
+def test_no_flag_is_in_both_tables_or_twice_in_one():
+    taken = [part for flag in FLAGS for name in flag.names for part in name.split("/")]
+    explained = [flag for _, flags in groups() for flag in flags]
+    assert len({*taken, *explained}) == len(taken) + len(explained)
+
+
+@pytest.mark.parametrize(
+    ("given", "arguments"),
+    [
+        (["--lora-modules", "a=1", "b=2", "--port", "1"], "--lora-modules a=1 --lora-modules b=2 --port 1"),
+        (["m", "--lora_modules=a=1", "b=2"], "m --lora-modules=a=1 --lora-modules b=2"),
+        (["--enable-kvcache=true"], "--enable-prefix-caching"),
+        (["--no-enable-prefix-caching"], "--no-enable-prefix-caching"),
+        (["-dp", "2"], "--data-parallel-size 2"),
+        (["--port", "0", "m", "--", "--frob"], "--port 0 m -- --frob"),
+    ],
+)
+def test_arguments_are_put_in_order(given: Sequence[str], arguments: str):
+    assert arranged(given) == arguments.split()
+
+
+@pytest.mark.parametrize("kinds", [[], ["rate_limit"], ["rate_limit", "server_error", "model_not_found"]])
+@pytest.mark.parametrize("percent", [5.0, 30.0, 100.0])
+def test_failures_are_as_frequent_as_asked_and_each_kind_alike(percent: float, kinds: list[str]):
+    faults = [parse_fault(text) for text in refusals(percent, kinds, seed=1)]
+    left, shares = Fraction(1), []
+    for fault in faults:
+        shares.append(left * fault.share)
+        left -= shares[-1]
+    assert abs(1 - left - Fraction(percent) / 100) < Fraction(1, 10**9)
+    assert max(shares) - min(shares) < Fraction(1, 10**9)
+    assert {fault.status for fault in faults} == {KINDS[kind] for kind in kinds or KINDS}
+    rules = FaultRules(faults, REQUEST_KINDS)
+    failed = sum(bool(rules.choose("", "", 0)) for _ in range(2000))
+    assert abs(failed / 2000 - percent / 100) < 0.05
+
+
+# --- one engine ---
+
+KEYS = ("first-key", "second-key")
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
+
+
+def health(url: str, tls: ssl.SSLContext) -> int | None:
+    """The status of /health; None: nothing listens."""
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5, context=tls) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except urllib.error.URLError:
+        return None
+
+
+@contextlib.asynccontextmanager
+async def serving(*arguments: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, asyncio.StreamReader]]:
+    """Run the command; yield its process and its output, and kill it if it still runs."""
+    process = await start_python(
+        ["-m", "lorrery.cli", "serve", *arguments],
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        variables={"LORRERY_SCHEDULER__POLICY": "peft"},  # which must not count
+    )
+    assert process.stdout is not None
+    try:
+        yield process, process.stdout
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+@pytest.mark.cluster
+async def test_one_engine_answers_under_its_flags_and_ends_with_a_signal(tmp_path: Path):
+    assert CliRunner().invoke(certs_app, [str(tmp_path)]).exit_code == 0
+    tls = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+    url = f"https://127.0.0.1:{(port := free_port())}"
+    arguments = [
+        *("meta-llama/Llama-3.1-8B-Instruct", "--served-model-name", "big", "small", "--seed", "7"),
+        *("--lora-modules", "a=8", "b=16", "--max-loras", "2", "--startup-duration", "1.5s", "-dp", "2"),
+        *("--api-key", *KEYS, "--port", str(port), "--max-model-len", "1K"),
+        *("--ssl-certfile", str(tmp_path / "cluster.pem"), "--ssl-keyfile", str(tmp_path / "cluster.key")),
+    ]
+    async with serving(*arguments) as (process, output):
+        seen: list[int | None] = []
+
+        def serves() -> bool:
+            seen.append(health(url, tls))
+            return seen[-1] == 200
+
+        await wait_until(lambda: asyncio.to_thread(serves), 60)
+        assert 503 in seen  # the weights took their time
+        line = (await output.readline()).decode()
+        assert line.startswith(f"ready: {url} serves big, small on 2 x H100-SXM, adapters: 2")
+
+        def client(key: str) -> openai.AsyncOpenAI:
+            http = openai.DefaultAsyncHttpxClient(verify=tls)
+            return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, http_client=http)
+
+        async with client(KEYS[1]) as known:
+            models = {model.id: model for model in (await known.models.list()).data}
+            assert list(models) == ["big", "small", "a", "b"]
+            assert models["small"].model_dump()["max_model_len"] == 1024
+            texts: list[str] = []
+            for model in ("big", "small", "a"):
+                answer = await known.completions.create(model=model, prompt="hello", max_tokens=5, seed=1)
+                assert answer.model == model
+                texts.append(answer.choices[0].text)
+            assert texts[0] == texts[1] != texts[2]
+            with pytest.raises(openai.NotFoundError):
+                await known.completions.create(model="Llama-3-8B-of-another", prompt="hello", max_tokens=5)
+            drawn = [await known.completions.create(model="big", prompt="x", max_tokens=5) for _ in range(2)]
+            assert drawn[0].choices[0].text != drawn[1].choices[0].text
+        async with client("no-key") as unknown:
+            with pytest.raises(openai.AuthenticationError):
+                await unknown.models.list()
+
+        pids = services(process.pid)
+        assert sorted(pids.values()) == ["router", "scheduler", "worker", "worker"]
+        process.send_signal(signal.SIGTERM)
+        rest, errors = await process.communicate()
+        assert (process.returncode, rest) == (0, b""), errors
+        assert b"LORRERY_SCHEDULER__POLICY does not count here" in errors
+        assert not [pid for pid in pids if alive(pid)]
