@@ -11,6 +11,7 @@
         |-- Unattainable     dropped by a service-level policy
         |-- RankOverLimit    an adapter over the deployment's rank limit
         |-- Conflict         the name stands for something else
+        |-- NotOffered       a call of another server's protocol that is not to be had here
         |-- WrongWorker      a worker does not go with the cluster
         |-- WorkerGivenUp    a worker's stream ends, for what it did or did not
         |-- Unauthenticated  no valid key, token or certificate
@@ -39,6 +40,7 @@ class Reason(StrEnum):
     RANK_OVER_LIMIT = "RANK_OVER_LIMIT"
     ADAPTER_EXISTS = "ADAPTER_EXISTS"
     TOO_MANY_ADAPTERS = "TOO_MANY_ADAPTERS"
+    REQUEST_EXISTS = "REQUEST_EXISTS"
     NAME_TAKEN = "NAME_TAKEN"
     WRONG_WORKER = "WRONG_WORKER"
     WORKER_GIVEN_UP = "WORKER_GIVEN_UP"
@@ -54,6 +56,7 @@ class Reason(StrEnum):
     ADAPTER_LOAD = "ADAPTER_LOAD"
     DRAINING = "DRAINING"
     WORKERS_LOST = "WORKERS_LOST"
+    NOT_OFFERED = "NOT_OFFERED"
     FAULT_INJECTED = "FAULT_INJECTED"
     INTERNAL = "INTERNAL"
 
@@ -131,6 +134,12 @@ class Conflict(RequestError):
     """The name stands for something else."""
 
     usual_reason = Reason.ADAPTER_EXISTS
+
+
+class NotOffered(RequestError):
+    """A call of another server's protocol that is not to be had here."""
+
+    usual_reason = Reason.NOT_OFFERED
 
 
 class WrongWorker(RequestError):

@@ -50,7 +50,7 @@ class Service(Protocol):
         """Add the servicers to `server`; return the full names of their gRPC services."""
         ...
 
-    def listen(self) -> Mapping[str, str]:
+    async def listen(self) -> Mapping[str, str]:
         """Take its further addresses, and return them by name, for the announcement.
 
         Raises:
@@ -119,7 +119,7 @@ async def run_service(
             await server.start()
             started = True
             metrics_address = dialable(metrics, metrics_server.port)
-            addresses = {**service.listen(), "metrics": metrics_address}
+            addresses = {**await service.listen(), "metrics": metrics_address}
             log.info("listening", address=address, **addresses, version=VERSION)
             if announce is not None:
                 _write_atomically(announce, {"grpc": address, **addresses, "pid": os.getpid()})

@@ -100,6 +100,7 @@ def summary(cluster: LocalCluster) -> list[str]:
     ]
     if cluster.http_address:
         lines.append(f"HTTP clients (OpenAI's and S-LoRA's routes): http://{cluster.http_address}")
+    lines += [f"gateways ({name}): grpc://{address}" for name, address in cluster.engine_addresses.items()]
     return [*lines, f"try: lorrery load --target {cluster.router_address}"]
 
 

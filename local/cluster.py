@@ -38,7 +38,7 @@ _TAIL_LINES = 5
 _ADDRESSES = {
     "scheduler": ("listen", "metrics"),
     "worker": ("listen", "metrics"),
-    "router": ("listen", "metrics", "http"),
+    "router": ("listen", "metrics", "http", "vllm_grpc", "smg_vllm_grpc", "sglang_grpc"),
 }
 
 Show = Callable[[str, str], None]
@@ -57,6 +57,7 @@ class ServiceProcess:
     grpc: str = ""
     metrics: str = ""
     http: str = ""
+    engines: dict[str, str] = field(default_factory=dict)
     exit_expected: bool = False
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL_LINES))
     watcher: asyncio.Task[None] | None = None
@@ -166,6 +167,11 @@ class LocalCluster:
         return self.processes["router"].http
 
     @property
+    def engine_addresses(self) -> dict[str, str]:
+        """HOST:PORT of the router's ports for gateways, by setting: `vllm_grpc`, `engines[0]`."""
+        return self.processes["router"].engines
+
+    @property
     def scheduler_address(self) -> str:
         """HOST:PORT that workers and routers dial."""
         return self.processes["scheduler"].grpc
@@ -199,8 +205,8 @@ class LocalCluster:
         """
         old = self.processes[name]
         await old.process.wait()
-        addresses = {"listen": old.grpc, "metrics": old.metrics, "http": old.http}
-        again = [f"{old.service}.{key}={addresses[key]}" for key in _ADDRESSES[old.service]]
+        addresses = {"listen": old.grpc, "metrics": old.metrics, "http": old.http, **old.engines}
+        again = [f"{old.service}.{key}={addresses.get(key, '')}" for key in _ADDRESSES[old.service]]
         overrides = [*old.overrides, *again]
         await self._start(name, old.service, overrides)
         await self._listening(name)
@@ -300,6 +306,8 @@ class LocalCluster:
         addresses = json.loads(process.announce.read_text(encoding="utf-8"))
         process.grpc, process.metrics = addresses["grpc"], addresses["metrics"]
         process.http = addresses.get("http", "")
+        usual = ("grpc", "metrics", "http", "pid")
+        process.engines = {name: address for name, address in addresses.items() if name not in usual}
 
     @contextlib.asynccontextmanager
     async def _bounded(self, process: ServiceProcess, what: str, seconds: float) -> AsyncIterator[None]:

@@ -34,6 +34,11 @@ class Call(Protocol):
     """The call of one client, whichever way it came: where a request's output goes."""
 
     @property
+    def aborted(self) -> bool:
+        """Whether its cancellation is a client's word, given in another call, that ends this one."""
+        ...
+
+    @property
     def fault_rules(self) -> Sequence[str]:
         """The faults that it asks for."""
         ...

@@ -163,8 +163,7 @@ class Handler:
             await self._generation.stream(message, who, call)
             outcome = "ok"
         except asyncio.CancelledError:
-            remaining = call.time_remaining()
-            outcome = "deadline" if remaining is not None and remaining <= 0 else "cancelled"
+            outcome = _cancelled(call)
             raise
         except RequestError as error:
             outcome = _outcome(error)
@@ -285,6 +284,13 @@ class Handler:
         """List the rules of this router and its schedulers, and how often each has happened."""
         check_operator(caller, "list faults")
         return await cluster_faults.list_faults(self._placement, self._injector)
+
+
+def _cancelled(call: Call) -> str:
+    if call.aborted:
+        return "aborted"
+    remaining = call.time_remaining()
+    return "deadline" if remaining is not None and remaining <= 0 else "cancelled"
 
 
 def _outcome(error: RequestError) -> str:

@@ -17,6 +17,7 @@ from lorrery.chassis.faults import REQUEST_KINDS
 OUTCOMES = (
     "ok",
     "cancelled",
+    "aborted",
     "deadline",
     "invalid",
     "not_found",

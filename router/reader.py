@@ -118,7 +118,7 @@ class RequestReader:
             rooms.append(caller.max_new_tokens)
         if caller.tokens_per_minute is not None:
             rooms.append(caller.tokens_per_minute - prompt_tokens)
-        return max(1, *rooms)  # one that has no room is refused for its length
+        return max(1, min(rooms))  # one that has no room is refused for its length
 
     async def _stop_token_sequences(self, sampling: SamplingParams) -> tuple[tuple[int, ...], ...]:
         single = tuple((token_id,) for token_id in sampling.stop_token_ids)

@@ -2,17 +2,18 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import grpc
 import grpc.aio
 from prometheus_client import CollectorRegistry
 
 from lorrery.chassis import status
-from lorrery.chassis.credentials import authorization, certificate_roles, metadata_values
+from lorrery.chassis.credentials import authorization, certificate_roles
 from lorrery.chassis.errors import RequestError
 from lorrery.chassis.exposure import warn_if_exposed
-from lorrery.router.faults import METADATA_KEY
+from lorrery.router.engines.ports import engine_servers
+from lorrery.router.grpc_call import GrpcCall, abort_stream
 from lorrery.router.handler import Handler
 from lorrery.router.http.server import HttpServer
 from lorrery.router.keys import ApiKey
@@ -20,34 +21,8 @@ from lorrery.router.metrics import RouterMetrics
 from lorrery.settings import Settings
 from lorrery.v1 import router_pb2, router_pb2_grpc
 
-# How long a handler waits until a reader that was too slow has heard of it.
-FAREWELL_SECONDS = 5.0
-
 _Context = status.Context
 _T = TypeVar("_T")
-
-
-class GrpcCall:
-    """The `generate.Call` of a gRPC call.
-
-    Args:
-        context: of the call.
-    """
-
-    __slots__ = ("_context", "write")
-
-    def __init__(self, context: _Context) -> None:
-        self._context = context
-        self.write: Callable[[router_pb2.GenerateResponse], Awaitable[Any]] = context.write
-
-    @property
-    def fault_rules(self) -> Sequence[str]:
-        """See `Call`."""
-        return metadata_values(self._context, METADATA_KEY)
-
-    def time_remaining(self) -> float | None:
-        """See `Call`."""
-        return self._context.time_remaining()
 
 
 class Router(router_pb2_grpc.RouterServiceServicer):
@@ -61,7 +36,9 @@ class Router(router_pb2_grpc.RouterServiceServicer):
 
     def __init__(self, settings: Settings, registry: CollectorRegistry) -> None:
         self._settings = settings
-        self._handler = Handler(settings, RouterMetrics(registry))
+        metrics = RouterMetrics(registry)
+        self._handler = Handler(settings, metrics)
+        self._engines = engine_servers(self._handler, metrics, settings.router.engine_ports())
         self._http = None if settings.router.http is None else HttpServer(self._handler, registry, settings.router.http)
 
     # --- the chassis's side ---
@@ -76,16 +53,20 @@ class Router(router_pb2_grpc.RouterServiceServicer):
         router_pb2_grpc.add_RouterServiceServicer_to_server(self, server)
         return (router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name,)
 
-    def listen(self) -> Mapping[str, str]:
-        """See `Service`: HTTP."""
-        return {} if self._http is None else {"http": self._http.listen()}
+    async def listen(self) -> Mapping[str, str]:
+        """See `Service`: HTTP, and engines' protocols."""
+        addresses = {} if self._http is None else {"http": self._http.listen()}
+        return addresses | {server.name: await server.start() for server in self._engines}
 
     async def run(self, set_ready: Callable[[bool], Awaitable[None]]) -> None:
         """Serve HTTP and keep the streams to the schedulers; ready once the first is up."""
         router = self._settings.router
+        grpc_tls = self._settings.server_tls
+        engines = [(f"router.{server.name}", server.address, grpc_tls) for server in self._engines]
         for setting, address, tls in (
-            ("router.listen", router.listen, self._settings.server_tls),
+            ("router.listen", router.listen, grpc_tls),
             ("router.http", router.http, self._settings.http_tls),
+            *engines,
         ):
             if address is not None:
                 warn_if_exposed(
@@ -95,13 +76,24 @@ class Router(router_pb2_grpc.RouterServiceServicer):
                     protected=self._handler.protects,
                     cure="set router.keys, or server_tls with ca",
                 )
-        async with asyncio.TaskGroup() as tasks:
-            if self._http is not None:
-                tasks.create_task(self._http.run(), name="http")
-            tasks.create_task(self._handler.run(set_ready), name="handler")
+
+        async def set_all_ready(ready: bool) -> None:
+            for server in self._engines:
+                await server.set_ready(ready)
+            await set_ready(ready)
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                if self._http is not None:
+                    tasks.create_task(self._http.run(), name="http")
+                tasks.create_task(self._handler.run(set_all_ready), name="handler")
+        finally:
+            await asyncio.gather(*(server.stop() for server in self._engines))
 
     async def drain(self) -> None:
         """Refuse new requests; return when the running ones have ended."""
+        for server in self._engines:
+            await server.end_health()
         await self._handler.drain()
 
     # --- the client's side ---
@@ -117,7 +109,7 @@ class Router(router_pb2_grpc.RouterServiceServicer):
         try:
             await self._handler.generate(request, lambda: self._caller(context), GrpcCall(context))
         except RequestError as error:
-            await _abort(context, error)
+            await abort_stream(context, error)
 
     def _caller(self, context: _Context) -> ApiKey:
         """Return what a caller may do.
@@ -179,16 +171,3 @@ class Router(router_pb2_grpc.RouterServiceServicer):
             await status.abort(context, error)
         except grpc.aio.AioRpcError as error:
             await status.pass_on(context, error)
-
-
-async def _abort(context: _Context, error: RequestError) -> None:
-    """End a stream with an error's status. Never returns normally.
-
-    To a reader that has stopped reading, the status waits behind what it has not read. After a while we no longer do;
-    gRPC keeps the status for it.
-    """
-    try:
-        async with asyncio.timeout(FAREWELL_SECONDS):
-            await status.abort(context, error, status.public_text(error))
-    except TimeoutError:
-        raise asyncio.CancelledError from None

@@ -1,7 +1,7 @@
 """The settings of a router: the client side."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -16,6 +16,23 @@ from lorrery.chassis.sections import (
     TlsSettings,
 )
 
+Protocol = Literal["vllm", "smg-vllm", "sglang"]
+
+
+class EnginePort(Section):
+    """A port at which the router is an engine."""
+
+    protocol: Protocol = Field(
+        description="vllm: vLLM's own (vllm.Inference, vllm.Control); smg-vllm: vllm.grpc.engine.VllmEngine;"
+        " sglang: sglang.grpc.scheduler.SglangScheduler; the last two need the extra `engines`"
+    )
+    listen: Address = Field(description="where gateways connect, HOST:PORT; port 0 takes a free one")
+    adapter: str = Field(
+        default="",
+        description="the adapter that it serves under its own name, for gateways that know none; empty: the base model,"
+        " and every adapter that a request names",
+    )
+
 
 class RouterSettings(Section):
     """The client side."""
@@ -27,6 +44,22 @@ class RouterSettings(Section):
         default="127.0.0.1:8000",
         description="where HTTP clients connect (OpenAI's and S-LoRA's routes), HOST:PORT; port 0 takes a free one;"
         " empty: nowhere",
+    )
+    vllm_grpc: AddressOrNone = Field(
+        default=None,
+        description="where gateways that speak vLLM's gRPC (vllm.Inference, vllm.Control) connect, HOST:PORT; port 0"
+        " takes a free one; empty: nowhere",
+    )
+    smg_vllm_grpc: AddressOrNone = Field(
+        default=None,
+        description="the same for vllm.grpc.engine.VllmEngine, as the gateway smg speaks it; needs the extra `engines`",
+    )
+    sglang_grpc: AddressOrNone = Field(
+        default=None,
+        description="the same for sglang.grpc.scheduler.SglangScheduler; needs the extra `engines`",
+    )
+    engines: tuple[EnginePort, ...] = Field(
+        default=(), description="further ports of these protocols, each of an engine of its own"
     )
     metrics: Address = Field(
         default="127.0.0.1:9101", description="where Prometheus reads metrics, HOST:PORT; port 0 takes a free one"
@@ -79,3 +112,13 @@ class RouterSettings(Section):
     http_tls: TlsSettings = Field(
         default=TlsSettings(), description="of the HTTP edge, if it is another than server_tls; unset: server_tls"
     )
+
+    def engine_ports(self) -> dict[str, EnginePort]:
+        """Return the ports at which the router is an engine, by what the announcement calls them."""
+        shared: tuple[tuple[str, Protocol, str | None], ...] = (
+            ("vllm_grpc", "vllm", self.vllm_grpc),
+            ("smg_vllm_grpc", "smg-vllm", self.smg_vllm_grpc),
+            ("sglang_grpc", "sglang", self.sglang_grpc),
+        )
+        ports = {name: EnginePort(protocol=protocol, listen=listen) for name, protocol, listen in shared if listen}
+        return ports | {f"engines[{index}]": port for index, port in enumerate(self.engines)}

@@ -72,7 +72,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(self, server)
         return [pb.DESCRIPTOR.services_by_name["SchedulerService"].full_name]
 
-    def listen(self) -> Mapping[str, str]:
+    async def listen(self) -> Mapping[str, str]:
         """See `Service`: nowhere else."""
         return {}
 

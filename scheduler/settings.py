@@ -11,7 +11,7 @@ from lorrery.scheduler.core.batchings import BATCHINGS
 from lorrery.scheduler.core.combinations import why_excluded, why_too_few_tokens
 from lorrery.scheduler.core.memories import MEMORIES, PREFIX_CACHES
 from lorrery.scheduler.core.placements.table import PLACEMENTS
-from lorrery.scheduler.core.policies import QUEUES
+from lorrery.scheduler.core.policies import QUEUES, policy_of
 from lorrery.scheduler.core.queues.patience import MAX_OVERTAKES
 from lorrery.scheduler.core.replica_settings import LIMITS, LOOK_AHEAD
 
@@ -253,6 +253,12 @@ class SchedulerSettings(Section):
         " to another",
     )
     drain_seconds: Seconds = Field(default=30.0, description="after SIGTERM: time for running requests to end")
+
+    @property
+    def max_running(self) -> int:
+        """Most requests that run at once on a worker."""
+        limits = self.limits or policy_of(self.policy).limits
+        return self.max_num_seqs if limits == "vllm" else self.running_max_req_size
 
     @property
     def submit_bytes(self) -> int:

@@ -107,7 +107,7 @@ class WorkerService:
         del server
         return ()
 
-    def listen(self) -> Mapping[str, str]:
+    async def listen(self) -> Mapping[str, str]:
         """See `Service`: nowhere else."""
         return {}
 

@@ -78,6 +78,8 @@ class ChoiceCall:
         fault_rules: that the request asks for.
     """
 
+    aborted = False
+
     def __init__(
         self, write: Callable[[router_pb2.GenerateResponse], Awaitable[None]], fault_rules: Sequence[str]
     ) -> None:

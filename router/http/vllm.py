@@ -1,7 +1,5 @@
 """vLLM's routes beside OpenAI's: adapters at run time, and the tokenizer."""
 
-import json
-from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, Request
@@ -12,9 +10,8 @@ from lorrery.chassis.errors import InvalidRequest
 from lorrery.router.http.edge import Edge
 from lorrery.router.http.errors import json_response
 from lorrery.router.http.openai import ChatMessage, Tokens, turns
+from lorrery.router.peft import rank_in
 from lorrery.v1 import types_pb2
-
-_MAX_CONFIG_BYTES = 1 << 16
 
 
 class LoadLora(BaseModel):
@@ -34,7 +31,7 @@ class LoadLora(BaseModel):
         """
         if self.rank is not None:
             return self.rank
-        rank = None if self.lora_path is None else _rank_in(Path(self.lora_path) / "adapter_config.json")
+        rank = None if self.lora_path is None else rank_in(self.lora_path)
         if rank is None:
             raise InvalidRequest(
                 "the adapter's rank is not known; give rank, or a lora_path whose adapter_config.json has r",
@@ -115,12 +112,3 @@ def routes(edge: Edge) -> APIRouter:
         return json_response({"prompt": handler.detokenize(request.tokens)})
 
     return router
-
-
-def _rank_in(path: Path) -> int | None:
-    try:
-        with path.open("rb") as file:
-            rank = json.loads(file.read(_MAX_CONFIG_BYTES)).get("r")
-    except (OSError, ValueError, AttributeError):
-        return None
-    return rank if isinstance(rank, int) and 0 <= rank < 2**32 else None

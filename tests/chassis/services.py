@@ -46,7 +46,7 @@ class EchoService:
                 await asyncio.sleep(0.3)
         return request
 
-    def listen(self) -> Mapping[str, str]:
+    async def listen(self) -> Mapping[str, str]:
         return {}
 
     async def run(self, set_ready: Callable[[bool], Awaitable[None]]) -> None:

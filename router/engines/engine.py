@@ -1,0 +1,292 @@
+"""What an engine is to every protocol: who calls, what it serves, how full it is, its adapters.
+
+An engine is the whole cluster. With `EnginePort.adapter` it serves that adapter under its name, for gateways that know
+no adapters.
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import grpc.aio
+
+from lorrery.chassis import status
+from lorrery.chassis.credentials import authorization, certificate_roles
+from lorrery.chassis.errors import InvalidRequest, NotOffered, RequestError, UnknownName
+from lorrery.chassis.names import quoted
+from lorrery.router.access import check_operator
+from lorrery.router.engines.generation import MAX_OUTPUTS, Open, OpenRequests, Write
+from lorrery.router.engines.tokenizer_files import tokenizer_folder
+from lorrery.router.grpc_call import GrpcCall, abort_stream
+from lorrery.router.handler import Handler
+from lorrery.router.keys import ApiKey
+from lorrery.router.metrics import RouterMetrics
+from lorrery.router.peft import rank_in
+from lorrery.router.settings import EnginePort
+from lorrery.v1 import router_pb2, types_pb2
+
+_RATE_SECONDS = 1.0
+"""A rate is over the time since it was asked for last, and over this at least."""
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Load:
+    """How full an engine is.
+
+    Attributes:
+        num_unstarted_tokens: prompt tokens of this port's requests that have no token yet.
+        tokens_per_second: written by this router to all its clients; wall seconds.
+    """
+
+    num_running: int
+    num_waiting: int
+    kv_tokens: int
+    max_kv_tokens: int
+    max_running: int
+    num_unstarted_tokens: int
+    tokens_per_second: float
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the KV pool that is in use."""
+        return self.kv_tokens / self.max_kv_tokens if self.max_kv_tokens else 0.0
+
+
+class Engine:
+    """See the module.
+
+    Args:
+        handler: of the router.
+        metrics: of the router.
+        port: which engine this is.
+
+    Attributes:
+        folder: of its tokenizer.
+    """
+
+    def __init__(self, handler: Handler, metrics: RouterMetrics, port: EnginePort) -> None:
+        self.handler = handler
+        self.settings = handler.settings
+        self.folder = str(tokenizer_folder(self.settings.router.tokenizer))
+        self.instance_id = uuid4().hex
+        self.lora_paths: dict[str, str] = {}
+        self._port = port
+        self._metrics = metrics
+        self._requests = OpenRequests()
+        self._began = time.monotonic()
+        self._rate = 0.0
+        self._rate_at = (self._began, metrics.output_tokens)
+
+    @property
+    def served_name(self) -> str:
+        """The name that clients use for what they get without an adapter's."""
+        return self._port.adapter or self.settings.model
+
+    @property
+    def supports_lora(self) -> bool:
+        """Whether requests may name an adapter."""
+        return not self._port.adapter
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a prompt and its output together."""
+        return self.settings.scheduler.max_req_total_len
+
+    @property
+    def uptime_seconds(self) -> float:
+        """How long it has been there."""
+        return time.monotonic() - self._began
+
+    @property
+    def num_open(self) -> int:
+        """Requests of this port that are open."""
+        return self._requests.num_open
+
+    def caller(self, context: status.Context) -> ApiKey:
+        """Return what a caller may do.
+
+        Raises:
+            Unauthenticated: no valid key.
+        """
+        return self.handler.caller(authorization(context), certificate_roles(context))
+
+    async def answer(self, context: status.Context, answer: Callable[[ApiKey], Awaitable[_T]]) -> _T:
+        """Answer a call that is no request; a scheduler's errors become its status.
+
+        Raises:
+            RequestError: as `answer` does.
+        """
+        try:
+            return await answer(self.caller(context))
+        except grpc.aio.AioRpcError as error:
+            await status.pass_on(context, error)
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    def adapter_of(self, *names: str) -> str:
+        """Return the adapter that a request names, in the first of these that is not empty; empty: none.
+
+        Raises:
+            UnknownName: this engine serves one adapter only, and it is another.
+        """
+        name = next((name for name in names if name not in ("", self.settings.model)), "")
+        if self._port.adapter and name not in ("", self._port.adapter):
+            raise UnknownName(
+                f"adapter {quoted(name)} is not served here; this port serves {self._port.adapter!r}",
+                field="adapter_id",
+                value=quoted(name),
+            )
+        return self._port.adapter or name
+
+    async def generate(
+        self,
+        context: status.Context,
+        message: router_pb2.GenerateRequest,
+        n: int,
+        write: Write,
+    ) -> None:
+        """Serve n outputs of one request, and write what comes of them; whatever fails becomes the call's status.
+
+        Args:
+            context: of the call.
+            message: of one output, its prompt as token ids; its seed counts up over the outputs.
+            n: how many; 0: one.
+            write: takes what comes.
+        """
+        try:
+            if n > MAX_OUTPUTS:
+                text = f"n is {n}; at most {MAX_OUTPUTS} outputs of one request; ask for fewer"
+                raise InvalidRequest(text, field="n", value=n, limit=MAX_OUTPUTS)
+            key = self.caller(context).name
+            message.request_id = message.request_id or uuid4().hex
+            prompt_tokens = len(message.token_ids.ids)
+            if message.HasField("truncate_prompt_tokens"):
+                prompt_tokens = min(prompt_tokens, message.truncate_prompt_tokens)
+            request = Open(_outputs(message, max(1, n)), prompt_tokens)
+            self._requests.add(key, message.request_id, request)
+            try:
+                await request.run(context, lambda one, call: self._serve(context, one, call), write)
+            finally:
+                self._requests.remove(key, message.request_id)
+        except RequestError as error:
+            await abort_stream(context, error)
+
+    async def _serve(self, context: status.Context, message: router_pb2.GenerateRequest, call: GrpcCall) -> None:
+        await self.handler.generate(message, lambda: self.caller(context), call)
+
+    def abort(self, context: status.Context, *request_ids: str) -> int:
+        """End the caller's requests of these ids, and return how many were open.
+
+        Raises:
+            Unauthenticated: no valid key.
+        """
+        return self._requests.abort(self.caller(context).name, request_ids)
+
+    # --- what it is -------------------------------------------------------------------------------------------------
+
+    async def workers(self, context: status.Context) -> tuple[list[types_pb2.Worker], int]:
+        """Return its workers, and the requests that wait for one."""
+        shards = (await self.answer(context, self.handler.cluster_status)).shards
+        return [worker for shard in shards for worker in shard.workers], sum(shard.num_unplaced for shard in shards)
+
+    def why_unhealthy(self) -> str:
+        """Return why it cannot serve; empty: it can."""
+        if not self.handler.is_ready:
+            return "no scheduler is connected, or the router drains"
+        return ""
+
+    async def load(self, context: status.Context) -> Load:
+        """Return how full it is.
+
+        Raises:
+            PermissionDenied: the caller may not know.
+        """
+        check_operator(self.caller(context), "read an engine's load")
+        workers, num_unplaced = await self.workers(context)
+        return Load(
+            num_running=sum(worker.num_running for worker in workers),
+            num_waiting=sum(worker.num_waiting for worker in workers) + num_unplaced,
+            kv_tokens=sum(worker.kv_tokens for worker in workers),
+            max_kv_tokens=sum(worker.max_total_token_num for worker in workers),
+            max_running=self.max_running(len(workers)),
+            num_unstarted_tokens=self._requests.num_unstarted_tokens,
+            tokens_per_second=self._tokens_per_second(),
+        )
+
+    def max_running(self, num_workers: int) -> int:
+        """Return how many requests can run at once on so many workers."""
+        return num_workers * self.settings.scheduler.max_running
+
+    def _tokens_per_second(self) -> float:
+        now, count = time.monotonic(), self._metrics.output_tokens
+        at, counted = self._rate_at
+        if now - at >= _RATE_SECONDS:
+            self._rate, self._rate_at = (count - counted) / (now - at), (now, count)
+        return self._rate
+
+    # --- adapters ---------------------------------------------------------------------------------------------------
+
+    async def list_loras(self, context: status.Context) -> list[str]:
+        """Return the names of the adapters that requests may name."""
+        known = await self.answer(context, self.handler.list_adapters)
+        return sorted(adapter.adapter_id for adapter in known.adapters)
+
+    async def load_lora(self, context: status.Context, name: str, path: str) -> None:
+        """Load an adapter, whose rank stands in its folder on this machine.
+
+        Raises:
+            RequestError: it cannot be loaded.
+        """
+
+        async def load(caller: ApiKey) -> None:
+            await self.handler.load_adapter(caller, types_pb2.Adapter(adapter_id=name, rank=_rank(path)))
+
+        await self.answer(context, load)
+        self.lora_paths[name] = path
+
+    async def unload_lora(self, context: status.Context, name: str) -> None:
+        """Unload an adapter.
+
+        Raises:
+            RequestError: it is not loaded, or may not be unloaded.
+        """
+        await self.answer(context, lambda caller: self.handler.unload_adapter(caller, name))
+        self.lora_paths.pop(name, None)
+
+
+def not_offered(call: str, why: str) -> Any:  # noqa: ANN401  it stands for methods of any generated class
+    """Return what answers a call of an engine that has no meaning here."""
+
+    async def answer(servicer: object, request: object, context: status.Context) -> None:
+        raise NotOffered(f"{call} is not to be had here: {why}", call=call)
+
+    return answer
+
+
+def _outputs(message: router_pb2.GenerateRequest, n: int) -> list[router_pb2.GenerateRequest]:
+    if n == 1:
+        return [message]
+    messages = []
+    for index in range(n):
+        one = router_pb2.GenerateRequest()
+        one.CopyFrom(message)
+        one.request_id = f"{message.request_id}-{index}" if index else message.request_id
+        if one.HasField("seed"):
+            one.seed = (message.seed + index) % 2**64
+        messages.append(one)
+    return messages
+
+
+def _rank(path: str) -> int:
+    rank = rank_in(path) if path else None
+    if rank is None:
+        raise InvalidRequest(
+            f"the adapter's rank is not known: {quoted(path)} is no folder on the router's machine whose"
+            " adapter_config.json has r; give one",
+            field="source_path",
+            value=quoted(path),
+        )
+    return rank

@@ -1,0 +1,209 @@
+"""One request of an engine's client: n outputs of one prompt, and what ends them before their time.
+
+A client ends a request by cancelling its call, or by an `Abort` that names it. The first ends the call; after the
+second the call goes on to say, of each output, that it was aborted and what it has.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lorrery.chassis import status
+from lorrery.chassis.errors import Conflict, Reason
+from lorrery.chassis.names import quoted
+from lorrery.router.grpc_call import FAREWELL_SECONDS, GrpcCall
+from lorrery.tokenizer.base import Tokenizer
+from lorrery.v1 import router_pb2, types_pb2
+from lorrery.vocabulary.finish_reason import FinishReason
+
+_WORDS: dict[FinishReason | None, str] = {FinishReason.LENGTH: "length", FinishReason.ABORTED: "abort"}
+
+MAX_OUTPUTS = 128
+"""Most outputs of one request, as over HTTP."""
+
+
+@dataclass
+class Output:
+    """One output of a request, as far as it has come."""
+
+    index: int
+    prompt_tokens: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[router_pb2.TokenLogprobs] = field(default_factory=list)
+    usage: types_pb2.Usage = field(default_factory=types_pb2.Usage)
+    reason: FinishReason | None = None
+
+    def add(self, message: router_pb2.GenerateResponse) -> None:
+        """Take what is new."""
+        self.text += message.text
+        self.token_ids.extend(message.token_ids)
+        self.logprobs.extend(message.logprobs)
+        if message.HasField("finish"):
+            self.usage = message.finish.usage
+            self.reason = FinishReason.of(message.finish.reason)
+
+    def abort(self) -> None:
+        """End it here."""
+        self.usage = types_pb2.Usage(prompt_tokens=self.prompt_tokens, completion_tokens=len(self.token_ids))
+        self.reason = FinishReason.ABORTED
+
+    def whole(self) -> router_pb2.GenerateResponse:
+        """Return all that it has, as one message."""
+        return router_pb2.GenerateResponse(text=self.text, token_ids=self.token_ids, logprobs=self.logprobs)
+
+    @property
+    def word(self) -> str:
+        """Why it ended, as engines say it."""
+        return _WORDS.get(self.reason, "stop")
+
+
+Write = Callable[[Output, router_pb2.GenerateResponse], Awaitable[Any]]
+"""Takes a message after its output has taken it; after an abort an empty one."""
+Serve = Callable[[router_pb2.GenerateRequest, GrpcCall], Awaitable[None]]
+"""Serves one output. Raises RequestError."""
+
+
+class Open:
+    """A request that is open.
+
+    Args:
+        messages: for each output.
+        prompt_tokens: how long the prompt is.
+    """
+
+    def __init__(self, messages: Sequence[router_pb2.GenerateRequest], prompt_tokens: int) -> None:
+        self.outputs = [Output(index, prompt_tokens) for index in range(len(messages))]
+        self.aborted = False
+        self._messages = messages
+        self._calls: list[GrpcCall] = []
+        self._task: asyncio.Task[Any] | None = None
+
+    @property
+    def num_unstarted_tokens(self) -> int:
+        """Prompt tokens of the outputs without a token."""
+        return sum(output.prompt_tokens for output in self.outputs if not output.token_ids and output.reason is None)
+
+    def abort(self) -> None:
+        """End it; without effect once it is over."""
+        if self._task is None or self.aborted:
+            return
+        self.aborted = True
+        for call in self._calls:
+            call.aborted = True
+        self._task.cancel()
+
+    async def run(self, context: status.Context, serve: Serve, write: Write) -> None:
+        """Serve its outputs, all at once, and write what comes of them.
+
+        Raises:
+            RequestError: one of them is not served; the others are ended.
+        """
+        task = self._task = asyncio.current_task()
+        assert task is not None
+        writing = asyncio.Lock()  # gRPC takes one message at a time
+
+        def call_of(output: Output) -> GrpcCall:
+            async def take(message: router_pb2.GenerateResponse) -> None:
+                output.add(message)
+                if len(self.outputs) == 1:
+                    await write(output, message)
+                    return
+                async with writing:
+                    await write(output, message)
+
+            return GrpcCall(context, take)
+
+        self._calls = [call_of(output) for output in self.outputs]
+        try:
+            await self._serve(serve)
+        except asyncio.CancelledError:
+            if not self.aborted or task.uncancel() > 0:
+                raise
+            self._task = None
+            await self._farewell(write)
+        finally:
+            self._task = None
+
+    async def _farewell(self, write: Write) -> None:
+        """Say of each output that was not over that it is."""
+        try:
+            async with asyncio.timeout(FAREWELL_SECONDS):
+                for output in self.outputs:
+                    if output.reason is None:
+                        output.abort()
+                        await write(output, router_pb2.GenerateResponse())
+        except TimeoutError:  # who reads nothing hears nothing
+            raise asyncio.CancelledError from None
+
+    async def _serve(self, serve: Serve) -> None:
+        if len(self._messages) == 1:
+            await serve(self._messages[0], self._calls[0])
+            return
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for message, call in zip(self._messages, self._calls, strict=True):
+                    tasks.create_task(_awaited(serve(message, call)))
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None  # the others were cancelled for it, or came with it
+
+
+class OpenRequests:
+    """The open requests of one port, by the key that asked and the id that it gave."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, str], Open] = {}
+
+    def add(self, key: str, request_id: str, request: Open) -> None:
+        """Take a request in.
+
+        Raises:
+            Conflict: one of this id is open, so that an abort could mean either.
+        """
+        if (key, request_id) in self._open:
+            name = quoted(request_id)
+            raise Conflict(
+                f"request_id {name} is open already; give each request its own",
+                Reason.REQUEST_EXISTS,
+                field="request_id",
+                value=name,
+            )
+        self._open[key, request_id] = request
+
+    def remove(self, key: str, request_id: str) -> None:
+        """Forget one that is over."""
+        del self._open[key, request_id]
+
+    def abort(self, key: str, request_ids: Sequence[str]) -> int:
+        """End those of these that are open, and return how many they are."""
+        found = [request for name in request_ids if (request := self._open.get((key, name))) is not None]
+        for request in found:
+            request.abort()
+        return len(found)
+
+    @property
+    def num_open(self) -> int:
+        """How many there are."""
+        return len(self._open)
+
+    @property
+    def num_unstarted_tokens(self) -> int:
+        """Prompt tokens of those that have no token yet."""
+        return sum(request.num_unstarted_tokens for request in self._open.values())
+
+
+def matched_stop(tokenizer: Tokenizer, output: Output, sampling: types_pb2.SamplingParams) -> int | str | None:
+    """Return the stop token or stop string that ended an output; None: neither did."""
+    if output.reason is not FinishReason.STOP or not output.token_ids:
+        return None
+    if output.token_ids[-1] in sampling.stop_token_ids:
+        return output.token_ids[-1]
+    detokenizer = tokenizer.detokenizer()
+    text = detokenizer.push(output.token_ids) + detokenizer.flush()
+    found = [(text.find(stop) + len(stop), stop) for stop in sampling.stop_sequences if stop in text]
+    return min(found, default=(0, None))[1]
+
+
+async def _awaited(awaitable: Awaitable[None]) -> None:
+    await awaitable

@@ -1,0 +1,79 @@
+"""What the protocols of engines have in common in what they ask for."""
+
+from collections.abc import Iterable, Mapping
+
+from lorrery.chassis.errors import InvalidRequest
+from lorrery.router.logprobs import MAX_TOP_LOGPROBS
+from lorrery.v1 import router_pb2, types_pb2
+
+
+def refuse(asked: Mapping[str, object]) -> None:
+    """Refuse what would change an output and cannot be honoured.
+
+    Args:
+        asked: by field; one that is empty, false or 0 is not asked for.
+
+    Raises:
+        InvalidRequest: something is.
+    """
+    for field, value in asked.items():
+        if value:
+            raise InvalidRequest(f"{field} is not to be had here; leave it out", field=field)
+
+
+def generate_request(
+    *,
+    request_id: str,
+    prompt: Iterable[int],
+    adapter_id: str,
+    sampling: types_pb2.SamplingParams,
+    temperature: float,
+    max_tokens: int,
+    seed: int | None,
+    top_logprobs: int | None,
+    truncate: int = 0,
+) -> router_pb2.GenerateRequest:
+    """Return the message of a request.
+
+    Args:
+        request_id: empty: one is made.
+        prompt: its tokens.
+        adapter_id: empty: the base model.
+        sampling: all but what follows; a top_p or top_k of 0 is not said.
+        temperature: 0: greedy.
+        max_tokens: 0: the rest of the context.
+        seed: of 64 bits, with or without a sign; None: drawn here.
+        top_logprobs: alternatives to each token; None: no log-probabilities.
+        truncate: the last so many tokens of the prompt count; 0: all.
+
+    Raises:
+        InvalidRequest: a value that has no meaning.
+    """
+    sampling.do_sample = temperature != 0
+    sampling.signed_penalties = True
+    if temperature:
+        sampling.temperature = temperature
+    if not sampling.top_p:
+        sampling.ClearField("top_p")
+    if not sampling.top_k:
+        sampling.top_k = -1
+    if max_tokens:
+        sampling.max_new_tokens = min(max_tokens, 2**31 - 1)
+    message = router_pb2.GenerateRequest(
+        request_id=request_id, adapter_id=adapter_id, sampling=sampling, fill_context=not max_tokens
+    )
+    message.token_ids.ids.extend(prompt)
+    if seed is not None:
+        message.seed = seed % 2**64
+    if truncate:
+        message.truncate_prompt_tokens = truncate
+    if top_logprobs is not None:
+        if top_logprobs < 0:
+            raise InvalidRequest(
+                f"logprobs is {top_logprobs}; it must be 0 to {MAX_TOP_LOGPROBS}",
+                field="logprobs",
+                value=top_logprobs,
+                limit=MAX_TOP_LOGPROBS,
+            )
+        message.top_logprobs = top_logprobs
+    return message

@@ -1,0 +1,150 @@
+"""vLLM's own gRPC for those who run an engine: `vllm.Control`."""
+
+from hashlib import blake2b
+from typing import Any
+
+from lorrery.chassis import status
+from lorrery.chassis.version import VERSION
+from lorrery.router.engines.engine import Engine, not_offered
+from lorrery.vllm import control_pb2, control_pb2_grpc
+
+NAME = control_pb2.DESCRIPTOR.services_by_name["Control"].full_name
+API_VERSION = "vllm"
+"""Dynamo's sidecar takes no other."""
+_NO_WEIGHTS = "the model is a mock without weights"
+_NO_PAUSE = "a cluster does not pause; drain the router with SIGTERM"
+
+
+class Control(control_pb2_grpc.ControlServicer):
+    """The service `vllm.Control`.
+
+    Args:
+        engine: answers.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    # --- what it is ---
+
+    async def GetServerInfo(  # noqa: N802  gRPC's name for it
+        self, request: control_pb2.GetServerInfoRequest, context: status.Context
+    ) -> control_pb2.ServerInfo:
+        """Tell the engine's limits."""
+        engine, scheduler = self._engine, self._engine.settings.scheduler
+        workers, _ = await engine.workers(context)
+        tensor_parallel = workers[0].tensor_parallel if workers else engine.settings.worker.tensor_parallel
+        return control_pb2.ServerInfo(
+            engine_version=VERSION,
+            api_version=API_VERSION,
+            instance_id=engine.instance_id,
+            parallelism=control_pb2.ParallelismInfo(
+                tensor_parallel_size=tensor_parallel,
+                pipeline_parallel_size=1,
+                data_parallel_size=1,
+                decode_context_parallel_size=1,
+                world_size=tensor_parallel,
+                data_parallel_size_local=1,
+            ),
+            max_model_len=engine.max_model_len,
+            kv_block_size=scheduler.block_size,
+            total_kv_blocks=sum(worker.max_total_token_num // scheduler.block_size for worker in workers),
+            max_running_requests=engine.max_running(len(workers)),
+            max_batched_tokens=scheduler.max_num_batched_tokens or scheduler.batch_max_tokens or 0,
+            max_loras=engine.settings.adapters.max_loras or 0,
+            rl_capabilities=control_pb2.RlCapabilities(),
+            effective_attention_block_size=scheduler.block_size,
+        )
+
+    async def GetModelInfo(  # noqa: N802  gRPC's name for it
+        self, request: control_pb2.GetModelInfoRequest, context: status.Context
+    ) -> control_pb2.ModelInfo:
+        """Tell what it serves."""
+        engine = self._engine
+        engine.caller(context)
+        return control_pb2.ModelInfo(
+            model_id=engine.folder,
+            served_model_name=engine.served_name,
+            supports_text_input=True,
+            supports_token_ids_input=True,
+            supports_lora=engine.supports_lora,
+        )
+
+    # --- requests ---
+
+    async def Abort(  # noqa: N802  gRPC's name for it
+        self, request: control_pb2.AbortRequest, context: status.Context
+    ) -> control_pb2.AbortResponse:
+        """End requests; those that are not open are passed over."""
+        self._engine.abort(context, *request.request_ids)
+        return control_pb2.AbortResponse()
+
+    # --- adapters ---
+
+    async def LoadLora(  # noqa: N802  gRPC's name for it
+        self, request: control_pb2.LoadLoraRequest, context: status.Context
+    ) -> control_pb2.LoadLoraResponse:
+        """Make an adapter known to the whole cluster."""
+        await self._engine.load_lora(context, request.lora_name, request.source_path)
+        return control_pb2.LoadLoraResponse(adapter=self._adapter(request.lora_name))
+
+    async def UnloadLora(  # noqa: N802  gRPC's name for it
+        self, request: control_pb2.UnloadLoraRequest, context: status.Context
+    ) -> control_pb2.UnloadLoraResponse:
+        """Make an adapter unknown to new requests."""
+        adapter = self._adapter(request.lora_name)
+        await self._engine.unload_lora(context, request.lora_name)
+        return control_pb2.UnloadLoraResponse(adapter=adapter)
+
+    async def ListLoras(  # noqa: N802  gRPC's name for it
+        self, request: control_pb2.ListLorasRequest, context: status.Context
+    ) -> control_pb2.ListLorasResponse:
+        """List the adapters that requests may name."""
+        names = await self._engine.list_loras(context)
+        return control_pb2.ListLorasResponse(adapters=map(self._adapter, names))
+
+    def _adapter(self, name: str) -> control_pb2.LoraAdapter:
+        return control_pb2.LoraAdapter(
+            lora_id=lora_id(name), lora_name=name, source_path=self._engine.lora_paths.get(name, "")
+        )
+
+    # --- KV events ---
+
+    async def GetKvEventSources(  # noqa: N802  gRPC's name for it
+        self, request: control_pb2.GetKvEventSourcesRequest, context: status.Context
+    ) -> control_pb2.GetKvEventSourcesResponse:
+        """List where KV events are published: nowhere."""
+        self._engine.caller(context)
+        return control_pb2.GetKvEventSourcesResponse()
+
+    # --- what has no meaning here ---
+
+    async def IsPaused(  # noqa: N802  gRPC's name for it
+        self, request: control_pb2.IsPausedRequest, context: status.Context
+    ) -> control_pb2.IsPausedResponse:
+        """Say no: it cannot be paused."""
+        return control_pb2.IsPausedResponse()
+
+    async def IsSleeping(  # noqa: N802  gRPC's name for it
+        self, request: control_pb2.IsSleepingRequest, context: status.Context
+    ) -> control_pb2.IsSleepingResponse:
+        """Say no: it never sleeps."""
+        return control_pb2.IsSleepingResponse()
+
+    Shutdown: Any = not_offered("Shutdown", "a cluster is stopped by who started it")
+    PauseGeneration: Any = not_offered("PauseGeneration", _NO_PAUSE)
+    ResumeGeneration: Any = not_offered("ResumeGeneration", _NO_PAUSE)
+    Sleep: Any = not_offered("Sleep", _NO_PAUSE)
+    WakeUp: Any = not_offered("WakeUp", _NO_PAUSE)
+    InitWeightTransferEngine: Any = not_offered("InitWeightTransferEngine", _NO_WEIGHTS)
+    StartWeightUpdate: Any = not_offered("StartWeightUpdate", _NO_WEIGHTS)
+    StartDraftWeightUpdate: Any = not_offered("StartDraftWeightUpdate", _NO_WEIGHTS)
+    UpdateWeights: Any = not_offered("UpdateWeights", _NO_WEIGHTS)
+    FinishWeightUpdate: Any = not_offered("FinishWeightUpdate", _NO_WEIGHTS)
+    UpdateWeightVersion: Any = not_offered("UpdateWeightVersion", _NO_WEIGHTS)
+    GetWeightVersion: Any = not_offered("GetWeightVersion", _NO_WEIGHTS)
+
+
+def lora_id(name: str) -> int:
+    """Return an adapter's number: the same at every router, at least 1."""
+    return 1 + int.from_bytes(blake2b(name.encode(), digest_size=4).digest(), "little") % (2**31 - 1)

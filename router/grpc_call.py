@@ -1,0 +1,54 @@
+"""A gRPC call of a client as the handler sees it, whichever protocol it is of."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from lorrery.chassis import status
+from lorrery.chassis.credentials import metadata_values
+from lorrery.chassis.errors import RequestError
+from lorrery.router.faults import METADATA_KEY
+from lorrery.v1 import router_pb2
+
+FAREWELL_SECONDS = 5.0
+"""How long a handler waits until a reader that was too slow has heard of it."""
+
+
+class GrpcCall:
+    """The `generate.Call` of a gRPC call.
+
+    Args:
+        context: of the call.
+        write: takes each message; None: the call's own `write`.
+    """
+
+    __slots__ = ("_context", "aborted", "write")
+
+    def __init__(
+        self, context: status.Context, write: Callable[[router_pb2.GenerateResponse], Awaitable[Any]] | None = None
+    ) -> None:
+        self._context = context
+        self.aborted = False
+        self.write: Callable[[router_pb2.GenerateResponse], Awaitable[Any]] = write or context.write
+
+    @property
+    def fault_rules(self) -> Sequence[str]:
+        """See `Call`."""
+        return metadata_values(self._context, METADATA_KEY)
+
+    def time_remaining(self) -> float | None:
+        """See `Call`."""
+        return self._context.time_remaining()
+
+
+async def abort_stream(context: status.Context, error: RequestError) -> None:
+    """End a stream with an error's status. Never returns normally.
+
+    To a reader that has stopped reading, the status waits behind what it has not read. After a while we no longer do;
+    gRPC keeps the status for it.
+    """
+    try:
+        async with asyncio.timeout(FAREWELL_SECONDS):
+            await status.abort(context, error, status.public_text(error))
+    except TimeoutError:
+        raise asyncio.CancelledError from None

@@ -1,0 +1,441 @@
+"""The router as an engine: vLLM's and SGLang's gRPC, as gateways call it, in real processes; with API keys."""
+
+import asyncio
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+import pytest_asyncio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from smg_grpc_proto.generated import (
+    common_pb2,
+    sglang_scheduler_pb2,
+    sglang_scheduler_pb2_grpc,
+    vllm_engine_pb2,
+    vllm_engine_pb2_grpc,
+)
+
+from lorrery.local.cluster import LocalCluster
+from lorrery.tokenizer.file import SHIPPED, open_tokenizer
+from lorrery.vllm import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
+from tests.cluster.client import PROMPT_TOKEN_ID, TIMEOUT_SECONDS, Ask, error_info, text_of
+from tests.cluster.gauges import nothing_held, scrape
+from tests.cluster.harness import running_cluster, wait_until
+from tests.router.test_access import bearer, entry, replace
+
+pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="module")]
+
+ROOT, TENANT = bearer("secret-of-an-operator"), bearer("secret-of-a-tenant")
+MAX_TOTAL = 4096
+PORTS = ("vllm_grpc", "smg_vllm_grpc", "sglang_grpc")
+
+
+class Engines:
+    """Stubs of every port."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self.cluster = cluster
+        self.channels = {name: grpc.aio.insecure_channel(cluster.engine_addresses[name]) for name in PORTS}
+        native, smg, sglang = self.channels.values()
+        self.inference: Any = inference_pb2_grpc.InferenceStub(native)
+        self.control: Any = control_pb2_grpc.ControlStub(native)
+        self.smg: Any = vllm_engine_pb2_grpc.VllmEngineStub(smg)
+        self.sglang: Any = sglang_scheduler_pb2_grpc.SglangSchedulerStub(sglang)
+
+    async def answer(self, call: Callable[..., Any], message: object, key: Any = ROOT) -> Any:
+        """Return what a unary call answers."""
+        return await call(message, metadata=key, timeout=TIMEOUT_SECONDS)
+
+    async def messages(self, call: Callable[..., Any], message: object, key: Any = ROOT) -> list[Any]:
+        """Return all messages of a stream."""
+        return [one async for one in call(message, metadata=key, timeout=TIMEOUT_SECONDS)]
+
+    async def error(self, call: Callable[..., Any], message: object, key: Any = ROOT) -> grpc.aio.AioRpcError:
+        """Return what a call fails with."""
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in _stream(call(message, metadata=key, timeout=TIMEOUT_SECONDS)):
+                pass
+        return caught.value
+
+
+async def _stream(call: Any) -> AsyncIterator[Any]:
+    if hasattr(call, "__aiter__"):
+        async for one in call:
+            yield one
+    else:
+        yield await call
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engines]:
+    """One cluster for all."""
+    folder = tmp_path_factory.mktemp("cluster")
+    keys = folder / "keys.toml"
+    tenant = entry("secret-of-a-tenant", name="one", tenant="a", adapters=["lora-0"], max_new_tokens=30)
+    replace(keys, entry("secret-of-an-operator", name="root", tenant="ops", operator=True) + tenant)
+    settings = [f"router.{name}=127.0.0.1:0" for name in PORTS]
+    by_adapter = '{ protocol = "smg-vllm", listen = "127.0.0.1:0", adapter = "lora-1" }'
+    settings += [f"router.engines=[{by_adapter}]", f"router.keys={keys}"]
+    async with running_cluster(folder, *settings) as cluster:
+        engines = Engines(cluster)
+        yield engines
+        await asyncio.gather(*(channel.close() for channel in engines.channels.values()))
+        await nothing_held(cluster)
+
+
+def native(ask: Ask, **stopping: Any) -> inference_pb2.GenerateRequest:
+    """An `Ask` as vLLM's protocol has it."""
+    return inference_pb2.GenerateRequest(
+        token_ids=inference_pb2.TokenIds(ids=[PROMPT_TOKEN_ID] * ask.prompt_tokens),
+        lora_name=ask.adapter_id,
+        sampling=inference_pb2.RandomSampling(seed=ask.seed),
+        stopping=inference_pb2.StoppingCriteria(
+            max_new_tokens=ask.max_new_tokens, ignore_eos=ask.ignore_eos, **stopping
+        ),
+        response=inference_pb2.ResponseOptions(output_token_ids=True),
+    )
+
+
+def smg(ask: Ask, *, stream: bool = True, **sampling: Any) -> vllm_engine_pb2.GenerateRequest:
+    """An `Ask` as `VllmEngine` has it."""
+    return vllm_engine_pb2.GenerateRequest(
+        tokenized=vllm_engine_pb2.TokenizedInput(input_ids=[PROMPT_TOKEN_ID] * ask.prompt_tokens),
+        sampling_params=vllm_engine_pb2.SamplingParams(
+            seed=ask.seed, max_tokens=ask.max_new_tokens, ignore_eos=ask.ignore_eos, **sampling
+        ),
+        stream=stream,
+    )
+
+
+def sglang(ask: Ask, *, stream: bool = True, lora_id: str = "", **sampling: Any) -> Any:
+    """An `Ask` as `SglangScheduler` has it, which has no seeds."""
+    return sglang_scheduler_pb2.GenerateRequest(
+        request_id="r",
+        tokenized=sglang_scheduler_pb2.TokenizedInput(input_ids=[PROMPT_TOKEN_ID] * ask.prompt_tokens),
+        sampling_params=sglang_scheduler_pb2.SamplingParams(
+            temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=ask.max_new_tokens, ignore_eos=True, **sampling
+        ),
+        lora_id=lora_id,
+        stream=stream,
+    )
+
+
+def expected(engines: Engines, ask: Ask) -> list[int]:
+    return ask.expected(engines.cluster.settings)[0]
+
+
+# --- vLLM's own ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_native_stream_has_each_token_once_and_says_how_it_ends(engines: Engines) -> None:
+    ask = Ask(seed=1, max_new_tokens=12)
+    messages = await engines.messages(engines.inference.GenerateStream, native(ask))
+    token_ids = [token for message in messages for token in message.outputs.token_ids]
+    assert token_ids == expected(engines, ask)
+    assert "".join(message.outputs.text for message in messages) == text_of(token_ids)
+    assert sum(message.outputs.num_tokens for message in messages) == 12
+    assert [message.HasField("prompt_info") for message in messages] == [True, *[False] * (len(messages) - 1)]
+    assert messages[0].prompt_info.num_prompt_tokens == 8
+    assert [message.outputs.HasField("finish_info") for message in messages].index(True) == len(messages) - 1
+    info = messages[-1].outputs.finish_info
+    assert (info.num_output_tokens, info.finish_reason) == (12, inference_pb2.FinishInfo.LENGTH)
+
+
+async def test_a_native_answer_in_one_piece_is_the_same(engines: Engines) -> None:
+    ask = Ask(seed=2, max_new_tokens=6)
+    request = native(ask)
+    request.response.prompt_token_ids = request.response.output_logprobs = True
+    request.response.output_candidates.top_n = 2
+    answer = await engines.answer(engines.inference.Generate, request)
+    assert list(answer.outputs.token_ids) == expected(engines, ask)
+    assert answer.outputs.text == text_of(expected(engines, ask))
+    assert list(answer.prompt_info.token_ids) == [PROMPT_TOKEN_ID] * 8
+    assert len(answer.outputs.logprobs) == 6
+    assert [len(one.tokens) for one in answer.outputs.candidate_tokens] == [2] * 6
+
+
+async def test_a_native_text_is_tokenised_here(engines: Engines) -> None:
+    request = native(Ask(seed=3, max_new_tokens=2))
+    request.text = "hello world"
+    answer = await engines.answer(engines.inference.Generate, request)
+    tokenizer = open_tokenizer(None)
+    assert answer.prompt_info.num_prompt_tokens == len(tokenizer.encode_prompt("hello world"))
+
+
+async def test_several_outputs_of_a_native_request_have_an_index(engines: Engines) -> None:
+    request = native(Ask(seed=4, max_new_tokens=5))
+    request.sampling.num_sequences = 3
+    outputs: dict[int, list[int]] = {}
+    for message in await engines.messages(engines.inference.GenerateStream, request):
+        outputs.setdefault(message.outputs.index, []).extend(message.outputs.token_ids)
+    assert outputs == {index: expected(engines, Ask(seed=4 + index, max_new_tokens=5)) for index in range(3)}
+    refused = await engines.error(engines.inference.Generate, request)
+    assert (refused.code(), error_info(refused)[1]["field"]) == (grpc.StatusCode.INVALID_ARGUMENT, "num_sequences")
+
+
+async def test_stop_tokens_and_strings_end_an_output_and_are_named(engines: Engines) -> None:
+    ask = Ask(seed=5, max_new_tokens=12)
+    token_ids = expected(engines, ask)
+    by_token = await engines.answer(engines.inference.Generate, native(ask, stop_token_ids=[token_ids[4]]))
+    assert list(by_token.outputs.token_ids) == token_ids[:5]
+    assert by_token.outputs.finish_info.stop_token_id == token_ids[4]
+    stop = text_of(token_ids[3:5])
+    by_text = await engines.answer(engines.inference.Generate, native(ask, stop_strings=["nothing", stop]))
+    assert by_text.outputs.text == text_of(token_ids[:3])
+    assert by_text.outputs.finish_info.stop_string == stop
+    assert by_text.outputs.finish_info.finish_reason == inference_pb2.FinishInfo.STOP
+
+
+async def test_without_a_budget_the_rest_of_the_context_or_of_the_key_is_used(engines: Engines) -> None:
+    request = native(Ask(seed=6, prompt_tokens=8, max_new_tokens=0))
+    answer = await engines.answer(engines.inference.Generate, request, TENANT)
+    assert answer.outputs.finish_info.num_output_tokens == 30
+
+
+async def test_an_adapter_is_loaded_from_its_folder_asked_and_unloaded(engines: Engines, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"r": 8}')
+    load = control_pb2.LoadLoraRequest(lora_name="late", source_path=str(tmp_path))
+    loaded = (await engines.answer(engines.control.LoadLora, load)).adapter
+    assert (loaded.lora_name, loaded.source_path) == ("late", str(tmp_path))
+    listed = (await engines.answer(engines.control.ListLoras, control_pb2.ListLorasRequest())).adapters
+    assert loaded in listed
+    assert [one.lora_name for one in listed] == ["big", "late", "lora-0", "lora-1", "lora-2", "lora-3"]
+    ask = Ask(seed=7, adapter_id="late", max_new_tokens=4)
+    for request in (native(ask), native(Ask(seed=7, max_new_tokens=4))):
+        request.model = engines.cluster.settings.model if request.lora_name else "late"  # either way
+        answer = await engines.answer(engines.inference.Generate, request)
+        assert list(answer.outputs.token_ids) == expected(engines, ask)
+    await engines.answer(engines.control.UnloadLora, control_pb2.UnloadLoraRequest(lora_name="late"))
+    gone = await engines.error(engines.inference.Generate, native(ask))
+    assert gone.code() == grpc.StatusCode.NOT_FOUND
+    load.source_path = str(tmp_path / "nothing")
+    unread = await engines.error(engines.control.LoadLora, load)
+    assert (unread.code(), error_info(unread)[1]["field"]) == (grpc.StatusCode.INVALID_ARGUMENT, "source_path")
+
+
+async def test_what_it_is(engines: Engines) -> None:
+    info = await engines.answer(engines.control.GetServerInfo, control_pb2.GetServerInfoRequest())
+    assert (info.api_version, info.max_model_len) == ("vllm", MAX_TOTAL)
+    assert info.total_kv_blocks > 1000
+    model = await engines.answer(engines.control.GetModelInfo, control_pb2.GetModelInfoRequest())
+    assert (model.served_model_name, model.supports_lora) == (engines.cluster.settings.model, True)
+    assert (Path(model.model_id) / "config.json").is_file()
+    sources = await engines.answer(engines.control.GetKvEventSources, control_pb2.GetKvEventSourcesRequest())
+    assert not sources.sources
+
+
+# --- smg's two -------------------------------------------------------------------------------------------------------
+
+
+async def test_smg_gets_chunks_of_what_is_new_and_then_all_of_each_output(engines: Engines) -> None:
+    ask = Ask(seed=8, max_new_tokens=7)
+    messages = await engines.messages(engines.smg.Generate, smg(ask, n=2))
+    chunks: dict[int, list[int]] = {0: [], 1: []}
+    complete: dict[int, Any] = {}
+    for message in messages:
+        if message.HasField("chunk"):
+            assert message.chunk.index not in complete
+            chunks[message.chunk.index] += message.chunk.token_ids
+            assert message.chunk.completion_tokens == len(chunks[message.chunk.index])
+        else:
+            complete[message.complete.index] = message.complete
+    for index in range(2):
+        token_ids = expected(engines, Ask(seed=8 + index, max_new_tokens=7))
+        assert (chunks[index], list(complete[index].output_ids)) == (token_ids, token_ids)
+        last = complete[index]
+        assert (last.finish_reason, last.prompt_tokens, last.completion_tokens) == ("length", 8, 7)
+    (whole,) = await engines.messages(engines.smg.Generate, smg(ask, stream=False))
+    assert list(whole.complete.output_ids) == expected(engines, ask)
+    (stopped,) = await engines.messages(
+        engines.smg.Generate, smg(ask, stream=False, stop_token_ids=[expected(engines, ask)[2]])
+    )
+    assert (stopped.complete.finish_reason, len(stopped.complete.output_ids)) == ("stop", 3)
+    assert stopped.complete.matched_token_id == expected(engines, ask)[2]
+
+
+async def test_a_port_of_one_adapter_serves_it_under_its_name(engines: Engines) -> None:
+    async with grpc.aio.insecure_channel(engines.cluster.engine_addresses["engines[0]"]) as channel:
+        stub: Any = vllm_engine_pb2_grpc.VllmEngineStub(channel)
+        info = await engines.answer(stub.GetModelInfo, vllm_engine_pb2.GetModelInfoRequest())
+        assert info.served_model_name == "lora-1"
+        (whole,) = await engines.messages(stub.Generate, smg(Ask(seed=9, max_new_tokens=4), stream=False))
+        assert list(whole.complete.output_ids) == expected(engines, Ask(seed=9, adapter_id="lora-1", max_new_tokens=4))
+
+
+async def test_sglang_s_adapters_are_named_by_the_id_that_they_were_loaded_with(
+    engines: Engines, tmp_path: Path
+) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"r": 8}')
+    load = sglang_scheduler_pb2.LoadLoRAAdapterRequest(lora_name="mine", lora_path=str(tmp_path), lora_id="id-1")
+    assert "id-1" in (await engines.answer(engines.sglang.LoadLoRAAdapter, load)).loaded_lora_ids
+    listed = await engines.answer(
+        engines.sglang.ListLoadedLoRAAdapters, sglang_scheduler_pb2.ListLoadedLoRAAdaptersRequest()
+    )
+    assert {one.lora_id: one.lora_name for one in listed.loaded_adapters}["id-1"] == "mine"
+    (whole,) = await engines.messages(
+        engines.sglang.Generate, sglang(Ask(seed=0, max_new_tokens=4), stream=False, lora_id="id-1")
+    )
+    assert (whole.request_id, len(whole.complete.output_ids)) == ("r", 4)
+    unload = sglang_scheduler_pb2.UnloadLoRAAdapterRequest(lora_name="mine", lora_id="id-1")
+    assert "id-1" not in (await engines.answer(engines.sglang.UnloadLoRAAdapter, unload)).loaded_lora_ids
+    gone = await engines.error(engines.sglang.Generate, sglang(Ask(seed=0), lora_id="id-1"))
+    assert gone.code() == grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.parametrize("name", ["smg", "sglang"])
+async def test_the_tokenizer_s_files_come_in_an_archive(engines: Engines, name: str) -> None:
+    chunks = await engines.messages(getattr(engines, name).GetTokenizer, common_pb2.GetTokenizerRequest())
+    content = b"".join(chunk.data for chunk in chunks)
+    assert [chunk.sha256 for chunk in chunks] == [*[""] * (len(chunks) - 1), hashlib.sha256(content).hexdigest()]
+    with zipfile.ZipFile(io.BytesIO(content)) as files:
+        assert files.read("tokenizer.json") == (SHIPPED / "tokenizer.json").read_bytes()
+        assert "chat_template" in json.loads(files.read("tokenizer_config.json"))
+
+
+@pytest.mark.parametrize(("name", "messages"), [("smg", vllm_engine_pb2), ("sglang", sglang_scheduler_pb2)])
+async def test_loads_are_the_cluster_s(engines: Engines, name: str, messages: Any) -> None:
+    stub, ask = getattr(engines, name), Ask(seed=10, max_new_tokens=2000)
+    call = stub.Generate(smg(ask) if name == "smg" else sglang(ask), metadata=ROOT)
+    try:
+        await call.read()
+
+        async def seen() -> bool:
+            answer = await engines.answer(stub.GetLoads, messages.GetLoadsRequest())
+            (load,) = answer.loads
+            return (load.num_running_reqs, load.num_waiting_reqs, load.num_used_tokens > 0) == (1, 0, True)
+
+        await wait_until(seen)
+    finally:
+        call.cancel()
+    health = await engines.answer(stub.HealthCheck, messages.HealthCheckRequest(), None)
+    assert health.healthy
+
+
+# --- ends ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PORTS)
+async def test_an_abort_ends_a_stream_which_says_so(engines: Engines, name: str) -> None:
+    ask = Ask(seed=11, max_new_tokens=3000)
+    before = await scrape(engines.cluster, "router", "lorrery_router_requests_total", outcome="aborted")
+    ids: dict[str, Any] = {
+        "vllm_grpc": (engines.control, control_pb2.AbortRequest(request_ids=["r"])),
+        "smg_vllm_grpc": (engines.smg, vllm_engine_pb2.AbortRequest(request_ids=["r", "x"])),
+        "sglang_grpc": (engines.sglang, sglang_scheduler_pb2.AbortRequest(request_id="r")),
+    }
+    call, request = {
+        "vllm_grpc": (engines.inference.GenerateStream, native(ask)),
+        "smg_vllm_grpc": (engines.smg.Generate, smg(ask)),
+        "sglang_grpc": (engines.sglang.Generate, sglang(ask)),
+    }[name]
+    request.request_id = "r"
+    stream = aiter(call(request, metadata=ROOT, timeout=TIMEOUT_SECONDS))
+    await anext(stream)
+    stub, abort = ids[name]
+    await engines.answer(stub.Abort, abort, TENANT)  # of another key: not its request
+    again = await engines.error(call, request)
+    assert (again.code(), error_info(again)[0]) == (grpc.StatusCode.ALREADY_EXISTS, "REQUEST_EXISTS")
+    await engines.answer(stub.Abort, abort)
+    *_, last = [message async for message in stream]
+    if name == "vllm_grpc":
+        assert last.outputs.finish_info.finish_reason == inference_pb2.FinishInfo.ABORTED
+        assert 0 < last.outputs.finish_info.num_output_tokens < 3000
+    else:
+        assert last.complete.finish_reason == "abort"
+        assert 0 < len(last.complete.output_ids) < 3000
+    after = await scrape(engines.cluster, "router", "lorrery_router_requests_total", outcome="aborted")
+    assert after == before + 1
+    await nothing_held(engines.cluster)
+
+
+async def test_a_cancelled_call_is_counted_apart_from_an_abort(engines: Engines) -> None:
+    async def count(outcome: str) -> float:
+        return await scrape(engines.cluster, "router", "lorrery_router_requests_total", outcome=outcome)
+
+    aborted, cancelled = await count("aborted"), await count("cancelled")
+    call = engines.smg.Generate(smg(Ask(seed=12, max_new_tokens=3000), n=2), metadata=ROOT)
+    await call.read()
+    call.cancel()
+    await nothing_held(engines.cluster)
+    assert (await count("aborted"), await count("cancelled")) == (aborted, cancelled + 2)
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+INVALID, DENIED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_refusals_have_a_status_of_their_own(engines: Engines) -> None:
+    generate = engines.smg.Generate
+    too_long = await engines.error(generate, smg(Ask(seed=1, prompt_tokens=2049)))
+    assert (too_long.code(), error_info(too_long)[0]) == (INVALID, "NEVER_FITS")
+    over = await engines.error(generate, smg(Ask(seed=1, max_new_tokens=9000)))
+    assert over.code() == INVALID
+    biased = await engines.error(generate, smg(Ask(seed=1), logit_bias={3: 1.0}))
+    assert error_info(biased)[1]["field"] == "sampling_params.logit_bias"
+    many = await engines.error(generate, smg(Ask(seed=1), n=1000))
+    assert error_info(many)[1] == {"field": "n", "value": "1000", "limit": "128"}
+    unknown = native(Ask(seed=1))
+    unknown.model = "nobody"
+    assert (await engines.error(engines.inference.Generate, unknown)).code() == grpc.StatusCode.NOT_FOUND
+    schema = native(Ask(seed=1))
+    schema.decoding.json = "{}"
+    assert error_info(await engines.error(engines.inference.Generate, schema))[1]["field"] == "decoding.json"
+
+
+async def test_keys_hold(engines: Engines) -> None:
+    request = native(Ask(seed=1, max_new_tokens=2))
+    for call, message in (
+        (engines.inference.Generate, request),
+        (engines.control.GetModelInfo, control_pb2.GetModelInfoRequest()),
+        (engines.smg.GetTokenizer, common_pb2.GetTokenizerRequest()),
+    ):
+        assert (await engines.error(call, message, None)).code() == grpc.StatusCode.UNAUTHENTICATED
+    others = native(Ask(seed=1, adapter_id="lora-2"))
+    assert (await engines.error(engines.inference.Generate, others, TENANT)).code() == DENIED
+    loads = await engines.error(engines.smg.GetLoads, vllm_engine_pb2.GetLoadsRequest(), TENANT)
+    assert loads.code() == DENIED
+    load = control_pb2.LoadLoraRequest(lora_name="x", source_path="/")
+    assert (await engines.error(engines.control.LoadLora, load, TENANT)).code() == INVALID
+
+
+async def test_what_has_no_meaning_here_says_why(engines: Engines) -> None:
+    calls = [
+        (engines.control.Sleep, control_pb2.SleepRequest()),
+        (engines.control.UpdateWeights, control_pb2.UpdateWeightsRequest()),
+        (engines.smg.Embed, vllm_engine_pb2.EmbedRequest()),
+        (engines.sglang.FlushCache, common_pb2.FlushCacheRequest()),
+        (engines.sglang.StartProfile, common_pb2.StartProfileRequest()),
+    ]
+    for call, message in calls:
+        error = await engines.error(call, message)
+        assert (error.code(), error_info(error)[0]) == (grpc.StatusCode.UNIMPLEMENTED, "NOT_OFFERED")
+        assert ": " in (error.details() or "")
+
+
+@pytest.mark.parametrize("name", PORTS)
+async def test_each_port_has_health_and_reflection(engines: Engines, name: str) -> None:
+    channel = engines.channels[name]
+    stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
+    call = stub.ServerReflectionInfo()
+    await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+    services = {one.name for one in (await call.read()).list_services_response.service}
+    call.cancel()
+    own = {
+        "vllm_grpc": {"vllm.Inference", "vllm.Control"},
+        "smg_vllm_grpc": {"vllm.grpc.engine.VllmEngine"},
+        "sglang_grpc": {"sglang.grpc.scheduler.SglangScheduler"},
+    }[name]
+    assert own < services
+    health: Any = health_pb2_grpc.HealthStub(channel)
+    for service in ("", *own):
+        answer = await health.Check(health_pb2.HealthCheckRequest(service=service))
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
