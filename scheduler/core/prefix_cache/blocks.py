@@ -23,25 +23,11 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
-from lorrery.scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.prefix_cache.changes import BlockChange, BlockNotes, block_hash, root_hash
+from lorrery.scheduler.core.prefix_cache.tree import Node, Root, below, note_stored
+from lorrery.scheduler.core.sequence import Adapter, Sequence
 
 _TOKEN_BYTES = array("I").itemsize
-
-
-class _Node:
-    """A block of tokens in its place; `pins` sequences of the batch use it.
-
-    `computed` is kept up for `share_within_plan`: what a sequence shows ahead of its step is not yet.
-    """
-
-    __slots__ = ("children", "computed", "key", "parent", "pins")
-
-    def __init__(self, parent: "_Node | None", key: bytes) -> None:
-        self.parent = parent
-        self.key = key
-        self.children: dict[bytes, _Node] = {}
-        self.pins = 0
-        self.computed = False
 
 
 @dataclass(slots=True)
@@ -53,7 +39,7 @@ class _Use:
         input_bytes: the tokens of its whole input; shorter where they are not known.
     """
 
-    nodes: list[_Node]
+    nodes: list[Node]
     input_bytes: bytes
 
 
@@ -65,7 +51,7 @@ class _Found:
     input_tokens: int
     version: int
     input_bytes: bytes
-    nodes: list[_Node]
+    nodes: list[Node]
 
 
 class BlockCache:
@@ -84,13 +70,14 @@ class BlockCache:
         self._num_evictions = 0
         self._num_pins = 0
         self._num_pinned = 0
-        self._roots: dict[str | None, _Node] = {}
+        self._roots: dict[str | None, Root] = {}
         self._uses: dict[int, _Use] = {}
-        self._unpinned: OrderedDict[_Node, None] = OrderedDict()
+        self._unpinned: OrderedDict[Node, None] = OrderedDict()
         """Least recently used first; children before their parents."""
         self._version = 0
         """Counts the changes of the tree."""
         self._found: _Found | None = None
+        self._notes: BlockNotes | None = None
 
     @property
     def num_evictions(self) -> int:
@@ -143,10 +130,10 @@ class BlockCache:
         self._found = _Found(sequence, sequence.input_tokens, self._version, data, nodes)
         return self._found
 
-    def _walk(self, adapter_key: str | None, data: bytes) -> list[_Node]:
+    def _walk(self, adapter_key: str | None, data: bytes) -> list[Node]:
         """Return the nodes of the leading blocks of these tokens, as far as there are any."""
-        nodes: list[_Node] = []
-        node = self._roots.get(adapter_key)
+        nodes: list[Node] = []
+        node: Node | None = self._roots.get(adapter_key)
         if node is not None:
             for key in self._keys(data, 0):
                 node = node.children.get(key)
@@ -186,8 +173,7 @@ class BlockCache:
         self._show(sequence, use, sequence.computed_tokens)
         if self.share_within_plan:
             num_blocks = sequence.computed_tokens // self.block_size
-            for node in use.nodes[:num_blocks]:
-                node.computed = True
+            self._computed(use.nodes[:num_blocks], sequence.adapter)
             self._take_back(use, num_blocks)
 
     def release(self, sequence: Sequence, output_tokens: int) -> None:
@@ -201,11 +187,12 @@ class BlockCache:
             data = self._bytes(sequence, sequence.produced_tokens + output_tokens - 1)
         path = list(use.nodes)
         for key in self._keys(data[: cached_tokens * _TOKEN_BYTES], len(path)):
-            path.append(self._child(path[-1] if path else self._root(sequence), key))
+            path.append(self._child(path[-1] if path else self._root(sequence), key, sequence.adapter))
+        if self.share_within_plan:
+            self._computed(path, sequence.adapter)
         for node in use.nodes:
             self._unpin(node)
         for node in reversed(path):
-            node.computed = True
             if not node.pins:
                 self._unpinned[node] = None
                 self._unpinned.move_to_end(node)
@@ -230,24 +217,38 @@ class BlockCache:
         """Pin the full blocks among the first tokens of its input; make those that are not there."""
         parent = use.nodes[-1] if use.nodes else self._root(sequence)
         for key in self._keys(use.input_bytes[: num_tokens * _TOKEN_BYTES], len(use.nodes)):
-            parent = self._child(parent, key)
+            parent = self._child(parent, key, sequence.adapter)
             self._pin(use, parent)
 
-    def _root(self, sequence: Sequence) -> _Node:
+    def _computed(self, nodes: list[Node], adapter: Adapter | None) -> None:
+        """Take note of blocks, from the root down, that may have been shown ahead of their step."""
+        for node in nodes:
+            if not node.computed:
+                node.computed = True
+                if self._notes is not None:
+                    note_stored(self._notes, node, adapter)
+
+    def _root(self, sequence: Sequence) -> Node:
         adapter_key = _adapter_key(sequence)
         root = self._roots.get(adapter_key)
         if root is None:
-            root = self._roots[adapter_key] = _Node(None, b"")
+            root = self._roots[adapter_key] = Root(sequence.adapter)
+            if self._notes is not None:
+                root.hash = root_hash(adapter_key)
         return root
 
-    def _child(self, parent: _Node, key: bytes) -> _Node:
+    def _child(self, parent: Node, key: bytes, adapter: Adapter | None) -> Node:
         child = parent.children.get(key)
         if child is None:
-            child = parent.children[key] = _Node(parent, key)
+            child = parent.children[key] = Node(parent, key)
             self._version += 1
+            if self._notes is not None:
+                child.hash = block_hash(parent.hash, key)
+                if not self.share_within_plan:  # what is here has been computed
+                    note_stored(self._notes, child, adapter)
         return child
 
-    def _pin(self, use: _Use, node: _Node) -> None:
+    def _pin(self, use: _Use, node: Node) -> None:
         use.nodes.append(node)
         if not node.pins:
             self._num_pinned += 1
@@ -255,7 +256,7 @@ class BlockCache:
         node.pins += 1
         self._num_pins += 1
 
-    def _unpin(self, node: _Node) -> None:
+    def _unpin(self, node: Node) -> None:
         node.pins -= 1
         self._num_pins -= 1
         self._num_pinned -= not node.pins
@@ -270,11 +271,13 @@ class BlockCache:
             self._remove(node)
             self._num_evictions += 1
 
-    def _remove(self, node: _Node) -> None:
+    def _remove(self, node: Node) -> None:
         assert node.parent is not None, "a root is no block"
         assert not node.children, "a block is evicted before the blocks that follow it"
         del node.parent.children[node.key]
         self._version += 1
+        if self._notes is not None and (node.computed or not self.share_within_plan):
+            self._notes.removed(node.hash)
 
     def lose(self) -> None:
         """Forget every block; the worker is gone."""
@@ -284,6 +287,36 @@ class BlockCache:
         self._num_pins = self._num_pinned = 0
         self._version += 1
         self._found = None
+        if self._notes is not None:
+            self._notes = BlockNotes()
+
+    # --- copies elsewhere -------------------------------------------------------------------------------------------
+
+    def note_changes(self, on: bool = True) -> None:
+        """Note from now on what happens to blocks, for `take_changes`, or stop that. Takes a look at every block."""
+        if on and self._notes is None:
+            self._notes = BlockNotes()
+            for adapter_key, root in self._roots.items():
+                root.hash = root_hash(adapter_key)
+                for node in below(root):
+                    assert node.parent is not None
+                    node.hash = block_hash(node.parent.hash, node.key)
+        elif not on:
+            self._notes = None
+
+    def take_changes(self) -> list[BlockChange]:
+        """Return what has happened to blocks since the last call, in order; nothing unless it is noted."""
+        return [] if self._notes is None else self._notes.take()
+
+    def contents(self) -> list[BlockChange]:
+        """Return all blocks that can be found, as if they had just been stored. Changes must be noted."""
+        assert self._notes is not None, "nothing has a hash before note_changes"
+        notes = BlockNotes()
+        for root in self._roots.values():
+            for node in below(root):
+                if node.computed or not self.share_within_plan:
+                    note_stored(notes, node, root.adapter)
+        return notes.take()
 
     # --- inspection -------------------------------------------------------------------------------------------------
 
@@ -293,10 +326,10 @@ class BlockCache:
         Those that somebody pins come first, in order of tokens; then the others, in the order in which they would go.
         """
         pinned: list[tuple[str | None, tuple[int, ...], int]] = []
-        tokens_of: dict[_Node, tuple[str | None, tuple[int, ...]]] = {}
+        tokens_of: dict[Node, tuple[str | None, tuple[int, ...]]] = {}
         for adapter_key, root in self._roots.items():
             tokens_of[root] = (adapter_key, ())
-            nodes = [root]
+            nodes: list[Node] = [root]
             while nodes:
                 node = nodes.pop()
                 for child in node.children.values():

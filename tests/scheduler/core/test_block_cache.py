@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.sequence import Adapter, Sequence
+from tests.scheduler.core.cache_copy import CacheCopy
 
 BLOCK = 2
 ADAPTERS = {None: None, "a": Adapter("a", 8), "a@3": Adapter("a", 16, version=3), "b": Adapter("b", 8)}
@@ -77,6 +78,8 @@ class BlockCacheMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.cache = BlockCache(BLOCK)
+        self.cache.note_changes()
+        self.copy = CacheCopy()
         self.naive = NaiveCache()
         self.batch: dict[int, Sequence] = {}
         self.waiting: list[Sequence] = []
@@ -157,6 +160,7 @@ class BlockCacheMachine(RuleBasedStateMachine):
     @rule()
     def lose(self) -> None:
         self.cache.lose()
+        self.copy = CacheCopy()
         self.naive = NaiveCache()
         self.batch.clear()
         self.num_handles += 1
@@ -169,6 +173,8 @@ class BlockCacheMachine(RuleBasedStateMachine):
         assert self.cache.num_pinned == sum(pins > 0 for _, _, pins in paths)
         assert self.cache.num_unpinned == sum(not pins for _, _, pins in paths)
         assert self.cache.num_evictions == self.num_evicted
+        self.copy.apply(self.cache.take_changes())
+        assert self.copy.paths() == {(adapter_key, tokens) for adapter_key, tokens, _ in paths}
 
 
 BlockCacheMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)

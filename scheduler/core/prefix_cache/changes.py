@@ -1,0 +1,105 @@
+"""What happens to the blocks of a prefix cache, for whoever keeps a copy of its contents elsewhere.
+
+A block is named by a hash of 64 bits that covers its tokens, all the blocks above it and the adapter in its version:
+
+    hash(root)  = blake2b-64(adapter key, empty for the base model)
+    hash(block) = blake2b-64(hash of its parent, its tokens as 32-bit numbers)
+
+so equal blocks have equal names on every worker and after every restart, and those of two adapters never do. The cache
+itself compares tokens and needs no hash; without notes none is computed.
+"""
+
+import sys
+from array import array
+from hashlib import blake2b
+
+from lorrery.scheduler.core.sequence import Adapter
+
+HASH_BYTES = 8
+
+
+class BlocksStored:
+    """Blocks can be found from now on, each the child of the one before.
+
+    Attributes:
+        adapter: that they were computed with; None: the base model.
+        parent_hash: of the block that the first one follows; None: it is the beginning of a prompt.
+        hashes: of the blocks.
+        keys: the tokens of each, as an `array("I")` has them.
+    """
+
+    __slots__ = ("adapter", "hashes", "keys", "parent_hash")
+
+    def __init__(self, adapter: Adapter | None, parent_hash: int | None) -> None:
+        self.adapter = adapter
+        self.parent_hash = parent_hash
+        self.hashes: list[int] = []
+        self.keys: list[bytes] = []
+
+
+class BlocksRemoved:
+    """Blocks cannot be found any more; a block goes before the one that it follows.
+
+    Attributes:
+        hashes: of the blocks.
+    """
+
+    __slots__ = ("hashes",)
+
+    def __init__(self) -> None:
+        self.hashes: list[int] = []
+
+
+BlockChange = BlocksStored | BlocksRemoved
+
+
+class BlockNotes:
+    """Changes in their order; neighbours that can be told as one are."""
+
+    def __init__(self) -> None:
+        self._changes: list[BlockChange] = []
+        self._stored: BlocksStored | None = None
+        self._removed: BlocksRemoved | None = None
+
+    def stored(self, adapter: Adapter | None, parent_hash: int | None, block_hash: int, key: bytes) -> None:
+        """Note a block that can be found now."""
+        stored = self._stored
+        if stored is None or stored.hashes[-1] != parent_hash:
+            stored = self._stored = BlocksStored(adapter, parent_hash)
+            self._removed = None
+            self._changes.append(stored)
+        stored.hashes.append(block_hash)
+        stored.keys.append(key)
+
+    def removed(self, block_hash: int) -> None:
+        """Note a block that is gone."""
+        removed = self._removed
+        if removed is None:
+            removed = self._removed = BlocksRemoved()
+            self._stored = None
+            self._changes.append(removed)
+        removed.hashes.append(block_hash)
+
+    def take(self) -> list[BlockChange]:
+        """Return the changes since the last call."""
+        changes, self._changes = self._changes, []
+        self._stored = self._removed = None
+        return changes
+
+
+def root_hash(adapter_key: str | None) -> int:
+    """Return what the hashes of an adapter's first blocks begin with."""
+    return _hash((adapter_key or "").encode())
+
+
+def block_hash(parent_hash: int, key: bytes) -> int:
+    """Return the hash of a block; `key` has its tokens as an `array("I")` has them."""
+    if sys.byteorder != "little":
+        tokens = array("I", key)
+        tokens.byteswap()
+        key = tokens.tobytes()
+    return _hash(parent_hash.to_bytes(HASH_BYTES, "little") + key)
+
+
+def _hash(data: bytes) -> int:
+    return int.from_bytes(blake2b(data, digest_size=HASH_BYTES).digest(), "little")

@@ -1,0 +1,51 @@
+"""The tree that `BlockCache` keeps: a root for each adapter in each version, and below it one node for each block."""
+
+from collections.abc import Iterator
+
+from lorrery.scheduler.core.prefix_cache.changes import BlockNotes
+from lorrery.scheduler.core.sequence import Adapter
+
+
+class Node:
+    """A block of tokens in its place; `pins` sequences of the batch use it.
+
+    `computed` is kept up for `share_within_plan`: what a sequence shows ahead of its step is not yet. `hash` names it
+    while changes are noted.
+    """
+
+    __slots__ = ("children", "computed", "hash", "key", "parent", "pins")
+
+    def __init__(self, parent: "Node | None", key: bytes) -> None:
+        self.parent = parent
+        self.key = key
+        self.children: dict[bytes, Node] = {}
+        self.pins = 0
+        self.computed = False
+        self.hash = 0
+
+
+class Root(Node):
+    """The blocks of an adapter hang under it; itself it is none."""
+
+    __slots__ = ("adapter",)
+
+    def __init__(self, adapter: Adapter | None) -> None:
+        super().__init__(None, b"")
+        self.adapter = adapter
+
+
+def below(root: Root) -> Iterator[Node]:
+    """Yield the blocks below a root: each after the one that it follows, a chain without branches in one go."""
+    nodes: list[Node] = [root]
+    while nodes:
+        node = nodes.pop()
+        if node is not root:
+            yield node
+        nodes += node.children.values()
+
+
+def note_stored(notes: BlockNotes, node: Node, adapter: Adapter | None) -> None:
+    """Note that a block, which has its hash, can be found."""
+    parent = node.parent
+    assert parent is not None, "a root is no block"
+    notes.stored(adapter, parent.hash if parent.parent is not None else None, node.hash, node.key)
