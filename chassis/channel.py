@@ -5,7 +5,9 @@ one address. A peer that has died with its host is noticed by pings. Unknown opt
 word, so `tests/chassis/test_channel.py` checks their effect.
 """
 
+import asyncio
 import re
+import socket
 from collections.abc import Sequence
 
 import grpc
@@ -50,6 +52,23 @@ def check_target(option: str, target: str) -> None:
     inside = target.partition("://")[2].partition("/")[0]
     cure = f"; try {option} {inside}" if _HOST_PORT.fullmatch(inside) else ""
     raise SettingsError(f"{option} {target}: HOST:PORT expected, with no scheme and no path{cure}")
+
+
+async def own_host(address: str) -> str:
+    """Return the address of this host by which a peer sees it; its name where the peer's address says nothing of it.
+
+    Args:
+        address: HOST:PORT of the peer.
+    """
+    host, _, port = address.removeprefix("dns:///").rpartition(":")
+    try:
+        loop = asyncio.get_running_loop()
+        family, _, _, _, peer = (await loop.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM))[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(peer)  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError:
+        return socket.gethostname()
 
 
 def open_channel(address: str, tls: TlsSettings, *, options: Sequence[tuple[str, str | int]] = ()) -> grpc.aio.Channel:

@@ -13,6 +13,7 @@
         |-- Conflict         the name stands for something else
         |-- NotOffered       a call of another server's protocol that is not to be had here
         |-- WrongWorker      a worker does not go with the cluster
+        |-- NoKvEvents       the deployment's prefix cache has no blocks
         |-- WorkerGivenUp    a worker's stream ends, for what it did or did not
         |-- Unauthenticated  no valid key, token or certificate
         |-- PermissionDenied what the caller may not do
@@ -43,6 +44,7 @@ class Reason(StrEnum):
     REQUEST_EXISTS = "REQUEST_EXISTS"
     NAME_TAKEN = "NAME_TAKEN"
     WRONG_WORKER = "WRONG_WORKER"
+    NO_KV_EVENTS = "NO_KV_EVENTS"
     WORKER_GIVEN_UP = "WORKER_GIVEN_UP"
     UNAUTHENTICATED = "UNAUTHENTICATED"
     PERMISSION_DENIED = "PERMISSION_DENIED"
@@ -146,6 +148,12 @@ class WrongWorker(RequestError):
     """A worker does not go with the cluster."""
 
     usual_reason = Reason.WRONG_WORKER
+
+
+class NoKvEvents(RequestError):
+    """The deployment's prefix cache has no blocks."""
+
+    usual_reason = Reason.NO_KV_EVENTS
 
 
 class WorkerGivenUp(RequestError):

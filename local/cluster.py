@@ -24,6 +24,7 @@ from grpc_health.v1 import health_pb2
 from lorrery.chassis.channel import open_channel
 from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.interrupt import SIGNALS, handled_by
+from lorrery.local import kv_event_ports
 from lorrery.local.processes import Forked, ForkServer
 from lorrery.settings import Settings, load
 
@@ -57,7 +58,7 @@ class ServiceProcess:
     grpc: str = ""
     metrics: str = ""
     http: str = ""
-    engines: dict[str, str] = field(default_factory=dict)
+    others: dict[str, str] = field(default_factory=dict)
     exit_expected: bool = False
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL_LINES))
     watcher: asyncio.Task[None] | None = None
@@ -113,6 +114,7 @@ class LocalCluster:
         if free_ports:
             overrides = [*_free_ports(self.settings), *overrides]
             self.settings = load(config, overrides)
+        kv_event_ports.check_ports(self.settings, num_workers)
         self.processes: dict[str, ServiceProcess] = {}
         self._config = config
         self._overrides = list(overrides)
@@ -169,7 +171,7 @@ class LocalCluster:
     @property
     def engine_addresses(self) -> dict[str, str]:
         """HOST:PORT of the router's ports for gateways, by setting: `vllm_grpc`, `engines[0]`."""
-        return self.processes["router"].engines
+        return self.processes["router"].others
 
     @property
     def scheduler_address(self) -> str:
@@ -205,8 +207,10 @@ class LocalCluster:
         """
         old = self.processes[name]
         await old.process.wait()
-        addresses = {"listen": old.grpc, "metrics": old.metrics, "http": old.http, **old.engines}
+        addresses = {"listen": old.grpc, "metrics": old.metrics, "http": old.http, **old.others}
         again = [f"{old.service}.{key}={addresses.get(key, '')}" for key in _ADDRESSES[old.service]]
+        if old.service == "worker":
+            again += kv_event_ports.taken_again(self.settings, old.others)
         overrides = [*old.overrides, *again]
         await self._start(name, old.service, overrides)
         await self._listening(name)
@@ -261,7 +265,7 @@ class LocalCluster:
         for key in ("listen", "metrics"):
             host, _, port = getattr(self.settings.worker, key).rpartition(":")
             overrides.append(f"worker.{key}={host}:{int(port) + index if int(port) else 0}")
-        return overrides
+        return overrides + kv_event_ports.own_endpoints(self.settings, index)
 
     async def _start(self, name: str, service: str, overrides: list[str]) -> None:
         assert self._announcements is not None, "start it with `async with`"
@@ -307,7 +311,7 @@ class LocalCluster:
         process.grpc, process.metrics = addresses["grpc"], addresses["metrics"]
         process.http = addresses.get("http", "")
         usual = ("grpc", "metrics", "http", "pid")
-        process.engines = {name: address for name, address in addresses.items() if name not in usual}
+        process.others = {name: address for name, address in addresses.items() if name not in usual}
 
     @contextlib.asynccontextmanager
     async def _bounded(self, process: ServiceProcess, what: str, seconds: float) -> AsyncIterator[None]:

@@ -23,6 +23,7 @@ from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.policies import batch_limits, batching_name
 from lorrery.scheduler.faults import ClusterFaults, told_to
 from lorrery.scheduler.journal import Journal
+from lorrery.scheduler.kv_events import KvEvents
 from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.metrics import SchedulerMetrics
 from lorrery.scheduler.replicas import ReplicaFactory, cluster_rules
@@ -67,6 +68,8 @@ class Cluster:
         )
         self.faults = ClusterFaults(settings, self.clock, self.metrics.faults, self.workers, self._lose)
         self.journal = None if path is None else Journal(path, settings)
+        own = settings.scheduler
+        self.kv_events = KvEvents(own.prefix_cache.kind, 8 * own.max_pending_router_tokens)
         self.requests = Requests(
             self.core,
             self.workers,
@@ -82,15 +85,19 @@ class Cluster:
 
     # --- workers ----------------------------------------------------------------------------------------------------
 
-    def attach(self, hello: WorkerHello, instance_id: str = "") -> Dispatcher:
+    def attach(
+        self, hello: WorkerHello, instance_id: str = "", kv_source: wire.KvEventSource | None = None
+    ) -> Dispatcher:
         """Take in a worker and give it what waits for one.
 
         Args:
             hello: how it announces itself.
             instance_id: of its process; empty: not said.
+            kv_source: where it publishes KV events; None: nowhere.
 
         Raises:
             ValueError: it announces another base model, or an id that is attached.
+            NoKvEvents: it publishes KV events, and there are none.
             InjectedFault: a fault keeps it away.
         """
         self.faults.check_attach(hello.worker_id, self.clock.now_ps())
@@ -100,6 +107,8 @@ class Cluster:
             )
         if hello.worker_id in self.workers:
             raise ValueError(f"worker {hello.worker_id} is attached already")
+        if kv_source is not None:
+            self.kv_events.check(f"worker {hello.worker_id} publishes KV events (worker.kv_events)")
         settings = self._factory.replica_settings(hello)
         at_ps = self.clock.now_ps()
         self.faults.begin(at_ps)
@@ -108,7 +117,8 @@ class Cluster:
         member = Member(hello.worker_id, self._factory.replica(settings, rules), settings.max_total_token_num)
         events = self.core.attach(member, at_ps)
         watch = Watch(self.settings.scheduler.worker_timeout_seconds, self.awake.now())
-        worker = self.workers[hello.worker_id] = Dispatcher(hello, member, self, watch, instance_id, journal)
+        kv_events = self.kv_events.attach(hello.worker_id, member.replica.prefix_cache, kv_source)
+        worker = self.workers[hello.worker_id] = Dispatcher(hello, member, self, watch, instance_id, journal, kv_events)
         log.info(
             "worker_attached",
             worker_id=hello.worker_id,
@@ -165,6 +175,7 @@ class Cluster:
         if self.workers.get(worker.worker_id) is not worker:
             return
         del self.workers[worker.worker_id]
+        self.kv_events.detach(worker.worker_id)
         at_ps = self.clock.now_ps()
         gave_back, events = self.core.lose(worker.member, at_ps, worker.boundary_ps)
         worker.lost(gave_back, at_ps)

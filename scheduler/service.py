@@ -13,6 +13,7 @@ from lorrery.chassis import status
 from lorrery.chassis.errors import (
     Conflict,
     InvalidRequest,
+    Overloaded,
     RankOverLimit,
     Reason,
     RequestError,
@@ -205,7 +206,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             )
             await status.abort(context, Conflict(message, Reason.NAME_TAKEN, field="worker.name", value=quoted(name)))
         try:
-            worker = self._cluster.attach(announced, hello.instance_id)
+            kv_source = hello.kv_events if hello.HasField("kv_events") else None
+            worker = self._cluster.attach(announced, hello.instance_id, kv_source)
         except (ValueError, LookupError) as error:
             log.warning("worker_refused", worker_id=name, reason=str(error))
             raise WrongWorker(str(error)) from None
@@ -258,6 +260,33 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         limit = f"for {self._timeout_seconds:g} s (worker_timeout_seconds)"
         said = "nothing was heard of the worker" if loss is Loss.SILENT else "the worker made no progress with its plan"
         worker.give_up(loss, f"{said} {limit}")
+
+    # --- prefix caches ----------------------------------------------------------------------------------------------
+
+    async def WatchKvEvents(  # type: ignore[override]  # noqa: N802, D102
+        self,
+        request: pb.WatchKvEventsRequest,
+        context: grpc.aio.ServicerContext[pb.WatchKvEventsRequest, pb.WatchKvEventsResponse],
+    ) -> None:
+        await self._guard.check(context, ROUTERS)
+        seconds = self._settings.scheduler.router_timeout_seconds
+        writes: Writes[None] = Writes(self._cluster.awake, seconds)
+
+        async def until_stuck() -> None:
+            await writes.stuck()
+
+        with self._cluster.kv_events.watched(request.worker_id) as watcher:
+            await context.send_initial_metadata(())  # the first event may be long in coming
+            await until_first_ends(
+                watcher.write_all(lambda message: writes.write(None, context.write(message))),
+                watcher.until_overrun(),
+                until_stuck(),
+            )
+        raise Overloaded(
+            f"KV events are read too slowly: one was not taken for {seconds:g} s"
+            " (scheduler.router_timeout_seconds), or too many wait (scheduler.max_pending_router_tokens)",
+            Reason.SLOW_READER,
+        )
 
     # --- operators --------------------------------------------------------------------------------------------------
 
@@ -373,4 +402,5 @@ def _worker_status(worker: Dispatcher) -> types_pb2.Worker:
         kv_tokens=worker.replica.kv_tokens,
         max_total_token_num=worker.max_total_token_num,
         resident_adapters=sorted({adapter.adapter_id for adapter in worker.replica.resident_adapters.values()}),
+        kv_events=worker.kv_source,
     )

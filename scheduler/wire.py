@@ -10,6 +10,7 @@ from typing import Protocol
 
 from lorrery.chassis.names import quoted, too_long
 from lorrery.scheduler.core.plan import Idle, Plan, Ran
+from lorrery.scheduler.core.prefix_cache.changes import BlockChange, BlocksStored
 from lorrery.scheduler.core.quotas import Quota
 from lorrery.scheduler.core.refusals import Refusal, RefusalReason, Scope
 from lorrery.scheduler.core.sequence import Adapter, Sequence
@@ -29,6 +30,9 @@ ToRouter = pb.RouteResponse
 ToWorker = pb.AttachResponse
 FinishedMessage = pb.Finished
 AdapterChanges = pb.AdapterChanges
+KvEvents = pb.KvEvents
+KvEventSource = types_pb2.KvEventSource
+WatchedKvEvents = pb.WatchKvEventsResponse
 
 REFUSAL_REASON: dict[RefusalReason, pb.RefusalReason.ValueType] = {
     RefusalReason.INVALID: pb.REFUSAL_REASON_INVALID,
@@ -324,6 +328,36 @@ def heartbeat_answer(number: int, sent_ps: int) -> ToWorker:
 def worker_faults(rules: Iterable[str], *, add: bool) -> ToWorker:
     """Write an operator's faults of a worker; `add`: those that it was told before go on."""
     return ToWorker(faults=pb.WorkerFaults(rules=rules, add=add))
+
+
+def kv_events(changes: Iterable[BlockChange], block_size: int, *, cleared: bool = False) -> KvEvents:
+    """Write what has happened to a prefix cache; `cleared`: after all that was in it had gone."""
+    message = pb.KvEvents(block_size=block_size)
+    if cleared:
+        message.events.add().cleared.SetInParent()
+    for change in changes:
+        event = message.events.add()
+        if not isinstance(change, BlocksStored):
+            event.removed.block_hashes.extend(change.hashes)
+            continue
+        stored = event.stored
+        stored.block_hashes.extend(change.hashes)
+        if change.parent_hash is not None:
+            stored.parent_block_hash = change.parent_hash
+        stored.token_ids_u32 = u32.pack(array("I", b"".join(change.keys)))
+        if change.adapter is not None:
+            stored.adapter.CopyFrom(write_adapter(change.adapter))
+    return message
+
+
+def worker_kv_events(events: KvEvents) -> ToWorker:
+    """Write what has happened to a worker's own prefix cache."""
+    return ToWorker(kv_events=events)
+
+
+def watched_kv_events(worker_id: str, events: KvEvents) -> WatchedKvEvents:
+    """Write what has happened to a prefix cache for somebody who follows it."""
+    return WatchedKvEvents(worker_id=worker_id, events=events)
 
 
 def interrupt(plan_id: int, at_ps: int) -> ToWorker:

@@ -30,6 +30,7 @@ from lorrery.scheduler.effects import Effects
 from lorrery.scheduler.fan_out import FanOut, check_ends, check_handles
 from lorrery.scheduler.faults import ClusterFaults
 from lorrery.scheduler.journal import WorkerJournal
+from lorrery.scheduler.kv_events import WorkerKvEvents
 from lorrery.scheduler.messages import ProtocolError, StepReport, WorkerHello
 from lorrery.scheduler.outcomes import Outcomes, RequestOwner
 from lorrery.scheduler.watch import Loss, Watch
@@ -73,6 +74,7 @@ class Dispatcher:
         watch: judges the worker.
         instance_id: of its process; empty: not said.
         journal: notes what it is given and does; None: nobody does.
+        kv_events: takes what happens to its prefix cache; None: nobody wants it.
 
     Attributes:
         loss: why its stream is to end, in words for the worker; empty: it is not.
@@ -86,6 +88,7 @@ class Dispatcher:
         watch: Watch,
         instance_id: str = "",
         journal: WorkerJournal | None = None,
+        kv_events: WorkerKvEvents | None = None,
     ) -> None:
         self.hello = hello
         self.worker_id = hello.worker_id
@@ -97,6 +100,7 @@ class Dispatcher:
         self._clock = cluster.clock
         self._metrics = cluster.requests.metrics
         self._journal = journal
+        self._kv_events = kv_events
         self._effects = Effects()
         self._num_inputs = 0
         self._plan: Plan | None = None
@@ -129,6 +133,11 @@ class Dispatcher:
     def draining(self) -> bool:
         """Whether it is given nothing new."""
         return self.member.draining
+
+    @property
+    def kv_source(self) -> wire.KvEventSource | None:
+        """Where it publishes KV events; None: nowhere."""
+        return None if self._kv_events is None else self._kv_events.source
 
     @property
     def boundary_ps(self) -> int:
@@ -225,6 +234,7 @@ class Dispatcher:
             self._metrics.plan_seconds.observe(time.thread_time() - started)
             self._metrics.adapter_loads.inc(self.replica.adapters.num_loads - loads_before)
             self._note(decision, at_ps)
+            self._tell_kv_events()
             due_ps = self._begin(decision, at_ps)
             # Only now: what has left this worker may come back to it, and changes what has just been decided.
             self._outcomes.carry_out(decision.events)
@@ -359,10 +369,15 @@ class Dispatcher:
             raise
         self._metrics.commit_seconds.observe(time.thread_time() - started)
         self._fan_out.send(step.token_ids_u32, step_ps)
+        self._tell_kv_events()
         self._metrics.step(plan, step_ps, len(step.handles_u32) // 4)
         if self._journal is not None:
             self._journal.stepped(step, gap_ps, events)
         self._outcomes.carry_out(events)
+
+    def _tell_kv_events(self) -> None:
+        if self._kv_events is not None and (message := self._kv_events.take()) is not None:
+            self._send(message)
 
     # --- faults on request ------------------------------------------------------------------------------------------
 

@@ -68,6 +68,16 @@ class Settings(FileSettings):
         return self
 
     @model_validator(mode="after")
+    def _kv_events_have_blocks(self) -> Self:
+        kind = self.scheduler.prefix_cache.kind
+        if self.worker.kv_events.endpoint is not None and kind != "blocks":
+            raise ValueError(
+                f"worker.kv_events.endpoint is set; a prefix cache of kind {kind!r} has no blocks to tell of: set"
+                " scheduler.prefix_cache.kind = 'blocks', or leave the endpoint unset"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _possible_faults(self) -> Self:
         try:
             faults = self.planned_faults()

@@ -11,11 +11,13 @@ missing here have been taken back: those up to it.
 """
 
 from collections.abc import Collection, Iterable
+from hashlib import blake2b
 from typing import NamedTuple
 
 MAX_UNLOADS = 1024
 """Unloads that a log remembers, beside those of adapters that the settings list."""
 MAX_VERSION = 2**63 - 1
+MAX_NUMBER = 2**31 - 1
 
 
 class AdapterChange(NamedTuple):
@@ -35,6 +37,12 @@ class AdapterChange(NamedTuple):
 def adapter_key(adapter_id: str, version: int) -> str:
     """Return an adapter's name and version in one; version 0, as the settings list it, has the name alone."""
     return f"{adapter_id}@{version}" if version else adapter_id
+
+
+def adapter_number(adapter_id: str, version: int) -> int:
+    """Return a number for clients that know adapters by numbers: the same everywhere, 1..2^31 - 1, but not unique."""
+    digest = blake2b(adapter_key(adapter_id, version).encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") % MAX_NUMBER + 1
 
 
 class AdapterLog:

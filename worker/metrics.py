@@ -129,6 +129,12 @@ class WorkerMetrics:
         self._attachments = Counter(
             "lorrery_worker_attachments_total", "Times the worker attached to a scheduler.", registry=registry
         )
+        self._kv_event_batches = Counter(
+            "lorrery_worker_kv_event_batches_total", "Batches of KV events published.", registry=registry
+        )
+        self._kv_event_replays = Counter(
+            "lorrery_worker_kv_event_replays_total", "Requests for batches of KV events again.", registry=registry
+        )
         state = Gauge(
             "lorrery_worker_state", "1 for the state that the worker is in, else 0.", ["state"], registry=registry
         )
@@ -159,6 +165,14 @@ class WorkerMetrics:
     def fault(self, kind: str) -> None:
         """Note a step that a fault on request has met."""
         self._faults.labels(kind).inc()
+
+    def kv_events_published(self) -> None:
+        """Note a batch of KV events."""
+        self._kv_event_batches.inc()
+
+    def kv_events_replayed(self) -> None:
+        """Note a request for batches again."""
+        self._kv_event_replays.inc()
 
     def adapters_changed(self, loads: Iterable[str], evictions: Iterable[str]) -> None:
         """Note adapters that a plan needs and evicts, evictions first; a resident one costs no load."""

@@ -10,13 +10,14 @@ import random
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import grpc
 import grpc.aio
 from prometheus_client import CollectorRegistry
 
-from lorrery.chassis.channel import Dialler
+from lorrery.chassis.channel import Dialler, own_host
 from lorrery.chassis.clock import DeviceClock
 from lorrery.chassis.credentials import ClusterToken
 from lorrery.chassis.log import get_logger
@@ -32,6 +33,9 @@ from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.faults import WorkerFaults
 from lorrery.worker.metrics import WorkerMetrics
 from lorrery.worker.pacer import Pacer, Plan, StepReport
+
+if TYPE_CHECKING:
+    from lorrery.worker.kv_events.publisher import Publisher
 
 WELCOME_SECONDS = 10.0
 """How long a scheduler may take to answer the worker's hello."""
@@ -101,6 +105,12 @@ class WorkerService:
         self._log = get_logger("worker").bind(worker=name)
         self._attachment: _Attachment | None = None
         self._draining = False
+        self._kv_events: Publisher | None = None
+        if worker.kv_events.endpoint is not None:
+            # Only here: few workers publish, and ZeroMQ takes a tenth of a second to import.
+            from lorrery.worker.kv_events import publisher
+
+            self._kv_events = publisher.Publisher(worker.kv_events, name, model.name, self._metrics)
 
     def register(self, server: grpc.aio.Server) -> Sequence[str]:
         """Add nothing: a worker dials, and answers health checks only."""
@@ -108,11 +118,22 @@ class WorkerService:
         return ()
 
     async def listen(self) -> Mapping[str, str]:
-        """See `Service`: nowhere else."""
-        return {}
+        """See `Service`: where KV events are published, as reached from this machine."""
+        if self._kv_events is None:
+            return {}
+        self._kv_events.listen()
+        source = self._kv_events.source("127.0.0.1")
+        return {"kv_events": source.endpoint, "kv_events_replay": source.replay_endpoint}
 
     async def run(self, set_ready: Callable[[bool], Awaitable[None]]) -> None:
         """Load the weights, then stay attached until cancelled."""
+        if self._kv_events is None:
+            await self._live(set_ready)
+        else:
+            async with self._kv_events:
+                await until_first_ends(self._live(set_ready), self._kv_events.replay())
+
+    async def _live(self, set_ready: Callable[[bool], Awaitable[None]]) -> None:
         await asyncio.sleep(self._settings.worker.startup_seconds * self._settings.time_scale)
         if not self._draining:
             await self._stay_attached(set_ready)
@@ -149,13 +170,19 @@ class WorkerService:
     async def _attach(self, call: _Call, set_ready: Callable[[bool], Awaitable[None]]) -> tuple[bool, float | None]:
         """Attach once, and serve until the stream ends; return whether it began, and when to try again if not soon."""
         attached = False
+        kv_events = self._kv_events
         try:
+            if kv_events is not None:
+                source = kv_events.source(await own_host(self._settings.worker.scheduler))
+                self._hello.hello.kv_events.CopyFrom(source)
             welcome = await self._greet(call)
             clock = DeviceClock.synced(welcome.time_scale, welcome.sent_ps)
             attached = True
             faults_from_ps = from_wire(welcome.faults_from_ps, welcome.sent_ps)
             faults = WorkerFaults(self._settings, self._name, faults_from_ps)
-            self._attachment = _Attachment(call, self._gpu, clock, self._metrics, self._answers, faults)
+            self._attachment = _Attachment(call, self._gpu, clock, self._metrics, self._answers, faults, kv_events)
+            if kv_events is not None:
+                kv_events.clear()
             self._metrics.attach(attached=True)
             self._metrics.enter("attached")
             self._log.info("attached", scheduler=self._settings.worker.scheduler, time_scale=welcome.time_scale)
@@ -176,6 +203,8 @@ class WorkerService:
             self._attachment = None
             if attached:
                 self._gpu.clear()
+                if kv_events is not None:
+                    kv_events.clear()
                 self._metrics.attach(attached=False)
                 await set_ready(False)
         return attached, None
@@ -205,8 +234,10 @@ class _Attachment:
         metrics: WorkerMetrics,
         answers: wire.AnswerSettings,
         faults: WorkerFaults,
+        kv_events: "Publisher | None",
     ) -> None:
         self._call, self._clock, self._answers, self._faults = call, clock, answers, faults
+        self._kv_events = kv_events
         self._outgoing: asyncio.Queue[pb.AttachRequest | None] = asyncio.Queue(MAX_OUTGOING)
         self._pacer = Pacer(gpu, clock, metrics, self._report, faults.spells)
         self._ended = asyncio.Event()
@@ -301,6 +332,8 @@ class _Attachment:
                 from_ps = max(now_ps, self._pacer.boundary_ps + 1)
                 self._pacer.use(self._faults.take(message.faults.rules, from_ps, add=message.faults.add))
                 self._send(wire.faults_taken(from_ps))
+            case "kv_events" if self._kv_events is not None:
+                self._kv_events.publish(message.kv_events)
             case other:
                 raise ValueError(f"the scheduler sent {other} in the middle of the stream")
 

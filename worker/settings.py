@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from lorrery.chassis.sections import Address, Count, Name, PositiveSeconds, Seconds, Section
+from lorrery.chassis.sections import MAX_PORT, Address, Count, Name, PositiveSeconds, Seconds, Section
 
 
 class OutputSettings(Section):
@@ -34,6 +34,71 @@ class LoraSettings(Section):
         default=5.0, description="microseconds per kernel, two per projection; 1 to 2 inside a CUDA graph"
     )
     sharded: bool = Field(default=False, description="tensor parallelism cuts both matrices of an adapter")
+
+
+def _endpoint(text: str) -> str:
+    transport, _, rest = text.partition("://")
+    if transport == "ipc" and rest:
+        return text
+    host, _, port = rest.rpartition(":")
+    if transport == "tcp" and host and port.isascii() and port.isdigit() and int(port) <= MAX_PORT:
+        return text
+    raise ValueError(f"tcp://HOST:PORT, with a port of at most {MAX_PORT}, or ipc://PATH expected, got {text!r}")
+
+
+Endpoint = Annotated[str, AfterValidator(_endpoint)]
+EndpointOrNone = Annotated[Endpoint | None, BeforeValidator(lambda endpoint: endpoint or None)]
+
+
+class KvEventsSettings(Section):
+    """What a worker publishes of its prefix cache over ZeroMQ, as vLLM does; names are those of its KVEventsConfig."""
+
+    endpoint: EndpointOrNone = Field(
+        default=None,
+        description="where KV events are published, tcp://HOST:PORT or ipc://PATH; unset: nowhere. As in vLLM,"
+        " tcp://*:PORT and ipc:// are listened on (port 0: a free one), and an address with a host is connected to,"
+        " where a router listens",
+    )
+    bind: bool | None = Field(
+        default=None, description="listen on endpoint (true), or connect to it (false); unset: as vLLM decides"
+    )
+    replay_endpoint: EndpointOrNone = Field(
+        default=None, description="where batches are asked for again; always listened on; unset: nowhere"
+    )
+    buffer_steps: Count = Field(default=10_000, description="batches that can be asked for again, the latest")
+    hwm: Annotated[int, Field(ge=0)] = Field(
+        default=100_000, description="batches that wait for a slow subscriber; it misses those beyond; 0: any number"
+    )
+    topic: str = Field(
+        default="", description="first frame of each message; {worker} and {model} stand for their names"
+    )
+    format: Literal["array", "map"] = Field(
+        default="array", description="how an event is written: as vLLM 0.18 and earlier do, or as 0.24 and later"
+    )
+    replay_topic: bool = Field(
+        default=False, description="begin each frame of a replay with the topic, as vLLM 0.33 does and 0.24 does not"
+    )
+
+    @property
+    def binds(self) -> bool:
+        """Whether the endpoint is listened on."""
+        if self.bind is not None or self.endpoint is None:
+            return bool(self.bind)
+        return "*" in self.endpoint or "::" in self.endpoint or self.endpoint.startswith("ipc://")
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.replay_endpoint is not None and self.endpoint is None:
+            raise ValueError("replay_endpoint needs endpoint")
+        if self.bind is not None and self.endpoint is None:
+            raise ValueError("bind needs endpoint")
+        endpoint = self.endpoint
+        if endpoint is not None and not self.binds and ("*" in endpoint or endpoint.endswith(":0")):
+            raise ValueError(
+                f"endpoint {endpoint!r} is to be connected to, and says neither which host nor which port: name both,"
+                " or set bind = true"
+            )
+        return self
 
 
 class WorkerSettings(Section):
@@ -69,6 +134,7 @@ class WorkerSettings(Section):
     lora: LoraSettings = LoraSettings()
     startup_seconds: Seconds = Field(default=0.0, description="device seconds until the weights are loaded")
     output: OutputSettings = OutputSettings()
+    kv_events: KvEventsSettings = KvEventsSettings()
 
     heartbeat_seconds: Annotated[float, Field(ge=0.01, allow_inf_nan=False)] = Field(
         default=1.0,

@@ -44,8 +44,9 @@ async def outcome(harness: Harness, method: str, metadata: Metadata = ()) -> str
         call.cancel()
         return (await call.code()).name if answer is grpc.aio.EOF else "OK"
     try:
-        input_type = pb.DESCRIPTOR.services_by_name["SchedulerService"].methods_by_name[method].input_type
-        await getattr(harness.stub, method)(getattr(pb, input_type.name)(), metadata=metadata, timeout=5)
+        description = pb.DESCRIPTOR.services_by_name["SchedulerService"].methods_by_name[method]
+        call = getattr(harness.stub, method)(getattr(pb, description.input_type.name)(), metadata=metadata, timeout=5)
+        await (call.read() if description.server_streaming else call)
     except grpc.aio.AioRpcError as error:
         return error.code().name
     return "OK"

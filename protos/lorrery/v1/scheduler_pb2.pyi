@@ -762,6 +762,7 @@ class WorkerHello(message.Message):
     NEEDS_PROMPTS_FIELD_NUMBER: builtins.int
     INSTANCE_ID_FIELD_NUMBER: builtins.int
     HEARTBEAT_SECONDS_FIELD_NUMBER: builtins.int
+    KV_EVENTS_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     """The worker's name."""
     gpu: builtins.str
@@ -786,6 +787,12 @@ class WorkerHello(message.Message):
     """Seconds between two heartbeats; INVALID_ARGUMENT where they are too rare for
     worker_timeout_seconds. 0: not said.
     """
+    @builtins.property
+    def kv_events(self) -> types_pb2.KvEventSource:
+        """Where it publishes KV events; unset: nowhere, and it is sent none.
+        FAILED_PRECONDITION where the scheduler's prefix cache has no blocks.
+        """
+
     def __init__(
         self,
         *,
@@ -799,10 +806,11 @@ class WorkerHello(message.Message):
         needs_prompts: builtins.bool = ...,
         instance_id: builtins.str = ...,
         heartbeat_seconds: builtins.float = ...,
+        kv_events: types_pb2.KvEventSource | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["kv_events", b"kv_events"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_memory_bytes", b"adapter_memory_bytes", "gpu", b"gpu", "heartbeat_seconds", b"heartbeat_seconds", "instance_id", b"instance_id", "max_total_token_num", b"max_total_token_num", "model", b"model", "needs_prompts", b"needs_prompts", "step_time_model", b"step_time_model", "tensor_parallel", b"tensor_parallel", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_memory_bytes", b"adapter_memory_bytes", "gpu", b"gpu", "heartbeat_seconds", b"heartbeat_seconds", "instance_id", b"instance_id", "kv_events", b"kv_events", "max_total_token_num", b"max_total_token_num", "model", b"model", "needs_prompts", b"needs_prompts", "step_time_model", b"step_time_model", "tensor_parallel", b"tensor_parallel", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -911,6 +919,7 @@ class AttachResponse(message.Message):
     INTERRUPT_FIELD_NUMBER: builtins.int
     HEARTBEAT_ANSWER_FIELD_NUMBER: builtins.int
     FAULTS_FIELD_NUMBER: builtins.int
+    KV_EVENTS_FIELD_NUMBER: builtins.int
     @builtins.property
     def welcome(self) -> WorkerWelcome:
         """The first message, and no other."""
@@ -931,6 +940,12 @@ class AttachResponse(message.Message):
     def faults(self) -> WorkerFaults:
         """What an operator lets go wrong."""
 
+    @builtins.property
+    def kv_events(self) -> KvEvents:
+        """What has happened to its prefix cache; those of a step follow its StepDone,
+        those of a decision come before its plan.
+        """
+
     def __init__(
         self,
         *,
@@ -939,12 +954,13 @@ class AttachResponse(message.Message):
         interrupt: Interrupt | None = ...,
         heartbeat_answer: HeartbeatAnswer | None = ...,
         faults: WorkerFaults | None = ...,
+        kv_events: KvEvents | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["faults", b"faults", "heartbeat_answer", b"heartbeat_answer", "interrupt", b"interrupt", "message", b"message", "plan", b"plan", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["faults", b"faults", "heartbeat_answer", b"heartbeat_answer", "interrupt", b"interrupt", "kv_events", b"kv_events", "message", b"message", "plan", b"plan", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["faults", b"faults", "heartbeat_answer", b"heartbeat_answer", "interrupt", b"interrupt", "message", b"message", "plan", b"plan", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["faults", b"faults", "heartbeat_answer", b"heartbeat_answer", "interrupt", b"interrupt", "kv_events", b"kv_events", "message", b"message", "plan", b"plan", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = typing.Literal["welcome", "plan", "interrupt", "heartbeat_answer", "faults"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = typing.Literal["welcome", "plan", "interrupt", "heartbeat_answer", "faults", "kv_events"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -1212,6 +1228,197 @@ class Interrupt(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["at_ps", b"at_ps", "plan_id", b"plan_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class KvEvents(message.Message):
+    """--- the prefix cache --------------------------------------------------------
+
+    KvEvents are changes of one worker's prefix cache, in order.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: builtins.int
+    BLOCK_SIZE_FIELD_NUMBER: builtins.int
+    block_size: builtins.int
+    """Tokens in a block."""
+    @builtins.property
+    def events(self) -> containers.RepeatedCompositeFieldContainer[KvEvent]:
+        """At least one."""
+
+    def __init__(
+        self,
+        *,
+        events: abc.Iterable[KvEvent] | None = ...,
+        block_size: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["block_size", b"block_size", "events", b"events"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class KvEvent(message.Message):
+    """KvEvent is one change."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    STORED_FIELD_NUMBER: builtins.int
+    REMOVED_FIELD_NUMBER: builtins.int
+    CLEARED_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def stored(self) -> BlocksStored:
+        """Blocks can be found from now on."""
+
+    @builtins.property
+    def removed(self) -> BlocksRemoved:
+        """Blocks are gone."""
+
+    @builtins.property
+    def cleared(self) -> AllBlocksCleared:
+        """All blocks are gone."""
+
+    def __init__(
+        self,
+        *,
+        stored: BlocksStored | None = ...,
+        removed: BlocksRemoved | None = ...,
+        cleared: AllBlocksCleared | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["cleared", b"cleared", "event", b"event", "removed", b"removed", "stored", b"stored"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["cleared", b"cleared", "event", b"event", "removed", b"removed", "stored", b"stored"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = typing.Literal["stored", "removed", "cleared"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+@typing.final
+class BlocksStored(message.Message):
+    """BlocksStored names blocks, each of which follows the one before. A hash covers
+    a block's tokens, all before them, and the adapter in its version.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    BLOCK_HASHES_FIELD_NUMBER: builtins.int
+    PARENT_BLOCK_HASH_FIELD_NUMBER: builtins.int
+    TOKEN_IDS_U32_FIELD_NUMBER: builtins.int
+    ADAPTER_FIELD_NUMBER: builtins.int
+    parent_block_hash: builtins.int
+    """The block that the first one follows; unset: a prompt begins with it."""
+    token_ids_u32: builtins.bytes
+    """Of all the blocks, one after another."""
+    @builtins.property
+    def block_hashes(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """One for each block."""
+
+    @builtins.property
+    def adapter(self) -> types_pb2.Adapter:
+        """Unset: the base model."""
+
+    def __init__(
+        self,
+        *,
+        block_hashes: abc.Iterable[builtins.int] | None = ...,
+        parent_block_hash: builtins.int | None = ...,
+        token_ids_u32: builtins.bytes = ...,
+        adapter: types_pb2.Adapter | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["_parent_block_hash", b"_parent_block_hash", "adapter", b"adapter", "parent_block_hash", b"parent_block_hash"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_parent_block_hash", b"_parent_block_hash", "adapter", b"adapter", "block_hashes", b"block_hashes", "parent_block_hash", b"parent_block_hash", "token_ids_u32", b"token_ids_u32"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__parent_block_hash: _TypeAlias = typing.Literal["parent_block_hash"]  # noqa: Y015
+    _WhichOneofArgType__parent_block_hash: _TypeAlias = typing.Literal["_parent_block_hash", b"_parent_block_hash"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__parent_block_hash) -> _WhichOneofReturnType__parent_block_hash | None: ...
+
+@typing.final
+class BlocksRemoved(message.Message):
+    """BlocksRemoved names blocks that were stored."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    BLOCK_HASHES_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def block_hashes(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Each before the one that it follows."""
+
+    def __init__(
+        self,
+        *,
+        block_hashes: abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["block_hashes", b"block_hashes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class AllBlocksCleared(message.Message):
+    """AllBlocksCleared has no fields."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class WatchKvEventsRequest(message.Message):
+    """WatchKvEventsRequest says whose caches to follow."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: builtins.int
+    worker_id: builtins.str
+    """Empty: those of all workers, also of those that attach later."""
+    def __init__(
+        self,
+        *,
+        worker_id: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class WatchKvEventsResponse(message.Message):
+    """WatchKvEventsResponse has events of one worker. The first ones of each begin
+    with AllBlocksCleared and go on with what is in its cache; so do those of a
+    worker that attaches. A worker that is lost has AllBlocksCleared for its last.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: builtins.int
+    EVENTS_FIELD_NUMBER: builtins.int
+    worker_id: builtins.str
+    """Whose."""
+    @builtins.property
+    def events(self) -> KvEvents:
+        """What has happened."""
+
+    def __init__(
+        self,
+        *,
+        worker_id: builtins.str = ...,
+        events: KvEvents | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["events", b"events"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["events", b"events", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -76,6 +76,11 @@ class SchedulerServiceStub:
                 request_serializer=lorrery_dot_v1_dot_scheduler__pb2.ListClusterFaultsRequest.SerializeToString,
                 response_deserializer=lorrery_dot_v1_dot_scheduler__pb2.ListClusterFaultsResponse.FromString,
                 _registered_method=True)
+        self.WatchKvEvents = channel.unary_stream(
+                '/lorrery.v1.SchedulerService/WatchKvEvents',
+                request_serializer=lorrery_dot_v1_dot_scheduler__pb2.WatchKvEventsRequest.SerializeToString,
+                response_deserializer=lorrery_dot_v1_dot_scheduler__pb2.WatchKvEventsResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServiceServicer:
@@ -147,6 +152,15 @@ class SchedulerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchKvEvents(self, request, context):
+        """WatchKvEvents follows the prefix caches of workers: first what each has, then
+        every change, until the caller ends it. FAILED_PRECONDITION: the scheduler's
+        prefix cache has no blocks. RESOURCE_EXHAUSTED: the caller reads too slowly.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -184,6 +198,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.ListClusterFaults,
                     request_deserializer=lorrery_dot_v1_dot_scheduler__pb2.ListClusterFaultsRequest.FromString,
                     response_serializer=lorrery_dot_v1_dot_scheduler__pb2.ListClusterFaultsResponse.SerializeToString,
+            ),
+            'WatchKvEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchKvEvents,
+                    request_deserializer=lorrery_dot_v1_dot_scheduler__pb2.WatchKvEventsRequest.FromString,
+                    response_serializer=lorrery_dot_v1_dot_scheduler__pb2.WatchKvEventsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -382,6 +401,33 @@ class SchedulerService:
             '/lorrery.v1.SchedulerService/ListClusterFaults',
             lorrery_dot_v1_dot_scheduler__pb2.ListClusterFaultsRequest.SerializeToString,
             lorrery_dot_v1_dot_scheduler__pb2.ListClusterFaultsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchKvEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/lorrery.v1.SchedulerService/WatchKvEvents',
+            lorrery_dot_v1_dot_scheduler__pb2.WatchKvEventsRequest.SerializeToString,
+            lorrery_dot_v1_dot_scheduler__pb2.WatchKvEventsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -70,6 +70,11 @@ class SchedulerServiceStub:
     """ListClusterFaults lists them, after those of the settings. No errors of its
     own.
     """
+    WatchKvEvents: grpc.UnaryStreamMultiCallable[scheduler_pb2.WatchKvEventsRequest, scheduler_pb2.WatchKvEventsResponse]
+    """WatchKvEvents follows the prefix caches of workers: first what each has, then
+    every change, until the caller ends it. FAILED_PRECONDITION: the scheduler's
+    prefix cache has no blocks. RESOURCE_EXHAUSTED: the caller reads too slowly.
+    """
 
 @typing.type_check_only
 class SchedulerServiceAsyncStub(SchedulerServiceStub):
@@ -112,6 +117,11 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     ListClusterFaults: aio.UnaryUnaryMultiCallable[scheduler_pb2.ListClusterFaultsRequest, scheduler_pb2.ListClusterFaultsResponse]  # type: ignore[assignment]
     """ListClusterFaults lists them, after those of the settings. No errors of its
     own.
+    """
+    WatchKvEvents: aio.UnaryStreamMultiCallable[scheduler_pb2.WatchKvEventsRequest, scheduler_pb2.WatchKvEventsResponse]  # type: ignore[assignment]
+    """WatchKvEvents follows the prefix caches of workers: first what each has, then
+    every change, until the caller ends it. FAILED_PRECONDITION: the scheduler's
+    prefix cache has no blocks. RESOURCE_EXHAUSTED: the caller reads too slowly.
     """
 
 class SchedulerServiceServicer(metaclass=abc_1.ABCMeta):
@@ -194,6 +204,17 @@ class SchedulerServiceServicer(metaclass=abc_1.ABCMeta):
     ) -> typing.Union[scheduler_pb2.ListClusterFaultsResponse, abc.Awaitable[scheduler_pb2.ListClusterFaultsResponse]]:
         """ListClusterFaults lists them, after those of the settings. No errors of its
         own.
+        """
+
+    @abc_1.abstractmethod
+    def WatchKvEvents(
+        self,
+        request: scheduler_pb2.WatchKvEventsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[abc.Iterator[scheduler_pb2.WatchKvEventsResponse], abc.AsyncIterator[scheduler_pb2.WatchKvEventsResponse]]:
+        """WatchKvEvents follows the prefix caches of workers: first what each has, then
+        every change, until the caller ends it. FAILED_PRECONDITION: the scheduler's
+        prefix cache has no blocks. RESOURCE_EXHAUSTED: the caller reads too slowly.
         """
 
 def add_SchedulerServiceServicer_to_server(servicer: SchedulerServiceServicer, server: typing.Union[grpc.Server, aio.Server]) -> None: ...

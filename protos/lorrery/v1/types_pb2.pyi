@@ -289,6 +289,7 @@ class Worker(message.Message):
     KV_TOKENS_FIELD_NUMBER: builtins.int
     MAX_TOTAL_TOKEN_NUM_FIELD_NUMBER: builtins.int
     RESIDENT_ADAPTERS_FIELD_NUMBER: builtins.int
+    KV_EVENTS_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     """The worker's name."""
     state: WorkerState.ValueType
@@ -311,6 +312,10 @@ class Worker(message.Message):
     def resident_adapters(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """Ids of the adapters in GPU memory."""
 
+    @builtins.property
+    def kv_events(self) -> KvEventSource:
+        """Where it publishes KV events; unset: nowhere."""
+
     def __init__(
         self,
         *,
@@ -324,9 +329,56 @@ class Worker(message.Message):
         kv_tokens: builtins.int = ...,
         max_total_token_num: builtins.int = ...,
         resident_adapters: abc.Iterable[builtins.str] | None = ...,
+        kv_events: KvEventSource | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["kv_events", b"kv_events"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["gpu", b"gpu", "kv_events", b"kv_events", "kv_tokens", b"kv_tokens", "max_total_token_num", b"max_total_token_num", "model", b"model", "num_running", b"num_running", "num_waiting", b"num_waiting", "resident_adapters", b"resident_adapters", "state", b"state", "tensor_parallel", b"tensor_parallel", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class KvEventSource(message.Message):
+    """KvEventSource is where a worker publishes KV events over ZeroMQ, as vLLM does."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    ENDPOINT_FIELD_NUMBER: builtins.int
+    REPLAY_ENDPOINT_FIELD_NUMBER: builtins.int
+    TOPIC_FIELD_NUMBER: builtins.int
+    FORMAT_FIELD_NUMBER: builtins.int
+    BUFFER_STEPS_FIELD_NUMBER: builtins.int
+    HWM_FIELD_NUMBER: builtins.int
+    CONNECTS_FIELD_NUMBER: builtins.int
+    endpoint: builtins.str
+    """Where subscribers connect, such as tcp://10.0.0.7:5557. If connects is set:
+    where the worker connects to.
+    """
+    replay_endpoint: builtins.str
+    """Where batches can be asked for again; empty: nowhere."""
+    topic: builtins.str
+    """The first frame of each message."""
+    format: builtins.str
+    """"array" or "map"."""
+    buffer_steps: builtins.int
+    """Batches that can be asked for again."""
+    hwm: builtins.int
+    """Messages that wait for a slow subscriber before others are dropped."""
+    connects: builtins.bool
+    """The worker connects to the endpoint, where the subscriber listens."""
+    def __init__(
+        self,
+        *,
+        endpoint: builtins.str = ...,
+        replay_endpoint: builtins.str = ...,
+        topic: builtins.str = ...,
+        format: builtins.str = ...,
+        buffer_steps: builtins.int = ...,
+        hwm: builtins.int = ...,
+        connects: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["gpu", b"gpu", "kv_tokens", b"kv_tokens", "max_total_token_num", b"max_total_token_num", "model", b"model", "num_running", b"num_running", "num_waiting", b"num_waiting", "resident_adapters", b"resident_adapters", "state", b"state", "tensor_parallel", b"tensor_parallel", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["buffer_steps", b"buffer_steps", "connects", b"connects", "endpoint", b"endpoint", "format", b"format", "hwm", b"hwm", "replay_endpoint", b"replay_endpoint", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

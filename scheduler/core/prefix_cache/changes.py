@@ -9,11 +9,11 @@ so equal blocks have equal names on every worker and after every restart, and th
 itself compares tokens and needs no hash; without notes none is computed.
 """
 
-import sys
 from array import array
 from hashlib import blake2b
 
 from lorrery.scheduler.core.sequence import Adapter
+from lorrery.vocabulary import u32
 
 HASH_BYTES = 8
 
@@ -94,11 +94,7 @@ def root_hash(adapter_key: str | None) -> int:
 
 def block_hash(parent_hash: int, key: bytes) -> int:
     """Return the hash of a block; `key` has its tokens as an `array("I")` has them."""
-    if sys.byteorder != "little":
-        tokens = array("I", key)
-        tokens.byteswap()
-        key = tokens.tobytes()
-    return _hash(parent_hash.to_bytes(HASH_BYTES, "little") + key)
+    return _hash(parent_hash.to_bytes(HASH_BYTES, "little") + u32.pack(array("I", key)))
 
 
 def _hash(data: bytes) -> int:

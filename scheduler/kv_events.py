@@ -1,0 +1,185 @@
+"""What happens to workers' prefix caches, for those who keep copies.
+
+These are a worker itself, which publishes it as an engine would, and callers of WatchKvEvents.
+
+The core notes changes only while somebody wants them. They are taken after every decision and every commit, so they
+reach a worker in order with its plans, and a watcher that begins in between misses none.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import contextmanager
+
+from lorrery.chassis.errors import NoKvEvents
+from lorrery.scheduler import wire
+from lorrery.scheduler.core.prefix_cache.base import PrefixCache
+from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
+
+CURE = "set scheduler.prefix_cache.kind = 'blocks'"
+
+
+class Watcher:
+    """One caller of WatchKvEvents.
+
+    Args:
+        worker_id: whose events it wants; empty: everybody's.
+        max_pending_bytes: bound on what may gather beside the first message that waits.
+    """
+
+    def __init__(self, worker_id: str, max_pending_bytes: int) -> None:
+        self._worker_id = worker_id
+        self._max_pending_bytes = max_pending_bytes
+        self._pending: list[wire.WatchedKvEvents] = []
+        self._pending_bytes = 0
+        self._wake = asyncio.Event()
+        self._overrun = asyncio.Event()
+
+    def wants(self, worker_id: str) -> bool:
+        """Tell whether it follows this worker."""
+        return self._worker_id in ("", worker_id)
+
+    def send(self, worker_id: str, events: wire.KvEvents) -> None:
+        """Send events; one that is too slow for them is to be cut off."""
+        message = wire.watched_kv_events(worker_id, events)
+        if self._pending:  # the first may be large, as all that a cache has
+            self._pending_bytes += message.ByteSize()
+        if self._pending_bytes > self._max_pending_bytes:
+            self._overrun.set()
+        else:
+            self._pending.append(message)
+            self._wake.set()
+
+    async def write_all(self, write: Callable[[wire.WatchedKvEvents], Awaitable[None]]) -> None:
+        """Write what gathers, until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            messages, self._pending, self._pending_bytes = self._pending, [], 0
+            for message in messages:
+                await write(message)
+
+    async def until_overrun(self) -> None:
+        """Return once too much has gathered."""
+        await self._overrun.wait()
+
+
+class WorkerKvEvents:
+    """The events of one worker.
+
+    Args:
+        worker_id: its name.
+        cache: its prefix cache; one that has no blocks has no events.
+        source: where the worker publishes them; None: nowhere, and it gets none.
+        watchers: of all workers.
+    """
+
+    def __init__(
+        self,
+        worker_id: str,
+        cache: PrefixCache | None,
+        source: wire.KvEventSource | None,
+        watchers: Collection[Watcher],
+    ) -> None:
+        self._worker_id = worker_id
+        self._cache = cache if isinstance(cache, BlockCache) else None
+        self.source = source
+        self._watchers = watchers
+        self._on = False
+        for watcher in self._own_watchers():
+            self.begin(watcher)
+        self.switch()
+
+    def _own_watchers(self) -> list[Watcher]:
+        return [watcher for watcher in self._watchers if watcher.wants(self._worker_id)]
+
+    def switch(self) -> None:
+        """Begin to note changes, if somebody wants them now, or stop, if nobody does any more."""
+        if self._cache is not None:
+            self._on = self.source is not None or bool(self._own_watchers())
+            self._cache.note_changes(self._on)
+
+    def begin(self, watcher: Watcher) -> None:
+        """Send a new watcher what is in the cache."""
+        if self._cache is not None:
+            self._cache.note_changes()
+            contents = wire.kv_events(self._cache.contents(), self._cache.block_size, cleared=True)
+            watcher.send(self._worker_id, contents)
+
+    def take(self) -> wire.ToWorker | None:
+        """Send watchers what has changed since the last call; return the worker's own message, if it gets one."""
+        if not self._on:
+            return None
+        assert self._cache is not None
+        changes = self._cache.take_changes()
+        if not changes:
+            return None
+        events = wire.kv_events(changes, self._cache.block_size)
+        for watcher in self._own_watchers():
+            watcher.send(self._worker_id, events)
+        return wire.worker_kv_events(events) if self.source is not None else None
+
+    def lost(self) -> None:
+        """Send watchers that the worker is gone, and its cache with it."""
+        if self._cache is not None:
+            for watcher in self._own_watchers():
+                watcher.send(self._worker_id, wire.kv_events([], self._cache.block_size, cleared=True))
+
+
+class KvEvents:
+    """The events of all workers of a scheduler.
+
+    Args:
+        kind: of prefix cache that workers have.
+        max_pending_bytes: that may gather for a watcher.
+    """
+
+    def __init__(self, kind: str, max_pending_bytes: int) -> None:
+        self._kind = kind
+        self._max_pending_bytes = max_pending_bytes
+        self._workers: dict[str, WorkerKvEvents] = {}
+        self._watchers: set[Watcher] = set()
+
+    def attach(
+        self, worker_id: str, cache: PrefixCache | None, source: wire.KvEventSource | None = None
+    ) -> WorkerKvEvents:
+        """Take in a worker; `source`: see `WorkerKvEvents`."""
+        events = self._workers[worker_id] = WorkerKvEvents(worker_id, cache, source, self._watchers)
+        return events
+
+    def detach(self, worker_id: str) -> None:
+        """Forget a worker that is gone."""
+        self._workers.pop(worker_id).lost()
+
+    @contextmanager
+    def watched(self, worker_id: str) -> Iterator[Watcher]:
+        """Let somebody follow a worker, or all of them.
+
+        Raises:
+            NoKvEvents: there will be none.
+        """
+        self.check("KV events are asked for")
+        watcher = Watcher(worker_id, self._max_pending_bytes)
+        self._watchers.add(watcher)
+        try:
+            for name, worker in self._workers.items():
+                if watcher.wants(name):
+                    worker.begin(watcher)
+                    worker.switch()
+            yield watcher
+        finally:
+            self._watchers.discard(watcher)
+            for worker in self._workers.values():
+                worker.switch()
+
+    def check(self, what: str) -> None:
+        """Check that there are events.
+
+        Raises:
+            NoKvEvents: there are none; `what` says who wants them.
+        """
+        if self._kind != "blocks":
+            raise NoKvEvents(
+                f"{what}; a prefix cache of kind {self._kind!r} has no blocks to tell of: {CURE}",
+                field="scheduler.prefix_cache.kind",
+                value=self._kind,
+            )

@@ -1,0 +1,1 @@
+"""KV events of a worker, published over ZeroMQ as vLLM's: see docs/kv-events.md."""

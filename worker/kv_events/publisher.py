@@ -1,0 +1,181 @@
+"""The ZeroMQ sockets on which a worker publishes KV events, with vLLM's frames.
+
+    PUB     topic, number (8 bytes, big-endian, from 0), payload
+    ROUTER  a request for all batches from a number on: that number
+            replies: number, payload, and at the end the number -1 with an empty payload
+
+In an engine that is one process the cache and the socket live and die together. Here the scheduler has the cache, so
+the worker says that it is empty whenever its stream to the scheduler has ended, and once at its start.
+"""
+
+import asyncio
+import time
+from collections import deque
+from types import TracebackType
+from typing import Self
+
+import zmq
+import zmq.asyncio
+
+from lorrery.chassis.errors import LorreryError
+from lorrery.chassis.log import get_logger
+from lorrery.v1 import scheduler_pb2 as pb
+from lorrery.v1 import types_pb2
+from lorrery.worker.kv_events import payload
+from lorrery.worker.metrics import WorkerMetrics
+from lorrery.worker.settings import KvEventsSettings
+
+NUMBER_BYTES = 8
+END = (-1).to_bytes(NUMBER_BYTES, "big", signed=True)
+LINGER_MS = 200
+"""How long an ending process may take to send what it has published last."""
+SLICE = 64
+"""Batches of a replay that are sent in one go; then steps may have to be reported."""
+
+log = get_logger("worker.kv_events")
+
+
+class Publisher:
+    """Publishes one worker's events; an async context manager that closes its sockets.
+
+    Args:
+        settings: its section.
+        worker_id: in place of `{worker}` in the topic.
+        model: in place of `{model}`.
+        metrics: counts batches and replays.
+    """
+
+    def __init__(self, settings: KvEventsSettings, worker_id: str, model: str, metrics: WorkerMetrics) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._topic = settings.topic.replace("{worker}", worker_id).replace("{model}", model).encode()
+        self._context = zmq.Context()
+        self._pub: zmq.Socket[bytes] | None = None
+        self._replay: zmq.asyncio.Socket | None = None
+        self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=settings.buffer_steps)
+        self._num_batches = 0
+        self._may_have_blocks = True  # as far as subscribers know, who may have heard a process before this one
+
+    def listen(self) -> None:
+        """Take the addresses.
+
+        Raises:
+            LorreryError: one cannot be taken.
+        """
+        try:
+            self._open()
+        except BaseException:
+            self._close_sockets(linger_ms=0)
+            self._context.term()
+            raise
+
+    def _open(self) -> None:
+        settings = self._settings
+        assert settings.endpoint is not None
+        pub = self._pub = self._context.socket(zmq.PUB)
+        pub.set_hwm(settings.hwm)
+        if settings.binds:
+            _bind(pub, settings.endpoint, "worker.kv_events.endpoint")
+        else:
+            pub.connect(settings.endpoint)
+        if settings.replay_endpoint is not None:
+            self._replay = zmq.asyncio.Context.shadow(self._context).socket(zmq.ROUTER)
+            # A peer acknowledges every half of the mark, so that all batches and the end fit at any time.
+            self._replay.set(zmq.SNDHWM, 2 * (settings.buffer_steps + 1))
+            _bind(self._replay, settings.replay_endpoint, "worker.kv_events.replay_endpoint")
+
+    def source(self, host: str) -> types_pb2.KvEventSource:
+        """Return where subscribers find the events; `host` stands for all addresses of this machine."""
+        settings = self._settings
+        assert self._pub is not None
+        assert settings.endpoint is not None
+        return types_pb2.KvEventSource(
+            endpoint=_reachable(self._pub, host) if settings.binds else settings.endpoint,
+            replay_endpoint=_reachable(self._replay, host) if self._replay is not None else "",
+            topic=self._topic.decode(),
+            format=settings.format,
+            buffer_steps=settings.buffer_steps,
+            hwm=settings.hwm,
+            connects=not settings.binds,
+        )
+
+    # --- publishing -------------------------------------------------------------------------------------------------
+
+    def publish(self, events: pb.KvEvents) -> None:
+        """Publish a batch. It goes to those who subscribe now, and is kept for those who ask for it again."""
+        self._may_have_blocks = True
+        self._send(events)
+
+    def clear(self) -> None:
+        """Publish that the cache is empty, unless that is known."""
+        if self._may_have_blocks:
+            self._may_have_blocks = False
+            self._send(pb.KvEvents(events=[pb.KvEvent(cleared=pb.AllBlocksCleared())]))
+
+    def _send(self, events: pb.KvEvents) -> None:
+        assert self._pub is not None
+        number = self._num_batches.to_bytes(NUMBER_BYTES, "big")
+        data = payload.encode(events, self._settings.format, time.time())
+        self._pub.send_multipart((self._topic, number, data), zmq.NOBLOCK)  # over the mark a PUB socket drops it
+        self._num_batches += 1
+        self._kept.append((number, data))
+        self._metrics.kv_events_published()
+
+    # --- replays ----------------------------------------------------------------------------------------------------
+
+    async def replay(self) -> None:
+        """Answer requests for batches, until cancelled."""
+        if self._replay is None:
+            await asyncio.get_running_loop().create_future()
+            return
+        while True:
+            client, *request = await self._replay.recv_multipart()
+            if len(request) != 2 or request[0] or len(request[1]) != NUMBER_BYTES:
+                log.warning("replay_request_ignored", sizes=[len(frame) for frame in request])
+                continue
+            await self._answer(client, request[1])
+
+    async def _answer(self, client: bytes, first: bytes) -> None:
+        assert self._replay is not None
+        topic = (self._topic,) if self._settings.replay_topic else ()
+        self._metrics.kv_events_replayed()
+        kept = [batch for batch in self._kept if batch[0] >= first]  # big-endian numbers compare as bytes
+        for index, batch in enumerate(kept):
+            if index % SLICE == SLICE - 1:
+                await asyncio.sleep(0)
+            await self._replay.send_multipart((client, b"", *topic, *batch))
+        await self._replay.send_multipart((client, b"", *((b"",) if topic else ()), END, b""))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the sockets, after what is under way."""
+        self._close_sockets(LINGER_MS)
+        await asyncio.to_thread(self._context.term)
+
+    def _close_sockets(self, linger_ms: int) -> None:
+        for socket in (self._pub, self._replay):
+            if socket is not None:
+                socket.close(linger=linger_ms)
+
+
+def _bind(socket: "zmq.Socket[bytes] | zmq.asyncio.Socket", endpoint: str, setting: str) -> None:
+    if "[" in endpoint or "::" in endpoint:
+        socket.set(zmq.IPV6, 1)
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        raise LorreryError(f"{setting}: {endpoint} cannot be taken: {error.strerror}") from None
+
+
+def _reachable(socket: "zmq.Socket[bytes] | zmq.asyncio.Socket", host: str) -> str:
+    """Return the address of a socket that is bound, for those who are elsewhere."""
+    endpoint = str(socket.get_string(zmq.LAST_ENDPOINT)).rstrip("\0")
+    for everywhere in ("0.0.0.0", "[::]"):  # noqa: S104  nothing is bound here
+        if endpoint.startswith(f"tcp://{everywhere}:"):
+            shown = f"[{host}]" if ":" in host else host
+            return f"tcp://{shown}:{endpoint.rpartition(':')[2]}"
+    return endpoint
