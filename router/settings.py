@@ -81,7 +81,11 @@ class RouterSettings(Section):
         description="of the seeds that requests without one get, in the order in which they come; unset: another each"
         " time the router starts",
     )
-    tokenizer: Path | None = Field(default=None, description="a tokenizer.json; unset: the built-in vocabulary")
+    tokenizer: Path | None = Field(
+        default=None,
+        description="a tokenizer.json, or the folder that holds one; routers and workers read it; unset: the shipped"
+        " one",
+    )
     max_open_requests: Count = Field(
         default=20_000, description="most requests at once; the next is refused with RESOURCE_EXHAUSTED"
     )

@@ -239,6 +239,7 @@ def submit(
             quota=None if request.key is None else quota(request.key),
             time_left_ps=time_left_ps,
             sampling=scheduler_pb2.Sampling(
+                sampler=_sampler(request.sampling),
                 seed=request.seed,
                 max_new_tokens=request.sampling.max_new_tokens,
                 min_new_tokens=request.sampling.min_new_tokens,
@@ -247,6 +248,19 @@ def submit(
                 stop_sequences_u32=[u32.pack(sequence) for sequence in request.stop_token_sequences],
             ),
         )
+    )
+
+
+def _sampler(sampling: SamplingParams) -> scheduler_pb2.Sampler | None:
+    """Return how words are to be drawn; None: as S-LoRA's defaults have it, which need not be said."""
+    if sampling.top_k == 1 and not sampling.presence_penalty and not sampling.frequency_penalty:
+        return None
+    return scheduler_pb2.Sampler(
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=max(0, sampling.top_k),
     )
 
 

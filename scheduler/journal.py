@@ -51,7 +51,7 @@ class Journal:
         self._num_workers = 0
         self._writing = threading.Lock()
         self._ended = False
-        self.with_prompts = settings.scheduler.prefix_cache.kind != "none" or settings.worker.output.mode == "echo"
+        self.with_prompts = settings.scheduler.prefix_cache.kind != "none" or settings.worker.output.mode != "random"
         try:
             _move_aside(path)
             self._file = path.open("x", encoding="utf-8")
@@ -292,11 +292,14 @@ class _Steps:
 def _what_matters(settings: Settings) -> dict[str, Any]:
     """Return the settings that form batches and steps."""
     addresses = {"listen", "metrics"}
-    return settings.model_dump(
+    content = settings.model_dump(
         mode="json",
         include={"format", "model", "catalogue", "time_scale", "faults", "adapters", "scheduler", "worker"},
         exclude={"scheduler": {"journal", "adapters_file", *addresses}, "worker": {"scheduler", *addresses}},
     )
+    if settings.router.tokenizer is not None:  # workers spell their words in it
+        content["router"] = {"tokenizer": str(settings.router.tokenizer.resolve())}
+    return content
 
 
 def _move_aside(path: Path) -> None:

@@ -156,6 +156,8 @@ def sampling_record(sampling: object) -> dict[str, object]:
         said["min_new_tokens"] = sampling.min_new_tokens
     if sampling.true_output_tokens:
         said["true_output_tokens"] = sampling.true_output_tokens
+    if sampling.HasField("sampler"):
+        said["sampler"] = {field.name: getattr(sampling.sampler, field.name) for field in pb.Sampler.DESCRIPTOR.fields}
     if sampling.stop_sequences_u32:
         said["stop_sequences"] = [list(u32.unpack(stop)) for stop in sampling.stop_sequences_u32]
     return said

@@ -17,9 +17,9 @@ from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.replicas import ReplicaFactory
 from lorrery.settings import Settings
 from lorrery.simulator.journal import Journal
-from lorrery.worker.build import device_of, length_model_of, spells_of
+from lorrery.worker.build import answers_of, device_of, spells_of
+from lorrery.worker.device.answers import Answers
 from lorrery.worker.device.gpu import MockGpu
-from lorrery.worker.device.output import LengthModel
 from lorrery.worker.device.slow import Spells
 
 
@@ -36,9 +36,7 @@ class ReplayParts:
         make_adapter: by name, rank and version.
         adapters: those that the settings list.
         placement: the scheduler's, as it was at first.
-        model: the base model's name; enters the token ids.
-        length_model: where EOS falls by itself.
-        echo: whether the answer is the prompt.
+        answers: what the workers answered.
     """
 
     make_replica: Callable[[Record, int], Replica]
@@ -49,9 +47,7 @@ class ReplayParts:
     make_adapter: Callable[[str, int, int], Adapter]
     adapters: dict[str, Adapter]
     placement: Placement
-    model: str
-    length_model: LengthModel
-    echo: bool = False
+    answers: Answers
 
 
 def parts_of(journal: Journal, path: Path) -> ReplayParts:
@@ -66,6 +62,7 @@ def parts_of(journal: Journal, path: Path) -> ReplayParts:
     factory = ReplicaFactory(settings)
     adapters = {name: factory.adapter(name, rank) for name, rank in settings.adapters.expand()}
     faults = RuleBook()
+    answers = answers_of(settings)
 
     def make_replica(hello: Record, faults_from_ps: int) -> Replica:
         faults.plan(settings.planned_faults(), faults_from_ps)
@@ -90,9 +87,8 @@ def parts_of(journal: Journal, path: Path) -> ReplayParts:
                 f"{path}: worker {hello['worker_id']} announced {hello['max_total_token_num']} KV tokens, and has"
                 f" {device.pool_tokens} by the scheduler's settings: it ran with others (worker.weight_dtype, ...)"
             )
-        return MockGpu(device.step_time)
+        return MockGpu(device.step_time, answers.table)
 
-    output = settings.worker.output
     return ReplayParts(
         make_replica=make_replica,
         make_gpu=make_gpu,
@@ -102,9 +98,7 @@ def parts_of(journal: Journal, path: Path) -> ReplayParts:
         make_adapter=factory.adapter,
         adapters=adapters,
         placement=factory.placement(),
-        model=device_of(settings).deployment.model.name,
-        length_model=length_model_of(output),
-        echo=output.mode == "echo",
+        answers=answers,
     )
 
 

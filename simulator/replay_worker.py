@@ -205,8 +205,7 @@ class ReplayWorker:
             self._due_ps = decision.until_ps
             return
         for sequence in decision.joins:
-            parts = self._parts
-            self._gpu.join(self._requests[sequence.handle].device(parts.model, parts.length_model, echo=parts.echo))
+            self._gpu.join(self._requests[sequence.handle].device(self._parts.answers))
         self._gpu.begin(decision.prefills, decode=decision.decode, hold=decision.hold)
         self._plan, self._due_ps, self._position_ps = decision, None, at_ps
         self._steps_left, self._until_ps = decision.max_steps, decision.until_ps

@@ -8,8 +8,10 @@ import numpy as np
 
 from lorrery.scheduler.core.record import Record
 from lorrery.scheduler.core.sequence import Adapter, Sequence
-from lorrery.worker.device.output import LengthModel, Sampling, ending, sequence_seed
+from lorrery.worker.device.answers import Answers
+from lorrery.worker.device.output import Sampling
 from lorrery.worker.device.rows import DeviceSequence
+from lorrery.worker.device.sampler import GREEDY, Sampler
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +44,7 @@ class ReplayedRequest:
             true_output_tokens=said.get("true_output_tokens"),
             stop_sequences=tuple(tuple(stop) for stop in said.get("stop_sequences", ()) if stop),
             min_new_tokens=said.get("min_new_tokens", 0),
+            sampler=Sampler.of(**said["sampler"]) if "sampler" in said else GREEDY,
         )
         token_ids = array("I", line.get("produced_token_ids", ()))
         sequence = Sequence(
@@ -59,12 +62,12 @@ class ReplayedRequest:
             sequence.weight = Fraction(line["weight"])
         return cls(sequence, sampling, token_ids)
 
-    def device(self, model: str, length_model: LengthModel, *, echo: bool) -> DeviceSequence:
+    def device(self, answers: Answers) -> DeviceSequence:
         """Return it as it joins a batch, with what it has produced before."""
         sequence, adapter = self.sequence, self.sequence.adapter
         name, key, rank = ("", "", 0) if adapter is None else (adapter.adapter_id, adapter.key, adapter.rank)
-        prompt = np.array(sequence.prompt_token_ids, np.uint32) if echo else None
+        prompt = np.array(sequence.prompt_token_ids, np.uint32)
         produced = np.array(self.token_ids, np.uint32)
-        seed = sequence_seed(model, name, self.sampling.seed)
-        end = ending(seed, self.sampling, sequence.prompt_tokens, produced, length_model, prompt)
-        return DeviceSequence(sequence.handle, sequence.prompt_tokens, len(produced), seed, end, prompt, key, rank)
+        return answers.sequence(
+            sequence.handle, sequence.prompt_tokens, prompt, produced, self.sampling, name, key, rank
+        )

@@ -32,6 +32,11 @@ class Tokenizer(Protocol):
     longest_token_bytes: int
     eos_id: int
 
+    @property
+    def word_ids(self) -> Sequence[int]:
+        """The tokens that a mock model's outputs consist of, each once, at most `NUM_WORDS`; all but `eos_id`."""
+        ...
+
     def encode_prompt(self, text: str) -> list[int]:
         """Return the token ids of a prompt, the beginning-of-sequence token first where the vocabulary has one."""
         ...

@@ -25,10 +25,10 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from lorrery.tokenizer.base import BOS_ID, EOS_ID
 from lorrery.tokenizer.chat import PLAIN_TEMPLATE
 from lorrery.tokenizer.detokenize import byte_names
+from lorrery.tokenizer.file import SHIPPED, WORDS
 from lorrery.tokenizer.folder import TOKENIZER_FILE
 
 UNK, BOS, EOS = "<unk>", "<s>", "</s>"
-WORDS = Path(__file__).parent / "words.txt"
 
 
 def build(folder: Path) -> None:
@@ -88,4 +88,4 @@ def _bpe(words: list[str]) -> models.BPE:
 
 
 if __name__ == "__main__":
-    build(Path(__file__).parent / "shipped")
+    build(SHIPPED)

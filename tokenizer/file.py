@@ -1,20 +1,24 @@
 """A tokenizer of a tokenizer.json: the shipped one, or any other by path."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
 from lorrery.chassis.errors import SettingsError
-from lorrery.tokenizer.base import Detokenizer, Tokenizer
+from lorrery.tokenizer.base import FIRST_WORD_ID, NUM_WORDS, Detokenizer, Tokenizer
 from lorrery.tokenizer.chat import ChatTemplate
 from lorrery.tokenizer.detokenize import ByteDetokenizer, BytePieces, WindowDetokenizer
 from lorrery.tokenizer.folder import find_eos, read_folder
+from lorrery.tokenizer.words import word_ids
 
 SHIPPED = Path(__file__).parent / "shipped"
 """The folder of the shipped tokenizer."""
+WORDS = Path(__file__).parent / "words.txt"
+"""The words that a mock model says."""
 MAX_VOCABULARY = 1 << 20
 """More tokens than any model has. Prompts of token ids come from the clients' own tokenizers, which the shipped
 vocabulary knows nothing of, so with it any such id will do."""
@@ -65,13 +69,34 @@ class FileTokenizer:
         # As the file spells them, which takes no fewer bytes than the text they stand for.
         self.longest_token_bytes = max(len(name.encode()) for name in ids)
         eos_id = find_eos(folder, ids)
-        self.eos_id = min(self.special_ids or ids.values()) if eos_id is None else eos_id
+        self.eos_id = self._least_seen(ids.values()) if eos_id is None else eos_id
         self._chat = ChatTemplate(folder.chat_template, folder.special_tokens, f"router.tokenizer: {folder.file}")
+        self._file = folder.file
         self._pieces: BytePieces | None = None
         if _is_byte_level(self.model):
             self._pieces = BytePieces(
                 {token_id: "" if token_id in self.special_ids else name for name, token_id in ids.items()}
             )
+
+    def _least_seen(self, token_ids: Iterable[int]) -> int:
+        """Return what ends a sequence in a vocabulary without an end: a special token, or white space."""
+        if self.special_ids:
+            return min(self.special_ids)
+        ordered = sorted(token_ids)
+        return next((token_id for token_id in ordered if not self.model.decode([token_id]).strip()), ordered[0])
+
+    @cached_property
+    def word_ids(self) -> Sequence[int]:
+        """See `Tokenizer.word_ids`.
+
+        Raises:
+            SettingsError: no token has text.
+        """
+        words = WORDS.read_text(encoding="utf-8").split()
+        found = word_ids(self.model, words, self.vocab_size, self.special_ids)
+        if not found:
+            raise SettingsError(f"router.tokenizer: {self._file}: no token has text to see; give another")
+        return found
 
     def encode_prompt(self, text: str) -> list[int]:
         """See `Tokenizer.encode_prompt`."""
@@ -115,6 +140,11 @@ class BuiltinTokenizer(FileTokenizer):
         assert self._pieces is not None
         self.longest_token_bytes = self._pieces.longest_bytes
         self.vocab_size = MAX_VOCABULARY
+
+    @cached_property
+    def word_ids(self) -> Sequence[int]:
+        """See `Tokenizer.word_ids`."""
+        return range(FIRST_WORD_ID, FIRST_WORD_ID + NUM_WORDS)
 
     def chat_prompt(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: object

@@ -5,12 +5,16 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
+
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.fault_rules import RuleSet
 from lorrery.chassis.faults import FREEZE_WORKER, SLOW_WORKER
 from lorrery.chassis.tables import read_tables
 from lorrery.settings import Settings
+from lorrery.tokenizer.file import FileTokenizer
 from lorrery.vocabulary.units import NEVER
+from lorrery.worker.device.answers import Answers, Words
 from lorrery.worker.device.architecture import Model, precision
 from lorrery.worker.device.catalogue import PACKAGE, Catalogue
 from lorrery.worker.device.deployment import Deployment
@@ -168,6 +172,24 @@ def length_model_of(output: OutputSettings) -> LengthModel:
     if output.length_model == "llm-mock":
         return LlmMockLength()
     return LognormalLength(output.length_median, output.length_sigma)
+
+
+def answers_of(settings: Settings) -> Answers:
+    """Return what a worker of these settings answers.
+
+    Raises:
+        SettingsError: a file that cannot be read, or an unknown model.
+    """
+    output, path = settings.worker.output, settings.router.tokenizer
+    words = None
+    if path is not None and output.mode != "echo":
+        tokenizer = FileTokenizer(path)
+        words = Words(np.array(tokenizer.word_ids, np.uint32), tokenizer.eos_id)
+    try:
+        model = read_catalogue(settings.catalogue).model(settings.model).name
+    except CatalogueError as error:
+        raise SettingsError(f"model: {error}") from None
+    return Answers(model, length_model_of(output), output.mode, words)
 
 
 def _lora(settings: Settings) -> LoraKernels:

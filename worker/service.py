@@ -28,7 +28,8 @@ from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import scheduler_pb2_grpc as pb_grpc
 from lorrery.vocabulary.wire_time import from_wire
 from lorrery.worker import wire
-from lorrery.worker.build import device_of, length_model_of
+from lorrery.worker.build import answers_of, device_of
+from lorrery.worker.device.answers import Answers
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.faults import WorkerFaults
 from lorrery.worker.metrics import WorkerMetrics
@@ -84,13 +85,12 @@ class WorkerService:
         device = device_of(settings)
         gpu, model = device.deployment.gpu, device.deployment.model
         self._settings = settings
-        self._gpu = MockGpu(device.step_time)
+        self._answers = answers_of(settings)
+        self._gpu = MockGpu(device.step_time, self._answers.table)
         self._name = name = worker.name or f"{socket.gethostname()}-{os.getpid()}"
         self._metrics = WorkerMetrics(
             registry, name, device.pool_tokens, peak_flops=gpu.tflops * 1e12, peak_bytes=gpu.gb_per_second * 1e9
         )
-        echo = worker.output.mode == "echo"
-        self._answers = wire.AnswerSettings(model.name, length_model_of(worker.output), echo)
         self._hello = wire.hello(
             worker_id=name,
             gpu=gpu.name,
@@ -98,7 +98,7 @@ class WorkerService:
             tensor_parallel=worker.tensor_parallel,
             kv_pool_tokens=device.pool_tokens,
             step_time_model=worker.step_time,
-            needs_prompts=echo,
+            needs_prompts=self._answers.needs_prompts,
             instance_id=uuid4().hex,
             heartbeat_seconds=worker.heartbeat_seconds,
         )
@@ -232,7 +232,7 @@ class _Attachment:
         gpu: MockGpu,
         clock: DeviceClock,
         metrics: WorkerMetrics,
-        answers: wire.AnswerSettings,
+        answers: Answers,
         faults: WorkerFaults,
         kv_events: "Publisher | None",
     ) -> None:

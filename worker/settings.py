@@ -11,8 +11,10 @@ from lorrery.chassis.sections import MAX_PORT, Address, Count, Name, PositiveSec
 class OutputSettings(Section):
     """What the mock model answers."""
 
-    mode: Literal["random", "echo"] = Field(
-        default="random", description="what tokens say: drawn at random from the request's seed, or the prompt again"
+    mode: Literal["random", "echo", "logits"] = Field(
+        default="random",
+        description="what tokens say: words drawn from the request's seed alone, the prompt again, or words drawn from"
+        " synthetic logits, in which temperature, top_p, top_k, penalties and do_sample show (0.1 ms of CPU a token)",
     )
     length_model: Literal["lognormal", "llm-mock"] = Field(
         default="lognormal", description="where EOS falls if the request gives no true length and EOS is not ignored"

@@ -1,31 +1,17 @@
 """The wire's messages to and from the worker's own records."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary import u32
 from lorrery.vocabulary.adapter_log import adapter_key
 from lorrery.vocabulary.wire_time import from_wire, to_wire
-from lorrery.worker.device.output import LengthModel, Sampling, ending, sequence_seed
+from lorrery.worker.device.answers import Answers
+from lorrery.worker.device.output import Sampling
 from lorrery.worker.device.rows import DeviceSequence
+from lorrery.worker.device.sampler import GREEDY, Sampler
 from lorrery.worker.device.work import PrefillWork
 from lorrery.worker.pacer import Plan, StepReport
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerSettings:
-    """What the mock model needs to know to answer.
-
-    Attributes:
-        model: the base model's name.
-        length_model: where EOS falls by itself.
-        echo: whether the answer is the prompt.
-    """
-
-    model: str
-    length_model: LengthModel
-    echo: bool = False
 
 
 def hello(
@@ -90,7 +76,7 @@ def step_done(report: StepReport) -> pb.AttachRequest:
     return pb.AttachRequest(step=step)
 
 
-def read_plan(message: pb.Plan, answers: AnswerSettings, now_ps: int) -> Plan:
+def read_plan(message: pb.Plan, answers: Answers, now_ps: int) -> Plan:
     """Return the plan, with each joining sequence's end worked out; `now_ps` is the device clock.
 
     Raises:
@@ -123,7 +109,7 @@ def read_plan(message: pb.Plan, answers: AnswerSettings, now_ps: int) -> Plan:
     )
 
 
-def _read_joins(joins: Iterable[pb.Join], answers: AnswerSettings) -> Iterable[DeviceSequence]:
+def _read_joins(joins: Iterable[pb.Join], answers: Answers) -> Iterable[DeviceSequence]:
     for join in joins:
         asked = join.sampling
         sampling = Sampling(
@@ -135,13 +121,29 @@ def _read_joins(joins: Iterable[pb.Join], answers: AnswerSettings) -> Iterable[D
                 tuple(stop) for stop in (u32.view(s).tolist() for s in asked.stop_sequences_u32) if stop
             ),
             min_new_tokens=asked.min_new_tokens,
+            sampler=_sampler(asked),
         )
-        echo = u32.view(join.prompt_token_ids_u32) if answers.echo else None
-        if echo is not None and len(echo) != join.prompt_tokens:
-            raise ValueError(f"sequence {join.handle}: {len(echo)} prompt token ids of {join.prompt_tokens}")
-        produced = u32.view(join.produced_token_ids_u32)
-        seed = sequence_seed(answers.model, join.adapter.adapter_id, sampling.seed)
-        end = ending(seed, sampling, join.prompt_tokens, produced, answers.length_model, echo)
         adapter = join.adapter
-        key = adapter_key(adapter.adapter_id, adapter.version)
-        yield DeviceSequence(join.handle, join.prompt_tokens, len(produced), seed, end, echo, key, adapter.rank)
+        yield answers.sequence(
+            join.handle,
+            join.prompt_tokens,
+            u32.view(join.prompt_token_ids_u32),
+            u32.view(join.produced_token_ids_u32),
+            sampling,
+            adapter.adapter_id,
+            adapter_key(adapter.adapter_id, adapter.version),
+            adapter.rank,
+        )
+
+
+def _sampler(asked: pb.Sampling) -> Sampler:
+    if not asked.HasField("sampler"):
+        return GREEDY
+    said = asked.sampler
+    return Sampler.of(
+        presence_penalty=said.presence_penalty,
+        frequency_penalty=said.frequency_penalty,
+        temperature=said.temperature,
+        top_p=said.top_p,
+        top_k=said.top_k,
+    )

@@ -14,6 +14,7 @@ from lorrery.scheduler.messages import ProtocolError
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import types_pb2
 from lorrery.worker import wire as worker_wire
+from lorrery.worker.device.answers import Answers
 from lorrery.worker.device.output import LlmMockLength
 
 PROMPT = np.arange(4, dtype="<u4").tobytes()
@@ -51,5 +52,5 @@ def test_a_worker_tells_versions_of_an_adapter_apart() -> None:
     plan.adapter_loads = Adapter("a", 8), Adapter("a", 16, version=7)
     message = wire.write_plan(plan, 1, 5, {}.__getitem__, False).plan
     assert [(one.adapter_id, one.rank, one.version) for one in message.adapter_loads] == [("a", 8, 0), ("a", 16, 7)]
-    read = worker_wire.read_plan(message, worker_wire.AnswerSettings("m", LlmMockLength(), echo=False), 5)
+    read = worker_wire.read_plan(message, Answers("m", LlmMockLength()), 5)
     assert read.adapter_loads == ("a", "a@7")

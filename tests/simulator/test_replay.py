@@ -16,6 +16,7 @@ from lorrery.simulator.journal import read_journal
 from lorrery.simulator.replay import replay
 from lorrery.simulator.replay_parts import parts_of
 from lorrery.simulator.replay_result import Replayed
+from lorrery.tokenizer.file import SHIPPED
 from tests.simulator.virtual_cluster import play
 from tests.virtual.clock import virtual_time
 
@@ -63,6 +64,13 @@ WAYS = {
     "cluster": ("scheduler.policy='cluster'", "scheduler.batch_num_adapters=2"),
     "peft": ("scheduler.policy='peft'",),
     "pets": ("scheduler.policy='pets'", "scheduler.running_max_req_size=6"),
+    "logits": ("scheduler.policy='fcfs'", "worker.output.mode='logits'", "worker.output.length_median=20"),
+    "spelt": (
+        "scheduler.policy='fcfs'",
+        "scheduler.prefix_cache={kind='blocks'}",
+        f"router.tokenizer='{SHIPPED}'",
+        "worker.output.mode='logits'",
+    ),
     "echo": ("scheduler.policy='fcfs'", "worker.output.mode='echo'", "scheduler.placement='power_of_two'"),
 }
 

@@ -23,7 +23,7 @@ from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary import u32
 from lorrery.vocabulary.wire_time import from_wire
 from lorrery.worker import wire as worker_wire
-from lorrery.worker.build import device_of, length_model_of
+from lorrery.worker.build import answers_of, device_of
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.metrics import WorkerMetrics
 from lorrery.worker.pacer import Pacer, StepReport
@@ -107,9 +107,7 @@ class VirtualWorker:
         settings, cluster = owner.settings, owner.cluster
         device = device_of(settings)
         self._owner = owner
-        self._answers = worker_wire.AnswerSettings(
-            device.deployment.model.name, length_model_of(settings.worker.output), settings.worker.output.mode == "echo"
-        )
+        self._answers = answers_of(settings)
         hello = WorkerHello(
             worker_id=f"w{number}",
             gpu=device.deployment.gpu.name,
@@ -117,13 +115,13 @@ class VirtualWorker:
             tensor_parallel=1,
             max_total_token_num=device.pool_tokens,
             step_time_model=settings.worker.step_time,
-            needs_prompts=self._answers.echo,
+            needs_prompts=self._answers.needs_prompts,
         )
         self.alive = True
         self.dispatcher = cluster.attach(hello)
         clock = self._clock = DeviceClock.synced(settings.time_scale, cluster.clock.now_ps() + owner.skew_ps)
         metrics = WorkerMetrics(CollectorRegistry(), "worker", device.pool_tokens, peak_flops=1e15, peak_bytes=1e12)
-        self.pacer = Pacer(MockGpu(device.step_time), clock, metrics, self._report)
+        self.pacer = Pacer(MockGpu(device.step_time, self._answers.table), clock, metrics, self._report)
         self._down: asyncio.Queue[pb.AttachResponse] = asyncio.Queue()
         self._up: asyncio.Queue[pb.AttachRequest] = asyncio.Queue()
         self._tasks = [
@@ -195,6 +193,8 @@ async def play(settings: Settings, rng: random.Random, *, num_requests: int, num
             sampling.true_output_tokens = rng.randint(1, most)
         if rng.random() < 0.2:
             sampling.stop_sequences_u32.append(u32.pack([rng.randint(3, 20)]))
+        if settings.worker.output.mode == "logits" and rng.random() < 0.7:
+            sampling.sampler.CopyFrom(pb.Sampler(temperature=rng.uniform(0.1, 2), frequency_penalty=rng.random()))
         prompt = shared[: rng.randint(1, 200)] + [rng.randint(3, 900) for _ in range(rng.randint(0, 40))]
         produced = (7,) * rng.randint(1, 3) if rng.random() < 0.05 and most > 3 else ()
         handle = virtual.submit(sampling, prompt, rng.choice(adapters), produced)

@@ -193,6 +193,16 @@ def test_the_end_of_a_sequence_is_the_models_where_the_tokenizer_does_not_say(fo
     assert open_tokenizer(folder).eos_id == 7
 
 
+def test_a_vocabulary_without_an_end_has_the_least_visible_one(tmp_path: Path) -> None:
+    model = tokenizers.Tokenizer(models.BPE({name: i for i, name in enumerate(["a", "b", "Ċ", "c"])}, []))
+    model.decoder = decoders.ByteLevel()
+    model.save(str(tmp_path / "tokenizer.json"))
+    assert open_tokenizer(tmp_path).eos_id == 2
+    model.add_special_tokens(["<pad>"])
+    model.save(str(tmp_path / "tokenizer.json"))
+    assert open_tokenizer(tmp_path).eos_id == 4
+
+
 @pytest.mark.parametrize(
     ("file", "content"),
     [

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lorrery.tokenizer.base import BOS_ID, EOS_ID, FIRST_WORD_ID, NUM_WORDS
-from lorrery.tokenizer.build import WORDS as WORDS_FILE
 from lorrery.tokenizer.build import build
 from lorrery.tokenizer.chat import ChatTemplate
 from lorrery.tokenizer.file import SHIPPED, BuiltinTokenizer
+from lorrery.tokenizer.file import WORDS as WORDS_FILE
 
 BUILTIN = BuiltinTokenizer()
 LIBRARY = tokenizers.Tokenizer.from_file(str(SHIPPED / "tokenizer.json"))

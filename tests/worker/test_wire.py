@@ -7,12 +7,13 @@ from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import types_pb2
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.worker import wire
+from lorrery.worker.device.answers import Answers
 from lorrery.worker.device.output import Ending, LognormalLength, sequence_seed
 from lorrery.worker.device.work import PrefillWork, StepOutcome
 from lorrery.worker.pacer import StepReport
 from tests.worker.fake_scheduler import from_u32, join, prefill_plan, u32
 
-ANSWERS = wire.AnswerSettings("Llama-2-7B", LognormalLength(20.0, 0.0))
+ANSWERS = Answers("Llama-2-7B", LognormalLength(20.0, 0.0))
 
 
 def test_plan_is_read_whole():
@@ -79,6 +80,6 @@ def test_arrays_that_do_not_fit_are_refused():
 
 
 def test_echo_without_its_prompt_is_refused():
-    answers = wire.AnswerSettings("Llama-2-7B", LognormalLength(20.0, 0.0), echo=True)
+    answers = Answers("Llama-2-7B", LognormalLength(20.0, 0.0), "echo")
     with pytest.raises(ValueError, match="sequence 5: 0 prompt token ids of 10"):
         wire.read_plan(prefill_plan(1, 0, join(5, 10, 8)), answers, 0)

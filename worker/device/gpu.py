@@ -31,10 +31,12 @@ class MockGpu:
 
     Args:
         step_time: how long a step takes.
+        spelling: the id of each of our tokens in the vocabulary that is in use; None: as they are.
     """
 
-    def __init__(self, step_time: StepTimeModel) -> None:
+    def __init__(self, step_time: StepTimeModel, spelling: TokenIds | None = None) -> None:
         self._step_time = step_time
+        self._spelling = spelling
         self._rows: dict[int, Row] = {}  # in join order
         self._num_joined = 0
         self._decode_steps = 0
@@ -258,6 +260,8 @@ class MockGpu:
             handles, tokens = handles[by_order], tokens[by_order]
             finished += self._admit_to_decode(prefilled)
             finished.sort(key=lambda row: row.order)
+        if self._spelling is not None:
+            tokens = self._spelling[tokens]
         return StepOutcome(handles, tokens, _ends(finished))
 
     def skip(self, num_steps: int) -> tuple[int, tuple[tuple[int, FinishReason], ...]]:

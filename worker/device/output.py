@@ -5,11 +5,13 @@ parameters (a greedy and a sampled request with the same seed answer alike) nor 
 matter on which worker, in which batch, or after how many resumptions a token is made.
 
 In echo mode the answer is the prompt, once, or again and again where end-of-sequence is ignored; it has no EOS token.
+In logits mode words are drawn as the sampling parameters say (`logits`).
 
 Vocabulary: 0 unknown, 1 beginning of sequence, 2 end of sequence (S-LoRA's `eos_id`), then NUM_WORDS words.
 """
 
 import hashlib
+from collections.abc import Container
 from dataclasses import dataclass
 from math import exp
 from statistics import NormalDist
@@ -20,6 +22,7 @@ from numpy.typing import NDArray
 
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.stops import START, StopAutomaton
+from lorrery.worker.device.sampler import GREEDY, Sampled, Sampler
 
 UNKNOWN_TOKEN_ID, BOS_TOKEN_ID, EOS_TOKEN_ID, FIRST_WORD_ID = 0, 1, 2, 3
 NUM_WORDS = 1905
@@ -46,6 +49,7 @@ class Sampling:
     Attributes:
         seed: the request's, 0 to 2^64 - 1.
         max_new_tokens: output tokens at most, at least 1.
+        sampler: how words are drawn in logits mode.
         min_new_tokens: output tokens that EOS and stop sequences come after; 0: they may come at once.
         ignore_eos: run on to `max_new_tokens` or a stop sequence.
         true_output_tokens: a trace's output length, EOS included; None: drawn from the length model.
@@ -58,6 +62,7 @@ class Sampling:
     true_output_tokens: int | None = None
     stop_sequences: tuple[tuple[int, ...], ...] = ()
     min_new_tokens: int = 0
+    sampler: Sampler = GREEDY
 
 
 @dataclass(slots=True, init=False)
@@ -99,7 +104,7 @@ class LognormalLength:
     def draw(self, seed: int, prompt_tokens: int) -> Ending:
         """Return the natural end."""
         del prompt_tokens
-        uniform = ((_mix(seed, _LENGTH_POSITION) >> 11) + 0.5) / (1 << 53)
+        uniform = ((hash64(seed, _LENGTH_POSITION) >> 11) + 0.5) / (1 << 53)
         tokens = round(self.median * exp(self.sigma * NormalDist().inv_cdf(uniform)))
         return Ending(max(1, tokens), FinishReason.EOS)
 
@@ -117,7 +122,7 @@ class LlmMockLength:
 def sequence_seed(model: str, adapter_id: str, seed: int) -> int:
     """Return the 64-bit seed of a sequence's tokens: the request's seed with model and adapter folded in."""
     digest = hashlib.blake2b(f"{len(model)} {model} {adapter_id}".encode(), digest_size=8).digest()
-    return _mix(seed & _U64, int.from_bytes(digest, "little"))
+    return hash64(seed & _U64, int.from_bytes(digest, "little"))
 
 
 def token_ids(seeds: Seeds, positions: NDArray[np.int64]) -> TokenIds:
@@ -145,7 +150,7 @@ def finish_token_ids(state: Seeds) -> TokenIds:
     return words.astype(np.uint32) + np.uint32(FIRST_WORD_ID)
 
 
-def _mix(seed: int, position: int) -> int:
+def hash64(seed: int, position: int) -> int:
     """`token_ids`' hash for one number, in full width."""
     z = token_state(seed, position)
     z = ((z ^ (z >> 30)) * int(_MIX_1)) & _U64
@@ -160,6 +165,8 @@ def ending(
     produced: TokenIds,
     length_model: LengthModel,
     echo: TokenIds | None = None,
+    sampled: Sampled | None = None,
+    spelling: TokenIds | None = None,
 ) -> Ending:
     """Return where and why a sequence ends.
 
@@ -176,6 +183,8 @@ def ending(
         produced: output tokens made before a resumption.
         length_model: asked if neither a true length nor `ignore_eos` is given.
         echo: the prompt's token ids in echo mode, where the natural end is the prompt's and a true length is ignored.
+        sampled: the words in logits mode; looking for stop sequences there means to make all of them.
+        spelling: of each token in the vocabulary that stop sequences and `produced` are in; None: as here.
 
     Raises:
         ValueError: `max_new_tokens` is less than 1.
@@ -189,7 +198,7 @@ def ending(
         elif sampling.true_output_tokens is not None:
             natural = Ending(max(1, sampling.true_output_tokens), FinishReason.EOS)
         else:
-            natural = length_model.draw(seed, prompt_tokens)
+            natural = length_model.draw(seed if sampled is None else sampled.length_seed, prompt_tokens)
         if natural.output_tokens <= sampling.min_new_tokens:
             has_token = natural.reason is FinishReason.EOS and echo is None
             natural = Ending(sampling.min_new_tokens + has_token, natural.reason, natural.extra_step)
@@ -198,26 +207,36 @@ def ending(
         ):
             end = natural
     if sampling.stop_sequences:
-        stop = _first_stop(seed, sampling, produced, end, echo)
+        stop = _first_stop(seed, sampling, produced, end, echo, sampled, spelling)
         if stop is not None:
             return Ending(stop, FinishReason.STOP)
     return end
 
 
-def tokens_between(seed: int, first: int, last: int, end: Ending, echo: TokenIds | None = None) -> TokenIds:
+def tokens_between(
+    seed: int, first: int, last: int, end: Ending, echo: TokenIds | None = None, sampled: Sampled | None = None
+) -> TokenIds:
     """Return the tokens at output positions `first` to `last - 1` of a sequence that ends at `end`."""
     positions = np.arange(first, last, dtype=np.int64)
     if echo is not None:
         return echo[positions % len(echo)]
-    tokens = token_ids(np.array([seed], np.uint64), positions)
+    tokens = token_ids(np.array([seed], np.uint64), positions) if sampled is None else sampled.tokens(first, last)
     if end.reason is FinishReason.EOS and first < end.output_tokens <= last:
         tokens[end.output_tokens - 1 - first] = EOS_TOKEN_ID
     return tokens
 
 
-def _first_stop(seed: int, sampling: Sampling, produced: TokenIds, end: Ending, echo: TokenIds | None) -> int | None:
+def _first_stop(
+    seed: int,
+    sampling: Sampling,
+    produced: TokenIds,
+    end: Ending,
+    echo: TokenIds | None,
+    sampled: Sampled | None,
+    spelling: TokenIds | None,
+) -> int | None:
     """Return how many tokens the output has when a stop sequence is first complete, if that is before its end."""
-    possible = _possible(sampling.stop_sequences, produced, echo)
+    possible = _possible(sampling.stop_sequences, produced, echo, spelling)
     if not possible:
         return None
     automaton = StopAutomaton(possible)
@@ -230,7 +249,9 @@ def _first_stop(seed: int, sampling: Sampling, produced: TokenIds, end: Ending, 
     num_words = end.output_tokens - (end.reason is FinishReason.EOS and echo is None)
     while first < num_words:
         last = min(first + _SCAN_POSITIONS, num_words)
-        tokens = tokens_between(seed, first, last, end, echo)
+        tokens = tokens_between(seed, first, last, end, echo, sampled)
+        if spelling is not None:
+            tokens = spelling[tokens]
         state, index = _scan(automaton, state, tokens, firsts, sampling.min_new_tokens - first)
         if index is not None:
             return first + index + 1
@@ -239,14 +260,19 @@ def _first_stop(seed: int, sampling: Sampling, produced: TokenIds, end: Ending, 
 
 
 def _possible(
-    stop_sequences: tuple[tuple[int, ...], ...], produced: TokenIds, echo: TokenIds | None
+    stop_sequences: tuple[tuple[int, ...], ...],
+    produced: TokenIds,
+    echo: TokenIds | None,
+    spelling: TokenIds | None,
 ) -> list[tuple[int, ...]]:
     """Return the stop sequences that consist of what the output may: an automaton of the others would cost more."""
     earlier = set(produced.tolist())
     if echo is not None:
         earlier.update(echo.tolist())
         return [stop for stop in stop_sequences if earlier.issuperset(stop)]
-    words = range(FIRST_WORD_ID, FIRST_WORD_ID + NUM_WORDS)
+    words: Container[int] = range(FIRST_WORD_ID, FIRST_WORD_ID + NUM_WORDS)
+    if spelling is not None:
+        words = set(spelling[FIRST_WORD_ID:].tolist())
     return [stop for stop in stop_sequences if all(token in words or token in earlier for token in stop)]
 
 

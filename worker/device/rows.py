@@ -14,6 +14,7 @@ from lorrery.worker.device.output import (
     token_state,
     tokens_between,
 )
+from lorrery.worker.device.sampler import Sampled
 
 BLOCK_STEPS = 8
 """Steps whose tokens are made at once: numpy's cost per call is that of a few hundred tokens."""
@@ -32,6 +33,7 @@ class DeviceSequence:
         echo: the prompt's token ids in echo mode.
         adapter_key: name and version of its LoRA adapter; empty for the base model.
         adapter_rank: of that adapter; 0 for the base model.
+        sampled: its words in logits mode.
     """
 
     handle: int
@@ -42,6 +44,7 @@ class DeviceSequence:
     echo: TokenIds | None
     adapter_key: str
     adapter_rank: int
+    sampled: Sampled | None
 
     def __init__(
         self,
@@ -53,6 +56,7 @@ class DeviceSequence:
         echo: TokenIds | None = None,
         adapter_key: str = "",
         adapter_rank: int = 0,
+        sampled: Sampled | None = None,
     ) -> None:
         self.handle = handle
         self.prompt_tokens = prompt_tokens
@@ -62,6 +66,7 @@ class DeviceSequence:
         self.echo = echo
         self.adapter_key = adapter_key
         self.adapter_rank = adapter_rank
+        self.sampled = sampled
 
 
 class Row:
@@ -119,7 +124,9 @@ class Row:
     def token(self, position: int) -> int:
         """Return the token at one output position."""
         sequence = self.sequence
-        (token,) = tokens_between(sequence.seed, position, position + 1, sequence.ending, sequence.echo)
+        (token,) = tokens_between(
+            sequence.seed, position, position + 1, sequence.ending, sequence.echo, sequence.sampled
+        )
         return int(token)
 
 
@@ -135,7 +142,13 @@ class DecodeRows:
         rows = list(rows)
         self.orders: NDArray[np.int64] = np.array([row.order for row in rows], np.int64)
         self.handles: NDArray[np.uint32] = np.array([row.sequence.handle for row in rows], np.uint32)
-        self._echoing = [(index, row) for index, row in enumerate(rows) if row.sequence.echo is not None]
+        self._own = [
+            (index, row)
+            for index, row in enumerate(rows)
+            if row.sequence.echo is not None or row.sequence.sampled is not None
+        ]
+        # Words from logits cost a thousand times as much: those that may never be asked for are not made.
+        self._block_steps = BLOCK_STEPS if all(row.sequence.sampled is None for row in rows) else 1
         self._states: NDArray[np.uint64] = np.array(
             [token_state(row.sequence.seed, row.position_offset + step) for row in rows], np.uint64
         )
@@ -151,7 +164,7 @@ class DecodeRows:
         """
         index = step - self._block_step
         if index >= len(self._block):
-            self._block, self._block_step, index = self._make(step, min(steps_ahead, BLOCK_STEPS)), step, 0
+            self._block, self._block_step, index = self._make(step, min(steps_ahead, self._block_steps)), step, 0
         tokens: TokenIds = self._block[index]
         return tokens
 
@@ -159,10 +172,10 @@ class DecodeRows:
         first = step - self._first_step
         advances = [(first + ahead) * TOKEN_STATE_STEP % 2**64 for ahead in range(num_steps)]
         block = finish_token_ids(self._states + np.array(advances, np.uint64)[:, np.newaxis])
-        for index, row in self._echoing:
+        for index, row in self._own:
             position = row.position_offset + step
             sequence = row.sequence
             block[:, index] = tokens_between(
-                sequence.seed, position, position + num_steps, sequence.ending, sequence.echo
+                sequence.seed, position, position + num_steps, sequence.ending, sequence.echo, sequence.sampled
             )
         return block

@@ -404,6 +404,7 @@ class Sampling(message.Message):
     TRUE_OUTPUT_TOKENS_FIELD_NUMBER: builtins.int
     STOP_SEQUENCES_U32_FIELD_NUMBER: builtins.int
     MIN_NEW_TOKENS_FIELD_NUMBER: builtins.int
+    SAMPLER_FIELD_NUMBER: builtins.int
     seed: builtins.int
     """Drawn by the router where the client gave none."""
     max_new_tokens: builtins.int
@@ -418,6 +419,12 @@ class Sampling(message.Message):
     def stop_sequences_u32(self) -> containers.RepeatedScalarFieldContainer[builtins.bytes]:
         """Each an array of token ids."""
 
+    @builtins.property
+    def sampler(self) -> Sampler:
+        """How words are drawn where the worker has logits. Unset: the likeliest, without
+        penalties.
+        """
+
     def __init__(
         self,
         *,
@@ -427,10 +434,49 @@ class Sampling(message.Message):
         true_output_tokens: builtins.int = ...,
         stop_sequences_u32: abc.Iterable[builtins.bytes] | None = ...,
         min_new_tokens: builtins.int = ...,
+        sampler: Sampler | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["sampler", b"sampler"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["ignore_eos", b"ignore_eos", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "sampler", b"sampler", "seed", b"seed", "stop_sequences_u32", b"stop_sequences_u32", "true_output_tokens", b"true_output_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class Sampler(message.Message):
+    """Sampler is how a request wants its words drawn, normalised: greedy decoding has
+    temperature and top_p 1 and top_k 1.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    PRESENCE_PENALTY_FIELD_NUMBER: builtins.int
+    FREQUENCY_PENALTY_FIELD_NUMBER: builtins.int
+    TEMPERATURE_FIELD_NUMBER: builtins.int
+    TOP_P_FIELD_NUMBER: builtins.int
+    TOP_K_FIELD_NUMBER: builtins.int
+    presence_penalty: builtins.float
+    """Taken once from the logit of a word that the output has had."""
+    frequency_penalty: builtins.float
+    """Taken as often as the output has had it."""
+    temperature: builtins.float
+    """0: 1."""
+    top_p: builtins.float
+    """At most 1; 0: 1."""
+    top_k: builtins.int
+    """0: all."""
+    def __init__(
+        self,
+        *,
+        presence_penalty: builtins.float = ...,
+        frequency_penalty: builtins.float = ...,
+        temperature: builtins.float = ...,
+        top_p: builtins.float = ...,
+        top_k: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["ignore_eos", b"ignore_eos", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "seed", b"seed", "stop_sequences_u32", b"stop_sequences_u32", "true_output_tokens", b"true_output_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["frequency_penalty", b"frequency_penalty", "presence_penalty", b"presence_penalty", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,70 @@
+"""A worker's answers in the terms of another vocabulary."""
+
+import numpy as np
+import pytest
+
+from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.worker.device.answers import Answers, Mode, Words
+from lorrery.worker.device.gpu import MockGpu
+from lorrery.worker.device.llm_mock import LlmMock
+from lorrery.worker.device.output import EOS_TOKEN_ID, FIRST_WORD_ID, NUM_WORDS, LognormalLength, Sampling
+from lorrery.worker.device.work import PrefillWork
+
+NONE = np.empty(0, np.uint32)
+PROMPT = np.arange(8, dtype=np.uint32)
+MANY = Words(np.arange(9000, 9000 - 2 * NUM_WORDS, -2, dtype=np.int64).astype(np.uint32), 17)
+FEW = Words(np.array([40, 30, 50], np.uint32), 2)
+
+
+def output(answers: Answers, sampling: Sampling, produced: list[int] | None = None) -> list[int]:
+    gpu = MockGpu(LlmMock(), answers.table)
+    before = np.array(produced or [], np.uint32)
+    gpu.join(answers.sequence(1, len(PROMPT), PROMPT, before, sampling))
+    gpu.begin([PrefillWork(1, len(PROMPT) + len(before), 0, samples=True)], decode=True)
+    token_ids: list[int] = []
+    while len(gpu):
+        token_ids += gpu.advance().token_ids.tolist()
+    return token_ids
+
+
+def answers(mode: Mode, words: Words | None) -> Answers:
+    return Answers("m", LognormalLength(50.0, 0.0), mode, words)
+
+
+@pytest.mark.parametrize("mode", ["random", "logits"])
+def test_tokens_are_those_of_the_vocabulary(mode: Mode) -> None:
+    plain, spelt = (output(answers(mode, words), Sampling(5, 100)) for words in (None, MANY))
+    assert spelt == MANY.table[plain].tolist()
+    assert spelt[-1] == 17
+    assert MANY.ours(np.array(spelt, np.uint32)).tolist() == plain
+
+
+@pytest.mark.parametrize("mode", ["random", "logits"])
+def test_a_small_vocabulary_says_its_words_again(mode: Mode) -> None:
+    assert set(output(answers(mode, FEW), Sampling(5, 100, ignore_eos=True))) == {30, 40, 50}
+
+
+@pytest.mark.parametrize("words", [MANY, FEW])
+@pytest.mark.parametrize("mode", ["random", "logits"])
+def test_stop_sequences_are_in_its_terms(mode: Mode, words: Words) -> None:
+    sampling = Sampling(5, 100, ignore_eos=True)
+    whole = output(answers(mode, words), sampling)
+    stop = tuple(whole[40:43])
+    first = next(at for at in range(100) if tuple(whole[at : at + 3]) == stop) + 3
+    stopping = Sampling(5, 100, ignore_eos=True, stop_sequences=(stop, (1, 2)))
+    assert output(answers(mode, words), stopping) == whole[:first]
+    cut = first - 1
+    assert output(answers(mode, words), stopping, whole[:cut]) == whole[cut:first]
+    sequence = answers(mode, words).sequence(1, len(PROMPT), PROMPT, NONE, stopping)
+    assert (sequence.ending.output_tokens, sequence.ending.reason) == (first, FinishReason.STOP)
+
+
+def test_an_echo_is_in_the_prompts_terms_already() -> None:
+    assert answers("echo", MANY).table is None
+    assert output(answers("echo", MANY), Sampling(5, 100)) == PROMPT.tolist()
+
+
+def test_what_is_no_word_is_none_of_ours() -> None:
+    assert MANY.ours(np.array([0, 17, 9001, 10**6], np.uint32)).tolist() == [EOS_TOKEN_ID] * 4
+    assert FEW.ours(np.array([40, 30, 50, 41], np.uint32)).tolist() == [3, 4, 5, EOS_TOKEN_ID]
+    assert FEW.table[: FIRST_WORD_ID + 5].tolist() == [2, 2, 2, 40, 30, 50, 40, 30]
