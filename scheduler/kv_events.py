@@ -122,7 +122,7 @@ class WorkerKvEvents:
         """Send watchers that the worker is gone, and its cache with it."""
         if self._cache is not None:
             for watcher in self._own_watchers():
-                watcher.send(self._worker_id, wire.kv_events([], self._cache.block_size, cleared=True))
+                watcher.send(self._worker_id, wire.kv_events([], cleared=True))
 
 
 class KvEvents:
@@ -161,6 +161,8 @@ class KvEvents:
         watcher = Watcher(worker_id, self._max_pending_bytes)
         self._watchers.add(watcher)
         try:
+            if worker_id and worker_id not in self._workers:
+                watcher.send(worker_id, wire.kv_events([], cleared=True))
             for name, worker in self._workers.items():
                 if watcher.wants(name):
                     worker.begin(watcher)

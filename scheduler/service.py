@@ -269,6 +269,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         context: grpc.aio.ServicerContext[pb.WatchKvEventsRequest, pb.WatchKvEventsResponse],
     ) -> None:
         await self._guard.check(context, ROUTERS)
+        if (why := too_long(request.worker_id)) is not None:
+            raise InvalidRequest(f"worker_id {why}", field="worker_id")
         seconds = self._settings.scheduler.router_timeout_seconds
         writes: Writes[None] = Writes(self._cluster.awake, seconds)
 

@@ -332,8 +332,14 @@ def worker_faults(rules: Iterable[str], *, add: bool) -> ToWorker:
     return ToWorker(faults=pb.WorkerFaults(rules=rules, add=add))
 
 
-def kv_events(changes: Iterable[BlockChange], block_size: int, *, cleared: bool = False) -> KvEvents:
-    """Write what has happened to a prefix cache; `cleared`: after all that was in it had gone."""
+def kv_events(changes: Iterable[BlockChange], block_size: int = 0, *, cleared: bool = False) -> KvEvents:
+    """Write what has happened to a prefix cache.
+
+    Args:
+        changes: in order.
+        block_size: tokens in a block; only what is stored needs it.
+        cleared: before, all that was in it has gone.
+    """
     message = pb.KvEvents(block_size=block_size)
     if cleared:
         message.events.add().cleared.SetInParent()

@@ -130,7 +130,7 @@ def draw_case(seed: int, number: int) -> Case:
         f"/{service.full_name}/{method.name}",
         messages,
         pause=rng.random() < 0.5,
-        reads=1 if method.name == "Watch" else rng.choice((1, 4, 40)),
+        reads=1 if method.name in ("Watch", "WatchKvEvents") else rng.choice((1, 4, 40)),
         hangs_up=rng.random() < 0.2,
     )
 
@@ -163,6 +163,7 @@ def _worker_hello(rng: random.Random) -> scheduler_pb2.AttachRequest:
             step_time_model="roofline",
             instance_id=rng.choice(("", "one", "two")),
             heartbeat_seconds=0.2,
+            kv_events=rng.choice((None, types_pb2.KvEventSource(endpoint="tcp://127.0.0.1:1"))),
         )
     )
 

@@ -42,6 +42,7 @@ OVERRIDES = (
     # Every hostile worker that gets an innocent sequence and then leaves counts as one more loss of it.
     "scheduler.max_worker_losses=1000000",
     "adapters.max_loaded_adapters=64",
+    "scheduler.prefix_cache.kind='blocks'",
     "log.level='info'",
 )
 
@@ -54,6 +55,7 @@ _BY_METHOD: dict[str, frozenset[grpc.StatusCode]] = {
     "UnloadAdapter": _REFUSED | {_Code.NOT_FOUND},
     "UnregisterAdapter": _REFUSED | {_Code.NOT_FOUND},
     "Attach": _REFUSED | {_Code.FAILED_PRECONDITION, _Code.ALREADY_EXISTS, _Code.ABORTED},
+    "WatchKvEvents": _REFUSED | {_Code.RESOURCE_EXHAUSTED},
     "List": frozenset({_Code.UNIMPLEMENTED, _Code.INVALID_ARGUMENT}),
     "Check": _REFUSED | {_Code.NOT_FOUND},
 }

@@ -79,6 +79,7 @@ async def test_workers_that_come_and_go_have_empty_caches(scheduler: Harness) ->
     await other.initial_metadata()
     worker = await scheduler.attach()
     assert await read(everybody) == ("w", [("cleared", 0)])
+    assert await read(other) == ("other", [("cleared", 0)])
     await serve(scheduler, worker, 1)
     assert await read(everybody) == ("w", [("stored", 2)])
     worker.call.cancel()

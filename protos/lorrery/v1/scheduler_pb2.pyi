@@ -1289,7 +1289,7 @@ class KvEvents(message.Message):
     EVENTS_FIELD_NUMBER: builtins.int
     BLOCK_SIZE_FIELD_NUMBER: builtins.int
     block_size: builtins.int
-    """Tokens in a block."""
+    """Tokens in a block; 0 where none is stored."""
     @builtins.property
     def events(self) -> containers.RepeatedCompositeFieldContainer[KvEvent]:
         """At least one."""
@@ -1443,7 +1443,8 @@ class WatchKvEventsRequest(message.Message):
 class WatchKvEventsResponse(message.Message):
     """WatchKvEventsResponse has events of one worker. The first ones of each begin
     with AllBlocksCleared and go on with what is in its cache; so do those of a
-    worker that attaches. A worker that is lost has AllBlocksCleared for its last.
+    worker that attaches. A worker that is lost has AllBlocksCleared for its last,
+    and one that was asked for by name and is not there for its first.
     """
 
     DESCRIPTOR: descriptor.Descriptor
