@@ -77,7 +77,7 @@ def _register(name: str, protocol: Protocol, engine: Engine, server: grpc.aio.Se
     try:
         return add[protocol](engine, server)
     except ModuleNotFoundError as error:
-        if error.name != "smg_grpc_proto":
+        if (error.name or "").partition(".")[0] != "smg_grpc_proto":
             raise
         raise SettingsError(
             f"router.{name}: the protocol {protocol} needs the package smg-grpc-proto: pip install 'lorrery[engines]'"

@@ -32,6 +32,7 @@ class Control(control_pb2_grpc.ControlServicer):
     ) -> control_pb2.ServerInfo:
         """Tell the engine's limits."""
         engine, scheduler = self._engine, self._engine.settings.scheduler
+        adapters = engine.settings.adapters
         workers, _ = await engine.workers(context)
         tensor_parallel = workers[0].tensor_parallel if workers else engine.settings.worker.tensor_parallel
         return control_pb2.ServerInfo(
@@ -51,7 +52,7 @@ class Control(control_pb2_grpc.ControlServicer):
             total_kv_blocks=sum(worker.max_total_token_num // scheduler.block_size for worker in workers),
             max_running_requests=engine.max_running(len(workers)),
             max_batched_tokens=scheduler.max_num_batched_tokens or scheduler.batch_max_tokens or 0,
-            max_loras=engine.settings.adapters.max_loras or 0,
+            max_loras=(adapters.max_loras or adapters.max_loaded_adapters) if engine.supports_lora else 0,
             rl_capabilities=control_pb2.RlCapabilities(),
             effective_attention_block_size=scheduler.block_size,
         )

@@ -4,8 +4,9 @@ import asyncio
 import hashlib
 import io
 import json
+import sys
 import zipfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,60 +19,23 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from smg_grpc_proto.generated import (
     common_pb2,
     sglang_scheduler_pb2,
-    sglang_scheduler_pb2_grpc,
     vllm_engine_pb2,
     vllm_engine_pb2_grpc,
 )
 
-from lorrery.local.cluster import LocalCluster
 from lorrery.tokenizer.file import SHIPPED, open_tokenizer
-from lorrery.vllm import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
+from lorrery.vllm import control_pb2, inference_pb2
 from tests.cluster.client import PROMPT_TOKEN_ID, TIMEOUT_SECONDS, Ask, error_info, text_of
+from tests.cluster.engines import PORTS, ROOT, Engines, expected, native, sglang, smg
 from tests.cluster.gauges import nothing_held, scrape
 from tests.cluster.harness import running_cluster, wait_until
 from tests.router.test_access import bearer, entry, replace
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="module")]
 
-ROOT, TENANT = bearer("secret-of-an-operator"), bearer("secret-of-a-tenant")
+TENANT = bearer("secret-of-a-tenant")
 MAX_TOTAL = 4096
-PORTS = ("vllm_grpc", "smg_vllm_grpc", "sglang_grpc")
-
-
-class Engines:
-    """Stubs of every port."""
-
-    def __init__(self, cluster: LocalCluster) -> None:
-        self.cluster = cluster
-        self.channels = {name: grpc.aio.insecure_channel(cluster.engine_addresses[name]) for name in PORTS}
-        native, smg, sglang = self.channels.values()
-        self.inference: Any = inference_pb2_grpc.InferenceStub(native)
-        self.control: Any = control_pb2_grpc.ControlStub(native)
-        self.smg: Any = vllm_engine_pb2_grpc.VllmEngineStub(smg)
-        self.sglang: Any = sglang_scheduler_pb2_grpc.SglangSchedulerStub(sglang)
-
-    async def answer(self, call: Callable[..., Any], message: object, key: Any = ROOT) -> Any:
-        """Return what a unary call answers."""
-        return await call(message, metadata=key, timeout=TIMEOUT_SECONDS)
-
-    async def messages(self, call: Callable[..., Any], message: object, key: Any = ROOT) -> list[Any]:
-        """Return all messages of a stream."""
-        return [one async for one in call(message, metadata=key, timeout=TIMEOUT_SECONDS)]
-
-    async def error(self, call: Callable[..., Any], message: object, key: Any = ROOT) -> grpc.aio.AioRpcError:
-        """Return what a call fails with."""
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            async for _ in _stream(call(message, metadata=key, timeout=TIMEOUT_SECONDS)):
-                pass
-        return caught.value
-
-
-async def _stream(call: Any) -> AsyncIterator[Any]:
-    if hasattr(call, "__aiter__"):
-        async for one in call:
-            yield one
-    else:
-        yield await call
+BUF = Path(sys.executable).with_name("buf")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -89,47 +53,6 @@ async def engines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Eng
         yield engines
         await asyncio.gather(*(channel.close() for channel in engines.channels.values()))
         await nothing_held(cluster)
-
-
-def native(ask: Ask, **stopping: Any) -> inference_pb2.GenerateRequest:
-    """An `Ask` as vLLM's protocol has it."""
-    return inference_pb2.GenerateRequest(
-        token_ids=inference_pb2.TokenIds(ids=[PROMPT_TOKEN_ID] * ask.prompt_tokens),
-        lora_name=ask.adapter_id,
-        sampling=inference_pb2.RandomSampling(seed=ask.seed),
-        stopping=inference_pb2.StoppingCriteria(
-            max_new_tokens=ask.max_new_tokens, ignore_eos=ask.ignore_eos, **stopping
-        ),
-        response=inference_pb2.ResponseOptions(output_token_ids=True),
-    )
-
-
-def smg(ask: Ask, *, stream: bool = True, **sampling: Any) -> vllm_engine_pb2.GenerateRequest:
-    """An `Ask` as `VllmEngine` has it."""
-    return vllm_engine_pb2.GenerateRequest(
-        tokenized=vllm_engine_pb2.TokenizedInput(input_ids=[PROMPT_TOKEN_ID] * ask.prompt_tokens),
-        sampling_params=vllm_engine_pb2.SamplingParams(
-            seed=ask.seed, max_tokens=ask.max_new_tokens, ignore_eos=ask.ignore_eos, **sampling
-        ),
-        stream=stream,
-    )
-
-
-def sglang(ask: Ask, *, stream: bool = True, lora_id: str = "", **sampling: Any) -> Any:
-    """An `Ask` as `SglangScheduler` has it, which has no seeds."""
-    return sglang_scheduler_pb2.GenerateRequest(
-        request_id="r",
-        tokenized=sglang_scheduler_pb2.TokenizedInput(input_ids=[PROMPT_TOKEN_ID] * ask.prompt_tokens),
-        sampling_params=sglang_scheduler_pb2.SamplingParams(
-            temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=ask.max_new_tokens, ignore_eos=True, **sampling
-        ),
-        lora_id=lora_id,
-        stream=stream,
-    )
-
-
-def expected(engines: Engines, ask: Ask) -> list[int]:
-    return ask.expected(engines.cluster.settings)[0]
 
 
 # --- vLLM's own ------------------------------------------------------------------------------------------------------
@@ -225,6 +148,7 @@ async def test_what_it_is(engines: Engines) -> None:
     info = await engines.answer(engines.control.GetServerInfo, control_pb2.GetServerInfoRequest())
     assert (info.api_version, info.max_model_len) == ("vllm", MAX_TOTAL)
     assert info.total_kv_blocks > 1000
+    assert info.max_loras > 0  # or Dynamo's sidecar takes it that there are none
     model = await engines.answer(engines.control.GetModelInfo, control_pb2.GetModelInfoRequest())
     assert (model.served_model_name, model.supports_lora) == (engines.cluster.settings.model, True)
     assert (Path(model.model_id) / "config.json").is_file()
@@ -439,3 +363,49 @@ async def test_each_port_has_health_and_reflection(engines: Engines, name: str) 
     for service in ("", *own):
         answer = await health.Check(health_pb2.HealthCheckRequest(service=service))
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+SAMPLING = {"max_new_tokens": 12, "ignore_eos": True}
+
+
+@pytest.mark.parametrize(
+    ("port", "method", "message"),
+    [
+        (
+            "grpc",
+            "lorrery.v1.RouterService/Generate",
+            {"token_ids": {"ids": [PROMPT_TOKEN_ID] * 8}, "seed": "1", "sampling": SAMPLING},
+        ),
+        (
+            "vllm_grpc",
+            "vllm.Inference/GenerateStream",
+            {
+                "token_ids": {"ids": [PROMPT_TOKEN_ID] * 8},
+                "sampling": {"seed": "1"},
+                "stopping": SAMPLING,
+            },
+        ),
+    ],
+)
+async def test_buf_curl_needs_no_schema(engines: Engines, port: str, method: str, message: dict[str, Any]) -> None:
+    router = engines.cluster.processes["router"]
+    address = router.grpc if port == "grpc" else router.engines[port]
+    process = await asyncio.create_subprocess_exec(
+        *(str(BUF), "curl", "--protocol", "grpc", "--http2-prior-knowledge", "-d", json.dumps(message)),
+        *("-H", "authorization: Bearer secret-of-an-operator", f"http://{address}/{method}"),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    output, _ = await asyncio.wait_for(process.communicate(), TIMEOUT_SECONDS)
+    text = ""
+    for answer in _objects(output.decode()):
+        text += answer.get("outputs", answer).get("text", "")
+    assert text == text_of(expected(engines, Ask(seed=1, max_new_tokens=12)))
+
+
+def _objects(text: str) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects of a text, which stand behind one another."""
+    decoder = json.JSONDecoder()
+    while text := text.strip():
+        value, end = decoder.raw_decode(text)
+        yield value
+        text = text[end:]

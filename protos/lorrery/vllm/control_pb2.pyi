@@ -99,7 +99,9 @@ class ServerInfo(message.Message):
     max_batched_tokens: builtins.int
     """Most tokens of a batch's prefills; 0: not limited as such."""
     max_loras: builtins.int
-    """Places for adapters in GPU memory; 0: as many as the memory holds."""
+    """Places for adapters in GPU memory, or where the memory alone decides how many
+    may be loaded; 0: requests may name none here.
+    """
     proto_version: builtins.str
     """Empty."""
     effective_attention_block_size: builtins.int
