@@ -8,6 +8,7 @@ A certificate names its holder's role in a URI among its alternative names: `spi
 """
 
 import hmac
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -65,8 +66,16 @@ def token_of(authorization: str) -> str:
 def certificate_roles(context: Context) -> frozenset[str]:
     """Return the roles in the certificate that the caller has shown; none: it has shown none, or one without."""
     names = (context.auth_context() or {}).get("x509_subject_alternative_name", ())
-    texts = (name.decode("utf-8", "replace") for name in names)
-    return frozenset(text.removeprefix(ROLE_URI) for text in texts if text.startswith(ROLE_URI))
+    return _roles(name.decode("utf-8", "replace") for name in names)
+
+
+def roles_in(certificate: Mapping[str, Any] | None) -> frozenset[str]:
+    """Return the roles in a certificate, as the standard library's `getpeercert` has it; None: none was shown."""
+    return _roles(value for kind, value in (certificate or {}).get("subjectAltName", ()) if kind == "URI")
+
+
+def _roles(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(name.removeprefix(ROLE_URI) for name in names if name.startswith(ROLE_URI))
 
 
 class ClusterToken:

@@ -78,6 +78,35 @@ def server_credentials(tls: TlsSettings) -> grpc.ServerCredentials | None:
     return grpc.dynamic_ssl_server_credentials(configuration(), configuration, tls.ca is not None)
 
 
+def server_context(tls: TlsSettings) -> ssl.SSLContext | None:
+    """Return what a server of the standard library's TLS shows and demands, likewise; None: plain text.
+
+    Raises:
+        SettingsError: a certificate is missing, unreadable or wrong.
+    """
+    cert = tls.cert
+    if cert is None:
+        return None
+    paths = [path for path in (cert, tls.key, tls.ca) if path is not None]
+
+    def read() -> ssl.SSLContext:
+        read_pems(tls, "server_tls")
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(cert, tls.key, password="")
+        if tls.ca is not None:
+            context.load_verify_locations(tls.ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    def take_current(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        connection.context = contexts.current()
+
+    contexts = Watched(paths, read)
+    front = read()
+    front.sni_callback = take_current  # called in each handshake, whether the client names a server or not
+    return front
+
+
 def _read(path: Path | None, setting: str) -> bytes | None:
     if path is None:
         return None

@@ -19,7 +19,7 @@ from lorrery.router.keys import ApiKey
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.output import Output
 from lorrery.router.placement import Placement
-from lorrery.router.reader import RequestReader
+from lorrery.router.reader import RequestReader, unknown_model
 from lorrery.router.request import Finish
 from lorrery.router.streams import OpenRequest
 from lorrery.router.timing import Timing
@@ -145,7 +145,7 @@ class Generation:
             raise open_request.cut from None
         except UnknownName:
             if message.model not in ("", message.adapter_id) and adapter_id:
-                raise self._reader.unknown_model(message.model) from None
+                raise unknown_model(message.model, self._reader.served[0]) from None
             raise
         finally:
             self._placement.release(open_request)

@@ -5,8 +5,9 @@ the same for all.
 """
 
 import asyncio
+import contextlib
 from array import array
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -29,8 +30,8 @@ from lorrery.router.generate import Call, Generation
 from lorrery.router.keys import ApiKey
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.placement import Placement
-from lorrery.router.prompt import encode_chat, encode_prompt
-from lorrery.router.reader import RequestReader
+from lorrery.router.prompt import encode_chat, encode_prompt, prompt_token_ids
+from lorrery.router.reader import RequestReader, unknown_model
 from lorrery.settings import Settings
 from lorrery.tokenizer.file import open_tokenizer
 from lorrery.v1 import router_pb2, types_pb2
@@ -129,6 +130,11 @@ class Handler:
         self._draining = True
         await self._idle.wait()
 
+    @property
+    def num_open(self) -> int:
+        """How many requests are open."""
+        return self._num_open
+
     def caller(self, authorization: str, roles: Collection[str] = ()) -> ApiKey:
         """Return what a caller may do.
 
@@ -201,6 +207,10 @@ class Handler:
         known = await adapters.list_adapters(self._placement, self.settings.model)
         return router_pb2.ListAdaptersResponse(adapters=visible_adapters(caller, known.adapters), model=known.model)
 
+    def unknown_model(self, model: str) -> RequestError:
+        """Return the error of who asks for a model that is not to be had."""
+        return unknown_model(model, self.settings.served_model_names[0])
+
     async def load_adapter(self, caller: ApiKey, adapter: types_pb2.Adapter) -> None:
         """Make an adapter known to every shard."""
         check_load(caller, adapter.adapter_id)
@@ -217,6 +227,18 @@ class Handler:
         return visible_status(caller, await self._cluster_status.get())
 
     # --- the tokenizer ----------------------------------------------------------------------------------------------
+
+    async def prompt_token_ids(
+        self, message: router_pb2.GenerateRequest, caller: Callable[[], ApiKey]
+    ) -> Sequence[int]:
+        """Return the tokens of a request's prompt; a failure counts as that of the request.
+
+        Raises:
+            RequestError: it has none, or too many, or the caller is not known.
+        """
+        with self._refusals_counted():
+            caller()
+            return await prompt_token_ids(message, self.tokenizer, 0, self.settings.scheduler.max_req_input_len)
 
     async def tokenize(self, text: str, *, special_tokens: bool = True) -> list[int]:
         """Return the tokens of a prompt.
@@ -252,7 +274,7 @@ class Handler:
         Raises:
             RequestError: it does not go with the template or is too long, or the caller is not known.
         """
-        try:
+        with self._refusals_counted():
             caller()
             return await encode_chat(
                 self.tokenizer,
@@ -261,6 +283,11 @@ class Handler:
                 add_generation_prompt=add_generation_prompt,
                 variables=variables,
             )
+
+    @contextlib.contextmanager
+    def _refusals_counted(self) -> Iterator[None]:
+        try:
+            yield
         except RequestError as error:
             self._metrics.request_ended(_outcome(error))
             raise

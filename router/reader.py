@@ -29,10 +29,14 @@ class RequestReader:
         settings: with the limits.
         tokenizer: of prompts and stop strings.
         access: which tenant a caller is.
+
+    Attributes:
+        served: names of the base model.
     """
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer, access: Access) -> None:
         self._settings = settings
+        self.served = settings.served_model_names
         self._tokenizer = tokenizer
         self._access = access
         seed = settings.router.seed
@@ -84,23 +88,11 @@ class RequestReader:
         """
         model = message.model
         check_length("model", model)
-        if model in ("", self._settings.model, *self._settings.router.served_model_names):
+        if model in ("", self._settings.model, *self.served):
             return message.adapter_id
         if message.adapter_id not in ("", model) or why_no_name(model) is not None:
-            raise self.unknown_model(model)
+            raise unknown_model(model, self.served[0])
         return model
-
-    def unknown_model(self, model: str) -> UnknownName:
-        """Return the error of a request that names a model which is not to be had; begins as vLLM's does."""
-        served = self._settings.served_model_names[0]
-        return UnknownName(
-            f"The model {quoted(model)} does not exist; this cluster serves {served!r} and the adapters that"
-            " ListAdapters and /v1/models list",
-            Reason.UNKNOWN_MODEL,
-            field="model",
-            value=quoted(model),
-            served=served,
-        )
 
     def _sampling(self, message: router_pb2.GenerateRequest) -> SamplingParams:
         limits, asked = self._settings.router, message.sampling
@@ -128,3 +120,20 @@ class RequestReader:
         if sum(map(len, stop_strings)) > LONG_TEXT_CHARACTERS:
             return single + await asyncio.to_thread(stop_token_sequences, stop_strings, self._tokenizer)
         return single + stop_token_sequences(stop_strings, self._tokenizer)
+
+
+def unknown_model(model: str, served: str) -> UnknownName:
+    """Return the error of a request that names a model which is not to be had; begins as vLLM's does.
+
+    Args:
+        model: as the client calls it.
+        served: the base model.
+    """
+    return UnknownName(
+        f"The model {quoted(model)} does not exist; this cluster serves {served!r} and the adapters that ListAdapters"
+        " and /v1/models list",
+        Reason.UNKNOWN_MODEL,
+        field="model",
+        value=quoted(model),
+        served=served,
+    )

@@ -45,6 +45,20 @@ class RouterSettings(Section):
         description="where HTTP clients connect (OpenAI's and S-LoRA's routes), HOST:PORT; port 0 takes a free one;"
         " empty: nowhere",
     )
+    http_allowed_origins: tuple[str, ...] = Field(
+        default=(),
+        description="pages of which sites may call HTTP routes from a browser (CORS): origins such as"
+        " https://chat.example.org, or * for all; empty: none",
+    )
+    http_max_connections: Count = Field(
+        default=10_000, description="most HTTP connections at once; more are answered with 503 and closed"
+    )
+    http_request_seconds: PositiveSeconds = Field(
+        default=30.0, description="how long an HTTP client may take to send a request, its body included"
+    )
+    http_idle_seconds: PositiveSeconds = Field(
+        default=60.0, description="how long an HTTP connection stays open without a request"
+    )
     vllm_grpc: AddressOrNone = Field(
         default=None,
         description="where gateways that speak vLLM's gRPC (vllm.Inference, vllm.Control) connect, HOST:PORT; port 0"

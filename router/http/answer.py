@@ -19,15 +19,18 @@ from lorrery.router.http.errors import error_response, json_response
 from lorrery.v1 import router_pb2, types_pb2
 from lorrery.vocabulary.finish_reason import FinishReason
 
-_EVENT_STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 
 class Shape(Protocol):
-    """How one kind of client wants its output."""
+    """How one kind of client wants its output.
+
+    Attributes:
+        media_type: of a stream.
+    """
+
+    @property
+    def media_type(self) -> str: ...  # noqa: D102  above
 
     def event(self, index: int, message: router_pb2.GenerateResponse) -> bytes:
         """Return the event of one message of a choice."""
@@ -52,6 +55,7 @@ class Collected:
 
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[router_pb2.TokenLogprobs] = field(default_factory=list)
     finish: router_pb2.Finish | None = None
 
     @property
@@ -164,6 +168,7 @@ class Answer(Response):
             async def write(message: router_pb2.GenerateResponse) -> None:
                 choice.text.append(message.text)
                 choice.token_ids.extend(message.token_ids)
+                choice.logprobs.extend(message.logprobs)
                 if message.HasField("finish"):
                     choice.finish = message.finish
 
@@ -201,7 +206,12 @@ class Answer(Response):
     async def _send(self, send: Send, events: bytes, *, last: bool = False) -> None:
         if not self._begun:
             self._begun = True
-            await send({"type": "http.response.start", "status": 200, "headers": _EVENT_STREAM_HEADERS})
+            headers = [
+                (b"content-type", self._shape.media_type.encode()),
+                (b"cache-control", b"no-cache"),
+                (b"x-accel-buffering", b"no"),
+            ]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": events, "more_body": not last})
 
 

@@ -8,6 +8,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse, Response
 
 from lorrery.chassis.errors import Internal, RequestError
@@ -26,12 +27,16 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
         (404, "No such model or adapter."),
         (409, "The name stands for something else."),
         (413, "The body is too long."),
+        (415, "The body is not said to be JSON."),
         (429, "A queue or quota is full; see retry-after."),
         (500, "Our fault; the router's log has more."),
         (503, "No worker or scheduler, or draining; see retry-after."),
         (504, "A scheduler did not answer in time."),
     )
 }
+
+
+_CODES = {HTTPStatus.REQUEST_ENTITY_TOO_LARGE: BODY_TOO_LONG, HTTPStatus.BAD_REQUEST: "invalid_value"}
 
 
 def make_app(handler: Handler, registry: CollectorRegistry) -> FastAPI:
@@ -47,21 +52,38 @@ def make_app(handler: Handler, registry: CollectorRegistry) -> FastAPI:
         app.include_router(dialect.routes(edge))
     _add_process_routes(app, handler, registry)
     _add_errors(app)
+    if origins := handler.settings.router.http_allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
     return app
 
 
 def _add_process_routes(app: FastAPI, handler: Handler, registry: CollectorRegistry) -> None:
-    @app.get("/health", tags=["process"], response_class=Response)
     async def health() -> Response:
         """Answer 200 while requests can be served, else 503: no scheduler or no worker, or draining."""
         return Response(status_code=200 if await handler.can_serve() else 503)
+
+    for path in ("/health", "/healthz", "/ping"):
+        app.add_api_route(path, health, methods=["GET"], tags=["process"], response_class=Response)
+        app.add_api_route(path, health, methods=["HEAD", "POST"], include_in_schema=False)
+
+    @app.get("/load", tags=["process"])
+    async def load() -> dict[str, int]:
+        """Return how many requests are open at this router."""
+        return {"server_load": handler.num_open}
 
     @app.get("/version", tags=["process"])
     async def version() -> dict[str, str]:
         """Return the version of Lorrery."""
         return {"version": VERSION}
 
-    @app.api_route("/metrics", methods=["GET", "HEAD"], tags=["process"], response_class=PlainTextResponse)
+    @app.head("/metrics", include_in_schema=False)
+    @app.get("/metrics", tags=["process"], response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Show the router's metrics, as Prometheus reads them."""
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
@@ -93,7 +115,7 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def no_route(_: Request, error: HTTPException) -> Response:
         status = HTTPStatus(error.status_code)
-        code = BODY_TOO_LONG if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE else status.name.lower()
+        code = _CODES.get(status, status.name.lower())
         return json_response(body(status, str(error.detail), code), status, dict(error.headers or {}))
 
     @app.exception_handler(Exception)

@@ -1,6 +1,6 @@
 """What the routes of every kind of client have in common: who calls, whom a name means, and the answer."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from fastapi import Request
 from starlette.responses import Response
@@ -11,6 +11,9 @@ from lorrery.router.handler import Handler
 from lorrery.router.http.answer import Answer, Shape
 from lorrery.router.keys import ApiKey
 from lorrery.v1 import router_pb2
+
+ROLES, REQUEST_ID = "roles", "request_id"
+"""What the server knows of a request, in its ASGI state: the roles in the certificate that was shown, and its id."""
 
 
 class Edge:
@@ -32,11 +35,13 @@ class Edge:
         Raises:
             Unauthenticated: no valid key.
         """
-        return self.handler.caller(http.headers.get("authorization", ""))
+        roles: Collection[str] = http.scope["state"].get(ROLES, ())
+        return self.handler.caller(http.headers.get("authorization", ""), roles)
 
-    def adapter_of(self, model: str | None) -> str:
-        """Return the adapter that a client names as its model; empty: the base model."""
-        return "" if model in (None, "", *self.models) else str(model)
+    def request_id(self, http: Request) -> str:
+        """Return what the client calls its request, or what the server does."""
+        name: str = http.scope["state"][REQUEST_ID]
+        return name
 
     def tenant(self, user: str | None) -> str:
         """Return whose request it is: the key tells, where one is asked for."""

@@ -1,14 +1,16 @@
 """Listens for HTTP, in the router's own loop, and keeps clients within bounds before a route sees anything of theirs.
 
-uvicorn does the protocol. What it would do to the process (signals, logs, the loop) stays with the chassis.
+uvicorn does the protocol, within the bounds of connection.py. What it would do to the process (signals, logs, the loop)
+stays with the chassis.
 """
 
 import asyncio
 import contextlib
+import logging
 import socket
-import ssl
 from collections.abc import Iterator
 from http import HTTPStatus
+from uuid import uuid4
 
 import uvicorn
 from prometheus_client import CollectorRegistry
@@ -17,8 +19,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lorrery.chassis.log import get_logger
 from lorrery.chassis.server import dialable, listening_socket
+from lorrery.chassis.tls import server_context
 from lorrery.router.handler import Handler
 from lorrery.router.http.app import make_app
+from lorrery.router.http.connection import connection_class
+from lorrery.router.http.edge import REQUEST_ID
 from lorrery.router.http.errors import BODY_TOO_LONG, body, json_response
 
 _log = get_logger("router.http")
@@ -42,11 +47,12 @@ class HttpServer:
 
     def __init__(self, handler: Handler, registry: CollectorRegistry, address: str) -> None:
         self._address = address
-        app = bounded(make_app(handler, registry), _JSON_BYTES_PER_BYTE * handler.receive_bytes)
-        tls = handler.settings.http_tls
+        max_bytes = _JSON_BYTES_PER_BYTE * handler.receive_bytes
+        router, tls = handler.settings.router, server_context(handler.settings.http_tls)
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it has a line for each request that is none
         config = uvicorn.Config(
-            app,
-            http="httptools",
+            bounded(make_app(handler, registry), max_bytes),
+            http=connection_class(router, max_bytes),
             ws="none",
             loop="none",
             lifespan="off",
@@ -54,11 +60,9 @@ class HttpServer:
             access_log=False,
             server_header=False,
             proxy_headers=False,
+            timeout_keep_alive=router.http_idle_seconds,  # type: ignore[arg-type]  # a number of seconds, whole or not
             timeout_graceful_shutdown=_CLOSE_SECONDS,
-            ssl_certfile=tls.cert,
-            ssl_keyfile=tls.key,
-            ssl_ca_certs=None if tls.ca is None else str(tls.ca),
-            ssl_cert_reqs=ssl.CERT_NONE if tls.ca is None else ssl.CERT_REQUIRED,
+            ssl_context_factory=None if tls is None else lambda *_: tls,
         )
         self._server = _Server(config)
         self._socket: socket.socket | None = None
@@ -94,7 +98,10 @@ class _Server(uvicorn.Server):
 
 
 def bounded(app: ASGIApp, max_bytes: int) -> ASGIApp:
-    """Return an app that reads no more than `max_bytes` of a request's body, and answers 413 to a longer one."""
+    """Return an app that reads no more than `max_bytes` of a request's body, and answers 413 to a longer one.
+
+    Every answer has an `x-request-id`: the client's, or one of ours.
+    """
     status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
     text = f"the body has more than {max_bytes} bytes; send less"
     too_long = json_response(body(status, text, BODY_TOO_LONG), status, {"connection": "close"})
@@ -103,9 +110,18 @@ def bounded(app: ASGIApp, max_bytes: int) -> ASGIApp:
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
+        request_id = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+        request_id = request_id or uuid4().hex.encode()
+        scope["state"][REQUEST_ID] = request_id.decode("latin-1")
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+            await send(message)
+
         announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
         if int(announced) > max_bytes:
-            await too_long(scope, receive, send)
+            await too_long(scope, receive, send_with_id)
             return
         num_bytes = 0
 
@@ -118,7 +134,7 @@ def bounded(app: ASGIApp, max_bytes: int) -> ASGIApp:
             return message
 
         try:
-            await app(scope, bounded_receive, send)
+            await app(scope, bounded_receive, send_with_id)
         except Exception:  # the client has had its answer; uvicorn would put a traceback between the log's lines
             _log.exception("http_failed", path=scope["path"])
 

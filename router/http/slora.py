@@ -1,6 +1,7 @@
 """S-LoRA's routes, as its benchmark reads them (S-LoRA, slora/server/api_server.py, commit c1ddf48).
 
-Events are `data:` without a blank, in Python's own JSON spacing; the last one has `finished`.
+Events are `data:` without a blank, in Python's own JSON spacing; the last one has `finished`. llm-mock has a
+`/generate` too, whose body has a `prompt` where S-LoRA's has `inputs`.
 """
 
 import json
@@ -8,13 +9,17 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Discriminator, Field, Tag
 from starlette.responses import Response
 
 from lorrery.chassis.errors import RequestError
-from lorrery.router.http.answer import Collected
+from lorrery.router.http.answer import EVENT_STREAM, Collected
+from lorrery.router.http.bodies import JsonRoute
 from lorrery.router.http.edge import Edge
 from lorrery.router.http.errors import error_body
+from lorrery.router.http.generating import LENIENT, outputs
+from lorrery.router.http.llm_mock import LlmMockRequest, LlmMockShape
+from lorrery.tokenizer.base import Tokenizer
 from lorrery.v1 import router_pb2, types_pb2
 
 Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
@@ -23,7 +28,7 @@ Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 class SloraParameters(BaseModel):
     """The nine sampling parameters; limits and defaults are S-LoRA's, checked where gRPC's are."""
 
-    model_config = ConfigDict(extra="ignore", strict=True)
+    model_config = LENIENT
 
     do_sample: bool | None = None
     presence_penalty: float | None = None
@@ -34,10 +39,12 @@ class SloraParameters(BaseModel):
     ignore_eos: bool | None = None
     max_new_tokens: Int32 | None = None
     stop_sequences: str | list[str] | None = None
+    return_details: bool | None = Field(default=None, description="/generate lists its tokens")
 
     def sampling(self) -> types_pb2.SamplingParams:
         """Return them as a message."""
         given = {name: value for name, value in self.model_dump().items() if value is not None}
+        given.pop("return_details", None)
         stop = given.pop("stop_sequences", None)
         sampling = types_pb2.SamplingParams(**given)
         if stop is not None:
@@ -48,7 +55,7 @@ class SloraParameters(BaseModel):
 class SloraRequest(BaseModel):
     """The body of `/generate` and `/generate_stream`."""
 
-    model_config = ConfigDict(extra="ignore", strict=True, protected_namespaces=())
+    model_config = LENIENT
 
     inputs: str
     parameters: SloraParameters = SloraParameters()
@@ -58,7 +65,18 @@ class SloraRequest(BaseModel):
 
 
 class SloraShape:
-    """How S-LoRA answers."""
+    """How S-LoRA answers.
+
+    Args:
+        tokenizer: for the text of a token.
+        return_details: whether an answer in one piece lists its tokens.
+    """
+
+    media_type = EVENT_STREAM
+
+    def __init__(self, tokenizer: Tokenizer, *, return_details: bool) -> None:
+        self._tokenizer = tokenizer
+        self._return_details = return_details
 
     def event(self, index: int, message: router_pb2.GenerateResponse) -> bytes:
         """See `Shape`."""
@@ -67,7 +85,7 @@ class SloraShape:
             "token": {
                 "id": token_ids[-1] if token_ids else None,
                 "text": message.text,
-                "logprob": None,
+                "logprob": message.logprobs[-1].logprob if message.logprobs else None,
                 "special": False,
             },
             "generated_text": None,
@@ -87,21 +105,49 @@ class SloraShape:
     def whole(self, choices: Sequence[Collected]) -> dict[str, Any]:
         """See `Shape`."""
         (choice,) = choices
-        return {"generated_text": ["".join(choice.text)], "count": len(choice.token_ids), "finished": True}
+        answer = {"generated_text": ["".join(choice.text)], "count_output_tokens": len(choice.token_ids)}
+        if not self._return_details:
+            return answer
+        prompt_tokens = choice.usage.prompt_tokens
+        return answer | {
+            "tokens": [
+                {
+                    "id": token_id,
+                    "logprob": one.logprob,
+                    "prompt_tokens": prompt_tokens,
+                    "text": self._tokenizer.detokenizer().push((token_id,)),
+                }
+                for token_id, one in zip(choice.token_ids, choice.logprobs, strict=False)
+            ]
+        }
+
+
+def _kind(body: object) -> str:
+    """Return whose `/generate` a body is for."""
+    has_prompt = isinstance(body, dict) and "prompt" in body and "inputs" not in body
+    return _LLM_MOCK if has_prompt or isinstance(body, LlmMockRequest) else _SLORA
+
+
+_SLORA, _LLM_MOCK = "S-LoRA", "llm-mock"
+AnyGenerateRequest = Annotated[
+    Annotated[SloraRequest, Tag(_SLORA)] | Annotated[LlmMockRequest, Tag(_LLM_MOCK)], Discriminator(_kind)
+]
 
 
 def routes(edge: Edge) -> APIRouter:
-    """Return S-LoRA's routes."""
-    router = APIRouter(tags=["S-LoRA"])
+    """Return S-LoRA's routes, and llm-mock's."""
+    router = APIRouter(tags=["S-LoRA"], route_class=JsonRoute)
 
     def answer(request: SloraRequest, http: Request, *, stream: bool) -> Response:
         message = router_pb2.GenerateRequest(
             text=request.inputs,
-            adapter_id=edge.adapter_of(request.lora_dir),
+            adapter_id="" if request.lora_dir in edge.models else request.lora_dir or "",
             request_id=request.req_id or "",
             sampling=request.parameters.sampling(),
+            top_logprobs=0,
         )
-        return edge.answer(http, [message], SloraShape(), stream=stream)
+        shape = SloraShape(edge.handler.tokenizer, return_details=bool(request.parameters.return_details))
+        return edge.answer(http, [message], shape, stream=stream)
 
     @router.post("/generate_stream", response_class=Response, responses={200: {"content": {"text/event-stream": {}}}})
     async def generate_stream(request: SloraRequest, http: Request) -> Response:
@@ -109,8 +155,14 @@ def routes(edge: Edge) -> APIRouter:
         return answer(request, http, stream=True)
 
     @router.post("/generate")
-    async def generate(request: SloraRequest, http: Request) -> Response:
-        """Return the output of one prompt in one piece."""
-        return answer(request, http, stream=False)
+    async def generate(request: AnyGenerateRequest, http: Request) -> Response:
+        """Return the output of one prompt in one piece (S-LoRA), or as asked for (llm-mock)."""
+        if isinstance(request, SloraRequest):
+            return answer(request, http, stream=False)
+        request.check()
+        (message,) = request.messages([request.prompt], edge.request_id(http), edge.tenant(request.user))
+        n = request.n or 1
+        shape = LlmMockShape(request.prompt, n)
+        return edge.answer(http, outputs([message], n, request.seed), shape, stream=request.stream)
 
     return router

@@ -3,13 +3,17 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from starlette.responses import PlainTextResponse, Response
 
-from lorrery.chassis.errors import InvalidRequest
+from lorrery.chassis.errors import InvalidRequest, Reason, UnknownName
+from lorrery.chassis.names import quoted
+from lorrery.router.access import check_load
+from lorrery.router.http.bodies import JsonRoute
 from lorrery.router.http.edge import Edge
 from lorrery.router.http.errors import json_response
-from lorrery.router.http.openai import ChatMessage, Tokens, turns
+from lorrery.router.http.generating import LENIENT, Tokens
+from lorrery.router.http.openai_requests import ChatMessage, turns
 from lorrery.router.peft import rank_in
 from lorrery.v1 import types_pb2
 
@@ -17,25 +21,31 @@ from lorrery.v1 import types_pb2
 class LoadLora(BaseModel):
     """The body of `/v1/load_lora_adapter`; vLLM's, and the rank beside it."""
 
-    model_config = ConfigDict(extra="ignore", strict=True)
+    model_config = LENIENT
 
-    lora_name: str
-    lora_path: str | None = None
-    rank: Annotated[int, Field(ge=0, lt=2**32)] | None = None
+    lora_name: str | None = None
+    lora_path: str | None = Field(default=None, description="a PEFT folder on the router's machine")
+    rank: Annotated[int, Field(ge=0, lt=2**32)] | None = Field(default=None, description="unset: as the folder has it")
+    load_inplace: bool | None = Field(default=None, description="take the place of one of this name")
 
     def known_rank(self) -> int:
         """Return the rank: as it is given, or as a PEFT folder on the router's machine has it.
 
         Raises:
-            InvalidRequest: it is told by neither.
+            InvalidRequest: neither is given.
+            UnknownName: there is no such folder.
         """
         if self.rank is not None:
             return self.rank
-        rank = None if self.lora_path is None else rank_in(self.lora_path)
+        if not self.lora_path:
+            raise InvalidRequest("Both 'lora_name' and 'lora_path' must be provided, or rank.", field="lora_path")
+        rank = rank_in(self.lora_path)
         if rank is None:
-            raise InvalidRequest(
-                "the adapter's rank is not known; give rank, or a lora_path whose adapter_config.json has r",
-                field="rank",
+            raise UnknownName(
+                f"No adapter found for {quoted(self.lora_path)}: no adapter_config.json there has r; give a PEFT folder"
+                " on the router's machine, or rank",
+                field="lora_path",
+                value=quoted(self.lora_path),
             )
         return rank
 
@@ -43,28 +53,28 @@ class LoadLora(BaseModel):
 class UnloadLora(BaseModel):
     """The body of `/v1/unload_lora_adapter`."""
 
-    model_config = ConfigDict(extra="ignore", strict=True)
+    model_config = LENIENT
 
-    lora_name: str
+    lora_name: str | None = None
 
 
 class TokenizeRequest(BaseModel):
     """The body of `/tokenize`: a prompt, or a conversation."""
 
-    model_config = ConfigDict(extra="ignore", strict=True, protected_namespaces=())
+    model_config = LENIENT
 
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
     add_special_tokens: bool | None = Field(default=None, description="of a prompt; unset: yes")
+    return_token_strs: bool | None = Field(default=None, description="whether to show how each is spelt")
     add_generation_prompt: bool | None = Field(default=None, description="of a conversation; unset: yes")
-    return_token_strs: bool | None = None
 
 
 class DetokenizeRequest(BaseModel):
     """The body of `/detokenize`."""
 
-    model_config = ConfigDict(extra="ignore", strict=True, protected_namespaces=())
+    model_config = LENIENT
 
     model: str | None = None
     tokens: Tokens
@@ -72,20 +82,37 @@ class DetokenizeRequest(BaseModel):
 
 def routes(edge: Edge) -> APIRouter:
     """Return vLLM's routes."""
-    router, handler = APIRouter(tags=["vLLM"]), edge.handler
+    router, handler = APIRouter(tags=["vLLM"], route_class=JsonRoute), edge.handler
 
     @router.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
     async def load_lora_adapter(request: LoadLora, http: Request) -> Response:
         """Make an adapter known; its rank is given, or stands in the adapter_config.json of its path."""
-        caller = edge.caller(http)
-        await handler.load_adapter(caller, types_pb2.Adapter(adapter_id=request.lora_name, rank=request.known_rank()))
-        return PlainTextResponse(f"Success: LoRA adapter '{request.lora_name}' added successfully.")
+        caller, name = edge.caller(http), _given(request.lora_name)
+        check_load(caller, name)
+        rank = request.known_rank()
+        if name in {known.adapter_id for known in (await handler.list_adapters(caller)).adapters}:
+            if not request.load_inplace:
+                raise InvalidRequest(
+                    f"The lora adapter {quoted(name)} has already been loaded. If you want to load the adapter in"
+                    " place, set 'load_inplace' to True.",
+                    Reason.ADAPTER_EXISTS,
+                    field="lora_name",
+                    value=quoted(name),
+                )
+            await handler.unload_adapter(caller, name)
+        await handler.load_adapter(caller, types_pb2.Adapter(adapter_id=name, rank=rank))
+        return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
     @router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
     async def unload_lora_adapter(request: UnloadLora, http: Request) -> Response:
         """Make an adapter unknown to new requests."""
-        await handler.unload_adapter(edge.caller(http), request.lora_name)
-        return PlainTextResponse(f"Success: LoRA adapter '{request.lora_name}' removed successfully.")
+        name = _given(request.lora_name)
+        try:
+            await handler.unload_adapter(edge.caller(http), name)
+        except UnknownName:
+            text = f"The lora adapter {quoted(name)} cannot be found."
+            raise UnknownName(text, field="lora_name", value=quoted(name)) from None
+        return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
 
     @router.post("/tokenize")
     async def tokenize(request: TokenizeRequest, http: Request) -> Response:
@@ -112,3 +139,10 @@ def routes(edge: Edge) -> APIRouter:
         return json_response({"prompt": handler.detokenize(request.tokens)})
 
     return router
+
+
+def _given(name: str | None) -> str:
+    """Return the name of an adapter. Raises InvalidRequest: there is none."""
+    if not name:
+        raise InvalidRequest("'lora_name' needs to be provided.", field="lora_name")
+    return name

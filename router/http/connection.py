@@ -1,0 +1,142 @@
+"""One HTTP connection, within bounds: uvicorn's protocol has none on the time and the bytes that a request takes.
+
+A request has `http_request_seconds` to come whole, counted from the connection's beginning or, behind another, from its
+own first byte; its head has `MAX_HEAD_BYTES`. What is slower or longer is told so and closed, as are connections over
+`http_max_connections`. A request that waits behind another on its connection is read when its turn comes, and its time
+is not counted until then.
+"""
+
+import asyncio
+import json
+from http import HTTPStatus
+from typing import Any
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from lorrery.chassis.credentials import roles_in
+from lorrery.router.http.edge import ROLES
+from lorrery.router.http.errors import body
+from lorrery.router.settings import RouterSettings
+
+MAX_HEAD_BYTES = 1 << 16
+_REFUSED_SECONDS = 1.0
+"""How long a connection that is one too many may take to ask, so that it hears why it is closed."""
+_FRAMING = 2
+"""A body in chunks takes more bytes than it has, but not so many times as much."""
+
+
+def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[HttpToolsProtocol]:
+    """Return the protocol of a server's connections.
+
+    Args:
+        settings: with the limits.
+        max_body_bytes: most of a body.
+    """
+    max_bytes = MAX_HEAD_BYTES + _FRAMING * max_body_bytes
+
+    class Connection(HttpToolsProtocol):
+        """See the module."""
+
+        def __init__(
+            self,
+            config: Config,
+            server_state: ServerState,
+            app_state: dict[str, Any],
+            _loop: asyncio.AbstractEventLoop | None = None,
+        ) -> None:
+            super().__init__(config, server_state, app_state, _loop)
+            self._timer: asyncio.TimerHandle | None = None
+            self._refused = False
+            self._in_head = True
+            self._begun = False
+            self._num_bytes = 0  # of the message that comes, as far as others did not end among them
+            self._num_messages = 0
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)  # type: ignore[arg-type]
+            tls: Any = transport.get_extra_info("ssl_object")
+            if tls is not None:
+                self.app_state = {**self.app_state, ROLES: roles_in(tls.getpeercert())}
+            self._refused = len(self.connections) > settings.http_max_connections
+            self._expect(_REFUSED_SECONDS if self._refused else settings.http_request_seconds)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._unset_timer()
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            if self._refused:
+                limit = settings.http_max_connections
+                text = f"{limit} connections are open; http_max_connections is {limit}; try later"
+                self._end(HTTPStatus.SERVICE_UNAVAILABLE, text, "too_many_connections")
+                return
+            num_messages = self._num_messages
+            super().data_received(data)
+            self._num_bytes = self._num_bytes + len(data) if num_messages == self._num_messages else 0
+            if self._in_head and self._num_bytes > MAX_HEAD_BYTES:
+                text = f"the head of the request has more than {MAX_HEAD_BYTES} bytes; send less"
+                self._end(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text, "head_too_long")
+            elif self._num_bytes > max_bytes:
+                self.transport.abort()  # it has had its 413, and sends on
+            elif self._timer is None and not self._begun and not self._answers():
+                self._expect(settings.http_request_seconds)  # blank lines before a request are none
+
+        def send_400_response(self, msg: str) -> None:
+            self._end(HTTPStatus.BAD_REQUEST, "this is no HTTP request", "bad_request")
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            self._begun, self._in_head = True, True
+            if self._timer is None:
+                self._expect(settings.http_request_seconds)
+
+        def on_headers_complete(self) -> None:
+            self._in_head = False
+            super().on_headers_complete()
+
+        def on_message_complete(self) -> None:
+            self._unset_timer()
+            self._begun, self._in_head = False, True
+            self._num_messages += 1
+            super().on_message_complete()
+
+        def _answers(self) -> bool:
+            """Return whether a request that has come is not answered yet."""
+            return self.cycle is not None and not self.cycle.response_complete
+
+        def _expect(self, seconds: float) -> None:
+            self._timer = self.loop.call_later(seconds, self._too_slow)
+
+        def _unset_timer(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+        def _too_slow(self) -> None:
+            self._timer = None
+            if self.pipeline or (self._in_head and self._answers()):
+                self._expect(settings.http_request_seconds)  # what it sends waits behind its own request
+            elif not self._begun:
+                self.transport.close()
+            else:
+                seconds = settings.http_request_seconds
+                text = f"the request took more than {seconds:g} s to come; http_request_seconds is {seconds:g}"
+                self._end(HTTPStatus.REQUEST_TIMEOUT, text, "request_too_slow")
+
+        def _end(self, status: HTTPStatus, text: str, code: str) -> None:
+            """Say what is wrong, unless an answer is under way, and close."""
+            if self.transport.is_closing():
+                return
+            under_way = self._answers() if self._in_head else self.pipeline or self.cycle.response_started
+            if not under_way:
+                content = json.dumps(body(status, text, code)).encode()
+                self.transport.write(
+                    f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
+                    f"content-length: {len(content)}\r\nconnection: close\r\n\r\n".encode()
+                    + content
+                )
+            self.transport.close()
+
+    return Connection

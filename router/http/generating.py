@@ -1,0 +1,235 @@
+"""What clients of every OpenAI-like route may ask for: OpenAI's fields, and those that vLLM adds to them.
+
+Every field is one of three kinds: it is honoured; it is passed over, as are unknown ones and those that are null, since
+the output of a mock does not depend on it; or it asks for another kind of output than there is, and is refused with the
+reason. docs/clients.md lists them.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from lorrery.chassis.errors import InvalidRequest
+from lorrery.v1 import router_pb2, types_pb2
+
+MAX_CHOICES = 128
+"""Most outputs of one HTTP request, over all its prompts."""
+
+TokenId = Annotated[int, Field(ge=0, le=0xFFFFFFFF)]
+Tokens = list[TokenId]
+Count = Annotated[int, Field(ge=0, le=0x7FFFFFFF)]
+Positive = Annotated[int, Field(ge=1, le=0x7FFFFFFF)]
+
+LENIENT = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=())
+"""Unknown fields are passed over; a value is of its field's type, and a number a number."""
+
+_REFUSED = {
+    "suffix": "output follows its prompt, and is followed by nothing",
+    "prompt_embeds": "a prompt is text or tokens",
+    "use_beam_search": "output is sampled; leave it out, or false",
+    "logits_processors": "the router runs no code of its clients",
+    "allowed_token_ids": "the mock model's words cannot be chosen",
+    "bad_words": "the mock model's words cannot be chosen",
+    "structured_outputs": "the mock model says words and no structure",
+    "guided_json": "the mock model says words and no structure",
+    "guided_regex": "the mock model says words and no structure",
+    "guided_choice": "the mock model says words and no structure",
+    "guided_grammar": "the mock model says words and no structure",
+    "functions": "the mock model calls none; leave it out",
+    "audio": "output is text",
+    "kv_transfer_params": "KV caches of two engines do not meet here",
+    "priority": "requests have no priorities here; leave it out, or 0",
+    "cache_salt": "prefix caches are shared by those who share an adapter; give a tenant an adapter of its own",
+}
+"""Fields that must be left out, null, or without effect (false, 0, empty), and why."""
+
+
+class StreamOptions(BaseModel):
+    """What a stream tells beside its output."""
+
+    model_config = LENIENT
+
+    include_usage: bool | None = None
+
+
+class GeneratingRequest(BaseModel):
+    """The fields that all of OpenAI's generating routes have."""
+
+    model_config = LENIENT
+
+    model: str | None = Field(default=None, description="the base model, or an adapter; unset: the base model")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    best_of: int | None = Field(default=None, description="n at most: none is better than another")
+    stop: str | list[str] | None = None
+    stop_token_ids: Tokens | None = Field(default=None, description="the output ends with the first of these")
+    include_stop_str_in_output: bool | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    top_p: float | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(default=None, description="0 and -1: all tokens")
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Count | None = Field(
+        default=None, description="the output's own end and stop strings come after so many"
+    )
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
+        default=None, description="how likely each token of the prompt was, with so many alternatives; not in streams"
+    )
+    return_tokens_as_token_ids: bool | None = Field(
+        default=None, description="tokens of log-probabilities are called token_id:N"
+    )
+    return_token_ids: bool | None = Field(default=None, description="choices have token_ids and prompt_token_ids")
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=0x7FFFFFFF)] | None = Field(
+        default=None, description="so many last tokens of the prompt count; -1: as many as there may be"
+    )
+    add_special_tokens: bool | None = Field(default=None, description="whether a text begins with the token for that")
+    user: str | None = Field(default=None, description="the tenant, where no API keys are asked for")
+    response_format: dict[str, Any] | None = Field(default=None, description="type text, or nothing")
+    suffix: str | None = None
+    prompt_embeds: Any = None
+    use_beam_search: bool | None = None
+    logits_processors: Any = None
+    allowed_token_ids: Any = None
+    bad_words: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    functions: Any = None
+    audio: Any = None
+    kv_transfer_params: Any = None
+    priority: int | None = None
+    cache_salt: str | None = None
+
+    fills_context: ClassVar[bool] = False
+    """Whether an output of no given length may be as long as the context has room for."""
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether its stream ends with its usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The output tokens that it asks for."""
+        raise NotImplementedError
+
+    @property
+    def top_logprobs(self) -> int | None:
+        """How many alternatives to each token it asks for; None: no log-probabilities."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Check what types do not say.
+
+        Raises:
+            InvalidRequest: it asks for what is not to be had.
+        """
+        for name, why in _REFUSED.items():
+            if value := getattr(self, name):
+                raise refused(name, value, why)
+        if self.response_format is not None and (kind := self.response_format.get("type", "text")) != "text":
+            raise refused("response_format", kind, "the mock model says words and no structure")
+        if self.best_of is not None and self.best_of > (self.n or 1):
+            raise refused("best_of", self.best_of, "no output is better than another; ask for n of them")
+        if self.min_tokens and self.most_tokens is not None and self.min_tokens > self.most_tokens:
+            raise refused("min_tokens", self.min_tokens, f"max_tokens is {self.most_tokens}; ask for fewer")
+        if self.prompt_logprobs is not None and self.stream:
+            raise refused("prompt_logprobs", self.prompt_logprobs, "streams have none; leave out one of the two")
+
+    def check_outputs(self, num_prompts: int) -> None:
+        """Check how many outputs it asks for.
+
+        Raises:
+            InvalidRequest: they are too many.
+        """
+        n = self.n or 1
+        if num_prompts * n > MAX_CHOICES:
+            raise InvalidRequest(
+                f"{num_prompts} prompts with n = {n} are {num_prompts * n} outputs; at most {MAX_CHOICES}; send less",
+                field="n",
+                value=n,
+                limit=MAX_CHOICES,
+            )
+
+    def messages(
+        self, prompts: Sequence[str | list[int]], request_id: str, tenant: str
+    ) -> list[router_pb2.GenerateRequest]:
+        """Return a message for each prompt, in order."""
+        sampling = self._sampling()
+        return [self._message(prompt, sampling, request_id, tenant) for prompt in prompts]
+
+    def _message(
+        self, prompt: str | list[int], sampling: types_pb2.SamplingParams, request_id: str, tenant: str
+    ) -> router_pb2.GenerateRequest:
+        message = router_pb2.GenerateRequest(
+            model=self.model or "",
+            tenant_id=tenant,
+            request_id=request_id,
+            sampling=sampling,
+            top_logprobs=self.top_logprobs,
+            fill_context=self.fills_context,
+            without_special_tokens=self.add_special_tokens is False,
+        )
+        if isinstance(prompt, str):
+            message.text = prompt
+        else:
+            message.token_ids.ids.extend(prompt)
+        if self.truncate_prompt_tokens is not None and self.truncate_prompt_tokens >= 0:
+            message.truncate_prompt_tokens = self.truncate_prompt_tokens
+        return message
+
+    def _sampling(self) -> types_pb2.SamplingParams:
+        sampling = types_pb2.SamplingParams(
+            do_sample=self.temperature is None or self.temperature > 0, signed_penalties=True
+        )
+        if self.most_tokens is not None:
+            sampling.max_new_tokens = self.most_tokens
+        for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty", "ignore_eos"):
+            value = getattr(self, name)
+            if value is not None and not (name == "temperature" and value == 0):
+                setattr(sampling, name, value)
+        if self.top_k:
+            sampling.top_k = self.top_k
+        if self.stop:
+            sampling.stop_sequences.extend([self.stop] if isinstance(self.stop, str) else self.stop)
+        sampling.stop_token_ids.extend(self.stop_token_ids or ())
+        if self.include_stop_str_in_output:
+            sampling.include_stop_sequence = True
+        if self.min_tokens:
+            sampling.min_new_tokens = self.min_tokens
+        return sampling
+
+
+def outputs(
+    messages: Sequence[router_pb2.GenerateRequest], n: int, seed: int | None
+) -> list[router_pb2.GenerateRequest]:
+    """Return a message for each output, those of the first prompt first, each with an id and a seed of its own.
+
+    Args:
+        messages: one for each prompt.
+        n: outputs of each.
+        seed: of the first output.
+    """
+    found: list[router_pb2.GenerateRequest] = []
+    for message in messages:
+        for _ in range(n):
+            number = len(found)
+            output = router_pb2.GenerateRequest()
+            output.CopyFrom(message)
+            if number:
+                output.request_id = f"{message.request_id}-{number}"
+            if seed is not None:
+                output.seed = (seed + number) % 2**64
+            found.append(output)
+    return found
+
+
+def refused(name: str, value: object, why: str) -> InvalidRequest:
+    """Return the error of who asks for what is not to be had."""
+    return InvalidRequest(f"{name} is not to be had here: {why}", field=name, value=value)

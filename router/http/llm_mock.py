@@ -1,0 +1,56 @@
+"""llm-mock's `/generate`, which is that of vLLM's first API server (dongmingli-Ben/llm-mock, commit f07dd39).
+
+The text of an answer begins with its prompt. A stream is one JSON object after another, each with the whole text so far
+and a NUL behind it.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from lorrery.chassis.errors import RequestError
+from lorrery.router.http.answer import Collected
+from lorrery.router.http.errors import error_body
+from lorrery.router.http.openai_requests import CompletionRequest
+from lorrery.v1 import router_pb2, types_pb2
+
+
+class LlmMockRequest(CompletionRequest):
+    """The body of llm-mock's `/generate`: a prompt, and vLLM's sampling parameters beside it."""
+
+    prompt: str
+
+
+class LlmMockShape:
+    """How llm-mock answers.
+
+    Args:
+        prompt: with which each text begins.
+        n: texts of an answer.
+    """
+
+    media_type = "application/octet-stream"
+
+    def __init__(self, prompt: str, n: int) -> None:
+        self._texts = [prompt] * n
+
+    def event(self, index: int, message: router_pb2.GenerateResponse) -> bytes:
+        """See `Shape`."""
+        self._texts[index] += message.text
+        return _chunk({"text": self._texts})
+
+    def last_events(self, usages: Sequence[types_pb2.Usage]) -> bytes:
+        """See `Shape`."""
+        return b""
+
+    def error_events(self, error: RequestError) -> bytes:
+        """See `Shape`."""
+        return _chunk(error_body(error))
+
+    def whole(self, choices: Sequence[Collected]) -> dict[str, Any]:
+        """See `Shape`."""
+        return {"text": [text + "".join(choice.text) for text, choice in zip(self._texts, choices, strict=True)]}
+
+
+def _chunk(content: dict[str, Any]) -> bytes:
+    return json.dumps(content).encode() + b"\0"

@@ -1,0 +1,150 @@
+"""The bodies of OpenAI's routes. What all of them have is in generating.py."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from lorrery.chassis.errors import InvalidRequest
+from lorrery.router.http.generating import LENIENT, Count, GeneratingRequest, Positive, Tokens, refused
+
+_CHAT_REFUSED = {
+    "chat_template": "the router runs no code of its clients; router.tokenizer brings the template",
+    "continue_final_message": "the chat template ends each turn",
+}
+_OWN_VARIABLES = ("self", "messages", "add_generation_prompt")
+"""Of the chat template, which have fields of their own."""
+
+
+class CompletionRequest(GeneratingRequest):
+    """The body of `/v1/completions`."""
+
+    prompt: str | list[str] | Tokens | list[Tokens]
+    max_tokens: Count | None = Field(default=None, description="16 if unset; 0 only with echo")
+    echo: bool | None = Field(default=None, description="the text begins with the prompt")
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
+        default=None, description="how likely each token was, with so many alternatives"
+    )
+
+    @property
+    def echoes_only(self) -> bool:
+        """Whether it wants its prompt back, and no output."""
+        return bool(self.echo) and self.max_tokens == 0
+
+    @property
+    def most_tokens(self) -> int | None:
+        """See `GeneratingRequest`: a prompt that is computed has a token of output, wanted or not."""
+        return 1 if self.echoes_only else self.max_tokens
+
+    @property
+    def top_logprobs(self) -> int | None:
+        """See `GeneratingRequest`."""
+        return self.logprobs
+
+    @property
+    def prompts(self) -> Sequence[str | list[int]]:
+        """Its prompts, each as text or tokens."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        prompts: Any = self.prompt
+        return [prompts] if prompts and isinstance(prompts[0], int) else prompts
+
+    def check(self) -> None:
+        """See `GeneratingRequest`."""
+        super().check()
+        if self.max_tokens == 0 and not self.echo:
+            raise InvalidRequest("max_tokens is 0; it must be at least 1 without echo", field="max_tokens", value=0)
+        if not self.prompts:
+            raise InvalidRequest("prompt is empty; give text or tokens", field="prompt")
+        self.check_outputs(len(self.prompts))
+
+
+class ContentPart(BaseModel):
+    """A part of a message."""
+
+    model_config = LENIENT
+
+    type: Literal["text", "input_text", "output_text"]
+    text: str
+
+
+class ChatMessage(BaseModel):
+    """One turn of a conversation; the chat template may read further fields."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+    role: str
+    content: str | list[ContentPart] | None = None
+
+    def text(self) -> str:
+        """Return what is said."""
+        if isinstance(self.content, list):
+            return "".join(part.text for part in self.content)
+        return self.content or ""
+
+
+def turns(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """Return a conversation as chat templates read it."""
+    return [{**(message.model_extra or {}), "role": message.role, "content": message.text()} for message in messages]
+
+
+class ChatRequest(GeneratingRequest):
+    """The body of `/v1/chat/completions`."""
+
+    messages_: Annotated[list[ChatMessage], Field(min_length=1, alias="messages")]
+    max_completion_tokens: Positive | None = Field(default=None, description="unset: max_tokens")
+    max_tokens: Positive | None = Field(default=None, description="unset: what the prompt leaves of the context")
+    logprobs: bool | None = Field(default=None, description="how likely each token was")
+    top_logprobs_: Annotated[int, Field(ge=0, le=20)] | None = Field(
+        default=None, alias="top_logprobs", description="so many alternatives to each token; needs logprobs"
+    )
+    modalities: list[str] | None = Field(default=None, description="text")
+    tools: Any = Field(default=None, description="for the chat template; the mock model calls none")
+    documents: Any = Field(default=None, description="for the chat template")
+    chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="for the chat template")
+    add_generation_prompt: bool | None = Field(
+        default=None, description="whether the prompt ends with what begins the assistant's turn"
+    )
+    chat_template: str | None = None
+    continue_final_message: bool | None = None
+    tool_choice: Any = Field(default=None, description="none, or auto")
+
+    fills_context: ClassVar[bool] = True
+
+    @property
+    def most_tokens(self) -> int | None:
+        """See `GeneratingRequest`."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def top_logprobs(self) -> int | None:
+        """See `GeneratingRequest`."""
+        return (self.top_logprobs_ or 0) if self.logprobs else None
+
+    @property
+    def turns(self) -> list[dict[str, Any]]:
+        """The conversation as chat templates read it."""
+        return turns(self.messages_)
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """What else the chat template may read."""
+        given = dict(self.chat_template_kwargs or {})
+        if self.tools and self.tool_choice != "none":
+            given["tools"] = self.tools
+        if self.documents:
+            given["documents"] = self.documents
+        return {name: value for name, value in given.items() if name not in _OWN_VARIABLES}
+
+    def check(self) -> None:
+        """See `GeneratingRequest`."""
+        super().check()
+        for name, why in _CHAT_REFUSED.items():
+            if value := getattr(self, name):
+                raise refused(name, value, why)
+        if self.top_logprobs_ and not self.logprobs:
+            raise refused("top_logprobs", self.top_logprobs_, "it needs logprobs: true")
+        if self.tool_choice not in (None, "none", "auto"):
+            raise refused("tool_choice", self.tool_choice, "the mock model calls no tools; leave it out, or auto")
+        if self.modalities is not None and set(self.modalities) != {"text"}:
+            raise refused("modalities", self.modalities, "output is text")

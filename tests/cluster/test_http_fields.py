@@ -1,0 +1,282 @@
+"""What OpenAI's and vLLM's fields do: those that are honoured show, the others are refused with a reason."""
+
+import math
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from openai import AsyncOpenAI, BadRequestError
+
+from lorrery.local.cluster import LocalCluster
+from lorrery.router.logprobs import NEVER
+from lorrery.tokenizer.base import BOS_ID, NUM_WORDS
+from lorrery.tokenizer.file import BuiltinTokenizer
+from tests.cluster.client import TIMEOUT_SECONDS, Ask
+from tests.cluster.gauges import nothing_held
+from tests.cluster.harness import running_cluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="module")]
+
+MODEL = "Llama-3-8B"
+TOKENIZER = BuiltinTokenizer()
+WORD = -math.log(NUM_WORDS)
+EXACT = {"ignore_eos": True}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalCluster]:
+    """One cluster for all, in which tokens come soon."""
+    async with running_cluster(tmp_path_factory.mktemp("cluster"), "time_scale=0.1") as cluster:
+        yield cluster
+        await nothing_held(cluster)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def openai(cluster: LocalCluster) -> AsyncIterator[AsyncOpenAI]:
+    """OpenAI's client of it."""
+    async with AsyncOpenAI(
+        base_url=f"http://{cluster.http_address}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_SECONDS
+    ) as client:
+        yield client
+
+
+def tokens_of(cluster: LocalCluster, seed: int, max_new_tokens: int) -> list[int]:
+    return Ask(seed=seed, max_new_tokens=max_new_tokens).expected(cluster.settings)[0]
+
+
+def text_of(token_ids: list[int]) -> str:
+    return "".join(TOKENIZER.detokenizer().push((token_id,)) for token_id in token_ids)
+
+
+async def test_completions_have_log_probabilities_in_one_piece_and_in_a_stream(
+    cluster: LocalCluster, openai: AsyncOpenAI
+) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "prompt": "hi", "max_tokens": 6, "seed": 5, "logprobs": 3}
+    token_ids = tokens_of(cluster, 5, 6)
+    (choice,) = (await openai.completions.create(**asked, extra_body=EXACT)).choices
+    logprobs = choice.logprobs
+    assert logprobs is not None
+    assert logprobs.tokens == [text_of([token_id]) for token_id in token_ids]
+    assert "".join(logprobs.tokens or ()) == choice.text
+    assert logprobs.token_logprobs == [pytest.approx(WORD)] * 6
+    assert [len(top) for top in logprobs.top_logprobs or ()] == [3] * 6
+    assert all(token in top for token, top in zip(logprobs.tokens or (), logprobs.top_logprobs or (), strict=True))
+    assert logprobs.text_offset == [sum(map(len, (logprobs.tokens or [])[:at])) for at in range(6)]
+    streamed = [
+        chunk.choices[0] async for chunk in await openai.completions.create(**asked, stream=True, extra_body=EXACT)
+    ]
+    for field in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert [one for part in streamed for one in getattr(part.logprobs, field)] == getattr(logprobs, field)
+    names = (
+        await openai.completions.create(**asked, extra_body={**EXACT, "return_tokens_as_token_ids": True})
+    ).choices[0]
+    assert names.logprobs is not None
+    assert names.logprobs.tokens == [f"token_id:{token_id}" for token_id in token_ids]
+
+
+async def test_chats_have_log_probabilities_in_one_piece_and_in_a_stream(
+    cluster: LocalCluster, openai: AsyncOpenAI
+) -> None:
+    asked: dict[str, Any] = {
+        "model": "",
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 5,
+        "seed": 9,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "extra_body": EXACT,
+    }
+    (choice,) = (await openai.chat.completions.create(**asked)).choices
+    assert choice.logprobs is not None
+    content = choice.logprobs.content or []
+    assert "".join(one.token for one in content) == choice.message.content == text_of(tokens_of(cluster, 9, 5))
+    assert [bytes(one.bytes or ()).decode() for one in content] == [one.token for one in content]
+    assert [one.logprob for one in content] == [pytest.approx(WORD)] * 5
+    assert all(len(one.top_logprobs) == 2 and one.top_logprobs[0].token == one.token for one in content)
+    streamed = [
+        one
+        async for chunk in await openai.chat.completions.create(**asked, stream=True)
+        for one in (chunk.choices[0].logprobs.content if chunk.choices[0].logprobs else None) or ()
+    ]
+    assert streamed == content
+    with pytest.raises(BadRequestError, match="needs logprobs"):
+        await openai.chat.completions.create(**{**asked, "logprobs": False})
+
+
+async def test_an_echo_is_the_prompt_before_the_output(cluster: LocalCluster, openai: AsyncOpenAI) -> None:
+    prompt_ids = TOKENIZER.encode_prompt("about able")
+    output = text_of(tokens_of(cluster, 3, 4))
+    asked: dict[str, Any] = {"model": MODEL, "prompt": "about able", "seed": 3, "max_tokens": 4, "echo": True}
+    answer = await openai.completions.create(**asked, logprobs=1, n=2, extra_body={**EXACT, "return_token_ids": True})
+    assert [choice.text for choice in answer.choices] == [
+        f"about able{output}",
+        f"about able{text_of(tokens_of(cluster, 4, 4))}",
+    ]
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert "".join(logprobs.tokens or ()) == f"about able{output}"
+    assert logprobs.token_logprobs is not None
+    assert logprobs.top_logprobs is not None
+    assert (logprobs.token_logprobs[0], logprobs.top_logprobs[0]) == (None, None)
+    assert logprobs.token_logprobs[-5:] == [pytest.approx(WORD)] * 5
+    assert (answer.choices[0].model_extra or {})["prompt_token_ids"] == prompt_ids
+    assert (answer.choices[0].model_extra or {})["token_ids"] == tokens_of(cluster, 3, 4)
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(prompt_ids), 8)
+    chunks = [chunk async for chunk in await openai.completions.create(**asked, stream=True, extra_body=EXACT)]
+    assert "".join(chunk.choices[0].text for chunk in chunks) == f"about able{output}"
+    alone = await openai.completions.create(**{**asked, "max_tokens": 0}, logprobs=0)
+    assert alone.choices[0].text == "about able"
+    assert alone.choices[0].logprobs is not None
+    assert len(alone.choices[0].logprobs.tokens or ()) == len(prompt_ids)
+    assert alone.usage is not None
+    assert alone.usage.completion_tokens == 0
+
+
+async def test_prompts_have_log_probabilities_of_their_own(openai: AsyncOpenAI) -> None:
+    answer = await openai.completions.create(
+        model=MODEL, prompt=" about able", max_tokens=1, extra_body={"prompt_logprobs": 1}
+    )
+    first, about, able = (answer.choices[0].model_extra or {})["prompt_logprobs"]
+    assert first is None
+    for one, token_id, text in ((about, *_word(" about")), (able, *_word(" able"))):
+        assert one[str(token_id)] == {"logprob": pytest.approx(WORD), "rank": 1, "decoded_token": text}
+    chat = await openai.chat.completions.create(
+        model="",
+        messages=[{"role": "user", "content": "x"}],
+        max_tokens=1,
+        extra_body={"prompt_logprobs": 0, "return_token_ids": True},
+    )
+    beside = chat.model_extra or {}
+    assert beside["prompt_token_ids"][0] == BOS_ID
+    assert len(beside["prompt_logprobs"]) == len(beside["prompt_token_ids"])
+    assert {one["logprob"] for entry in beside["prompt_logprobs"][1:] for one in entry.values()} <= {NEVER, WORD}
+
+
+def _word(text: str) -> tuple[int, str]:
+    (token_id,) = TOKENIZER.encode_stop(text)
+    return token_id, text
+
+
+async def test_least_lengths_stop_tokens_and_stop_strings_that_stay(cluster: LocalCluster, openai: AsyncOpenAI) -> None:
+    token_ids = tokens_of(cluster, 8, 30)
+    words = text_of(token_ids).split()
+
+    async def output(**fields: Any) -> tuple[str, str, int]:
+        answer = await openai.completions.create(
+            model=MODEL, prompt="x", seed=8, max_tokens=30, extra_body=EXACT | fields
+        )
+        assert answer.usage is not None
+        return answer.choices[0].text, answer.choices[0].finish_reason, answer.usage.completion_tokens
+
+    assert await output(stop_token_ids=[token_ids[9]]) == (text_of(token_ids[:10]), "stop", 10)
+    stopped = {"stop": [f" {words[9]}"], "include_stop_str_in_output": True}
+    assert await output(**stopped) == (text_of(token_ids[:10]), "stop", 10)
+    assert await output(**stopped, min_tokens=10) == (text_of(token_ids), "length", 30)
+    exact = await openai.completions.create(model=MODEL, prompt="x", max_tokens=40, extra_body={"min_tokens": 40})
+    assert exact.usage is not None
+    assert (exact.usage.completion_tokens, exact.choices[0].finish_reason) == (40, "length")
+
+
+async def test_a_chat_without_a_length_may_fill_the_context(openai: AsyncOpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "x"}]
+    answer = await openai.chat.completions.create(model="", messages=messages, seed=1, extra_body={"min_tokens": 200})
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens > 200
+    short = await openai.completions.create(model=MODEL, prompt="x", extra_body=EXACT)
+    assert short.usage is not None
+    assert short.usage.completion_tokens == 16
+
+
+async def test_prompts_may_be_cut_and_have_no_special_tokens(openai: AsyncOpenAI) -> None:
+    async def prompt_tokens(**fields: Any) -> int:
+        answer = await openai.completions.create(model=MODEL, prompt=" about able", max_tokens=1, extra_body=fields)
+        assert answer.usage is not None
+        return answer.usage.prompt_tokens
+
+    assert await prompt_tokens() == 3
+    assert await prompt_tokens(add_special_tokens=False) == 2
+    assert await prompt_tokens(truncate_prompt_tokens=1) == 1
+    assert await prompt_tokens(truncate_prompt_tokens=-1) == 3
+
+
+PASSED_OVER: dict[str, Any] = {
+    "presence_penalty": -2.0,
+    "frequency_penalty": -0.5,
+    "repetition_penalty": 1.1,
+    "min_p": 0.1,
+    "length_penalty": 2.0,
+    "logit_bias": {"5": -100},
+    "skip_special_tokens": False,
+    "spaces_between_special_tokens": False,
+    "best_of": 1,
+    "suffix": "",
+    "priority": 0,
+    "response_format": {"type": "text"},
+    "kv_transfer_params": None,
+    "store": True,
+    "metadata": {"a": "b"},
+    "service_tier": "auto",
+    "request_id": "x",
+    "nobody_knows": [{}],
+    "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+}
+REFUSED: dict[str, Any] = {
+    "suffix": "end",
+    "best_of": 2,
+    "use_beam_search": True,
+    "response_format": {"type": "json_object"},
+    "structured_outputs": {"choice": ["a"]},
+    "guided_json": {"type": "object"},
+    "bad_words": ["x"],
+    "allowed_token_ids": [5],
+    "prompt_embeds": "AAAA",
+    "kv_transfer_params": {"do_remote_decode": True},
+    "priority": 1,
+    "cache_salt": "pepper",
+    "logprobs": 21,
+    "prompt_logprobs": 21,
+    "min_tokens": 17,
+    "presence_penalty": -2.1,
+    "temperature": -1,
+    "n": 0,
+    "max_tokens": 0,
+}
+CHAT_REFUSED: dict[str, Any] = {
+    "tool_choice": "required",
+    "modalities": ["text", "audio"],
+    "continue_final_message": True,
+    "chat_template": "{{ messages }}",
+    "functions": [{"name": "f"}],
+    "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}],
+    "chat_template_kwargs": [],
+}
+
+
+async def test_fields_without_a_meaning_here_are_passed_over(openai: AsyncOpenAI) -> None:
+    plain = await openai.completions.create(model=MODEL, prompt="x", seed=2, max_tokens=3)
+    answer = await openai.completions.create(model=MODEL, prompt="x", seed=2, max_tokens=3, extra_body=PASSED_OVER)
+    assert answer.choices == plain.choices
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    kwargs = {"messages": 1, "self": 2, "add_generation_prompt": 3, "enable_thinking": False}
+    chat = await openai.chat.completions.create(
+        model="",
+        messages=[{"role": "user", "content": "x", "name": "somebody"}],
+        max_tokens=3,
+        extra_body={"tools": tools, "tool_choice": "auto", "chat_template_kwargs": kwargs, "parallel_tool_calls": True},
+    )
+    assert chat.choices[0].message.tool_calls is None
+
+
+@pytest.mark.parametrize("name", [*REFUSED, *(f"chat {name}" for name in CHAT_REFUSED)])
+async def test_what_is_not_to_be_had_is_refused_with_its_name(openai: AsyncOpenAI, name: str) -> None:
+    if name.startswith("chat "):
+        name = name.removeprefix("chat ")
+        messages: Any = [{"role": "user", "content": "x"}]
+        asked = openai.chat.completions.create(model="", messages=messages, extra_body={name: CHAT_REFUSED[name]})
+    else:
+        asked = openai.completions.create(model=MODEL, prompt="x", extra_body={name: REFUSED[name]})
+    with pytest.raises(BadRequestError) as caught:
+        await asked
+    assert {"min_tokens": "min_new_tokens"}.get(name, name) in caught.value.message

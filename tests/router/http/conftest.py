@@ -1,0 +1,82 @@
+"""A router's HTTP server in this process, with nothing behind it."""
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from lorrery.router.handler import Handler
+from lorrery.router.http.server import HttpServer
+from lorrery.router.metrics import RouterMetrics
+from lorrery.settings import Settings
+
+TIMEOUT_SECONDS = 10.0
+
+
+@dataclass
+class HttpRouter:
+    """A server, and how to talk to it."""
+
+    port: int
+
+    @contextlib.asynccontextmanager
+    async def connection(
+        self, tls: ssl.SSLContext | None = None
+    ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        """Open a connection."""
+        reader, writer = await asyncio.open_connection("localhost", self.port, ssl=tls)
+        try:
+            yield reader, writer
+        finally:
+            writer.close()
+
+    async def exchange(self, sent: bytes, tls: ssl.SSLContext | None = None) -> bytes:
+        """Return all that the server answers until it closes the connection."""
+        async with self.connection(tls) as (reader, writer):
+            writer.write(sent)
+            return await rest_of(reader)
+
+
+async def rest_of(reader: asyncio.StreamReader) -> bytes:
+    """Return what still comes on a connection."""
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        return await reader.read()
+
+
+async def one_answer(reader: asyncio.StreamReader) -> bytes:
+    """Return the next answer of a connection that stays open."""
+    async with asyncio.timeout(TIMEOUT_SECONDS):
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = next(int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.startswith(b"content-length"))
+        return head + await reader.readexactly(length)
+
+
+StartHttp = Callable[..., Any]
+
+
+@pytest.fixture
+async def start_http() -> AsyncIterator[StartHttp]:
+    """Return a function that starts a server; its arguments are settings by section."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(**sections: dict[str, Any]) -> HttpRouter:
+            registry = CollectorRegistry()
+            handler = Handler(Settings.model_validate(sections), RouterMetrics(registry))
+            server = HttpServer(handler, registry, "127.0.0.1:0")
+            address = server.listen()
+            running = asyncio.create_task(server.run())
+
+            async def stop() -> None:
+                running.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await running
+
+            stack.push_async_callback(stop)
+            return HttpRouter(int(address.rpartition(":")[2]))
+
+        yield start

@@ -1,0 +1,149 @@
+"""What a connection may cost: time, bytes, and their number."""
+
+import asyncio
+import json
+import time
+
+from tests.cluster.harness import wait_until
+from tests.router.http.conftest import StartHttp, one_answer, rest_of
+
+GET = b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n"
+POST = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+BODY = b'{"prompt": "hello"}'
+WHOLE = POST + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
+
+
+def code_of(answer: bytes) -> tuple[int, str]:
+    return int(answer.split()[1]), json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"]
+
+
+async def test_a_request_that_comes_too_slowly_is_told_so_and_cut(start_http: StartHttp) -> None:
+    router = await start_http(router={"http_request_seconds": 0.3})
+    slow_head, slow_body = GET[:-4], WHOLE[:-3]
+    for sent in (slow_head, slow_body):
+        async with router.connection() as (reader, writer):
+
+            async def drip(writer: asyncio.StreamWriter = writer) -> None:
+                while True:
+                    await asyncio.sleep(0.1)  # never long without a byte
+                    writer.write(b" ")
+
+            writer.write(sent)
+            dripping = asyncio.create_task(drip()) if sent is slow_head else None
+            begun = time.monotonic()
+            answer = await rest_of(reader)
+            assert time.monotonic() - begun >= 0.2
+            if dripping is not None:
+                dripping.cancel()
+            assert code_of(answer) == (408, "request_too_slow")
+
+
+async def test_a_second_request_has_its_time_from_its_first_byte(start_http: StartHttp) -> None:
+    router = await start_http(router={"http_request_seconds": 0.3})
+    async with router.connection() as (reader, writer):
+        for _ in range(2):
+            writer.write(WHOLE)
+            assert b"200 OK" in await one_answer(reader)
+        writer.write(b"\r\n")  # no request: the time runs all the same
+        assert await rest_of(reader) == b""
+    async with router.connection() as (reader, writer):
+        writer.write(WHOLE)
+        assert b"200 OK" in await one_answer(reader)
+        writer.write(WHOLE[:-1])
+        assert code_of(await rest_of(reader)) == (408, "request_too_slow")
+
+
+async def test_a_silent_connection_is_closed_without_a_word(start_http: StartHttp) -> None:
+    router = await start_http(router={"http_request_seconds": 0.2, "http_idle_seconds": 0.2})
+    assert await router.exchange(b"") == b""
+    async with router.connection() as (reader, writer):
+        writer.write(GET)
+        assert b"200 OK" in await one_answer(reader)
+        assert await rest_of(reader) == b""
+
+
+async def test_connections_over_the_limit_hear_why_they_are_closed(start_http: StartHttp) -> None:
+    router = await start_http(router={"http_max_connections": 2})
+    async with router.connection() as (reader, writer), router.connection() as (other, other_writer):
+        for one, its_writer in ((reader, writer), (other, other_writer)):
+            its_writer.write(GET)
+            assert b"200 OK" in await one_answer(one)
+        assert code_of(await router.exchange(GET)) == (503, "too_many_connections")
+    closing = GET.replace(b"host: x", b"host: x\r\nconnection: close")
+
+    async def is_room() -> bool:
+        return b"200 OK" in await router.exchange(closing)
+
+    await wait_until(is_room)
+
+
+async def test_a_head_without_end_is_refused(start_http: StartHttp) -> None:
+    router = await start_http()
+    for head in (
+        b"GET /" + b"x" * 70_000,
+        b"GET / HTTP/1.1\r\nx: " + b"y" * 70_000,
+        b"GET / HTTP/1.1\r\n" + b"a:b\r\n" * 20_000,
+    ):
+        assert code_of(await router.exchange(head)) == (431, "head_too_long")
+
+
+async def test_what_is_no_http_is_told_so(start_http: StartHttp) -> None:
+    router = await start_http()
+    assert code_of(await router.exchange(b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n")) == (400, "bad_request")
+    twice = POST + b"content-length: 5\r\ncontent-length: 6\r\n\r\nhello"
+    assert code_of(await router.exchange(twice)) == (400, "bad_request")
+
+
+async def test_requests_in_a_row_are_answered_in_order(start_http: StartHttp) -> None:
+    router = await start_http()
+    async with router.connection() as (reader, writer):
+        writer.write(GET + WHOLE + GET)
+        answers = [await one_answer(reader) for _ in range(3)]
+    assert [b'"version"' in answer for answer in answers] == [True, False, True]
+    assert b'"tokens"' in answers[1]
+
+
+async def test_a_client_may_wait_for_leave_to_send_its_body(start_http: StartHttp) -> None:
+    router = await start_http()
+    head = POST + b"expect: 100-continue\r\n"
+    async with router.connection() as (reader, writer):
+        writer.write(head + b"content-length: %d\r\n\r\n" % len(BODY))
+        async with asyncio.timeout(10):
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(BODY)
+        assert b"200 OK" in await one_answer(reader)
+    async with router.connection() as (reader, writer):
+        writer.write(head + b"content-length: 10000000000\r\n\r\n")
+        assert code_of(await rest_of(reader)) == (413, "body_too_long")
+
+
+async def test_only_json_is_read(start_http: StartHttp) -> None:
+    router = await start_http()
+    closing = b"connection: close\r\ncontent-length: %d\r\n" % len(BODY)
+    for kind in (b"", b"content-type: text/plain\r\n", b"content-type: application/x-www-form-urlencoded\r\n"):
+        sent = b"POST /tokenize HTTP/1.1\r\nhost: x\r\n" + kind + closing + b"\r\n" + BODY
+        assert code_of(await router.exchange(sent)) == (415, "unsupported_media_type")
+    for kind in (b"application/json; charset=utf-8", b"Application/JSON", b"application/vnd.api+json"):
+        sent = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: " + kind + b"\r\n" + closing + b"\r\n" + BODY
+        assert b"200 OK" in await router.exchange(sent)
+
+
+async def test_every_answer_has_an_id_the_client_s_own_if_there_is_one(start_http: StartHttp) -> None:
+    router = await start_http()
+    async with router.connection() as (reader, writer):
+        writer.write(GET.replace(b"host: x", b"host: x\r\nx-request-id: mine"))
+        assert b"x-request-id: mine\r\n" in await one_answer(reader)
+        writer.write(b"GET /nowhere HTTP/1.1\r\nhost: x\r\n\r\n")
+        answer = await one_answer(reader)
+        assert code_of(answer) == (404, "not_found")
+        assert b"x-request-id: " in answer
+
+
+async def test_pages_of_other_sites_may_call_where_the_settings_name_them(start_http: StartHttp) -> None:
+    asks = b"OPTIONS /v1/completions HTTP/1.1\r\nhost: x\r\norigin: https://a.example\r\n"
+    asks += b"access-control-request-method: POST\r\nconnection: close\r\n\r\n"
+    closed = await start_http()
+    assert b"access-control-allow-origin" not in await closed.exchange(asks)
+    router = await start_http(router={"http_allowed_origins": ["https://a.example"]})
+    assert b"access-control-allow-origin: https://a.example" in await router.exchange(asks)
+    assert b"access-control-allow-origin" not in await router.exchange(asks.replace(b"a.example", b"b.example"))

@@ -1,0 +1,84 @@
+"""TLS of the HTTP edge: roles in certificates, and files that change."""
+
+import shutil
+import ssl
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lorrery.cli.certs import app
+from tests.cluster.harness import wait_until
+from tests.router.http.conftest import HttpRouter, StartHttp
+
+CLOSING = b"host: x\r\nconnection: close\r\n"
+LOAD = b'{"lora_name": "new", "rank": 8}'
+ASKS = {
+    "load": b"POST /v1/load_lora_adapter HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+    % len(LOAD)
+    + CLOSING
+    + b"\r\n"
+    + LOAD,
+    "version": b"GET /version HTTP/1.1\r\n" + CLOSING + b"\r\n",
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Certificates of two authorities."""
+    found = tuple(tmp_path_factory.mktemp("certs") for _ in range(2))
+    for folder in found:
+        assert CliRunner().invoke(app, [str(folder)]).exit_code == 0
+    return found[0], found[1]
+
+
+def client(folder: Path, role: str | None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=folder / "ca.pem")
+    if role is not None:
+        context.load_cert_chain(folder / f"{role}.pem", folder / f"{role}.key")
+    return context
+
+
+async def served(router: HttpRouter, tls: ssl.SSLContext) -> bool:
+    try:
+        return b"200 OK" in await router.exchange(ASKS["version"], tls)
+    except (ssl.SSLError, ConnectionError):
+        return False
+
+
+def status(answer: bytes) -> int:
+    return int(answer.split()[1])
+
+
+async def test_a_certificate_s_role_decides(start_http: StartHttp, folders: tuple[Path, Path]) -> None:
+    folder, _ = folders
+    tls = {"cert": folder / "router.pem", "key": folder / "router.key", "ca": folder / "ca.pem"}
+    router = await start_http(server_tls=tls)
+    assert status(await router.exchange(ASKS["version"], client(folder, "client"))) == 200
+    assert status(await router.exchange(ASKS["load"], client(folder, "client"))) == 403
+    assert status(await router.exchange(ASKS["load"], client(folder, "operator"))) == 503  # no scheduler, but leave
+    assert not await served(router, client(folder, None))
+
+
+async def test_certificates_and_authority_are_read_again(
+    start_http: StartHttp, folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    old, new = folders
+
+    def put(folder: Path) -> None:
+        for name in ("router.pem", "router.key", "ca.pem"):
+            shutil.copy(folder / name, tmp_path / f"{name}.new")
+            (tmp_path / f"{name}.new").replace(tmp_path / name)
+
+    put(old)
+    tls = {"cert": tmp_path / "router.pem", "key": tmp_path / "router.key", "ca": tmp_path / "ca.pem"}
+    router = await start_http(server_tls=tls)
+    assert await served(router, client(old, "client"))
+    assert not await served(router, client(new, "client"))
+    put(new)
+    await wait_until(lambda: served(router, client(new, "client")))
+    assert not await served(router, client(old, "client"))
+    # The old authority's clients are refused even by a client that trusts the new server.
+    mixed = client(new, None)
+    mixed.load_cert_chain(old / "client.pem", old / "client.key")
+    assert not await served(router, mixed)
