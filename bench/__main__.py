@@ -16,7 +16,20 @@ import typer
 import uvloop
 from rich.console import Console
 
-from bench import core, deep_queues, failures, fidelity, last_hop, live_vs_sim, machine, overload, sim_speed, tables
+from bench import (
+    clients,
+    core,
+    deep_queues,
+    failures,
+    fidelity,
+    last_hop,
+    live_vs_sim,
+    machine,
+    overload,
+    sim_speed,
+    tables,
+)
+from bench.client_table import client_table
 from bench.cluster import BenchBrokenError
 from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import LorreryError
@@ -43,6 +56,7 @@ class Benchmark(Enum):
     SIM_SPEED = "sim-speed"
     LIVE_VS_SIM = "live-vs-sim"
     OVERLOAD = "overload"
+    CLIENTS = "clients"
 
 
 @app.command(cls=Command)
@@ -53,7 +67,7 @@ def main(
         typer.Option(min=fidelity.SHORTEST_SECONDS, help="Length of the fidelity run; default: 60, with --quick 15."),
     ] = None,
     repetitions: Annotated[
-        int | None, typer.Option(min=1, help="Pairs of windows per batch of last-hop; default: 5, with --quick 3.")
+        int | None, typer.Option(min=1, help="Pairs of windows of last-hop and clients; default: 5, with --quick 3.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Short runs and small loads, more noise.")] = False,
     out: Annotated[Path, typer.Option(help="Where the JSON goes.")] = OUT,
@@ -133,6 +147,15 @@ def main(
         results["overload"] = result.as_json()
         console.print(tables.overload(result))
 
+    def run_clients() -> None:
+        pairs = repetitions if repetitions is not None else 3 if quick else 5
+        with console.status("clients") as status:
+            result = _in_loop(
+                lambda: clients.measure(2.0 if quick else 4.0, pairs, lambda what: status.update(f"clients: {what}"))
+            )
+        results["clients"] = asdict(result)
+        console.print(client_table(result))
+
     runs: dict[Benchmark, Callable[[], None]] = {
         Benchmark.FIDELITY: run_fidelity,
         Benchmark.LAST_HOP: run_last_hop,
@@ -142,6 +165,7 @@ def main(
         Benchmark.SIM_SPEED: run_sim_speed,
         Benchmark.LIVE_VS_SIM: run_live_vs_sim,
         Benchmark.OVERLOAD: run_overload,
+        Benchmark.CLIENTS: run_clients,
     }
     try:
         for benchmark in dict.fromkeys(which or Benchmark):

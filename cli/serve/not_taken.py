@@ -8,7 +8,7 @@ from importlib.resources import files
 @cache
 def groups() -> list[tuple[str, list[str]]]:
     """Return (what to do instead, flags) of each group."""
-    tables = tomllib.loads((files(__package__) / "not_taken.toml").read_text(encoding="utf-8"))["group"]
+    tables = tomllib.loads((files("lorrery.cli.serve") / "not_taken.toml").read_text(encoding="utf-8"))["group"]
     return [(" ".join(one["instead"].split()), one["flags"].split()) for one in tables]
 
 
