@@ -17,6 +17,7 @@ from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.answers import Answers, Words
 from lorrery.worker.device.architecture import Model, precision
 from lorrery.worker.device.catalogue import PACKAGE, Catalogue
+from lorrery.worker.device.constant import StepConstants
 from lorrery.worker.device.deployment import Deployment
 from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.hardware import Gpu
@@ -110,6 +111,7 @@ def deployment_of(settings: Settings) -> Deployment:
             _lora(settings),
             profile,
             steps,
+            StepConstants(**worker.constant.model_dump()),
         )
     except CatalogueError as error:
         raise SettingsError(f"worker.gpu, worker.engine, model: {error}") from None

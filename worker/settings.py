@@ -103,6 +103,14 @@ class KvEventsSettings(Section):
         return self
 
 
+class ConstantSettings(Section):
+    """Step times of constants (step_time = 'constant'): step_ms, and for a step with prompt tokens the others too."""
+
+    step_ms: PositiveSeconds = Field(default=10.0, description="milliseconds of a step, and so between two tokens")
+    prefill_ms: Seconds = Field(default=0.0, description="milliseconds more for a step that computes prompt tokens")
+    prefill_token_ms: Seconds = Field(default=0.0, description="milliseconds more for each of these tokens")
+
+
 class WorkerSettings(Section):
     """The mock GPU, and how its worker finds its scheduler."""
 
@@ -120,7 +128,7 @@ class WorkerSettings(Section):
 
     gpu: str = Field(default="A100-80-SXM", description="GPU, by its name in the catalogue")
     tensor_parallel: Count = Field(default=1, description="GPUs of one worker")
-    step_time: Literal["roofline", "naive-roofline", "llm-mock", "table", "fitted"] = Field(
+    step_time: Literal["roofline", "naive-roofline", "llm-mock", "constant", "table", "fitted"] = Field(
         default="roofline", description="what says how long a step takes; docs/step-time.md describes each model"
     )
     profile: Path | None = Field(
@@ -134,6 +142,7 @@ class WorkerSettings(Section):
         default="bfloat16", description="number format of the KV cache"
     )
     lora: LoraSettings = LoraSettings()
+    constant: ConstantSettings = ConstantSettings()
     startup_seconds: Seconds = Field(default=0.0, description="device seconds until the weights are loaded")
     output: OutputSettings = OutputSettings()
     kv_events: KvEventsSettings = KvEventsSettings()

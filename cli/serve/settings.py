@@ -5,6 +5,7 @@ prefill, paged KV cache with a prefix cache, one adapter on the GPU, loaded whil
 the largest rank that there may be.
 """
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -53,6 +54,7 @@ _QUANTIZED = {
 _KV_CACHE = {"auto": "bfloat16", "bfloat16": "bfloat16", "float16": "float16", "half": "float16"} | dict.fromkeys(
     ("fp8", "fp8_e4m3", "fp8_e5m2"), "fp8"
 )
+_KV_EVENTS = ("endpoint", "replay_endpoint", "buffer_steps", "hwm", "topic")
 _LOG_LEVELS = {"critical": "error", "trace": "debug"}
 _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -102,6 +104,8 @@ def engine_of(model: str | None, given: Mapping[str, Any], overrides: Iterable[s
     _adapters(flags, values)
     _server(flags, values)
     _time_and_faults(flags, values)
+    _steps(flags, values)
+    _kv_events(flags, values)
     overrides = tuple(overrides)
     values["model"] = _in_catalogue(named, changed(changed({}, values), overrides).catalogue)
     _memory(flags, values, overrides)
@@ -196,6 +200,54 @@ def _time_and_faults(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
     if flags.get("failure_injection_rate"):
         kinds = list(values_of(flags.get("failure_types", ())))
         values["faults"] = refusals(flags["failure_injection_rate"], kinds, flags.get("seed", 0))
+
+
+def _steps(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
+    """Take constants in place of a GPU's time."""
+    given = {
+        key: seconds(f"--{key.replace('_', '-')}", flags[key], _SECONDS["ms"]) * 1000
+        for key in ("inter_token_latency", "time_to_first_token", "prefill_overhead", "prefill_time_per_token")
+        if key in flags
+    }
+    if not given:
+        return
+    step_ms = given.get("inter_token_latency", 0.0)
+    if step_ms <= 0:
+        raise SettingsError(
+            f"--{next(iter(given)).replace('_', '-')}: a step always takes some time;"
+            " give --inter-token-latency too, above 0"
+        )
+    if "time_to_first_token" in given and given.keys() & {"prefill_overhead", "prefill_time_per_token"}:
+        raise SettingsError("--time-to-first-token and --prefill-... both say how long a prompt takes; give one")
+    before_token_ms = given.get("time_to_first_token", given.get("prefill_overhead", 0.0))
+    values |= {
+        "worker.step_time": "constant",
+        "worker.constant.step_ms": step_ms,
+        "worker.constant.prefill_ms": max(before_token_ms - step_ms, 0.0),
+        "worker.constant.prefill_token_ms": given.get("prefill_time_per_token", 0.0),
+    }
+
+
+def _kv_events(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
+    if flags.get("use_vllm_map_event_format"):
+        values["worker.kv_events.format"] = "map"
+    if "kv_events_config" not in flags:
+        return
+    text = flags["kv_events_config"]
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise SettingsError(f"--kv-events-config {text}: no JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise SettingsError(f"--kv-events-config {text}: a JSON object expected")
+    if config.get("enable_kv_cache_events") is False or config.get("publisher") == "null":
+        return
+    if unknown := config.keys() - _KV_EVENTS - {"enable_kv_cache_events", "publisher", "max_queue_size"}:
+        raise SettingsError(
+            f"--kv-events-config: {', '.join(sorted(unknown))} has no meaning here; it may have {', '.join(_KV_EVENTS)}"
+        )
+    found = {"endpoint": "tcp://*:5557", **{key: config[key] for key in _KV_EVENTS if config.get(key) is not None}}
+    values |= {f"worker.kv_events.{key}": value for key, value in found.items()}
 
 
 def _memory(flags: Mapping[str, Any], values: dict[str, Any], overrides: tuple[str, ...]) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from lorrery.worker.device.architecture import Model, Precision
+from lorrery.worker.device.constant import DEFAULT, StepConstants
 from lorrery.worker.device.engine import KERNELS_ONLY, Engine
 from lorrery.worker.device.hardware import Gpu, KernelFit
 from lorrery.worker.device.lora import REAL_RANKS, LoraKernels
@@ -26,6 +27,7 @@ class Deployment:
         lora: how adapters are computed.
         profile: measured steps, for the model `table`.
         steps: a log of an engine's steps, for the model `fitted`.
+        constants: for the model `constant`.
     """
 
     gpu: Gpu
@@ -36,6 +38,7 @@ class Deployment:
     lora: LoraKernels = REAL_RANKS
     profile: Sequence[ProfileRow] = ()
     steps: Sequence[EngineStep] = ()
+    constants: StepConstants = DEFAULT
 
     @property
     def fit(self) -> KernelFit:

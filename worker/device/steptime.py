@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, Segment
+from lorrery.worker.device.constant import ConstantSteps
 from lorrery.worker.device.cost import StepCost
 from lorrery.worker.device.deployment import Deployment
 from lorrery.worker.device.fitted import Fitted
@@ -57,10 +58,15 @@ def _llm_mock(deployment: Deployment) -> StepTimeModel:
     return LlmMock()
 
 
+def _constant(deployment: Deployment) -> StepTimeModel:
+    return ConstantSteps(deployment.constants)
+
+
 STEP_TIME_MODELS: Mapping[str, Callable[[Deployment], StepTimeModel]] = {
     "roofline": Roofline,
     "naive-roofline": NaiveRoofline,
     "llm-mock": _llm_mock,
+    "constant": _constant,
     "table": ProfileTable,
     "fitted": Fitted,
 }
