@@ -66,6 +66,10 @@ class Access:
             raise Unauthenticated("the API key is not known here; ask the operator for one", field="authorization")
         return key
 
+    def is_valid(self, caller: ApiKey) -> bool:
+        """Tell whether what a caller showed would be accepted now."""
+        return self._keys is None or caller.sha256 in self._keys.current().by_digest
+
     def tenant(self, caller: ApiKey, asked: str) -> str:
         """Return whose request it is; `asked`: as the request says.
 

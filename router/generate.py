@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol
 
 from lorrery.chassis.awake import AwakeClock
-from lorrery.chassis.errors import InjectedFault, Overloaded, Reason, UnknownName
+from lorrery.chassis.errors import InjectedFault, Overloaded, Reason, Unauthenticated, UnknownName
 from lorrery.chassis.writes import Writes
 from lorrery.router import wire
 from lorrery.router.access import Access
@@ -25,6 +25,9 @@ from lorrery.router.streams import OpenRequest
 from lorrery.router.timing import Timing
 from lorrery.tokenizer.base import Tokenizer
 from lorrery.v1 import router_pb2
+
+REVOCATION_SECONDS = 1.0
+"""How often the keys of open streams are looked at; the file is read once a second at most."""
 
 # How long the finish of a stream that has stopped here waits for what its scheduler knows of it.
 LAST_WORD_SECONDS = 1.0
@@ -82,6 +85,7 @@ class Generation:
         self._injector = injector
         self._metrics = metrics
         self._reader_timeout_seconds = reader_timeout_seconds
+        self._callers: dict[OpenRequest, ApiKey] = {}
         self._writes: Writes[OpenRequest] = Writes(AwakeClock(), reader_timeout_seconds)
 
     async def stream(self, message: router_pb2.GenerateRequest, caller: ApiKey, call: Call) -> None:
@@ -125,6 +129,7 @@ class Generation:
         if (remaining := call.time_remaining()) is not None:
             open_request.waits_until = time.monotonic() + remaining
         self._placement.submit(open_request)
+        self._callers[open_request] = caller
         try:
             while not open_request.over:
                 if stalls:
@@ -148,6 +153,7 @@ class Generation:
                 raise unknown_model(message.model, self._reader.served[0]) from None
             raise
         finally:
+            del self._callers[open_request]
             self._placement.release(open_request)
 
     async def _finish_stopped(
@@ -181,3 +187,12 @@ class Generation:
                         limit=seconds,
                     )
                 )
+
+    async def cut_revoked(self) -> None:
+        """End the streams of API keys that are taken back, until cancelled."""
+        while self._access.counts:
+            await asyncio.sleep(REVOCATION_SECONDS)
+            for open_request, caller in list(self._callers.items()):
+                if not self._access.is_valid(caller):
+                    text = f"the API key {caller.name!r} has been taken back; ask the operator for another"
+                    open_request.cut_off(Unauthenticated(text, field="authorization"))

@@ -19,7 +19,7 @@ class GrpcCall:
 
     Args:
         context: of the call.
-        write: takes each message; None: the call's own `write`.
+        write: takes each message, and has the stream begun; None: the call's own `write`.
     """
 
     __slots__ = ("_context", "aborted", "write")
@@ -29,7 +29,12 @@ class GrpcCall:
     ) -> None:
         self._context = context
         self.aborted = False
-        self.write: Callable[[router_pb2.GenerateResponse], Awaitable[Any]] = write or context.write
+        self.write: Callable[[router_pb2.GenerateResponse], Awaitable[Any]] = write or self._write_first
+
+    async def _write_first(self, message: router_pb2.GenerateResponse) -> None:
+        self.write = self._context.write
+        await begin_stream(self._context)
+        await self._context.write(message)
 
     @property
     def fault_rules(self) -> Sequence[str]:
@@ -39,6 +44,15 @@ class GrpcCall:
     def time_remaining(self) -> float | None:
         """See `Call`."""
         return self._context.time_remaining()
+
+
+async def begin_stream(context: status.Context) -> None:
+    """Send the initial metadata, before the first message.
+
+    gRPC would send both together. If the reader does not take the message, and the stream is ended for that, gRPC tries
+    to send the metadata once more, fails, and the client never hears of the status.
+    """
+    await context.send_initial_metadata(())
 
 
 async def abort_stream(context: status.Context, error: RequestError) -> None:

@@ -121,6 +121,7 @@ class Handler:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._placement.run(), name="placement")
             tasks.create_task(self._generation.cut_stuck_readers(), name="stuck readers")
+            tasks.create_task(self._generation.cut_revoked(), name="revoked keys")
             await self._placement.any_connected.wait()
             self._injector.begin()
             await set_ready(True)

@@ -12,7 +12,7 @@ from typing import Any
 from lorrery.chassis import status
 from lorrery.chassis.errors import Conflict, Reason
 from lorrery.chassis.names import quoted
-from lorrery.router.grpc_call import FAREWELL_SECONDS, GrpcCall
+from lorrery.router.grpc_call import FAREWELL_SECONDS, GrpcCall, begin_stream
 from lorrery.tokenizer.base import Tokenizer
 from lorrery.v1 import router_pb2, types_pb2
 from lorrery.vocabulary.finish_reason import FinishReason
@@ -79,6 +79,7 @@ class Open:
         self._messages = messages
         self._calls: list[GrpcCall] = []
         self._task: asyncio.Task[Any] | None = None
+        self._has_begun = False
 
     @property
     def num_unstarted_tokens(self) -> int:
@@ -108,9 +109,11 @@ class Open:
             async def take(message: router_pb2.GenerateResponse) -> None:
                 output.add(message)
                 if len(self.outputs) == 1:
+                    await self._begin(context)
                     await write(output, message)
                     return
                 async with writing:
+                    await self._begin(context)
                     await write(output, message)
 
             return GrpcCall(context, take)
@@ -125,6 +128,11 @@ class Open:
             await self._farewell(write)
         finally:
             self._task = None
+
+    async def _begin(self, context: status.Context) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            await begin_stream(context)
 
     async def _farewell(self, write: Write) -> None:
         """Say of each output that was not over that it is."""

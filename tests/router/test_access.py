@@ -243,3 +243,21 @@ async def test_without_keys_everybody_may_do_everything(start_router: StartRoute
     assert submit.quota == scheduler_pb2.Quota()
     route.send([(submit.handle, 1)], [(submit.handle, LENGTH)])
     await everything(call)
+
+
+async def test_a_key_that_is_taken_back_ends_its_open_streams_and_no_others(start_router: StartRouter, keys: Path):
+    harness = await start_router(keys=keys)
+    route = await harness.route()
+    calls, handles = [], []
+    for name in ("acme", "root"):
+        calls.append(harness.stub.Generate(ask(), metadata=bearer(f"{name}-secret"), timeout=30))
+        handles.append((await next_submit(route)).handle)
+    route.send([(handle, 3) for handle in handles])
+    replace(keys, ROOT)
+    error = await failure(calls[0])
+    assert (error.code(), error_info(error)[0]) == (UNAUTHENTICATED, "UNAUTHENTICATED")
+    assert error.details() == "the API key 'acme-1' has been taken back; ask the operator for another"
+    await harness.until(lambda: route.cancelled == handles[:1])
+    assert harness.sample("lorrery_router_requests_total", outcome="unauthenticated") == 1
+    route.send([(handles[1], 4)], [(handles[1], LENGTH)])
+    assert (await everything(calls[1]))[0] == [3, 4]

@@ -173,6 +173,18 @@ async def test_under_default_settings_a_reader_that_stops_is_cut_in_time_and_hol
     assert error_info(error)[0] == "SLOW_READER"
 
 
+async def test_a_reader_that_takes_not_even_the_first_message_hears_why(start_router: StartRouter) -> None:
+    router = await start_router(reader_timeout_seconds=0.4)
+    route = await router.route()
+    stuck = router.generate(timeout=60)
+    handle = (await next_submit(route)).handle
+    route.send([(handle, 3)] * 60_000)  # in one message, of more than the window takes
+    await router.until(lambda: router.sample("lorrery_router_slow_readers_total") == 1)
+    await router.until_empty()
+    error = await failure(stuck)
+    assert (error.code(), error_info(error)[0]) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "SLOW_READER")
+
+
 async def test_tokens_for_nobody_are_dropped(start_router: StartRouter) -> None:
     router = await start_router()
     route = await router.route()

@@ -1,23 +1,25 @@
 """gRPC between virtual hosts: the calls of `grpc.aio`, on connections that are slow, break, and lose what they carry.
 
-Services call it as they do the library: `Network.channel` stands in for `grpc.aio.insecure_channel`, a `Server` takes
-the servicers with the chassis's own `CallGuard` before them, and messages travel as bytes. Each call is a connection by
-itself: what one direction carries arrives in order and late by random times; between calls nothing is in order.
+Services call it as they do the library: `Network.channel` stands in for `grpc.aio.insecure_channel`, a `Server`
+(`server.py`) takes the servicers, and messages travel as bytes. Each call is a connection by itself: what one direction
+carries arrives in order and late by random times; between calls nothing is in order.
 """
 
 import asyncio
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import Context
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
 
-from lorrery.chassis.calls import CallGuard
 from tests.virtual.clock import HOST, Host, VirtualLoop
+
+if TYPE_CHECKING:
+    from tests.virtual.server import Server
 
 WINDOW = 256
 """Messages of one direction that may be unread before a write waits."""
@@ -29,7 +31,7 @@ EOF = grpc.aio.EOF
 
 
 @dataclass(frozen=True)
-class _End:
+class End:
     """The last that one side says: half-closed, cancelled, or a status."""
 
     code: grpc.StatusCode | None = None
@@ -43,14 +45,14 @@ class _Pipe:
 
     def __init__(self, network: "Network", rng: random.Random, to: Callable[[], Host | None], window: int) -> None:
         self._network, self._rng, self._to, self._window = network, rng, to, window
-        self._flying: deque[bytes | _End] = deque()
-        self._arrived: deque[bytes | _End] = deque()
+        self._flying: deque[bytes | End] = deque()
+        self._arrived: deque[bytes | End] = deque()
         self._num_unread = 0
         self._last = 0.0
         self._reader: asyncio.Future[None] | None = None
         self._writers: deque[asyncio.Future[None]] = deque()
         self.broken = False
-        self.on_end: Callable[[_End], None] = lambda end: None
+        self.on_end: Callable[[End], None] = lambda end: None
 
     async def write(self, message: bytes) -> None:
         """Send a message; wait while the reader's window is full."""
@@ -60,13 +62,13 @@ class _Pipe:
             await waiter
         self.send(message)
 
-    def send(self, message: bytes | _End) -> None:
+    def send(self, message: bytes | End) -> None:
         if self.broken:
             return
         self._num_unread += 1
         self._schedule(message, self._network.delay(self._rng))
 
-    def _schedule(self, message: bytes | _End, delay: float) -> None:
+    def _schedule(self, message: bytes | End, delay: float) -> None:
         self._flying.append(message)
         self._last = max(self._last + 1e-9, self._network.loop.clock.now + delay)
         self._network.loop.call_at(self._last, self._arrive, context=_NOWHERE)
@@ -80,15 +82,15 @@ class _Pipe:
             return
         self.put(self._flying.popleft())
 
-    def put(self, message: bytes | _End) -> None:
+    def put(self, message: bytes | End) -> None:
         """Let a message be there."""
         self._arrived.append(message)
-        if isinstance(message, _End):
+        if isinstance(message, End):
             self.on_end(message)
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
-    def end_now(self, end: _End) -> None:
+    def end_now(self, end: End) -> None:
         """Let this be the last that the reader sees, and what is still on its way be lost."""
         self.broken = True
         self._num_unread = 0
@@ -96,7 +98,7 @@ class _Pipe:
         if not self._arrived or self._arrived[-1] != end:
             self.put(end)
 
-    async def read(self) -> bytes | _End:
+    async def read(self) -> bytes | End:
         """Return the next message; an end stays."""
         while not self._arrived:
             self._reader = self._network.loop.create_future()
@@ -105,22 +107,22 @@ class _Pipe:
             finally:
                 self._reader = None
         message = self._arrived[0]
-        if not isinstance(message, _End):
+        if not isinstance(message, End):
             self._arrived.popleft()
             self._num_unread -= 1
             self._free()
         return message
 
     @property
-    def end(self) -> _End | None:
+    def end(self) -> End | None:
         """The end, once all before it has been read."""
         first = self._arrived[0] if self._arrived else None
-        return first if isinstance(first, _End) else None
+        return first if isinstance(first, End) else None
 
     @property
     def is_cancelled(self) -> bool:
         """Whether the sender has gone."""
-        return any(isinstance(message, _End) and message.cancelled for message in self._arrived)
+        return any(isinstance(message, End) and message.cancelled for message in self._arrived)
 
     def _free(self) -> None:
         while self._writers:
@@ -137,7 +139,7 @@ class Call:
         self,
         network: "Network",
         address: str,
-        method: "_Method",
+        method: "Method",
         *,
         window: int = WINDOW,
         timeout: float | None = None,
@@ -151,14 +153,14 @@ class Call:
         self._address = address
         self._rng = network.next_rng()
         self._cancelled = False
-        self._local: _End | None = None
+        self._local: End | None = None
         self.deadline = None if timeout is None else network.loop.clock.now + timeout
         self.up = _Pipe(network, self._rng, lambda: None if self.server is None else self.server.host, WINDOW)
         self.down = _Pipe(network, self._rng, lambda: self.client, window)
         network.calls[self] = None
         self._connecting = asyncio.ensure_future(self._connect(wait_for_ready))
         if timeout is not None:
-            late = _End(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+            late = End(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
             network.loop.call_later(timeout, self._give_up, late)
 
     async def _connect(self, wait_for_ready: bool) -> None:
@@ -168,7 +170,7 @@ class Call:
             return
         while (server := self.network.servers.get(self._address)) is None or not server.host.alive:
             if not wait_for_ready:
-                self._give_up(_End(grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses"))
+                self._give_up(End(grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses"))
                 return
             await asyncio.sleep(REFUSED_SECONDS * (1 + self._rng.random()))
             if self.over:
@@ -182,25 +184,25 @@ class Call:
         return self._cancelled or self._local is not None or self.down.end is not None
 
     @property
-    def _end(self) -> _End | None:
+    def _end(self) -> End | None:
         return self._local or self.down.end
 
     def done(self) -> bool:
         return self.over
 
-    def _give_up(self, end: _End) -> None:
+    def _give_up(self, end: End) -> None:
         """End the call from this side."""
         if self.over:
             return
         self._local = end
-        self.up.send(_End(cancelled=True))
+        self.up.send(End(cancelled=True))
         self.down.end_now(end)
         self.network.calls.pop(self, None)
 
     def cancel(self) -> bool:
         if self.over:
             return False
-        self._give_up(_End(grpc.StatusCode.CANCELLED, "Locally cancelled by application!"))
+        self._give_up(End(grpc.StatusCode.CANCELLED, "Locally cancelled by application!"))
         self._cancelled = True
         return True
 
@@ -216,7 +218,7 @@ class Call:
 
     async def done_writing(self) -> None:
         if not self.over:
-            self.up.send(_End())
+            self.up.send(End())
 
     async def read(self) -> Any:
         if self.over:
@@ -227,7 +229,7 @@ class Call:
         except asyncio.CancelledError:
             self.cancel()
             raise
-        if isinstance(message, _End):
+        if isinstance(message, End):
             self.network.calls.pop(self, None)
             self._raise_for_status()
             return EOF
@@ -257,11 +259,11 @@ class Call:
         """Break the connection: what is on its way is lost, and each side notices in its own time."""
         loop = self.network.loop
         self.up.broken = self.down.broken = True
-        lost = _End(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+        lost = End(grpc.StatusCode.UNAVAILABLE, "Socket closed")
         loop.call_later(seconds_client, self._notice, lost, context=_NOWHERE)
         loop.call_later(seconds_server, self._server_notices, context=_NOWHERE)
 
-    def _notice(self, end: _End) -> None:
+    def _notice(self, end: End) -> None:
         host = self.client
         if host is not None and host.runs_from > self.network.loop.clock.now:
             self.network.loop.call_at(host.runs_from + 1e-6, self._notice, end, context=_NOWHERE)
@@ -274,128 +276,11 @@ class Call:
         if host is not None and host.runs_from > self.network.loop.clock.now:
             self.network.loop.call_at(host.runs_from + 1e-6, self._server_notices, context=_NOWHERE)
             return
-        self.up.end_now(_End(cancelled=True))
-
-
-class _Context:
-    """`grpc.aio.ServicerContext`, as far as services use it."""
-
-    def __init__(self, call: Call) -> None:
-        self._call = call
-        self.ended = False
-
-    async def write(self, message: Any) -> None:
-        if self.ended or self._gone:
-            raise grpc.aio.UsageError("RPC already finished.")
-        await self._call.down.write(self._call.method.server_serialize(message))
-
-    @property
-    def _gone(self) -> bool:
-        return self._call.up.is_cancelled
-
-    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> NoReturn:
-        self.finish(_End(code, details, tuple(trailing_metadata or ())))
-        raise grpc.aio.AbortError
-
-    def finish(self, end: _End) -> None:
-        if not self.ended:
-            self.ended = True
-            self._call.down.send(end)
-
-    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        return self._call.metadata
-
-    def auth_context(self) -> dict[str, Any]:
-        return {}
-
-    def time_remaining(self) -> float | None:
-        deadline = self._call.deadline
-        return None if deadline is None else deadline - self._call.network.loop.clock.now
-
-    def peer(self) -> str:
-        return "virtual"
-
-
-class Server:
-    """A server at one address; takes servicers as `grpc.aio.Server` does."""
-
-    def __init__(self, network: "Network", host: Host) -> None:
-        self.host = host
-        self.num_calls: dict[str, int] = {}  # by method, of which a message has been read
-        self._network = network
-        self._handlers: dict[str, Any] = {}
-        self._guard = CallGuard()
-        self._serving: dict[asyncio.Task[None], None] = {}
-        self._stopping = False
-
-    def add_generic_rpc_handlers(self, handlers: Sequence[Any]) -> None:
-        """Take what generated code registers; `add_registered_method_handlers` has the same again."""
-
-    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
-        self._handlers.update({f"/{service}/{name}": handler for name, handler in handlers.items()})
-
-    def listen(self, address: str) -> None:
-        self._network.servers[address] = self
-
-    def begin(self, call: Call) -> None:
-        """Serve a call that has got here."""
-        if not self.host.alive or self._stopping:
-            call.cut(self._network.delay(self._network.rng), 0.0)
-        elif not call.over:
-            task = call.task = self.host.run(self._serve(call))
-            self._serving[task] = None
-            task.add_done_callback(self._serving.pop)
-            # A client that goes is noticed wherever its handler is.
-            call.up.on_end = lambda end: task.cancel() if end.cancelled else None
-            if call.up.is_cancelled:
-                task.cancel()
-
-    async def _serve(self, call: Call) -> None:
-        method = call.method.name
-        context = _Context(call)
-
-        async def continuation(_details: Any) -> Any:
-            return self._handlers.get(method)
-
-        handler: Any = await self._guard.intercept_service(continuation, _Details(method))
-        call.method.server_serialize = handler.response_serializer
-        try:
-            answer = await (handler.stream_stream or handler.stream_unary)(self._requests(call, handler), context)
-            if handler.stream_unary is not None and not context.ended:
-                await context.write(answer)
-            context.finish(_End(grpc.StatusCode.OK))
-        except grpc.aio.AbortError:
-            pass
-        finally:
-            context.finish(_End(grpc.StatusCode.CANCELLED, "the handler was cancelled"))
-
-    async def _requests(self, call: Call, handler: Any) -> AsyncIterator[Any]:
-        first = True
-        while not isinstance(message := await call.up.read(), _End):
-            self.num_calls[call.method.name] = self.num_calls.get(call.method.name, 0) + first
-            first = False
-            yield handler.request_deserializer(message)
-        if message.cancelled:
-            await asyncio.get_running_loop().create_future()  # the handler is being cancelled
-
-    async def stop(self, grace_seconds: float) -> None:
-        """Take no more calls, and end those that are left after the grace."""
-        self._stopping = True
-        if self._serving:
-            await asyncio.wait(list(self._serving), timeout=grace_seconds)
-        for task in list(self._serving):
-            task.cancel()
-        if self._serving:
-            await asyncio.wait(list(self._serving))
-
-
-@dataclass(frozen=True)
-class _Details:
-    method: str
+        self.up.end_now(End(cancelled=True))
 
 
 @dataclass
-class _Method:
+class Method:
     name: str
     serialize: Callable[[Any], bytes]
     deserialize: Callable[[bytes], Any]
@@ -414,11 +299,11 @@ class Channel:
                 options.pop("wait_for_ready", None)
             if options.get("metadata") is None:
                 options.pop("metadata", None)
-            method = _Method(path, request_serializer, response_deserializer)
+            method = Method(path, request_serializer, response_deserializer)
             call = Call(self._network, self._address, method, window=self._window, **options)
             if has_request:
                 call.up.send(request_serializer(request[0]))
-                call.up.send(_End())
+                call.up.send(End())
             return call
 
         return begin

@@ -1,15 +1,25 @@
 """What must hold of every run, however it went."""
 
 import asyncio
+from collections.abc import Collection
 
 import grpc
+import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from lorrery.router.shard import Session
+from lorrery.scheduler.core.cluster_events import Placed
+from lorrery.scheduler.live_request import LiveRequest
+from lorrery.scheduler.watch import Loss
+from lorrery.scheduler.workers import Dispatcher
 from tests.cluster.client import Ask
 from tests.cluster.gauges import HELD
+from tests.virtual.clients import Request
 from tests.virtual.processes import Process
-from tests.virtual.scenario import LATE, Request, Scenario
+from tests.virtual.scenario import Scenario
+from tests.virtual.trouble import before
+from tests.virtual.ways import LATE
 
 QUIET_SECONDS = 20.0
 """Within so long after the last stream has ended everybody is connected again, and nothing is left of any."""
@@ -41,6 +51,20 @@ async def _judge(scenario: Scenario) -> list[str]:
         begun, counted = router.server.num_calls.get(GENERATE, 0), router.metrics()["lorrery_router_requests_total"]
         if begun != counted:
             wrong.append(f"{router.name} has served {begun} streams and counted {counted:g}")
+    for scheduler in scenario.of("scheduler"):
+        wrong += _counts(scheduler)
+    return wrong
+
+
+def _counts(scheduler: Process) -> list[str]:
+    """Each request that has come in has ended once, and no worker was given up for what it said."""
+    metrics, come = scheduler.metrics(), scheduler.service._cluster.requests._num_handles
+    ended = metrics.get("lorrery_scheduler_requests_total", 0.0) + metrics["lorrery_scheduler_orphaned_requests_total"]
+    wrong = [] if ended == come else [f"{scheduler.name} has taken in {come} requests and counted {ended:g} ends"]
+    for reason in (Loss.PROTOCOL, Loss.ERROR):
+        name = "lorrery_scheduler_workers_given_up_total"
+        if num := scheduler.registry.get_sample_value(name, {"reason": reason}):
+            wrong.append(f"{scheduler.name} has given up {num:g} workers: {reason}")
     return wrong
 
 
@@ -49,14 +73,14 @@ GENERATE = "/lorrery.v1.RouterService/Generate"
 
 def _stream(scenario: Scenario, request: Request) -> list[str]:
     """A stream has its reference's tokens, once, in order; one that failed has some of the first, and may fail so."""
-    expected, reason = request.expected
+    expected, text, reason = request.expected.token_ids, request.expected.text, request.expected.reason
     got = request.token_ids
-    what = f"{request.ask}: "
-    if got != expected[: len(got)]:
-        return [f"{what}tokens {got} are not those of the reference, {expected}"]
+    what = f"{request.ask} {request.expected.stop!r}: "
+    if got != expected[: len(got)] or not text.startswith(request.text):
+        return [f"{what}tokens {got}, {request.text!r}, are not those of the reference, {expected}, {text!r}"]
     if request.finish is not None:
         usage = request.finish.usage
-        if got != expected or request.finish.reason != reason:
+        if got != expected or request.text != text or request.finish.reason != reason:
             return [f"{what}finished with {len(got)} of {len(expected)} tokens, {request.finish}"]
         if (usage.prompt_tokens, usage.completion_tokens) != (request.ask.prompt_tokens, len(expected)):
             return [f"{what}usage is {usage}"]
@@ -78,6 +102,10 @@ def _may_fail(scenario: Scenario, request: Request) -> set[str]:
         may.add("SLOW_READER")
     if request.ask.adapter_id in LATE:
         may.add("UNKNOWN_ADAPTER")
+    if request.key == "few" and not request.ask.adapter_id.startswith("a-"):
+        may.add("PERMISSION_DENIED")
+    if request.key in ("few", "metered"):
+        may.add("QUOTA_EXCEEDED")
     if "adapters.load_failure_ratio=0.2" in scenario.overrides:
         may.add("ADAPTER_LOAD")
     if not scenario.calm:
@@ -118,6 +146,8 @@ def _unrest(scenario: Scenario) -> list[str]:
         for shard in router.service._handler._placement.shards:
             if not shard.accepts:
                 found.append(f"{router.name} has no stream to {shard.address}")
+            elif left := _left_of(shard._session):
+                found.append(f"{router.name} still has of {shard.address}: {left}")
     for scheduler in schedulers:
         cluster = scheduler.service._cluster
         if len(cluster.routers) != len(routers):
@@ -125,6 +155,9 @@ def _unrest(scenario: Scenario) -> list[str]:
         for link in cluster.routers:
             if link.owned:
                 found.append(f"{scheduler.name} owns {link.owned} for a router")
+        for use in cluster.core._quotas._by_key.values():
+            if use.open or use.held or use.charged:
+                found.append(f"{scheduler.name} counts for {use.quota.key}: {use.open} {use.held} {use.charged}")
         for name, member in cluster.core.members.items():
             if member.sequences or member.moving or member.withdrawn:
                 found.append(f"{scheduler.name}: {name} has {member.sequences} {member.moving} {member.withdrawn}")
@@ -133,6 +166,36 @@ def _unrest(scenario: Scenario) -> list[str]:
     if len({tuple(changes) for changes in logs.values()}) > 1:
         found.append(f"adapters are known differently: {logs}")
     return found
+
+
+class Cancelled:
+    """A request that has been cancelled goes to no worker any more, wherever it was and whatever was lost.
+
+    Args:
+        patch: puts this before what a scheduler does.
+        scenario: its errors get what is wrong.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch, scenario: Scenario) -> None:
+        self._scenario = scenario
+        self._requests: dict[int, LiveRequest] = {}
+        before(patch, Dispatcher, "withdrawn", self._withdrawn)
+        before(patch, Dispatcher, "placed", self._placed)
+
+    def _withdrawn(self, worker: Dispatcher, handle: int, _at_ps: int) -> None:
+        live = worker._cluster.requests.lives[handle]
+        self._requests[id(live)] = live
+
+    def _placed(self, worker: Dispatcher, event: Placed, _at_ps: int) -> None:
+        live = worker._cluster.requests.lives[event.sequence.handle]
+        if id(live) in self._requests and not self._scenario.trouble.order_is_lost:
+            self._scenario.errors.append(f"{live.request_id} was cancelled and goes to {worker.worker_id}")
+
+
+def _left_of(session: Session) -> list[object]:
+    """Return what a stream to a scheduler holds though none of its requests is open."""
+    tables: list[Collection[object]] = [session._submits, session._cancels, session.fanout._withdrawn]
+    return [table for table in tables if table]
 
 
 async def _probe(scenario: Scenario, router: Process) -> list[str]:
@@ -144,5 +207,7 @@ async def _probe(scenario: Scenario, router: Process) -> list[str]:
     except TimeoutError:
         return [f"a request through {router.name} does not end, though all has healed"]
     return (
-        [] if request.finish is not None and request.token_ids == request.expected[0] else [f"probe: {request.error!r}"]
+        []
+        if request.finish is not None and request.token_ids == request.expected.token_ids
+        else [f"probe: {request.error!r}"]
     )

@@ -21,7 +21,8 @@ from lorrery.worker.build import read_catalogue
 from lorrery.worker.device.catalogue import Catalogue
 from lorrery.worker.service import WorkerService
 from tests.virtual.clock import Host, VirtualLoop
-from tests.virtual.network import Network, Server
+from tests.virtual.network import Network
+from tests.virtual.server import Server
 
 MAKE: dict[str, Callable[[Settings, CollectorRegistry], Any]] = {
     "router": Router,
