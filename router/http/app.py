@@ -17,6 +17,7 @@ from lorrery.router.handler import Handler
 from lorrery.router.http import openai, slora, vllm
 from lorrery.router.http.edge import Edge
 from lorrery.router.http.errors import BODY_TOO_LONG, HTTP_STATUS, body, error_response, json_response
+from lorrery.router.http.slora import KINDS
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": text, "content": {"application/json": {}}}
@@ -36,6 +37,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
+_MAX_REASONS = 3
 _CODES = {HTTPStatus.REQUEST_ENTITY_TOO_LARGE: BODY_TOO_LONG, HTTPStatus.BAD_REQUEST: "invalid_value"}
 
 
@@ -89,6 +91,16 @@ def _add_process_routes(app: FastAPI, handler: Handler, registry: CollectorRegis
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
+def _first_error(error: RequestValidationError) -> tuple[str, str]:
+    """Return which field is wrong first, and why; one that may be of several kinds has a reason for each."""
+    found = [([str(part) for part in one["loc"][1:] if part not in KINDS], str(one["msg"])) for one in error.errors()]
+    where, why = found[0]
+    others = [reason for path, reason in found if path[:1] == where[:1] and reason != why]
+    if not others:
+        return ".".join(where) or "body", why
+    return where[0] if where else "body", "; or ".join(dict.fromkeys([why, *others[:_MAX_REASONS]]))
+
+
 def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestError)
@@ -102,9 +114,8 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def malformed(_: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"][1:]) or "body"
-        text = f"{field}: {first['msg']}"
+        field, why = _first_error(error)
+        text = f"{field}: {why}"
         return json_response(body(HTTPStatus.BAD_REQUEST, text, "invalid_value", field), HTTPStatus.BAD_REQUEST)
 
     @app.exception_handler(UnicodeEncodeError)

@@ -128,7 +128,8 @@ def _kind(body: object) -> str:
     return _LLM_MOCK if has_prompt or isinstance(body, LlmMockRequest) else _SLORA
 
 
-_SLORA, _LLM_MOCK = "S-LoRA", "llm-mock"
+KINDS = _SLORA, _LLM_MOCK = "S-LoRA", "llm-mock"
+"""Whose `/generate` a body may be for, as errors about it have that before the field."""
 AnyGenerateRequest = Annotated[
     Annotated[SloraRequest, Tag(_SLORA)] | Annotated[LlmMockRequest, Tag(_LLM_MOCK)], Discriminator(_kind)
 ]

@@ -182,6 +182,8 @@ async def test_fields_that_are_unknown_or_null_are_passed_over(cluster: LocalClu
         ("completions", {"model": "no body", "prompt": PROMPT}, 404, "model_not_found", "model"),
         ("completions", {"prompt": PROMPT, "max_tokens": 5000}, 400, "never_fits", None),
         ("completions", {"prompt": []}, 400, "invalid_value", "prompt"),
+        ("completions", {"prompt": {"a": 1}}, 400, "invalid_value", "prompt"),
+        ("chat/completions", {"messages": [{"role": 5}]}, 400, "invalid_value", "messages.0.role"),
         ("completions", {"prompt": PROMPT, "top_p": 3}, 400, "invalid_value", "top_p"),
         ("completions", {"prompt": PROMPT, "n": 1000}, 400, "invalid_value", "n"),
         ("completions", {"prompt": [PROMPT] * 100, "n": 2}, 400, "invalid_value", "n"),
@@ -281,6 +283,18 @@ async def test_slora_s_events_are_byte_for_byte_what_its_benchmark_reads(cluster
     assert {token["prompt_tokens"] for token in detailed["tokens"]} == {prompt_tokens}
 
 
+async def test_the_published_request_runs_as_written_once_its_adapter_is_loaded(cluster: LocalCluster) -> None:
+    name = "tloen/alpaca-lora-7b-1"
+    parameters = {"do_sample": False, "ignore_eos": False, "max_new_tokens": 205}
+    body = {"model_dir": "huggyllama/llama-7b", "lora_dir": name, "inputs": "hello world", "parameters": parameters}
+    assert status_of(await exchange(cluster, "POST", "/generate_stream", body)) == 404
+    await exchange(cluster, "POST", "/v1/load_lora_adapter", {"lora_name": name, "rank": 16})
+    *events, end = unchunked(await exchange(cluster, "POST", "/generate_stream", body)).split(b"\n\n")
+    assert end == b""
+    assert json.loads(events[-1].removeprefix(b"data:"))["finished"] is True
+    await exchange(cluster, "POST", "/v1/unload_lora_adapter", {"lora_name": name})
+
+
 async def test_llm_mock_s_generate_has_the_prompt_in_its_text(cluster: LocalCluster) -> None:
     text = text_of(cluster, Ask(seed=4, max_new_tokens=5))
     body = {"prompt": "hello world", "max_tokens": 5, "seed": 4, "ignore_eos": True, "best_of": 1, "n": 1}
@@ -316,6 +330,22 @@ async def test_a_client_that_goes_ends_its_generations(cluster: LocalCluster, st
         await reader.readuntil(b"data: ")
     else:
         await wait_until(both_run)
+    writer.close()
+    await nothing_held(cluster)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_goes_before_the_first_token_frees_its_handler(cluster: LocalCluster, stream: bool) -> None:
+    async def is_open() -> bool:
+        return await scrape(cluster, "router", "lorrery_router_open_handlers") == 1
+
+    host, _, port = cluster.http_address.rpartition(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    content = json.dumps({"prompt": PROMPT, "stream": stream}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n"
+    head += "content-type: application/json\r\nlorrery-fault: delay,seconds=1000\r\n\r\n"
+    writer.write(head.encode() + content)
+    await wait_until(is_open)
     writer.close()
     await nothing_held(cluster)
 
