@@ -7,7 +7,7 @@ the same for all.
 import asyncio
 import contextlib
 from array import array
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -22,7 +22,7 @@ from lorrery.chassis.errors import (
     Unavailable,
 )
 from lorrery.chassis.log import get_logger
-from lorrery.router import adapters, cluster_faults
+from lorrery.router import adapters, cluster_faults, kv_events
 from lorrery.router.access import Access, check_load, check_operator, visible_adapters, visible_status
 from lorrery.router.checks import check_prompt_tokens, check_text, check_token_ids, receive_bytes
 from lorrery.router.faults import Injector
@@ -34,7 +34,7 @@ from lorrery.router.prompt import encode_chat, encode_prompt, prompt_token_ids
 from lorrery.router.reader import RequestReader, unknown_model
 from lorrery.settings import Settings
 from lorrery.tokenizer.file import open_tokenizer
-from lorrery.v1 import router_pb2, types_pb2
+from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
 
 _OUTCOMES = {
     "INVALID_ARGUMENT": "invalid",
@@ -226,6 +226,17 @@ class Handler:
     async def cluster_status(self, caller: ApiKey) -> router_pb2.GetClusterStatusResponse:
         """Tell how full every shard is, as far as the caller may know."""
         return visible_status(caller, await self._cluster_status.get())
+
+    def kv_events(self, caller: ApiKey, adapter_id: str | None = None) -> AsyncGenerator[scheduler_pb2.KvEvents]:
+        """Return what happens to all prefix caches, taken as one; see `kv_events.follow`.
+
+        Raises:
+            PermissionDenied: the caller may not know.
+            Unavailable: no scheduler is connected.
+        """
+        check_operator(caller, "follow KV events")
+        adapters.connected(self._placement)
+        return kv_events.follow(self._placement.shards, adapter_id)
 
     # --- the tokenizer ----------------------------------------------------------------------------------------------
 

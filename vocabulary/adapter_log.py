@@ -39,10 +39,9 @@ def adapter_key(adapter_id: str, version: int) -> str:
     return f"{adapter_id}@{version}" if version else adapter_id
 
 
-def adapter_number(adapter_id: str, version: int) -> int:
+def adapter_number(adapter_id: str) -> int:
     """Return a number for clients that know adapters by numbers: the same everywhere, 1..2^31 - 1, but not unique."""
-    digest = blake2b(adapter_key(adapter_id, version).encode(), digest_size=4).digest()
-    return int.from_bytes(digest, "little") % MAX_NUMBER + 1
+    return int.from_bytes(blake2b(adapter_id.encode(), digest_size=4).digest(), "little") % MAX_NUMBER + 1
 
 
 class AdapterLog:

@@ -6,6 +6,7 @@ no adapters.
 
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -14,7 +15,7 @@ import grpc.aio
 
 from lorrery.chassis import status
 from lorrery.chassis.credentials import authorization, certificate_roles
-from lorrery.chassis.errors import InvalidRequest, NotOffered, RequestError, UnknownName
+from lorrery.chassis.errors import InvalidRequest, NoKvEvents, NotOffered, RequestError, UnknownName
 from lorrery.chassis.names import quoted
 from lorrery.router.access import check_operator
 from lorrery.router.engines.generation import MAX_OUTPUTS, Open, OpenRequests, Write
@@ -25,7 +26,7 @@ from lorrery.router.keys import ApiKey
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.peft import rank_in
 from lorrery.router.settings import EnginePort
-from lorrery.v1 import router_pb2, types_pb2
+from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
 
 _RATE_SECONDS = 1.0
 """A rate is over the time since it was asked for last, and over this at least."""
@@ -227,6 +228,33 @@ class Engine:
             self._rate, self._rate_at = (count - counted) / (now - at), (now, count)
         return self._rate
 
+    # --- KV events --------------------------------------------------------------------------------------------------
+
+    async def follow_kv_events(
+        self, context: status.Context, write: Callable[[scheduler_pb2.KvEvents], Awaitable[None]]
+    ) -> None:
+        """Write, without end, what happens to its prefix cache: that of all workers, taken as one.
+
+        An engine that serves one adapter under its name has that one's blocks, as those of a model that has none.
+
+        Raises:
+            NotOffered: there are none.
+            RequestError: the caller may not follow them, or reads too slowly.
+        """
+        try:
+            async with aclosing(self.handler.kv_events(self.caller(context), self._port.adapter or None)) as following:
+                async for events in following:
+                    if self._port.adapter:
+                        _make_base(events)
+                    await write(events)
+        except NoKvEvents as error:
+            raise NotOffered(str(error), call="SubscribeKvEvents") from None
+
+    async def kv_event_sources(self, context: status.Context) -> list[types_pb2.KvEventSource]:
+        """Return where its workers publish KV events."""
+        workers, _ = await self.workers(context)
+        return [worker.kv_events for worker in workers if worker.HasField("kv_events")]
+
     # --- adapters ---------------------------------------------------------------------------------------------------
 
     async def list_loras(self, context: status.Context) -> list[str]:
@@ -278,6 +306,12 @@ def _outputs(message: router_pb2.GenerateRequest, n: int) -> list[router_pb2.Gen
             one.seed = (message.seed + index) % 2**64
         messages.append(one)
     return messages
+
+
+def _make_base(events: scheduler_pb2.KvEvents) -> None:
+    for event in events.events:
+        if event.HasField("stored"):
+            event.stored.ClearField("adapter")
 
 
 def _rank(path: str) -> int:

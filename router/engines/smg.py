@@ -14,7 +14,6 @@ from lorrery.v1 import router_pb2
 NO_EMBEDDINGS = "the model is a mock without embeddings"
 NO_PROFILER = "there is no GPU to profile; the metrics are at router.metrics"
 NO_FLUSH = "blocks that nobody uses are evicted as room is needed; start the scheduler again for an empty cache"
-NO_KV_EVENTS = "KV events are not published on this port"
 
 
 async def tokenizer_chunks(folder: Path) -> AsyncIterator[Any]:

@@ -13,7 +13,7 @@ from lorrery.chassis import status
 from lorrery.chassis.errors import Conflict, InvalidRequest
 from lorrery.chassis.names import quoted
 from lorrery.chassis.version import VERSION
-from lorrery.router.engines import smg
+from lorrery.router.engines import smg, smg_kv_events
 from lorrery.router.engines.engine import Engine, not_offered
 from lorrery.router.engines.generation import Output, matched_stop
 from lorrery.router.engines.reading import generate_request, refuse
@@ -209,10 +209,13 @@ class SglangScheduler(sglang_scheduler_pb2_grpc.SglangSchedulerServicer):  # typ
     def _id(self, name: str) -> str:
         return next((key for key, known in self._names.items() if known == name), name)
 
+    async def SubscribeKvEvents(self, request: Any, context: status.Context) -> None:
+        """Tell what happens to the prefix cache."""
+        await smg_kv_events.subscribe(self._engine, request, context)
+
     # --- what has no meaning here ---
 
     Embed: Any = not_offered("Embed", smg.NO_EMBEDDINGS)
     FlushCache: Any = not_offered("FlushCache", smg.NO_FLUSH)
     StartProfile: Any = not_offered("StartProfile", smg.NO_PROFILER)
     StopProfile: Any = not_offered("StopProfile", smg.NO_PROFILER)
-    SubscribeKvEvents: Any = not_offered("SubscribeKvEvents", smg.NO_KV_EVENTS)

@@ -8,7 +8,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2, vllm_engine_pb2_grpc
 
 from lorrery.chassis import status
 from lorrery.chassis.version import VERSION
-from lorrery.router.engines import smg
+from lorrery.router.engines import smg, smg_kv_events
 from lorrery.router.engines.engine import Engine, not_offered
 from lorrery.router.engines.generation import Output, matched_stop
 from lorrery.router.engines.reading import generate_request, refuse
@@ -141,10 +141,13 @@ class VllmEngine(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]
         async for chunk in smg.tokenizer_chunks(Path(self._engine.folder)):
             yield chunk
 
+    async def SubscribeKvEvents(self, request: Any, context: status.Context) -> None:
+        """Tell what happens to the prefix cache."""
+        await smg_kv_events.subscribe(self._engine, request, context)
+
     # --- what has no meaning here ---
 
     Embed: Any = not_offered("Embed", smg.NO_EMBEDDINGS)
     FlushCache: Any = not_offered("FlushCache", smg.NO_FLUSH)
     StartProfile: Any = not_offered("StartProfile", smg.NO_PROFILER)
     StopProfile: Any = not_offered("StopProfile", smg.NO_PROFILER)
-    SubscribeKvEvents: Any = not_offered("SubscribeKvEvents", smg.NO_KV_EVENTS)

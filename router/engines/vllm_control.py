@@ -1,16 +1,18 @@
 """vLLM's own gRPC for those who run an engine: `vllm.Control`."""
 
-from hashlib import blake2b
 from typing import Any
 
 from lorrery.chassis import status
 from lorrery.chassis.version import VERSION
 from lorrery.router.engines.engine import Engine, not_offered
 from lorrery.vllm import control_pb2, control_pb2_grpc
+from lorrery.vocabulary.adapter_log import adapter_number
 
 NAME = control_pb2.DESCRIPTOR.services_by_name["Control"].full_name
 API_VERSION = "vllm"
 """Dynamo's sidecar takes no other."""
+KV_EVENT_SCHEMA = 1
+"""vLLM's number for the messages of docs/kv-events.md."""
 _NO_WEIGHTS = "the model is a mock without weights"
 _NO_PAUSE = "a cluster does not pause; drain the router with SIGTERM"
 
@@ -106,7 +108,7 @@ class Control(control_pb2_grpc.ControlServicer):
 
     def _adapter(self, name: str) -> control_pb2.LoraAdapter:
         return control_pb2.LoraAdapter(
-            lora_id=lora_id(name), lora_name=name, source_path=self._engine.lora_paths.get(name, "")
+            lora_id=adapter_number(name), lora_name=name, source_path=self._engine.lora_paths.get(name, "")
         )
 
     # --- KV events ---
@@ -114,9 +116,24 @@ class Control(control_pb2_grpc.ControlServicer):
     async def GetKvEventSources(  # noqa: N802  gRPC's name for it
         self, request: control_pb2.GetKvEventSourcesRequest, context: status.Context
     ) -> control_pb2.GetKvEventSourcesResponse:
-        """List where KV events are published: nowhere."""
-        self._engine.caller(context)
-        return control_pb2.GetKvEventSourcesResponse()
+        """List where workers publish KV events."""
+        sources = await self._engine.kv_event_sources(context)
+        return control_pb2.GetKvEventSourcesResponse(
+            sources=[
+                control_pb2.KvEventSource(
+                    transport="zmq",
+                    endpoint=source.endpoint,
+                    topic=source.topic,
+                    replay_endpoint=source.replay_endpoint,
+                    data_parallel_rank=0,
+                    encoding="msgpack",
+                    schema_version=KV_EVENT_SCHEMA,
+                    buffer_steps=source.buffer_steps,
+                    hwm=source.hwm,
+                )
+                for source in sources
+            ]
+        )
 
     # --- what has no meaning here ---
 
@@ -144,8 +161,3 @@ class Control(control_pb2_grpc.ControlServicer):
     FinishWeightUpdate: Any = not_offered("FinishWeightUpdate", _NO_WEIGHTS)
     UpdateWeightVersion: Any = not_offered("UpdateWeightVersion", _NO_WEIGHTS)
     GetWeightVersion: Any = not_offered("GetWeightVersion", _NO_WEIGHTS)
-
-
-def lora_id(name: str) -> int:
-    """Return an adapter's number: the same at every router, at least 1."""
-    return 1 + int.from_bytes(blake2b(name.encode(), digest_size=4).digest(), "little") % (2**31 - 1)

@@ -138,6 +138,58 @@ class Follower:
         return True
 
 
+class GatewayFollower:
+    """Follows the router as one engine, as the gateway smg does.
+
+    Args:
+        call: its SubscribeKvEvents.
+    """
+
+    def __init__(self, call: Any) -> None:
+        self.blocks: dict[int, Block] = {}
+        self.num_batches = 0
+        self._call = call
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._call.initial_metadata()
+        self._task = asyncio.create_task(self._follow())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._task is not None
+        if self._task.done() and not self._task.cancelled():
+            self._task.result()  # what was wrong with an event
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._call.cancel()
+
+    async def _follow(self) -> None:
+        async for batch in self._call:
+            self.num_batches += 1
+            assert batch.sequence_number == self.num_batches
+            for event in batch.events:
+                self._apply(event)
+
+    def _apply(self, event: Any) -> None:
+        kind = event.WhichOneof("data")
+        if kind == "cleared":
+            self.blocks.clear()
+        elif kind == "removed":
+            for block_hash in event.removed.block_hashes:
+                del self.blocks[block_hash % 2**64]
+        else:
+            parent = event.stored.parent_block_hash % 2**64 if event.stored.HasField("parent_block_hash") else None
+            name, tokens = self.blocks[parent] if parent is not None else (event.stored.lora_name or None, ())
+            for block in event.stored.blocks:
+                assert len(block.token_ids) == block.block_size
+                tokens = (*tokens, *block.token_ids)
+                assert block.block_hash % 2**64 not in self.blocks
+                self.blocks[block.block_hash % 2**64] = (name, tokens)
+
+
 async def cached_blocks(cluster: LocalCluster, worker_id: str) -> dict[int, Block]:
     """Return what the scheduler says is in a worker's prefix cache now; it walks the cache itself."""
     async with cluster._channel(cluster.scheduler_address) as channel:

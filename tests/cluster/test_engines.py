@@ -327,6 +327,8 @@ async def test_keys_hold(engines: Engines) -> None:
     assert (await engines.error(engines.inference.Generate, others, TENANT)).code() == DENIED
     loads = await engines.error(engines.smg.GetLoads, vllm_engine_pb2.GetLoadsRequest(), TENANT)
     assert loads.code() == DENIED
+    events = await engines.error(engines.smg.SubscribeKvEvents, common_pb2.SubscribeKvEventsRequest(), TENANT)
+    assert events.code() == DENIED
     load = control_pb2.LoadLoraRequest(lora_name="x", source_path="/")
     assert (await engines.error(engines.control.LoadLora, load, TENANT)).code() == INVALID
 
@@ -338,6 +340,8 @@ async def test_what_has_no_meaning_here_says_why(engines: Engines) -> None:
         (engines.smg.Embed, vllm_engine_pb2.EmbedRequest()),
         (engines.sglang.FlushCache, common_pb2.FlushCacheRequest()),
         (engines.sglang.StartProfile, common_pb2.StartProfileRequest()),
+        (engines.smg.SubscribeKvEvents, common_pb2.SubscribeKvEventsRequest()),  # this prefix cache has no blocks
+        (engines.sglang.SubscribeKvEvents, common_pb2.SubscribeKvEventsRequest()),
     ]
     for call, message in calls:
         error = await engines.error(call, message)

@@ -5,19 +5,21 @@ import random
 import re
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import grpc
 import grpc.aio
 import pytest
 import pytest_asyncio
+from smg_grpc_proto.generated import common_pb2, sglang_scheduler_pb2_grpc, vllm_engine_pb2_grpc
 
 from lorrery.local.cluster import LocalCluster
 from lorrery.v1 import router_pb2, router_pb2_grpc, types_pb2
+from lorrery.vllm import control_pb2, control_pb2_grpc
 from tests.cluster.client import client_of
 from tests.cluster.harness import running_cluster, wait_until
-from tests.cluster.kv_follower import Follower, cached_blocks
+from tests.cluster.kv_follower import Block, Follower, GatewayFollower, cached_blocks
 
 pytestmark = pytest.mark.cluster
 
@@ -42,9 +44,28 @@ async def cluster(tmp_path: Path) -> AsyncIterator[LocalCluster]:
         "worker.kv_events.endpoint='tcp://127.0.0.1:0'",
         "worker.kv_events.bind=true",
         "worker.kv_events.replay_endpoint='tcp://127.0.0.1:0'",
+        "router.vllm_grpc=127.0.0.1:0",
+        "router.smg_vllm_grpc=127.0.0.1:0",
+        'router.engines=[{protocol = "sglang", listen = "127.0.0.1:0", adapter = "lora-1"}]',
         num_workers=2,
     ) as cluster:
         yield cluster
+
+
+@asynccontextmanager
+async def gateways(cluster: LocalCluster) -> AsyncIterator[tuple[GatewayFollower, GatewayFollower]]:
+    """Follow the router as one engine: as that of all adapters, and as lora-1's alone."""
+    request = common_pb2.SubscribeKvEventsRequest()
+    ports = cluster.engine_addresses
+    async with (
+        grpc.aio.insecure_channel(ports["smg_vllm_grpc"]) as all_channel,
+        grpc.aio.insecure_channel(ports["engines[0]"]) as one_channel,
+        GatewayFollower(vllm_engine_pb2_grpc.VllmEngineStub(all_channel).SubscribeKvEvents(request)) as of_all,
+        GatewayFollower(
+            sglang_scheduler_pb2_grpc.SglangSchedulerStub(one_channel).SubscribeKvEvents(request)
+        ) as of_one,
+    ):
+        yield of_all, of_one
 
 
 async def generate(cluster: LocalCluster, rng: random.Random, count: int) -> None:
@@ -77,9 +98,30 @@ async def same(cluster: LocalCluster, name: str, follower: Follower) -> bool:
     return await cached_blocks(cluster, name) == follower.copy.blocks
 
 
-async def all_same(cluster: LocalCluster, followers: dict[str, Follower]) -> None:
+async def all_same(
+    cluster: LocalCluster, followers: dict[str, Follower], one_engine: tuple[GatewayFollower, GatewayFollower]
+) -> None:
+    blocks: dict[int, Block] = {}
     for name, follower in followers.items():
         await wait_until(lambda name=name, follower=follower: same(cluster, name, follower), what=f"a copy of {name}")
+        blocks |= follower.copy.blocks
+    of_all, of_one = one_engine
+    await wait_until(lambda: of_all.blocks == blocks)
+    own = {block_hash: (None, tokens) for block_hash, (name, tokens) in blocks.items() if name == "lora-1"}
+    await wait_until(lambda: of_one.blocks == own)
+
+
+async def sources_are_listed(cluster: LocalCluster) -> None:
+    """VLLM's own gRPC says where every worker publishes."""
+    async with grpc.aio.insecure_channel(cluster.engine_addresses["vllm_grpc"]) as channel:
+        answer = await control_pb2_grpc.ControlStub(channel).GetKvEventSources(
+            control_pb2.GetKvEventSourcesRequest(), timeout=20
+        )
+    announced = [cluster.processes[name].others for name in cluster.worker_names]
+    assert {(source.endpoint, source.replay_endpoint) for source in answer.sources} == {
+        (each["kv_events"], each["kv_events_replay"]) for each in announced
+    }
+    assert {(source.transport, source.encoding) for source in answer.sources} == {("zmq", "msgpack")}
 
 
 async def the_example_counts(cluster: LocalCluster, follower: Follower) -> None:
@@ -121,12 +163,14 @@ async def test_a_copy_follows_evictions_adapters_gaps_and_the_loss_of_workers_an
             )
             for name in cluster.worker_names
         }
+        one_engine = await stack.enter_async_context(gateways(cluster))
+        await sources_are_listed(cluster)
         await client.load_adapter("x", 8)
         await generate(cluster, rng, 40)
         await client.unload_adapter("x")
         await client.load_adapter("x", 16)
         await generate(cluster, rng, 40)
-        await all_same(cluster, followers)
+        await all_same(cluster, followers, one_engine)
         for follower in followers.values():
             assert follower.copy.num_removed > 20
             assert follower.copy.num_cleared == 1
@@ -138,7 +182,7 @@ async def test_a_copy_follows_evictions_adapters_gaps_and_the_loss_of_workers_an
         num_replayed = deaf.num_replayed
         await generate(cluster, rng, 30)
         await deaf.listen()
-        await all_same(cluster, followers)
+        await all_same(cluster, followers, one_engine)
         assert deaf.num_replayed > num_replayed
 
         await the_example_counts(cluster, followers["worker-0"])
@@ -147,16 +191,17 @@ async def test_a_copy_follows_evictions_adapters_gaps_and_the_loss_of_workers_an
         cluster.kill("worker-0")
         await cluster.restart("worker-0")
         await generate(cluster, rng, 40)
-        await all_same(cluster, followers)
+        await all_same(cluster, followers, one_engine)
         assert followers["worker-0"].copy is not before  # its numbers have begun again
         assert followers["worker-1"].copy.num_cleared == 1
 
         cluster.kill("scheduler")
         await wait_until(lambda: not any(follower.copy.blocks for follower in followers.values()))
+        await wait_until(lambda: not any(follower.blocks for follower in one_engine))
         assert followers["worker-1"].copy.num_cleared == 2
         await cluster.restart("scheduler")
         for name in [*cluster.worker_names, "router"]:
             await cluster.serving(name)
         await generate(cluster, rng, 40)
-        await all_same(cluster, followers)
+        await all_same(cluster, followers, one_engine)
         assert followers["worker-1"].copy.blocks

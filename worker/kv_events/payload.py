@@ -61,7 +61,7 @@ def _stored(stored: pb.BlocksStored, block_size: int) -> tuple[str, Fields, Fiel
         "parent_block_hash": stored.parent_block_hash if stored.HasField("parent_block_hash") else None,
         "token_ids": u32.unpack(stored.token_ids_u32).tolist(),
         "block_size": block_size,
-        "lora_id": None if name is None else adapter_number(name, stored.adapter.version),
+        "lora_id": None if name is None else adapter_number(name),
         "medium": MEDIUM,
         "lora_name": name,
     }

@@ -1,0 +1,156 @@
+"""The prefix caches of all workers as one, for those who take the router for one engine.
+
+Each scheduler streams what its workers' caches store and remove. A block is in the one cache while some worker has it:
+it is stored when the first has it, and removed when the last has it no more. A worker or a scheduler that is lost takes
+its blocks along.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from lorrery.chassis.errors import NoKvEvents, Overloaded, Reason
+from lorrery.router.shard import Shard
+from lorrery.v1 import scheduler_pb2 as pb
+from lorrery.vocabulary import u32
+
+FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 0.2, 2.0
+MAX_MESSAGES = 64
+"""Messages that wait for a slow reader here; then those of the schedulers wait, and in the end they cut it off."""
+
+_News = asyncio.Queue[tuple[str, pb.WatchKvEventsResponse | None]]
+Worker = tuple[str, str]
+"""A scheduler's address, and a worker's name."""
+
+
+class OneCache:
+    """What some worker has.
+
+    Args:
+        adapter_id: only blocks of this adapter count; None: all do.
+    """
+
+    def __init__(self, adapter_id: str | None = None) -> None:
+        self._adapter_id = adapter_id
+        self._of_worker: dict[Worker, set[int]] = {}
+        self._num_workers: Counter[int] = Counter()
+
+    def apply(self, worker: Worker, events: pb.KvEvents) -> pb.KvEvents:
+        """Take in events of a worker, and return those of the one cache."""
+        blocks = self._of_worker.setdefault(worker, set())
+        net = pb.KvEvents(block_size=events.block_size)
+        for event in events.events:
+            kind = event.WhichOneof("event")
+            if kind == "stored":
+                if self._adapter_id is None or event.stored.adapter.adapter_id == self._adapter_id:
+                    self._store(blocks, event.stored, events.block_size, net)
+            elif kind == "removed":
+                self._remove(blocks, event.removed.block_hashes, net)
+            else:
+                self._remove(blocks, list(blocks), net)
+        return net
+
+    def lose(self, shard: str) -> pb.KvEvents:
+        """Take in that a scheduler is gone, and return the events of the one cache."""
+        net = pb.KvEvents()
+        for worker in [worker for worker in self._of_worker if worker[0] == shard]:
+            blocks = self._of_worker.pop(worker)
+            self._remove(blocks, list(blocks), net)
+        return net
+
+    def _store(self, blocks: set[int], stored: pb.BlocksStored, block_size: int, net: pb.KvEvents) -> None:
+        hashes = stored.block_hashes
+        blocks.update(hashes)
+        self._num_workers.update(hashes)
+        # Who has a block has all before it: what is new is the end of the chain.
+        num_known = sum(self._num_workers[block_hash] > 1 for block_hash in hashes)
+        if num_known == len(hashes):
+            return
+        added = net.events.add().stored
+        added.CopyFrom(stored)
+        if num_known:
+            del added.block_hashes[:num_known]
+            added.parent_block_hash = hashes[num_known - 1]
+            added.token_ids_u32 = u32.pack_array(u32.view(stored.token_ids_u32)[num_known * block_size :])
+
+    def _remove(self, blocks: set[int], hashes: Iterable[int], net: pb.KvEvents) -> None:
+        gone = []
+        for block_hash in hashes:
+            if block_hash in blocks:  # not one of another adapter
+                blocks.remove(block_hash)
+                self._num_workers[block_hash] -= 1
+                if not self._num_workers[block_hash]:
+                    del self._num_workers[block_hash]
+                    gone.append(block_hash)
+        if gone:
+            net.events.add().removed.block_hashes.extend(gone)
+
+
+async def follow(shards: Iterable[Shard], adapter_id: str | None = None) -> AsyncGenerator[pb.KvEvents]:
+    """Yield what happens to the one cache, without end: first AllBlocksCleared, then what is there.
+
+    It begins as soon as one of the schedulers has answered; others join when they are there.
+
+    Args:
+        shards: the schedulers.
+        adapter_id: see `OneCache`.
+
+    Raises:
+        NoKvEvents: a scheduler has none.
+        Overloaded: they are not taken as fast as they come.
+    """
+    cache = OneCache(adapter_id)
+    news: _News = asyncio.Queue(MAX_MESSAGES)
+    answered = asyncio.Event()
+    waiting = asyncio.create_task(answered.wait(), name="kv events begin")
+    watching: set[asyncio.Task[Any]] = {
+        asyncio.create_task(_watch(shard, answered, news), name=f"kv events of {shard.address}") for shard in shards
+    }
+    getting = asyncio.create_task(news.get(), name="kv events")
+    try:
+        await asyncio.wait((waiting, *watching), return_when=asyncio.FIRST_COMPLETED)
+        if answered.is_set():
+            yield pb.KvEvents(events=[pb.KvEvent(cleared=pb.AllBlocksCleared())])
+        while True:
+            await asyncio.wait((getting, *watching), return_when=asyncio.FIRST_COMPLETED)
+            for task in watching:
+                if task.done():
+                    task.result()  # it ends by an error only
+            if not getting.done():
+                continue
+            shard, message = getting.result()
+            getting = asyncio.create_task(news.get(), name="kv events")
+            net = cache.lose(shard) if message is None else cache.apply((shard, message.worker_id), message.events)
+            if net.events:
+                yield net
+    finally:
+        for task in (tasks := {waiting, getting, *watching}):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _watch(shard: Shard, answered: asyncio.Event, news: _News) -> None:
+    """Pass on what a scheduler says, and None when it is lost; dial again until there is nothing to be had."""
+    retry_seconds = FIRST_RETRY_SECONDS
+    while True:
+        call = shard.stub.WatchKvEvents(pb.WatchKvEventsRequest(), wait_for_ready=True, metadata=shard.credentials)
+        try:
+            await call.wait_for_connection()
+            answered.set()
+            while isinstance(message := await call.read(), pb.WatchKvEventsResponse):
+                retry_seconds = FIRST_RETRY_SECONDS
+                await news.put((shard.address, message))
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                raise NoKvEvents(error.details() or "") from None
+            if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise Overloaded(error.details() or "", Reason.SLOW_READER) from None
+        finally:
+            call.cancel()
+        await news.put((shard.address, None))
+        await asyncio.sleep(retry_seconds)
+        retry_seconds = min(LAST_RETRY_SECONDS, 2 * retry_seconds)
