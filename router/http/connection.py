@@ -2,8 +2,8 @@
 
 A request has `http_request_seconds` to come whole, counted from the connection's beginning or, behind another, from its
 own first byte; its head has `MAX_HEAD_BYTES`. What is slower or longer is told so and closed, as are connections over
-`http_max_connections`. A request that waits behind another on its connection is read when its turn comes, and its time
-is not counted until then.
+`http_max_connections`. The time of a request that waits behind another on its connection is not counted until its turn
+comes. Reading goes on meanwhile, up to `_MAX_AHEAD` of them, so that a client that goes is noticed.
 """
 
 import asyncio
@@ -11,8 +11,9 @@ import json
 from http import HTTPStatus
 from typing import Any
 
+from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from lorrery.chassis.credentials import roles_in
@@ -23,6 +24,7 @@ from lorrery.router.settings import RouterSettings
 MAX_HEAD_BYTES = 1 << 16
 _REFUSED_SECONDS = 1.0
 """How long a connection that is one too many may take to ask, so that it hears why it is closed."""
+_MAX_AHEAD = 8
 _FRAMING = 2
 """A body in chunks takes more bytes than it has, but not so many times as much."""
 
@@ -53,6 +55,7 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Http
             self._begun = False
             self._num_bytes = 0  # of the message that comes, as far as others did not end among them
             self._num_messages = 0
+            self._running: RequestResponseCycle | None = None
 
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)  # type: ignore[arg-type]
@@ -64,6 +67,9 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Http
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._unset_timer()
+            if self._running is not None:  # uvicorn tells the latest, behind which this one may have others
+                self._running.disconnected = True
+                self._running.message_event.set()
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
@@ -95,6 +101,12 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Http
         def on_headers_complete(self) -> None:
             self._in_head = False
             super().on_headers_complete()
+            if 0 < len(self.pipeline) < _MAX_AHEAD:
+                self.flow.resume_reading()
+
+        def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+            self._running = cycle
+            super()._start_asgi_task(cycle, app)
 
         def on_message_complete(self) -> None:
             self._unset_timer()

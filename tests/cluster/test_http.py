@@ -334,8 +334,10 @@ async def test_a_client_that_goes_ends_its_generations(cluster: LocalCluster, st
     await nothing_held(cluster)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_goes_before_the_first_token_frees_its_handler(cluster: LocalCluster, stream: bool) -> None:
+@pytest.mark.parametrize(("stream", "num_requests"), [(False, 1), (True, 1), (False, 3)])
+async def test_a_client_that_goes_before_the_first_token_frees_its_handler(
+    cluster: LocalCluster, stream: bool, num_requests: int
+) -> None:
     async def is_open() -> bool:
         return await scrape(cluster, "router", "lorrery_router_open_handlers") == 1
 
@@ -344,7 +346,7 @@ async def test_a_client_that_goes_before_the_first_token_frees_its_handler(clust
     content = json.dumps({"prompt": PROMPT, "stream": stream}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n"
     head += "content-type: application/json\r\nlorrery-fault: delay,seconds=1000\r\n\r\n"
-    writer.write(head.encode() + content)
+    writer.write((head.encode() + content) * num_requests)  # the further ones wait behind the first
     await wait_until(is_open)
     writer.close()
     await nothing_held(cluster)

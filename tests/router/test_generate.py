@@ -76,6 +76,18 @@ async def test_seed_and_request_id_are_made_if_the_client_gives_none(start_route
     await router.until_empty()
 
 
+async def test_without_a_length_output_may_fill_what_the_prompt_leaves(start_router: StartRouter) -> None:
+    router = await start_router()
+    route = await router.route()
+    call = router.generate(fill_context=True)
+    assert (await next_submit(route)).sampling.max_new_tokens == 3072 - 2
+    asked = router.generate(fill_context=True, sampling=types_pb2.SamplingParams(max_new_tokens=5))
+    assert (await next_submit(route)).sampling.max_new_tokens == 5
+    for one in (call, asked):
+        one.cancel()
+    await router.until_empty()
+
+
 async def test_bad_input_never_reaches_the_scheduler(start_router: StartRouter) -> None:
     router = await start_router()
     route = await router.route()

@@ -103,6 +103,17 @@ async def test_requests_in_a_row_are_answered_in_order(start_http: StartHttp) ->
     assert b'"tokens"' in answers[1]
 
 
+async def test_many_requests_in_a_row_are_answered_too(start_http: StartHttp) -> None:
+    router = await start_http()
+    async with router.connection() as (reader, writer):
+        writer.write(WHOLE * 50)
+        answers = [await one_answer(reader) for _ in range(50)]
+    assert len({answer.partition(b"\r\n\r\n")[2] for answer in answers}) == 1
+    closing = GET.replace(b"host: x", b"host: x\r\nconnection: close")
+    answer = await router.exchange(WHOLE * 20 + closing)
+    assert answer.count(b"HTTP/1.1 200 OK") == 21
+
+
 async def test_a_client_may_wait_for_leave_to_send_its_body(start_http: StartHttp) -> None:
     router = await start_http()
     head = POST + b"expect: 100-continue\r\n"
