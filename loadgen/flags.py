@@ -11,9 +11,16 @@ from typing import Annotated, Any, get_args
 import typer
 
 from lorrery.chassis.settings import API_KEY_VARIABLE
-from lorrery.loadgen.options import OF_TARGET, LoadOptions, WorkloadName, parse_range, workload_name
+from lorrery.loadgen.options import OF_TARGET, PARSERS, LoadOptions, WorkloadName
 
-_WORKLOAD, _LENGTHS, _ADAPTERS, _DRIVE, _OUTPUT = "Workload", "Lengths", "Adapters", "How it is played", "Output"
+_WORKLOAD, _SESSIONS, _LENGTHS, _ADAPTERS, _DRIVE, _OUTPUT = (
+    "Workload",
+    "Sessions and shared prefixes",
+    "Lengths",
+    "Adapters",
+    "How it is played",
+    "Output",
+)
 
 Workload = Annotated[
     str,
@@ -27,7 +34,7 @@ Trace = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="azure (CSV) or mooncake (JSON Lines): the trace. Unset: the excerpt that ships with Lorrery.",
+        help="azure (CSV), mooncake (JSON Lines): the trace. Unset: the excerpt that ships. sharegpt: its JSON file.",
         rich_help_panel=_WORKLOAD,
     ),
 ]
@@ -44,19 +51,68 @@ Duration = Annotated[
     typer.Option(
         min=0.0,
         metavar="SECONDS",
-        help="Requests due within so many seconds; of synthetic workloads 60 unless -n is given.",
+        help="Requests (first turns of sessions) due within so many seconds; of drawn workloads 60 unless -n is given.",
         rich_help_panel=_WORKLOAD,
     ),
 ]
 Rate = Annotated[
-    float, typer.Option(metavar="R", help="Synthetic ones: requests per second.", rich_help_panel=_WORKLOAD)
+    float,
+    typer.Option(
+        metavar="R",
+        help="Drawn ones: requests per second; chat, sharegpt: sessions per second.",
+        rich_help_panel=_WORKLOAD,
+    ),
 ]
 Cv = Annotated[
     float,
     typer.Option(
         metavar="CV",
-        help="poisson, slora: coefficient of variation of the gaps; 1 is Poisson, more is bursts.",
+        help="All drawn but constant: coefficient of variation of the gaps (gamma); 1 is Poisson, more is uneven.",
         rich_help_panel=_WORKLOAD,
+    ),
+]
+Bursts = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PARTS",
+        help="poisson, chat, sharegpt: MMPP arrivals, factor=F,for=SECONDS[,share=p]: a share p (0.1) of the time is"
+        " burst, SECONDS each on average, with the rate F * R / (1 - p + p * F); calm times have R / (1 - p + p * F).",
+        rich_help_panel=_WORKLOAD,
+    ),
+]
+Turns = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LOW[:HIGH]",
+        help="chat: turns of a session, uniform (2:6); sharegpt: at most HIGH (1). Turn k + 1 has the whole history:"
+        " prompt = shared + sum over j <= k of (own(j) + output(j)) + own(k + 1).",
+        rich_help_panel=_SESSIONS,
+    ),
+]
+Think = Annotated[
+    float,
+    typer.Option(
+        min=0.0,
+        metavar="SECONDS",
+        help="chat, sharegpt: mean of the exponential time from the end of an answer to the next turn.",
+        rich_help_panel=_SESSIONS,
+    ),
+]
+SharedPrefix = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TOKENS[:GROUPS]",
+        help="Drawn ones but slora: so many tokens more before each prompt, of one of GROUPS (1), drawn for each"
+        " session or request: a system prompt.",
+        rich_help_panel=_SESSIONS,
+    ),
+]
+Tokenizer = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="sharegpt: a tokenizer.json, or its folder, that says how long texts are. Unset: the one that ships.",
+        rich_help_panel=_LENGTHS,
     ),
 ]
 Jitter = Annotated[
@@ -76,7 +132,7 @@ InputRange = Annotated[
     str,
     typer.Option(
         metavar="LOW[:HIGH]",
-        help="Synthetic ones: prompt tokens (slora leaves HIGH out, as S-LoRA does).",
+        help="Drawn ones: prompt tokens (slora leaves HIGH out, as S-LoRA does); chat: own ones of a turn.",
         rich_help_panel=_LENGTHS,
     ),
 ]
@@ -125,6 +181,16 @@ AdapterExponent = Annotated[
         min=0.0,
         metavar="S",
         help="All but slora: Zipf's exponent over the adapters; 0 is uniform. Unset: 1.",
+        rich_help_panel=_ADAPTERS,
+    ),
+]
+Drift = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KIND,PARTS",
+        help="All but slora: how popularity changes with the time t. diurnal,period=T[,amplitude=A]: weight of rank i"
+        " of N times 1 + A * sin(2 pi * (t / T + i / N)). flash,at=S,for=S[,share=p][,adapter=i]: a share p (0.5) of"
+        " all goes to one (the last). shift,every=S[,by=k]: rank i becomes i + k * floor(t / S) modulo N.",
         rich_help_panel=_ADAPTERS,
     ),
 ]
@@ -193,7 +259,7 @@ def load_options(given: Mapping[str, Any], of_target: Mapping[str, Any] | None =
         SettingsError: a workload or a range that is none.
     """
     values = {field.name: given[field.name] for field in fields(LoadOptions) if field.name not in OF_TARGET}
-    values["workload"] = workload_name(values["workload"])
-    for name in ("input_range", "output_range"):
-        values[name] = parse_range(values[name])
+    for name, parse in PARSERS.items():
+        if isinstance(values[name], str):
+            values[name] = parse(values[name])
     return LoadOptions(**(of_target or {}), **values)

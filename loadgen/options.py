@@ -5,29 +5,33 @@ Reports repeat the options, so a run can be made again.
 
 import math
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.shipped import TRACES
+from lorrery.loadgen.specs import parse_bursts, parse_drift
 
 __all__ = [
     "ALL_ADAPTERS",
     "DEFAULT_WORKLOAD",
     "GIVEN",
     "OF_TARGET",
+    "PARSERS",
     "GivenWorkload",
     "LoadOptions",
     "ProtocolName",
     "WorkloadName",
     "expand_adapters",
     "parse_range",
+    "parse_shared_prefix",
     "protocol_name",
     "workload_name",
 ]
 
-WorkloadName = Literal["slora", "azure", "mooncake", "poisson", "constant"]
+WorkloadName = Literal["slora", "azure", "mooncake", "poisson", "constant", "chat", "sharegpt"]
 DEFAULT_WORKLOAD: WorkloadName = "poisson"
 
 ProtocolName = Literal["grpc", "openai", "openai-chat", "slora"]
@@ -48,7 +52,10 @@ ALL_ADAPTERS = "all"
 """In place of adapter ids: those that the cluster lists."""
 
 _FAMILY = re.compile(r"(.*)\{(\d+)\.\.(\d+)\}(.*)")
-_TRACE_ALONE = "--trace does not go with --workload {}; add --workload azure (CSV) or mooncake (JSON Lines)"
+_TRACE_ALONE = "--trace does not go with --workload {}; add --workload azure (CSV), mooncake (JSON Lines) or sharegpt"
+_SESSIONS = ("chat", "sharegpt")
+_DRAWN = ("poisson", "constant", *_SESSIONS)
+_DEFAULT_TURNS = {"chat": (2, 6), "sharegpt": (1, 1)}
 _DEFAULT_RANGE = (8, 512)  # S-LoRA's synthetic suites
 _DEFAULT_DURATION_SECONDS = 60.0
 
@@ -65,7 +72,13 @@ class LoadOptions:
         duration: device seconds of the schedule (after the speed-up).
         adapters: ids and families (`lora-{0..31}`), comma-separated; `all`: what the cluster lists.
         adapter_dirs: slora only: names by S-LoRA's rule.
-        trace: azure and mooncake only; None: the excerpt that ships.
+        trace: azure, mooncake and sharegpt only; None: the excerpt that ships.
+        bursts: arrivals come in bursts (`specs.parse_bursts`); None: not more than `cv` says.
+        drift: how the adapters' popularity changes (`specs.parse_drift`); None: it does not.
+        turns: chat and sharegpt only: of a session; None: the workload's own.
+        think: chat and sharegpt only: mean seconds from an answer to the next turn.
+        shared_prefix: tokens that prompts begin with, and how many such beginnings there are; None: none.
+        tokenizer: sharegpt only: a tokenizer.json or its folder; None: the one that ships.
         jitter: mooncake only: seconds over which requests of one stamp are spread.
         skip_too_long: leave out requests that the cluster's limits would refuse; None: of the excerpts that ship.
         timeout: of each request, wall seconds.
@@ -90,6 +103,12 @@ class LoadOptions:
     input_range: tuple[int, int] = _DEFAULT_RANGE
     output_range: tuple[int, int] = _DEFAULT_RANGE
     jitter: float = 0.0
+    bursts: str | None = None
+    drift: str | None = None
+    turns: tuple[int, int] | None = None
+    think: float = 5.0
+    shared_prefix: tuple[int, int] | None = None
+    tokenizer: Path | None = None
     concurrency: int | None = None
     warmup: int = 0
     seed: int = 42
@@ -117,6 +136,16 @@ class LoadOptions:
         return self.duration
 
     @property
+    def has_sessions(self) -> bool:
+        """Whether requests come as turns of sessions."""
+        return self.workload in _SESSIONS
+
+    @property
+    def turns_range(self) -> tuple[int, int]:
+        """Turns of a session, from and to."""
+        return self.turns or _DEFAULT_TURNS.get(self.workload, (1, 1))
+
+    @property
     def repeats(self) -> bool:
         """Whether the workload begins again at its end: a closed loop bounded by time alone."""
         return self.concurrency is not None and self.num_requests is None and self.schedule_seconds is not None
@@ -131,7 +160,35 @@ class LoadOptions:
             if not 0 < value < math.inf:
                 raise SettingsError(f"--{option} is {value:g}; it must be above 0")
         rules: tuple[tuple[bool, str], ...] = (
-            (self.workload not in TRACES and self.trace is not None, _TRACE_ALONE.format(self.workload)),
+            (
+                self.workload not in (*TRACES, "sharegpt") and self.trace is not None,
+                _TRACE_ALONE.format(self.workload),
+            ),
+            (self.workload == "sharegpt" and self.trace is None, "--workload sharegpt needs --trace FILE"),
+            (
+                self.tokenizer is not None and self.workload != "sharegpt",
+                "--tokenizer goes with --workload sharegpt only",
+            ),
+            (self.turns is not None and not self.has_sessions, "--turns goes with --workload chat and sharegpt only"),
+            (not 0 <= self.think < math.inf, f"--think is {self.think:g}; it must be 0 or more"),
+            (
+                self.shared_prefix is not None and self.workload not in _DRAWN,
+                f"--shared-prefix goes with --workload {', '.join(_DRAWN)} only",
+            ),
+            (
+                self.bursts is not None and (self.workload not in _DRAWN or self.workload == "constant"),
+                "--bursts goes with --workload poisson, chat and sharegpt only",
+            ),
+            (self.bursts is not None and self.cv != 1, "give --bursts or --cv, not both"),
+            (self.drift is not None and self.workload == "slora", "--drift does not go with --workload slora"),
+            (
+                self.drift is not None and self.concurrency is not None,
+                "--drift needs times; a closed loop (-c) does not use the workload's",
+            ),
+            (
+                self.prompt_ids and self.turns_range[1] > 1,
+                "--prompt-ids does not go with sessions of several turns: answers come as text",
+            ),
             (bool(self.adapter_dirs) and self.workload != "slora", "--adapter-dirs goes with --workload slora only"),
             (bool(self.adapter_dirs and self.adapters), "give --adapters or --adapter-dirs, not both"),
             (bool(self.adapter_dirs) and self.num_adapters is None, "--adapter-dirs needs --num-adapters"),
@@ -147,6 +204,10 @@ class LoadOptions:
         for broken, message in rules:
             if broken:
                 raise SettingsError(message)
+        if self.bursts is not None:
+            parse_bursts(self.bursts)
+        if self.drift is not None:
+            parse_drift(self.drift)
 
 
 def workload_name(text: str) -> WorkloadName:
@@ -174,6 +235,22 @@ def protocol_name(text: str) -> ProtocolName:
     raise SettingsError(f"--protocol {text}: expected one of {', '.join(DEFAULT_TARGETS)}")
 
 
+def parse_shared_prefix(text: str) -> tuple[int, int]:
+    """Read TOKENS or TOKENS:GROUPS.
+
+    Raises:
+        SettingsError: anything else.
+    """
+    tokens, colon, groups = text.partition(":")
+    try:
+        found = int(tokens), int(groups if colon else 1)
+    except ValueError:
+        found = 0, 0
+    if min(found) < 1:
+        raise SettingsError(f"--shared-prefix {text}: expected TOKENS or TOKENS:GROUPS, both 1 or more")
+    return found
+
+
 def parse_range(text: str) -> tuple[int, int]:
     """Read `lo:hi` or a single number.
 
@@ -184,7 +261,7 @@ def parse_range(text: str) -> tuple[int, int]:
     try:
         return int(low), int(high if colon else low)
     except ValueError:
-        raise SettingsError(f"range {text!r}: expected LOW:HIGH or one number, in tokens") from None
+        raise SettingsError(f"range {text!r}: expected LOW:HIGH or one number") from None
 
 
 def expand_adapters(text: str) -> list[str]:
@@ -206,3 +283,15 @@ def expand_adapters(text: str) -> list[str]:
     if not all(names) or len(set(names)) < len(names):
         raise SettingsError(f"adapters: {text!r} has an empty id or names one twice")
     return names
+
+
+PARSERS: Mapping[str, Callable[[str], Any]] = {
+    "workload": workload_name,
+    "input_range": parse_range,
+    "output_range": parse_range,
+    "turns": parse_range,
+    "shared_prefix": parse_shared_prefix,
+    "trace": Path,
+    "tokenizer": Path,
+}
+"""Options that are something else than the text that they are given as, and what reads them."""

@@ -35,6 +35,7 @@ __all__ = [
     "EXIT_INTERRUPTED",
     "EXIT_OK",
     "FORMAT_VERSION",
+    "UNSENT",
     "LoadReport",
     "SimulationCost",
     "check_folder",
@@ -50,6 +51,8 @@ EXIT_OK, EXIT_FAILURES, EXIT_INTERRUPTED = 0, 1, 130
 """Of a run: every request completed, some failed, a signal ended it."""
 SUMMARY_FILE = "summary.json"
 REQUESTS_FILE = "requests.csv"
+UNSENT = "{} later turns were not sent, because a turn before them failed"
+"""Notice of a run of sessions."""
 
 CSV_COLUMNS = (
     "index",

@@ -23,7 +23,7 @@ from lorrery.loadgen.http.routes import Chat, Completions, Route, Slora
 from lorrery.loadgen.metrics import LoadMetrics
 from lorrery.loadgen.options import LoadOptions
 from lorrery.loadgen.own_load import OwnLoadMeter
-from lorrery.loadgen.report import LoadReport, check_folder, make_report, write_report
+from lorrery.loadgen.report import UNSENT, LoadReport, check_folder, make_report, write_report
 from lorrery.loadgen.source import BuiltWorkload, admissible, build_workload
 from lorrery.loadgen.table import print_report
 from lorrery.loadgen.workload.outcome import OK
@@ -144,7 +144,7 @@ def _notices(driver: Driver, options: LoadOptions) -> tuple[str, ...]:
             counted = "they count as the tokens that they were asked for"
         found.append(f"the server did not say how many tokens {driver.num_without_usage} outputs had; {counted}")
     if driver.num_unsent:
-        found.append(f"{driver.num_unsent} later turns were not sent, because a turn before them failed")
+        found.append(UNSENT.format(driver.num_unsent))
     return tuple(found)
 
 

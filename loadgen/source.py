@@ -3,21 +3,27 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
+import numpy.typing as npt
 
 from lorrery.chassis.errors import FormatError, LorreryError, SettingsError
 from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.options import ALL_ADAPTERS, GIVEN, LoadOptions, expand_adapters
-from lorrery.loadgen.workload import arrivals, azure, mooncake, popularity, slora
+from lorrery.loadgen.specs import parse_bursts, parse_drift
+from lorrery.loadgen.workload import arrivals, azure, chat, mooncake, popularity, sharegpt, slora
 from lorrery.loadgen.workload.arrays import Requests
-from lorrery.loadgen.workload.request import TraceError, WorkloadRequest
+from lorrery.loadgen.workload.drift import drifting_indices
+from lorrery.loadgen.workload.request import TraceError, Turn, WorkloadRequest, sessions
+from lorrery.tokenizer.file import open_tokenizer
 
 __all__ = ["BuiltWorkload", "admissible", "build_workload"]
 
 _DEFAULT_EXPONENT = 1.0
 _NO_ADAPTERS = "base model only; --adapters all or --num-adapters N draws adapters"
 _SHIPPED = "an excerpt of the trace, the one that ships with Lorrery; --trace FILE plays another"
+_SHARED_DRAWS = 1
 _MAX_REQUESTS = 10_000_000
 
 
@@ -126,8 +132,13 @@ def _other(options: LoadOptions, known_adapters: Sequence[str], given: Requests 
             notes = (f"requests that share a stamp were spread over {options.jitter:g} s",)
         else:
             notes = ("stamps step by about 3 s, so requests come in bursts (--jitter 3 spreads them)",)
+    elif options.has_sessions:
+        requests, notes = _sessions(options, rng)
     else:
         requests, notes = _synthetic(options, rng)
+    if options.shared_prefix is not None:
+        requests, note = _shared(options, requests)
+        notes = (*notes, note)
     if options.trace_file is not None and options.trace is None:
         notes = (*notes, _SHIPPED)
     requests = arrivals.scale(requests, options.speed_up)
@@ -138,28 +149,122 @@ def _other(options: LoadOptions, known_adapters: Sequence[str], given: Requests 
     if not adapters:
         named = any(request.adapter_id is not None for request in requests)
         return BuiltWorkload(requests, attribution, notes if named else (*notes, _NO_ADAPTERS))
-    exponent = _DEFAULT_EXPONENT if options.adapter_exponent is None else options.adapter_exponent
-    indices = popularity.zipf_indices(len(adapters), len(requests), exponent, rng)
-    note = f"adapters are synthetic: Zipf with exponent {exponent:g} over {len(adapters)}"
+    indices, note = _adapter_indices(options, requests, len(adapters), rng)
     return BuiltWorkload(popularity.assign(requests, adapters, indices), attribution, (*notes, note))
 
 
-def _synthetic(options: LoadOptions, rng: np.random.Generator) -> tuple[list[WorkloadRequest], tuple[str, ...]]:
+def _adapter_indices(
+    options: LoadOptions, requests: Sequence[WorkloadRequest], num_adapters: int, rng: np.random.Generator
+) -> tuple[npt.NDArray[np.int64], str]:
+    """Draw an adapter for each request, or for each session, and say how."""
+    exponent = _DEFAULT_EXPONENT if options.adapter_exponent is None else options.adapter_exponent
+    note = f"adapters are synthetic: Zipf with exponent {exponent:g} over {num_adapters}"
+    together = list(sessions(requests)) if options.has_sessions else None
+    begins = requests if together is None else [turns[0] for turns in together]
+    if options.drift is None:
+        indices = popularity.zipf_indices(num_adapters, len(begins), exponent, rng)
+    else:
+        at_seconds = np.array([request.at_seconds for request in begins], np.float64)
+        indices = drifting_indices(parse_drift(options.drift), num_adapters, exponent, at_seconds, rng)
+        note += f", which drifts: {options.drift}"
+    if together is not None:
+        indices = np.repeat(indices, [len(turns) for turns in together])
+    return indices, note
+
+
+def _shared(options: LoadOptions, requests: Sequence[WorkloadRequest]) -> tuple[list[WorkloadRequest], str]:
+    assert options.shared_prefix is not None
+    tokens, groups = options.shared_prefix
+    # With draws of their own, so that times and lengths are those of a run without.
+    shared = chat.share_prefixes(requests, tokens, groups, np.random.default_rng([options.seed, _SHARED_DRAWS]))
+    return shared, f"each prompt begins with {tokens} tokens of one of {groups} shared parts, drawn uniformly"
+
+
+def _sessions(options: LoadOptions, rng: np.random.Generator) -> tuple[list[WorkloadRequest], tuple[str, ...]]:
+    """Draw conversations, or read them; arrivals are those of sessions."""
+    if options.workload == "sharegpt":
+        requests, num_entries = _sharegpt(options, rng)
+        what = f"of {num_entries:,} conversations by vLLM's rules; their times are drawn"
+    else:
+        times = _arrival_times(options, rng)
+        shape = chat.ChatShape(options.turns_range, options.input_range, options.output_range, options.think)
+        requests = chat.chat(times, shape, rng)
+        low, high = options.turns_range
+        what = f"with {low} to {high} turns, uniform lengths"
+    notes = f"sessions {what}; {_arrivals_note(options, 'sessions')}; think time {options.think:g} s on average"
+    return requests, (notes,)
+
+
+def _sharegpt(options: LoadOptions, rng: np.random.Generator) -> tuple[list[WorkloadRequest], int]:
+    path = options.trace_file
+    assert path is not None
+    try:
+        messages = sharegpt.read_sharegpt(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"--trace {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise FormatError(f"{path}: not a text file") from None
+    encode = open_tokenizer(options.tokenizer).encode_stop
+    played = sharegpt.conversations(messages, encode, options.turns_range[1], rng)
     count = options.num_requests
-    if count is None:
-        expected = options.rate * options.speed_up * (options.schedule_seconds or 0.0)
-        # Six standard deviations more than expected: the last ones lie beyond the duration, which cuts them off.
-        count = math.ceil(expected + 6 * max(options.cv, 1.0) * math.sqrt(expected)) + 10
+    if count is None and options.schedule_seconds is not None:
+        count = _enough(options)
+    taken = list(islice(played, count))
+    times = _arrival_times(options, rng, len(taken))
+    thinks = rng.exponential(options.think, (len(taken), options.turns_range[1])).tolist()
+    requests: list[WorkloadRequest] = []
+    for session, (at, pairs) in enumerate(zip(times.tolist(), taken, strict=True)):
+        turns = [
+            Turn(session, number, len(ids), thinks[session][number] if number else 0.0, text=text, token_ids=ids)
+            for number, (text, ids, _) in enumerate(pairs)
+        ]
+        requests += chat.session_requests(len(requests), at, turns, [output for _, _, output in pairs])
+    return requests, len(messages)
+
+
+def _synthetic(options: LoadOptions, rng: np.random.Generator) -> tuple[list[WorkloadRequest], tuple[str, ...]]:
+    times = _arrival_times(options, rng)
+    requests = arrivals.synthetic(times, options.input_range, options.output_range, rng)
+    return requests, (f"synthetic: {_arrivals_note(options, 'requests')}, uniform lengths",)
+
+
+def _arrival_times(options: LoadOptions, rng: np.random.Generator, count: int | None = None) -> npt.NDArray[np.float64]:
+    """Draw so many arrivals; None: as many as the options may need."""
+    count = options.num_requests if count is None else count
+    count = _enough(options) if count is None else count
     if count > _MAX_REQUESTS:
         raise SettingsError(f"{count} requests asked for; {_MAX_REQUESTS} is the most that one run plays")
     if options.workload == "constant":
-        times = arrivals.constant(options.rate, count)
+        return arrivals.constant(options.rate, count)
+    if options.bursts is not None:
+        return arrivals.mmpp(options.rate, parse_bursts(options.bursts), count, rng)
+    return arrivals.gamma(options.rate, options.cv, count, rng)
+
+
+def _enough(options: LoadOptions) -> int:
+    """Return more arrivals than are due within the duration, which cuts the last ones off."""
+    expected = options.rate * options.speed_up * (options.schedule_seconds or 0.0)
+    spread = max(options.cv, 1.0)
+    if options.bursts is not None:
+        spread = math.sqrt(parse_bursts(options.bursts).dispersion(options.rate))
+    return math.ceil(expected + 6 * spread * math.sqrt(expected)) + 10  # six standard deviations
+
+
+def _arrivals_note(options: LoadOptions, what: str) -> str:
+    if options.workload == "constant":
         process = "constant gaps"
+    elif options.bursts is not None:
+        bursts = parse_bursts(options.bursts)
+        calm, burst = bursts.rates(options.rate)
+        process = (
+            f"MMPP arrivals ({calm:.3g}/s in calm times, {burst:.3g}/s in bursts of {bursts.burst_seconds:g} s,"
+            f" {bursts.share:.0%} of the time; dispersion {bursts.dispersion(options.rate):.3g})"
+        )
+    elif options.cv == 1:
+        process = "Poisson arrivals"
     else:
-        times = arrivals.gamma(options.rate, options.cv, count, rng)
-        process = "Poisson arrivals" if options.cv == 1 else f"gamma gaps with cv {options.cv:g}"
-    requests = arrivals.synthetic(times, options.input_range, options.output_range, rng)
-    return requests, (f"synthetic: {process} at {options.rate:g} requests/s, uniform lengths",)
+        process = f"gamma gaps with cv {options.cv:g}"
+    return f"{process} at {options.rate:g} {what}/s"
 
 
 def _read(

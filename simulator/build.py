@@ -1,11 +1,12 @@
 """Builds a simulation's parts: workers from settings of replica and device, requests from a workload."""
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from lorrery.loadgen.workload.prompts import output_seed, prompt_token_ids
+from lorrery.loadgen.workload.prompts import TokenIds, output_seed, prompt_token_ids
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.replica import Replica
@@ -15,10 +16,13 @@ from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.worker import SimulatedWorker
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
-from lorrery.worker.device.output import Ending, LengthModel, Sampling, ending, sequence_seed
+from lorrery.worker.device.output import Ending, LengthModel, Sampling, ending, sequence_seed, tokens_between
 from lorrery.worker.device.steptime import StepTimeModel
 
 _NO_TOKENS = np.empty(0, np.uint32)
+
+Said = tuple[WorkloadRequest, TokenIds]
+"""An earlier turn of a session, and its output."""
 
 
 def build_workers(
@@ -41,6 +45,64 @@ def build_workers(
     return [SimulatedWorker(f"worker-{n}", lambda: make_replica(settings), step_time, shard) for n in range(count)]
 
 
+@dataclass(frozen=True, slots=True)
+class RequestBuilder:
+    """Turns requests of a workload into simulated ones.
+
+    Attributes:
+        model: base model's name; with a length model it enters the lengths.
+        adapters: by id, of every adapter that the workload names.
+        natural_length: draws where outputs end, not above the workload's lengths; None: exactly there.
+        seed: of prompts and outputs.
+        with_prompts: make the prompts' token ids, for prefix caches.
+        ignore_eos: requests ask for exactly their true length; otherwise the model ends there by itself.
+        max_new_tokens: without `ignore_eos`, the limit that requests name, where the true length is not above it.
+    """
+
+    model: str
+    adapters: Mapping[str, Adapter]
+    natural_length: LengthModel | None = None
+    seed: int = 0
+    with_prompts: bool = False
+    ignore_eos: bool = True
+    max_new_tokens: int | None = None
+
+    def build(self, request: WorkloadRequest, at_ps: int, said: Sequence[Said] = ()) -> SimulatedRequest:
+        """Make one that arrives at this time; `said`: the earlier turns of its session, with their outputs."""
+        tokens = request.output_tokens
+        most = tokens if self.ignore_eos or self.max_new_tokens is None else max(self.max_new_tokens, tokens)
+        if self.natural_length is not None:
+            end = self._drawn_end(request, self.natural_length)
+        else:
+            end = Ending(tokens, FinishReason.LENGTH if self.ignore_eos else FinishReason.EOS)
+        adapter = None if request.adapter_id is None else self.adapters[request.adapter_id]
+        prompt: array[int] | tuple[()] = ()
+        if self.with_prompts:
+            prompt = array("I", prompt_token_ids(request, self.seed, said).tobytes())
+        built = SimulatedRequest(
+            request.index, request.prompt_tokens, most, at_ps, end, adapter, request.tenant_id, prompt
+        )
+        if self.with_prompts and request.turn is not None:
+            # The next turn's prompt has it, and finds it in the cache.
+            built.sequence.output_token_ids = array("I", self._output(request, most, end).tobytes())
+        return built
+
+    def said(self, request: SimulatedRequest) -> TokenIds:
+        """Return the output of a turn that has ended; empty without prompts."""
+        return np.array(request.sequence.output_token_ids[: request.output_tokens], np.uint32)
+
+    def _output(self, request: WorkloadRequest, most: int, end: Ending) -> TokenIds:
+        return tokens_between(self._output_seed(request), 0, most, end)
+
+    def _output_seed(self, request: WorkloadRequest) -> int:
+        return sequence_seed(self.model, request.adapter_id or "", output_seed(request, self.seed))
+
+    def _drawn_end(self, request: WorkloadRequest, length_model: LengthModel) -> Ending:
+        drawn = self._output_seed(request)
+        sampling = Sampling(drawn, request.output_tokens)
+        return ending(drawn, sampling, request.prompt_tokens, _NO_TOKENS, length_model)
+
+
 def build_requests(
     workload: Iterable[WorkloadRequest],
     model: str,
@@ -52,43 +114,11 @@ def build_requests(
     ignore_eos: bool = True,
     max_new_tokens: int | None = None,
 ) -> Iterator[tuple[int, SimulatedRequest]]:
-    """Turn a workload into arrivals: (time in picoseconds, request).
+    """Turn a workload in order of time, without later turns, into arrivals: (time in picoseconds, request).
 
-    Args:
-        workload: in order of time.
-        model: base model's name; with a length model it enters the lengths.
-        adapters: by id, of every adapter that the workload names.
-        natural_length: draws where outputs end, not above the workload's lengths; None: exactly there.
-        seed: of prompts and outputs.
-        with_prompts: make the prompts' token ids, for prefix caches.
-        ignore_eos: requests ask for exactly their true length; otherwise the model ends there by itself.
-        max_new_tokens: without `ignore_eos`, the limit that requests name, where the true length is not above it.
+    The arguments are those of `RequestBuilder`.
     """
+    build = RequestBuilder(model, adapters, natural_length, seed, with_prompts, ignore_eos, max_new_tokens).build
     for request in workload:
         at_ps = round(request.at_seconds * PS_PER_SECOND)
-        tokens = request.output_tokens
-        most = tokens if ignore_eos or max_new_tokens is None else max(max_new_tokens, tokens)
-        if natural_length is not None:
-            end = _drawn_end(request, model, natural_length, seed)
-        else:
-            end = Ending(tokens, FinishReason.LENGTH if ignore_eos else FinishReason.EOS)
-        adapter = None if request.adapter_id is None else adapters[request.adapter_id]
-        yield (
-            at_ps,
-            SimulatedRequest(
-                request.index,
-                request.prompt_tokens,
-                most,
-                at_ps,
-                end,
-                adapter,
-                request.tenant_id,
-                array("I", prompt_token_ids(request, seed).tobytes()) if with_prompts else (),
-            ),
-        )
-
-
-def _drawn_end(request: WorkloadRequest, model: str, length_model: LengthModel, seed: int) -> Ending:
-    drawn = sequence_seed(model, request.adapter_id or "", output_seed(request, seed))
-    sampling = Sampling(drawn, request.output_tokens)
-    return ending(drawn, sampling, request.prompt_tokens, _NO_TOKENS, length_model)
+        yield at_ps, build(request, at_ps)

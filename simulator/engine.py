@@ -32,8 +32,8 @@ from lorrery.simulator.worker import SimulatedWorker
 from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.steptime import StepTimeModel
 
-Follow = Callable[[SimulatedRequest, int], SimulatedRequest | None]
-"""Says which request its client sends next, given one that has ended and the time; None: no further one."""
+Follow = Callable[[SimulatedRequest, int], tuple[int, SimulatedRequest] | None]
+"""Says what its client sends next, and when, given a request that has ended and the time; None: no further one."""
 
 
 class Simulation:
@@ -148,7 +148,7 @@ class Simulation:
         Args:
             arrivals: (time in picoseconds, request), in order of time.
             cancels: (time in picoseconds, handle).
-            follow: a closed loop's next requests, which arrive as one ends.
+            follow: what clients send after a request that has ended.
         """
         for at_ps, handle in cancels:
             self.at(at_ps, partial(self.cancel, handle))
@@ -193,7 +193,7 @@ class Simulation:
         for request in self._requests.ended:
             following = follow(request, self.now_ps)
             if following is not None:
-                self.at(self.now_ps, partial(self._arrive, following))
+                self.at(following[0], partial(self._arrive, following[1]))
 
     # --- clients ----------------------------------------------------------------------------------------------------
 

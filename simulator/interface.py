@@ -12,7 +12,7 @@ from typing import Any
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.faults import Fault, parse_fault
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
-from lorrery.loadgen.options import DEFAULT_WORKLOAD, GIVEN, OF_TARGET, LoadOptions, parse_range, workload_name
+from lorrery.loadgen.options import DEFAULT_WORKLOAD, GIVEN, OF_TARGET, PARSERS, LoadOptions
 from lorrery.loadgen.workload.arrays import Requests
 from lorrery.settings import Settings, changed, load
 from lorrery.simulator.request import SimulatedRequest
@@ -142,14 +142,10 @@ def _options(given: Mapping[str, Any]) -> LoadOptions:
     for name in values:
         if name not in known:
             raise SettingsError(f"workload: no option {name!r}; there are {', '.join(sorted(known - set(OF_TARGET)))}")
-    for name in ("input_range", "output_range"):
+    for name, parse in PARSERS.items():
         value = values.get(name)
         if isinstance(value, str | int):
-            values[name] = parse_range(str(value))
-        elif value is not None:
+            values[name] = parse(str(value))
+        elif isinstance(value, Sequence):
             values[name] = tuple(value)
-    if isinstance(values.get("trace"), str):
-        values["trace"] = Path(values["trace"])
-    if "workload" in values:
-        values["workload"] = workload_name(values["workload"])
     return LoadOptions(**values)

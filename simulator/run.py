@@ -15,7 +15,7 @@ from lorrery.chassis.fault_rules import LoadRules, RuleBook
 from lorrery.chassis.faults import LOAD_FAILURE, Fault
 from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.options import LoadOptions
-from lorrery.loadgen.report import LoadReport, SimulationCost, make_report
+from lorrery.loadgen.report import UNSENT, LoadReport, SimulationCost, make_report
 from lorrery.loadgen.source import BuiltWorkload, admissible, build_workload
 from lorrery.loadgen.workload.arrays import Requests
 from lorrery.loadgen.workload.request import WorkloadRequest
@@ -25,7 +25,8 @@ from lorrery.scheduler.core.sequence import Adapter
 from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.replicas import ReplicaFactory, cluster_rules
 from lorrery.settings import Settings
-from lorrery.simulator.build import build_requests
+from lorrery.simulator.build import RequestBuilder
+from lorrery.simulator.clients import Clients
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.faults import never_began, schedule_faults
 from lorrery.simulator.gaps import GapRecorder
@@ -142,7 +143,7 @@ class SimulatedRun:
             started_at=started_at,
             interrupted=interrupted,
             num_skipped=num_skipped,
-            notices=never_began(self.simulation_options.faults, cost.simulated_seconds),
+            notices=(*never_began(self.simulation_options.faults, cost.simulated_seconds), *cluster.notices),
         )
 
     def _play(self, cluster: "_SimulatedCluster", workload: BuiltWorkload, outcomes: OutcomeRecorder) -> bool:
@@ -191,6 +192,7 @@ class _SimulatedCluster:
         self._settings, self._options, self._addresses = settings, options, addresses
         self._device = device_of(settings)
         self._faults = RuleBook()
+        self.clients: Clients | None = None
         factories = [ReplicaFactory(settings) for _ in addresses]
         self.adapters: dict[str, Adapter] = {
             name: factories[0].adapter(name, rank) for name, rank in settings.adapters.expand()
@@ -207,6 +209,12 @@ class _SimulatedCluster:
             worker_timeout_ps=round(settings.scheduler.worker_timeout_seconds / settings.time_scale * PS_PER_SECOND),
             timeout_ps=round(min(timeout_seconds / settings.time_scale, LAST_SECONDS) * PS_PER_SECOND),
         )
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What a reader of the report must know of what was played."""
+        num_unsent = 0 if self.clients is None else self.clients.num_unsent
+        return (UNSENT.format(num_unsent),) if num_unsent else ()
 
     @property
     def view(self) -> ClusterView:
@@ -243,7 +251,9 @@ class _SimulatedCluster:
 
     def warm_up(self, requests: Sequence[WorkloadRequest], seed: int) -> None:
         """Run short requests to their ends."""
-        for _ in self._closed_loop(self._build(requests, seed), WARMUP_CONCURRENCY, None):
+        for _ in Clients(self.simulation, self._builder(LoadOptions(seed=seed))).closed_loop(
+            requests, WARMUP_CONCURRENCY
+        ):
             pass
 
     def play(self, requests: Sequence[WorkloadRequest], options: LoadOptions) -> Iterator[SimulatedRequest]:
@@ -251,51 +261,20 @@ class _SimulatedCluster:
         simulation = self.simulation
         self._faults.plan(self._options.faults, simulation.now_ps)
         schedule_faults(self._options.faults, simulation)
-        played = again_and_again(requests) if options.repeats else iter(requests)
-        built = self._build(played, options.seed, ignore_eos=options.ignore_eos, max_new_tokens=options.max_new_tokens)
-        if options.concurrency is not None:
-            return self._closed_loop(built, options.concurrency, options.schedule_seconds)
-        return simulation.run(self._from_now(built))
+        self.clients = Clients(simulation, self._builder(options))
+        if options.concurrency is None:
+            return self.clients.open_loop(requests)
+        played = again_and_again(requests) if options.repeats else requests
+        return self.clients.closed_loop(played, options.concurrency, options.schedule_seconds)
 
-    def _from_now(self, built: Iterator[tuple[int, SimulatedRequest]]) -> Iterator[tuple[int, SimulatedRequest]]:
-        start_ps = self.simulation.now_ps
-        for at_ps, request in built:
-            request.arrived_ps = at_ps + start_ps
-            yield request.arrived_ps, request
-
-    def _closed_loop(
-        self, built: Iterator[tuple[int, SimulatedRequest]], num_clients: int, duration_seconds: float | None
-    ) -> Iterator[SimulatedRequest]:
-        simulation = self.simulation
-        end_ps = NEVER
-        if duration_seconds is not None:
-            end_ps = simulation.now_ps + round(duration_seconds * PS_PER_SECOND)
-
-        def send_next(_ended: SimulatedRequest | None, now_ps: int) -> SimulatedRequest | None:
-            if now_ps >= end_ps or (following := next(built, None)) is None:
-                return None
-            following[1].arrived_ps = now_ps
-            return following[1]
-
-        first = [request for _ in range(num_clients) if (request := send_next(None, simulation.now_ps)) is not None]
-        return simulation.run(((request.arrived_ps, request) for request in first), follow=send_next)
-
-    def _build(
-        self,
-        requests: Iterable[WorkloadRequest],
-        seed: int,
-        *,
-        ignore_eos: bool = True,
-        max_new_tokens: int | None = None,
-    ) -> Iterator[tuple[int, SimulatedRequest]]:
-        return build_requests(
-            requests,
+    def _builder(self, options: LoadOptions) -> RequestBuilder:
+        return RequestBuilder(
             self._device.deployment.model.name,
             self.adapters,
-            seed=seed,
+            seed=options.seed,
             with_prompts=self._settings.scheduler.prefix_cache.kind != "none",
-            ignore_eos=ignore_eos,
-            max_new_tokens=max_new_tokens,
+            ignore_eos=options.ignore_eos,
+            max_new_tokens=options.max_new_tokens,
         )
 
     def _worker(self, number: int, factory: ReplicaFactory, num_shards: int) -> SimulatedWorker:

@@ -9,7 +9,7 @@ from typer.core import TyperOption
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.faults import parse_fault
-from lorrery.loadgen.options import OF_TARGET, LoadOptions, parse_range, workload_name
+from lorrery.loadgen.options import OF_TARGET, PARSERS, LoadOptions
 
 DEFAULT_BACKEND = "loky"
 _PANEL = "Sweep"
@@ -94,13 +94,11 @@ class SweptFlags:
             value: Any = option.process_value(self._context, [text] if option.multiple else text)
         except typer.BadParameter as error:
             raise SettingsError(error.message) from None
-        if name == "workload":
-            value = workload_name(value)
-        elif name in ("input-range", "output-range"):
-            value = parse_range(value)
+        if parse := PARSERS.get(name.replace("-", "_")):
+            value = parse(value)
         elif name == "fault":
             value = tuple(map(parse_fault, value))
-        elif name in ("trace", CONFIG):
+        elif name == CONFIG:
             value = Path(value)
         return self._field(name), value
 

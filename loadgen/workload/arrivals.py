@@ -5,14 +5,14 @@ Times are seconds from the start. Poisson and gamma processes begin with a gap, 
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from lorrery.loadgen.workload.request import WorkloadRequest
 
-__all__ = ["constant", "fitting", "gamma", "limit", "poisson", "scale", "synthetic"]
+__all__ = ["Bursts", "constant", "fitting", "gamma", "limit", "mmpp", "poisson", "scale", "synthetic"]
 
 
 def poisson(rate: float, num_requests: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
@@ -35,6 +35,74 @@ def gamma(rate: float, cv: float, num_requests: int, rng: np.random.Generator) -
     if not (rate > 0 and cv > 0):
         raise ValueError(f"rate is {rate}, cv is {cv}; both must be above 0")
     return np.cumsum(rng.gamma(1 / (cv * cv), cv * cv / rate, num_requests))
+
+
+@dataclass(frozen=True, slots=True)
+class Bursts:
+    """The two states of a Markov-modulated Poisson process: calm and burst, each of exponential length.
+
+    With R the rate over all, p the share and F the factor, calm times have the rate R / (1 - p + p F) and bursts F
+    times that; a burst lasts `burst_seconds` on average, a calm time `burst_seconds` * (1 - p) / p.
+
+    Attributes:
+        factor: F, the rate in a burst over that in calm times, 1 or more.
+        burst_seconds: above 0.
+        share: p, of the time that is burst, between 0 and 1.
+    """
+
+    factor: float
+    burst_seconds: float
+    share: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.factor < math.inf and 0 < self.burst_seconds < math.inf and 0 < self.share < 1):
+            raise ValueError(
+                f"factor is {self.factor:g} (1 or more), for {self.burst_seconds:g} (above 0), share {self.share:g}"
+                " (between 0 and 1)"
+            )
+
+    @property
+    def calm_seconds(self) -> float:
+        """How long a calm time lasts on average."""
+        return self.burst_seconds * (1 - self.share) / self.share
+
+    def rates(self, rate: float) -> tuple[float, float]:
+        """Return the rates in calm times and in bursts that make `rate` over all."""
+        calm = rate / (1 - self.share + self.share * self.factor)
+        return calm, self.factor * calm
+
+    def dispersion(self, rate: float) -> float:
+        """Return the variance of the number of arrivals over its mean, in the long run; of a Poisson process it is 1.
+
+        1 + 2 p (1 - p) (burst rate - calm rate)^2 / (R (1 / burst seconds + 1 / calm seconds)); Fischer and
+        Meier-Hellstern, "The Markov-modulated Poisson process (MMPP) cookbook", 1993.
+        """
+        calm, burst = self.rates(rate)
+        changes = 1 / self.burst_seconds + 1 / self.calm_seconds
+        return 1 + 2 * self.share * (1 - self.share) * (burst - calm) ** 2 / (rate * changes)
+
+
+def mmpp(rate: float, bursts: Bursts, num_requests: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
+    """Draw arrival times of a Poisson process whose rate is that of calm times or of bursts; shape (num_requests,).
+
+    Arrivals of rate 1 are stretched by the inverse of the rate's integral, which is exact. The first state is drawn by
+    its share of the time.
+
+    Raises:
+        ValueError: rate not above 0.
+    """
+    if not rate > 0:
+        raise ValueError(f"rate is {rate}; it must be above 0")
+    due = np.cumsum(rng.exponential(1.0, num_requests))
+    seconds, expected = [np.zeros(1)], [np.zeros(1)]
+    first = int(rng.random() < bursts.share)
+    means = np.array([(bursts.calm_seconds, bursts.burst_seconds)[(first + odd) % 2] for odd in (0, 1)])
+    rates = np.array([bursts.rates(rate)[(first + odd) % 2] for odd in (0, 1)])
+    while num_requests and expected[-1][-1] <= due[-1]:
+        lengths = (rng.exponential(1.0, (256, 2)) * means).ravel()  # an even number, so that states go on in turn
+        seconds.append(seconds[-1][-1] + np.cumsum(lengths))
+        expected.append(expected[-1][-1] + np.cumsum(lengths * np.tile(rates, 256)))
+    return np.interp(due, np.concatenate(expected), np.concatenate(seconds))
 
 
 def constant(rate: float, num_requests: int) -> npt.NDArray[np.float64]:
@@ -72,7 +140,7 @@ def synthetic(
 
 
 def scale(workload: Sequence[WorkloadRequest], speed_up: float) -> list[WorkloadRequest]:
-    """Play the workload `speed_up` times as fast: send times are divided by it.
+    """Play the workload `speed_up` times as fast: send times and think times are divided by it.
 
     Raises:
         ValueError: speed_up not above 0.
@@ -81,7 +149,14 @@ def scale(workload: Sequence[WorkloadRequest], speed_up: float) -> list[Workload
         raise ValueError(f"speed_up is {speed_up}; it must be above 0")
     if speed_up == 1:
         return list(workload)
-    return [replace(request, at_seconds=request.at_seconds / speed_up) for request in workload]
+    return [
+        replace(
+            request,
+            at_seconds=request.at_seconds / speed_up,
+            turn=request.turn and replace(request.turn, think_seconds=request.turn.think_seconds / speed_up),
+        )
+        for request in workload
+    ]
 
 
 def limit(
@@ -93,9 +168,18 @@ def limit(
 
 
 def fitting(workload: Sequence[WorkloadRequest], max_input_len: int, max_total_len: int) -> list[WorkloadRequest]:
-    """Keep the requests whose prompt, and prompt and output together, are within a cluster's limits (inclusive)."""
-    return [
-        request
-        for request in workload
-        if request.prompt_tokens <= max_input_len and request.prompt_tokens + request.output_tokens <= max_total_len
-    ]
+    """Keep the requests whose prompt, and prompt and output together, are within a cluster's limits (inclusive).
+
+    The later turns of a session go with the first one that is not.
+    """
+    kept: list[WorkloadRequest] = []
+    cut_session: int | None = None  # the turns of a session stand next to each other
+    for request in workload:
+        session = None if request.turn is None else request.turn.session
+        if session is not None and session == cut_session:
+            continue
+        if request.prompt_tokens <= max_input_len and request.prompt_tokens + request.output_tokens <= max_total_len:
+            kept.append(request)
+        else:
+            cut_session = session
+    return kept

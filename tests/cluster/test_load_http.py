@@ -8,6 +8,7 @@ import pytest_asyncio
 from prometheus_client import CollectorRegistry
 from rich.console import Console
 
+import lorrery
 from lorrery.chassis.sections import TlsSettings
 from lorrery.loadgen.options import LoadOptions, ProtocolName
 from lorrery.loadgen.report import LoadReport
@@ -65,3 +66,28 @@ async def test_every_protocol_counts_the_same_tokens(cluster: LocalCluster) -> N
         report = text if protocol == "openai" else await play(cluster, protocol)
         assert report.outcomes.output_tokens.tolist() == grpc.outcomes.output_tokens.tolist(), protocol
         assert report.cluster.model == grpc.cluster.model
+
+
+SESSIONS = replace(OPTIONS, workload="chat", num_requests=12, concurrency=3, turns=(3, 3), think=0.05, warmup=0)
+
+
+async def test_sessions_have_the_same_cached_tokens_live_as_simulated(cluster: LocalCluster) -> None:
+    """A turn finds the conversation before it in the cache, the answers included, which the client sends back."""
+    options = replace(SESSIONS, shared_prefix=(64, 1), concurrency=1, seed=7)
+    live = await play(cluster, "grpc", options)
+    simulated = lorrery.simulate(cluster.settings, options, workers=1).report
+    assert live.outcomes.prompt_tokens.tolist() == simulated.outcomes.prompt_tokens.tolist()
+    assert live.outcomes.cached_tokens.tolist() == simulated.outcomes.cached_tokens.tolist()
+    assert live.outcomes.adapter_id == simulated.outcomes.adapter_id
+    assert live.summary.cached_tokens > live.summary.input_tokens / 3
+
+
+@pytest.mark.parametrize("protocol", ["openai", "openai-chat"])
+async def test_sessions_find_their_prefix_over_http(cluster: LocalCluster, protocol: ProtocolName) -> None:
+    """Text that comes back is the same tokens again, unless a chat template spells an answer in another way."""
+    report = await play(cluster, protocol, replace(SESSIONS, seed=11 if protocol == "openai" else 12))
+    cached, prompts = report.outcomes.cached_tokens, report.outcomes.prompt_tokens
+    for first in range(0, 12, 3):
+        for row in (first + 1, first + 2):
+            before = prompts[row - 1] + report.outcomes.output_tokens[row - 1]
+            assert cached[row] >= before - 2 * 16, (cached.tolist(), prompts.tolist())

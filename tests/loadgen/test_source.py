@@ -1,3 +1,4 @@
+import json
 import pathlib
 
 import pytest
@@ -5,6 +6,7 @@ import pytest
 from lorrery.chassis.errors import FormatError, SettingsError
 from lorrery.loadgen.options import LoadOptions, expand_adapters, parse_range
 from lorrery.loadgen.source import build_workload
+from lorrery.tokenizer.file import open_tokenizer
 
 TRACES = pathlib.Path(__file__).parents[2] / "deploy" / "traces"
 AZURE = TRACES / "azure_llm_2023_conv_excerpt.csv"
@@ -137,3 +139,78 @@ def test_a_trace_workload_without_a_trace_plays_the_shipped_excerpt_and_says_so(
     assert len(built.requests) == count
     assert any("ships with Lorrery" in note for note in built.notes)
     assert not any("ships with Lorrery" in note for note in build(workload="azure", trace=AZURE).notes)
+
+
+def test_an_adapter_serves_a_session_to_its_end():
+    made = build(workload="chat", num_requests=200, adapters="all", turns=(3, 3))
+    by_session = {}
+    for request in made.requests:
+        by_session.setdefault(request.turn.session, set()).add(request.adapter_id)
+    assert {len(adapters) for adapters in by_session.values()} == {1}
+    assert len(set.union(*by_session.values())) > 1
+
+
+def test_what_is_added_leaves_times_and_lengths_as_they_are():
+    plain = build(num_requests=50, adapters="all").requests
+    shared = build(num_requests=50, adapters="all", shared_prefix=(64, 2)).requests
+    drifting = build(num_requests=50, adapters="all", drift="shift,every=5").requests
+    for one, other, third in zip(plain, shared, drifting, strict=True):
+        assert one.at_seconds == other.at_seconds == third.at_seconds
+        assert one.prompt_tokens + 64 == other.prompt_tokens
+        assert one.output_tokens == other.output_tokens == third.output_tokens
+        assert one.adapter_id == other.adapter_id
+    assert [one.adapter_id for one in plain] != [one.adapter_id for one in drifting]
+
+
+def test_a_duration_cuts_sessions_by_their_begin():
+    made = build(workload="chat", duration=30.0, rate=3.0)
+    assert made.requests[-1].at_seconds < 30
+    begins = {request.turn.session for request in made.requests}
+    assert 60 < len(begins) < 130
+
+
+def test_bursts_are_enough_for_their_duration():
+    made = build(duration=100.0, rate=5.0, bursts="factor=10,for=5")
+    assert made.requests[-1].at_seconds > 80
+    assert "MMPP" in made.notes[0]
+
+
+def test_sharegpt_is_read_with_a_tokenizer(tmp_path):
+    path = tmp_path / "sharegpt.json"
+    texts = [
+        "What is the time and the place?",
+        "It is late in the day and far away.",
+        "Why is it so?",
+        "No one knows it.",
+    ]
+    talk = [{"from": "human" if n % 2 == 0 else "gpt", "value": text} for n, text in enumerate(texts)]
+    path.write_text(json.dumps([{"id": str(n), "conversations": talk[: 2 + 2 * (n % 2)]} for n in range(20)]))
+    made = build(workload="sharegpt", trace=path, turns=(1, 4), adapters="all")
+    assert len(made.requests) == 30
+    encode = open_tokenizer(None).encode_stop
+    for request in made.requests:
+        assert list(request.turn.token_ids) == encode(request.turn.text)
+        assert request.turn.text == texts[2 * request.turn.number]
+        assert request.output_tokens == len(encode(texts[2 * request.turn.number + 1]))
+    assert len(build(workload="sharegpt", trace=path).requests) == 20
+    assert "vLLM's rules" in made.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"workload": "sharegpt"}, "needs --trace"),
+        ({"turns": (1, 2)}, "--turns goes with"),
+        ({"workload": "azure", "shared_prefix": (1, 1)}, "--shared-prefix goes with"),
+        ({"workload": "constant", "bursts": "factor=2,for=1"}, "--bursts goes with"),
+        ({"bursts": "factor=2,for=1", "cv": 2.0}, "not both"),
+        ({"drift": "shift,every=1", "concurrency": 2}, "closed loop"),
+        ({"workload": "slora", "drift": "shift,every=1"}, "--drift does not go"),
+        ({"protocol": "openai", "prompt_ids": True, "workload": "chat"}, "come as text"),
+        ({"model": "m"}, "--model goes with"),
+        ({"think": -1.0}, "--think"),
+    ],
+)
+def test_options_that_do_not_go_together_say_so(options, why):
+    with pytest.raises(SettingsError, match=why):
+        build(**options)

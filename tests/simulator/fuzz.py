@@ -371,12 +371,12 @@ def _play(
         return simulation.run(requests, case.cancels)
     built = iter(requests)
 
-    def follow(_ended: SimulatedRequest, now_ps: int) -> SimulatedRequest | None:
+    def follow(_ended: SimulatedRequest, now_ps: int) -> tuple[int, SimulatedRequest] | None:
         following = next(built, None)
         if following is None:
             return None
         following[1].arrived_ps = now_ps
-        return following[1]
+        return now_ps, following[1]
 
     first = [following for _ in range(case.num_clients) if (following := next(built, None)) is not None]
     for _, request in first:

@@ -107,3 +107,35 @@ def test_prompts_share_exactly_the_prefix_that_their_block_ids_share():
     assert len(second) == 1100
     assert first[:1024].tolist() == second[:1024].tolist()
     assert first[1024:1100].tolist() != second[1024:].tolist()
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_bursts_keep_the_rate_and_have_their_dispersion(share):
+    bursts = arrivals.Bursts(8.0, 2.0, share)
+    times = arrivals.mmpp(10.0, bursts, 400_000, np.random.default_rng(5))
+    assert (np.diff(times) >= 0).all()
+    assert len(times) / times[-1] == pytest.approx(10.0, rel=0.05)
+    window = 200.0  # long beside the bursts
+    counts = np.bincount((times // window).astype(int))[:-1]
+    assert counts.var() / counts.mean() == pytest.approx(bursts.dispersion(10.0), rel=0.3)
+
+
+def test_bursts_of_factor_one_are_a_poisson_process():
+    bursts = arrivals.Bursts(1.0, 5.0, 0.3)
+    gaps = np.diff(arrivals.mmpp(4.0, bursts, 100_000, np.random.default_rng(1)))
+    assert gaps.mean() == pytest.approx(0.25, rel=0.02)
+    assert gaps.std() / gaps.mean() == pytest.approx(1.0, abs=0.02)
+    assert bursts.dispersion(4.0) == 1.0
+
+
+def test_bursts_have_a_burst_rate_and_a_calm_one():
+    bursts = arrivals.Bursts(20.0, 50.0, 0.2)
+    calm, burst = bursts.rates(10.0)
+    assert burst == 20 * calm
+    assert 0.8 * calm + 0.2 * burst == pytest.approx(10.0)
+    times = arrivals.mmpp(10.0, bursts, 200_000, np.random.default_rng(2))
+    counts = np.bincount((times // 5.0).astype(int)) / 5.0
+    # Seconds are calm or burst, with hardly anything between: the states last ten windows and more.
+    between = (counts > 3 * calm) & (counts < burst / 2)
+    assert between.mean() < 0.05
+    assert np.median(counts[counts > burst / 2]) == pytest.approx(burst, rel=0.05)

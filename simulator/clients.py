@@ -1,0 +1,100 @@
+"""Who sends what when in a simulation: the load generator's open and closed loops, and the turns of sessions.
+
+In an open loop a session's first turn arrives at its time, in a closed one as soon as a client is free; later turns
+arrive once the think time has passed since the answer before them ended. A session whose turn fails ends there.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from lorrery.loadgen.workload.request import WorkloadRequest, sessions
+from lorrery.simulator.build import RequestBuilder, Said
+from lorrery.simulator.engine import Simulation
+from lorrery.simulator.request import SimulatedRequest
+from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
+
+
+@dataclass(slots=True)
+class _OpenSession:
+    """A session whose request `sent` runs: what was said before it, and what is to follow."""
+
+    sent: WorkloadRequest
+    rest: Iterator[WorkloadRequest]
+    num_rest: int
+    said: list[Said]
+
+
+@dataclass(slots=True)
+class Clients:
+    """Plays a workload against a simulation.
+
+    Attributes:
+        num_unsent: later turns of sessions that a failed one ended.
+    """
+
+    simulation: Simulation
+    builder: RequestBuilder
+    num_unsent: int = 0
+    _open: dict[int, _OpenSession] = field(default_factory=dict)
+
+    def open_loop(self, workload: Sequence[WorkloadRequest]) -> Iterator[SimulatedRequest]:
+        """Send each session at its time from now; yield requests as they end."""
+        start_ps = self.simulation.now_ps
+
+        def alone() -> Iterator[tuple[int, SimulatedRequest]]:
+            for request in workload:
+                at_ps = start_ps + round(request.at_seconds * PS_PER_SECOND)
+                yield at_ps, self.builder.build(request, at_ps)
+
+        def first_turns() -> Iterator[tuple[int, SimulatedRequest]]:
+            for turns in sessions(workload):
+                at_ps = start_ps + round(turns[0].at_seconds * PS_PER_SECOND)
+                yield at_ps, self._begin(turns, at_ps)
+
+        if any(request.turn is not None for request in workload):
+            return self.simulation.run(first_turns(), follow=self._next_turn)
+        return self.simulation.run(alone())
+
+    def closed_loop(
+        self, workload: Iterable[WorkloadRequest], num_clients: int, duration_seconds: float | None = None
+    ) -> Iterator[SimulatedRequest]:
+        """Let so many clients send one session after another, for so long; yield requests as they end."""
+        simulation, waiting = self.simulation, sessions(workload)
+        end_ps = NEVER
+        if duration_seconds is not None:
+            end_ps = simulation.now_ps + round(duration_seconds * PS_PER_SECOND)
+
+        def begin_next(now_ps: int) -> tuple[int, SimulatedRequest] | None:
+            if now_ps >= end_ps or (turns := next(waiting, None)) is None:
+                return None
+            return now_ps, self._begin(turns, now_ps)
+
+        def follow(ended: SimulatedRequest, now_ps: int) -> tuple[int, SimulatedRequest] | None:
+            following = self._next_turn(ended, now_ps, end_ps)
+            return begin_next(now_ps) if following is None else following
+
+        first = [sent for _ in range(num_clients) if (sent := begin_next(simulation.now_ps)) is not None]
+        return simulation.run(first, follow=follow)
+
+    def _begin(self, turns: list[WorkloadRequest], at_ps: int) -> SimulatedRequest:
+        if len(turns) > 1:
+            self._open[turns[0].index] = _OpenSession(turns[0], iter(turns[1:]), len(turns) - 1, [])
+        return self.builder.build(turns[0], at_ps)
+
+    def _next_turn(
+        self, ended: SimulatedRequest, now_ps: int, end_ps: int = NEVER
+    ) -> tuple[int, SimulatedRequest] | None:
+        session = self._open.pop(ended.handle, None)
+        if session is None or (request := next(session.rest, None)) is None:
+            return None
+        if ended.outcome != "finished":
+            self.num_unsent += session.num_rest
+            return None
+        assert request.turn is not None
+        at_ps = now_ps + round(request.turn.think_seconds * PS_PER_SECOND)
+        if at_ps >= end_ps:
+            return None
+        session.said.append((session.sent, self.builder.said(ended)))
+        session.sent, session.num_rest = request, session.num_rest - 1
+        self._open[request.index] = session
+        return at_ps, self.builder.build(request, at_ps, session.said)
