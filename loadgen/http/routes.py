@@ -77,7 +77,11 @@ class Completions:
 
 
 class Chat:
-    """OpenAI's chat completions: the shared part is the system's message, each turn the user's."""
+    """OpenAI's chat completions: the shared part is the system's message, each turn the user's.
+
+    Messages go without blanks at their ends, which many chat templates take off or add themselves: an answer that goes
+    back is then the same tokens as it came.
+    """
 
     path = "/v1/chat/completions"
     has_asked_length = False
@@ -85,9 +89,9 @@ class Chat:
     def body(self, ask: Ask, model: str) -> dict[str, Any]:
         """See `Route.body`."""
         shared, *said = _texts(ask)
-        messages = [{"role": "system", "content": shared}] if shared else []
+        messages = [{"role": "system", "content": shared.strip()}] if shared else []
         roles = ("user", "assistant")
-        messages += [{"role": roles[number % 2], "content": text} for number, text in enumerate(said)]
+        messages += [{"role": roles[number % 2], "content": text.strip()} for number, text in enumerate(said)]
         return {"messages": messages, "max_completion_tokens": ask.max_new_tokens, **_common(ask, model)}
 
     def read(self, event: Mapping[str, Any], answer: Answer) -> None:
