@@ -134,7 +134,7 @@ async def test_a_broken_trace_is_one_line_that_names_it(start_router, tmp_path):
         (["--max-new-tokens", "5"], "needs --no-ignore-eos"),
         (["--jitter", "3"], "mooncake only"),
         (["--config", "nowhere.toml"], "nowhere.toml"),
-        (["--trace", "x"], "add --workload azure (CSV) or mooncake (JSON Lines)"),
+        (["--trace", "x"], "add --workload azure (CSV), mooncake (JSON Lines) or sharegpt"),
         (["--out", "pyproject.toml/deeper"], "--out pyproject.toml/deeper: "),
     ],
 )
