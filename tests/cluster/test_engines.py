@@ -393,7 +393,7 @@ SAMPLING = {"max_new_tokens": 12, "ignore_eos": True}
 )
 async def test_buf_curl_needs_no_schema(engines: Engines, port: str, method: str, message: dict[str, Any]) -> None:
     router = engines.cluster.processes["router"]
-    address = router.grpc if port == "grpc" else router.engines[port]
+    address = router.grpc if port == "grpc" else router.others[port]
     process = await asyncio.create_subprocess_exec(
         *(str(BUF), "curl", "--protocol", "grpc", "--http2-prior-knowledge", "-d", json.dumps(message)),
         *("-H", "authorization: Bearer secret-of-an-operator", f"http://{address}/{method}"),

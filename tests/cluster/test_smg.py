@@ -73,7 +73,7 @@ async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gat
     async with running_cluster(folder, engine) as cluster:
         await cluster.add("router-1", "router", [f'router.schedulers=["{cluster.scheduler_address}"]'])
         await cluster.serving("router-1")
-        urls = [f"grpc://{cluster.processes[name].engines['smg_vllm_grpc']}" for name in ENGINES]
+        urls = [f"grpc://{cluster.processes[name].others['smg_vllm_grpc']}" for name in ENGINES]
         port, metrics_port = free_ports(2)
         url = f"http://127.0.0.1:{port}"
         log = (folder / "smg.log").open("wb")
