@@ -42,6 +42,11 @@ class Call(Protocol):
         ...
 
     @property
+    def complete(self) -> bool:
+        """Whether its cancellation comes from a client that has its last message, and does not wait for the end."""
+        ...
+
+    @property
     def fault_rules(self) -> Sequence[str]:
         """The faults that it asks for."""
         ...

@@ -22,13 +22,13 @@ class GrpcCall:
         write: takes each message, and has the stream begun; None: the call's own `write`.
     """
 
-    __slots__ = ("_context", "aborted", "write")
+    __slots__ = ("_context", "aborted", "complete", "write")
 
     def __init__(
         self, context: status.Context, write: Callable[[router_pb2.GenerateResponse], Awaitable[Any]] | None = None
     ) -> None:
         self._context = context
-        self.aborted = False
+        self.aborted = self.complete = False
         self.write: Callable[[router_pb2.GenerateResponse], Awaitable[Any]] = write or self._write_first
 
     async def _write_first(self, message: router_pb2.GenerateResponse) -> None:

@@ -328,6 +328,8 @@ class Handler:
 def _cancelled(call: Call) -> str:
     if call.aborted:
         return "aborted"
+    if call.complete:
+        return "ok"
     remaining = call.time_remaining()
     return "deadline" if remaining is not None and remaining <= 0 else "cancelled"
 

@@ -108,6 +108,7 @@ class Open:
         def call_of(output: Output) -> GrpcCall:
             async def take(message: router_pb2.GenerateResponse) -> None:
                 output.add(message)
+                call.complete = output.reason is not None
                 if len(self.outputs) == 1:
                     await self._begin(context)
                     await write(output, message)
@@ -116,7 +117,8 @@ class Open:
                     await self._begin(context)
                     await write(output, message)
 
-            return GrpcCall(context, take)
+            call = GrpcCall(context, take)
+            return call
 
         self._calls = [call_of(output) for output in self.outputs]
         try:

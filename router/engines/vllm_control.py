@@ -13,6 +13,8 @@ API_VERSION = "vllm"
 """Dynamo's sidecar takes no other."""
 KV_EVENT_SCHEMA = 1
 """vLLM's number for the messages of docs/kv-events.md."""
+NO_FOLDER = "lorrery:"
+"""Before the name of an adapter that was not loaded here, as its path: the sidecar takes no adapter without one."""
 _NO_WEIGHTS = "the model is a mock without weights"
 _NO_PAUSE = "a cluster does not pause; drain the router with SIGTERM"
 
@@ -107,9 +109,8 @@ class Control(control_pb2_grpc.ControlServicer):
         return control_pb2.ListLorasResponse(adapters=map(self._adapter, names))
 
     def _adapter(self, name: str) -> control_pb2.LoraAdapter:
-        return control_pb2.LoraAdapter(
-            lora_id=adapter_number(name), lora_name=name, source_path=self._engine.lora_paths.get(name, "")
-        )
+        source_path = self._engine.lora_paths.get(name) or f"{NO_FOLDER}{name}"
+        return control_pb2.LoraAdapter(lora_id=adapter_number(name), lora_name=name, source_path=source_path)
 
     # --- KV events ---
 

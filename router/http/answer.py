@@ -82,7 +82,7 @@ class ChoiceCall:
         fault_rules: that the request asks for.
     """
 
-    aborted = False
+    aborted = complete = False
 
     def __init__(
         self, write: Callable[[router_pb2.GenerateResponse], Awaitable[None]], fault_rules: Sequence[str]

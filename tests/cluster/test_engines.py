@@ -130,6 +130,7 @@ async def test_an_adapter_is_loaded_from_its_folder_asked_and_unloaded(engines: 
     assert (loaded.lora_name, loaded.source_path) == ("late", str(tmp_path))
     listed = (await engines.answer(engines.control.ListLoras, control_pb2.ListLorasRequest())).adapters
     assert loaded in listed
+    assert all(one.source_path for one in listed)  # or Dynamo's sidecar gives up
     assert [one.lora_name for one in listed] == ["big", "late", "lora-0", "lora-1", "lora-2", "lora-3"]
     ask = Ask(seed=7, adapter_id="late", max_new_tokens=4)
     for request in (native(ask), native(Ask(seed=7, max_new_tokens=4))):
@@ -290,6 +291,21 @@ async def test_a_cancelled_call_is_counted_apart_from_an_abort(engines: Engines)
     call.cancel()
     await nothing_held(engines.cluster)
     assert (await count("aborted"), await count("cancelled")) == (aborted, cancelled + 2)
+
+
+async def test_a_client_that_has_the_last_message_need_not_wait_for_the_status(engines: Engines) -> None:
+    async def count(outcome: str) -> float:
+        return await scrape(engines.cluster, "router", "lorrery_router_requests_total", outcome=outcome)
+
+    ok, cancelled = await count("ok"), await count("cancelled")
+    for seed in range(5):
+        call = engines.inference.GenerateStream(native(Ask(seed=seed, max_new_tokens=3)), metadata=ROOT)
+        async for message in call:
+            if message.outputs.HasField("finish_info"):
+                call.cancel()  # as Dynamo's sidecar does
+                break
+    await nothing_held(engines.cluster)
+    assert (await count("ok"), await count("cancelled")) == (ok + 5, cancelled)
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------

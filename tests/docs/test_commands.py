@@ -22,7 +22,23 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 
 RUN_HERE = {"simulate", "plan", "validate", "cache", "init"}
 """Subcommands that end soon by themselves. The others have tests or CI stages of their own: tests/cli, .ci/run."""
-FOREIGN = {"cat", "cd", "curl", "dask", "docker", "git", "grpcurl", "jq", "kill", "open", "openssl", "pip", "ps", "smg"}
+FOREIGN = {
+    "buf",
+    "cat",
+    "cd",
+    "curl",
+    "dask",
+    "docker",
+    "git",
+    "grpcurl",
+    "jq",
+    "kill",
+    "open",
+    "openssl",
+    "pip",
+    "ps",
+    "smg",
+}
 """Programs that are not ours to check. A new one is added here on purpose."""
 
 _BLOCK = re.compile(r"(?:<!-- not run: (?P<reason>[^>]+) -->\s*)?^```sh\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -365,7 +365,7 @@ class LoraAdapter(message.Message):
     lora_name: builtins.str
     """As requests name it."""
     source_path: builtins.str
-    """The folder that it was loaded from here; empty: not loaded here."""
+    """The folder that it was loaded from here; lorrery:NAME: not loaded here."""
     def __init__(
         self,
         *,
