@@ -24,6 +24,7 @@ PARTS = {
     "plan": "Say what a deployment can serve, and how many GPUs a rate needs.",
     "calibrate": "Fit a GPU's kernel constants to your own profile of it.",
     "cache": "Build a static prefix cache from a corpus of prompts.",
+    "tokenizer": "Say where the shipped tokenizer is, or copy it: a Hugging Face folder.",
     "certs": "Make a development authority, and certificates for each role in a cluster.",
     "keys": "Make API keys for clients.",
     "validate": "Hold the shipped code against results of the programs it models.",

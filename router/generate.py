@@ -16,6 +16,7 @@ from lorrery.router import wire
 from lorrery.router.access import Access
 from lorrery.router.faults import Injector
 from lorrery.router.keys import ApiKey
+from lorrery.router.logprobs import LogprobModel
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.output import Output
 from lorrery.router.placement import Placement
@@ -67,6 +68,7 @@ class Generation:
         access: which tenant a caller is.
         reader: of clients' messages.
         tokenizer: of what they get.
+        logprobs: of what they get.
         placement: where requests go.
         injector: of faults on request.
         metrics: count.
@@ -78,6 +80,7 @@ class Generation:
         access: Access,
         reader: RequestReader,
         tokenizer: Tokenizer,
+        logprobs: LogprobModel,
         placement: Placement,
         injector: Injector,
         metrics: RouterMetrics,
@@ -86,6 +89,7 @@ class Generation:
         self._access = access
         self._reader = reader
         self._tokenizer = tokenizer
+        self._logprobs = logprobs
         self._placement = placement
         self._injector = injector
         self._metrics = metrics
@@ -113,6 +117,7 @@ class Generation:
         await self._injector.before(faults)
         stalls, cut = list(faults.stalls), faults.cut
         output = Output(request, self._tokenizer)
+        logprobs = None if request.top_logprobs is None else self._logprobs.of(request)
 
         def make_message(token_ids: list[int], finish: Finish | None, time_scale: float) -> tuple[wire.Message, bool]:
             timing.time_scale = time_scale
@@ -125,8 +130,10 @@ class Generation:
             else:
                 timing.finish(request.prompt_tokens, output.num_tokens)
                 response = wire.last_response(token_ids, text, finish)
-            if request.top_logprobs is not None:
-                wire.add_logprobs(response, output.logprobs(token_ids, request.top_logprobs))
+            if logprobs is not None and request.top_logprobs is not None:
+                first = output.num_tokens - len(token_ids)
+                at = enumerate(token_ids, first)
+                wire.add_logprobs(response, [logprobs.at(*place, request.top_logprobs) for place in at])
             # Without a finish but stopped: a stop string that only the text showed, see `_finish_stopped`.
             return response, is_cut or finish is not None or output.stopped
 

@@ -28,6 +28,7 @@ from lorrery.router.checks import check_prompt_tokens, check_text, check_token_i
 from lorrery.router.faults import Injector
 from lorrery.router.generate import Call, Generation
 from lorrery.router.keys import ApiKey
+from lorrery.router.logprobs import LogprobModel
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.placement import Placement
 from lorrery.router.prompt import encode_chat, encode_prompt, prompt_token_ids
@@ -75,6 +76,7 @@ class Handler:
             self._access,
             RequestReader(settings, self.tokenizer, self._access),
             self.tokenizer,
+            LogprobModel(settings.worker.output.mode, self.tokenizer),
             self._placement,
             self._injector,
             metrics,

@@ -2,22 +2,27 @@
 
 Its words are drawn alike often, so each has the logarithm of one in `NUM_WORDS`, and which of them are listed as the
 likeliest is a matter of choice: the token itself, then others that follow from seed and position, so that a request
-asked for again shows the same. Where an output ends is drawn apart from its words; an end-of-sequence token had no
+asked for again shows the same. Words from synthetic logits have what the model makes of them, before penalties and
+temperature, as in vLLM. Where an output ends is drawn apart from its words; an end-of-sequence token had no
 alternative. What the model never says has `NEVER`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import log
 
+import numpy as np
+
 from lorrery.chassis.errors import InvalidRequest
-from lorrery.tokenizer.base import EOS_ID, FIRST_WORD_ID, NUM_WORDS
+from lorrery.router.request import Request
+from lorrery.tokenizer.base import NUM_WORDS, Tokenizer
+from lorrery.vocabulary.synthetic_logits import context_of, model_logits
 
 MAX_TOP_LOGPROBS = 20
 """vLLM's default, and the most that OpenAI's chat route takes."""
 NEVER = -9999.0
 """In place of minus infinity, which JSON lacks; vLLM's."""
-_WORD = -log(NUM_WORDS)
 _STRIDE = 0x9E3779B97F4A7C15
 
 
@@ -36,26 +41,102 @@ class TokenLogprobs:
     top: Sequence[tuple[int, float]]
 
 
-def logprobs_at(seed: int, position: int, token_id: int, num_top: int) -> TokenLogprobs:
-    """Return how likely a token was.
+class LogprobModel:
+    """How the workers' mock model draws words.
 
     Args:
-        seed: of its request.
-        position: in the output, from 0; tokens of the prompt have negative ones.
-        token_id: the token.
-        num_top: how many of the likeliest tokens to list.
+        mode: worker.output.mode.
+        tokenizer: in whose terms tokens are.
     """
-    is_word = FIRST_WORD_ID <= token_id < FIRST_WORD_ID + NUM_WORDS
-    logprob = _WORD if is_word else 0.0 if token_id == EOS_ID and position >= 0 else NEVER
-    certain = logprob > _WORD
-    top = [(token_id, logprob)] if num_top and logprob > NEVER else []
-    word = (seed + (position + 1) * _STRIDE) >> 16
-    while len(top) < num_top:
-        other = FIRST_WORD_ID + word % NUM_WORDS
-        word += 1
-        if other != token_id:
-            top.append((other, NEVER if certain else _WORD))
-    return TokenLogprobs(token_id, logprob, top)
+
+    def __init__(self, mode: str, tokenizer: Tokenizer) -> None:
+        self._mode = mode
+        self._tokenizer = tokenizer
+
+    def of(self, request: Request) -> "OutputLogprobs":
+        """Return how likely the tokens of a request's output are."""
+        context = None
+        if self._mode == "logits":
+            context = context_of(request.adapter_id, request.prompt_token_ids_u32)
+        return OutputLogprobs(self.words, request, context, certain=self._mode == "echo")
+
+    @cached_property
+    def words(self) -> "Words":
+        """The words of the output."""
+        return Words(self._tokenizer.word_ids)
+
+
+class Words:
+    """The tokens that an output is made of.
+
+    Args:
+        ids: see `Tokenizer.word_ids`.
+    """
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        self.ids = ids
+        self.index = {token_id: index for index, token_id in enumerate(ids)}
+
+    def uniform(self, index: int) -> float:
+        """Return the logarithm of a word's share, where the model's words are drawn alike often.
+
+        In a vocabulary with fewer words some stand for more of the model's than others.
+        """
+        each, more = divmod(NUM_WORDS, len(self.ids))
+        return log((each + (index < more)) / NUM_WORDS)
+
+
+class OutputLogprobs:
+    """How likely the tokens of one output are.
+
+    Args:
+        words: that it is made of.
+        request: whose output it is.
+        context: of synthetic logits; None: words are drawn alike often.
+        certain: whether there is no choice, as in an echo.
+    """
+
+    def __init__(self, words: Words, request: Request, context: int | None, *, certain: bool) -> None:
+        self._words, self._request, self._context, self._certain = words, request, context, certain
+
+    def at(self, position: int, token_id: int, num_top: int) -> TokenLogprobs:
+        """Return how likely a token was.
+
+        Args:
+            position: in the output, from 0.
+            token_id: the token.
+            num_top: how many of the likeliest tokens to list.
+        """
+        index = self._words.index.get(token_id)
+        if self._certain or token_id == self._request.eos_id:
+            return self._spread(position, token_id, 0.0, num_top)
+        if index is None:
+            return self._spread(position, token_id, NEVER, num_top)
+        if self._context is not None:
+            return self._from_logits(position, index, num_top)
+        return self._spread(position, token_id, self._words.uniform(index), num_top)
+
+    def _from_logits(self, position: int, index: int, num_top: int) -> TokenLogprobs:
+        ids = self._words.ids
+        assert self._context is not None
+        logits = model_logits(self._context, position, len(ids))
+        logprobs = logits - logits.max()
+        logprobs -= np.log(np.exp(logprobs).sum())
+        likeliest = np.argsort(-logprobs, kind="stable")[:num_top].tolist()
+        return TokenLogprobs(ids[index], float(logprobs[index]), [(ids[at], float(logprobs[at])) for at in likeliest])
+
+    def _spread(self, position: int, token_id: int, logprob: float, num_top: int) -> TokenLogprobs:
+        """Return a token's own, and those of others that follow from seed and position."""
+        ids = self._words.ids
+        top = [(token_id, logprob)] if num_top and logprob > NEVER else []
+        word = (self._request.seed + (position + 1) * _STRIDE) >> 16
+        for _ in range(len(ids)):
+            if len(top) >= num_top:
+                break
+            index, word = word % len(ids), word + 1
+            if ids[index] != token_id:
+                top.append((ids[index], NEVER if logprob == 0.0 else self._words.uniform(index)))
+        return TokenLogprobs(token_id, logprob, top)
 
 
 def check_top_logprobs(num_top: int) -> None:

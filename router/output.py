@@ -1,9 +1,7 @@
 """The client's view of one sequence: text beside token ids, cut at a stop string."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from lorrery.router.logprobs import TokenLogprobs, logprobs_at
 from lorrery.router.request import Finish, Request, Usage
 from lorrery.router.stop import StopMatcher, stop_automaton
 from lorrery.tokenizer.base import Tokenizer
@@ -69,11 +67,6 @@ class Output:
     def _counts(self, num_more: int) -> bool:
         """Return whether a stop string may end with the last of `num_more` more tokens."""
         return self.num_tokens + num_more > self._request.sampling.min_new_tokens
-
-    def logprobs(self, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
-        """Return how likely each of the tokens was that `push` has returned last; `num_top` alternatives with each."""
-        first = self.num_tokens - len(token_ids)
-        return [logprobs_at(self._request.seed, at, token, num_top) for at, token in enumerate(token_ids, first)]
 
     def stop_finish(self, upstream: Finish | None) -> Finish:
         """Return the finish of a sequence that has stopped here.

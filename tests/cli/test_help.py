@@ -32,6 +32,7 @@ WITHOUT_OPTIONS = {
     "plan": (0, "KV"),
     "calibrate": (2, "FILE"),
     "cache": (2, "corpus"),
+    "tokenizer": (0, "shipped"),
     "validate": (2, "golden"),
     "certs": (2, "DIR"),
     "keys": (2, "new"),

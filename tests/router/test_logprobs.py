@@ -6,24 +6,58 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lorrery.router.logprobs import NEVER, logprobs_at
+from lorrery.router.logprobs import NEVER, LogprobModel, OutputLogprobs
+from lorrery.router.request import Request
+from lorrery.router.sampling import SamplingParams
 from lorrery.tokenizer.base import BOS_ID, EOS_ID, FIRST_WORD_ID, NUM_WORDS
+from lorrery.tokenizer.file import BuiltinTokenizer
+from tests.tokenizer.test_words import ENGLISH, with_words
+
+BUILTIN = BuiltinTokenizer()
 
 
-@given(st.integers(0, 2**64 - 1), st.integers(-2000, 2000), st.integers(0, NUM_WORDS - 1), st.integers(0, 20))
+def logprobs(seed: int = 1, mode: str = "random", tokenizer=BUILTIN) -> OutputLogprobs:
+    request = Request("r", "", "", b"\3\0\0\0", SamplingParams(), (), seed, eos_id=tokenizer.eos_id)
+    return LogprobModel(mode, tokenizer).of(request)
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2000), st.integers(0, NUM_WORDS - 1), st.integers(0, 20))
 def test_a_word_is_one_of_the_likeliest_which_are_words_too(seed: int, at: int, word: int, num_top: int) -> None:
-    one = logprobs_at(seed, at, FIRST_WORD_ID + word, num_top)
+    one = logprobs(seed).at(at, FIRST_WORD_ID + word, num_top)
     assert one.logprob == -log(NUM_WORDS)
     assert [token_id for token_id, _ in one.top[:1]] == [one.token_id][:num_top]
     assert len({token_id for token_id, _ in one.top}) == num_top
     assert all(FIRST_WORD_ID <= token_id < FIRST_WORD_ID + NUM_WORDS for token_id, _ in one.top)
     assert sum(exp(logprob) for _, logprob in one.top) <= 1
-    assert one == logprobs_at(seed, at, FIRST_WORD_ID + word, num_top)
+    assert one == logprobs(seed).at(at, FIRST_WORD_ID + word, num_top)
 
 
 def test_the_end_is_certain_and_what_the_model_never_says_is_not_listed() -> None:
-    assert logprobs_at(1, 5, EOS_ID, 3).top[0] == (EOS_ID, 0.0)
-    assert [logprob for _, logprob in logprobs_at(1, 5, EOS_ID, 3).top[1:]] == [NEVER, NEVER]
-    foreign = logprobs_at(1, -4, BOS_ID, 2)
+    end = logprobs().at(5, EOS_ID, 3)
+    assert end.top[0] == (EOS_ID, 0.0)
+    assert [logprob for _, logprob in end.top[1:]] == [NEVER, NEVER]
+    foreign = logprobs().at(4, BOS_ID, 2)
     assert foreign.logprob == NEVER
     assert [logprob for _, logprob in foreign.top] == [pytest.approx(-log(NUM_WORDS))] * 2
+
+
+def test_an_echo_is_certain() -> None:
+    assert logprobs(mode="echo").at(0, 7, 1).top == [(7, 0.0)]
+
+
+@pytest.mark.parametrize("mode", ["random", "logits"])
+def test_shares_of_all_words_of_a_vocabulary_add_up(mode: str) -> None:
+    tokenizer = with_words(ENGLISH[:700])
+    one = logprobs(5, mode, tokenizer)
+    assert sum(exp(one.at(3, token_id, 0).logprob) for token_id in tokenizer.word_ids) == pytest.approx(1)
+    assert one.at(3, 1, 0).logprob == NEVER
+
+
+def test_logits_list_the_likeliest_first() -> None:
+    one = logprobs(mode="logits")
+    top = one.at(2, FIRST_WORD_ID, 20).top
+    shares = [logprob for _, logprob in top]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] > -log(NUM_WORDS) + 2
+    assert one.at(2, top[4][0], 0).logprob == shares[4]
+    assert one.at(3, FIRST_WORD_ID, 20).top != top

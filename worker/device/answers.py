@@ -5,7 +5,8 @@ from typing import Literal
 
 import numpy as np
 
-from lorrery.worker.device.logits import SampledWords, context_of
+from lorrery.vocabulary.synthetic_logits import context_of
+from lorrery.worker.device.logits import SampledWords
 from lorrery.worker.device.output import (
     EOS_TOKEN_ID,
     FIRST_WORD_ID,
@@ -107,7 +108,7 @@ class Answers:
         echo = prompt_token_ids if self.mode == "echo" else None
         sampled = None
         if self.mode == "logits":
-            context = context_of(self.model, adapter_id, prompt_token_ids)
+            context = context_of(adapter_id, prompt_token_ids.tobytes())
             ours = produced if self.words is None else self.words.ours(produced)
             num_words = NUM_WORDS if self.words is None else self.words.num_distinct
             sampled = SampledWords(context, seed, sampling.sampler, ours, num_words)

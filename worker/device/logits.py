@@ -1,15 +1,7 @@
-"""Synthetic logits, and S-LoRA's sampler over them: an output in which the sampling parameters show.
+"""S-LoRA's sampler over synthetic logits: an output in which the sampling parameters show.
 
-The model. Word i of a sequence has at output position t the logit
-
-    2.5 likes(i) + 1.7 surprise(i, t)
-
-with `likes` and `surprise` standard normal: what the context (base model, adapter, prompt) is about, and what comes up
-at one place. Both follow from a hash of the context, never from the request's seed, so greedy decoding says the same
-whatever the seed. Their sum has a deviation of 3: of 1,905 words some twenty are likely at temperature 1, and those
-that a context likes come again.
-
-The sampler, in S-LoRA's order (slora/server/router/model_infer/post_process.py at c1ddf48):
+`vocabulary.synthetic_logits` has the model. The sampler, in S-LoRA's order
+(slora/server/router/model_infer/post_process.py at c1ddf48):
 
 1. a word that the output has had n > 0 times loses n frequency_penalty + presence_penalty;
 2. the logits are divided by the temperature, and a softmax makes them probabilities;
@@ -22,32 +14,17 @@ earlier output only to count its words. The end-of-sequence token has no logit: 
 Cost: about 0.1 ms a token, 10 us where it is greedy.
 """
 
-import hashlib
-from functools import cache
-
 import numpy as np
 from numpy.typing import NDArray
 
-from lorrery.worker.device.output import FIRST_WORD_ID, NUM_WORDS, TokenIds, hash64
+from lorrery.vocabulary.splitmix import hash64
+from lorrery.vocabulary.synthetic_logits import model_logits
+from lorrery.worker.device.output import FIRST_WORD_ID, NUM_WORDS, TokenIds
 from lorrery.worker.device.sampler import Sampler
 
 Logits = NDArray[np.float64]
 
-_LIKES, _SURPRISE = 2.5, 1.7
-_TABLE_SIZE = 1 << 16
 _MAX_PENALTY = 1e9  # the same as infinite, and a sum of them is still a number
-
-
-def context_of(model: str, adapter_id: str, prompt_token_ids: TokenIds) -> int:
-    """Return what a sequence's logits follow from, 64 bits."""
-    digest = hashlib.blake2b(f"{len(model)} {model} {adapter_id}\0".encode(), digest_size=8)
-    digest.update(prompt_token_ids.tobytes())
-    return int.from_bytes(digest.digest(), "little")
-
-
-def model_logits(context: int, position: int, num_words: int = NUM_WORDS) -> Logits:
-    """Return what the model makes of each word at an output position; shape (num_words,)."""
-    return _likes(context, num_words) + _SURPRISE * _normals(hash64(context, position), num_words)
 
 
 def penalised(logits: Logits, counts: NDArray[np.int64], sampler: Sampler) -> Logits:
@@ -119,24 +96,3 @@ class SampledWords:
         word = draw(logits, self._sampler, uniform)
         self._counts[word] += 1
         return word
-
-
-def _likes(context: int, num_words: int) -> Logits:
-    """Return what a context likes: the sum of two windows of the table, so that two contexts never have the same."""
-    likes = _normals(hash64(context, -1), num_words) + _normals(hash64(context, -3), num_words)
-    scaled: Logits = likes * (_LIKES / np.sqrt(2.0))
-    return scaled
-
-
-def _normals(at: int, num_words: int) -> Logits:
-    start = at % _TABLE_SIZE
-    return _table()[start : start + num_words]
-
-
-@cache
-def _table() -> Logits:
-    """Return numbers that are standard normal (Box and Muller), the same wherever this runs."""
-    hashes = np.array([hash64(0x10C4, index) for index in range(2 * _TABLE_SIZE)], np.uint64)
-    uniform = ((hashes >> np.uint64(11)).astype(np.float64) + 0.5) / (1 << 53)
-    normals = np.sqrt(-2 * np.log(uniform[:_TABLE_SIZE])) * np.cos(2 * np.pi * uniform[_TABLE_SIZE:])
-    return np.concatenate((normals, normals[:NUM_WORDS]))

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.splitmix import STEP, hash64
 from lorrery.vocabulary.stops import START, StopAutomaton
 from lorrery.worker.device.sampler import GREEDY, Sampled, Sampler
 
@@ -31,8 +32,8 @@ TokenIds = NDArray[np.uint32]
 Seeds = NDArray[np.uint64]
 
 _U64 = (1 << 64) - 1
-# splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014).
-TOKEN_STATE_STEP = 0x9E3779B97F4A7C15
+TOKEN_STATE_STEP = STEP
+# splitmix64's, as in `vocabulary.splitmix`, for arrays.
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 _S27, _S30, _S31, _S32 = (np.uint64(shift) for shift in (27, 30, 31, 32))
@@ -148,14 +149,6 @@ def finish_token_ids(state: Seeds) -> TokenIds:
     z ^= z >> _S31
     words = ((z >> _S32) * _WORDS) >> _S32
     return words.astype(np.uint32) + np.uint32(FIRST_WORD_ID)
-
-
-def hash64(seed: int, position: int) -> int:
-    """`token_ids`' hash for one number, in full width."""
-    z = token_state(seed, position)
-    z = ((z ^ (z >> 30)) * int(_MIX_1)) & _U64
-    z = ((z ^ (z >> 27)) * int(_MIX_2)) & _U64
-    return z ^ (z >> 31)
 
 
 def ending(

@@ -9,13 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.synthetic_logits import context_of, model_logits
 from lorrery.worker.device.answers import Answers, Words
 from lorrery.worker.device.logits import (
     SampledWords,
-    context_of,
     draw,
     kept,
-    model_logits,
     penalised,
 )
 from lorrery.worker.device.output import FIRST_WORD_ID, NUM_WORDS, LognormalLength, Sampling
@@ -23,7 +22,7 @@ from lorrery.worker.device.rows import DeviceSequence
 from lorrery.worker.device.sampler import GREEDY, Sampler
 
 PROMPT = np.arange(3, 43, dtype=np.uint32)
-CONTEXT = context_of("m", "a", PROMPT)
+CONTEXT = context_of("a", PROMPT.tobytes())
 NONE = np.empty(0, np.uint32)
 ANSWERS = Answers("m", LognormalLength(50.0, 0.5), "logits")
 

@@ -1,0 +1,16 @@
+"""Hashes for what must come out alike everywhere.
+
+splitmix64: Steele, Lea, Flood, Fast splittable pseudorandom number generators, OOPSLA 2014.
+"""
+
+STEP = 0x9E3779B97F4A7C15
+_MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_U64 = (1 << 64) - 1
+
+
+def hash64(seed: int, position: int) -> int:
+    """Return the number at a position of a random stream, 64 bits; positions may be negative."""
+    z = (seed + (position + 1) * STEP) & _U64
+    z = ((z ^ (z >> 30)) * _MIX_1) & _U64
+    z = ((z ^ (z >> 27)) * _MIX_2) & _U64
+    return z ^ (z >> 31)
