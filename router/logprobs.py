@@ -58,7 +58,7 @@ class LogprobModel:
         context = None
         if self._mode == "logits":
             context = context_of(request.adapter_id, request.prompt_token_ids_u32)
-        return OutputLogprobs(self.words, request, context, certain=self._mode == "echo")
+        return OutputLogprobs(self.words, request.seed, request.eos_id, context, certain=self._mode == "echo")
 
     @cached_property
     def words(self) -> "Words":
@@ -91,28 +91,32 @@ class OutputLogprobs:
 
     Args:
         words: that it is made of.
-        request: whose output it is.
+        seed: of the request.
+        eos_id: what ends an output.
         context: of synthetic logits; None: words are drawn alike often.
         certain: whether there is no choice, as in an echo.
     """
 
-    def __init__(self, words: Words, request: Request, context: int | None, *, certain: bool) -> None:
-        self._words, self._request, self._context, self._certain = words, request, context, certain
+    def __init__(
+        self, words: Words, seed: int, eos_id: int, context: int | None = None, *, certain: bool = False
+    ) -> None:
+        self._words, self._seed, self._eos_id = words, seed, eos_id
+        self._context, self._certain = context, certain
 
     def at(self, position: int, token_id: int, num_top: int) -> TokenLogprobs:
         """Return how likely a token was.
 
         Args:
-            position: in the output, from 0.
+            position: in the output, from 0; tokens of the prompt have negative ones.
             token_id: the token.
             num_top: how many of the likeliest tokens to list.
         """
         index = self._words.index.get(token_id)
-        if self._certain or token_id == self._request.eos_id:
+        if position >= 0 and (self._certain or token_id == self._eos_id):
             return self._spread(position, token_id, 0.0, num_top)
         if index is None:
             return self._spread(position, token_id, NEVER, num_top)
-        if self._context is not None:
+        if self._context is not None and position >= 0:
             return self._from_logits(position, index, num_top)
         return self._spread(position, token_id, self._words.uniform(index), num_top)
 
@@ -129,7 +133,7 @@ class OutputLogprobs:
         """Return a token's own, and those of others that follow from seed and position."""
         ids = self._words.ids
         top = [(token_id, logprob)] if num_top and logprob > NEVER else []
-        word = (self._request.seed + (position + 1) * _STRIDE) >> 16
+        word = (self._seed + (position + 1) * _STRIDE) >> 16
         for _ in range(len(ids)):
             if len(top) >= num_top:
                 break

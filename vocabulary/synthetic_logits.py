@@ -16,7 +16,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from lorrery.vocabulary.splitmix import hash64
+from lorrery.vocabulary.splitmix import hash64, hashes64
 
 Logits = NDArray[np.float64]
 
@@ -58,7 +58,7 @@ def _normals(at: int, num_words: int) -> Logits:
 @cache
 def _table() -> Logits:
     """Return numbers that are standard normal (Box and Muller), the same wherever this runs."""
-    hashes = np.array([hash64(0x10C4, index) for index in range(2 * _TABLE_SIZE)], np.uint64)
+    hashes = hashes64(0x10C4, 2 * _TABLE_SIZE)
     uniform = ((hashes >> np.uint64(11)).astype(np.float64) + 0.5) / (1 << 53)
     normals = np.sqrt(-2 * np.log(uniform[:_TABLE_SIZE])) * np.cos(2 * np.pi * uniform[_TABLE_SIZE:])
     return np.concatenate((normals, normals[:MAX_WORDS]))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from lorrery.router.logprobs import NEVER, TokenLogprobs, logprobs_at
+from lorrery.router.logprobs import NEVER, OutputLogprobs, TokenLogprobs, Words
 from lorrery.tokenizer.base import NUM_WORDS, Tokenizer
 from lorrery.v1 import router_pb2
 
@@ -80,7 +80,8 @@ class Details:
 
     def _of_prompt(self, prompt: Prompt, num_top: int) -> list[TokenLogprobs]:
         first = -len(prompt.token_ids)
-        return [logprobs_at(self.seed, at, token, num_top) for at, token in enumerate(prompt.token_ids, first)]
+        logprobs = OutputLogprobs(Words(self.tokenizer.word_ids), self.seed, self.tokenizer.eos_id)
+        return [logprobs.at(at, token, num_top) for at, token in enumerate(prompt.token_ids, first)]
 
     def _prompt_logprobs(self, prompt: Prompt, num_top: int) -> list[dict[str, Any] | None]:
         """Return vLLM's log-probabilities of a prompt; its first token follows nothing, so has none."""

@@ -21,7 +21,7 @@ def logprobs(seed: int = 1, mode: str = "random", tokenizer=BUILTIN) -> OutputLo
     return LogprobModel(mode, tokenizer).of(request)
 
 
-@given(st.integers(0, 2**64 - 1), st.integers(0, 2000), st.integers(0, NUM_WORDS - 1), st.integers(0, 20))
+@given(st.integers(0, 2**64 - 1), st.integers(-2000, 2000), st.integers(0, NUM_WORDS - 1), st.integers(0, 20))
 def test_a_word_is_one_of_the_likeliest_which_are_words_too(seed: int, at: int, word: int, num_top: int) -> None:
     one = logprobs(seed).at(at, FIRST_WORD_ID + word, num_top)
     assert one.logprob == -log(NUM_WORDS)
@@ -36,7 +36,7 @@ def test_the_end_is_certain_and_what_the_model_never_says_is_not_listed() -> Non
     end = logprobs().at(5, EOS_ID, 3)
     assert end.top[0] == (EOS_ID, 0.0)
     assert [logprob for _, logprob in end.top[1:]] == [NEVER, NEVER]
-    foreign = logprobs().at(4, BOS_ID, 2)
+    foreign = logprobs().at(-4, BOS_ID, 2)
     assert foreign.logprob == NEVER
     assert [logprob for _, logprob in foreign.top] == [pytest.approx(-log(NUM_WORDS))] * 2
 

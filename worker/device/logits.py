@@ -40,7 +40,7 @@ def kept(logits: Logits, sampler: Sampler) -> tuple[NDArray[np.intp], Logits]:
     """Return the words that may be drawn, the likeliest first, and the probability of each before the others went."""
     scaled = logits / sampler.temperature
     shares = np.exp(scaled - scaled.max())
-    order = np.argsort(-shares, kind="stable")
+    order = np.argsort(-logits)
     shares = shares[order] / shares.sum()
     num_kept = len(shares) if not sampler.top_k else min(sampler.top_k, len(shares))
     if sampler.top_p < 1:
@@ -53,9 +53,16 @@ def draw(logits: Logits, sampler: Sampler, uniform: float) -> int:
     """Return the word that a number in [0, 1) stands for."""
     if sampler.greedy:
         return int(logits.argmax())
+    if not sampler.top_k and sampler.top_p >= 1:  # all are kept, so their order does not matter
+        scaled = logits / sampler.temperature
+        return _place(np.exp(scaled - scaled.max()), uniform)
     words, shares = kept(logits, sampler)
+    return int(words[_place(shares, uniform)])
+
+
+def _place(shares: Logits, uniform: float) -> int:
     sums = np.cumsum(shares)
-    return int(words[min(int(np.searchsorted(sums, uniform * sums[-1], side="right")), len(words) - 1)])
+    return min(int(np.searchsorted(sums, uniform * sums[-1], side="right")), len(shares) - 1)
 
 
 class SampledWords:
