@@ -6,6 +6,7 @@ digits, and nesting deeper than Python's parser goes.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from http import HTTPStatus
 from typing import Any, NoReturn
@@ -85,8 +86,7 @@ def _no_constant(name: str) -> NoReturn:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in found if names.count(name) > 1)
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
         _refuse(f"an object of the body has {twice[:_MAX_QUOTED]!r} twice; send it once")
     return found
 

@@ -17,7 +17,9 @@ MAX_CHOICES = 128
 """Most outputs of one HTTP request, over all its prompts."""
 
 TokenId = Annotated[int, Field(ge=0, le=0xFFFFFFFF)]
-Tokens = list[TokenId]
+Texts = Annotated[list[str], Field(fail_fast=True)]
+Tokens = Annotated[list[TokenId], Field(fail_fast=True)]
+"""A wrong element ends the reading of a list: the errors of a long one would take a hundred times its size."""
 Count = Annotated[int, Field(ge=0, le=0x7FFFFFFF)]
 Positive = Annotated[int, Field(ge=1, le=0x7FFFFFFF)]
 
@@ -63,7 +65,7 @@ class GeneratingRequest(BaseModel):
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     best_of: int | None = Field(default=None, description="n at most: none is better than another")
-    stop: str | list[str] | None = None
+    stop: str | Texts | None = None
     stop_token_ids: Tokens | None = Field(default=None, description="the output ends with the first of these")
     include_stop_str_in_output: bool | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from lorrery.chassis.errors import InvalidRequest
-from lorrery.router.http.generating import LENIENT, Count, GeneratingRequest, Positive, Tokens, refused
+from lorrery.router.http.generating import LENIENT, Count, GeneratingRequest, Positive, Texts, Tokens, refused
 
 _CHAT_REFUSED = {
     "chat_template": "the router runs no code of its clients; router.tokenizer brings the template",
@@ -19,7 +19,7 @@ _OWN_VARIABLES = ("self", "messages", "add_generation_prompt")
 class CompletionRequest(GeneratingRequest):
     """The body of `/v1/completions`."""
 
-    prompt: str | list[str] | Tokens | list[Tokens]
+    prompt: str | Texts | Tokens | Annotated[list[Tokens], Field(fail_fast=True)]
     max_tokens: Count | None = Field(default=None, description="16 if unset; 0 only with echo")
     echo: bool | None = Field(default=None, description="the text begins with the prompt")
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
@@ -74,7 +74,7 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
     role: str
-    content: str | list[ContentPart] | None = None
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
 
     def text(self) -> str:
         """Return what is said."""
@@ -91,14 +91,14 @@ def turns(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 class ChatRequest(GeneratingRequest):
     """The body of `/v1/chat/completions`."""
 
-    messages_: Annotated[list[ChatMessage], Field(min_length=1, alias="messages")]
+    messages_: Annotated[list[ChatMessage], Field(min_length=1, alias="messages", fail_fast=True)]
     max_completion_tokens: Positive | None = Field(default=None, description="unset: max_tokens")
     max_tokens: Positive | None = Field(default=None, description="unset: what the prompt leaves of the context")
     logprobs: bool | None = Field(default=None, description="how likely each token was")
     top_logprobs_: Annotated[int, Field(ge=0, le=20)] | None = Field(
         default=None, alias="top_logprobs", description="so many alternatives to each token; needs logprobs"
     )
-    modalities: list[str] | None = Field(default=None, description="text")
+    modalities: Texts | None = Field(default=None, description="text")
     tools: Any = Field(default=None, description="for the chat template; the mock model calls none")
     documents: Any = Field(default=None, description="for the chat template")
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="for the chat template")

@@ -17,7 +17,7 @@ from lorrery.router.http.answer import EVENT_STREAM, Collected
 from lorrery.router.http.bodies import JsonRoute
 from lorrery.router.http.edge import Edge
 from lorrery.router.http.errors import error_body
-from lorrery.router.http.generating import LENIENT, outputs
+from lorrery.router.http.generating import LENIENT, Texts, outputs
 from lorrery.router.http.llm_mock import LlmMockRequest, LlmMockShape
 from lorrery.tokenizer.base import Tokenizer
 from lorrery.v1 import router_pb2, types_pb2
@@ -38,7 +38,7 @@ class SloraParameters(BaseModel):
     top_k: Int32 | None = None
     ignore_eos: bool | None = None
     max_new_tokens: Int32 | None = None
-    stop_sequences: str | list[str] | None = None
+    stop_sequences: str | Texts | None = None
     return_details: bool | None = Field(default=None, description="/generate lists its tokens")
 
     def sampling(self) -> types_pb2.SamplingParams:

@@ -65,7 +65,7 @@ class TokenizeRequest(BaseModel):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)] | None = None
     add_special_tokens: bool | None = Field(default=None, description="of a prompt; unset: yes")
     return_token_strs: bool | None = Field(default=None, description="whether to show how each is spelt")
     add_generation_prompt: bool | None = Field(default=None, description="of a conversation; unset: yes")

@@ -1,0 +1,33 @@
+"""Bodies whose fields are wrong a million times cost no more than those that are wrong once."""
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from lorrery.router.http.openai_requests import ChatRequest, CompletionRequest
+from lorrery.router.http.slora import SloraRequest
+from lorrery.router.http.vllm import DetokenizeRequest, TokenizeRequest
+
+MANY: list[Any] = [None] * 1000
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (CompletionRequest, {"prompt": MANY}),
+        (CompletionRequest, {"prompt": [MANY, MANY]}),
+        (CompletionRequest, {"prompt": [[5, None]] * 1000}),
+        (CompletionRequest, {"prompt": "x", "stop": MANY, "stop_token_ids": MANY}),
+        (ChatRequest, {"messages": MANY}),
+        (ChatRequest, {"messages": [{"role": "user", "content": MANY}]}),
+        (ChatRequest, {"messages": [{"role": "user", "content": "x"}], "modalities": MANY}),
+        (SloraRequest, {"inputs": "x", "parameters": {"stop_sequences": MANY}}),
+        (DetokenizeRequest, {"tokens": MANY}),
+        (TokenizeRequest, {"messages": MANY}),
+    ],
+)
+def test_the_first_wrong_element_ends_the_reading_of_a_list(kind: type[BaseModel], body: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate(body)
+    assert caught.value.error_count() <= 5
