@@ -298,12 +298,16 @@ class Handler:
                 variables=variables,
             )
 
+    def count_refused(self, error: RequestError) -> None:
+        """Count a request that an edge has refused itself."""
+        self._metrics.request_ended(_outcome(error))
+
     @contextlib.contextmanager
     def _refusals_counted(self) -> Iterator[None]:
         try:
             yield
         except RequestError as error:
-            self._metrics.request_ended(_outcome(error))
+            self.count_refused(error)
             raise
 
     def detokenize(self, token_ids: Sequence[int]) -> str:

@@ -19,17 +19,27 @@ from starlette.responses import Response
 _MAX_QUOTED = 100
 
 
-class JsonRoute(APIRoute):
-    """A route whose body is JSON."""
+def json_route(admit: Callable[[Request], object]) -> type[APIRoute]:
+    """Return the class of routes whose body is JSON.
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return what serves it."""
-        serve = super().get_route_handler()
+    Args:
+        admit: checks who asks, before anything is read or parsed for it; what it raises is the answer.
+    """
 
-        async def served(request: Request) -> Response:
-            return await serve(JsonRequest(request.scope, request.receive))
+    class JsonRoute(APIRoute):
+        """Such a route."""
 
-        return served
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            """Return what serves it."""
+            serve = super().get_route_handler()
+
+            async def served(request: Request) -> Response:
+                admit(request)
+                return await serve(JsonRequest(request.scope, request.receive))
+
+            return served
+
+    return JsonRoute
 
 
 class JsonRequest(Request):

@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from fastapi import Request
 from starlette.responses import Response
 
+from lorrery.chassis.errors import Unauthenticated
 from lorrery.router.faults import METADATA_KEY
 from lorrery.router.generate import Call
 from lorrery.router.handler import Handler
@@ -37,6 +38,18 @@ class Edge:
         """
         roles: Collection[str] = http.scope["state"].get(ROLES, ())
         return self.handler.caller(http.headers.get("authorization", ""), roles)
+
+    def admit(self, http: Request) -> None:
+        """Check who asks, and count who is not let in.
+
+        Raises:
+            Unauthenticated: no valid key.
+        """
+        try:
+            self.caller(http)
+        except Unauthenticated as error:
+            self.handler.count_refused(error)
+            raise
 
     def request_id(self, http: Request) -> str:
         """Return what the client calls its request, or what the server does."""

@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from lorrery.router.http.bodies import JsonRoute
+from lorrery.router.http.bodies import json_route
 from lorrery.router.http.edge import Edge
 from lorrery.router.http.errors import json_response
 from lorrery.router.http.generating import GeneratingRequest, outputs
@@ -20,7 +20,7 @@ _EITHER: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream
 
 def routes(edge: Edge) -> APIRouter:
     """Return OpenAI's routes."""
-    router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=JsonRoute)
+    router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=json_route(edge.admit))
     began = unix_seconds()
 
     @router.post("/completions", responses=_EITHER)

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from lorrery.chassis.errors import RequestError
 from lorrery.router.http.answer import EVENT_STREAM, Collected
-from lorrery.router.http.bodies import JsonRoute
+from lorrery.router.http.bodies import json_route
 from lorrery.router.http.edge import Edge
 from lorrery.router.http.errors import error_body
 from lorrery.router.http.generating import LENIENT, Texts, outputs
@@ -137,7 +137,7 @@ AnyGenerateRequest = Annotated[
 
 def routes(edge: Edge) -> APIRouter:
     """Return S-LoRA's routes, and llm-mock's."""
-    router = APIRouter(tags=["S-LoRA"], route_class=JsonRoute)
+    router = APIRouter(tags=["S-LoRA"], route_class=json_route(edge.admit))
 
     def answer(request: SloraRequest, http: Request, *, stream: bool) -> Response:
         message = router_pb2.GenerateRequest(

@@ -9,7 +9,7 @@ from starlette.responses import PlainTextResponse, Response
 from lorrery.chassis.errors import InvalidRequest, Reason, UnknownName
 from lorrery.chassis.names import quoted
 from lorrery.router.access import check_load
-from lorrery.router.http.bodies import JsonRoute
+from lorrery.router.http.bodies import json_route
 from lorrery.router.http.edge import Edge
 from lorrery.router.http.errors import json_response
 from lorrery.router.http.generating import LENIENT, Tokens
@@ -82,7 +82,7 @@ class DetokenizeRequest(BaseModel):
 
 def routes(edge: Edge) -> APIRouter:
     """Return vLLM's routes."""
-    router, handler = APIRouter(tags=["vLLM"], route_class=JsonRoute), edge.handler
+    router, handler = APIRouter(tags=["vLLM"], route_class=json_route(edge.admit)), edge.handler
 
     @router.post("/v1/load_lora_adapter", response_class=PlainTextResponse)
     async def load_lora_adapter(request: LoadLora, http: Request) -> Response:

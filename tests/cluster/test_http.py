@@ -449,6 +449,9 @@ async def test_keys_hold_as_over_grpc(tmp_path: Path) -> None:
             assert status_of(answer) == 401
             assert json_of(answer)["error"]["type"] == "authentication_error"
             assert b"www-authenticate: Bearer" in answer
+        unread = await exchange(cluster, "POST", "/v1/completions", b"{", "content-type: text/plain")
+        assert status_of(unread) == 401
+        assert await scrape(cluster, "router", "lorrery_router_requests_total", outcome="unauthenticated") == 3
         denied = await exchange(cluster, "POST", "/v1/completions", body | {"model": "lora-1"}, shows)
         assert (status_of(denied), json_of(denied)["error"]["code"]) == (403, "permission_denied")
         models = json_of(await exchange(cluster, "GET", "/v1/models", None, shows))["data"]
