@@ -125,7 +125,7 @@ def load(
 
     Over HTTP, n is what the server's usage says. An event without a token (a role, a last chunk
     that only ends the stream) does not count; an event with k tokens after a gap g is k gaps of
-    g / k. Nothing is sent twice.
+    g / k. Nothing is sent twice. The key may also be in $OPENAI_API_KEY.
 
     Exit code: 0 all completed, 1 some failed or no cluster, 2 wrong usage, 130 interrupted.
     """

@@ -39,8 +39,8 @@ class FakeServer:
         self.script = None
         self.closed = asyncio.Event()
 
-    async def start(self):
-        self._server = await asyncio.start_server(self._connection, "127.0.0.1", 0)
+    async def start(self, tls=None):
+        self._server = await asyncio.start_server(self._connection, "127.0.0.1", 0, ssl=tls)
         self.target = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def stop(self):

@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import ssl
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -12,9 +13,11 @@ from lorrery.loadgen.http.routes import Chat, Completions, Slora
 from lorrery.loadgen.metrics import LoadMetrics
 from lorrery.loadgen.workload.prompts import prompt_token_ids
 from lorrery.loadgen.workload.request import Turn, WorkloadRequest
+from tests.chassis.test_tls import OPENSSL, certificates
 from tests.loadgen.http.fake_server import DONE, HEAD, FakeServer, chunk, error
 
 PLAIN = TlsSettings()
+__all__ = ["certificates"]  # a fixture
 
 
 @pytest.fixture
@@ -205,6 +208,24 @@ async def test_a_server_without_a_list_needs_the_models_name(server):
         assert (await client.cluster(5.0)).model == "m"
     async with HttpClient(server.target, Slora(), PLAIN, needs_list=False) as client:
         assert (await client.cluster(5.0)).model == ""
+
+
+@pytest.mark.skipif(OPENSSL is None, reason="no openssl to make certificates with")
+async def test_over_tls_the_server_is_checked(certificates):
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificates / "server.pem", certificates / "server.key")
+    async with contextlib.AsyncExitStack() as stack:
+        server = FakeServer()
+        await server.start(context)
+        stack.push_async_callback(server.stop)
+        for target in (server.target, f"https://{server.target}/v1"):
+            async with HttpClient(target, Completions(), TlsSettings(ca=certificates / "ca.pem")) as client:
+                assert (await client.cluster(5.0)).model == "base"
+        async with HttpClient(server.target, Completions(), TlsSettings(ca=certificates / "stranger.pem")) as client:
+            with pytest.raises(LorreryError, match="certificate verify failed"):
+                await client.cluster(0.5)
+    with pytest.raises(SettingsError, match="client_tls"):
+        HttpClient("https://host:1", Completions(), TlsSettings(ca=certificates / "no.pem"))
 
 
 async def test_a_wrong_key_says_where_it_comes_from(server):
