@@ -5,10 +5,11 @@ Each protocol has a port of its own. Behind all of them is the handler that the 
 | file | what |
 |---|---|
 | `ports.py` | which protocols listen where |
-| `engine.py` | what an engine is to every protocol: who calls, what it serves, its load, its adapters |
+| `engine.py`, `load.py` | what an engine is to every protocol: who calls, what it serves, its load, its adapters |
 | `generation.py` | one request of n outputs, and what ends it |
 | `reading.py` | what all protocols refuse or leave out |
-| `vllm.py` | vLLM's own: `vllm.Inference`, `vllm.Control` |
+| `vllm.py`, `vllm_control.py` | vLLM's own: `vllm.Inference`, `vllm.Control` |
 | `smg.py`, `smg_vllm.py`, `smg_sglang.py` | `vllm.grpc.engine.VllmEngine`, `sglang.grpc.scheduler.SglangScheduler` |
+| `smg_kv_events.py` | what both say of the prefix cache |
 | `tokenizer_files.py` | the tokenizer's folder, as a path and as an archive |
 """

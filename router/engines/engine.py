@@ -7,7 +7,6 @@ no adapters.
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -19,6 +18,7 @@ from lorrery.chassis.errors import InvalidRequest, NoKvEvents, NotOffered, Reque
 from lorrery.chassis.names import quoted
 from lorrery.router.access import check_operator
 from lorrery.router.engines.generation import MAX_OUTPUTS, Open, OpenRequests, Write
+from lorrery.router.engines.load import Load, Throughput
 from lorrery.router.engines.tokenizer_files import tokenizer_folder
 from lorrery.router.grpc_call import GrpcCall, abort_stream
 from lorrery.router.handler import Handler
@@ -28,32 +28,7 @@ from lorrery.router.peft import rank_in
 from lorrery.router.settings import EnginePort
 from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
 
-_RATE_SECONDS = 1.0
-"""A rate is over the time since it was asked for last, and over this at least."""
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class Load:
-    """How full an engine is.
-
-    Attributes:
-        num_unstarted_tokens: prompt tokens of this port's requests that have no token yet.
-        tokens_per_second: written by this router to all its clients; wall seconds.
-    """
-
-    num_running: int
-    num_waiting: int
-    kv_tokens: int
-    max_kv_tokens: int
-    max_running: int
-    num_unstarted_tokens: int
-    tokens_per_second: float
-
-    @property
-    def kv_usage(self) -> float:
-        """Share of the KV pool that is in use."""
-        return self.kv_tokens / self.max_kv_tokens if self.max_kv_tokens else 0.0
 
 
 class Engine:
@@ -75,11 +50,9 @@ class Engine:
         self.instance_id = uuid4().hex
         self.lora_paths: dict[str, str] = {}
         self._port = port
-        self._metrics = metrics
         self._requests = OpenRequests()
         self._began = time.monotonic()
-        self._rate = 0.0
-        self._rate_at = (self._began, metrics.output_tokens)
+        self._throughput = Throughput(lambda: metrics.output_tokens)
 
     @property
     def served_name(self) -> str:
@@ -214,19 +187,12 @@ class Engine:
             max_kv_tokens=sum(worker.max_total_token_num for worker in workers),
             max_running=self.max_running(len(workers)),
             num_unstarted_tokens=self._requests.num_unstarted_tokens,
-            tokens_per_second=self._tokens_per_second(),
+            tokens_per_second=self._throughput.per_second(),
         )
 
     def max_running(self, num_workers: int) -> int:
         """Return how many requests can run at once on so many workers."""
         return num_workers * self.settings.scheduler.max_running
-
-    def _tokens_per_second(self) -> float:
-        now, count = time.monotonic(), self._metrics.output_tokens
-        at, counted = self._rate_at
-        if now - at >= _RATE_SECONDS:
-            self._rate, self._rate_at = (count - counted) / (now - at), (now, count)
-        return self._rate
 
     # --- KV events --------------------------------------------------------------------------------------------------
 

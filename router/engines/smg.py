@@ -6,8 +6,8 @@ from typing import Any
 
 from smg_grpc_proto.generated import common_pb2
 
-from lorrery.router.engines.engine import Load
 from lorrery.router.engines.generation import Output
+from lorrery.router.engines.load import Load
 from lorrery.router.engines.tokenizer_files import archive, chunks
 from lorrery.v1 import router_pb2
 
