@@ -103,7 +103,7 @@ class FaultRules:
         return Fraction(int.from_bytes(digest, "big"), 2**64) < fault.share
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RuleSet:
     """Faults that were given together.
 
@@ -111,13 +111,11 @@ class RuleSet:
         faults: of any kind.
         from_ps: since when they hold, and their times count.
         until_ps: when others took their place; `ENDLESS`: none have.
-        place: how many rules held before these were added.
     """
 
     faults: tuple[Fault, ...]
     from_ps: int
     until_ps: int = ENDLESS
-    place: int = 0
 
     @property
     def timed(self) -> list[Fault]:
@@ -166,8 +164,7 @@ class RuleBook:
                 one.until_ps = from_ps
             ends = sorted({one.until_ps for one in self.operators})[-self.MAX_REPLACED :]
             self.operators = [one for one in self.operators if one.until_ps in ends]
-        place = sum(len(one.faults) for one in self.current)
-        self.operators.append(RuleSet(tuple(faults), from_ps, place=place))
+        self.operators.append(RuleSet(tuple(faults), from_ps))
 
 
 class LoadRules:
@@ -198,9 +195,12 @@ class LoadRules:
     def _rules_of(self, rule_set: RuleSet) -> FaultRules:
         known = self._rules.get(id(rule_set))
         if known is None:
+            sets = self._book.sets
+            before = [one for one in sets[: sets.index(rule_set)] if one.until_ps > rule_set.from_ps]
+            place = sum(len(self._rules_of(one).faults) for one in before)
             own = [fault for fault in rule_set.faults if fault.worker in ("", self._worker)]
-            kept = {id(one): self._rules[id(one)] for one in self._book.sets if id(one) in self._rules}
-            known = rule_set, FaultRules(own, LOAD_KINDS, self._worker, rule_set.place)
+            kept = {id(one): self._rules[id(one)] for one in sets if id(one) in self._rules}
+            known = rule_set, FaultRules(own, LOAD_KINDS, self._worker, place)
             # The set is kept beside its rules, so that no other one has its id.
             self._rules = {**kept, id(rule_set): known}
         return known[1]

@@ -59,7 +59,8 @@ class Injector:
         """
         if not add:
             self._operators.clear()
-        self._operators.append((FaultRules(faults, place=len(self.operators)), time.monotonic()))
+        place = len(self._lasting.faults) + len(self.operators)
+        self._operators.append((FaultRules(faults, place=place), time.monotonic()))
 
     def choose(self, request: Request, asked: Sequence[str]) -> RequestFaults:
         """Return what goes wrong with a request.

@@ -79,6 +79,35 @@ async def test_a_share_of_one_adapters_requests_is_refused_the_same_as_simulated
     assert lorrery.simulate(cluster.settings, requests).columns.status.tolist() == live
 
 
+async def test_an_operators_rules_of_every_kind_end_requests_as_simulated(
+    cluster: LocalCluster, client: Client
+) -> None:
+    rules = [
+        "refuse,tenant=other,share=0.3,seed=5,status=ABORTED",
+        "cut,tenant=other,after=3,first=2",
+        "delay,seconds=0.01,adapter=lora-2,first=1",
+        "cut,adapter=lora-1,after=0,share=0.5,status=INTERNAL",
+        "stall,after=2,seconds=0.01,share=0.4",
+        "cut,after=9,first=5,for=3600",
+        "cut,after=1,at=3600",
+    ]
+    await client.stub.SetFaults(router_pb2.SetFaultsRequest(rules=rules[:3]), timeout=TIMEOUT_SECONDS)
+    await client.stub.SetFaults(router_pb2.SetFaultsRequest(rules=rules[3:], add=True), timeout=TIMEOUT_SECONDS)
+    tenants, adapters = ["other", ""] * 12, ["lora-1", "lora-2", "lora-2"] * 8
+    live: list[tuple[str, int]] = []
+    for seed, (tenant_id, adapter_id) in enumerate(zip(tenants, adapters, strict=True)):
+        ask = Ask(seed, max_new_tokens=12, adapter_id=adapter_id)
+        token_ids, error = await generate(client, ask, tenant_id=tenant_id)
+        live.append(("OK" if error is None else error.code().name, len(token_ids)))
+    requests = lorrery.Requests(range(24), [8] * 24, [12] * 24, adapters, tenant_id=tenants)
+    found = lorrery.simulate(cluster.settings, requests, faults=rules).columns
+    assert live == list(zip(found.status.tolist(), found.output_tokens.tolist(), strict=True))
+    assert {status for status, _ in live} == {"OK", "ABORTED", "UNAVAILABLE", "INTERNAL"}
+    listed = await client.stub.ListFaults(router_pb2.ListFaultsRequest(), timeout=TIMEOUT_SECONDS)
+    added = listed.faults[len(RULES) :]
+    assert [rule.rule for rule in added if not rule.num_requests] == ["cut,after=1,at=3600"]
+
+
 async def test_a_tenants_streams_are_cut_after_their_tokens_and_others_are_whole(
     cluster: LocalCluster, client: Client
 ) -> None:

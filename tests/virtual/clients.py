@@ -114,7 +114,7 @@ class Clients:
     def ask_something(self, number: int, routers: list[Process], later: Callable[..., None]) -> None:
         """Send a request of some kind, and perhaps think better of it."""
         rng = self._rng
-        most = rng.choice([1, 3, rng.randint(2, 40), rng.randint(40, 120)])
+        most = rng.choice([1, 3, rng.randint(2, 40), rng.randint(2, rng.choice([20, 40, 120]))])
         by_eos = rng.random() < 0.3
         ask = Ask(
             seed=rng.getrandbits(64),
