@@ -112,9 +112,9 @@ class Cluster:
         settings = self._factory.replica_settings(hello)
         at_ps = self.clock.now_ps()
         self.faults.begin(at_ps)
-        rules = self.faults.load_rules(hello.worker_id)
+        load_rules = self.faults.load_rules(hello.worker_id)
         journal = None if self.journal is None else self.journal.attached(hello, at_ps)
-        member = Member(hello.worker_id, self._factory.replica(settings, rules), settings.max_total_token_num)
+        member = Member(hello.worker_id, self._factory.replica(settings, load_rules), settings.max_total_token_num)
         events = self.core.attach(member, at_ps)
         watch = Watch(self.settings.scheduler.worker_timeout_seconds, self.awake.now())
         kv_events = self.kv_events.attach(hello.worker_id, member.replica.prefix_cache, kv_source)
@@ -128,8 +128,8 @@ class Cluster:
             max_total_token_num=settings.max_total_token_num,
             batch_max_tokens=batch_limits(settings).max_prompt_tokens,
         )
-        if (told := self.faults.of_worker(hello.worker_id)) is not None:
-            worker.let_go_wrong(told)
+        for rules, from_ps in self.faults.of_worker(hello.worker_id):
+            worker.let_go_wrong(rules, add=True, from_ps=from_ps)
         self.requests.place(events, at_ps)
         self.look_for_moves()
         return worker

@@ -126,11 +126,15 @@ class ClusterFaults:
         """Return what goes wrong with the loads of a worker that attaches."""
         return LoadRules(self.book, worker_id, self.met)
 
-    def of_worker(self, worker_id: str) -> list[str] | None:
-        """Return an operator's rules that a worker follows by itself; None: no operator has set any."""
-        if not self.book.operators:
-            return None
-        return told_to(worker_id, [fault for one in self.book.current for fault in one.faults])
+    def of_worker(self, worker_id: str) -> list[tuple[list[str], int]]:
+        """Return an operator's rules that a worker follows by itself, and since when the times of each call's count."""
+        sets = [(told_to(worker_id, one.faults), one.from_ps) for one in self.book.current]
+        return [(rules, from_ps) for rules, from_ps in sets if rules]
+
+    def taken(self, fault: Fault) -> None:
+        """Count a fault that a worker follows from now on; once, however often it attaches."""
+        if not self._num_met[fault]:
+            self.met(fault)
 
     def met(self, fault: Fault) -> None:
         """Count a fault that has happened."""

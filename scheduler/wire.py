@@ -327,9 +327,19 @@ def heartbeat_answer(number: int, sent_ps: int) -> ToWorker:
     return ToWorker(heartbeat_answer=pb.HeartbeatAnswer(number=number, sent_ps=to_wire(sent_ps)))
 
 
-def worker_faults(rules: Iterable[str], *, add: bool) -> ToWorker:
-    """Write an operator's faults of a worker; `add`: those that it was told before go on."""
-    return ToWorker(faults=pb.WorkerFaults(rules=rules, add=add))
+def worker_faults(rules: Iterable[str], *, add: bool, from_ps: int | None, sent_ps: int) -> ToWorker:
+    """Write an operator's faults of a worker.
+
+    Args:
+        rules: a text each.
+        add: whether those that it was told before go on.
+        from_ps: since when their times count; None: since the worker takes them.
+        sent_ps: now.
+    """
+    faults = pb.WorkerFaults(rules=rules, add=add)
+    if from_ps is not None:
+        faults.from_ps = to_wire(max(from_ps, sent_ps - FAR_PS))
+    return ToWorker(faults=faults)
 
 
 def kv_events(changes: Iterable[BlockChange], block_size: int = 0, *, cleared: bool = False) -> KvEvents:

@@ -381,14 +381,20 @@ class Dispatcher:
 
     # --- faults on request ------------------------------------------------------------------------------------------
 
-    def let_go_wrong(self, rules: list[str], *, add: bool = False) -> None:
-        """Tell the worker an operator's faults, in place of the last ones or beside them; it says since when."""
+    def let_go_wrong(self, rules: list[str], *, add: bool = False, from_ps: int | None = None) -> None:
+        """Tell the worker an operator's faults, in place of the last ones or beside them; it says since when they hold.
+
+        Args:
+            rules: a text each.
+            add: whether those that it was told before go on.
+            from_ps: since when their times count; None: since the worker takes them.
+        """
         if len(self._untaken_rules) == MAX_UNTAKEN:
             self.give_up(Loss.PROTOCOL, f"the worker has not taken the faults of {MAX_UNTAKEN} calls")
         elif rules or (self._rules_told and not add):
             self._rules_told = True
             self._untaken_rules.append((rules, add))
-            self._send(wire.worker_faults(rules, add=add))
+            self._send(wire.worker_faults(rules, add=add, from_ps=from_ps, sent_ps=self._clock.now_ps()))
 
     def faults_taken(self, from_ps: int) -> None:
         """Take note of since when the faults that the worker was told hold.
@@ -407,7 +413,7 @@ class Dispatcher:
         if self._journal is not None:
             self._journal.faults(rules, from_ps, add=add)
         for rule in rules:
-            self._cluster.faults.met(parse_fault(rule))
+            self._cluster.faults.taken(parse_fault(rule))
 
     # --- the stream -------------------------------------------------------------------------------------------------
 

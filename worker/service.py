@@ -329,8 +329,10 @@ class _Attachment:
             case "heartbeat_answer":
                 self._answered(message.heartbeat_answer, now_ps)
             case "faults":
-                from_ps = max(now_ps, self._pacer.boundary_ps + 1)
-                self._pacer.use(self._faults.take(message.faults.rules, from_ps, add=message.faults.add))
+                faults, from_ps = message.faults, max(now_ps, self._pacer.boundary_ps + 1)
+                if faults.HasField("from_ps"):
+                    from_ps = from_wire(faults.from_ps, now_ps)
+                self._pacer.use(self._faults.take(faults.rules, from_ps, add=faults.add))
                 self._send(wire.faults_taken(from_ps))
             case "kv_events" if self._kv_events is not None:
                 self._kv_events.publish(message.kv_events)

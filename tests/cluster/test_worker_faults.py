@@ -155,6 +155,19 @@ async def test_an_operator_slows_and_freezes_workers_and_takes_it_back(tmp_path:
         assert await listed(client) == {}
 
 
+async def test_a_freeze_by_an_operator_is_over_when_its_worker_attaches_again_as_simulated(tmp_path: Path) -> None:
+    patience = ("scheduler.worker_timeout_seconds=1", "worker.heartbeat_seconds=0.3")
+    async with running_cluster(tmp_path, *patience) as cluster, client_of(cluster) as client:
+        rule = "freeze_worker,worker=worker-0,at=0.3,for=2"
+        await set_faults(client, rule)
+        stream = await client.start(Ask(1, max_new_tokens=200))
+        assert stream.check(cluster.settings).num_requeues == 1
+        assert await listed(client) == {rule: 2}  # the worker froze, and was given up for it
+    requests = lorrery.Requests([0.0], [8], [200])
+    simulated = lorrery.simulate(cluster.settings, requests, workers=1, faults=[rule]).columns
+    assert (simulated.status.tolist(), simulated.num_requeues.tolist()) == (["OK"], [1])
+
+
 async def test_an_operator_lets_loads_fail_for_workers_that_are_there_and_that_come(tmp_path: Path) -> None:
     async with operated(tmp_path) as (cluster, client):
         rules = ("adapter_load_failure,adapter=lora-0", "slow_worker,worker=worker-0,factor=2", "refuse,tenant=acme")

@@ -1018,8 +1018,13 @@ class WorkerFaults(message.Message):
 
     RULES_FIELD_NUMBER: builtins.int
     ADD_FIELD_NUMBER: builtins.int
+    FROM_PS_FIELD_NUMBER: builtins.int
     add: builtins.bool
     """Whether those that it was told before go on. Unset: these take their place."""
+    from_ps: builtins.int
+    """Since when their times count, to a worker that has just attached. Unset: since
+    the worker takes them.
+    """
     @builtins.property
     def rules(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """Such as 'slow_worker,worker=worker-0,factor=2'."""
@@ -1029,12 +1034,15 @@ class WorkerFaults(message.Message):
         *,
         rules: abc.Iterable[builtins.str] | None = ...,
         add: builtins.bool = ...,
+        from_ps: builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_from_ps", b"_from_ps", "from_ps", b"from_ps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["add", b"add", "rules", b"rules"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_from_ps", b"_from_ps", "add", b"add", "from_ps", b"from_ps", "rules", b"rules"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__from_ps: _TypeAlias = typing.Literal["from_ps"]  # noqa: Y015
+    _WhichOneofArgType__from_ps: _TypeAlias = typing.Literal["_from_ps", b"_from_ps"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__from_ps) -> _WhichOneofReturnType__from_ps | None: ...
 
 @typing.final
 class FaultsTaken(message.Message):
