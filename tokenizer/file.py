@@ -171,7 +171,7 @@ def _encode(model: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool 
 
 def _is_byte_level(model: tokenizers.Tokenizer) -> bool:
     """Tell whether tokens are spelt bytes, and nothing else is done to the text of a sequence."""
-    decoder = json.loads(model.to_str()).get("decoder") or {}
+    decoder = {} if model.decoder is None else json.loads(model.decoder.__getstate__())
     if decoder.get("type") == "Sequence":
         kinds = [part.get("type") for part in decoder.get("decoders", ())]
     else:
