@@ -86,10 +86,16 @@ test: setup-dev ## every test
 	$(PYTEST) $(PYTEST_ARGS) -n 0 -m '$(ALONE)'; alone=$$?; \
 	case "$$many $$alone" in '0 0'|'0 5'|'5 0') ;; *) exit 1;; esac
 
+# `make bench clients` is `make bench BENCH_ARGS=clients`.
+ifeq ($(firstword $(MAKECMDGOALS)),bench)
+BENCHMARKS := $(wordlist 2,$(words $(MAKECMDGOALS)),$(MAKECMDGOALS))
+$(BENCHMARKS): ; @:
+endif
+
 # Where it can be made, sim-speed measures the compiled core too.
 bench: setup-dev ## pace, CPU per token and per simulated request, beside bare references
 	@$(MAKE) --no-print-directory compiled || echo 'no compiled core: it takes a C compiler and the headers of Python' >&2
-	$(BIN)/python -m bench $(BENCH_ARGS)
+	$(BIN)/python -m bench $(BENCHMARKS) $(BENCH_ARGS)
 
 COMPILED := build/compiled
 PACKAGED := $(shell find -L src -type f -not -path '*/__pycache__/*')

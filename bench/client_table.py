@@ -20,12 +20,12 @@ def client_table(result: Clients) -> Group:
         rate = median(window.events / window.seconds for window in one.sse)
         grpc, sse = (median(window.us_per_event for window in windows) for windows in (one.grpc, one.sse))
         edges.add_row(f"{one.num_streams}", f"{rate:,.0f}", f"{grpc:.1f}", f"{sse:.1f}", f"{one.ratio:.2f}")
-    servers = Table(title=f"Clients: events per CPU second of the whole server, {PEER_STREAMS} streams")
-    for name in ("server", "events/s", "events per CPU second", "Lorrery / it"):
+    servers = Table(title=f"Clients: tokens per CPU second of the whole server, {PEER_STREAMS} streams")
+    for name in ("server", "tokens/s", "tokens per CPU second", "Lorrery / it"):
         servers.add_column(name, justify="left" if name == "server" else "right")
     for name, windows in result.servers.items():
-        rate = median(window.events / window.seconds for window in windows)
-        each = median(window.events_per_cpu_second for window in windows)
+        rate = median(window.tokens / window.seconds for window in windows)
+        each = median(window.tokens_per_cpu_second for window in windows)
         servers.add_row(name, f"{rate:,.0f}", f"{each:,.0f}", f"{result.ratio(name):.2f}")
     skipped = [Text(f"skipped {name}: {why}", style="dim") for name, why in result.skipped.items()]
     return Group(edges, servers, *skipped)

@@ -6,12 +6,12 @@ to both sides; medians over the repetitions are shown.
 * **SSE / gRPC**: endless streams through one router, as many over HTTP (`/v1/completions`, `stream`) as before over
   gRPC. CPU of the router per event that the client received.
 * **Peers**: the same number of streams, once from all of Lorrery's processes together, once from each mock server that
-  is installed: guidellm's, aiperf's, Dynamo's frontend with its mocker. Events per second of CPU time of all processes
+  is installed: guidellm's, aiperf's, Dynamo's frontend with its mocker. Tokens per second of CPU time of all processes
   of the server, at the pace of Lorrery's batch; the mocker goes at its own.
 
-CPU is user and system time of whole processes. An event is one token; where Lorrery's router is late and puts several
-into one, it still counts as one. The client is this process, counts events and looks at nothing in them. Opening and
-closing are outside the window.
+CPU is user and system time of whole processes. An event is one token, except where Lorrery's router is late and puts
+several into one: beside peers its tokens count, as its own counter has them. The client is this process, counts events
+and looks at nothing in them. Opening and closing are outside the window.
 """
 
 import asyncio
@@ -29,6 +29,7 @@ import grpc.aio
 from bench.cluster import BenchBrokenError, endless_request, measured_cluster
 from bench.meter import cpu_seconds
 from bench.mock_servers import PEERS, Target, peer, program_of, tree
+from bench.scrape import Reading, fetch
 from lorrery.chassis.channel import open_channel
 from lorrery.chassis.sections import TlsSettings
 from lorrery.local.cluster import LocalCluster
@@ -49,10 +50,11 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One measured window: how long, how many events the client got, and the server's CPU time."""
+    """One measured window: how long, how many events the client got and tokens it sent, and the server's CPU time."""
 
     seconds: float
     events: int
+    tokens: int
     cpu_seconds: float
 
     @property
@@ -61,9 +63,9 @@ class Window:
         return self.cpu_seconds / self.events * 1e6
 
     @property
-    def events_per_cpu_second(self) -> float:
-        """Events that a second of the server's CPU time gives."""
-        return self.events / self.cpu_seconds
+    def tokens_per_cpu_second(self) -> float:
+        """Tokens that a second of the server's CPU time gives."""
+        return self.tokens / self.cpu_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +97,9 @@ class Clients:
     skipped: dict[str, str]
 
     def ratio(self, name: str) -> float:
-        """Return events per CPU second of Lorrery / of a server, median of the pairs."""
+        """Return tokens per CPU second of Lorrery / of a server, median of the pairs."""
         pairs = zip(self.servers[_OURS], self.servers[name], strict=True)
-        return median(ours.events_per_cpu_second / theirs.events_per_cpu_second for ours, theirs in pairs)
+        return median(ours.tokens_per_cpu_second / theirs.tokens_per_cpu_second for ours, theirs in pairs)
 
 
 async def measure(window_seconds: float, repetitions: int, on_progress: Progress = lambda what: None) -> Clients:
@@ -137,7 +139,8 @@ async def _peers(
             for name, target in targets.items():
                 on_progress(f"{name}, {PEER_STREAMS} streams, repetition {repetition + 1} of {repetitions}")
                 pids = [process for root in target.roots for process in tree(root)]
-                servers[name].append(await _window(_sse(target, PEER_STREAMS), pids, window_seconds))
+                metrics = cluster.metrics_address("router") if name == _OURS else None
+                servers[name].append(await _window(_sse(target, PEER_STREAMS), pids, window_seconds, metrics))
     return servers, skipped
 
 
@@ -152,7 +155,7 @@ def _ours(cluster: LocalCluster) -> Target:
     return Target(cluster.http_address, "/v1/completions", body, roots)
 
 
-class _Count:
+class StreamCount:
     """What streams have given so far.
 
     Args:
@@ -194,23 +197,37 @@ class _Count:
 
 
 async def _window(
-    streams: "contextlib.AbstractAsyncContextManager[_Count]", pids: Sequence[int], seconds: float
+    streams: "contextlib.AbstractAsyncContextManager[StreamCount]",
+    pids: Sequence[int],
+    seconds: float,
+    metrics: str | None = None,
 ) -> Window:
+    """Measure one window; `metrics`: of the router that counts tokens, where events may have several."""
+
+    async def tokens() -> int:
+        if metrics is None:
+            return count.events
+        shown = Reading.parse(await asyncio.to_thread(fetch, metrics))
+        return round(shown.total("lorrery_router_output_tokens_total"))
+
     async with streams as count:
         await asyncio.sleep(SETTLE_SECONDS)
+        first = await tokens()
         begun, events, cpu = time.monotonic(), count.events, sum(map(cpu_seconds, pids))
         await asyncio.sleep(seconds)
         ended, all_events, all_cpu = time.monotonic(), count.events, sum(map(cpu_seconds, pids))
+        last = await tokens()
     if count.failure or all_events == events:
         raise BenchBrokenError(f"a stream failed: {count.failure or 'no event came'}")
     await asyncio.sleep(SETTLE_SECONDS)  # what was cancelled leaves
-    return Window(ended - begun, all_events - events, all_cpu - cpu)
+    num_tokens = all_events - events if metrics is None else last - first
+    return Window(ended - begun, all_events - events, num_tokens, all_cpu - cpu)
 
 
 @contextlib.asynccontextmanager
-async def _grpc(cluster: LocalCluster, num_streams: int) -> AsyncIterator[_Count]:
+async def _grpc(cluster: LocalCluster, num_streams: int) -> AsyncIterator[StreamCount]:
     """Open endless streams over gRPC, whose messages are counted as bytes."""
-    count = _Count(num_streams)
+    count = StreamCount(num_streams)
     channel = open_channel(cluster.router_address, TlsSettings())
     # Generate's answers stay bytes: reading them would be the client's cost, and slow it down.
     generate: Any = channel.unary_stream(
@@ -242,10 +259,10 @@ async def _grpc(cluster: LocalCluster, num_streams: int) -> AsyncIterator[_Count
         await channel.close()
 
 
-class _Events(asyncio.Protocol):
+class StreamEvents(asyncio.Protocol):
     """Sends one request and counts the events of its answer, each of which two line feeds end."""
 
-    def __init__(self, request: bytes, count: _Count) -> None:
+    def __init__(self, request: bytes, count: StreamCount) -> None:
         self._request = request
         self._count = count
         self._last = b""
@@ -253,10 +270,12 @@ class _Events(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Send the request."""
         self.transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
         self.transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
+        """Count what ends in these bytes."""
         if not self._begun:
             if b" 200 " not in data[:20]:
                 self._count.failed(data[:300].decode(errors="replace"))
@@ -266,28 +285,30 @@ class _Events(asyncio.Protocol):
         self._last = data[-1:] if data.endswith(b"\n") and not data.endswith(b"\n\n") else b""
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Take note of an end that was not asked for."""
         if not self._closing:
             self._count.failed(f"a stream ended: {exc}")
 
     def close(self) -> None:
+        """End the stream at once."""
         self._closing = True
         if self.transport is not None:
             self.transport.abort()
 
 
 @contextlib.asynccontextmanager
-async def _sse(target: Target, num_streams: int) -> AsyncIterator[_Count]:
+async def _sse(target: Target, num_streams: int) -> AsyncIterator[StreamCount]:
     """Open endless streams over HTTP, each on a connection of its own."""
     body = json.dumps(target.body).encode()
     head = f"POST {target.path} HTTP/1.1\r\nhost: {target.address}\r\ncontent-type: application/json\r\n"
     request = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
     host, _, port = target.address.rpartition(":")
-    count = _Count(num_streams)
+    count = StreamCount(num_streams)
     loop = asyncio.get_running_loop()
-    streams: list[_Events] = []
+    streams: list[StreamEvents] = []
     try:
         for _ in range(num_streams):
-            _, stream = await loop.create_connection(lambda: _Events(request, count), host, int(port))
+            _, stream = await loop.create_connection(lambda: StreamEvents(request, count), host, int(port))
             streams.append(stream)
         await count.all_began()
         yield count

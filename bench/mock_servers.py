@@ -75,7 +75,7 @@ class Peer:
 def _guidellm(program: str, port: int, pace_ms: int) -> list[list[str]]:
     times = ["--ttft-ms", str(pace_ms), "--itl-ms", str(pace_ms)]
     where = ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    return [[program, "mock-server", *where, "--model", _MODEL, "--processor", _TOKENIZER, *times]]
+    return [[program, "mock-server", *where, "--model", _MODEL, *times]]
 
 
 def _aiperf(program: str, port: int, pace_ms: int) -> list[list[str]]:
@@ -174,12 +174,11 @@ def tree(pid: int) -> list[int]:
 
 
 async def _answers(one: Peer, address: str, log: Path, processes: Sequence[asyncio.subprocess.Process]) -> None:
-    """Wait until a server serves the route's model."""
-    body = {**one.body, "stream": False, "max_tokens": 1}
+    """Wait until a server answers a request, whose stream is left at once."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(START_SECONDS):
             while all(process.returncode is None for process in processes):
-                if await asyncio.to_thread(_ok, f"http://{address}{one.path}", body):
+                if await asyncio.to_thread(_ok, f"http://{address}{one.path}", one.body):
                     return
                 await asyncio.sleep(0.2)
     said = await asyncio.to_thread(log.read_bytes)
