@@ -24,6 +24,7 @@ LARGE = 100_000
 LARGE_EVERY = 150
 
 _F = FieldDescriptor
+_UNSIGNED = frozenset({_F.TYPE_UINT32, _F.TYPE_UINT64, _F.TYPE_FIXED32, _F.TYPE_FIXED64})
 _UNSIGNED_32 = (0, 1, 2, 16, 127, 128, 255, 65536, 2**31 - 1, 2**31, 2**32 - 2, 2**32 - 1)
 _UNSIGNED_64 = (*_UNSIGNED_32, 2**53, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
 _SIGNED_32 = (0, 1, -1, 2, 16, 127, -128, 65536, 2**31 - 1, -(2**31))
@@ -108,7 +109,9 @@ class Mutator:
         rng = self._rng
         hints = self._hints.get(field.name)
         if hints and rng.random() < 0.7:
-            return rng.choice(hints)
+            hint = rng.choice(hints)
+            if not (isinstance(hint, int) and hint < 0 and field.type in _UNSIGNED):  # fields of one name differ
+                return hint
         if field.type == _F.TYPE_STRING:
             return "x" * LARGE if not rng.randrange(LARGE_EVERY) else rng.choice(_STRINGS)
         if field.type == _F.TYPE_BYTES:
