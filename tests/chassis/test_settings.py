@@ -31,6 +31,11 @@ def test_shipped_cluster_admits_long_prompts_and_lists_32_adapters():
     assert set(adapters.values()) == {8, 16, 32, 64}
 
 
+def test_shipped_cluster_has_the_adapter_that_s_loras_published_request_names():
+    registry = load(ROOT / "deploy" / "cluster.toml").adapters.registry
+    assert [entry.rank for entry in registry if entry.id == "tloen/alpaca-lora-7b-1" and entry.count is None] == [16]
+
+
 def test_precedence_is_file_then_environment_then_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = file(tmp_path, "[scheduler]\nmax_num_seqs = 1\nrunning_max_req_size = 1\nmax_waiting_requests = 1\n")
     monkeypatch.setenv("LORRERY_SCHEDULER__MAX_NUM_SEQS", "2")
