@@ -1,7 +1,8 @@
 """One `Generate` call, from its message to its last: read, given to a shard, and written as the answer comes.
 
-It writes one message each time its open request says so. However it ends, that is released in `finally`, which is how a
-client's cancellation or deadline gets to the scheduler.
+It writes one message each time its open request says so; those in between that need no waiting, the open request writes
+itself. However it ends, that is released in `finally`, which is how a client's cancellation or deadline gets to the
+scheduler.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from lorrery.router.output import Output
 from lorrery.router.placement import Placement
 from lorrery.router.reader import RequestReader, unknown_model
 from lorrery.router.request import Finish
-from lorrery.router.streams import OpenRequest
+from lorrery.router.streams import OpenRequest, WriteNow
 from lorrery.router.timing import Timing
 from lorrery.tokenizer.base import Tokenizer
 from lorrery.v1 import router_pb2
@@ -54,6 +55,11 @@ class Call(Protocol):
 
     def write(self, message: router_pb2.GenerateResponse, /) -> Awaitable[Any]:
         """Send a message; returns once the reader's buffers have taken it."""
+        ...
+
+    @property
+    def write_now(self) -> WriteNow | None:
+        """What sends a message without waiting, where that can be done at all."""
         ...
 
     def time_remaining(self) -> float | None:
@@ -137,7 +143,8 @@ class Generation:
             # Without a finish but stopped: a stop string that only the text showed, see `_finish_stopped`.
             return response, is_cut or finish is not None or output.stopped
 
-        open_request = OpenRequest(request, make_message)
+        as_it_comes = cut is None and not stalls
+        open_request = OpenRequest(request, make_message, call.write_now if as_it_comes else None)
         if (remaining := call.time_remaining()) is not None:
             open_request.waits_until = time.monotonic() + remaining
         self._placement.submit(open_request)

@@ -23,6 +23,7 @@ class GrpcCall:
     """
 
     __slots__ = ("_context", "aborted", "complete", "write")
+    write_now = None
 
     def __init__(
         self, context: status.Context, write: Callable[[router_pb2.GenerateResponse], Awaitable[Any]] | None = None

@@ -20,6 +20,16 @@ from lorrery.v1 import router_pb2, types_pb2
 from lorrery.vocabulary.finish_reason import FinishReason
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
+WRITER = "writer"
+"""Where the ASGI state has the `BodyWriter` of a request."""
+
+
+class BodyWriter(Protocol):
+    """Writes parts of a body past ASGI's `send`, which is a dozen coroutines deep and may wait."""
+
+    def write_now(self, body: bytes) -> bool:
+        """Write a part that is not the last, if the reader keeps up; say whether."""
+        ...
 
 
 class Shape(Protocol):
@@ -79,15 +89,20 @@ class ChoiceCall:
 
     Args:
         write: takes each message, in order.
+        write_now: takes it without waiting, if it can.
         fault_rules: that the request asks for.
     """
 
     aborted = complete = False
 
     def __init__(
-        self, write: Callable[[router_pb2.GenerateResponse], Awaitable[None]], fault_rules: Sequence[str]
+        self,
+        write: Callable[[router_pb2.GenerateResponse], Awaitable[None]],
+        write_now: Callable[[router_pb2.GenerateResponse], bool],
+        fault_rules: Sequence[str],
     ) -> None:
         self.write = write
+        self.write_now = write_now
         self.fault_rules = fault_rules
 
     def time_remaining(self) -> float | None:
@@ -142,7 +157,7 @@ class Answer(Response):
 
         watcher = asyncio.create_task(watch(), name="http disconnect")
         try:
-            answer = await (self._events(send) if self._stream else self._whole())
+            answer = await (self._events(send, scope["state"].get(WRITER)) if self._stream else self._whole())
         except RequestError as error:
             if self._begun:
                 await self._send(send, self._shape.error_events(error), last=True)
@@ -165,19 +180,23 @@ class Answer(Response):
         def collect(index: int) -> ChoiceCall:
             choice = choices[index]
 
-            async def write(message: router_pb2.GenerateResponse) -> None:
+            def write_now(message: router_pb2.GenerateResponse) -> bool:
                 choice.text.append(message.text)
                 choice.token_ids.extend(message.token_ids)
                 choice.logprobs.extend(message.logprobs)
+                return True
+
+            async def write(message: router_pb2.GenerateResponse) -> None:
+                write_now(message)
                 if message.HasField("finish"):
                     choice.finish = message.finish
 
-            return ChoiceCall(write, self._fault_rules)
+            return ChoiceCall(write, write_now, self._fault_rules)
 
         await self._run(collect)
         return json_response(self._shape.whole(choices))
 
-    async def _events(self, send: Send) -> None:
+    async def _events(self, send: Send, writer: BodyWriter | None) -> None:
         usages = [types_pb2.Usage()] * len(self._requests)
         event = self._shape.event
 
@@ -187,7 +206,10 @@ class Answer(Response):
                     usages[index] = message.finish.usage
                 await self._send(send, event(index, message))
 
-            return ChoiceCall(write, self._fault_rules)
+            def write_now(message: router_pb2.GenerateResponse) -> bool:
+                return self._begun and writer is not None and writer.write_now(event(index, message))
+
+            return ChoiceCall(write, write_now, self._fault_rules)
 
         await self._run(stream)
         await self._send(send, self._shape.last_events(usages), last=True)

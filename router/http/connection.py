@@ -8,11 +8,14 @@ comes. Reading goes on meanwhile, up to `_MAX_AHEAD` of them, so that a client t
 
 import asyncio
 import json
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
+from starlette.types import Message, Scope, Send
 from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
@@ -25,6 +28,7 @@ MAX_HEAD_BYTES = 1 << 16
 _REFUSED_SECONDS = 1.0
 """How long a connection that is one too many may take to ask, so that it hears why it is closed."""
 _MAX_AHEAD = 8
+_FLOW = "flow"
 _FRAMING = 2
 """A body in chunks takes more bytes than it has, but not so many times as much."""
 
@@ -59,6 +63,7 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Http
 
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)  # type: ignore[arg-type]
+            self.app_state = {**self.app_state, _FLOW: self.flow}
             tls: Any = transport.get_extra_info("ssl_object")
             if tls is not None:
                 self.app_state = {**self.app_state, ROLES: roles_in(tls.getpeercert())}
@@ -152,3 +157,30 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Http
             self.transport.close()
 
     return Connection
+
+
+class DirectWriter:
+    """The `answer.BodyWriter` of a request: calls uvicorn's own `send`, which waits only for a reader that is behind.
+
+    Args:
+        scope: of the request.
+        send: as uvicorn gave it.
+    """
+
+    __slots__ = ("_flow", "_send")
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._flow: FlowControl = scope["state"][_FLOW]
+        self._send: Callable[[Message], Any] = send
+
+    def write_now(self, body: bytes) -> bool:
+        """See `BodyWriter`."""
+        if self._flow.write_paused:
+            return False
+        sending = self._send({"type": "http.response.body", "body": body, "more_body": True})
+        try:
+            sending.send(None)
+        except StopIteration:
+            return True
+        sending.close()
+        return False

@@ -14,7 +14,8 @@ from lorrery.router.keys import ApiKey
 from lorrery.v1 import router_pb2
 
 ROLES, REQUEST_ID = "roles", "request_id"
-"""What the server knows of a request, in its ASGI state: the roles in the certificate that was shown, and its id."""
+"""What the server knows of a request, in its ASGI state: the roles in the certificate that was shown, and its id. The
+writer of its answer's body is there too, see answer.py."""
 
 
 class Edge:

@@ -21,8 +21,9 @@ from lorrery.chassis.log import get_logger
 from lorrery.chassis.server import dialable, listening_socket
 from lorrery.chassis.tls import server_context
 from lorrery.router.handler import Handler
+from lorrery.router.http.answer import WRITER
 from lorrery.router.http.app import make_app
-from lorrery.router.http.connection import connection_class
+from lorrery.router.http.connection import DirectWriter, connection_class
 from lorrery.router.http.edge import REQUEST_ID
 from lorrery.router.http.errors import BODY_TOO_LONG, body, json_response
 
@@ -113,6 +114,7 @@ def bounded(app: ASGIApp, max_bytes: int) -> ASGIApp:
         request_id = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
         request_id = request_id or uuid4().hex.encode()
         scope["state"][REQUEST_ID] = request_id.decode("latin-1")
+        scope["state"][WRITER] = DirectWriter(scope, send)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -88,6 +88,62 @@ async def test_a_cancelled_handler_does_not_disturb_its_frame(fanout: Fanout) ->
         await waiting[0]
 
 
+async def waiting_for(fanout: Fanout, open_request: OpenRequest) -> "asyncio.Task[router_pb2.GenerateResponse]":
+    fanout.add(1, open_request)
+    waiting = asyncio.create_task(open_request.next_message())
+    await asyncio.wait([waiting], timeout=0)
+    return waiting
+
+
+async def test_what_needs_no_waiting_is_written_while_the_handler_sleeps_and_the_last_is_the_handlers(
+    fanout: Fanout,
+) -> None:
+    written: list[int] = []
+
+    def write_now(message: router_pb2.GenerateResponse) -> bool:
+        written.extend(message.token_ids)
+        return True
+
+    waiting = await waiting_for(fanout, OpenRequest(REQUEST, echo, write_now))
+    for token_id in (5, 6, 7):
+        fanout.deliver(frame((1, token_id)))
+    await asyncio.wait([waiting], timeout=0)
+    assert written == [5, 6, 7]
+    assert not waiting.done()
+    fanout.deliver(frame((1, 8), finished=(1,)))
+    assert list((await waiting).token_ids) == [8]
+    assert written == [5, 6, 7]
+
+
+async def test_what_cannot_be_written_at_once_is_the_handlers_and_what_follows_waits_behind_it(fanout: Fanout) -> None:
+    tried: list[int] = []
+
+    def write_now(message: router_pb2.GenerateResponse) -> bool:
+        tried.extend(message.token_ids)
+        return False
+
+    open_request = OpenRequest(REQUEST, echo, write_now)
+    waiting = await waiting_for(fanout, open_request)
+    fanout.deliver(frame((1, 5)))
+    fanout.deliver(frame((1, 6)))
+    assert list((await waiting).token_ids) == [5]
+    assert tried == [5]
+    assert list((await open_request.next_message()).token_ids) == [6]
+
+
+async def test_a_write_that_fails_ends_its_own_request_only(fanout: Fanout) -> None:
+    def write_now(message: router_pb2.GenerateResponse) -> bool:
+        raise OSError(f"no place for {message}")
+
+    other = OpenRequest(REQUEST, echo)
+    waiting = await waiting_for(fanout, OpenRequest(REQUEST, echo, write_now))
+    fanout.add(2, other)
+    fanout.deliver(frame((1, 5), (2, 6)))
+    with pytest.raises(Internal, match="no place"):
+        await waiting
+    assert list((await other.next_message()).token_ids) == [6]
+
+
 async def test_closing_gives_back_every_slot_and_what_was_held(fanout: Fanout) -> None:
     open_requests = [OpenRequest(REQUEST, echo), OpenRequest(REQUEST, echo)]
     for handle, open_request in enumerate(open_requests):
