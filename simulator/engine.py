@@ -6,7 +6,8 @@ heap of their next boundaries drives them all; each jumps from plan to plan (`si
 core, commit(k) equals commit(j), plan, commit(k - j), that is equal to running every step.
 
 Order at one time: arrivals first, then cancels, deadlines and faults in the order given, then the workers' boundaries
-in order of attaching. So an arrival at a boundary is seen there, as it is live.
+in order of attaching. So an arrival at a boundary is seen there, as it is live. What a boundary itself brings about (a
+client's next request) comes behind it and what came before it.
 
 Schedulers (shards) share nothing but the clock: a request belongs to the one that `choose_shard` names, as a router
 does it.
@@ -63,9 +64,9 @@ class Simulation:
         observers: Sequence[Observer] = (),
     ) -> None:
         self.workers = list(workers)
-        for order, worker in enumerate(self.workers):
-            worker.order = order
         self._clock = clock = Clock()
+        for order, worker in enumerate(self.workers):
+            worker.order, worker.clock = order, clock
         self._requests = OpenRequests(clock, timeout_ps)
         self._one_step = one_step
         self._worker_timeout_ps = worker_timeout_ps
@@ -181,8 +182,9 @@ class Simulation:
                 else:
                     self._time_out(deadlines.popleft()[1])
             else:
-                clock.now_ps = boundary_ps
-                self._at_boundary(workers[heappop(boundaries)[1]], boundary_ps)
+                order = heappop(boundaries)[1]
+                clock.take_turn(boundary_ps, order)
+                self._at_boundary(workers[order], boundary_ps)
             if ended:
                 if follow is not None:
                     self._send_next(follow)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.plan import Event, Plan, Ran
 from lorrery.scheduler.core.replica import Replica
+from lorrery.simulator.clock import Clock
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.step_span import Observer, StepSpan
 from lorrery.vocabulary.finish_reason import FinishReason
@@ -42,6 +43,7 @@ class SimulatedWorker:
         member: what its scheduler has of it, or had when it was lost.
         attached: whether it has it now.
         order: of attaching; decides who comes first at one time.
+        clock: the simulation's.
         step_time: its device's, if nothing slows it down.
         boundary_ps: the last boundary at which it planned.
         frozen_until_ps: before which it begins no step.
@@ -53,6 +55,7 @@ class SimulatedWorker:
         "_may_be_silent",
         "attached",
         "boundary_ps",
+        "clock",
         "end_ps",
         "frozen_until_ps",
         "gpu",
@@ -85,6 +88,7 @@ class SimulatedWorker:
         self.shard = shard
         self.pool_tokens = pool_tokens
         self.order = 0
+        self.clock = Clock()
         self.plan: Plan | None = None
         self.start_ps = 0
         self.steps = 0
@@ -134,10 +138,10 @@ class SimulatedWorker:
         return start_ps + gpu.total_ps(steps)
 
     def interrupt(self, at_ps: int) -> int | None:
-        """Cut the plan at its first boundary at or after this time; return that boundary, None if it stays."""
+        """Cut the plan at its next boundary; return that boundary, None if it stays."""
         if self.steps == 1 or self.end_ps is None or self.end_ps <= at_ps:
             return None
-        self.steps = self.gpu.steps_to_cover(at_ps - self.start_ps, self.steps)
+        self.steps = self._steps_until_next(at_ps)
         return self.start_ps + self.gpu.total_ps(self.steps)
 
     def finish(self, plan: Plan, at_ps: int, requests: dict[int, SimulatedRequest]) -> list[Event]:
@@ -194,7 +198,15 @@ class SimulatedWorker:
     def _steps_ended(self, at_ps: int) -> int:
         if self.plan is None or self.steps == 1:
             return 0
-        return self.gpu.steps_to_cover(at_ps - self.start_ps, self.steps) - 1
+        return self._steps_until_next(at_ps) - 1
+
+    def _steps_until_next(self, at_ps: int) -> int:
+        """Return how many of the plan's steps end before its next boundary, that one's included.
+
+        Run step by step, a boundary of this time would have been handled, or not yet, by the order of workers.
+        """
+        passed = self.clock.has_passed(at_ps, self.order)
+        return self.gpu.steps_to_cover(at_ps + passed - self.start_ps, self.steps)
 
     def catch_up(self, at_ps: int) -> None:
         """Commit the steps of the running plan that have ended before now."""
