@@ -10,8 +10,10 @@ of the other method is refused at once, which is the yardstick of a refusal.
 import asyncio
 import contextlib
 import json
+import os
 import sys
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -25,6 +27,7 @@ from lorrery.chassis.server import bind, new_server
 from lorrery.local.processes import start_python
 
 SERVICE, METHOD, REFUSE = "bench.BareStream", "Stream", "Refuse"
+_ROOT = str(Path(__file__).parents[1])
 _OPEN_SECONDS, _CLOSE_SECONDS = 30.0, 20.0
 
 
@@ -117,7 +120,9 @@ class BareClient:
 async def bare_server() -> AsyncIterator[tuple[str, int]]:
     """Run the bare server in a process of its own; yield its address and pid."""
     pipe = asyncio.subprocess.PIPE
-    process = await start_python(["-m", "bench.bare_stream"], stdin=pipe, stdout=pipe)
+    # A service is started without the folder that it is started from; this one lies there.
+    paths = os.pathsep.join(path for path in (_ROOT, os.environ.get("PYTHONPATH")) if path)
+    process = await start_python(["-m", "bench.bare_stream"], stdin=pipe, stdout=pipe, variables={"PYTHONPATH": paths})
     assert process.stdin is not None
     assert process.stdout is not None
     try:
