@@ -5,6 +5,7 @@ the output of a mock does not depend on it; or it asks for another kind of outpu
 reason. docs/clients.md lists them.
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
@@ -117,14 +118,14 @@ class GeneratingRequest(BaseModel):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
+    @abstractmethod
     def most_tokens(self) -> int | None:
         """The output tokens that it asks for."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def top_logprobs(self) -> int | None:
         """How many alternatives to each token it asks for; None: no log-probabilities."""
-        raise NotImplementedError
 
     def check(self) -> None:
         """Check what types do not say.
