@@ -27,8 +27,13 @@ WRITER = "writer"
 class BodyWriter(Protocol):
     """Writes parts of a body past ASGI's `send`, which is a dozen coroutines deep and may wait."""
 
-    def write_now(self, body: bytes) -> bool:
-        """Write a part that is not the last, if the reader keeps up; say whether."""
+    @property
+    def is_ready(self) -> bool:
+        """Whether the reader keeps up."""
+        ...
+
+    def write_now(self, body: bytes) -> None:
+        """Write a part that is not the last; call it only while `is_ready`."""
         ...
 
 
@@ -207,7 +212,10 @@ class Answer(Response):
                 await self._send(send, event(index, message))
 
             def write_now(message: router_pb2.GenerateResponse) -> bool:
-                return self._begun and writer is not None and writer.write_now(event(index, message))
+                if not self._begun or writer is None or not writer.is_ready:
+                    return False  # before the event is made: shapes count what they have shown
+                writer.write_now(event(index, message))
+                return True
 
             return ChoiceCall(write, write_now, self._fault_rules)
 

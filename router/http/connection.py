@@ -173,14 +173,17 @@ class DirectWriter:
         self._flow: FlowControl = scope["state"][_FLOW]
         self._send: Callable[[Message], Any] = send
 
-    def write_now(self, body: bytes) -> bool:
+    @property
+    def is_ready(self) -> bool:
         """See `BodyWriter`."""
-        if self._flow.write_paused:
-            return False
+        return not self._flow.write_paused
+
+    def write_now(self, body: bytes) -> None:
+        """See `BodyWriter`."""
         sending = self._send({"type": "http.response.body", "body": body, "more_body": True})
         try:
             sending.send(None)
         except StopIteration:
-            return True
+            return
         sending.close()
-        return False
+        raise RuntimeError("uvicorn's send waits, though its reader keeps up")
