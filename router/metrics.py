@@ -4,15 +4,15 @@ The client library's counters cost one to two microseconds a time, which is a te
 message. What changes per message is therefore counted in plain integers and read out when somebody asks.
 """
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from lorrery.chassis.faults import REQUEST_KINDS
+from lorrery.chassis.histogram import CheapHistogram
 
 OUTCOMES = (
     "ok",
@@ -47,35 +47,6 @@ _E2E_BUCKETS = (
 )
 _TOKENS_PER_MESSAGE_BUCKETS = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1024.0, 4096.0)
 _LAG_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-
-
-class CheapHistogram:
-    """A histogram without locks or labels, for the event loop's thread only.
-
-    Args:
-        buckets: upper bounds, ascending; a last one without bound is added.
-    """
-
-    def __init__(self, name: str, help_text: str, buckets: Sequence[float]) -> None:
-        self._name, self._help = name, help_text
-        self._bounds = tuple(buckets)
-        self._counts = [0] * (len(self._bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float, times: int = 1) -> None:
-        """Count `value`, `times` times over."""
-        self._counts[bisect_left(self._bounds, value)] += times
-        self._sum += value * times
-
-    def family(self) -> Metric:
-        """Return what it has counted."""
-        family = HistogramMetricFamily(self._name, self._help)
-        total, buckets = 0, []
-        for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
-            total += count
-            buckets.append((bound, float(total)))
-        family.add_metric([], buckets=buckets, sum_value=self._sum)
-        return family
 
 
 class RouterMetrics(Collector):
