@@ -345,4 +345,6 @@ def _outcome(error: RequestError) -> str:
         return "unattainable"
     if isinstance(error, InjectedFault):
         return "fault"
+    if error.reason == Reason.QUOTA_EXCEEDED:  # the tenant's matter, where a full queue is the cluster's
+        return "over_quota"
     return _OUTCOMES.get(status.grpc_status(error).name, "failed")

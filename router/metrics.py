@@ -22,6 +22,7 @@ OUTCOMES = (
     "invalid",
     "not_found",
     "overloaded",
+    "over_quota",
     "unattainable",
     "rank_over_limit",
     "unauthenticated",

@@ -1,6 +1,7 @@
 """Quotas of API keys, in real processes: counted by the scheduler for all its routers."""
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -13,7 +14,7 @@ from lorrery.chassis.credentials import bearer
 from lorrery.local.cluster import LocalCluster
 from tests.cluster.client import Ask, Client, Stream, client_of, error_info
 from tests.cluster.gauges import nothing_held, scrape
-from tests.cluster.harness import running_cluster, wait_until
+from tests.cluster.harness import metric, running_cluster, wait_until
 from tests.cluster.test_journal import replayed
 from tests.router.test_access import entry, replace
 
@@ -69,6 +70,9 @@ async def test_two_routers_count_together_and_the_refusal_says_when_there_is_mor
             (await start(other, Ask(3, max_new_tokens=60), "tokens")).check(cluster.settings)
             reason, field, _ = await refusal(start(one, Ask(4, max_new_tokens=60), "tokens"))
             assert (reason, field) == ("QUOTA_EXCEEDED", "tokens_per_minute")
+            refused = partial(metric, cluster.metrics_address("router"), "lorrery_router_requests_total")
+            await wait_until(lambda: refused(outcome="over_quota") == 2, what="two refusals, counted apart")
+            assert refused(outcome="overloaded") == 0
             replace(keys, few.replace("= 2", "= 6000") + tokens)
 
             async def comes_in() -> bool:
