@@ -20,6 +20,7 @@ ROOMS = (
     "cli",
     "loadgen",
     "local",
+    "orrery",
     "router",
     "scheduler",
     "settings",

@@ -1,0 +1,221 @@
+"""What is shown of a cluster: one hello, then frames, each the state of a moment (docs/orrery.md).
+
+Times are device seconds. Rows that come by the thousand are JSON arrays, everything else objects. Adapters and tenants
+are indices into tables of names, which grow as names appear: a frame brings those that are new since the one before.
+Counts are cumulative unless a field says otherwise.
+"""
+
+from typing import Literal
+
+import msgspec
+
+BASE_MODEL = -1
+"""Stands for an adapter where the base model is asked for."""
+NO_WORKER = -1
+"""The worker of a request that ended without one."""
+ON_GPU, IN_USE, LOADING = 0, 1, 2
+"""States of an adapter on a worker."""
+MAX_ENDED = 200
+"""Ended requests that a frame has at most."""
+MAX_EVENTS = 50
+"""Events that a frame has at most."""
+
+EventKind = Literal[
+    "load", "evict", "load_failed", "preempt", "worker_lost", "worker_joined", "worker_draining", "moved", "refused",
+    "fault",
+]  # fmt: skip
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """What the frames are of.
+
+    Attributes:
+        source: whether they come from a running cluster, or from a record that has an end.
+        time_scale: wall seconds in a device second; of a record, of the clock that it was made under.
+        first: time of the first frame; of a live feed 0.
+        last: time of a record's last frame.
+        frame_seconds: device seconds between two frames of a record.
+    """
+
+    source: Literal["live", "record"]
+    model: str
+    title: str
+    version: str
+    time_scale: float = 1.0
+    first: float = 0.0
+    last: float | None = None
+    frame_seconds: float | None = None
+
+
+class RunningRow(msgspec.Struct, array_like=True, frozen=True):
+    """A sequence in a batch; `request` is unique in a feed, `output_tokens` is what it has produced so far."""
+
+    request: int
+    adapter: int
+    tenant: int
+    prompt_tokens: int
+    output_tokens: int
+
+
+class ResidentRow(msgspec.Struct, array_like=True, frozen=True):
+    """An adapter on a GPU; `loaded_in` is how many seconds its load still takes, 0 where it is there."""
+
+    adapter: int
+    state: int
+    rank: int
+    loaded_in: float = 0.0
+
+
+class Shard(msgspec.Struct, frozen=True):
+    """A scheduler, and whether it is heard of."""
+
+    address: str
+    connected: bool
+
+
+class Worker(msgspec.Struct, frozen=True):
+    """A worker as its scheduler sees it.
+
+    Attributes:
+        shard: index of its scheduler.
+        tp: GPUs that it is split over.
+        waiting: sequences in its queue; `oldest` is how long the first of them has waited, 0 where there is none.
+        kv: tokens of the KV pool in use, of `pool`.
+        host: adapters in host memory.
+        step: how long its last step took; 0 while it is idle.
+        tokens: output tokens since it attached; `busy` are the seconds it spent in steps, `preempted` the preemptions.
+    """
+
+    id: str
+    shard: int
+    gpu: str
+    tp: int
+    state: Literal["ready", "draining"]
+    running: list[RunningRow]
+    waiting: int
+    oldest: float
+    kv: int
+    pool: int
+    adapters: list[ResidentRow]
+    host: int
+    step: float
+    kind: Literal["prefill", "decode", "mixed", "idle"]
+    tokens: int
+    busy: float
+    preempted: int
+
+
+class TenantRow(msgspec.Struct, array_like=True, frozen=True):
+    """What a tenant has now, and has had."""
+
+    tenant: int
+    running: int
+    waiting: int
+    oldest: float
+    output_tokens: int
+    refused: int
+
+
+class AdapterRow(msgspec.Struct, array_like=True, frozen=True):
+    """What an adapter has now, and has had, on all workers; `thrash` are loads soon after an eviction."""
+
+    adapter: int
+    running: int
+    waiting: int
+    loads: int
+    evictions: int
+    thrash: int
+
+
+class Totals(msgspec.Struct, frozen=True):
+    """Counts of the whole cluster."""
+
+    requests: int = 0
+    finished: int = 0
+    refused: int = 0
+    cancelled: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    preempted: int = 0
+    moved: int = 0
+    workers_lost: int = 0
+    loads: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+
+
+class EndedRow(msgspec.Struct, array_like=True, frozen=True):
+    """A request that has ended since the frame before, and where its time went.
+
+    Attributes:
+        worker: an index into this frame's workers, or `NO_WORKER`.
+        outcome: its finish reason, or why it failed.
+    """
+
+    request: int
+    worker: int
+    adapter: int
+    tenant: int
+    prompt_tokens: int
+    output_tokens: int
+    arrived: float
+    queue: float
+    adapter_load: float
+    prefill: float
+    decode: float
+    outcome: str
+
+
+class EventRow(msgspec.Struct, array_like=True, frozen=True):
+    """Something that happened since the frame before."""
+
+    at: float
+    kind: EventKind
+    text: str
+
+
+class Frame(msgspec.Struct, frozen=True):
+    """The state of a moment. `held` requests wait for a place among their key's, `unplaced` ones for a worker."""
+
+    at: float
+    adapters_new: list[str]
+    tenants_new: list[str]
+    shards: list[Shard]
+    workers: list[Worker]
+    unplaced: int
+    held: int
+    tenants: list[TenantRow]
+    adapters: list[AdapterRow]
+    totals: Totals
+    ended: list[EndedRow]
+    ended_more: int
+    events: list[EventRow]
+    events_more: int
+
+
+_encoder = msgspec.json.Encoder()
+_hellos = msgspec.json.Decoder(Hello)
+_frames = msgspec.json.Decoder(Frame)
+
+
+def encode(one: Hello | Frame) -> bytes:
+    """Return it as one line of JSON, without the line's end."""
+    return _encoder.encode(one)
+
+
+def decode_hello(line: bytes) -> Hello:
+    """Read a hello.
+
+    Raises:
+        msgspec.MsgspecError: it is none.
+    """
+    return _hellos.decode(line)
+
+
+def decode_frame(line: bytes) -> Frame:
+    """Read a frame.
+
+    Raises:
+        msgspec.MsgspecError: it is none.
+    """
+    return _frames.decode(line)

@@ -1,0 +1,202 @@
+"""A record: a file with one hello and the frames of a run, a line of JSON each, compressed by gzip.
+
+Where a run's length is not known before its end, its frames are thinned out: once there are twice as many as wanted,
+every two become one, and from then on half as many are asked for.
+"""
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from lorrery.chassis.errors import FormatError, LorreryError
+from lorrery.orrery.frame import MAX_ENDED, MAX_EVENTS, Frame, Hello, decode_frame, decode_hello, encode
+
+FILE_NAME = "frames.ndjson.gz"
+"""What a record is called in the folder of a run."""
+MAX_FRAMES = 2_000
+"""Frames of a record whose maker has not said how often."""
+_GZIP_MAGIC = b"\x1f\x8b"
+_FRAME_LEVEL = 1
+"""Of zlib, while frames are kept; the file is compressed better."""
+
+
+class Record:
+    """A record to read.
+
+    Args:
+        path: the file, or a folder that has one of the usual name.
+
+    Raises:
+        LorreryError: it cannot be read.
+        FormatError: it is no record.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path / FILE_NAME if path.is_dir() else path
+        try:
+            with self.path.open("rb") as file:
+                self.is_compressed = file.read(2) == _GZIP_MAGIC
+        except FileNotFoundError:
+            what = f"no {FILE_NAME} there" if path.is_dir() else "no such file"
+            raise LorreryError(f"{path}: {what}; `lorrery simulate --record` makes one") from None
+        except OSError as error:
+            raise LorreryError(f"{self.path}: {error.strerror}") from None
+        self.hello = decode_hello_of(self.path, next(self._read_lines(), b""))
+
+    def lines(self, first: float | None = None, last: float | None = None) -> Iterator[bytes]:
+        """Yield the hello and the frames, each with its line's end.
+
+        Args:
+            first: device seconds, of the first frame; its names are all that have appeared until then.
+            last: of the last frame.
+
+        Raises:
+            FormatError: a line is no frame, or the file is cut off.
+        """
+        lines = self._read_lines()
+        yield next(lines) + b"\n"
+        adapters: list[str] = []
+        tenants: list[str] = []
+        for number, line in enumerate(lines, start=2):
+            if first is None and last is None:
+                yield line + b"\n"
+                continue
+            frame = _frame(self.path, number, line)
+            if last is not None and frame.at > last:
+                return
+            adapters += frame.adapters_new
+            tenants += frame.tenants_new
+            if first is None or frame.at >= first:
+                yield encode(msgspec.structs.replace(frame, adapters_new=adapters, tenants_new=tenants)) + b"\n"
+                adapters, tenants = [], []
+
+    def frames(self) -> Iterator[Frame]:
+        """Yield the frames.
+
+        Raises:
+            FormatError: a line is no frame, or the file is cut off.
+        """
+        for number, line in enumerate(self._read_lines(), start=1):
+            if number > 1:
+                yield _frame(self.path, number, line)
+
+    def _read_lines(self) -> Iterator[bytes]:
+        try:
+            with gzip.open(self.path) if self.is_compressed else self.path.open("rb") as file:
+                for line in file:
+                    yield line.rstrip(b"\n")
+        except (EOFError, zlib.error, gzip.BadGzipFile):
+            raise FormatError(f"{self.path}: the file is cut off or damaged") from None
+        except OSError as error:
+            raise LorreryError(f"{self.path}: {error.strerror or error}") from None
+
+
+def decode_hello_of(path: Path, line: bytes) -> Hello:
+    """Read the first line of a record.
+
+    Raises:
+        FormatError: it is none.
+    """
+    try:
+        hello = decode_hello(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise FormatError(f"{path}: no record: its first line is no hello ({error})") from None
+    if hello.source != "record":
+        raise FormatError(f"{path}: no record: its hello has source {hello.source!r}")
+    return hello
+
+
+def _frame(path: Path, number: int, line: bytes) -> Frame:
+    try:
+        return decode_frame(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise FormatError(f"{path}: line {number} is no frame ({error})") from None
+
+
+class Recorder:
+    """Keeps the frames of a run until it ends, and writes them.
+
+    Args:
+        every_seconds: device seconds between two frames; None: few at first, and fewer as the run gets longer.
+
+    Attributes:
+        every: device seconds between two frames, now; the n-th frame is at n times that.
+    """
+
+    FIRST_EVERY = 0.125
+    """Without `every_seconds`: a power of two, so that times are exact."""
+
+    def __init__(self, every_seconds: float | None = None) -> None:
+        self.every = every_seconds or self.FIRST_EVERY
+        self._thins_out = every_seconds is None
+        self._frames: list[bytes] = []
+        self._times: list[float] = []
+
+    @property
+    def next_at(self) -> float:
+        """Device seconds of the frame that comes next."""
+        return len(self._frames) * self.every
+
+    def add(self, frame: Frame) -> None:
+        """Take the next frame."""
+        self._put(frame)
+        if self._thins_out and len(self._frames) > MAX_FRAMES:
+            self._thin_out()
+
+    def write(self, path: Path, hello: Hello) -> None:
+        """Write the file; `hello` is given what only the frames say.
+
+        Raises:
+            LorreryError: that is not possible.
+        """
+        first, last = (self._times[0], self._times[-1]) if self._times else (0.0, 0.0)
+        whole = msgspec.structs.replace(hello, source="record", first=first, last=last, frame_seconds=self.every)
+        partial = path.with_name(f".{path.name}.partial")
+        try:
+            with gzip.GzipFile(partial, "wb", compresslevel=6, mtime=0) as file:
+                file.write(encode(whole) + b"\n")
+                for frame in self._frames:
+                    file.write(zlib.decompress(frame) + b"\n")
+            partial.replace(path)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise LorreryError(f"{path}: {error.strerror}") from None
+
+    def _put(self, frame: Frame) -> None:
+        self._frames.append(zlib.compress(encode(frame), _FRAME_LEVEL))
+        self._times.append(frame.at)
+
+    def _thin_out(self) -> None:
+        """Keep the first frame and every second one after it, with what those between have brought."""
+        frames, self._frames, self._times = self._frames, [], []
+        skipped: Frame | None = None
+        for number, kept in enumerate(frames):
+            frame = decode_frame(zlib.decompress(kept))
+            if number % 2:
+                skipped = frame
+            else:
+                self._put(frame if skipped is None else joined(skipped, frame))
+        self.every *= 2
+
+
+def joined(skipped: Frame, frame: Frame) -> Frame:
+    """Return a frame that brings what a skipped one before it has brought too."""
+    position = {worker.id: number for number, worker in enumerate(frame.workers)}
+    moved = [
+        msgspec.structs.replace(row, worker=position.get(skipped.workers[row.worker].id, -1) if row.worker >= 0 else -1)
+        for row in skipped.ended
+    ]
+    ended = moved + frame.ended
+    events = skipped.events + frame.events
+    return msgspec.structs.replace(
+        frame,
+        adapters_new=skipped.adapters_new + frame.adapters_new,
+        tenants_new=skipped.tenants_new + frame.tenants_new,
+        ended=ended[-MAX_ENDED:],
+        ended_more=skipped.ended_more + frame.ended_more + max(0, len(ended) - MAX_ENDED),
+        events=events[-MAX_EVENTS:],
+        events_more=skipped.events_more + frame.events_more + max(0, len(events) - MAX_EVENTS),
+    )
