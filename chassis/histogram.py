@@ -11,17 +11,18 @@ from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
 
-class CheapHistogram:
-    """A histogram without locks or labels, for the event loop's thread only.
+class Histogram:
+    """The counts of one histogram, without locks, for the event loop's thread only.
 
     Args:
-        buckets: upper bounds, ascending; a last one without bound is added.
+        bounds: upper bounds of the buckets, ascending; a last one without bound is added.
     """
 
-    def __init__(self, name: str, help_text: str, buckets: Sequence[float]) -> None:
-        self._name, self._help = name, help_text
-        self._bounds = tuple(buckets)
-        self._counts = [0] * (len(self._bounds) + 1)
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
@@ -29,12 +30,30 @@ class CheapHistogram:
         self._counts[bisect_left(self._bounds, value)] += times
         self._sum += value * times
 
-    def family(self) -> Metric:
-        """Return what it has counted."""
-        family = HistogramMetricFamily(self._name, self._help)
+    def read(self) -> tuple[list[tuple[str, float]], float]:
+        """Return (upper bound, values up to it) of each bucket, and the sum of all values."""
         total, buckets = 0, []
-        for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
+        for bound, count in zip((*map(str, map(float, self._bounds)), "+Inf"), self._counts, strict=True):
             total += count
             buckets.append((bound, float(total)))
-        family.add_metric([], buckets=buckets, sum_value=self._sum)
+        return buckets, self._sum
+
+
+class CheapHistogram(Histogram):
+    """A histogram without labels and its name.
+
+    Args:
+        buckets: upper bounds, ascending; a last one without bound is added.
+    """
+
+    __slots__ = ("_help", "_name")
+
+    def __init__(self, name: str, help_text: str, buckets: Sequence[float]) -> None:
+        super().__init__(tuple(buckets))
+        self._name, self._help = name, help_text
+
+    def family(self) -> Metric:
+        """Return what it has counted."""
+        family = HistogramMetricFamily(self._name, self._help, labels=())
+        family.add_metric([], *self.read())
         return family

@@ -84,3 +84,13 @@ class LogSettings(Section):
     format: Literal["console", "json"] = Field(
         default="console", description="lines to read, or one JSON object per line"
     )
+
+
+class MetricsSettings(Section):
+    """What is shown to Prometheus."""
+
+    max_adapters: Count = Field(
+        default=20,
+        description="adapters that metrics show by name, those with most traffic; what the rest does is `other`",
+    )
+    max_tenants: Count = Field(default=20, description="the same for tenants")
