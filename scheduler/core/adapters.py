@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
 
+from lorrery.scheduler.core.adapter_events import AdapterLog
 from lorrery.scheduler.core.sequence import Adapter
 
 
@@ -87,6 +88,8 @@ _NOBODY: frozenset[str] = frozenset()
 @dataclass(slots=True)
 class _Load:
     adapter: Adapter
+    tier: Tier
+    began_ps: int
     ready_ps: int
     fails: bool
 
@@ -117,6 +120,8 @@ class Residency:
         """Adapters whose load was given up, until `take_given_up`."""
         self.evicted: list[str] = []
         """Who was put out, until `take_evicted`."""
+        self.log: AdapterLog | None = None
+        """Takes what happens; None: nobody wants to know."""
         self.num_loads = 0
         self.num_failed_loads = 0
         self._load_ps = load_ps
@@ -143,7 +148,7 @@ class Residency:
             self.gpu[name] = self.gpu.pop(name)
             return True
         if name not in self.loading:
-            if not self._make_place(adapter, pinned):
+            if not self._make_place(adapter, at_ps, pinned):
                 return False
             self._begin(adapter, at_ps)
             self.advance(at_ps)  # a load that takes no time
@@ -151,7 +156,7 @@ class Residency:
 
     def prefetch(self, adapter: Adapter, at_ps: int, pinned: Callable[[], Collection[str]]) -> None:
         """Begin to load an adapter that will be needed, if a place can be had without putting out a pinned one."""
-        if not self.has_asked_for(adapter) and self._make_place(adapter, pinned):
+        if not self.has_asked_for(adapter) and self._make_place(adapter, at_ps, pinned):
             self._begin(adapter, at_ps)
 
     def load_ahead(self, adapters: Sequence[Adapter], at_ps: int, pinned: Callable[[], Collection[str]]) -> None:
@@ -165,7 +170,7 @@ class Residency:
             if not self._has_place(adapter):
                 if keep is None:
                     keep = frozenset(pinned()).union(other.key for other in adapters)
-                if not self._make_place(adapter, keep.copy):
+                if not self._make_place(adapter, at_ps, keep.copy):
                     return
             self._begin(adapter, at_ps)
             self.advance(at_ps)  # a load that takes no time
@@ -207,7 +212,7 @@ class Residency:
             return True
         return self._taken_slots + adapter.slots <= options.max_slots
 
-    def _make_place(self, adapter: Adapter, pinned: Callable[[], Collection[str]]) -> bool:
+    def _make_place(self, adapter: Adapter, at_ps: int, pinned: Callable[[], Collection[str]]) -> bool:
         """Put out, least recently used first, as many as must go; nobody if that would not do."""
         if self._has_place(adapter):
             return True
@@ -227,12 +232,15 @@ class Residency:
         else:
             del free[1:]
         for name in free:
-            self._evict(name)
+            self._evict(name, at_ps)
         return bool(free)
 
-    def _evict(self, name: str) -> None:
-        self._taken_slots -= self.gpu.pop(name).slots
+    def _evict(self, name: str, at_ps: int) -> None:
+        adapter = self.gpu.pop(name)
+        self._taken_slots -= adapter.slots
         self.evicted.append(name)
+        if self.log is not None:
+            self.log.evicted(adapter, "gpu", at_ps)
 
     def _begin(self, adapter: Adapter, at_ps: int) -> None:
         """Take a place for an adapter, and load it when its turn comes."""
@@ -250,7 +258,9 @@ class Residency:
             fault, load_ps = self._load_faults(adapter, attempt, at_ps), self._load_ps(adapter, tier)
             if fault is not WELL:
                 load_ps = load_ps * fault.factor.numerator // fault.factor.denominator
-            self.loading[name] = _Load(adapter, at_ps + load_ps, fault.fails)
+            self.loading[name] = _Load(adapter, tier, at_ps, at_ps + load_ps, fault.fails)
+            if self.log is not None:
+                self.log.load_began(adapter, tier.value, at_ps)
 
     # --- time -------------------------------------------------------------------------------------------------------
 
@@ -263,12 +273,15 @@ class Residency:
         while (next_ps := self.next_event_ps) is not None and next_ps <= at_ps:
             name, load = min(self.loading.items(), key=lambda entry: (entry[1].ready_ps, entry[0]))
             del self.loading[name]
+            if self.log is not None:
+                took_ps = load.ready_ps - load.began_ps
+                self.log.load_ended(load.adapter, load.tier.value, load.ready_ps, took_ps, failed=load.fails)
             if load.fails:
                 self._failed(load.adapter)
             else:
                 self._attempts.pop(name, None)
                 self.gpu[name] = load.adapter
-                self._cache_on_host(load.adapter)
+                self._cache_on_host(load.adapter, load.ready_ps)
             self._begin_waiting(load.ready_ps)
 
     def _failed(self, adapter: Adapter) -> None:
@@ -282,20 +295,22 @@ class Residency:
             self.given_up[name] = adapter
             self._taken_slots -= adapter.slots
 
-    def _cache_on_host(self, adapter: Adapter) -> None:
+    def _cache_on_host(self, adapter: Adapter, at_ps: int) -> None:
         name = adapter.key
         self.host.pop(name, None)
         self.host[name] = adapter
         most = self.options.max_cpu_loras
         if most is not None and len(self.host) > most:
-            del self.host[next(iter(self.host))]
+            oldest = self.host.pop(next(iter(self.host)))
+            if self.log is not None:
+                self.log.evicted(oldest, "host", at_ps)
 
     # --- what changed -----------------------------------------------------------------------------------------------
 
-    def keep_only(self, adapter_keys: Collection[str]) -> None:
+    def keep_only(self, adapter_keys: Collection[str], at_ps: int) -> None:
         """Put out every usable adapter but these (S-LoRA's offload)."""
         for name in [name for name in self.gpu if name not in adapter_keys]:
-            self._evict(name)
+            self._evict(name, at_ps)
 
     def take_evicted(self) -> tuple[str, ...]:
         """Return, once, who was put out and has not come back."""

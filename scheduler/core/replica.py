@@ -368,7 +368,7 @@ class Replica:
             events += self._offload(ran.end_ps)
         elif ended and not len(self.running):
             self._emptied(ran.end_ps)
-            events += self._keep_adapters(())
+            events += self._keep_adapters((), ran.end_ps)
         return events
 
     def _decode(self, num_steps: int, ended: dict[int, FinishReason]) -> None:
@@ -403,10 +403,10 @@ class Replica:
         """
         events: list[Event] = []
         if self._moves_adapters:
-            events += self._keep_adapters(tuple(sorted(self.running.adapter_keys)))
+            events += self._keep_adapters(tuple(sorted(self.running.adapter_keys)), at_ps)
         if not len(self.running):
             self._emptied(at_ps)
-            events += self._keep_adapters(())
+            events += self._keep_adapters((), at_ps)
         return events
 
     def _emptied(self, at_ps: int) -> None:
@@ -415,10 +415,10 @@ class Replica:
         except Exception as error:
             self._raised = error
 
-    def _keep_adapters(self, adapter_keys: tuple[str, ...]) -> list[Event]:
+    def _keep_adapters(self, adapter_keys: tuple[str, ...], at_ps: int) -> list[Event]:
         if not self._moves_adapters:
             return []
-        self.adapters.keep_only(adapter_keys)
+        self.adapters.keep_only(adapter_keys, at_ps)
         return [AdaptersKept(adapter_keys)]
 
     # --- policies that raise ----------------------------------------------------------------------------------------

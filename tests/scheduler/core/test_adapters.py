@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from lorrery.scheduler.core.adapter_events import THRASH_PS, AdapterLog, Evicted, LoadBegan, LoadEnded
 from lorrery.scheduler.core.adapters import AdapterOptions, LoadFault, Residency, Tier
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
@@ -126,7 +127,7 @@ def test_attempts_count_anew_after_a_load_that_succeeded() -> None:
 
     held = Residency(AdapterOptions(max_load_attempts=2), load_faults=fails)
     assert held.require(A, 0, lambda: ())
-    held.keep_only(())
+    held.keep_only((), 1_000)
     assert held.require(A, 0, lambda: ())
     assert attempts == [0, 1, 0, 1]
     assert not held.take_given_up()
@@ -190,3 +191,44 @@ def test_an_unset_max_loras_follows_from_the_memory_that_the_longest_request_lea
     settings = ReplicaSettings("fcfs", 1_000, 100, memory_tokens=memory_tokens)
     assert (settings.adapter_options.max_loras, settings.adapter_options.max_slots) == (None, slots)
     assert replace(settings, max_loras=3).adapter_options.max_loras == 3
+
+
+def test_log_has_loads_and_evictions_with_tier_and_times() -> None:
+    held = residency(AdapterOptions(max_loras=1, max_cpu_loras=1), fails=(0,))
+    held.log = AdapterLog()
+    held.require(A, 0, lambda: ())
+    held.advance(1_000)
+    held.require(B, 1_000, lambda: ())
+    held.advance(2_000)
+    assert held.log.take() == [
+        LoadBegan(A, "disk", 0, thrash=False),
+        LoadEnded(A, "disk", 100, 100, failed=True),
+        LoadBegan(A, "disk", 100, thrash=False),
+        LoadEnded(A, "disk", 200, 100, failed=False),
+        Evicted(A, "gpu", 1_000),
+        LoadBegan(B, "disk", 1_000, thrash=False),
+        LoadEnded(B, "disk", 1_200, 200, failed=True),
+        LoadBegan(B, "disk", 1_200, thrash=False),
+        LoadEnded(B, "disk", 1_400, 200, failed=False),
+        Evicted(A, "host", 1_400),
+    ]
+    assert held.log.take() == []
+
+
+@pytest.mark.parametrize(("after_ps", "thrashes"), [(1, True), (THRASH_PS, True), (THRASH_PS + 1, False)])
+def test_adapter_loaded_again_within_a_minute_of_its_eviction_thrashes(after_ps: int, thrashes: bool) -> None:
+    held = residency(AdapterOptions(keep_unused=False))
+    held.log = AdapterLog()
+    held.require(A, 0, lambda: ())
+    held.advance(1_000)
+    held.keep_only((), 1_000)
+    held.log.take()
+    held.require(A, 1_000 + after_ps, lambda: ())
+    assert held.log.take() == [LoadBegan(A, "host", 1_000 + after_ps, thrash=thrashes)]
+
+
+def test_log_remembers_evictions_for_a_minute_only() -> None:
+    log = AdapterLog()
+    for number in range(100):
+        log.evicted(Adapter(str(number), 1), "gpu", number * THRASH_PS // 10)
+    assert len(log._evicted_ps) == 11

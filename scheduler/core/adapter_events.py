@@ -1,0 +1,87 @@
+"""What happens to the adapters of one worker: loads that begin and end, evictions.
+
+A driver that wants to know sets `Residency.log`, and takes what has gathered after each decision and each commit. Where
+nobody wants to, nothing gathers. No decision depends on it.
+"""
+
+from dataclasses import dataclass
+
+from lorrery.scheduler.core.sequence import Adapter
+from lorrery.vocabulary.units import PS_PER_SECOND
+
+THRASH_PS = 60 * PS_PER_SECOND
+"""An adapter that is loaded again so soon after its eviction thrashes."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadBegan:
+    """A load onto the GPU has begun.
+
+    Attributes:
+        tier: where it comes from: `host` or `disk`.
+        thrash: the adapter was evicted from this GPU within a minute before.
+    """
+
+    adapter: Adapter
+    tier: str
+    at_ps: int
+    thrash: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LoadEnded:
+    """A load has ended, `took_ps` after it began; one that failed may be tried again."""
+
+    adapter: Adapter
+    tier: str
+    at_ps: int
+    took_ps: int
+    failed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """An adapter has left a level of memory: `gpu` or `host`."""
+
+    adapter: Adapter
+    level: str
+    at_ps: int
+
+
+AdapterEvent = LoadBegan | LoadEnded | Evicted
+
+
+class AdapterLog:
+    """The events of one worker since they were last taken, in order."""
+
+    def __init__(self) -> None:
+        self._events: list[AdapterEvent] = []
+        self._evicted_ps: dict[str, int] = {}  # from the GPU, by key, oldest first; a minute's, or a little more
+
+    def take(self) -> list[AdapterEvent]:
+        """Return, once, what has happened."""
+        events = self._events
+        if events:
+            self._events = []
+        return events
+
+    def load_began(self, adapter: Adapter, tier: str, at_ps: int) -> None:
+        """Note a load's beginning."""
+        evicted_ps = self._evicted_ps.get(adapter.key)
+        thrash = evicted_ps is not None and at_ps - evicted_ps <= THRASH_PS
+        self._events.append(LoadBegan(adapter, tier, at_ps, thrash))
+
+    def load_ended(self, adapter: Adapter, tier: str, at_ps: int, took_ps: int, *, failed: bool) -> None:
+        """Note a load's end."""
+        self._events.append(LoadEnded(adapter, tier, at_ps, took_ps, failed))
+
+    def evicted(self, adapter: Adapter, level: str, at_ps: int) -> None:
+        """Note an eviction."""
+        self._events.append(Evicted(adapter, level, at_ps))
+        if level != "gpu":
+            return
+        evicted = self._evicted_ps
+        evicted.pop(adapter.key, None)
+        evicted[adapter.key] = at_ps
+        while at_ps - evicted[oldest := next(iter(evicted))] > THRASH_PS:
+            del evicted[oldest]
