@@ -1,0 +1,270 @@
+// The page: asks the server whether it shows a live cluster or a record, and keeps the picture and the panel up to date.
+
+import { byId, make, mark, write } from './dom.js';
+import { count, clock } from './format.js';
+import { fetchHello, LiveFeed } from './feed.js';
+import { Record } from './record.js';
+import { Model } from './model.js';
+import { evaluate } from './rules.js';
+import { swatches } from './palette.js';
+import { Stage } from './stage.js';
+import { Strips } from './strips.js';
+import { Tables } from './tables.js';
+import { Details } from './details.js';
+import { Notices, EventLog } from './notices.js';
+import { Timeline } from './timeline.js';
+import { startTheme } from './theme.js';
+
+const PANEL_MS = 250; // how often figures change: more often cannot be read
+const RULES_SECONDS = 0.5; // device seconds between looks for what is wrong
+const HELLO_RETRY_MS = 2000;
+
+class Page {
+  constructor() {
+    this.model = new Model();
+    this.source = null; // 'live' or 'record' once known
+    this.notices = [];
+    this.judgedAt = -Infinity;
+    this.panelAt = -Infinity;
+    this.chosen = null; // {kind, key}
+    this.ui = { selected: null, severities: new Map(), byTenant: false, speed: 1, query: '', filter: null, focus: null, changed: true, colour: (entity) => this.#colour(entity) };
+    const pick = (entity) => this.choose(entity);
+    this.stage = new Stage(byId('stage'), pick);
+    this.strips = new Strips(byId('strips'));
+    this.tables = new Tables(byId('tables'), pick);
+    this.details = new Details(byId('details'), pick);
+    this.noticeList = new Notices(byId('notices'), byId('summary'), pick);
+    this.events = new EventLog(byId('events'), byId('no-events'));
+    this.#controls();
+    startTheme(byId('theme'), () => {
+      for (const part of [this.stage, this.strips, this.details]) part.recolour();
+      this.palette = swatches();
+      this.refresh();
+    });
+  }
+
+  #controls() {
+    const tabs = [...byId('tabs').querySelectorAll('[role=tab]')];
+    const show = (tab) => {
+      for (const other of tabs) {
+        mark(other, 'aria-selected', String(other === tab));
+        other.tabIndex = other === tab ? 0 : -1;
+      }
+      this.tables.choose(tab.dataset.table);
+      this.refresh();
+    };
+    tabs.forEach((tab, index) => {
+      tab.addEventListener('click', () => show(tab));
+      tab.addEventListener('keydown', (event) => {
+        const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+        if (!step) return;
+        const next = tabs[(index + step + tabs.length) % tabs.length];
+        next.focus();
+        show(next);
+      });
+    });
+    show(tabs[0]);
+    const search = byId('search');
+    search.addEventListener('input', () => {
+      const query = search.value.trim().toLowerCase();
+      Object.assign(this.ui, { query, filter: query ? (name) => name.toLowerCase().includes(query) : null });
+      this.refresh();
+    });
+    for (const radio of document.querySelectorAll('input[name=colour]')) {
+      radio.addEventListener('change', () => {
+        this.ui.byTenant = radio.value === 'tenant';
+        this.refresh();
+      });
+    }
+    document.addEventListener('keydown', (event) => {
+      if (event.key === '/' && !event.target.closest('input, select')) {
+        event.preventDefault();
+        search.focus();
+      } else if (event.key === 'Escape') {
+        if (event.target === search && search.value) {
+          search.value = '';
+          search.dispatchEvent(new Event('input'));
+        } else this.choose(null);
+      }
+    });
+  }
+
+  /** Find out what is served, however long that takes, and show it. */
+  async start() {
+    requestAnimationFrame((now) => this.#tick(now));
+    for (;;) {
+      try {
+        const hello = await fetchHello();
+        if (hello.source === 'record') this.#showRecord();
+        else this.#showLive();
+        return;
+      } catch (error) {
+        this.#state('lost', 'no cluster', error instanceof TypeError
+          ? 'The server of this page does not answer. Start it again with `lorrery up` or `lorrery web`; the page tries again by itself.'
+          : `${error.message}. The page tries again by itself; \`lorrery up\` starts a cluster.`);
+        await new Promise((resume) => setTimeout(resume, HELLO_RETRY_MS));
+      }
+    }
+  }
+
+  #showLive() {
+    this.source = 'live';
+    new LiveFeed({
+      hello: (hello) => {
+        this.model.begin(hello);
+        this.#title(hello);
+      },
+      frame: (frame) => this.model.apply(frame),
+      live: () => this.#state('live', 'live', ''),
+      lost: (wait) => this.#state('lost', `reconnecting in ${wait} s`, 'The connection is lost; the page tries again by itself. If the cluster was stopped, start it again: `lorrery up`.'),
+      problem: (message) => this.#state('lost', 'no cluster', `${message}. The page tries again by itself; \`lorrery up\` starts a cluster.`),
+    }).start();
+  }
+
+  async #showRecord() {
+    this.source = 'record';
+    this.record = new Record();
+    this.timeline = new Timeline(byId('timeline'), this.record);
+    this.#state('record', 'record, loading', '');
+    try {
+      await this.record.load(() => this.record.hello && this.model.hello !== this.record.hello && this.#title(this.record.hello));
+      this.#title(this.record.hello);
+      this.#state('record', 'record', '');
+    } catch (error) {
+      this.#state('lost', 'no record', error.message);
+    }
+  }
+
+  #title(hello) {
+    this.model.hello ??= hello;
+    write(byId('model'), [hello.model, hello.title].filter(Boolean).join(' · '));
+    document.title = [hello.title || hello.model, 'Lorrery'].filter(Boolean).join(' · ');
+    this.ui.speed = this.source === 'live' ? 1 / (hello.time_scale || 1) : 1;
+  }
+
+  #state(kind, text, advice) {
+    mark(byId('connection'), 'class', kind);
+    write(byId('connection'), text);
+    this.advice = advice;
+  }
+
+  /** Select an entity, or nothing. */
+  choose(entity) {
+    this.chosen = entity && { kind: entity.kind, key: entity.key };
+    this.refresh();
+    if (entity) this.details.heading.focus({ preventScroll: false });
+  }
+
+  /** Something other than the model has changed. */
+  refresh() {
+    this.ui.changed = true;
+    this.panelAt = -Infinity;
+  }
+
+  #colour(entity) {
+    if (entity.kind === 'worker') return null;
+    const colours = entity.kind === 'adapter' ? this.model.adapterColours : this.model.tenantColours;
+    return this.palette[colours.index(entity.key)];
+  }
+
+  #tick(now) {
+    requestAnimationFrame((later) => this.#tick(later));
+    if (this.record) {
+      this.record.advance(Math.min(0.25, (now - (this.tickedAt ?? now)) / 1000));
+      this.model = this.record.show(this.model);
+      this.ui.speed = this.record.playing ? this.record.speed : 0;
+    }
+    this.tickedAt = now;
+    const { model, ui } = this;
+    if (model.version !== this.shown || ui.changed) {
+      this.shown = model.version;
+      this.#judge();
+      ui.selected = this.chosen ? model.find(this.chosen.kind, this.chosen.key) ?? null : null;
+      ui.focus = this.#focus();
+      this.stage.update(model, ui);
+      ui.changed = false;
+    }
+    this.stage.draw(now);
+    if (now - this.panelAt >= PANEL_MS) {
+      this.panelAt = now;
+      this.#panel();
+    }
+  }
+
+  #judge() {
+    if (Math.abs(this.model.at - this.judgedAt) < RULES_SECONDS && this.judged === this.model) return;
+    this.judgedAt = this.model.at;
+    this.judged = this.model;
+    this.notices = evaluate(this.model);
+    const severities = new Map();
+    for (const notice of this.notices) {
+      for (const subject of notice.subjects ?? [notice.subject]) if (subject && !severities.has(subject)) severities.set(subject, notice.severity);
+    }
+    this.ui.severities = severities;
+  }
+
+  // What is to stand out from the rest: what is looked for, or else the adapter or tenant that is selected.
+  #focus() {
+    const { filter, selected } = this.ui;
+    if (filter) return (entity) => filter(entity.name);
+    if (selected && selected.kind !== 'worker') return (entity) => entity === selected;
+    return null;
+  }
+
+  #panel() {
+    const { model, ui } = this;
+    mark(document.body, 'class', ui.selected ? 'selected' : null);
+    byId('details').hidden = !ui.selected;
+    this.strips.draw(model);
+    this.tables.draw(model, ui);
+    if (ui.selected) this.details.draw(ui.selected, model, ui);
+    this.noticeList.draw(this.notices, model.frame !== null);
+    this.events.draw(model.events, ui.filter);
+    this.timeline?.draw();
+    write(byId('clock'), model.frame ? clock(model.at) : '–');
+    write(byId('numbers'), model.frame ? `${count(model.workers.length)} workers · ${count(model.running)} running · ${count(model.waiting)} waiting` : '');
+    write(byId('scale'), `one spark = ${count(this.stage.moving.tokensPerSpark)} token${this.stage.moving.tokensPerSpark === 1 ? '' : 's'}`);
+    this.#legend();
+    this.#advise();
+  }
+
+  #legend() {
+    const { model, ui } = this;
+    const [map, colours] = ui.byTenant ? [model.tenants, model.tenantColours] : [model.adapters, model.adapterColours];
+    const distinct = [...map.values()].filter((entity) => entity.key !== null && colours.isDistinct(entity.key));
+    const others = [...map.values()].filter((entity) => entity.key !== null && !colours.isDistinct(entity.key)).length;
+    const key = [ui.byTenant, others, this.palette[0], ...distinct.map((entity) => `${entity.key} ${colours.index(entity.key)}`)].join('|');
+    if (key === this.legendKey) return;
+    this.legendKey = key;
+    byId('legend').replaceChildren(...distinct.map((entity) => {
+      const swatch = make('i', { class: 'swatch' });
+      swatch.style.setProperty('background', this.#colour(entity));
+      return make('li', {}, make('button', { type: 'button', class: 'chip', onclick: () => this.choose(entity), title: entity.name }, swatch, make('span', { text: entity.name })));
+    }), ...(others ? [make('li', { class: 'soft', text: `${count(others)} more in grey` })] : []));
+  }
+
+  // What to do when there is nothing to see.
+  #advise() {
+    const { model } = this;
+    let text = this.advice ?? '';
+    if (!text && !model.frame) text = this.source === 'record' ? 'Reading the record …' : 'Waiting for the first frame …';
+    else if (!text && this.source === 'live' && !model.workers.length && !model.lost.length) {
+      text = 'No worker is attached yet. `lorrery up` starts some with the cluster; one more: `lorrery worker`.';
+    } else if (!text && this.source === 'live' && !model.totals.requests) {
+      text = `No request has come yet. Send some: \`${this.#loadCommand()}\``;
+    }
+    const advice = byId('advice');
+    advice.hidden = !text;
+    if (advice.shown === text) return;
+    advice.shown = text;
+    advice.replaceChildren(...text.split('`').map((part, index) => (index % 2 ? make('code', { text: part }) : part)));
+  }
+
+  #loadCommand() {
+    const target = this.model.hello?.target;
+    return `lorrery load${target ? ` --target ${target}` : ''} --rate 20 -n 400 --adapters all`;
+  }
+}
+
+const page = new Page();
+page.start();

@@ -1,0 +1,79 @@
+// Which colour stands for which adapter or tenant.
+//
+// Eight colours can be told apart as small dots, also with red-green or blue-yellow blindness (tests/orrery holds the
+// least difference). They go to the names with the most traffic; all others get one of four greys, and the base model
+// the ink's colour. A name's hash says which it prefers, so that it is the same tomorrow; where two prefer the same, the
+// busier one has it. A name keeps its colour until it has fallen far behind. No colour is an alarm's.
+
+import { theme } from './theme.js';
+
+const COLOURS = {
+  dark: ['#5b8cff', '#a8ecdf', '#2fb37c', '#c6e34f', '#e0a03c', '#f2b8f5', '#c955c0', '#a9683a'],
+  light: ['#2f2a8c', '#4f9de8', '#2fa36b', '#134a2c', '#b8860b', '#a5512f', '#c2479f', '#7d5cf0'],
+};
+const GREYS = {
+  dark: ['#76808d', '#8a929c', '#646f7d', '#9aa0a8'],
+  light: ['#8f8a80', '#a39e93', '#7c776e', '#b3aea4'],
+};
+const BASE = { dark: '#d9d6cc', light: '#4a4740' };
+
+export const NUM_DISTINCT = COLOURS.dark.length;
+const NUM_GREYS = GREYS.dark.length;
+const BASE_INDEX = NUM_DISTINCT + NUM_GREYS;
+
+/** All colours in the theme that is shown, by the indices that Colours gives. */
+export function swatches(shown = theme()) {
+  return [...COLOURS[shown], ...GREYS[shown], BASE[shown]];
+}
+
+/** FNV-1a, 32 bits. */
+export function hash(name) {
+  let value = 0x811c9dc5;
+  for (let index = 0; index < name.length; index += 1) {
+    value = Math.imul(value ^ name.charCodeAt(index), 0x01000193);
+  }
+  return value >>> 0;
+}
+
+/** The colours of one kind of name. */
+export class Colours {
+  constructor() {
+    this.slots = new Array(NUM_DISTINCT).fill(null); // whose colour each is
+    this.byName = new Map();
+  }
+
+  /** Let the names have colours; `ranked` is by traffic, most first. */
+  assign(ranked) {
+    const near = new Set(ranked.slice(0, 2 * NUM_DISTINCT));
+    this.slots.forEach((name, slot) => {
+      if (name !== null && !near.has(name)) this.#give(slot, null);
+    });
+    for (const name of ranked.slice(0, NUM_DISTINCT)) {
+      if (this.byName.has(name)) continue;
+      const preferred = hash(name) % NUM_DISTINCT;
+      let slot = -1;
+      for (let step = 0; step < NUM_DISTINCT && slot < 0; step += 1) {
+        const tried = (preferred + step) % NUM_DISTINCT;
+        if (this.slots[tried] === null) slot = tried;
+      }
+      if (slot >= 0) this.#give(slot, name);
+    }
+  }
+
+  /** The index among swatches() of a name; null is the base model. */
+  index(name) {
+    if (name === null) return BASE_INDEX;
+    return this.byName.get(name) ?? NUM_DISTINCT + (hash(name) % NUM_GREYS);
+  }
+
+  /** Whether a name has a colour of its own now. */
+  isDistinct(name) {
+    return this.byName.has(name);
+  }
+
+  #give(slot, name) {
+    if (this.slots[slot] !== null) this.byName.delete(this.slots[slot]);
+    this.slots[slot] = name;
+    if (name !== null) this.byName.set(name, slot);
+  }
+}

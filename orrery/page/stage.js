@@ -1,0 +1,160 @@
+// The picture: two canvases, one above the other, and a button over each body, for the keyboard and for names.
+
+import { make, mark, write, Rows } from './dom.js';
+import { count, percent, plural } from './format.js';
+import { layout } from './layout.js';
+import { drawBodies, measures } from './bodies.js';
+import { Moving } from './moving.js';
+import { swatches } from './palette.js';
+import { themeColours } from './theme.js';
+
+const MARGIN = 8;
+const MAX_DENSITY = 2; // device pixels a CSS pixel that are drawn
+const byName = new Intl.Collator('en', { numeric: true });
+
+export class Stage {
+  /** `pick(entity)` is called when a body is chosen. */
+  constructor(container, pick) {
+    this.container = container;
+    this.pick = pick;
+    this.still = make('canvas', { 'aria-hidden': 'true' });
+    this.moved = make('canvas', { 'aria-hidden': 'true' });
+    this.buttons = make('ul', { class: 'bodies', 'aria-label': 'Workers' });
+    container.prepend(this.still, this.moved, this.buttons);
+    this.moving = new Moving();
+    this.view = { bodies: [], speed: 1, orbits: true, severities: new Map(), hovered: null };
+    this.byKey = new Map();
+    this.reduced = window.matchMedia('(prefers-reduced-motion: reduce)');
+    this.stale = true;
+    this.drawnAt = 0;
+    this.rows = new Rows(this.buttons, { key: (body) => body.worker.key, create: (body) => this.#button(body), update: updateButton });
+    new ResizeObserver(() => this.#resize()).observe(container);
+    this.recolour();
+    this.#resize();
+  }
+
+  /** The theme has changed. */
+  recolour() {
+    this.view.colours = themeColours();
+    this.view.swatches = swatches();
+    this.moving.recolour();
+    this.stale = true;
+  }
+
+  #button(body) {
+    const set = (hovered) => {
+      this.view.hovered = hovered;
+      this.stale = true;
+    };
+    const button = make('button', {
+      type: 'button', onclick: () => this.pick(button.worker), onpointerenter: () => set(button.worker), onpointerleave: () => set(null),
+      onfocus: () => set(button.worker), onblur: () => set(null),
+    });
+    button.worker = body.worker;
+    const item = make('li', {}, button);
+    item.button = button;
+    return item;
+  }
+
+  #resize() {
+    const { width, height } = this.container.getBoundingClientRect();
+    const density = Math.min(MAX_DENSITY, window.devicePixelRatio || 1);
+    for (const canvas of [this.still, this.moved]) {
+      canvas.width = Math.round(width * density);
+      canvas.height = Math.round(height * density);
+      canvas.getContext('2d').setTransform(density, 0, 0, density, 0, 0);
+    }
+    Object.assign(this.view, { width, height, density });
+    this.moving.recolour();
+    this.numPlaced = -1;
+    this.stale = true;
+  }
+
+  /** A frame has come, or what is looked for or selected has changed. `ui`: see main.js. */
+  update(model, ui) {
+    const { view } = this;
+    const now = performance.now();
+    const workers = [...model.workers, ...model.lost].sort((a, b) => a.shard - b.shard || byName.compare(a.name, b.name));
+    this.#place(workers);
+    Object.assign(view, {
+      selected: ui.selected, severities: ui.severities, speed: ui.speed, animated: !this.reduced.matches,
+      colourIndex: (adapter, tenant) => (ui.byTenant
+        ? model.tenantColours.index(model.tenant(tenant).key) : model.adapterColours.index(model.adapter(adapter).key)),
+      adapterColour: (adapter) => model.adapterColours.index(model.adapter(adapter).key),
+      swatch: (adapter) => view.swatches[model.adapterColours.index(adapter.key)],
+      dimAdapter: (adapter) => ui.focus !== null && !ui.focus(adapter),
+      dimMoon: (adapter, tenant, worker) => ui.focus !== null && !ui.focus(model.adapter(adapter)) && !ui.focus(model.tenant(tenant)) && !ui.focus(worker),
+      matches: ui.focus && ((worker) => ui.focus(worker) || worker.batch.some(([, adapter, tenant]) => !view.dimMoon(adapter, tenant, worker))
+        || worker.resident.some(([adapter]) => ui.focus(model.adapter(adapter)))),
+    });
+    if (model.version !== this.version || ui.changed) {
+      this.moving.place(model, view, (now - (this.frameAt ?? now)) / 1000 || 0.1);
+      this.frameAt = now;
+      this.version = model.version;
+      this.rows.show(view.bodies);
+    }
+    this.model = model;
+    this.stale = true;
+  }
+
+  #place(workers) {
+    const { view } = this;
+    const changed = workers.length !== this.numPlaced;
+    if (changed) {
+      view.place = layout(workers.length, Math.max(100, view.width - 2 * MARGIN), Math.max(100, view.height - 2 * MARGIN));
+      view.measure = measures(view.place.cell);
+      this.numPlaced = workers.length;
+    }
+    const gone = new Set(this.byKey.keys());
+    view.bodies = workers.map((worker, index) => {
+      let body = this.byKey.get(worker.key);
+      if (!body || (body.worker !== worker && body.worker.tokens.at > worker.tokens.at)) {
+        body = { phase: 0, omega: 0, owed: 0, due: 0, emission: 0, tilt: (index * 2.4) % 6.28, tokens: undefined, resident: null };
+        this.byKey.set(worker.key, body);
+      }
+      gone.delete(worker.key);
+      const { x, y } = view.place.places[index];
+      Object.assign(body, { worker, x, y, outwards: Math.atan2(y, x) });
+      body.centre = { x: view.width / 2 + x, y: view.height / 2 + y, room: view.measure.outer * 2 };
+      return body;
+    });
+    for (const key of gone) this.byKey.delete(key);
+  }
+
+  /** Draw what has changed; called once an animation frame. */
+  draw(now) {
+    const elapsed = Math.min(0.1, (now - this.drawnAt) / 1000);
+    this.drawnAt = now;
+    const { view } = this;
+    if (!this.model || !view.measure) return;
+    if (this.numPlaced < 0) this.#place(view.bodies.map((body) => body.worker));
+    if (this.stale) {
+      for (const body of view.bodies) Object.assign(body, { moonRadius: this.moving.moonRadius ?? 0, orbitGap: Math.max(2, (this.moving.moonSize ?? 2) * 2.7) });
+      view.orbits = view.measure.cell > 50;
+      drawBodies(this.still.getContext('2d'), this.model, view);
+    }
+    if (this.stale || view.animated) this.moving.draw(this.moved.getContext('2d'), view, elapsed);
+    this.stale = false;
+  }
+}
+
+function updateButton(item, { worker, centre }) {
+  const { button } = item;
+  button.worker = worker;
+  const key = `${Math.round(centre.x)} ${Math.round(centre.y)} ${Math.round(centre.room)}`;
+  if (item.placed !== key) {
+    item.placed = key;
+    button.style.setProperty('width', `${centre.room}px`);
+    button.style.setProperty('height', `${centre.room}px`);
+    button.style.setProperty('transform', `translate(${centre.x - centre.room / 2}px, ${centre.y - centre.room / 2}px)`);
+  }
+  const second = Math.floor(performance.now() / 1000);
+  if (item.second === second) return; // a name that changes ten times a second helps no one
+  item.second = second;
+  const label = worker.lostAt !== null ? `${worker.name}: lost`
+    : `${worker.name}: ${worker.gpu}, ${worker.state}, ${plural(worker.running, 'request')} running, ${count(worker.waiting)} waiting, `
+      + `KV ${percent(worker.kvRatio)}`;
+  mark(button, 'aria-label', label);
+  mark(button, 'title', label);
+  write(button, '');
+}
