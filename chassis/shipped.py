@@ -1,4 +1,4 @@
-"""Files that ship with the package: the default settings, excerpts of public traces, golden records, a corpus.
+"""Files that ship with the package: default settings, excerpts of traces, golden records, a corpus, rules, dashboards.
 
 A wheel holds them in `lorrery/data`. In a checkout that folder has links to where they lie, under deploy/ and tests/:
 each exists once, and a checkout and a wheel find it in the same way.
@@ -20,6 +20,12 @@ TRACES = {
 
 CORPUS = _DATA / "corpora" / "prompts.txt"
 """Made-up prompts, one a line, for a static prefix cache."""
+
+PROMETHEUS = _DATA / "prometheus"
+"""Scrape configurations, recording rules, alerts."""
+
+GRAFANA = _DATA / "grafana"
+"""Dashboards, and the provisioning that makes Grafana show them."""
 
 
 def golden_excerpts() -> list[Path]:

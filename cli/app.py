@@ -20,6 +20,7 @@ PARTS = {
     "load": "Send a workload to a cluster, and report what its clients see.",
     "simulate": "Run the same cluster under a virtual clock: hours of traffic in seconds.",
     "faults": "Let requests, loads and workers of a running cluster fail.",
+    "monitoring": "Write Prometheus' configuration, rules and alerts, and the Grafana dashboards.",
     "demo": "Run a cluster and a real trace through it, about a minute.",
     "plan": "Say what a deployment can serve, and how many GPUs a rate needs.",
     "calibrate": "Fit a GPU's kernel constants to your own profile of it.",

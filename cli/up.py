@@ -1,6 +1,7 @@
 """`lorrery up`: a cluster in the foreground, one process per service, one Ctrl-C for all of them."""
 
 import asyncio
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -25,6 +26,12 @@ def up(
         bool, typer.Option("--free-ports", help="Listen on free ports instead of the settings', for a second cluster.")
     ] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Start a process that dies again, on its ports.")] = False,
+    monitoring: Annotated[
+        Path | None,
+        typer.Option(
+            "--monitoring", metavar="DIR", help="Keep Prometheus' and Grafana's files here; unset: until it stops."
+        ),
+    ] = None,
     faults: Annotated[
         list[str] | None,
         typer.Option("--fault", metavar="FAULT", help="What goes wrong, and when; repeatable. See below."),
@@ -37,12 +44,16 @@ def up(
     itself, the rest is stopped and the exit code is 1; with --restart it starts again after half a second, and later
     each time it dies soon.
 
+    Prometheus shows the cluster with the configuration file that is printed; its targets follow the processes. With
+    --monitoring DIR the files stay, and the next cluster takes them over. What you changed there is kept.
+
     Faults are those of lorrery simulate, in device seconds after the cluster is ready.
 
     Examples:
       lorrery up
       lorrery up --workers 4 --set scheduler.policy=vtc_fair
       lorrery up --free-ports
+      lorrery up --monitoring monitoring
       lorrery up --restart --fault worker_loss,at=30,worker=worker-1,for=10
       lorrery up --fault slow_worker,at=30,worker=worker-0,factor=1.5,for=60
       lorrery up --fault freeze_worker,at=30,worker=worker-0,for=8
@@ -53,6 +64,15 @@ def up(
         from lorrery.cli.up_cluster import run  # while the fork server imports the services
 
         code = asyncio.run(
-            run(fork_server, config, overrides or [], faults or [], workers, free_ports=free_ports, restart=restart)
+            run(
+                fork_server,
+                config,
+                overrides or [],
+                faults or [],
+                workers,
+                free_ports=free_ports,
+                restart=restart,
+                monitoring=monitoring,
+            )
         )
     raise typer.Exit(code)

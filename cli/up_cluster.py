@@ -1,19 +1,24 @@
 """What `lorrery up` does: runs a cluster, and prints its output."""
 
 import asyncio
+import contextlib
 import json
 import os
+import shlex
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from itertools import cycle
 from pathlib import Path
 
 import typer
 
+from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.faults import check_faults
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
 from lorrery.local.cluster import LocalCluster, cancelled_by_signals, describe_exit
+from lorrery.local.monitoring import Monitoring, Target
 from lorrery.local.processes import ForkServer
 from lorrery.local.supervisor import Supervisor
 from lorrery.settings import Settings, load
@@ -31,23 +36,60 @@ async def run(
     *,
     free_ports: bool,
     restart: bool,
+    monitoring: Path | None = None,
 ) -> int:
-    """Run a cluster until a signal or the end of one of its processes; return the exit code."""
+    """Run a cluster until a signal or the end of one of its processes; return the exit code.
+
+    `monitoring` is the folder of `local.monitoring`; unset: a temporary one.
+    """
     if faults:
         overrides = [*overrides, f"faults={json.dumps([*load(config, overrides).faults, *faults])}"]
     printer = Printer(num_workers)
-    cluster = LocalCluster(
-        config, overrides, num_workers, show=printer.show, free_ports=free_ports, fork_server=fork_server
-    )
-    settings = cluster.settings
-    check_faults(
-        settings.planned_faults(),
-        workers=cluster.worker_names,
-        adapters=(name for name, _ in settings.adapters.expand()),
-    )
-    shipped = " (the shipped one; lorrery init writes a copy to edit)" if config == DEFAULT_SETTINGS else ""
-    printer.say(f"settings: {config}{shipped}")
-    return await run_until_stopped(cluster, restart=restart, say=printer.say, ready=lambda: summary(cluster))
+    with _folder(monitoring) as folder:
+        files = Monitoring(Path(folder))
+
+        def write_targets() -> None:
+            try:
+                files.write_targets(running_targets(cluster))
+            except LorreryError as error:
+                printer.say(f"Prometheus does not see this change: {error}")
+
+        cluster = LocalCluster(
+            config,
+            overrides,
+            num_workers,
+            show=printer.show,
+            free_ports=free_ports,
+            fork_server=fork_server,
+            on_change=write_targets,
+        )
+        settings = cluster.settings
+        check_faults(
+            settings.planned_faults(),
+            workers=cluster.worker_names,
+            adapters=(name for name, _ in settings.adapters.expand()),
+        )
+        files.write(keep=True)
+        shipped = " (the shipped one; lorrery init writes a copy to edit)" if config == DEFAULT_SETTINGS else ""
+        printer.say(f"settings: {config}{shipped}")
+        return await run_until_stopped(
+            cluster, restart=restart, say=printer.say, ready=lambda: summary(cluster, prometheus=files.config)
+        )
+
+
+def _folder(kept: Path | None) -> contextlib.AbstractContextManager[str | Path]:
+    if kept is not None:
+        return contextlib.nullcontext(kept)
+    return tempfile.TemporaryDirectory(prefix="lorrery-monitoring-", ignore_cleanup_errors=True)
+
+
+def running_targets(cluster: LocalCluster) -> list[Target]:
+    """Return the processes that show metrics now."""
+    return [
+        Target(entry.name, entry.service, entry.metrics)
+        for entry in cluster.processes.values()
+        if entry.metrics and entry.exit_code is None
+    ]
 
 
 async def run_until_stopped(
@@ -89,8 +131,13 @@ async def run_until_stopped(
     return int(failed)
 
 
-def summary(cluster: LocalCluster) -> list[str]:
-    """Return lines that tell what runs, and where."""
+def summary(cluster: LocalCluster, prometheus: Path | None = None) -> list[str]:
+    """Return lines that tell what runs, and where.
+
+    Args:
+        cluster: that serves.
+        prometheus: configuration file that scrapes it, if there is one.
+    """
     settings: Settings = cluster.settings
     workers = f"workers: {len(cluster.worker_names)} x {settings.worker.gpu}"
     adapters = f"adapters: {sum(1 for _ in settings.adapters.expand())}"
@@ -101,6 +148,8 @@ def summary(cluster: LocalCluster) -> list[str]:
     if cluster.http_address:
         lines.append(f"HTTP clients (OpenAI's and S-LoRA's routes): http://{cluster.http_address}")
     lines += [f"gateways ({name}): grpc://{address}" for name, address in cluster.engine_addresses.items()]
+    if prometheus is not None:
+        lines.append(f"Prometheus: prometheus --config.file={shlex.quote(str(prometheus))}")
     return [*lines, f"try: lorrery load --target {cluster.router_address}"]
 
 

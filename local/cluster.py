@@ -94,6 +94,7 @@ class LocalCluster:
         show: gets every line that a process prints.
         free_ports: listen on free ports instead of the settings', but where `overrides` say otherwise.
         fork_server: running; unset: the cluster has its own.
+        on_change: called when a process listens, and when one has ended.
 
     Raises:
         SettingsError: the settings are wrong.
@@ -109,6 +110,7 @@ class LocalCluster:
         show: Show = lambda _name, _line: None,
         free_ports: bool = False,
         fork_server: ForkServer | None = None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.settings: Settings = load(config, overrides)
         if free_ports:
@@ -120,6 +122,7 @@ class LocalCluster:
         self._overrides = list(overrides)
         self._num_workers = num_workers
         self._show = show
+        self._on_change = on_change
         self._fork_server = fork_server
         self._resources = contextlib.ExitStack()
         self._announcements: Path | None = None
@@ -292,6 +295,7 @@ class LocalCluster:
         if rest:
             self._pass_on(entry, rest)
         await entry.process.wait()
+        self._on_change()
         if not entry.exit_expected:
             self._ended.put_nowait(entry)
 
@@ -312,6 +316,7 @@ class LocalCluster:
         process.http = addresses.get("http", "")
         usual = ("grpc", "metrics", "http", "pid")
         process.others = {name: address for name, address in addresses.items() if name not in usual}
+        self._on_change()
 
     @contextlib.asynccontextmanager
     async def _bounded(self, process: ServiceProcess, what: str, seconds: float) -> AsyncIterator[None]:

@@ -40,6 +40,7 @@ WITHOUT_OPTIONS = {
     "validate golden": (0, "0 failed"),
     "validate policy": (2, "MODULE:CLASS"),
     "init": (0, "cluster.toml"),
+    "monitoring": (2, "DIR"),
     "validate steptime": (0, "MAPE"),
 }
 """Command -> exit code and a word of what it says."""

@@ -1,4 +1,5 @@
 import asyncio
+import json
 import os
 import re
 import signal
@@ -8,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from lorrery.cli.up_cluster import running_targets
 from lorrery.local.cluster import LocalCluster
+from lorrery.local.monitoring import TARGETS, Monitoring
 from lorrery.local.processes import start_python
 from tests.cluster.client import Ask, Client
 from tests.cluster.harness import SETTINGS, StartCluster, alive, metric, services, wait_until, write_settings
@@ -64,6 +67,12 @@ class Up:
         return next(pid for pid, name in self.services().items() if name == service)
 
 
+def targets_of(folder: Path) -> dict[str, str]:
+    """Return what Prometheus is told: address by name."""
+    groups = json.loads((folder / TARGETS).read_text())
+    return {group["labels"]["instance"]: group["targets"][0] for group in groups}
+
+
 @pytest.fixture
 async def up(tmp_path: Path) -> AsyncIterator[Up]:
     """A cluster of `lorrery up` that serves."""
@@ -83,6 +92,10 @@ async def test_up_tells_where_things_are_and_one_ctrl_c_stops_them_in_order(up: 
         match = re.search(rf"lorrery +\|   {name} +(127\.0\.0\.1:\d+) +http://(127\.0\.0\.1:\d+)/metrics", text)
         assert match, text
         assert metric(match[2], "lorrery_service_state", state="ready") == 1
+    folder = Path(re.findall(r"prometheus --config\.file=(\S+)/prometheus\.yml", text)[0])
+    assert targets_of(folder) == dict(
+        re.findall(r"(\w+(?:-\d)?) +127\.0\.0\.1:\d+ +http://(127\.0\.0\.1:\d+)/metrics", text)
+    )
 
     up.process.send_signal(signal.SIGINT)
     assert await up.end() == 0, "".join(up.lines)
@@ -91,6 +104,7 @@ async def test_up_tells_where_things_are_and_one_ctrl_c_stops_them_in_order(up: 
     assert stopped[0] == "router"
     assert set(stopped[1:3]) == {"worker-0", "worker-1"}
     assert stopped[3:] == ["scheduler"]
+    assert not (await asyncio.to_thread(folder.exists))
 
 
 async def test_sigterm_stops_everything_too(up: Up):
@@ -133,7 +147,11 @@ async def test_process_that_dies_is_named_and_ends_the_rest(up: Up, victim: str)
 
 
 async def test_with_restart_a_killed_process_runs_again_where_it_was(tmp_path: Path):
-    up = await Up.start("--config", str(write_settings(tmp_path)), "--workers", "1", "--restart")
+    folder = tmp_path / "monitoring"
+    Monitoring(folder).write()
+    (folder / "rules" / "alerts.yml").write_text("groups: []\n")
+    arguments = ("--config", str(write_settings(tmp_path)), "--workers", "1", "--restart", "--monitoring", str(folder))
+    up = await Up.start(*arguments)
     try:
         target = (await up.wait_for("try: lorrery load --target")).split()[-1]
         for victim, service in (("worker-0", "worker"), ("router", "router")):
@@ -141,12 +159,15 @@ async def test_with_restart_a_killed_process_runs_again_where_it_was(tmp_path: P
             await up.wait_for(f"{victim} ended with signal 9; it starts again in 0.5 s")
             line = await up.wait_for(f"{victim} runs again, pid ")
             assert int(line.split()[-1]) == up.pid_of(service)
+        assert targets_of(folder).keys() == {"scheduler", "worker-0", "router"}
         async with Client(target) as client:
             stream = await client.start(Ask(1, max_new_tokens=3))
             assert stream.finish is not None, stream.error
             assert stream.finish.usage.worker_id == "worker-0"
         up.process.send_signal(signal.SIGINT)
         assert await up.end() == 0, "".join(up.lines)
+        assert targets_of(folder) == {}
+        assert (folder / "rules" / "alerts.yml").read_text() == "groups: []\n", "what was changed there is kept"
     finally:
         await up.gone()
 
@@ -257,8 +278,10 @@ def test_free_ports_leave_hosts_and_explicit_settings_alone():
 async def test_killed_process_starts_again_on_its_ports(start_cluster: StartCluster):
     cluster: LocalCluster = await start_cluster()
     before = cluster.processes["scheduler"]
+    assert {target.name for target in running_targets(cluster)} == {"scheduler", "worker-0", "router"}
     cluster.kill("scheduler")
     assert await cluster.ended("scheduler") == -signal.SIGKILL
+    assert {target.name for target in running_targets(cluster)} == {"worker-0", "router"}
     await cluster.restart("scheduler")
     after = cluster.processes["scheduler"]
     assert (after.grpc, after.metrics) == (before.grpc, before.metrics)

@@ -94,11 +94,16 @@ def test_a_stop_leaves_time_for_the_whole_drain(name: str, settings: Settings) -
 
 
 def test_prometheus_finds_every_replica_of_every_service() -> None:
-    prometheus = yaml.safe_load((ROOT / "deploy" / "prometheus.yml").read_text(encoding="utf-8"))
+    prometheus = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text(encoding="utf-8"))
     jobs = {job["job_name"]: job["dns_sd_configs"][0] for job in prometheus["scrape_configs"]}
-    assert jobs.keys() == set(OURS)
+    assert jobs.keys() == {*OURS, "loadgen"}
     for name, discovery in jobs.items():
         assert (discovery["names"], discovery["type"], discovery["port"]) == ([name], "A", 9100)
+
+
+def test_the_load_generator_shows_its_metrics_where_prometheus_looks() -> None:
+    entrypoint = SERVICES["loadgen"]["entrypoint"]
+    assert entrypoint[entrypoint.index("--metrics") + 1] == "0.0.0.0:9100"
 
 
 def _datasources(part: Any) -> Iterator[str]:

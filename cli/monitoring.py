@@ -1,0 +1,51 @@
+"""`lorrery monitoring`: writes what Prometheus and Grafana need to show a cluster without containers."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lorrery.chassis.commands import Command, command_app
+from lorrery.chassis.shipped import DEFAULT_SETTINGS
+from lorrery.cli.config import ConfigOption
+from lorrery.cli.version import VersionOption
+
+app = command_app()
+
+
+@app.command(cls=Command)
+def monitoring(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the files go; made if it is not there.")],
+    config: ConfigOption = DEFAULT_SETTINGS,
+    workers: Annotated[
+        int, typer.Option(min=0, help="How many workers of `lorrery up` to scrape; their ports count up.")
+    ] = 2,
+    prometheus_url: Annotated[
+        str, typer.Option("--prometheus-url", metavar="URL", help="Where Grafana will find Prometheus.")
+    ] = "http://127.0.0.1:9090",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that are there and differ.")] = False,
+    version: VersionOption = False,
+) -> None:
+    """Write Prometheus' configuration, rules and alerts, and the Grafana dashboards.
+
+    The targets are the processes that lorrery up starts with these settings; for a cluster that was started otherwise,
+    edit targets/cluster.json. lorrery up --monitoring DIR writes the same folder and keeps its targets up to date.
+
+    Examples:
+      lorrery monitoring monitoring
+      lorrery monitoring monitoring --config cluster.toml --workers 8
+      lorrery monitoring monitoring --force --prometheus-url http://10.0.0.5:9090
+    """
+    del version
+    from lorrery.local.monitoring import Monitoring, expected_targets
+    from lorrery.settings import load
+
+    targets = expected_targets(load(config), workers)
+    files = Monitoring(folder, prometheus_url)
+    written = files.write(force=force)
+    files.write_targets(targets)
+    typer.echo(f"wrote {len(written) + 1} files to {folder}; then\n")
+    typer.echo(f"  prometheus --config.file={shlex.quote(str(files.config))}")
+    provisioning = shlex.quote(str(files.grafana_provisioning.absolute()))
+    typer.echo(f"  GF_PATHS_PROVISIONING={provisioning} grafana server --homepath /usr/share/grafana\n")
