@@ -25,6 +25,7 @@ from lorrery.cli.config import ConfigOption
 from lorrery.cli.output import write
 from lorrery.cli.plan_sizing import Cluster, command_of
 from lorrery.cli.version import VersionOption
+from lorrery.plots import style
 from lorrery.simulator.plan import Claim, Level, Plan, make_plan
 from lorrery.worker.device.capacity import Workload
 
@@ -100,6 +101,8 @@ def plan(
       lorrery plan --rate 20 --prompt 1000 --output 200 --ttft 0.5
     """
     del version
+    if plot is not None:
+        style.check("--plot", plot)
     cluster = Cluster(config, tuple(overrides or ()))
     if max_concurrency is not None:
         cluster = cluster.but(scheduler__running_max_req_size=max_concurrency, scheduler__max_num_seqs=max_concurrency)

@@ -5,15 +5,15 @@ matplotlib is an extra: the terminal shows the same figures without it.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from lorrery.chassis.errors import LorreryError, SettingsError
+from lorrery.plots import style
 from lorrery.simulator.plan import Level, Plan
 from lorrery.worker.device.capacity import Workload
 
-SUFFIXES = (".svg", ".png", ".pdf")
-# Okabe and Ito's colours, which colour-blind readers can tell apart.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_LINES = ("-", "--", ":", "-.")
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 _MOST_LABELS = 4
 """Deployments in one plot up to which every mark is labelled."""
 
@@ -25,57 +25,65 @@ def draw(path: Path, plans: Sequence[Plan], work: Workload, level: Level) -> Non
     logarithmic, so that a small and a large model do.
 
     Raises:
-        SettingsError: a name with another ending.
         LorreryError: matplotlib is not installed, or the file cannot be written.
     """
-    if path.suffix not in SUFFIXES:
-        raise SettingsError(f"--plot {path}: the name must end in {', '.join(SUFFIXES)}")
-    try:
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import NullFormatter, StrMethodFormatter
-    except ImportError:
-        raise LorreryError("--plot needs matplotlib: make setup, or pip install 'lorrery[plot]'") from None
-    per_gpu = len(plans) > 1
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots()
-    for index, plan in enumerate(plans):
-        gpus = plan.num_gpus if per_gpu else 1
-        x = [point.total_tokens / gpus for point in plan.points]
-        y = [point.tpot * 1e3 for point in plan.points]
-        colour, line = _COLOURS[index % len(_COLOURS)], _LINES[index // len(_COLOURS) % len(_LINES)]
-        axes.plot(x, y, line, color=colour, marker="o", markersize=4, linewidth=1.5, label=plan.name)
-        labelled = plan.points if len(plans) <= _MOST_LABELS else plan.points[-1:]
-        for point in labelled:
-            at = point.total_tokens / gpus, point.tpot * 1e3
-            axes.annotate(
-                str(point.concurrency), at, textcoords="offset points", xytext=(-4, 5), ha="right", fontsize=8,
-                color=colour,
-            )  # fmt: skip
-    if level.tpot is not None:
-        axes.axhline(level.tpot * 1e3, color="grey", linewidth=1, linestyle="--")
+    with style.drawing("--plot"):
+        figure, (axes,) = style.canvas(1, 1, 4.8 + 0.1 * len(plans))
+        for index, plan in enumerate(plans):
+            _draw_line(axes, plan, index, num_plans=len(plans))
+        _draw_axes(axes, per_gpu=len(plans) > 1)
+        if level.tpot is not None:
+            tpot_ms = level.tpot * 1e3
+            label = f"service level: {tpot_ms:g} ms"
+            axes.axhline(tpot_ms, color=style.GREY, linewidth=1.2, linestyle="--", label=label)
+        style.legend_above(figure, axes, columns=2)
+        style.save(figure, path, _caption(plans, work))
+
+
+def _draw_line(axes: "Axes", plan: Plan, index: int, num_plans: int) -> None:
+    gpus = plan.num_gpus if num_plans > 1 else 1
+    x = [point.total_tokens / gpus for point in plan.points]
+    y = [point.tpot * 1e3 for point in plan.points]
+    look = style.series(index)
+    axes.plot(x, y, color=look.colour, marker=look.marker, label=plan.name)
+    if num_plans > _MOST_LABELS:
+        places = [(len(x) - 1, (0, 6), "center", "bottom")]
+    elif index % 2 == 0:  # the lines rise to the right: numbers left above one, right beneath the next
+        places = [(number, (-4, 5), "right", "bottom") for number in range(len(x))]
+    else:
+        places = [(number, (5, -5), "left", "top") for number in range(len(x))]
+    for number, offset, across, along in places:
         axes.annotate(
-            f"service level: {level.tpot * 1e3:g} ms", (0.995, level.tpot * 1e3),
-            xycoords=("axes fraction", "data"), xytext=(0, 3), textcoords="offset points",
-            ha="right", fontsize=8, color="grey",
+            str(plan.points[number].concurrency), (x[number], y[number]), textcoords="offset points", xytext=offset,
+            ha=across, va=along, fontsize=8, color=look.colour,
         )  # fmt: skip
-    axes.set_xlabel("tokens/s per GPU, all streams together" if per_gpu else "tokens/s, all streams together")
-    axes.set_ylabel("TPOT in ms, prefill stalls included")
-    axes.set_title(
-        f"{work.prompt_tokens} tokens in, {work.output_tokens} out; numbers are streams at once", fontsize=10
-    )
+
+
+def _draw_axes(axes: "Axes", *, per_gpu: bool) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axes.set_title("TPOT over throughput; the numbers are concurrent streams")
+    axes.set_xlabel(f"throughput of all streams (tokens/s{' per GPU' if per_gpu else ''})")
+    axes.set_ylabel("TPOT, prefill stalls included (ms)")
+    axes.margins(0.08)
     if per_gpu:
         axes.set_xscale("log")
         axes.set_yscale("log")
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axis.set_minor_formatter(NullFormatter())
     else:
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
-    axes.grid(visible=True, which="both", alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8)
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise LorreryError(f"{path}: {error.strerror}") from None
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+
+
+def _caption(plans: Sequence[Plan], work: Workload) -> str:
+    """Name deployments, load, and what the figures leave out."""
+    names = "; ".join(plan.name for plan in plans) if len(plans) <= _MOST_LABELS else f"{len(plans)} deployments"
+    adapters = f", each stream with one of {work.num_adapters} resident adapters" if work.num_adapters else ""
+    return (
+        f"{names}. Every stream: {work.prompt_tokens:,} tokens in,"
+        f" {work.output_tokens:,} out{adapters}. Step times by the model of docs/step-time.md, without queueing."
+    )

@@ -15,21 +15,22 @@ One point is
       --set model=Llama-2-7B --set worker.gpu=A10G --set scheduler.strict=true \
       --set scheduler.max_total_token_num=14500
 
-Writes adapters.csv, adapters.png and adapters_policies.png. Takes about half a minute.
+Writes adapters.csv, and the figures adapters and adapters_policies. Takes about half a minute.
 """
 
 import csv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 import lorrery
 from studies import figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 NAME = "adapters"
 RANKS = {"S1": (8,), "S2": (64, 32, 16, 8)}
@@ -47,33 +48,30 @@ _CHUNKED = {"policy": "fcfs", "batching": "chunked", "memory": "paged", "max_num
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What is compared: how it is drawn, and the settings that make it."""
+    """What is compared: its name in the figure, and the settings that make it."""
 
     legend: str
-    colour: str
     scheduler: Mapping[str, Any]
     adapters: Mapping[str, Any] = field(default_factory=dict)
 
 
 SLORA = "slora"
 POLICIES = {
-    SLORA: Policy("req_queue (S-LoRA): any number of adapters", figure.BLUE, {"policy": "req_queue", "strict": True}),
+    SLORA: Policy("req_queue (S-LoRA): any number of adapters", {"policy": "req_queue", "strict": True}),
     "cluster_soft": Policy(
         "cluster, S-LoRA's soft limit of 8 adapters",
-        figure.GREEN,
         {"policy": "cluster", "batch_num_adapters": 8, "strict": True},
     ),
     "cluster_hard": Policy(
-        "cluster, at most 8: others overtake who waits", figure.SKY, {"policy": "cluster", "batch_num_adapters": 8}
+        "cluster, at most 8: others overtake who waits", {"policy": "cluster", "batch_num_adapters": 8}
     ),
-    "fcfs": Policy("fcfs, chunked: any number", figure.ORANGE, _CHUNKED),
+    "fcfs": Policy("fcfs, chunked: any number", _CHUNKED),
     "fcfs_max_loras": Policy(
         "fcfs, chunked, max_loras = 8: nobody overtakes",
-        figure.VERMILLION,
         _CHUNKED,
         {"max_loras": 8, "max_overtakes": 0, "look_ahead": 0},
     ),
-    "peft": Policy("peft: one adapter at a time", figure.PURPLE, {"policy": "peft", "strict": True}),
+    "peft": Policy("peft: one adapter at a time", {"policy": "peft", "strict": True}),
 }
 
 
@@ -174,41 +172,46 @@ def _with_published(point: Point, published: Published) -> Point:
 
 
 _SWEEPS: Mapping[str, tuple[str, str, Callable[[Point], float]]] = {
-    "adapters": (f"Adapters, at {SATURATED_RATE} requests/s", "number of adapters", lambda p: p.num_adapters),
+    "adapters": (f"adapters, at {SATURATED_RATE} requests/s", "number of adapters", lambda p: p.num_adapters),
     "skew": (
-        f"Skew, {MANY} adapters, {RATE:g} requests/s",
+        f"skew, {MANY} adapters, {RATE:g} requests/s",
         "alpha (1: all alike; 0.1: 59 % ask for one)",
         lambda p: p.alpha,
     ),
-    "bursts": (f"Bursts, {MANY} adapters, {RATE:g} requests/s", "cv of the gaps (1: Poisson)", lambda p: p.cv),
+    "bursts": (
+        f"bursts, {MANY} adapters, {RATE:g} requests/s",
+        "coefficient of variation of the gaps (1: Poisson)",
+        lambda p: p.cv,
+    ),
 }
 
 
-def draw(points: Sequence[Point]) -> Figure:
-    """Draw the three sweeps under S-LoRA's policy: throughput above, first-token time beneath."""
-    drawn, axes = figure.canvas(2, 3, 6.0)
-    for column, (sweep, (title, label, of)) in enumerate(_SWEEPS.items()):
-        upper, lower = axes[column], axes[3 + column]
+def draw(points: Sequence[Point]) -> "Figure":
+    """Draw the three sweeps under S-LoRA's policy: throughput on the left, first-token time on the right."""
+    drawn, axes = figure.canvas(3, 2, 8.2)
+    for row, (sweep, (title, label, of)) in enumerate(_SWEEPS.items()):
+        left, right = axes[2 * row : 2 * row + 2]
         its = [point for point in points if point.sweep == sweep and point.policy == SLORA]
         places = {value: place for place, value in enumerate(sorted({of(point) for point in its}))}
-        for setting, colour in (("S1", figure.BLUE), ("S2", figure.GREEN)):
+        for index, setting in enumerate(RANKS):
             line = [point for point in its if point.setting == setting]
             x = [places[of(point)] for point in line]
+            look = figure.series(index)
             for one, ours, theirs in (
-                (upper, [p.throughput for p in line], [p.measured_throughput for p in line]),
-                (lower, [p.first_token_s for p in line], [p.measured_first_token_s for p in line]),
+                (left, [p.throughput for p in line], [p.measured_throughput for p in line]),
+                (right, [p.first_token_s for p in line], [p.measured_first_token_s for p in line]),
             ):
-                one.plot(x, ours, "-o", color=colour, label=f"{setting}, Lorrery")
-                figure.published(one, x, theirs, colour, f"{setting}, measured", 9)
-        for one in (upper, lower):
+                one.plot(x, ours, color=look.colour, marker=look.marker, label=f"{setting}, Lorrery")
+                figure.published(one, x, theirs, look, f"{setting}, measured", 9)
+        for one in (left, right):
             one.set_xticks(list(places.values()), [_short(value) for value in places])
-        upper.set_ylim(0, 2.25)
-        lower.set_ylim(bottom=0)
-        upper.set_title(title)
-        lower.set_xlabel(label)
-    axes[0].set_ylabel("throughput (requests/s)")
-    axes[3].set_ylabel("mean time to first token (s)")
-    axes[0].legend(loc="lower left")
+            one.set_xlabel(label)
+            one.set_title(f"Over {title}" if one is left else "")
+        left.set_ylim(0, 2.25)
+        left.set_ylabel("throughput (requests/s)")
+        right.set_ylim(bottom=0)
+        right.set_ylabel("mean time to first token (s)")
+    figure.legend_above(drawn, axes[0], columns=4)
     return drawn
 
 
@@ -216,33 +219,28 @@ def _short(value: float) -> str:
     return f"{value / 1e3:g}k" if value >= 1e3 else f"{value:g}"
 
 
-def draw_policies(points: Sequence[Point]) -> Figure:
+def draw_policies(points: Sequence[Point]) -> "Figure":
     """Draw throughput and first-token time over the number of adapters, a line for each policy."""
-    drawn, axes = figure.canvas(1, 2, 4.0)
-    for name, policy in POLICIES.items():
+    drawn, axes = figure.canvas(1, 2, 4.4)
+    for index, (name, policy) in enumerate(POLICIES.items()):
         of_policy = [p for p in points if p.policy == name and p.sweep == "adapters" and p.setting == "S2"]
         line = [point for point in of_policy if point.num_adapters]
         x = range(len(line))
-        axes[0].plot(x, [point.throughput for point in line], "-o", color=policy.colour, label=policy.legend)
-        axes[1].plot(x, [point.first_token_s for point in line], "-o", color=policy.colour)
-        for one in axes:
+        look = figure.series(index)
+        for one, y in zip(axes, ([p.throughput for p in line], [p.first_token_s for p in line]), strict=True):
+            one.plot(x, y, color=look.colour, marker=look.marker, label=policy.legend)
             one.set_xticks(x, [_short(point.num_adapters) for point in line])
     for one in axes:
         one.set_xlabel("number of adapters (S2)")
     axes[0].set_title("Throughput")
-    axes[0].set_ylabel("requests/s")
+    axes[0].set_ylabel("throughput (requests/s)")
     axes[0].set_ylim(0, 2.05)
     axes[1].set_title("Mean time to first token")
-    axes[1].set_ylabel("s")
+    axes[1].set_ylabel("mean time to first token (s)")
     axes[1].set_yscale("log")
     axes[1].yaxis.set_major_formatter("{x:,g}")
-    _legend_above(drawn, axes[0])
+    figure.legend_above(drawn, axes[0], columns=2)
     return drawn
-
-
-def _legend_above(drawn: Figure, axes: Axes) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    drawn.legend(handles, labels, loc="outside upper center", ncols=3)
 
 
 SOURCE = """\
@@ -278,8 +276,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     first, second = captions(points, options.duration)
     columns = Point.__dataclass_fields__
     figure.write_table(options.out, NAME, [{name: getattr(point, name) for name in columns} for point in points])
-    figure.save(draw(points), options.out, NAME, first)
-    figure.save(draw_policies(points), options.out, f"{NAME}_policies", second)
+    figure.save(lambda: draw(points), options.out, NAME, first)
+    figure.save(lambda: draw_policies(points), options.out, f"{NAME}_policies", second)
 
 
 if __name__ == "__main__":

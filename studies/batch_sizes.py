@@ -10,23 +10,24 @@ A batch of b equal prompts is generated at once, 10 tokens each. As in the docum
       --input-range 7 --output-range 10 --set model=Llama-3-8B --set worker.gpu=A100-80-SXM \
       --set scheduler.policy=fcfs --set scheduler.batching=static --set scheduler.max_num_seqs=B
 
-Writes batch_sizes.csv and batch_sizes.png. Takes about two seconds.
+Writes batch_sizes.csv and the figure. Takes about two seconds.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from typing import TYPE_CHECKING
 
 import lorrery
 from studies import figure
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 NAME = "batch_sizes"
 MODEL, GPU = "Llama-3-8B", "A100-80-SXM"
 OUTPUT = 10
-PROMPTS = {7: figure.BLUE, 512: figure.VERMILLION, 1750: figure.GREEN}
+PROMPTS = (7, 512, 1_750)
 LARGEST = 128
 
 
@@ -88,7 +89,9 @@ def study(largest: int = LARGEST) -> list[Row]:
     return [measure(prompt_tokens, batch_size) for prompt_tokens in PROMPTS for batch_size in sizes]
 
 
-def _sizes(axes: Axes, sizes: Sequence[int], unit: str) -> None:
+def _sizes(axes: "Axes", sizes: Sequence[int], label: str) -> None:
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(sizes, [str(size) for size in sizes])
@@ -96,32 +99,46 @@ def _sizes(axes: Axes, sizes: Sequence[int], unit: str) -> None:
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.set_xlabel("batch size (sequences)")
-    axes.set_ylabel(unit)
+    axes.set_ylabel(label)
 
 
-def draw(rows: Sequence[Row]) -> Figure:
+def draw(rows: Sequence[Row]) -> "Figure":
     """Draw throughput, latency, and what is left without the prefill."""
     drawn, axes = figure.canvas(1, 3, 3.9)
     sizes = sorted({row.batch_size for row in rows})
-    titles = (
-        "Throughput: b x 10 / duration",
-        "Time per token: duration / 10",
-        "Decode alone (TPOT)",
+    panels = (
+        ("b x 10 / duration", "throughput (tokens/s)"),
+        ("duration / 10", "time per token (ms)"),
+        ("Decode alone", "TPOT (ms)"),
     )
-    for one, title, unit in zip(axes, titles, ("tokens/s", "ms", "ms"), strict=True):
+    for one, (title, label) in zip(axes, panels, strict=True):
         one.set_title(title)
-        _sizes(one, sizes, unit)
-    for prompt_tokens, colour in PROMPTS.items():
+        _sizes(one, sizes, label)
+    for index, prompt_tokens in enumerate(PROMPTS):
+        look = figure.series(index)
+        colour, marker = look.colour, look.marker
         its = [row for row in rows if row.prompt_tokens == prompt_tokens]
         x = [row.batch_size for row in its]
-        axes[0].plot(x, [row.throughput for row in its], "-o", color=colour, label=f"prompts of {prompt_tokens:,}")
-        axes[1].plot(x, [row.per_token_ms for row in its], "-o", color=colour)
-        axes[2].plot(x, [row.tpot_ms for row in its], "-o", color=colour)
+        axes[0].plot(
+            x,
+            [row.throughput for row in its],
+            color=colour,
+            marker=marker,
+            label=f"prompts of {prompt_tokens:,} tokens",
+        )
+        axes[1].plot(x, [row.per_token_ms for row in its], color=colour, marker=marker)
+        axes[2].plot(x, [row.tpot_ms for row in its], color=colour, marker=marker)
     first = rows[0]
-    axes[0].plot(sizes, [size * first.throughput for size in sizes], ":", color=figure.GREY, label="b x that of one")
+    axes[0].plot(
+        sizes,
+        [size * first.throughput for size in sizes],
+        ":",
+        color=figure.GREY,
+        label="b times the throughput of one",
+    )
     for one in axes[1:]:
         one.sharey(axes[1])
-    axes[0].legend(loc="upper left")
+    figure.legend_above(drawn, axes[0], columns=4)
     return drawn
 
 
@@ -153,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for row in rows
         ],
     )
-    figure.save(draw(rows), options.out, NAME, CAPTION)
+    figure.save(lambda: draw(rows), options.out, NAME, CAPTION)
 
 
 if __name__ == "__main__":

@@ -8,18 +8,21 @@ token counters by tenant (policy = "vtc_fair", fair_by = "tenant"), and the same
 running at once (fair_max_running), four times what a tenant at its share has. The nine others send the same requests
 each time; their p99 TTFT is over all requests of theirs.
 
-Writes fair_tenants.csv and fair_tenants.png. Takes about a minute and a half.
+Writes fair_tenants.csv and the figure. Takes about a minute and a half.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.figure import Figure
 
 import lorrery
 from lorrery.loadgen.workload.fairness import jain_index
 from studies import figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 NAME = "fair_tenants"
 MODEL, GPU = "Llama-3-8B", "A100-80-SXM"
@@ -28,13 +31,14 @@ PROMPT, OUTPUT = (128, 384), (64, 192)
 TIMES = (1, 2, 4, 10)
 GREEDY = f"tenant-{NUM_TENANTS - 1}"
 SECONDS = 300.0
-POLICIES: dict[str, tuple[dict[str, object], str]] = {
-    "first come, first served": ({"policy": "fcfs"}, figure.VERMILLION),
-    "VTC by tenant": ({"policy": "vtc_fair", "fair_by": "tenant"}, figure.SKY),
-    f"VTC by tenant, {MAX_RUNNING} running at most": (
-        {"policy": "vtc_fair", "fair_by": "tenant", "fair_max_running": MAX_RUNNING},
-        figure.BLUE,
-    ),
+POLICIES: dict[str, dict[str, object]] = {
+    "first come, first served": {"policy": "fcfs"},
+    "VTC by tenant": {"policy": "vtc_fair", "fair_by": "tenant"},
+    f"VTC by tenant, {MAX_RUNNING} running at most": {
+        "policy": "vtc_fair",
+        "fair_by": "tenant",
+        "fair_max_running": MAX_RUNNING,
+    },
 }
 
 
@@ -80,7 +84,7 @@ def measure(policy: str, times: int, seconds: float) -> Row:
             "max_num_seqs": 256,
             "max_num_batched_tokens": 1024,
             "max_waiting_requests": 1_000_000,
-            **POLICIES[policy][0],
+            **POLICIES[policy],
         },
         "worker": {"gpu": GPU},
     }
@@ -105,25 +109,32 @@ def study(seconds: float = SECONDS) -> list[Row]:
     return [measure(policy, times, seconds) for policy in POLICIES for times in TIMES]
 
 
-def draw(rows: Sequence[Row]) -> Figure:
+def draw(rows: Sequence[Row]) -> "Figure":
     """Draw the others' TTFT, and how much it moves."""
-    drawn, axes = figure.canvas(1, 2, 3.9)
+    drawn, axes = figure.canvas(1, 2, 4.2)
     axes[0].set_title("The nine others: p99 TTFT")
     axes[1].set_title("The same, over that at one share")
-    axes[0].set_ylabel("ms")
-    for policy, (_, colour) in POLICIES.items():
+    axes[0].set_ylabel("p99 TTFT (ms)")
+    axes[1].set_ylabel("p99 TTFT (ratio to that at one share)")
+    for index, policy in enumerate(POLICIES):
         its = [row for row in rows if row.policy == policy]
         x = [row.times_its_share for row in its]
         values = [row.others_ttft_p99_ms for row in its]
-        axes[0].plot(x, values, "-o", color=colour, label=policy)
-        axes[1].plot(x, [value / values[0] for value in values], "-o", color=colour)
-    axes[1].axhline(1.2, color=figure.GREY, linestyle=":", label="20 % more")
+        look = figure.series(index)
+        for one, y in zip(axes, (values, [value / values[0] for value in values]), strict=True):
+            one.plot(x, y, color=look.colour, marker=look.marker, label=policy)
+    axes[1].axhline(1.2, color=figure.GREY, linestyle=":")
+    axes[1].annotate(
+        "20 % more", (TIMES[-1], 1.2), xytext=(0, 3), textcoords="offset points", ha="right", fontsize=8,
+        color=figure.GREY,
+    )  # fmt: skip
     for one in axes:
         one.set_xscale("log", base=2)
         one.set_yscale("log")
         one.set_xticks(TIMES, [str(times) for times in TIMES])
-        one.set_xlabel("what one tenant sends, in shares")
-        one.legend(loc="upper left")
+        one.set_xlabel("what one tenant sends (shares)")
+        one.yaxis.set_major_formatter("{x:,g}")
+    figure.legend_above(drawn, axes[0], columns=3)
     return drawn
 
 
@@ -153,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for row in rows
         ],
     )
-    figure.save(draw(rows), options.out, NAME, CAPTION)
+    figure.save(lambda: draw(rows), options.out, NAME, CAPTION)
 
 
 if __name__ == "__main__":

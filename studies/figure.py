@@ -1,50 +1,33 @@
-"""How every study looks and what it leaves behind: NAME.png, and NAME.csv with what is drawn, in one folder.
+"""How a study is drawn, and what it leaves behind: NAME.png and NAME.svg, and NAME.csv with what is drawn, in a folder.
 
-One palette (Okabe and Ito's, which colour-blind readers can tell apart), one meaning for each style: a full line or a
-filled bar is ours, a hollow mark is somebody else's published figure. The caption under a figure says where foreign
-figures come from and what not to read into ours.
+The look is that of all plots (`lorrery.plots.style`); here is the meaning of each style: a full line or a filled bar is
+ours, a hollow mark is somebody else's published figure. The caption under a figure says where foreign figures come from
+and what not to read into ours.
 """
 
 import argparse
 import csv
 import math
-import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from PIL import Image
 
-BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
-BLACK, GREY, PALE = "#222222", "#767676", "#c9ced3"
+from lorrery.chassis.errors import LorreryError
+from lorrery.plots import style
+from lorrery.plots.style import BLACK, BLUE, GREEN, GREY, PALE, SKY, VERMILLION, canvas, legend_above, series
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "BLACK", "BLUE", "DEFAULT_FOLDER", "GREEN", "GREY", "PALE", "SKY", "VERMILLION",
+    "Bars", "bars", "canvas", "legend_above", "parser", "published", "save", "series", "write_table",
+]  # fmt: skip
 DEFAULT_FOLDER = Path("docs/figures")
-WIDTH_INCHES, _DPI = 10.0, 120
-_CAPTION_CHARACTERS = 165
-"""Of a caption's line: as many as fill the width."""
-
-mpl.rcParams.update(
-    {
-        "font.size": 9,
-        "axes.titlesize": 9.5,
-        "axes.titleweight": "bold",
-        "axes.titlelocation": "left",
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "axes.axisbelow": True,
-        "grid.color": "#e4e7ea",
-        "grid.linewidth": 0.7,
-        "lines.linewidth": 1.6,
-        "lines.markersize": 4.5,
-        "legend.frameon": False,
-        "legend.fontsize": 8,
-    }
-)
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
@@ -54,26 +37,18 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     return made
 
 
-def canvas(rows: int, columns: int, height_inches: float) -> tuple[Figure, list[Axes]]:
-    """Make a figure; return it with its axes, row by row."""
-    figure = Figure(figsize=(WIDTH_INCHES, height_inches), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.08, h_pad=0.06)  # type: ignore[union-attr,call-arg]  # the constrained one
-    axes = figure.subplots(rows, columns, squeeze=False)
-    return figure, list(np.ravel(axes))
-
-
 def published(
-    axes: Axes, x: Sequence[float], y: Sequence[float], colour: str, label: str, size_points: float = 6.5
+    axes: "Axes", x: Sequence[float], y: Sequence[float], look: style.Series, label: str, size_points: float = 7
 ) -> None:
-    """Draw somebody else's figures: hollow marks; NaN draws nothing."""
+    """Draw somebody else's figures: the hollow marks of a series; NaN draws nothing."""
     axes.plot(
         x,
         y,
         linestyle="none",
-        marker="o",
+        marker=look.marker,
         markersize=size_points,
         markerfacecolor="none",
-        markeredgecolor=colour,
+        markeredgecolor=look.colour,
         markeredgewidth=1.5,
         zorder=4,
         label=label,
@@ -97,7 +72,7 @@ class Bars:
     marks: Sequence[float] = ()
 
 
-def bars(axes: Axes, names: Sequence[str], groups: Sequence[Bars], form: str, marks_legend: str = "") -> None:
+def bars(axes: "Axes", names: Sequence[str], groups: Sequence[Bars], form: str, marks_legend: str = "") -> None:
     """Draw groups of horizontal bars, the first name on top, each with its value beside it.
 
     Args:
@@ -126,7 +101,7 @@ def bars(axes: Axes, names: Sequence[str], groups: Sequence[Bars], form: str, ma
             )
         for place, value, end in zip(middle, values, np.fmax(values, marks), strict=True):
             text = format(value, form)
-            axes.annotate(text, (end, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
+            axes.annotate(text, (end, place), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8)
     axes.set_yticks(places, names)
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
@@ -134,19 +109,20 @@ def bars(axes: Axes, names: Sequence[str], groups: Sequence[Bars], form: str, ma
     axes.xaxis.set_major_formatter("{x:,g}")
 
 
-def save(figure: Figure, folder: Path, name: str, caption: str) -> Path:
-    """Write NAME.png with its caption beneath; return its path."""
-    text = "\n".join(textwrap.fill(paragraph, _CAPTION_CHARACTERS) for paragraph in caption.strip().split("\n"))
-    figure.supxlabel(text, x=0.01, ha="left", fontsize=7.5, color="#444444", linespacing=1.35)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.png"
-    drawn = BytesIO()
-    figure.savefig(drawn, format="png", dpi=_DPI, facecolor="white")
-    # A chart has few colours: a palette makes the file a third as large.
-    few = Image.open(drawn).convert("RGB").quantize(128, dither=Image.Dither.NONE)
-    few.save(path, optimize=True)
-    print(f"figure  {path}")
-    return path
+def save(draw: "Callable[[], Figure]", folder: Path, name: str, caption: str) -> None:
+    """Draw a figure, and write it with its caption as NAME.png and NAME.svg.
+
+    Raises:
+        SystemExit: matplotlib is not installed, or a file cannot be written; it says which and what to do.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with style.drawing("the figure"):
+            figure = draw()
+            for suffix in (".png", ".svg"):
+                print(f"figure  {style.save(figure, folder / f'{name}{suffix}', caption)}")
+    except LorreryError as error:
+        raise SystemExit(f"error: {error}") from None
 
 
 def write_table(folder: Path, name: str, rows: Iterable[Mapping[str, object]]) -> Path:

@@ -20,15 +20,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 import lorrery
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.step_span import StepSpan
 from lorrery.vocabulary.units import PS_PER_SECOND
 from studies import figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 NAME, LIVE_NAME = "long_tail", "long_tail_live"
 WAYS = {
@@ -169,9 +170,9 @@ def read_table(path: Path) -> list[Row]:
         ]
 
 
-def draw(rows: Sequence[Row], live: Sequence[Row]) -> Figure:
+def draw(rows: Sequence[Row], live: Sequence[Row]) -> "Figure":
     """Draw a panel for each question, with the live cluster's answers as marks."""
-    drawn, axes = figure.canvas(2, 2, 5.6)
+    drawn, axes = figure.canvas(2, 2, 6.0)
     ways = list(WAYS)
     for one, (question, title) in zip(axes, QUESTIONS.items(), strict=True):
         its = {row.way: row for row in rows if row.question == question}
@@ -192,8 +193,8 @@ def draw(rows: Sequence[Row], live: Sequence[Row]) -> Figure:
         ]
         figure.bars(one, ways, groups, ",.0f", "the live cluster")
         one.set_title(title)
-        one.set_xlabel("ms")
-    axes[1].legend(loc="lower right")
+        one.set_xlabel("time (ms)")
+    figure.legend_above(drawn, axes[0], columns=3)
     return drawn
 
 
@@ -226,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     figure.write_table(options.out, LIVE_NAME if options.live else NAME, table)
     if not options.live:
         live = read_table(options.out / f"{LIVE_NAME}.csv")
-        figure.save(draw(rows, live), options.out, NAME, CAPTION)
+        figure.save(lambda: draw(rows, live), options.out, NAME, CAPTION)
 
 
 if __name__ == "__main__":

@@ -15,16 +15,19 @@ second.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 import lorrery
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.step_span import StepSpan
 from lorrery.vocabulary.units import PS_PER_SECOND
 from studies import figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 NAME = "static_continuous"
 NUM_REQUESTS, NUM_PLACES, EVERY = 32, 8, 8
@@ -143,7 +146,7 @@ def _places(spans: Sequence[tuple[int, int, int]]) -> list[int]:
     return chosen
 
 
-def _draw_passes(axes: Axes, outcome: Outcome) -> None:
+def _draw_passes(axes: "Axes", outcome: Outcome) -> None:
     places = _places(outcome.spans)
     for index, ((first, useful, left), place) in enumerate(zip(outcome.spans, places, strict=True)):
         is_long = index % EVERY == 0
@@ -156,23 +159,23 @@ def _draw_passes(axes: Axes, outcome: Outcome) -> None:
     row = outcome.row
     axes.set_title(
         f"{outcome.way}: {row['prefill_passes']} prefills + {row['decode_passes']} decode passes = {row['passes']};"
-        f" {row['mean_places_that_give_a_token']:.2f} of {NUM_PLACES} places give a token in a decode pass;"
-        f" {row['duration_s']:.1f} s in all, {row['mean_e2e_s']:.1f} s a request"
+        f" {row['duration_s']:.1f} s in all, {row['mean_e2e_s']:.1f} s a request\n"
+        f"{row['mean_places_that_give_a_token']:.2f} of {NUM_PLACES} places give a token in a decode pass"
     )
-    axes.set_ylabel("place in the batch")
+    axes.set_ylabel("place in the batch (number)")
     axes.set_yticks(range(NUM_PLACES), [str(place + 1) for place in range(NUM_PLACES)])
     axes.set_ylim(NUM_PLACES - 0.5, -0.9)
     axes.grid(visible=False, axis="y")
 
 
-def draw(outcomes: Sequence[Outcome]) -> Figure:
+def draw(outcomes: Sequence[Outcome]) -> "Figure":
     """Draw who has which place in which pass."""
-    drawn, axes = figure.canvas(len(outcomes), 1, 5.2)
+    drawn, axes = figure.canvas(len(outcomes), 1, 5.6)
     most = max(len(outcome.passes.kinds) for outcome in outcomes)
     for one, outcome in zip(axes, outcomes, strict=True):
         _draw_passes(one, outcome)
         one.set_xlim(0, most)
-    axes[-1].set_xlabel("pass through the model")
+        one.set_xlabel("pass through the model (number)")
     for colour, label in (
         (figure.BLUE, f"asks {LONG_OUTPUT} tokens"),
         (figure.SKY, f"asks {SHORT_OUTPUT} tokens"),
@@ -180,7 +183,7 @@ def draw(outcomes: Sequence[Outcome]) -> Figure:
         (figure.VERMILLION, "prefill pass"),
     ):
         axes[-1].bar(0, 0, color=colour, label=label)
-    axes[-1].legend(loc="center right", fontsize=9)
+    figure.legend_above(drawn, axes[-1], columns=4)
     return drawn
 
 
@@ -196,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = figure.parser(__doc__).parse_args(arguments)
     outcomes = [measure(way) for way in WAYS]
     figure.write_table(options.out, NAME, [outcome.row for outcome in outcomes])
-    figure.save(draw(outcomes), options.out, NAME, CAPTION)
+    figure.save(lambda: draw(outcomes), options.out, NAME, CAPTION)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ The first key with numbers is the x axis, of lines; where no key has numbers the
 line (or bar) for each of its values, and each combination of further keys a figure of its own. Points that differ in
 `seed` alone are one mark, their mean, with a bar from the least to the most.
 
-Lines that coincide stay visible: the first is the widest, each has its marker, and p99 is dashed with hollow markers. A
-caption names what all points share.
+Lines that coincide stay visible: the first is the widest, each has its marker, and p99 is dashed with hollow markers;
+bars have hatches. A caption names what all points share. The look is that of all plots (`lorrery.plots.style`).
 """
 
 import itertools
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lorrery.chassis.errors import LorreryError
+from lorrery.plots import style
 from lorrery.sweeps.axes import Axis, Value
 from lorrery.sweeps.table import Row, short_names
 
@@ -29,9 +29,8 @@ __all__ = ["draw"]
 SEED = "seed"
 _MOST_FIGURES = 24
 _MOST_TICKS = 9
-# Okabe and Ito's colours, which colour-blind readers can tell apart; more values than these get shades in their order.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_MANY = 7
+"""Lines that differ in colour; of more, none is wider than the others."""
 _P99_ALPHA = 0.45
 _WIDTHS = 1.3, 3.6
 """Of the last line and of the first, in points."""
@@ -41,6 +40,8 @@ _SUFFIXES = {
     "_seconds": "s", "_us": "microseconds", "_gb_per_second": "GB/s", "_tokens": "tokens", "_token_num": "tokens",
     "_len": "tokens", "block_size": "tokens", "_ratio": "share",
 }  # fmt: skip
+_LEGEND_CHARACTERS = 110
+"""That fit beside each other above the figure."""
 _LOG_X, _LOG_Y = 16, 50
 """Ratio of the largest to the smallest from which an axis is logarithmic, if that spaces x more evenly."""
 
@@ -50,7 +51,7 @@ class _Panel:
     """One figure, and maybe a second one that is drawn with it."""
 
     title: str
-    unit: str
+    label: str
     main: str
     second: str | None = None
     of: str | None = None
@@ -58,14 +59,14 @@ class _Panel:
 
 
 _PANELS = (
-    _Panel("Output throughput", "tokens/s", "output_tokens_per_second"),
-    _Panel("TTFT, from the intended send", "ms", "ttft_ms_p50", "ttft_ms_p99"),
-    _Panel("TPOT", "ms", "tpot_ms_p50", "tpot_ms_p99"),
-    _Panel("E2E, from the intended send", "ms", "e2e_ms_p50", "e2e_ms_p99"),
+    _Panel("Output throughput", "throughput (tokens/s)", "output_tokens_per_second"),
+    _Panel("TTFT, from the intended send", "TTFT (ms)", "ttft_ms_p50", "ttft_ms_p99"),
+    _Panel("TPOT", "TPOT (ms)", "tpot_ms_p50", "tpot_ms_p99"),
+    _Panel("E2E, from the intended send", "E2E (ms)", "e2e_ms_p50", "e2e_ms_p99"),
 )
 _IF_ANY = (
-    _Panel("Cached prompt tokens", "% of prompt tokens", "cached_tokens", of="input_tokens"),
-    _Panel("Failed requests", "% of requests", "num_failed", of="num_requests"),
+    _Panel("Cached prompt tokens", "cached (% of prompt tokens)", "cached_tokens", of="input_tokens"),
+    _Panel("Failed requests", "failed (% of requests)", "num_failed", of="num_requests"),
 )
 
 
@@ -74,8 +75,7 @@ class _Series:
     """One line or group of bars: rows by their index on the x axis; several where seeds were swept."""
 
     label: str
-    colour: Any
-    marker: str
+    look: style.Series
     width: float
     rows: dict[int, list[Row]]
 
@@ -86,10 +86,7 @@ def draw(folder: Path, axes: Sequence[Axis], rows: Sequence[Row]) -> list[Path] 
     Raises:
         LorreryError: a file cannot be written.
     """
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError:
+    if not style.is_installed():
         return None
     names = dict(zip((axis.key for axis in axes), short_names(axes), strict=True))
     swept = [axis for axis in axes if len(axis.values) > 1]
@@ -108,31 +105,30 @@ def draw(folder: Path, axes: Sequence[Axis], rows: Sequence[Row]) -> list[Path] 
         series = _series([row for row in done if fixed.items() <= row.point.values.items()], x, lines)
         if not series:
             continue
-        figure = Figure(figsize=(10, 3.3 * math.ceil(len(panels) / 2) + 0.7), layout="constrained")
-        grid = figure.subplots(math.ceil(len(panels) / 2), 2, squeeze=False).flatten()
-        for panel, place in itertools.zip_longest(panels, grid):
-            if panel is None:
-                place.set_axis_off()
-            else:
-                _draw_panel(place, panel, x, names[x.key], series)
-        figure.suptitle(_caption(done[0], axes, fixed, names), fontsize=9)
-        _draw_legend(figure, x, series, "" if lines is None else names[lines.key])
         suffix = "-".join(f"{names[key]}={value}" for key, value in fixed.items())
         path = folder / f"sweep{'-' if suffix else ''}{re.sub(r'[^A-Za-z0-9=._-]+', '_', suffix)}"
-        for kind, metadata in (("png", {}), ("svg", {"Date": None})):
-            file = path.with_name(f"{path.name}.{kind}")
-            try:
-                with rc_context({"svg.hashsalt": path.name, "svg.fonttype": "none"}):  # equal bytes, and text as text
-                    figure.savefig(file, dpi=120, metadata=metadata)
-            except OSError as error:
-                raise LorreryError(f"{file}: {error.strerror}") from None
-            written.append(file)
+        with style.drawing("the plot of a sweep"):
+            figure = _draw_figure(panels, x, names[x.key], series, "" if lines is None else names[lines.key])
+            caption = _caption(done[0], axes, fixed, names)
+            written += [style.save(figure, path.with_name(f"{path.name}.{kind}"), caption) for kind in ("png", "svg")]
     return written
 
 
-def _series(rows: Sequence[Row], x: Axis, lines: Axis | None) -> list[_Series]:
-    from matplotlib import colormaps
+def _draw_figure(
+    panels: Sequence[_Panel], x: Axis, x_name: str, series: Sequence[_Series], lines_name: str
+) -> "Figure":
+    rows = math.ceil(len(panels) / 2)
+    figure, places = style.canvas(rows, 2, 2.9 * rows + 0.9)
+    for panel, place in itertools.zip_longest(panels, places):
+        if panel is None:
+            place.set_axis_off()
+        else:
+            _draw_panel(place, panel, x, x_name, series)
+    _draw_legend(figure, x, series, lines_name)
+    return figure
 
+
+def _series(rows: Sequence[Row], x: Axis, lines: Axis | None) -> list[_Series]:
     values: tuple[Value | None, ...] = (None,) if lines is None else lines.values
     found = []
     for index, value in enumerate(values):
@@ -140,26 +136,23 @@ def _series(rows: Sequence[Row], x: Axis, lines: Axis | None) -> list[_Series]:
         for row in rows:
             if lines is None or row.point.values[lines.key] == value:
                 places.setdefault(x.values.index(row.point.values[x.key]), []).append(row)
-        many = len(values) > len(_COLOURS)
-        colour = colormaps["viridis"](index / len(values)) if many else _COLOURS[index]
         least, most = _WIDTHS
-        width = least if many or len(values) == 1 else most - (most - least) * index / (len(values) - 1)
+        is_alone = len(values) == 1 or len(values) > _MANY
+        width = least if is_alone else most - (most - least) * index / (len(values) - 1)
         if places:
-            marker = _MARKERS[index % len(_MARKERS)]
-            found.append(_Series(str(value), colour, marker, width, dict(sorted(places.items()))))
+            found.append(_Series(str(value), style.series(index), width, dict(sorted(places.items()))))
     return found
 
 
 def _draw_panel(place: "Axes", panel: _Panel, x: Axis, x_name: str, series: Sequence[_Series]) -> None:
     from matplotlib.ticker import StrMethodFormatter
 
-    place.set_title(panel.title, fontsize=10)
+    place.set_title(panel.title)
     unit = _unit(x.key)
-    place.set_xlabel(f"{x_name} ({unit})" if unit else x_name, fontsize=9)
-    place.set_ylabel(panel.unit, fontsize=9)
-    place.tick_params(labelsize=8)
-    place.grid(visible=True, axis="both" if x.is_numeric else "y", alpha=0.25)
-    place.spines[["top", "right"]].set_visible(False)
+    place.set_xlabel(f"{x_name} ({unit})" if unit else x_name)
+    place.set_ylabel(panel.label)
+    if not x.is_numeric:
+        place.grid(visible=False, axis="x")
     drawn: list[float] = []
     for number, one in enumerate(series):
         for name in (panel.main, panel.second):
@@ -203,14 +196,15 @@ def _draw_line(
         return
     index, mean, least, most = zip(*sorted(marks, key=lambda mark: x.values[mark[0]]), strict=True)
     at = [x.values[position] for position in index]
-    style: dict[str, Any] = (
+    stroke: dict[str, Any] = (
         {"linestyle": "--", "linewidth": 1.2, "markersize": 4, "markerfacecolor": "white", "alpha": _P99_ALPHA + 0.2}
         if is_second
         else {"linewidth": series.width, "markersize": series.width + 3}
     )
-    place.plot(at, mean, marker=series.marker, color=series.colour, **style)
+    look = series.look
+    place.plot(at, mean, marker=look.marker, color=look.colour, **stroke)
     if least != most:
-        place.vlines(at, least, most, color=series.colour, alpha=0.5, linewidth=1)
+        place.vlines(at, least, most, color=look.colour, alpha=0.5, linewidth=1)
 
 
 def _draw_bars(
@@ -224,8 +218,9 @@ def _draw_bars(
 ) -> None:
     width = 0.8 / num_series
     at = [index + (number - (num_series - 1) / 2) * width for index, _, _, _ in marks]
-    style: dict[str, Any] = {"alpha": _P99_ALPHA / 2, "zorder": 1} if is_second else {"zorder": 2}
-    place.bar(at, [mean for _, mean, _, _ in marks], width * 0.92, color=series.colour, **style)
+    fill: dict[str, Any] = {"alpha": _P99_ALPHA / 2, "zorder": 1} if is_second else {"zorder": 2}
+    means = [mean for _, mean, _, _ in marks]
+    place.bar(at, means, width * 0.92, color=series.look.colour, hatch=series.look.hatch, edgecolor="white", **fill)
     if any(least != most for _, _, least, most in marks):
         place.vlines(
             at, [mark[2] for mark in marks], [mark[3] for mark in marks], color="black", linewidth=1, zorder=3
@@ -240,9 +235,9 @@ def _draw_legend(figure: "Figure", x: Axis, series: Sequence[_Series], title: st
     handles: list[Any] = []
     if title:
         handles += [
-            Line2D([], [], color=one.colour, marker=one.marker, linewidth=one.width, label=one.label)
+            Line2D([], [], color=one.look.colour, marker=one.look.marker, linewidth=one.width, label=one.label)
             if x.is_numeric
-            else Patch(color=one.colour, label=one.label)
+            else Patch(facecolor=one.look.colour, hatch=one.look.hatch, edgecolor="white", label=one.label)
             for one in series
         ]
     if x.is_numeric:
@@ -252,9 +247,10 @@ def _draw_legend(figure: "Figure", x: Axis, series: Sequence[_Series], title: st
         ]
     else:
         handles += [Patch(color="grey", label="p50"), Patch(color="grey", alpha=_P99_ALPHA / 2, label="p99")]
+    widest = max(len(handle.get_label()) for handle in handles)
+    columns = max(1, min(len(handles), _LEGEND_CHARACTERS // (widest + 7)))
     figure.legend(
-        handles=handles, loc="outside lower center", ncols=min(len(handles), 8), frameon=False, fontsize=9,
-        title=title or None, title_fontsize=9,
+        handles=handles, loc="outside upper left", ncols=columns, title=title or None, alignment="left"
     )  # fmt: skip
 
 

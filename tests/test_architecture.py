@@ -21,6 +21,7 @@ ROOMS = (
     "loadgen",
     "local",
     "orrery",
+    "plots",
     "router",
     "scheduler",
     "settings",

@@ -1,11 +1,14 @@
-"""Every study is one command that writes a small figure and a table, and docs/studies.md shows it."""
+"""Every study is one command that writes small figures and a table, and docs/studies.md shows it."""
 
 import csv
 import importlib
+import re
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
+from lorrery.plots import style
 from studies import __main__ as studies
 from studies.long_tail_live import overrides
 
@@ -21,14 +24,27 @@ SMALL = {
 
 
 @pytest.mark.parametrize("name", studies.STUDIES)
-def test_a_study_writes_its_figures_and_its_table(name: str, tmp_path: Path) -> None:
+def test_a_study_writes_its_figures_and_its_table(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    captions: list[str] = []
+
+    def save(figure: Figure, path: Path, caption: str) -> Path:
+        for axes in figure.axes:
+            for label in (axes.get_xlabel(), axes.get_ylabel() or "number"):  # of bars with names the place says it
+                assert re.search(r"\(.+\)|%|number", label), f"{path.name}: axis {label!r} has no unit"
+        captions.append(caption)
+        return saved(figure, path, caption)
+
+    saved = style.save
+    monkeypatch.setattr(style, "save", save)
     importlib.import_module(f"studies.{name}").main([*SMALL[name], "--out", str(tmp_path)])
     with (tmp_path / f"{name}.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert rows
     assert all(None not in row and None not in row.values() for row in rows)
+    assert all(re.search(r"Llama|names neither model nor GPU", caption) for caption in captions)
     drawn = sorted(path.name for path in tmp_path.glob("*.png"))
     assert drawn
+    assert [path.stem for path in sorted(tmp_path.glob("*.svg"))] == [Path(name).stem for name in drawn]
     text = (ROOT / "docs" / "studies.md").read_text(encoding="utf-8")
     for figure in drawn:
         assert (tmp_path / figure).read_bytes().startswith(b"\x89PNG")

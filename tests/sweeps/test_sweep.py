@@ -312,7 +312,8 @@ def test_a_plot_says_units_cluster_and_load_and_is_the_same_each_time(tmp_path: 
     sweep(tmp_path, *values, plots=True)
     drawn = (tmp_path / "sweep.svg").read_bytes()
     text = re.findall(r"<text[^>]*>([^<]*)</text>", drawn.decode())
-    assert {"rate (requests/s)", "tokens/s", "ms", "req_queue", "vtc_fair", "p50", "p99"} <= set(text)
+    assert {"rate (requests/s)", "throughput (tokens/s)", "TTFT (ms)"} <= set(text)
+    assert {"req_queue", "vtc_fair", "p50", "p99"} <= set(text)
     assert "Simulated: Llama-3-8B, 1 worker of 1 x H100-SXM" in text
     assert "poisson arrivals, 2 s, prompts of 8 to 512 tokens, answers of 8 to 512 tokens" in text
     assert "means of 2 seeds, with bars from the least to the most" in text
