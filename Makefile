@@ -142,7 +142,7 @@ lint: setup-dev ## style, types, who may import whom, the wire's style
 	$(BIN)/lint-imports
 	$(BIN)/buf lint
 
-docs: setup-dev ## rewrite docs/settings.md, docs/grpc.md and docs/serve.md from the code
+docs: setup-dev ## rewrite docs/settings.md, grpc.md, serve.md and metrics.md from the code
 	$(BIN)/python -m docs.reference
 
 clean: ## remove what was made here, .venv included

@@ -6,25 +6,53 @@ used, so that two services in one test do not meet.
 
 import errno
 import threading
-from collections.abc import Iterator, Mapping
 from http.server import ThreadingHTTPServer
 from socketserver import TCPServer
 
 from prometheus_client import (
     CollectorRegistry,
-    Gauge,
     GCCollector,
     MetricsHandler,
     PlatformCollector,
     ProcessCollector,
     disable_created_metrics,
 )
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from lorrery.chassis.errors import LorreryError
+from lorrery.chassis.series import Exporter, Series, table
 from lorrery.chassis.version import VERSION
 
+BUILD_INFO = Series("lorrery_build_info", "1", "Version that runs; always 1.", ("service", "version"))
+SERVICE_STATE = Series(
+    "lorrery_service_state",
+    "1 or 0",
+    "1 for the state that the process is in, else 0.",
+    ("state",),
+    more="`starting`, `ready`, `draining`.",
+)
+# Those that follow are the client library's own.
+CPU = Series("process_cpu_seconds_total", "CPU seconds", "Total user and system CPU time spent in seconds.")
+RESIDENT = Series("process_resident_memory_bytes", "bytes", "Resident memory size in bytes.")
+VIRTUAL = Series("process_virtual_memory_bytes", "bytes", "Virtual memory size in bytes.")
+STARTED = Series("process_start_time_seconds", "Unix seconds", "Start time of the process since unix epoch in seconds.")
+OPEN_FILES = Series("process_open_fds", "files", "Number of open file descriptors.")
+MAX_FILES = Series("process_max_fds", "files", "Maximum number of open file descriptors.")
+PYTHON = Series(
+    "python_info",
+    "1",
+    "Python platform information",
+    ("implementation", "version", "major", "minor", "patchlevel"),
+)
+GC_COLLECTED = Series("python_gc_objects_collected_total", "objects", "Objects collected during gc", ("generation",))
+GC_UNCOLLECTABLE = Series(
+    "python_gc_objects_uncollectable_total", "objects", "Uncollectable objects found during GC", ("generation",)
+)
+GC_COLLECTIONS = Series(
+    "python_gc_collections_total", "collections", "Number of times this generation was collected", ("generation",)
+)
+
+TABLE = table(globals())
+"""What every process shows."""
 STATES = ("starting", "ready", "draining")
 _POLL_SECONDS = 0.1
 
@@ -37,43 +65,22 @@ def new_registry(service: str) -> CollectorRegistry:
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)
-    Gauge("lorrery_build_info", "Version that runs; always 1.", ["service", "version"], registry=registry).labels(
-        service, VERSION
-    ).set(1)
+    Exporter(registry, [BUILD_INFO]).numbers(BUILD_INFO).labels(service, VERSION).set(1)
     return registry
-
-
-def labelled(registry: CollectorRegistry, **labels: str) -> CollectorRegistry:
-    """Return a registry whose metrics `registry` shows with these labels added, all of them and all their samples."""
-    inner = CollectorRegistry()
-    registry.register(_Labelled(inner, labels))
-    return inner
-
-
-class _Labelled(Collector):
-    def __init__(self, inner: CollectorRegistry, labels: Mapping[str, str]) -> None:
-        self._inner, self._labels = inner, labels
-
-    def collect(self) -> Iterator[Metric]:
-        for family in self._inner.collect():
-            family.samples = [sample._replace(labels={**self._labels, **sample.labels}) for sample in family.samples]
-            yield family
 
 
 class ServiceState:
     """`lorrery_service_state`: where the process is in its life."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._gauge = Gauge(
-            "lorrery_service_state", "1 for the state that the process is in, else 0.", ["state"], registry=registry
-        )
+        self._states = Exporter(registry, [SERVICE_STATE]).numbers(SERVICE_STATE)
         self.set("starting")
 
     def set(self, state: str) -> None:
         """Enter `state`, one of `STATES`."""
         assert state in STATES
         for name in STATES:
-            self._gauge.labels(name).set(name == state)
+            self._states.labels(name).set(name == state)
 
 
 class MetricsServer:

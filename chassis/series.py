@@ -45,6 +45,11 @@ class Series:
         return "counter" if self.name.endswith("_total") else "gauge"
 
 
+def table(module: Mapping[str, object]) -> tuple[Series, ...]:
+    """Return the series that a module's names (`globals()`) stand for, in order."""
+    return tuple(value for value in module.values() if isinstance(value, Series))
+
+
 class Number:
     """The value of a counter or a gauge."""
 

@@ -1,52 +1,28 @@
-"""What the load generator shows to Prometheus. Latencies are device seconds, from the intended send time."""
+"""What the load generator counts; `series.py` says what each of it means."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry
 
+from lorrery.chassis.series import Exporter
+from lorrery.loadgen import series
 from lorrery.loadgen.workload.outcome import RequestOutcome
 
 __all__ = ["LoadMetrics"]
-
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0, 300.0)
-_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)
 
 
 class LoadMetrics:
     """`lorrery_loadgen_*` in the given registry; warm-up requests are counted like others."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._in_flight = Gauge("lorrery_loadgen_in_flight_requests", "Requests that are open.", registry=registry)
-        self._sent = Counter("lorrery_loadgen_sent_requests_total", "Requests sent.", registry=registry)
-        self._outcomes = Counter(
-            "lorrery_loadgen_outcomes_total", "Requests that ended, by status.", ["status"], registry=registry
-        )
-        self._prompt_tokens = Counter("lorrery_loadgen_prompt_tokens_total", "Prompt tokens sent.", registry=registry)
-        self._output_tokens = Counter(
-            "lorrery_loadgen_output_tokens_total", "Output tokens received.", registry=registry
-        )
-        self._send_delay = Histogram(
-            "lorrery_loadgen_send_delay_seconds",
-            "Sent - intended send time, device seconds.",
-            registry=registry,
-            buckets=_SECONDS,
-        )
-        self._ttft = Histogram(
-            "lorrery_loadgen_ttft_seconds",
-            "First token - intended send time, device seconds.",
-            registry=registry,
-            buckets=_SECONDS,
-        )
-        self._tpot = Histogram(
-            "lorrery_loadgen_tpot_seconds",
-            "(Last token - first token) / (output tokens - 1), device seconds.",
-            registry=registry,
-            buckets=_TOKEN_SECONDS,
-        )
-        self._e2e = Histogram(
-            "lorrery_loadgen_e2e_seconds",
-            "Last token - intended send time, device seconds.",
-            registry=registry,
-            buckets=_SECONDS,
-        )
+        shown = Exporter(registry, series.TABLE)
+        self._in_flight = shown.number(series.IN_FLIGHT)
+        self._sent = shown.number(series.SENT)
+        self._outcomes = shown.numbers(series.OUTCOMES)
+        self._prompt_tokens = shown.number(series.PROMPT_TOKENS)
+        self._output_tokens = shown.number(series.OUTPUT_TOKENS)
+        self._send_delay = shown.histogram(series.SEND_DELAY)
+        self._ttft = shown.histogram(series.TTFT)
+        self._tpot = shown.histogram(series.TPOT)
+        self._e2e = shown.histogram(series.E2E)
 
     def request_sent(self, prompt_tokens: int, send_delay_seconds: float) -> None:
         """Count a request that goes out."""
@@ -61,7 +37,7 @@ class LoadMetrics:
 
     def request_ended(self, outcome: RequestOutcome, *, completed: bool) -> None:
         """Count a request that ended; only a completed one has latencies."""
-        self._in_flight.dec()
+        self._in_flight.inc(-1)
         self._outcomes.labels(outcome.status).inc()
         first, last = outcome.first_token_seconds, outcome.last_token_seconds
         if not completed or first is None or last is None:

@@ -103,21 +103,23 @@ class Generation:
         self._callers: dict[OpenRequest, ApiKey] = {}
         self._writes: Writes[OpenRequest] = Writes(AwakeClock(), reader_timeout_seconds)
 
-    async def stream(self, message: router_pb2.GenerateRequest, caller: ApiKey, call: Call) -> None:
+    async def stream(self, message: router_pb2.GenerateRequest, caller: ApiKey, call: Call, timing: Timing) -> None:
         """Stream one request's output.
 
         Args:
             message: what the client asks for.
             caller: what it may ask for.
             call: where the output goes.
+            timing: of the request, from its arrival; learns whose it is and what it asks for.
 
         Raises:
             RequestError: it cannot be served, or not to its end.
         """
         tenant_id = self._access.tenant(caller, message.tenant_id)
+        timing.belongs_to(tenant_id)
         adapter_id = self._reader.adapter_id(message)
+        timing.asks_for(adapter_id)
         self._placement.check_hold_off(adapter_id, message.request_id, tenant_id)
-        timing = Timing(self._metrics)
         request = await self._reader.read(message, caller)
         faults = self._injector.choose(request, call.fault_rules)
         await self._injector.before(faults)
@@ -125,12 +127,14 @@ class Generation:
         output = Output(request, self._tokenizer)
         logprobs = None if request.top_logprobs is None else self._logprobs.of(request)
 
-        def make_message(token_ids: list[int], finish: Finish | None, time_scale: float) -> tuple[wire.Message, bool]:
+        def make_message(
+            token_ids: list[int], finish: Finish | None, time_scale: float, frame_at: float | None
+        ) -> tuple[wire.Message, bool]:
             timing.time_scale = time_scale
             if is_cut := cut is not None and output.num_tokens + len(token_ids) >= cut.after:
                 token_ids, finish = token_ids[: cut.after - output.num_tokens], None
             token_ids, text, finish = output.push(token_ids, finish)
-            timing.message(len(token_ids), output.num_tokens)
+            timing.message(len(token_ids), output.num_tokens, frame_at)
             if is_cut or finish is None:
                 response = wire.generate_response(token_ids, text)
             else:
@@ -144,7 +148,7 @@ class Generation:
             return response, is_cut or finish is not None or output.stopped
 
         as_it_comes = cut is None and not stalls
-        open_request = OpenRequest(request, make_message, call.write_now if as_it_comes else None)
+        open_request = OpenRequest(request, make_message, call.write_now if as_it_comes else None, timing.arrived)
         if (remaining := call.time_remaining()) is not None:
             open_request.waits_until = time.monotonic() + remaining
         self._placement.submit(open_request)

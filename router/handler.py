@@ -33,6 +33,7 @@ from lorrery.router.metrics import RouterMetrics
 from lorrery.router.placement import Placement
 from lorrery.router.prompt import encode_chat, encode_prompt, prompt_token_ids
 from lorrery.router.reader import RequestReader, unknown_model
+from lorrery.router.timing import Timing
 from lorrery.settings import Settings
 from lorrery.tokenizer.file import open_tokenizer
 from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
@@ -163,13 +164,14 @@ class Handler:
         Raises:
             RequestError: it is not served, or not to its end.
         """
+        timing = Timing(self._metrics)
         outcome = "failed"
         self._num_open += 1
         self._idle.clear()
         try:
             who = caller()
             self._check_open()
-            await self._generation.stream(message, who, call)
+            await self._generation.stream(message, who, call, timing)
             outcome = "ok"
         except asyncio.CancelledError:
             outcome = _cancelled(call)
@@ -181,7 +183,7 @@ class Handler:
             _log.exception("generate_failed", request_id=message.request_id)
             raise Internal(str(error)) from error
         finally:
-            self._metrics.request_ended(outcome)
+            timing.ended(outcome)
             self._num_open -= 1
             if not self._num_open:
                 self._idle.set()

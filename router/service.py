@@ -36,7 +36,7 @@ class Router(router_pb2_grpc.RouterServiceServicer):
 
     def __init__(self, settings: Settings, registry: CollectorRegistry) -> None:
         self._settings = settings
-        metrics = RouterMetrics(registry)
+        metrics = RouterMetrics(registry, settings.metrics)
         self._handler = Handler(settings, metrics)
         self._engines = engine_servers(self._handler, metrics, settings.router.engine_ports())
         self._http = None if settings.router.http is None else HttpServer(self._handler, registry, settings.router.http)

@@ -41,8 +41,10 @@ _JUMP_SECONDS, _JUMP_STEPS = 5.0, 10.0  # so late is no frame of a scheduler tha
 _log = get_logger("router.streams")
 
 
-MakeMessage = Callable[[list[int], Finish | None, float], tuple[Message, bool]]
+MakeMessage = Callable[[list[int], Finish | None, float, float | None], tuple[Message, bool]]
 """Turns new tokens, the finish if they are the last, and the time scale into a message; says whether it is the last.
+
+It also gets the time (`time.monotonic`) of what has the message made now, a frame or a flush; None: its handler does.
 
 It must not hold the open request: the two would wait for the garbage collector, and the prompt with them.
 """
@@ -61,6 +63,7 @@ class OpenRequest:
         request: what is asked of a scheduler.
         make_message: called once for each message, in order.
         write_now: takes messages before the last while the handler waits; None: the handler writes them all.
+        arrived: when its call came, by `time.monotonic`; None: now.
 
     Attributes:
         token_ids: every token received so far, over all resumptions.
@@ -80,12 +83,19 @@ class OpenRequest:
     """
 
     __slots__ = (
-        *("_make_message", "_write_now", "adapter", "cut", "error", "fanout", "finish", "handle", "over", "request"),
-        *("resumed", "task", "time_scale", "token_ids", "waiter", "waits_until", "written"),
+        *("_make_message", "_write_now", "adapter", "arrived", "cut", "error", "fanout", "finish", "handle", "over"),
+        *("request", "resumed", "task", "time_scale", "token_ids", "waiter", "waits_until", "written"),
     )
 
-    def __init__(self, request: Request, make_message: MakeMessage, write_now: WriteNow | None = None) -> None:
+    def __init__(
+        self,
+        request: Request,
+        make_message: MakeMessage,
+        write_now: WriteNow | None = None,
+        arrived: float | None = None,
+    ) -> None:
         self.request = request
+        self.arrived = time.monotonic() if arrived is None else arrived
         self._make_message = make_message
         self._write_now = write_now
         self.token_ids: array[int] = array("I")
@@ -123,13 +133,17 @@ class OpenRequest:
             raise self.error
         return message
 
-    def wake(self) -> None:
-        """Write what is there, or let the handler do so, or learn that there is an error."""
+    def wake(self, at: float | None = None) -> None:
+        """Write what is there, or let the handler do so, or learn that there is an error.
+
+        Args:
+            at: when the frame arrived, or the flush began, that this belongs to; by `time.monotonic`.
+        """
         waiter = self.waiter
         if waiter is None:
             return
         if not waiter.done():
-            message = self._message()
+            message = self._message(at)
             if message is not None and not self.over and self._write_now is not None:
                 try:
                     if self._write_now(message):
@@ -147,12 +161,13 @@ class OpenRequest:
             return True
         return self.written > 0 and self.fanout is not None and self.fanout.hold()
 
-    def _message(self) -> Message | None:
+    def _message(self, at: float | None = None) -> Message | None:
         if self.error is not None:
             return None
         written, self.written = self.written, len(self.token_ids)
         try:
-            message, self.over = self._make_message(self.token_ids[written:].tolist(), self.finish, self.time_scale)
+            token_ids = self.token_ids[written:].tolist()
+            message, self.over = self._make_message(token_ids, self.finish, self.time_scale, at)
         except Exception as error:  # one request's fault must not take the others' frame along
             _log.exception("message_failed", request_id=self.request.request_id)
             self.error = Internal(str(error))
@@ -229,6 +244,8 @@ class Fanout:
     def add(self, handle: int, open_request: OpenRequest) -> None:
         """Expect tokens for `open_request` under `handle`."""
         self.open_requests[handle] = open_request
+        if not open_request.resumed:
+            self._metrics.admission.observe(time.monotonic() - open_request.arrived)
         open_request.fanout, open_request.handle, open_request.time_scale = self, handle, self.time_scale
 
     def remove(self, open_request: OpenRequest) -> None:
@@ -267,7 +284,7 @@ class Fanout:
 
     def deliver(self, frame: TokensFrame) -> None:
         """Hand out what a frame brings. Costs about a dict look-up and an append per token."""
-        self._measure(frame)
+        received = self._measure(frame)
         at_once = not self._gap_seconds
         open_requests, max_pending = self.open_requests, self._max_pending_tokens
         awake: list[OpenRequest] = []
@@ -296,7 +313,10 @@ class Fanout:
         # the handlers that this wakes, is no delay of the loop.
         self._loop.call_soon(self._measure_loop)
         for open_request in awake:
-            open_request.wake()
+            open_request.wake(received)
+        self._metrics.flush()
+        if awake:
+            self._loop.call_soon(self._written, received, len(awake))
         self._delivered = time.monotonic()
         if dropped:
             self._metrics.dropped_tokens += dropped
@@ -322,7 +342,8 @@ class Fanout:
                 open_request.wake()
         return open_requests
 
-    def _measure(self, frame: TokensFrame) -> None:
+    def _measure(self, frame: TokensFrame) -> float:
+        """Note how late a frame is; return when it was received."""
         clock = self._clock
         if clock is None:
             clock = self._clock = DeviceClock.synced(self.time_scale, frame.sent_ps)
@@ -340,9 +361,14 @@ class Fanout:
         else:
             self._gap_seconds = min(_GAP_PER_LAG * late_seconds, _MAX_GAP_STEPS * step_seconds, self._max_gap_seconds)
         self._metrics.lag.observe(late_seconds)
+        return received
 
     def _measure_loop(self) -> None:
         self._loop_delay_seconds = time.monotonic() - self._delivered
+
+    def _written(self, received: float, num_messages: int) -> None:
+        """Note that the handlers which a frame has woken have had their turn to write."""
+        self._metrics.stream_out.observe(time.monotonic() - received, num_messages)
 
     def _arm(self) -> None:
         if self._timer is None:
@@ -350,6 +376,12 @@ class Fanout:
 
     def _flush(self) -> None:
         self._timer = None
+        at = time.monotonic()
+        num_messages = 0
         for open_request in self.open_requests.values():
             if len(open_request.token_ids) > open_request.written:
-                open_request.wake()
+                num_messages += open_request.waiter is not None
+                open_request.wake(at)
+        self._metrics.flush()
+        if num_messages:
+            self._loop.call_soon(self._written, at, num_messages)

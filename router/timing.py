@@ -6,43 +6,91 @@ TPOT = (E2E - TTFT) / (output tokens - 1). All in device seconds: wall seconds o
 
 import time
 
-from lorrery.router.metrics import RouterMetrics
+from lorrery.router.metrics import RouterMetrics, Traffic
 
 
 class Timing:
     """Follows one request from its arrival.
 
     Attributes:
+        arrived: by `time.monotonic`.
         time_scale: wall seconds per device second; to be set once a shard works on the request.
     """
 
-    __slots__ = ("_arrived", "_first", "_last", "_metrics", "time_scale")
+    __slots__ = (
+        *("_adapter", "_adapter_id", "_first", "_last", "_metrics", "_started", "_tenant", "_tenant_id", "arrived"),
+        "time_scale",
+    )
 
     def __init__(self, metrics: RouterMetrics) -> None:
         self._metrics = metrics
-        self._arrived = self._first = self._last = time.monotonic()
+        self.arrived = self._first = self._last = time.monotonic()
         self.time_scale = 1.0
+        self._adapter_id: str | None = None
+        self._tenant_id: str | None = None
+        self._started = False
+        self._adapter: Traffic = metrics.adapters.other
+        self._tenant: Traffic = metrics.tenants.other
 
-    def message(self, num_tokens: int, output_tokens: int) -> None:
-        """Count a message of `num_tokens`, which brings the request's output to `output_tokens`."""
+    def belongs_to(self, tenant_id: str) -> None:
+        """Take note of whose the request is."""
+        self._tenant_id = tenant_id
+
+    def asks_for(self, adapter_id: str) -> None:
+        """Take note of the adapter that the request names; empty: the base model."""
+        self._adapter_id = adapter_id
+
+    def message(self, num_tokens: int, output_tokens: int, frame_at: float | None) -> None:
+        """Count a message.
+
+        Args:
+            num_tokens: in it.
+            output_tokens: of the request so far, these included.
+            frame_at: when the frame that brought its last token arrived, if it is written because of that.
+        """
         metrics = self._metrics
         metrics.messages += 1
         if not num_tokens:
             return
-        now = time.monotonic()
         metrics.output_tokens += num_tokens
-        metrics.tokens_per_message.observe(num_tokens)
         if num_tokens == output_tokens:
-            self._first = now
-            metrics.ttft.observe((now - self._arrived) / self.time_scale)
+            self._start(num_tokens)
         else:
-            metrics.itl.observe((now - self._last) / self.time_scale / num_tokens, num_tokens)
-        self._last = now
+            now = time.monotonic() if frame_at is None else frame_at
+            metrics.tokens_written(max(0.0, now - self._last) / self.time_scale / num_tokens, num_tokens)
+            self._last = now
+        self._adapter.output_tokens += num_tokens
+        self._tenant.output_tokens += num_tokens
+
+    def _start(self, num_tokens: int) -> None:
+        metrics = self._metrics
+        self._count_traffic()
+        metrics.tokens_per_message.observe(num_tokens)
+        self._first = self._last = time.monotonic()
+        ttft_seconds = (self._first - self.arrived) / self.time_scale
+        metrics.ttft.observe(ttft_seconds)
+        self._adapter.ttft.observe(ttft_seconds)
+        self._tenant.ttft.observe(ttft_seconds)
+
+    def _count_traffic(self) -> None:
+        self._started = True
+        self._adapter = self._metrics.adapters.count(self._adapter_id or "")
+        self._tenant = self._metrics.tenants.count(self._tenant_id or "")
 
     def finish(self, prompt_tokens: int, output_tokens: int) -> None:
         """Count a request that ended by itself."""
-        now = time.monotonic()
-        self._metrics.prompt_tokens += prompt_tokens
-        self._metrics.e2e.observe((now - self._arrived) / self.time_scale)
+        now, metrics = time.monotonic(), self._metrics
+        if not self._started:
+            self._count_traffic()
+        metrics.prompt_tokens += prompt_tokens
+        self._adapter.prompt_tokens += prompt_tokens
+        self._tenant.prompt_tokens += prompt_tokens
+        metrics.prompt_length.observe(prompt_tokens)
+        metrics.output_length.observe(output_tokens)
+        metrics.e2e.observe((now - self.arrived) / self.time_scale)
         if output_tokens > 1:
-            self._metrics.tpot.observe((now - self._first) / self.time_scale / (output_tokens - 1))
+            metrics.tpot.observe((now - self._first) / self.time_scale / (output_tokens - 1))
+
+    def ended(self, outcome: str) -> None:
+        """Count the end of the call, whatever its outcome."""
+        self._metrics.request_ended(outcome, self._adapter_id, self._tenant_id, started=self._started)

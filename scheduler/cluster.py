@@ -21,7 +21,9 @@ from lorrery.scheduler.adapters import LoadedAdapters
 from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.policies import batch_limits, batching_name
+from lorrery.scheduler.core.sequence import Sequence as CoreSequence
 from lorrery.scheduler.faults import ClusterFaults, told_to
+from lorrery.scheduler.gauges import Gauges
 from lorrery.scheduler.journal import Journal
 from lorrery.scheduler.kv_events import KvEvents
 from lorrery.scheduler.messages import WorkerHello
@@ -57,15 +59,7 @@ class Cluster:
             [self._factory.adapter(name, rank) for name, rank in settings.adapters.expand()],
             notes_figures=path is not None,
         )
-        self.metrics = SchedulerMetrics(
-            registry,
-            workers=lambda: list(self.workers.values()),
-            num_unplaced=lambda: self.core.num_unplaced,
-            num_held=lambda: self.core.num_held,
-            fairness=lambda: self.requests.served.jain_index(self.clock.now_ps() / PS_PER_SECOND),
-            num_live=lambda: len(self.requests.lives),
-            num_routers=lambda: len(self.routers),
-        )
+        self.metrics = SchedulerMetrics(registry, settings.metrics)
         self.faults = ClusterFaults(settings, self.clock, self.metrics.faults, self.workers, self._lose)
         self.journal = None if path is None else Journal(path, settings)
         own = settings.scheduler
@@ -82,6 +76,39 @@ class Cluster:
             log_placement=settings.scheduler.log_placement,
         )
         self.adapters = AdapterChanges(loaded, self.core, self._factory, self.routers, self.journal, self.clock)
+        Gauges(self.metrics, self)
+
+    # --- what the gauges read, in another thread --------------------------------------------------------------------
+
+    @property
+    def attached(self) -> list[Dispatcher]:
+        """Its workers."""
+        return list(self.workers.values())
+
+    @property
+    def open_sequences(self) -> list[CoreSequence]:
+        """Of the requests that have not ended."""
+        return [live.sequence for live in list(self.requests.lives.values())]
+
+    @property
+    def num_unplaced(self) -> int:
+        """Requests that wait for a worker."""
+        return self.core.num_unplaced
+
+    @property
+    def num_held(self) -> int:
+        """Requests that wait for a place among their key's."""
+        return self.core.num_held
+
+    @property
+    def num_routers(self) -> int:
+        """Connected routers."""
+        return len(self.routers)
+
+    @property
+    def fairness(self) -> float:
+        """Jain's index of what tenants were served."""
+        return self.requests.served.jain_index(self.clock.now_ps() / PS_PER_SECOND)
 
     # --- workers ----------------------------------------------------------------------------------------------------
 

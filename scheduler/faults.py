@@ -9,8 +9,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-import prometheus_client
-
 from lorrery.chassis.clock import DeviceClock
 from lorrery.chassis.errors import InjectedFault, InvalidRequest
 from lorrery.chassis.fault_calls import added, read_rules
@@ -26,6 +24,7 @@ from lorrery.chassis.faults import (
 )
 from lorrery.chassis.log import get_logger
 from lorrery.chassis.names import quoted
+from lorrery.chassis.series import Labelled, Number
 from lorrery.scheduler.watch import Loss
 from lorrery.settings import Settings
 from lorrery.vocabulary.units import PS_PER_SECOND
@@ -48,7 +47,7 @@ class ClusterFaults:
         self,
         settings: Settings,
         clock: DeviceClock,
-        happened: prometheus_client.Counter,
+        happened: Labelled[Number],
         attached: Collection[str],
         lose: Callable[[str, Fault], None],
     ) -> None:

@@ -75,7 +75,7 @@ class Outcomes:
                 live = lives.get(sequence.handle)
                 new = live is None or live.counted < Counted.ADMISSION
                 if event.first and new and sequence.first_admitted_ps is not None:
-                    self._metrics.admitted(sequence.first_admitted_ps - sequence.arrived_ps, sequence.prompt_tokens)
+                    self._metrics.admitted(sequence, sequence.first_admitted_ps - sequence.arrived_ps)
                 if cache is not None:
                     self._metrics.prefix_looked_up(sequence.input_tokens, sequence.cached_tokens)
             elif isinstance(event, FirstToken):

@@ -120,6 +120,7 @@ class Requests:
             pinned=pinned,
             quota=submit.quota,
         )
+        self.metrics.arrived(sequence.adapter, sequence.tenant_id)
         refused = next((event for event in events if isinstance(event, Refused)), None)
         if self._journal is not None and (refused is None or refused.figures is not None):
             sampling = wire.sampling_record(submit.sampling)
@@ -195,8 +196,9 @@ class Requests:
         """Count a request against its key no longer."""
         sequence, at_ps = live.sequence, self._clock.now_ps()
         if sequence.first_admitted_ps is not None:
-            tokens = sequence.prompt_tokens + len(live.token_ids)
-            self.served.add(sequence.tenant_id, tokens, at_ps / PS_PER_SECOND)
+            output_tokens = len(live.token_ids)
+            self.served.add(sequence.tenant_id, sequence.prompt_tokens + output_tokens, at_ps / PS_PER_SECOND)
+            self.metrics.served(sequence.tenant_id, sequence.prompt_tokens, output_tokens)
         may_release = self._core.ended(sequence, len(live.token_ids), at_ps)
         if may_release and self._release_soon is None:
             # Not at once: the worker whose step has ended it is about to get its next plan.

@@ -17,6 +17,7 @@ from lorrery.chassis.awake import AwakeClock
 from lorrery.chassis.clock import DeviceClock
 from lorrery.chassis.faults import parse_fault
 from lorrery.scheduler import wire
+from lorrery.scheduler.core.adapter_events import AdapterLog
 from lorrery.scheduler.core.cluster_events import GaveBack, Placed
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.plan import (
@@ -118,6 +119,7 @@ class Dispatcher:
         self._untaken_rules: deque[tuple[list[str], bool]] = deque()
         self._fan_out: FanOut | None = None
         self._outcomes = Outcomes(member, cluster.requests)
+        self._adapter_log = member.replica.adapters.log = AdapterLog()
 
     @property
     def replica(self) -> Replica:
@@ -229,10 +231,9 @@ class Dispatcher:
         while True:
             self._stop_waiting()
             started = time.thread_time()
-            loads_before = self.replica.adapters.num_loads
             decision = self.member.plan(at_ps)
             self._metrics.plan_seconds.observe(time.thread_time() - started)
-            self._metrics.adapter_loads.inc(self.replica.adapters.num_loads - loads_before)
+            self._metrics.adapters_changed(self._adapter_log.take())
             self._note(decision, at_ps)
             self._tell_kv_events()
             due_ps = self._begin(decision, at_ps)
@@ -368,6 +369,7 @@ class Dispatcher:
             self._fan_out.take_back()  # they are made again elsewhere
             raise
         self._metrics.commit_seconds.observe(time.thread_time() - started)
+        self._metrics.adapters_changed(self._adapter_log.take())
         self._fan_out.send(step.token_ids_u32, step_ps)
         self._tell_kv_events()
         self._metrics.step(plan, step_ps, len(step.handles_u32) // 4)

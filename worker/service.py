@@ -89,7 +89,14 @@ class WorkerService:
         self._gpu = MockGpu(device.step_time, self._answers.table)
         self._name = name = worker.name or f"{socket.gethostname()}-{os.getpid()}"
         self._metrics = WorkerMetrics(
-            registry, name, device.pool_tokens, peak_flops=gpu.tflops * 1e12, peak_bytes=gpu.gb_per_second * 1e9
+            registry,
+            name,
+            device.pool_tokens,
+            gpu=gpu.name,
+            model=model.name,
+            tensor_parallel=worker.tensor_parallel,
+            peak_flops=gpu.tflops * 1e12,
+            peak_bytes=gpu.gb_per_second * 1e9,
         )
         self._hello = wire.hello(
             worker_id=name,

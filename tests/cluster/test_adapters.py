@@ -169,7 +169,7 @@ async def test_loads_overlap_and_others_pass_who_waits_for_one_within_the_bound(
         cold = [client.start(Ask(seed, 8, 4, f"lora-{seed}")) for seed in range(4)]
 
         async def all_under_way() -> bool:
-            return await scrape(cluster, "scheduler", "lorrery_scheduler_adapter_loads_total") == 4
+            return await scrape(cluster, "scheduler", "lorrery_scheduler_worker_loading_adapters") == 4
 
         await wait_until(all_under_way)
         for seed in range(5):

@@ -12,6 +12,7 @@ from lorrery.v1 import router_pb2, types_pb2
 from tests.cluster.client import Ask, client_of, mixed_asks
 from tests.cluster.gauges import nothing_held, scrape
 from tests.cluster.harness import StartCluster
+from tests.cluster.series import check_series
 
 pytestmark = pytest.mark.cluster
 
@@ -42,6 +43,14 @@ async def test_one_request_gets_every_token_in_order(start_cluster: StartCluster
     assert await scrape(cluster, "scheduler", "lorrery_scheduler_output_tokens_total") == 42
     assert await scrape(cluster, "worker-0", "lorrery_worker_output_tokens_total") == 42
     assert await scrape(cluster, "router", "lorrery_router_requests_total", outcome="ok") == 2
+    for adapter in ("lora-1", "base"):
+        assert await scrape(cluster, "router", "lorrery_router_adapter_requests_total", adapter=adapter) == 1
+    assert await scrape(cluster, "scheduler", "lorrery_scheduler_loads_by_adapter_total", adapter="lora-1") == 1
+    for level in ("gpu", "host"):
+        labels = {"worker": "worker-0", "adapter": "lora-1", "level": level}
+        assert await scrape(cluster, "scheduler", "lorrery_scheduler_worker_adapter_resident", **labels) == 1
+    assert await scrape(cluster, "worker-0", "lorrery_worker_info", worker="worker-0") == 1
+    await check_series(cluster, unseen=frozenset({"lorrery_scheduler_worker_kv_blocks"}))  # there are none here
 
 
 async def test_text_prompt_and_stop_string_travel_the_whole_way(start_cluster: StartCluster):

@@ -1,10 +1,11 @@
-"""docs/settings.md, docs/grpc.md and docs/serve.md: complete, and as fresh as the code that they are made from."""
+"""The pages of docs/ that are made from the code: complete, and as fresh as the code that they are made from."""
 
 from collections.abc import Callable
 
 import pytest
 
 from docs.reference.grpc_page import comments_of, declarations, grpc_page, read_protos
+from docs.reference.metrics_page import metrics_page
 from docs.reference.pages import DOCS
 from docs.reference.serve_page import serve_page
 from docs.reference.settings_page import sections, settings_page
@@ -13,7 +14,12 @@ from lorrery.settings import Settings
 SETTINGS = [(name, key, field) for name, _, fields in sections(Settings) for key, field in fields.items()]
 
 
-PAGES = [("settings.md", settings_page), ("grpc.md", grpc_page), ("serve.md", serve_page)]
+PAGES = [
+    ("settings.md", settings_page),
+    ("grpc.md", grpc_page),
+    ("serve.md", serve_page),
+    ("metrics.md", metrics_page),
+]
 
 
 @pytest.mark.parametrize(("name", "page"), PAGES)

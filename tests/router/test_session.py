@@ -20,7 +20,9 @@ from tests.router.fake_scheduler import FakeScheduler
 
 
 def asked(prompt_tokens: int, seed: int = 1) -> OpenRequest:
-    def make_message(token_ids: list[int], finish: Finish | None, _: float) -> tuple[router_pb2.GenerateResponse, bool]:
+    def make_message(
+        token_ids: list[int], finish: Finish | None, _: float, at: float | None
+    ) -> tuple[router_pb2.GenerateResponse, bool]:
         return router_pb2.GenerateResponse(token_ids=token_ids), finish is not None
 
     return OpenRequest(Request("r", "", "", bytes(4 * prompt_tokens), SamplingParams(), (), seed), make_message)

@@ -19,11 +19,15 @@ REQUEST = Request("r", "", "", b"\1\0\0\0", SamplingParams(), (), 1)
 FINISH = Finish(FinishReason.LENGTH, Usage(1, 1))
 
 
-def echo(token_ids: list[int], finish: Finish | None, _time_scale: float) -> tuple[router_pb2.GenerateResponse, bool]:
+def echo(
+    token_ids: list[int], finish: Finish | None, _time_scale: float, _at: float | None
+) -> tuple[router_pb2.GenerateResponse, bool]:
     return router_pb2.GenerateResponse(token_ids=token_ids), finish is not None
 
 
-def broken(token_ids: list[int], finish: Finish | None, _time_scale: float) -> tuple[router_pb2.GenerateResponse, bool]:
+def broken(
+    token_ids: list[int], finish: Finish | None, _time_scale: float, _at: float | None
+) -> tuple[router_pb2.GenerateResponse, bool]:
     raise ValueError(f"{token_ids} {finish}")
 
 

@@ -1,0 +1,95 @@
+"""docs/metrics.md: every series of every service, from the tables that the services export by."""
+
+from collections.abc import Iterable, Sequence
+
+from docs.reference.pages import DO_NOT_EDIT, paragraph, table
+from lorrery.chassis.metrics import TABLE as PROCESS
+from lorrery.chassis.series import Series
+from lorrery.loadgen.series import TABLE as LOADGEN
+from lorrery.router.series import TABLE as ROUTER
+from lorrery.scheduler.series import TABLE as SCHEDULER
+from lorrery.worker.series import CONSTANT_LABELS
+from lorrery.worker.series import TABLE as WORKER
+
+INTRODUCTION = f"""# Metrics
+
+{DO_NOT_EDIT.format("the services' series.py and docs/reference/metrics_page.py")}
+
+Every process answers `GET /metrics`: the router on port 9101 with `deploy/cluster.toml`, the scheduler on 9102, the
+workers of `lorrery up` from 9103 on, every container on 9100, `lorrery load` where `--metrics HOST:PORT` says.
+`deploy/prometheus/prometheus.yml` scrapes them, the dashboards in `deploy/grafana/` show them. Each service exports by
+the table that this page is made of; `tests/deploy/test_metrics.py` and a live cluster's test compare them.
+
+**Units.** *Device seconds* are what the model of the GPU says; *wall seconds* are the clock's. With `time_scale = 2` a
+device second takes two wall seconds. `rate()` is per wall second in any case. Ratios are not exported: each is a
+quotient of two metrics here, so that both can be summed over workers first.
+
+**Percentiles** from `histogram_quantile` are interpolated within a bucket and no more precise than its width; the mean,
+`rate(X_sum) / rate(X_count)`, is exact. All histograms are classic ones. The Python client library (0.26) counts no
+native ones and has no protobuf exposition, by which Prometheus reads them; Prometheus 3 stores classic ones as native
+ones with custom buckets where a scrape configuration says `convert_classic_histograms_to_nhcb: true`.
+
+**Labels** are bounded: every value of `outcome`, `kind`, `reason`, `tier`, `level` and `state` exists from the start
+with 0, unless a line below says otherwise; `shard` and `worker` have one value per process. `worker` is the worker's
+name (`worker.name`) everywhere, also in a request's usage, so that the scheduler's and the worker's series join; a
+scheduler's series of a worker end when it leaves. Nothing is labelled by request.
+
+**Adapters and tenants.** `adapter` and `tenant` are the `metrics.max_adapters` and `metrics.max_tenants` names with
+most traffic in this process (20 each), and `other` for the rest. `adapter="base"` is the base model; `tenant="none"`
+are requests that name no tenant; an adapter that is called so itself is shown in quotes, `'base'`. Names of more than
+200 characters, or with characters that cannot be printed, count as `other`.
+
+* A name's place goes to another once that has more than twice its requests; both are halved now and then, so that old
+  traffic is forgotten. However many names pass, there are never more series.
+* What happens counts for a name if it is shown then, and for `other` if it is not. So every counter only grows, and
+  the rates of all labels add up to the rate of the whole. The counts themselves do not once a name has lost its place:
+  its series ends, and goes on where it was if the name comes back soon.
+* The requests of adapters that there are not take no place, whatever they name.
+
+| question | expression |
+|---|---|
+| TTFT, p99 | `histogram_quantile(0.99, sum by (le) (rate(lorrery_router_time_to_first_token_seconds_bucket[1m])))` |
+| the same by adapter | `histogram_quantile(0.99, sum by (le, adapter) (rate(lorrery_router_adapter_time_to_first_token_seconds_bucket[1m])))` |
+| share of requests that failed | `sum(rate(lorrery_router_requests_total{{outcome!~"ok\\|cancelled\\|aborted"}}[1m])) / sum(rate(lorrery_router_requests_total[1m]))` |
+| which tenants are refused | `sum by (tenant, outcome) (rate(lorrery_router_tenant_requests_total{{outcome=~"overloaded\\|over_quota\\|unattainable"}}[1m]))` |
+| who waits longest for admission | `sum by (tenant) (rate(lorrery_scheduler_tenant_queue_seconds_sum[1m])) / sum by (tenant) (rate(lorrery_scheduler_tenant_queue_seconds_count[1m]))` |
+| which adapters thrash | `topk(5, sum by (adapter) (rate(lorrery_scheduler_adapter_thrash_total[5m])))` |
+| share of loads from disk | `sum(rate(lorrery_scheduler_adapter_loads_total{{tier="disk"}}[5m])) / sum(rate(lorrery_scheduler_adapter_loads_total[5m]))` |
+| KV use | `lorrery_scheduler_worker_kv_tokens / lorrery_scheduler_worker_kv_pool_tokens` |
+| the same where `memory = "paged"`, shared blocks once | `lorrery_scheduler_worker_kv_blocks{{state="used"}} / ignoring(state) sum without (state) (lorrery_scheduler_worker_kv_blocks)` |
+| running sequences by GPU | `sum by (gpu) (lorrery_scheduler_worker_running_sequences * on (worker) group_left (gpu) lorrery_worker_info)` |
+| prefix cache hit ratio | `rate(lorrery_scheduler_prefix_cache_hits_total[1m]) / rate(lorrery_scheduler_prefix_cache_queries_total[1m])` |
+| how far a worker is behind its pace | `rate(lorrery_worker_step_actual_seconds_sum[1m]) / rate(lorrery_worker_step_modelled_seconds_sum[1m]) - 1` |
+| what step time is spent on | `sum by (kind) (rate(lorrery_worker_step_part_seconds_total[1m])) / ignoring(kind) group_left sum(rate(lorrery_worker_step_modelled_seconds_sum[1m]))` |
+| use of peak FLOPS while a batch runs | `rate(lorrery_worker_flops_total[1m]) / rate(lorrery_worker_step_modelled_seconds_sum[1m]) / lorrery_worker_peak_flops_per_second` |
+| use of peak memory bandwidth while a batch runs | `rate(lorrery_worker_memory_bytes_total[1m]) / rate(lorrery_worker_step_modelled_seconds_sum[1m]) / lorrery_worker_peak_memory_bytes_per_second` |
+"""  # noqa: E501  expressions to copy
+
+SECTIONS: tuple[tuple[str, str, Sequence[Series], tuple[str, ...]], ...] = (
+    ("Router", "", ROUTER, ()),
+    ("Scheduler", "Gauges are read at each scrape, so that steps cost nothing for them.", SCHEDULER, ()),
+    ("Worker", "", WORKER, CONSTANT_LABELS),
+    (
+        "Load generator",
+        """Exported while it runs, with `--metrics`. Latencies count from the *intended* send time, so that the client's
+own delay is included. Warm-up requests are counted too. Compose's Prometheus scrapes it while it runs.""",
+        LOADGEN,
+        (),
+    ),
+    ("Every process", "The load generator has no `lorrery_service_state`.", PROCESS, ()),
+)
+
+
+def metrics_page() -> str:
+    """Return the page."""
+    lines = [INTRODUCTION]
+    for title, text, series, constant in SECTIONS:
+        lines += [f"## {title}", "", *(paragraph(text) if text else [])]
+        lines += table(("name", "type", "labels", "unit", "meaning"), _rows(series, constant))
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _rows(series: Iterable[Series], constant: tuple[str, ...]) -> Iterable[Sequence[str]]:
+    for one in series:
+        meaning = f"{one.help} {one.more}".strip()
+        yield f"`{one.name}`", one.type, ", ".join((*one.labels, *constant)), one.unit, meaning

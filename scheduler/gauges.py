@@ -1,0 +1,164 @@
+"""The present state of a scheduler, read when Prometheus asks, so that no step pays for it.
+
+That happens in another thread: what changes meanwhile is copied in one go, and the figures of one scrape may be of
+neighbouring moments.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Protocol
+
+from lorrery.chassis.series import Exporter, Sample, Series
+from lorrery.chassis.top import OTHER, TopNames
+from lorrery.scheduler import series
+from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.sequence import Sequence
+from lorrery.scheduler.metrics import LEVELS, AdapterUse, SchedulerMetrics, TenantUse
+
+
+class AttachedWorker(Protocol):
+    """What the gauges read of a worker."""
+
+    worker_id: str
+
+    @property
+    def replica(self) -> Replica:
+        """Its batch and queue."""
+        ...
+
+    @property
+    def max_total_token_num(self) -> int:
+        """Its KV pool."""
+        ...
+
+    @property
+    def draining(self) -> bool:
+        """Whether it is given nothing new."""
+        ...
+
+
+class State(Protocol):
+    """What the gauges read of a scheduler."""
+
+    @property
+    def attached(self) -> Collection[AttachedWorker]:
+        """Its workers."""
+        ...
+
+    @property
+    def open_sequences(self) -> Collection[Sequence]:
+        """Of the requests that have not ended."""
+        ...
+
+    @property
+    def num_unplaced(self) -> int:
+        """Requests that wait for a worker."""
+        ...
+
+    @property
+    def num_held(self) -> int:
+        """Requests that wait for a place among their key's."""
+        ...
+
+    @property
+    def num_routers(self) -> int:
+        """Connected routers."""
+        ...
+
+    @property
+    def fairness(self) -> float:
+        """Jain's index of what tenants were served."""
+        ...
+
+
+class Gauges:
+    """Shows the state of a scheduler.
+
+    Args:
+        metrics: of the scheduler; they know which names are shown.
+        state: to look at.
+    """
+
+    def __init__(self, metrics: SchedulerMetrics, state: State) -> None:
+        self._state = state
+        self._adapters: TopNames[AdapterUse] = metrics.adapters
+        self._tenants: TopNames[TenantUse] = metrics.tenants
+        shown = metrics.shown
+        self._requests(shown)
+        self._workers(shown)
+
+    def _requests(self, shown: Exporter) -> None:
+        state = self._state
+        shown.value(series.IN_FLIGHT, lambda: len(state.open_sequences))
+        shown.value(series.UNPLACED, lambda: state.num_unplaced)
+        shown.value(series.HELD, lambda: state.num_held)
+        shown.value(series.FAIRNESS, lambda: state.fairness)
+        shown.value(series.ROUTERS, lambda: state.num_routers)
+        shown.value(series.WAITING, self._num_waiting)
+        shown.value(series.RUNNING, lambda: sum(worker.replica.num_running for worker in state.attached))
+        shown.value(series.ADAPTER_PINS, lambda: sum(worker.replica.running.adapter_pins for worker in state.attached))
+        shown.read(series.ADAPTER_WAITING, lambda: self._by_name(self._adapters, _adapter_id, running=False))
+        shown.read(series.ADAPTER_RUNNING, lambda: self._by_name(self._adapters, _adapter_id, running=True))
+        shown.read(series.TENANT_WAITING, lambda: self._by_name(self._tenants, _tenant_id, running=False))
+        shown.read(series.TENANT_RUNNING, lambda: self._by_name(self._tenants, _tenant_id, running=True))
+
+    def _num_waiting(self) -> int:
+        state = self._state
+        return sum(worker.replica.num_waiting for worker in state.attached) + state.num_unplaced + state.num_held
+
+    def _by_name(
+        self, top: TopNames[AdapterUse] | TopNames[TenantUse], name: Callable[[Sequence], str], *, running: bool
+    ) -> Iterable[Sample]:
+        numbers = {label: 0 for label, _ in top.shown()}
+        for sequence in self._state.open_sequences:
+            if (sequence.admitted_ps is not None) == running:
+                label = top.label(name(sequence))
+                numbers[label if label in numbers else OTHER] += 1
+        return [((label,), number) for label, number in numbers.items()]
+
+    def _workers(self, shown: Exporter) -> None:
+        shown.read(series.WORKERS, self._by_state)
+        self._of_each(shown, series.WORKER_RUNNING, lambda worker: worker.replica.num_running)
+        self._of_each(shown, series.WORKER_WAITING, lambda worker: worker.replica.num_waiting)
+        self._of_each(shown, series.WORKER_KV, lambda worker: worker.replica.kv_tokens)
+        self._of_each(shown, series.WORKER_KV_POOL, lambda worker: worker.max_total_token_num)
+        self._of_each(shown, series.WORKER_RESIDENT, lambda worker: len(worker.replica.resident_adapters))
+        self._of_each(shown, series.WORKER_LOADING, lambda worker: len(worker.replica.adapters.loading))
+        shown.read(series.WORKER_KV_BLOCKS, self._blocks)
+        shown.read(series.WORKER_ADAPTER_RESIDENT, self._resident)
+
+    def _of_each(self, shown: Exporter, of: Series, read: Callable[[AttachedWorker], float]) -> None:
+        shown.read(of, lambda: [((worker.worker_id,), read(worker)) for worker in self._state.attached])
+
+    def _by_state(self) -> Iterable[Sample]:
+        workers = self._state.attached
+        yield ("ready",), sum(not worker.draining for worker in workers)
+        yield ("draining",), sum(worker.draining for worker in workers)
+
+    def _blocks(self) -> Iterable[Sample]:
+        for worker in self._state.attached:
+            use = worker.replica.memory.block_use(worker.replica.running)
+            if use is not None:
+                yield (worker.worker_id, "used"), use.used
+                yield (worker.worker_id, "cached"), use.cached
+                yield (worker.worker_id, "free"), use.free
+
+    def _resident(self) -> Iterable[Sample]:
+        top = self._adapters
+        labels = [label for label, _ in top.shown()][1:]  # the base model is no adapter
+        for worker in self._state.attached:
+            residency = worker.replica.adapters
+            for level, held in zip(LEVELS, (residency.gpu, residency.host), strict=True):
+                numbers = dict.fromkeys(labels, 0)
+                for adapter_id in {adapter.adapter_id for adapter in list(held.values())}:
+                    label = top.label(adapter_id)
+                    numbers[label if label in numbers else OTHER] += 1
+                for label, number in numbers.items():
+                    yield (worker.worker_id, label, level), number
+
+
+def _adapter_id(sequence: Sequence) -> str:
+    return "" if sequence.adapter is None else sequence.adapter.adapter_id
+
+
+def _tenant_id(sequence: Sequence) -> str:
+    return sequence.tenant_id
