@@ -241,6 +241,9 @@ class Driver:
             queue_seconds=finish.queue_seconds if finish else None,
             worker_id=finish.worker_id if finish else "",
             num_requeues=finish.num_requeues if finish else 0,
+            adapter_load_seconds=finish.adapter_load_seconds if finish else None,
+            prefill_seconds=finish.prefill_seconds if finish else None,
+            decode_seconds=finish.decode_seconds if finish else None,
             token_ids_crc32=reception.crc32,
         )
         self._into.append(outcome)

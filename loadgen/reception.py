@@ -24,6 +24,7 @@ class FinishView:
     Attributes:
         completion_tokens: None if it did not say; nor did it then say anything of prompt or cache.
         prompt_tokens: in its own tokenizer.
+        queue_seconds: None if it does not say where the request's time went, as with the other three.
     """
 
     reason: str
@@ -33,6 +34,9 @@ class FinishView:
     queue_seconds: float | None = None
     worker_id: str = ""
     num_requeues: int = 0
+    adapter_load_seconds: float | None = None
+    prefill_seconds: float | None = None
+    decode_seconds: float | None = None
 
 
 @dataclass(slots=True)

@@ -74,6 +74,9 @@ CSV_COLUMNS = (
     "tpot_ms",
     "norm_tpot_from_sent_ms",
     "queue_seconds",
+    "adapter_load_seconds",
+    "prefill_seconds",
+    "decode_seconds",
     "num_messages",
     "num_requeues",
     "worker_id",
@@ -333,7 +336,15 @@ def _csv(table: OutcomeTable) -> str:
         *(_numbers(seconds, 6) for seconds in (intended, sent, first, last, table.end_seconds)),
         *(_numbers(seconds * 1e3, 3) for seconds in (first - intended, first - sent, last - intended, last - sent)),
         *(_numbers(seconds * 1e3, 3) for seconds in (tpot, per_token)),
-        _numbers(table.queue_seconds, 6),
+        *(
+            _numbers(seconds, 6)
+            for seconds in (
+                table.queue_seconds,
+                table.adapter_load_seconds,
+                table.prefill_seconds,
+                table.decode_seconds,
+            )
+        ),
         table.num_messages.tolist(),
         table.num_requeues.tolist(),
         table.worker_id,

@@ -51,6 +51,9 @@ def finish_view(finish: router_pb2.Finish) -> FinishView:
         queue_seconds=usage.queue_seconds,
         worker_id=usage.worker_id,
         num_requeues=usage.num_requeues,
+        adapter_load_seconds=usage.adapter_load_seconds,
+        prefill_seconds=usage.prefill_seconds,
+        decode_seconds=usage.decode_seconds,
     )
 
 

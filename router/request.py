@@ -14,7 +14,7 @@ from lorrery.vocabulary.finish_reason import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one request consumed; `queue_seconds` are device seconds."""
+    """What one request consumed, as its scheduler says; seconds are device seconds."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -22,6 +22,9 @@ class Usage:
     queue_seconds: float = 0.0
     worker_id: str = ""
     num_requeues: int = 0
+    adapter_load_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

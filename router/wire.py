@@ -143,6 +143,9 @@ def last_response(token_ids: Sequence[int], text: str, finish: Finish) -> router
                 queue_seconds=usage.queue_seconds,
                 worker_id=usage.worker_id,
                 num_requeues=usage.num_requeues,
+                adapter_load_seconds=usage.adapter_load_seconds,
+                prefill_seconds=usage.prefill_seconds,
+                decode_seconds=usage.decode_seconds,
             ),
         ),
     )
@@ -343,5 +346,8 @@ def _finish(done: scheduler_pb2.Finished) -> Finish:
             queue_seconds=usage.queue_seconds,
             worker_id=usage.worker_id,
             num_requeues=usage.num_requeues,
+            adapter_load_seconds=usage.adapter_load_seconds,
+            prefill_seconds=usage.prefill_seconds,
+            decode_seconds=usage.decode_seconds,
         ),
     )

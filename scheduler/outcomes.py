@@ -86,7 +86,12 @@ class Outcomes:
                 live = lives[event.sequence.handle]
                 live.router.finished(
                     wire.finished(
-                        live.router_handle, event.sequence, event.reason, event.output_tokens, self._member.name
+                        live.router_handle,
+                        event.sequence,
+                        event.reason,
+                        event.output_tokens,
+                        self._member.name,
+                        event.at_ps,
                     )
                 )
                 self._metrics.finished(event.reason)

@@ -244,7 +244,9 @@ class Requests:
                 worker_id = event.member.name if event.sequence.first_admitted_ps is not None else ""
                 num_tokens = len(live.token_ids)
                 live.router.finished(
-                    wire.finished(live.router_handle, event.sequence, FinishReason.ABORTED, num_tokens, worker_id)
+                    wire.finished(
+                        live.router_handle, event.sequence, FinishReason.ABORTED, num_tokens, worker_id, at_ps
+                    )
                 )
                 self._workers[event.member.name].withdrawn(event.sequence.handle, at_ps)
             else:

@@ -237,11 +237,10 @@ def tokens(
 
 
 def finished(
-    router_handle: int, sequence: Sequence, reason: FinishReason, output_tokens: int, worker_id: str
+    router_handle: int, sequence: Sequence, reason: FinishReason, output_tokens: int, worker_id: str, at_ps: int
 ) -> FinishedMessage:
     """Write the end of a sequence, as its router knows it."""
-    admitted_ps = sequence.first_admitted_ps
-    queue_ps = 0 if admitted_ps is None else admitted_ps - sequence.arrived_ps
+    phases = sequence.phases(at_ps)
     return pb.Finished(
         handle=router_handle,
         reason=types_pb2.FinishReason.ValueType(reason),
@@ -249,9 +248,12 @@ def finished(
             prompt_tokens=sequence.prompt_tokens,
             completion_tokens=output_tokens,
             cached_tokens=sequence.first_cached_tokens,
-            queue_seconds=queue_ps / PS_PER_SECOND,
+            queue_seconds=phases.queue_ps / PS_PER_SECOND,
             worker_id=worker_id,
             num_requeues=sequence.num_requeues,
+            adapter_load_seconds=phases.adapter_load_ps / PS_PER_SECOND,
+            prefill_seconds=phases.prefill_ps / PS_PER_SECOND,
+            decode_seconds=phases.decode_ps / PS_PER_SECOND,
         ),
     )
 

@@ -74,6 +74,7 @@ class FaultyRequests:
             requests.ended.append(request)
             return
         request.last_token_ps = released_ps
+        request.left_ps = request.finished_ps
         request.finished_ps = max(request.finished_ps, released_ps)
         sent_ps = request.arrived_ps - request.faults.delay_ps
         if requests.timeout_ps is not None and request.finished_ps > sent_ps + requests.timeout_ps:

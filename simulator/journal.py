@@ -13,7 +13,7 @@ from pathlib import Path
 from lorrery.chassis.errors import FormatError
 from lorrery.scheduler.core.record import FORMAT_VERSION, Record
 
-FORMAT_VERSIONS = (1, 2, 3, 4, FORMAT_VERSION)
+FORMAT_VERSIONS = (1, 2, 3, 4, 5, FORMAT_VERSION)
 """Those that can be read; see `FORMAT_VERSION`. In version 1 where a request went is given too."""
 
 INPUTS = frozenset(
@@ -109,6 +109,7 @@ class Journal:
         version: of the program that wrote it.
         notes_figures: whether it says what placements read.
         has_versions: whether adapters have versions in it.
+        has_phases: whether it says where the time of requests went.
         inputs: in the order in which the scheduler came to know.
         workers: by number, in order of attaching.
         cut_line: number of a last line that is not whole; None: all are.
@@ -119,6 +120,7 @@ class Journal:
     version: str
     notes_figures: bool = True
     has_versions: bool = True
+    has_phases: bool = True
     inputs: list[Line] = field(default_factory=list)
     workers: list[WorkerLines] = field(default_factory=list)
     cut_line: int | None = None
@@ -161,7 +163,13 @@ def _header(path: Path, line: str) -> Journal:
         if version not in FORMAT_VERSIONS:
             known = ", ".join(map(str, FORMAT_VERSIONS))
             raise FormatError(f"{path}: format_version {version!r} is not known; this version reads {known}")
-        return Journal(header["settings"], header["lorrery"], notes_figures=version >= 2, has_versions=version >= 3)
+        return Journal(
+            header["settings"],
+            header["lorrery"],
+            notes_figures=version >= 2,
+            has_versions=version >= 3,
+            has_phases=version >= 6,
+        )
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError(f"{path}: is no journal: {error}") from None
 

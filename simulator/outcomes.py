@@ -7,11 +7,13 @@ import numpy as np
 from lorrery.chassis.fault_rules import NO_FAULTS
 from lorrery.loadgen.workload.outcome import INTERRUPTED, OK
 from lorrery.loadgen.workload.outcome_table import OutcomeTable, TokenGaps
+from lorrery.scheduler.core.phases import Phases
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 _NONE = -1
+_NO_PHASES = Phases(_NONE, _NONE, _NONE, _NONE)
 
 STATUS = {
     "finished": OK,
@@ -46,8 +48,10 @@ class OutcomeRecorder:
             "cached",
             "requeues",
             "sent",
-            "arrived",
-            "admitted",
+            "queue",
+            "load",
+            "prefill",
+            "decode",
             "first",
             "last",
             "end",
@@ -65,16 +69,19 @@ class OutcomeRecorder:
 
     def add(self, request: SimulatedRequest) -> None:
         """Take note of one that has ended."""
-        sequence, arrived_ps = request.sequence, request.sequence.arrived_ps
+        sequence = request.sequence
+        left_ps = request.finished_ps if request.left_ps is None else request.left_ps
+        phases = _NO_PHASES
+        if left_ps is not None and sequence.first_admitted_ps is not None:
+            phases = sequence.phases(left_ps)
         row = (
             request.handle,
             sequence.prompt_tokens,
             request.output_tokens,
             sequence.first_cached_tokens,
             sequence.num_requeues,
-            arrived_ps - request.faults.delay_ps,
-            arrived_ps,
-            _NONE if sequence.first_admitted_ps is None else sequence.first_admitted_ps,
+            sequence.arrived_ps - request.faults.delay_ps,
+            *phases,
             _NONE if sequence.first_token_ps is None else sequence.first_token_ps,
             _last_token_ps(request),
             _NONE if request.finished_ps is None else request.finished_ps,
@@ -95,9 +102,13 @@ class OutcomeRecorder:
         order = np.argsort(column["index"], kind="stable")
         column = {name: values[order] for name, values in column.items()}
         rows = order.tolist()
-        sent, arrived, end, admitted, first, last = (
+        sent, end, first, last = (
             np.where(column[name] == _NONE, np.nan, (column[name] - self._start_ps) / PS_PER_SECOND)
-            for name in ("sent", "arrived", "end", "admitted", "first", "last")
+            for name in ("sent", "end", "first", "last")
+        )
+        queue, load, prefill, decode = (
+            np.where(column[name] == _NONE, np.nan, column[name] / PS_PER_SECOND)
+            for name in ("queue", "load", "prefill", "decode")
         )
         detail = {position: self._detail[row] for position, row in enumerate(rows) if row in self._detail}
         return OutcomeTable(
@@ -115,7 +126,10 @@ class OutcomeRecorder:
             first_token_seconds=first,
             last_token_seconds=last,
             end_seconds=end,
-            queue_seconds=admitted - arrived,
+            queue_seconds=queue,
+            adapter_load_seconds=load,
+            prefill_seconds=prefill,
+            decode_seconds=decode,
             worker_id=[self._worker[row] for row in rows],
             finish_reason=["" if reason is None else reason.word for reason in (self._reason[row] for row in rows)],
             token_ids_crc32=[None] * len(rows),

@@ -37,6 +37,7 @@ class ReplayParts:
         adapters: those that the settings list.
         placement: the scheduler's, as it was at first.
         answers: what the workers answered.
+        has_phases: whether the journal says where the time of requests went.
     """
 
     make_replica: Callable[[Record, int], Replica]
@@ -48,6 +49,7 @@ class ReplayParts:
     adapters: dict[str, Adapter]
     placement: Placement
     answers: Answers
+    has_phases: bool
 
 
 def parts_of(journal: Journal, path: Path) -> ReplayParts:
@@ -99,6 +101,7 @@ def parts_of(journal: Journal, path: Path) -> ReplayParts:
         adapters=adapters,
         placement=factory.placement(),
         answers=answers,
+        has_phases=journal.has_phases,
     )
 
 

@@ -120,13 +120,13 @@ class ReplayWorker:
         if lost:
             sequences, events = self.member.lose(max(content["at_ps"], self._boundary_ps))
         else:
-            sequences, events = self.member.withdraw_waiting()
+            sequences, events = self.member.withdraw_waiting(content["at_ps"])
         self.is_ready = False
         record = {
             "num_steps": self._num_steps,
             "boundary_ps": self._boundary_ps,
             "requeued": [[sequence.handle, sequence.produced_tokens] for sequence in sequences],
-            **describe_events(events),
+            **describe_events(events, phases=self._parts.has_phases),
         }
         given = ("type", "worker", "at_ps")
         compare(line.number, line.type, record, {k: v for k, v in content.items() if k not in given})
@@ -252,7 +252,12 @@ class ReplayWorker:
         compare(
             expected.line,
             "step",
-            {"begin_ps": self._position_ps, "end_ps": end_ps, "tokens": checksum, **describe_events(events)},
+            {
+                "begin_ps": self._position_ps,
+                "end_ps": end_ps,
+                "tokens": checksum,
+                **describe_events(events, phases=self._parts.has_phases),
+            },
             {
                 "begin_ps": expected.begin_ps,
                 "end_ps": expected.end_ps,

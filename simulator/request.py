@@ -24,6 +24,7 @@ class SimulatedRequest:
         reason: why it finished.
         refusal: why its scheduler withdrew it from a worker's queue; None: it did not.
         finished_ps: its end, of whatever kind.
+        left_ps: when its scheduler had done with it, if its client saw its end later (a stall).
         last_token_ps: when its last token came, if that was before its end: it was held (static batching), or its last
             step gave none (llm-mock).
         output_tokens: tokens that its client has got in the end.
@@ -40,6 +41,7 @@ class SimulatedRequest:
     reason: FinishReason | None
     refusal: Refusal | None
     finished_ps: int | None
+    left_ps: int | None
     last_token_ps: int | None
     output_tokens: int
     shard: int
@@ -63,7 +65,7 @@ class SimulatedRequest:
         )
         self.ending = ending
         self.outcome = self.reason = self.refusal = None
-        self.finished_ps = self.last_token_ps = None
+        self.finished_ps = self.left_ps = self.last_token_ps = None
         self.output_tokens = self.shard = 0
         self.detail = self.worker = ""
         self.faults = NO_FAULTS

@@ -40,7 +40,11 @@ class RequestColumns:
         cached_tokens: of the prompt, found in a prefix cache at first admission.
         num_requeues: how often a lost worker or a preemption sent it back to the queue.
         arrival_seconds: from the start of the run, after the warm-up.
-        queue_seconds: arrival to first admission; NaN if it was never admitted.
+        queue_seconds: arrival to first admission, less `adapter_load_seconds`. It and the next three add up to the
+            request's time in the scheduler, and are NaN if it was never admitted.
+        adapter_load_seconds: before its first token, while it lacked nothing but its adapter.
+        prefill_seconds: first admission to first token, less `adapter_load_seconds`.
+        decode_seconds: first token to end.
         ttft_seconds: first token - arrival; NaN if none came.
         tpot_seconds: (E2E - TTFT) / (output tokens - 1); NaN below 2 tokens.
         e2e_seconds: last token - arrival; NaN unless it finished.
@@ -60,6 +64,9 @@ class RequestColumns:
     num_requeues: Ints
     arrival_seconds: Floats
     queue_seconds: Floats
+    adapter_load_seconds: Floats
+    prefill_seconds: Floats
+    decode_seconds: Floats
     ttft_seconds: Floats
     tpot_seconds: Floats
     e2e_seconds: Floats
@@ -98,6 +105,9 @@ class RequestColumns:
             num_requeues=table.num_requeues,
             arrival_seconds=arrival,
             queue_seconds=table.queue_seconds,
+            adapter_load_seconds=table.adapter_load_seconds,
+            prefill_seconds=table.prefill_seconds,
+            decode_seconds=table.decode_seconds,
             ttft_seconds=first - arrival,
             tpot_seconds=tpot,
             e2e_seconds=last - arrival,

@@ -44,7 +44,10 @@ class RequestOutcome:
         detail: the error's message, or empty.
         finish_reason: `eos`, `stop`, `length`, `aborted`, or empty if none arrived.
         cached_tokens: prompt tokens that a prefix cache had, as the server says.
-        queue_seconds: from arrival to admission, as the server says; None if it did not say.
+        queue_seconds: from arrival to admission, less `adapter_load_seconds`, as the server says; None: it did not say.
+        adapter_load_seconds: while it lacked nothing but its adapter, likewise.
+        prefill_seconds: from admission to the first token, less `adapter_load_seconds`, likewise.
+        decode_seconds: from the first token to the end, likewise.
         worker_id: who ran the last step, as the server says.
         num_requeues: how often it was queued again, as the server says.
         token_ids_crc32: of the token ids in order, as little-endian u32. Equal seeds give equal values, so it shows a
@@ -65,6 +68,9 @@ class RequestOutcome:
     finish_reason: str = ""
     cached_tokens: int = 0
     queue_seconds: float | None = None
+    adapter_load_seconds: float | None = None
+    prefill_seconds: float | None = None
+    decode_seconds: float | None = None
     worker_id: str = ""
     num_requeues: int = 0
     token_ids_crc32: int | None = None

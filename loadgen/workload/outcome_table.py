@@ -36,7 +36,7 @@ class OutcomeTable:
 
     Attributes:
         first_token_seconds: NaN where no token came, as in `last_token_seconds`.
-        queue_seconds: NaN where nobody said.
+        queue_seconds: NaN where nobody said, as in the three that follow.
         num_messages: messages with tokens.
         detail: by row, where there is any.
         gaps: between the tokens of completed requests; of simulated ones, of all that ran.
@@ -57,6 +57,9 @@ class OutcomeTable:
     last_token_seconds: Floats
     end_seconds: Floats
     queue_seconds: Floats
+    adapter_load_seconds: Floats
+    prefill_seconds: Floats
+    decode_seconds: Floats
     worker_id: Sequence[str]
     finish_reason: Sequence[str]
     token_ids_crc32: Sequence[int | None]
@@ -112,6 +115,9 @@ class OutcomeTable:
             last_token_seconds=_floats(row.last_token_seconds for row in rows),
             end_seconds=_floats(row.end_seconds for row in rows),
             queue_seconds=_floats(row.queue_seconds for row in rows),
+            adapter_load_seconds=_floats(row.adapter_load_seconds for row in rows),
+            prefill_seconds=_floats(row.prefill_seconds for row in rows),
+            decode_seconds=_floats(row.decode_seconds for row in rows),
             worker_id=[row.worker_id for row in rows],
             finish_reason=[row.finish_reason for row in rows],
             token_ids_crc32=[row.token_ids_crc32 for row in rows],

@@ -26,6 +26,7 @@ from enum import Enum
 from fractions import Fraction
 
 from lorrery.scheduler.core.adapter_events import AdapterLog
+from lorrery.scheduler.core.phases import LoadEnd
 from lorrery.scheduler.core.sequence import Adapter
 
 
@@ -128,6 +129,7 @@ class Residency:
         self._load_faults = load_faults
         self._waiting: dict[str, Adapter] = {}
         self._attempts: dict[str, int] = {}
+        self._awaited: dict[str, LoadEnd] = {}
         self._taken_slots = 0  # of those on the GPU, under way, and waiting for their load
 
     @property
@@ -179,6 +181,14 @@ class Residency:
         """Tell whether an adapter is on the GPU, or its load is under way or waits for its turn."""
         key = adapter.key
         return key in self.gpu or key in self.loading or key in self._waiting
+
+    def load_end(self, adapter: Adapter) -> LoadEnd:
+        """Return the end of the next load of an adapter that is not on the GPU, whether or not it has begun."""
+        key = adapter.key
+        load_end = self._awaited.get(key)
+        if load_end is None:
+            load_end = self._awaited[key] = LoadEnd()
+        return load_end
 
     def wait_ps(self, adapters: Collection[Adapter], at_ps: int) -> int:
         """Return how long a step that begins now waits for these adapters (blocking), and take them as loaded."""
@@ -282,6 +292,8 @@ class Residency:
                 self._attempts.pop(name, None)
                 self.gpu[name] = load.adapter
                 self._cache_on_host(load.adapter, load.ready_ps)
+                if self._awaited and (awaited := self._awaited.pop(name, None)) is not None:
+                    awaited.at_ps = load.ready_ps
             self._begin_waiting(load.ready_ps)
 
     def _failed(self, adapter: Adapter) -> None:
@@ -333,6 +345,7 @@ class Residency:
         self.loading.clear()
         self._waiting.clear()
         self._attempts.clear()
+        self._awaited.clear()
         self._taken_slots = 0
         self.given_up.clear()
         self.evicted.clear()

@@ -76,7 +76,7 @@ class Batch:
             if reason is not None:
                 ended.append(self._finished.finished(sequence, reason, output_tokens, at_ps))
             else:
-                sequence.requeue(output_tokens)
+                sequence.requeue(output_tokens, at_ps)
                 unfinished.append(sequence)
         if self.prefix_cache is not None:
             self.prefix_cache.lose()

@@ -98,6 +98,7 @@ class ReplicaBatchContext:
             admission.note_overtakes()
         admitted = admission.admitted
         for sequence in admitted:
+            sequence.leave_load(at_ps)
             sequence.admitted_ps = at_ps
             first = sequence.first_admitted_ps is None
             if first:
@@ -136,7 +137,11 @@ class ReplicaBatchContext:
     def _has_adapter(self, sequence: Sequence, admitted: list[Sequence]) -> bool:
         assert sequence.adapter is not None
         assert self._adapters is not None
-        return self._adapters.require(sequence.adapter, self._at_ps, partial(self.pinned_adapters, admitted))
+        adapters = self._adapters
+        if adapters.require(sequence.adapter, self._at_ps, partial(self.pinned_adapters, admitted)):
+            return True
+        sequence.await_adapter(adapters.load_end(sequence.adapter), self._at_ps)
+        return False
 
     def _cached_tokens(self, sequence: Sequence) -> int:
         return usable_tokens(self._prefix_cache, sequence, self._min_computed_tokens)

@@ -301,7 +301,7 @@ class ClusterCore:
         """Give a worker nothing new; what waits in its queue goes elsewhere, what runs stays."""
         member.draining = True
         self._workers_changed()
-        sequences, events = member.withdraw_waiting()
+        sequences, events = member.withdraw_waiting(at_ps)
         return GaveBack(member, sequences, events), self._placing.take_back(sequences, at_ps)
 
     def lose(self, member: Member, at_ps: int, boundary_ps: int = 0) -> tuple[GaveBack, list[ClusterEvent]]:

@@ -142,10 +142,10 @@ class Member:
         self.sequences.clear()
         return unfinished, events
 
-    def withdraw_waiting(self) -> tuple[list[Sequence], list[Event]]:
+    def withdraw_waiting(self, at_ps: int) -> tuple[list[Sequence], list[Event]]:
         """Give back what waits, in order of arrival, and keep what runs."""
         try:
-            waiting, events = self.replica.withdraw_waiting()
+            waiting, events = self.replica.withdraw_waiting(at_ps)
         except Exception as error:
             waiting, events = [], self._end(self.replica.clear_waiting(self.sequences.values()), error)
         for sequence in waiting:

@@ -25,10 +25,10 @@ from lorrery.scheduler.core.plan import (
     Recalled,
 )
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 """Of the journal. Since 2 a `placed` line says what the placement read; since 3 adapters have versions, their loads
 overlap as the settings say, and what waits may be recalled for another worker; since 4 an operator may set faults,
-since 5 add to them."""
+since 5 add to them; since 6 whatever finishes says where its time went."""
 
 Record = dict[str, Any]
 """Names and values as JSON has them; what is empty is left out."""
@@ -38,14 +38,19 @@ DescribedEvent = Admitted | AdaptersKept | Cancelled | Dropped | Failed | Finish
 
 
 class Decisions:
-    """Describes one replica's decisions, in order."""
+    """Describes one replica's decisions, in order.
 
-    def __init__(self) -> None:
+    Args:
+        phases: whether they say where the time of what finishes went; see `describe_events`.
+    """
+
+    def __init__(self, *, phases: bool = True) -> None:
+        self._phases = phases
         self._mode: tuple[bool, bool] | str | None = None
 
     def record(self, decision: Plan | Idle) -> Record | None:
         """Return what a decision changes; None: nothing."""
-        said = describe_events(decision.events)
+        said = describe_events(decision.events, phases=self._phases)
         if decision.leaves:
             said["leaves"] = [sequence.handle for sequence in decision.leaves]
         if decision.adapter_evictions:
@@ -76,14 +81,21 @@ def _describe_work(plan: Plan, said: Record) -> None:
         said["adapter_prefetches"] = [adapter.key for adapter in plan.adapter_prefetches]
 
 
-def describe_events(events: Iterable[Event]) -> Record:
-    """Return the events by kind, in order, each at the time of the decision or step that brought it."""
+def describe_events(events: Iterable[Event], *, phases: bool = True) -> Record:
+    """Return the events by kind, in order, each at the time of the decision or step that brought it.
+
+    Args:
+        events: of that decision or step.
+        phases: whether to say where the time of what finishes went; journals before format 6 do not.
+    """
     said: Record = {}
     for event in events:
         if isinstance(event, Raised):  # its text need not be the same in every process
             continue
         kind, what = _describe(event)
         said.setdefault(kind, []).append(what)
+        if phases and isinstance(event, Finished):
+            said.setdefault("phases", []).append(list(event.sequence.phases(event.at_ps)))
     return said
 
 

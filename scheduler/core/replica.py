@@ -226,7 +226,7 @@ class Replica:
             if isinstance(what, int):
                 self._apply_cancel(what, at_ps)
             elif isinstance(what, Recall):
-                self._apply_recall(what)
+                self._apply_recall(what, at_ps)
             else:
                 try:
                     context.enqueue(what, at_ps)
@@ -296,6 +296,8 @@ class Replica:
                 loads = {s.adapter for s in plan.joins if s.adapter is not None}
                 if loads:
                     plan.adapter_loads = tuple(sorted(loads))
+                    if self.adapters.options.blocking:
+                        self._await_adapters(plan.joins, at_ps)
                     plan.wait_ps = self.adapters.wait_ps(plan.adapter_loads, at_ps)
         if step.prefetch and not self.options.no_lora:
             plan.adapter_prefetches = step.prefetch
@@ -303,6 +305,13 @@ class Replica:
                 self.adapters.prefetch(adapter, at_ps, self._context.pinned_adapters)
         plan.until_ps = self._next_event_ps(at_ps)
         return plan
+
+    def _await_adapters(self, joins: Iterable[Sequence], at_ps: int) -> None:
+        """Let sequences that join wait for their adapters as long as their first step does."""
+        adapters = self.adapters
+        for sequence in joins:
+            if sequence.adapter is not None and sequence.adapter.key not in adapters.gpu:
+                sequence.await_adapter(adapters.load_end(sequence.adapter), at_ps)
 
     def _apply_cancel(self, handle: int, at_ps: int) -> None:
         sequence = self.running.get(handle)
@@ -321,15 +330,16 @@ class Replica:
                 self._batch.finish(held, reason, at_ps, self._events)
             self._events += self._offload(at_ps)
 
-    def _apply_recall(self, recall: Recall) -> None:
+    def _apply_recall(self, recall: Recall, at_ps: int) -> None:
         if self.running.get(recall.handle) is None:
             sequence = self.queue.cancel(recall.handle)
             if sequence is not None:
+                sequence.leave_load(at_ps)
                 self._events.append(Recalled(sequence, recall.to))
 
     def _preempt(self, at_ps: int) -> None:
         while (sequence := self.memory.victim(self.running)) is not None:
-            sequence.requeue(self._batch.remove(sequence))
+            sequence.requeue(self._batch.remove(sequence), at_ps)
             self._batch.leaves.append(sequence)
             self._events.append(Preempted(sequence))
             try:
@@ -468,9 +478,9 @@ class Replica:
 
     # --- leaving ----------------------------------------------------------------------------------------------------
 
-    def withdraw_waiting(self) -> tuple[list[Sequence], list[Event]]:
+    def withdraw_waiting(self, at_ps: int) -> tuple[list[Sequence], list[Event]]:
         """Give back what waits, in order of arrival, and keep what runs (a worker that drains)."""
-        return self._inbox.give_back(self._clear_queue())
+        return self._inbox.give_back(self._clear_queue(at_ps))
 
     def lose(self, at_ps: int) -> tuple[list[Sequence], list[Event]]:
         """Forget the worker: give back the unfinished sequences in order of arrival, ready to be queued elsewhere.
@@ -478,7 +488,7 @@ class Replica:
         Cancels that were still in the inbox take effect (the events tell); the replica is empty afterwards. What had
         ended but was held (static batching) has ended.
         """
-        unfinished = self._clear_queue()
+        unfinished = self._clear_queue(at_ps)
         from_batch, ended = self._batch.lose(at_ps)
         unfinished.update((sequence.handle, sequence) for sequence in from_batch)
         self.adapters.clear()
@@ -488,9 +498,12 @@ class Replica:
         left, cancelled = self._inbox.give_back(unfinished)
         return left, [*ended, *cancelled]
 
-    def _clear_queue(self) -> dict[int, Sequence]:
+    def _clear_queue(self, at_ps: int) -> dict[int, Sequence]:
         """Empty the queue; those that strict S-LoRA has not swept yet were told of when they were cancelled."""
-        return {sequence.handle: sequence for sequence in self.queue.clear() if not sequence.aborted}
+        waiting = {sequence.handle: sequence for sequence in self.queue.clear() if not sequence.aborted}
+        for sequence in waiting.values():
+            sequence.leave_load(at_ps)
+        return waiting
 
 
 def _earlier(one: int | None, other: int | None) -> int | None:

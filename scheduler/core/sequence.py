@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
+from lorrery.scheduler.core.phases import LoadEnd, Phases, split
 from lorrery.vocabulary.adapter_log import adapter_key
 
 
@@ -66,6 +67,11 @@ class Sequence:
         admitted_ps: last admission into a batch, or None while it waits.
         first_admitted_ps: its first admission; `first_cached_tokens` are the prompt tokens that were cached then. Both
             stay as they are when it is queued again.
+        first_token_ps: its first token.
+        load_end: while it waits for its adapter, and `load_wait_ps` since when: the end of that load. Where its prefill
+            step waits, it stays.
+        queue_load_ps: waits for its adapter that are over, before its first admission.
+        prefill_load_ps: the same, from then to its first token.
         num_losses: workers that were lost with it in their batch.
         weight: its tenant's under a policy that is fair between tenants; None: as the settings say.
         deadline_ps: who still waits for its first admission then has waited in vain; None: nobody has said.
@@ -92,6 +98,10 @@ class Sequence:
     first_admitted_ps: int | None
     first_cached_tokens: int
     first_token_ps: int | None
+    load_end: LoadEnd | None
+    load_wait_ps: int
+    queue_load_ps: int
+    prefill_load_ps: int
     num_requeues: int
     num_losses: int
     weight: Fraction | None
@@ -125,6 +135,8 @@ class Sequence:
         self.base_step = self.cached_tokens = self.computed_tokens = self.held_output_tokens = self.num_requeues = 0
         self.first_cached_tokens = self.num_losses = self.num_overtaken = 0
         self.admitted_ps = self.first_admitted_ps = self.first_token_ps = None
+        self.load_end = None
+        self.load_wait_ps = self.queue_load_ps = self.prefill_load_ps = 0
         self.weight = None
         self.deadline_ps = None
         self.aborted = False
@@ -138,8 +150,46 @@ class Sequence:
         """Tokens produced in its present batch, at this value of the decode-step counter."""
         return decode_step - self.base_step
 
-    def requeue(self, output_tokens: int) -> None:
+    def await_adapter(self, load_end: LoadEnd, at_ps: int) -> None:
+        """Begin to wait for its adapter, unless it waits for that load already or has its first token."""
+        if load_end is self.load_end:
+            return
+        self.leave_load(at_ps)
+        if self.first_admitted_ps is None or (self.first_token_ps is None and not self.produced_tokens):
+            self.load_end, self.load_wait_ps = load_end, at_ps
+
+    def leave_load(self, at_ps: int) -> None:
+        """Wait for its adapter no longer."""
+        if self.load_end is None:
+            return
+        waited_ps = self._load_waited_ps(at_ps)
+        if self.first_admitted_ps is None:
+            self.queue_load_ps += waited_ps
+        else:
+            self.prefill_load_ps += waited_ps
+        self.load_end = None
+
+    def _load_waited_ps(self, at_ps: int) -> int:
+        if self.load_end is None:
+            return 0
+        end_ps = self.load_end.at_ps
+        return max(0, (at_ps if end_ps is None else min(at_ps, end_ps)) - self.load_wait_ps)
+
+    def phases(self, end_ps: int) -> Phases:
+        """Return where its time goes that ends then; see `core.phases`."""
+        admitted_ps, first_token_ps = self.first_admitted_ps, self.first_token_ps
+        waited_ps = self._load_waited_ps(end_ps)
+        if admitted_ps is None:
+            return split(self.arrived_ps, end_ps, end_ps, end_ps, self.queue_load_ps + waited_ps, 0)
+        if first_token_ps is None:
+            first_token_ps = admitted_ps if self.produced_tokens else end_ps
+        return split(
+            self.arrived_ps, admitted_ps, first_token_ps, end_ps, self.queue_load_ps, self.prefill_load_ps + waited_ps
+        )
+
+    def requeue(self, output_tokens: int, at_ps: int) -> None:
         """Turn what it has produced in its last batch into input, and wait again."""
+        self.leave_load(at_ps)
         self.produced_tokens += output_tokens
         self.input_tokens += output_tokens
         self.budget_tokens -= output_tokens

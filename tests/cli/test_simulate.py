@@ -144,7 +144,7 @@ def test_a_lost_workers_requests_run_on_elsewhere(tmp_path: Path) -> None:
     assert report["summary"]["num_completed"] == report["summary"]["num_requests"]
     assert report["summary"]["num_requeues"] > 0
     admitted = [
-        float(row["sent_seconds"]) + float(row["queue_seconds"])
+        float(row["sent_seconds"]) + float(row["queue_seconds"]) + float(row["adapter_load_seconds"])
         for row in rows(tmp_path)
         if row["worker_id"] == "worker-1"
     ]

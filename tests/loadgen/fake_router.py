@@ -98,6 +98,9 @@ class FakeRouter(router_pb2_grpc.RouterServiceServicer):
                     completion_tokens=sent + (kind == "liar"),
                     cached_tokens=1,
                     queue_seconds=0.25,
+                    adapter_load_seconds=0.125,
+                    prefill_seconds=0.5,
+                    decode_seconds=2,
                     worker_id="w-0",
                 )
                 response.finish.CopyFrom(router_pb2.Finish(reason=types_pb2.FINISH_REASON_LENGTH, usage=usage))

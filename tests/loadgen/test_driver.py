@@ -63,6 +63,7 @@ async def test_every_stream_brings_what_was_asked_for(start_router):
         0.25,
         "w-0",
     )
+    assert (first.adapter_load_seconds, first.prefill_seconds, first.decode_seconds) == (0.125, 0.5, 2)
     assert len({outcome.token_ids_crc32 for outcome in driver.outcomes}) == 5
     assert router.num_open == 0
 

@@ -36,7 +36,15 @@ async def test_a_prompt_travels_down_and_its_tokens_come_back_in_order(start_rou
     assert (submit.sampling.seed, submit.sampling.max_new_tokens, submit.sampling.ignore_eos) == (7, 3, True)
     assert submit.sampling.true_output_tokens == 5
     usage = types_pb2.Usage(
-        prompt_tokens=3, completion_tokens=3, cached_tokens=1, queue_seconds=0.5, worker_id="w0", num_requeues=2
+        prompt_tokens=3,
+        completion_tokens=3,
+        cached_tokens=1,
+        queue_seconds=0.5,
+        worker_id="w0",
+        num_requeues=2,
+        adapter_load_seconds=0.25,
+        prefill_seconds=0.75,
+        decode_seconds=2,
     )
     route.send([(submit.handle, 3)])
     route.send([(submit.handle, 4)])

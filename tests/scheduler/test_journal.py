@@ -45,7 +45,7 @@ def test_the_header_is_there_at_once_and_says_what_a_replay_needs(path: Path) ->
     journal = Journal(path, settings_with(path, "scheduler.policy='fcfs'", "model='Llama-3-8B'"))
     (header,) = lines_of(path)
     journal.close()
-    assert (header["format_version"], header["kind"]) == (5, "journal")
+    assert (header["format_version"], header["kind"]) == (6, "journal")
     assert header["settings"]["model"] == "Llama-3-8B"
     assert header["settings"]["scheduler"]["policy"] == "fcfs"
     assert "journal" not in header["settings"]["scheduler"]
@@ -69,7 +69,10 @@ def test_steps_of_one_plan_are_one_line_and_precede_the_next_plan(path: Path, jo
     assert steps["start_ps"] == 100
     assert steps["durations_ps"] == [10, 12, 15]
     assert steps["gaps_ps"] == [[1, 3]]
-    assert steps["events"] == [[0, {"first_tokens": [7]}], [2, {"finished": [[7, "eos", 4]]}]]
+    assert steps["events"] == [
+        [0, {"first_tokens": [7]}],
+        [2, {"finished": [[7, "eos", 4]], "phases": [[140, 0, 0, 0]]}],
+    ]
     assert len(steps["checksums"]) == 3
     assert idle == {"type": "plan", "worker": 0, "at_ps": 140, "idle": True, "cancelled": [7]}
     assert end == {"type": "end"}

@@ -163,7 +163,7 @@ async def test_what_a_late_timer_should_have_started_starts_when_it_was_due(sche
     assert [join.adapter.adapter_id for join in plan.joins] == ["a"]
     await worker.step(plan)
     _, finished = await tokens_of(router, 1)
-    assert finished.usage.queue_seconds == pytest.approx(167.8, abs=0.1)
+    assert finished.usage.adapter_load_seconds == pytest.approx(167.8, abs=0.1)
     plan = await worker.plan()
     assert plan.start_ps >= 1_000 * 10**12
     assert len(plan.joins) == 1

@@ -403,7 +403,18 @@ def _told(request: SimulatedRequest) -> tuple[Any, ...]:
         request.first_cached_tokens,
         request.num_requeues,
         "" if request.reason is None else request.reason.word,
+        *_phases(request),
     )
+
+
+def _phases(request: SimulatedRequest) -> tuple[int, ...]:
+    sequence, end_ps = request.sequence, request.finished_ps
+    if end_ps is None:
+        return ()
+    phases = sequence.phases(end_ps)
+    assert sum(phases) == max(0, end_ps - sequence.arrived_ps)
+    assert min(phases) >= 0
+    return phases
 
 
 def _or_never(at_ps: int | None) -> int:

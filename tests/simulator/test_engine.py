@@ -72,7 +72,7 @@ def run(
     requests = build_requests(workload, "Llama-2-7B", ADAPTERS)
     simulation = Simulation(workers, PLACEMENTS[placement](np.random.default_rng(1)), one_step=one_step)
     return [
-        (r.handle, r.outcome, r.worker, r.admitted_ps, r.first_token_ps, r.finished_ps, r.output_tokens)
+        (r.handle, r.outcome, r.worker, r.admitted_ps, r.sequence.phases(r.finished_ps or 0), r.output_tokens)
         for r in simulation.run(requests, cancels)
     ]
 

@@ -46,4 +46,7 @@ def test_times_count_from_the_runs_begin_and_unknown_ones_are_nan() -> None:
     assert table.first_token_seconds[0] == 3
     assert table.last_token_seconds[0] == 9
     assert table.queue_seconds[0] == 2
-    assert np.isnan([table.first_token_seconds[1], table.last_token_seconds[1], table.queue_seconds[1]]).all()
+    assert (table.adapter_load_seconds[0], table.prefill_seconds[0], table.decode_seconds[0]) == (0, 1, 6)
+    assert np.isnan(
+        [table.first_token_seconds[1], table.last_token_seconds[1], table.queue_seconds[1], table.decode_seconds[1]]
+    ).all()

@@ -107,7 +107,7 @@ class QueueBench:
     ) -> None:
         """Put a sequence that already decodes into the batch, as one that made its output before and goes on now."""
         sequence = self._add(request_id, adapter, input_len, max_new_tokens)
-        sequence.requeue(output_len - 1)  # joining gives the last one
+        sequence.requeue(output_len - 1, self.now_ps)  # joining gives the last one
         sequence.aborted = bool(aborted)
         self._running.join(sequence)
 

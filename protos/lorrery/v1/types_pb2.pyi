@@ -204,7 +204,9 @@ class SamplingParams(message.Message):
 @typing.final
 class Usage(message.Message):
     """Usage is what one request consumed. Times are device seconds: wall seconds
-    divided by the cluster's time_scale.
+    divided by the cluster's time_scale. The four of queue, adapter load, prefill
+    and decode add up to its time in the scheduler; of a request that was resumed
+    elsewhere, to its time in the last one.
     """
 
     DESCRIPTOR: descriptor.Descriptor
@@ -215,6 +217,9 @@ class Usage(message.Message):
     QUEUE_SECONDS_FIELD_NUMBER: builtins.int
     WORKER_ID_FIELD_NUMBER: builtins.int
     NUM_REQUEUES_FIELD_NUMBER: builtins.int
+    ADAPTER_LOAD_SECONDS_FIELD_NUMBER: builtins.int
+    PREFILL_SECONDS_FIELD_NUMBER: builtins.int
+    DECODE_SECONDS_FIELD_NUMBER: builtins.int
     prompt_tokens: builtins.int
     """Tokens of the prompt as the client gave it."""
     completion_tokens: builtins.int
@@ -222,11 +227,21 @@ class Usage(message.Message):
     cached_tokens: builtins.int
     """Prompt tokens that a prefix cache had already computed."""
     queue_seconds: builtins.float
-    """From arrival at the scheduler to admission into a batch."""
+    """From arrival at the scheduler to first admission into a batch, less
+    adapter_load_seconds.
+    """
     worker_id: builtins.str
     """The worker that ran the last step."""
     num_requeues: builtins.int
     """How often the sequence was queued again after a loss or a preemption."""
+    adapter_load_seconds: builtins.float
+    """Before the first token: while the request lacked nothing but its adapter."""
+    prefill_seconds: builtins.float
+    """From first admission to first token, less adapter_load_seconds."""
+    decode_seconds: builtins.float
+    """From first token to end. Where the scheduler got the request with tokens, from
+    its admission there.
+    """
     def __init__(
         self,
         *,
@@ -236,10 +251,13 @@ class Usage(message.Message):
         queue_seconds: builtins.float = ...,
         worker_id: builtins.str = ...,
         num_requeues: builtins.int = ...,
+        adapter_load_seconds: builtins.float = ...,
+        prefill_seconds: builtins.float = ...,
+        decode_seconds: builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "num_requeues", b"num_requeues", "prompt_tokens", b"prompt_tokens", "queue_seconds", b"queue_seconds", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_load_seconds", b"adapter_load_seconds", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "decode_seconds", b"decode_seconds", "num_requeues", b"num_requeues", "prefill_seconds", b"prefill_seconds", "prompt_tokens", b"prompt_tokens", "queue_seconds", b"queue_seconds", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -146,7 +146,7 @@ class BlockCacheMachine(RuleBasedStateMachine):
         output_tokens = min(most, sequence.budget_tokens) if through else 0
         self.cache.release(sequence, output_tokens)
         self.naive.release(sequence, sequence.computed_tokens + max(0, output_tokens - 1))
-        sequence.requeue(output_tokens)
+        sequence.requeue(output_tokens, 0)
         if again and sequence.budget_tokens:  # preempted: its output is input now
             assert self.cache.reusable(sequence) == self.naive.reusable(sequence)
             self._enter(sequence)

@@ -13,6 +13,7 @@ from lorrery.scheduler.core.batching.continuous import Continuous
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.memory.peak import PeakMemory
 from lorrery.scheduler.core.memory.unlimited import UnlimitedMemory
+from lorrery.scheduler.core.phases import Phases
 from lorrery.scheduler.core.plan import Dropped, Finished, Plan, Preempted
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.prefix_cache.static_trie import StaticTrie
@@ -21,7 +22,7 @@ from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
-from lorrery.validation.policy.drive import Device, World, jump, step_by_step
+from lorrery.validation.policy.drive import Device, Log, World, jump, step_by_step
 
 QUEUES = ["req_queue", "fcfs"]
 BATCHINGS = ["slora_loop", "continuous", "mixed", "chunked", "static"]
@@ -160,6 +161,21 @@ def nothing_is_negative_or_over(replica: Replica, pool: int, most: int) -> None:
         assert replica.resident_adapters[adapter.key] == adapter
 
 
+def phases(log: Log, world: World) -> dict[int, Phases]:
+    """Return where the time went of each that has ended, which adds up."""
+    sequences = {sequence.handle: sequence for _, sequence, _ in world.arrivals}
+    found: dict[int, Phases] = {}
+    for kind, end_ps, *rest in log:
+        if kind in ("finished", "cancelled", "dropped"):
+            sequence = sequences[rest[0]]
+            found[sequence.handle] = parts = sequence.phases(end_ps)
+            assert sum(parts) == end_ps - sequence.arrived_ps
+            assert min(parts) >= 0
+            if sequence.first_admitted_ps is not None:  # not that sums are made to fit
+                assert sequence.queue_load_ps <= sequence.first_admitted_ps - sequence.arrived_ps
+    return found
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(world=worlds(), pool=st.integers(60, 150), batch_tokens=st.integers(40, 60), most=st.integers(1, 6))
@@ -167,9 +183,11 @@ def test_skipping_equals_stepping_and_nothing_is_lost(
     policy: str, world: World, pool: int, batch_tokens: int, most: int
 ) -> None:
     stepped = build(policy, pool, batch_tokens, most)
-    log = step_by_step(stepped, world.anew(), lambda replica: nothing_is_negative_or_over(replica, pool, most))
+    world_stepped, world_skipped = world.anew(), world.anew()
+    log = step_by_step(stepped, world_stepped, lambda replica: nothing_is_negative_or_over(replica, pool, most))
     skipped = build(policy, pool, batch_tokens, most)
-    assert jump(skipped, world.anew()) == log
+    assert jump(skipped, world_skipped) == log
+    assert phases(log, world_stepped) == phases(log, world_skipped)
     if isinstance(stepped.prefix_cache, BlockCache) and isinstance(skipped.prefix_cache, BlockCache):
         assert skipped.prefix_cache.paths() == stepped.prefix_cache.paths()
         assert skipped.prefix_cache.num_evictions == stepped.prefix_cache.num_evictions

@@ -1,0 +1,65 @@
+"""Where a request's time goes: four phases, in device time, that add up to its time in the scheduler.
+
+    queue         arrival -> first admission, less adapter_load
+    adapter_load  before its first token, while only its own adapter is missing
+    prefill       first admission -> first token, less adapter_load
+    decode        first token -> end
+
+`adapter_load` begins when an admission pass finds that a sequence lacks nothing but its adapter, and ends when that
+has been loaded, or when the sequence leaves the queue. Under blocking loads it is what is left of its adapter's own
+load when the sequence is admitted; its prefill step may wait longer, for the adapters of others, which is prefill.
+
+A preemption, a loss and what is computed anew after it count where they happen: in prefill before the first token, in
+decode after it. A request that brings tokens from another scheduler has no prefill: it decodes from its admission.
+A phase that has not begun at the end has none of the time.
+"""
+
+from typing import NamedTuple
+
+
+class LoadEnd:
+    """The end of a load that sequences wait for; they share it, and learn the time when they leave.
+
+    Attributes:
+        at_ps: when the adapter came; None: it has not.
+    """
+
+    __slots__ = ("at_ps",)
+
+    def __init__(self) -> None:
+        self.at_ps: int | None = None
+
+
+class Phases(NamedTuple):
+    """The parts of a request's time, in picoseconds; see the module."""
+
+    queue_ps: int
+    adapter_load_ps: int
+    prefill_ps: int
+    decode_ps: int
+
+
+def split(
+    arrived_ps: int, admitted_ps: int, first_token_ps: int, end_ps: int, queue_load_ps: int, prefill_load_ps: int
+) -> Phases:
+    """Split a request's time from its arrival to its end.
+
+    Args:
+        arrived_ps: its arrival.
+        admitted_ps: its first admission; the end, if there was none.
+        first_token_ps: its first token; the end, if there was none.
+        end_ps: a client may go before the step ends that brings what it was waiting for: later times count as this.
+        queue_load_ps: waits for its adapter before its admission.
+        prefill_load_ps: and after it.
+    """
+    end_ps = max(end_ps, arrived_ps)
+    admitted_ps = min(admitted_ps, end_ps)
+    first_token_ps = min(first_token_ps, end_ps)
+    queue_ps, prefill_ps = admitted_ps - arrived_ps, first_token_ps - admitted_ps
+    queue_load_ps, prefill_load_ps = min(queue_load_ps, queue_ps), min(prefill_load_ps, prefill_ps)
+    return Phases(
+        queue_ps - queue_load_ps,
+        queue_load_ps + prefill_load_ps,
+        prefill_ps - prefill_load_ps,
+        end_ps - first_token_ps,
+    )
