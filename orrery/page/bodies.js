@@ -145,13 +145,13 @@ function drawResident(context, { worker, x, y }, model, { measure, dimAdapter },
 }
 
 // What waits stands on the side of the scheduler, in rows; what does not fit is a number.
-function drawQueue(context, { worker, x, y }, { colours, measure }) {
+function drawQueue(context, { worker, x, y, moonRadius, orbitGap }, { colours, measure }) {
   if (!worker.waiting) return;
   const size = Math.max(1.2, Math.min(3, measure.cell * 0.014));
   const towards = Math.atan2(-y, -x);
   context.fillStyle = worker.oldest >= STUCK_SECONDS ? colours.bad : worker.oldest >= STUCK_SECONDS / 2 ? colours.warn : colours.soft;
   let left = worker.waiting;
-  let radius = measure.outer - size * 6;
+  let radius = moonRadius + orbitGap * 0.4 + size * 2;
   for (let row = 0; row < 3 && left > 0; row += 1, radius += size * 2.8) {
     const fit = Math.max(3, Math.floor((1.9 * radius) / (size * 3)));
     const shown = Math.min(left, fit);

@@ -77,7 +77,7 @@ class Page {
       });
     }
     document.addEventListener('keydown', (event) => {
-      if (event.key === '/' && !event.target.closest('input, select')) {
+      if (event.key === '/' && !event.target.closest('input:not([type=range]):not([type=radio]), select')) {
         event.preventDefault();
         search.focus();
       } else if (event.key === 'Escape') {

@@ -6,6 +6,8 @@
 import { Series, Counter } from './series.js';
 import { Colours } from './palette.js';
 
+const NUM_BINS = 120;
+const USUAL_FRAME_SECONDS = 0.5; // frames that are rarer have wider bins, so that as many points are kept
 const MAX_ENDED = 3000; // requests that ended, for "last requests"
 const MAX_EVENTS = 300;
 const MAX_NEWCOMERS = 16;
@@ -16,41 +18,40 @@ const RANKING_SECONDS = 5; // how often colours follow traffic
 export const DRAINING = 'draining';
 
 class Named {
-  constructor(kind, key, name) {
+  constructor(kind, key, name, binSeconds) {
     Object.assign(this, { kind, key, name, running: 0, waiting: 0, oldest: 0 });
-    this.runningSeries = new Series();
-    this.waitingSeries = new Series();
+    this.runningSeries = new Series(binSeconds, NUM_BINS);
+    this.waitingSeries = new Series(binSeconds, NUM_BINS);
   }
 }
 
 /** An adapter or the base model, whose key is null. */
 export class Adapter extends Named {
-  constructor(name) {
-    super('adapter', name, name ?? 'base model');
-    this.loads = new Counter();
-    this.thrash = new Counter();
-    this.evictions = new Counter();
+  constructor(name, binSeconds) {
+    super('adapter', name, name ?? 'base model', binSeconds);
+    this.loads = new Counter(binSeconds, NUM_BINS);
+    this.thrash = new Counter(binSeconds, NUM_BINS);
+    this.evictions = new Counter(binSeconds, NUM_BINS);
     this.traffic = 0; // requests seen running, summed over frames and slowly forgotten: for ranking only
   }
 }
 
 export class Tenant extends Named {
-  constructor(name) {
-    super('tenant', name, name === '' ? '(no tenant)' : name);
-    this.tokens = new Counter();
-    this.refused = new Counter();
+  constructor(name, binSeconds) {
+    super('tenant', name, name === '' ? '(no tenant)' : name, binSeconds);
+    this.tokens = new Counter(binSeconds, NUM_BINS);
+    this.refused = new Counter(binSeconds, NUM_BINS);
     this.traffic = 0;
   }
 }
 
 export class Worker extends Named {
-  constructor(shard, id, at) {
-    super('worker', `${shard}/${id}`, id);
+  constructor(shard, id, at, binSeconds) {
+    super('worker', `${shard}/${id}`, id, binSeconds);
     this.shard = shard;
-    this.tokens = new Counter();
-    this.busy = new Counter();
-    this.preempted = new Counter();
-    this.kvSeries = new Series();
+    this.tokens = new Counter(binSeconds, NUM_BINS);
+    this.busy = new Counter(binSeconds, NUM_BINS);
+    this.preempted = new Counter(binSeconds, NUM_BINS);
     this.slots = new Map(); // place of each running request among the moons
     this.free = []; // places that others left, lowest last
     this.newcomers = []; // requests that have joined; who draws them takes them out
@@ -72,7 +73,6 @@ export class Worker extends Named {
     this.tokens.push(at, shown.tokens);
     this.busy.push(at, shown.busy);
     this.preempted.push(at, shown.preempted);
-    this.kvSeries.push(at, this.kvRatio);
     this.runningSeries.push(at, this.running);
     this.waitingSeries.push(at, this.waiting);
   }
@@ -110,6 +110,7 @@ export class Model {
     this.known = names;
     this.hello = null;
     this.version = 0; // grows with every frame
+    this.binSeconds = 1;
     this.#forget();
   }
 
@@ -119,6 +120,11 @@ export class Model {
     this.adapterNames = this.known?.adapters ?? [];
     this.tenantNames = this.known?.tenants ?? [];
     for (const worker of this.workersByKey.values()) worker.renumber();
+    const binSeconds = Math.max(1, (hello.frame_seconds ?? 0) / USUAL_FRAME_SECONDS);
+    if (binSeconds !== this.binSeconds) {
+      this.binSeconds = binSeconds;
+      this.#forget();
+    }
   }
 
   #forget() {
@@ -129,10 +135,11 @@ export class Model {
     });
     this.adapterColours = new Colours();
     this.tenantColours = new Colours();
+    const counter = () => new Counter(this.binSeconds / 2, 2 * NUM_BINS);
+    const gauge = () => new Series(this.binSeconds / 2, 2 * NUM_BINS);
     this.series = {
-      tokens: new Counter(0.5), finished: new Counter(), requests: new Counter(), refused: new Counter(), loads: new Counter(),
-      ttft50: new Series(0.5), ttft95: new Series(0.5), queue: new Series(0.5), running: new Series(0.5),
-      kvMean: new Series(0.5), kvMax: new Series(0.5), tokenRate: new Series(0.5),
+      tokens: counter(), finished: counter(), requests: counter(), ttft50: gauge(), ttft95: gauge(), queue: gauge(), running: gauge(),
+      kvMean: gauge(), kvMax: gauge(), tokenRate: gauge(),
     };
   }
 
@@ -148,7 +155,7 @@ export class Model {
   #named(map, Kind, name) {
     let entity = map.get(name);
     if (!entity) {
-      entity = new Kind(name);
+      entity = new Kind(name, this.binSeconds);
       map.set(name, entity);
     }
     return entity;
@@ -189,7 +196,7 @@ export class Model {
       present.add(key);
       let worker = this.workersByKey.get(key);
       if (!worker) {
-        worker = new Worker(shown.shard, shown.id, this.at);
+        worker = new Worker(shown.shard, shown.id, this.at, this.binSeconds);
         this.workersByKey.set(key, worker);
       }
       worker.update(this.at, shown);
@@ -240,8 +247,10 @@ export class Model {
   #history(frame) {
     const { at, series } = this;
     for (const [request, worker, adapter, tenant, prompt, output, arrived, queue, load, prefill, decode, outcome] of frame.ended) {
+      const ran = worker < 0 ? undefined : this.workers[worker];
+      if (ran) ran.joinedAt = Math.max(ran.joinedAt, Math.min(at, arrived + queue + load)); // though no frame may have shown it
       this.ended.push({
-        request, worker: worker < 0 ? undefined : this.workers[worker], adapter: this.adapter(adapter), tenant: this.tenant(tenant),
+        request, worker: ran, adapter: this.adapter(adapter), tenant: this.tenant(tenant),
         prompt, output, arrived, queue, load, prefill, decode, outcome, at,
       });
     }
@@ -252,8 +261,8 @@ export class Model {
 
     this.totals = frame.totals;
     series.tokens.push(at, frame.totals.output_tokens);
-    series.tokenRate.push(at, series.tokens.rate(2));
-    for (const name of ['finished', 'requests', 'refused', 'loads']) series[name].push(at, frame.totals[name]);
+    series.tokenRate.push(at, series.tokens.rate(2, at));
+    for (const name of ['finished', 'requests']) series[name].push(at, frame.totals[name]);
     let [waiting, running, kv, kvMax] = [this.unplaced + this.held, 0, 0, 0];
     for (const worker of this.workers) {
       waiting += worker.waiting;

@@ -119,11 +119,11 @@ export class Moving {
     const { innerMoon, outer, cell } = view.measure;
     const queue = Math.max(4, cell * 0.07); // room for what waits, outside
     const last = Math.max(innerMoon + 1, outer - queue);
-    for (let size = Math.min(5.2, Math.max(1.6, cell * 0.032)); ; size *= 0.94) {
+    for (let size = Math.min(6.5, Math.max(1.6, cell * 0.03)); ; size *= 0.94) {
       const gap = size * 2.7;
       this.orbits = [];
       let places = 0;
-      for (let radius = innerMoon + size; radius <= last || !this.orbits.length; radius += gap) {
+      for (let radius = innerMoon + size; places < this.capacity && (radius <= last || !this.orbits.length); radius += gap) {
         const here = Math.max(3, Math.floor((TURN * radius) / gap));
         let stride = Math.max(1, Math.round(here * GOLDEN));
         while (common(stride, here) > 1) stride += 1;

@@ -9,13 +9,15 @@ import { evaluate } from './rules.js';
 import { KEPT_SECONDS } from './series.js';
 
 const REPLAYED_FRAMES = 100; // a step ahead of more frames than this is a jump
+const GLANCED_FRAMES = 150; // of which a jump shows so many at first, and all of them when the slider rests
+const REST_MS = 250;
 const SLICE_MS = 12; // how long loading holds the page at a time
 
 export class Record {
   constructor() {
     Object.assign(this, {
       hello: null, lines: [], times: [], tokens: [], names: { adapters: [], tenants: [] }, marks: [], complete: false, time: 0,
-      speed: 1, playing: false, shown: -1, error: null,
+      speed: 1, playing: false, shown: -1, refineAt: Infinity,
     });
     this.scout = new Model(this.names);
     this.open = new Map();
@@ -124,16 +126,22 @@ export class Record {
 
   /** Bring a model to the time; returns it, or the new one that a jump takes. */
   show(model) {
+    const now = performance.now();
     const wanted = Math.max(0, this.indexAt(this.time));
-    if (!this.times.length || wanted === this.shown) return model;
-    let [shown, from] = [model, this.shown + 1];
-    if (wanted < this.shown || wanted - this.shown > REPLAYED_FRAMES) {
-      from = Math.max(0, this.indexAt(this.times[wanted] - KEPT_SECONDS));
+    const refined = now >= this.refineAt;
+    if (!this.times.length || (wanted === this.shown && !refined)) return model;
+    let [shown, from, stride] = [model, this.shown + 1, 1];
+    if (this.shown < 0 || wanted < this.shown || wanted - this.shown > REPLAYED_FRAMES || refined) {
       shown = new Model(this.names);
       shown.begin(this.hello);
       shown.version = model.version;
+      from = Math.max(0, this.indexAt(this.times[wanted] - KEPT_SECONDS * shown.binSeconds));
+      if (!refined) stride = Math.ceil((wanted - from + 1) / GLANCED_FRAMES);
+      this.refineAt = stride > 1 ? now + REST_MS : Infinity;
     }
-    for (let index = from; index <= wanted; index += 1) shown.apply(JSON.parse(this.lines[index]));
+    for (let index = wanted - Math.floor((wanted - from) / stride) * stride; index <= wanted; index += stride) {
+      shown.apply(JSON.parse(this.lines[index]));
+    }
     this.shown = wanted;
     return shown;
   }

@@ -84,7 +84,7 @@ function thrash(model) {
     if (again > 0) {
       notices.push({
         rule: 'thrash', severity: WARN, subject: adapter, again, many: 'loaded again within a minute of leaving',
-        title: `${short(adapter.name)} thrashes: loaded again ${count(again)} × in the last minute`,
+        title: `${short(adapter.name)} thrashes: loaded again ${count(again)} times in the last minute`,
         why: `An adapter was loaded again within ${THRASH_SECONDS} s of its eviction: more adapters are in use than fit`
           + ' (max_loras, or the adapters\' memory).',
       });

@@ -1,7 +1,6 @@
 // The strips beneath the picture: one figure each, now and over the last two minutes.
 
 import { make, write } from './dom.js';
-import { KEPT_SECONDS } from './series.js';
 import { count, percent, seconds } from './format.js';
 import { themeColours } from './theme.js';
 
@@ -64,13 +63,14 @@ export function drawLines(canvas, series, at, top, strokes, ground) {
   context.lineTo(width, 0.5);
   context.stroke();
   for (let line = series.length - 1; line >= 0; line -= 1) {
-    const x = (time) => width * (1 - (at - time) / KEPT_SECONDS);
+    const { span, binSeconds } = series[line];
+    const x = (time) => width * (1 - (at - time) / span);
     const y = (value) => height - 1 - (height - 3) * Math.min(1, value / (top || 1));
     context.beginPath();
     let [begun, last] = [null, 0];
-    series[line].each(KEPT_SECONDS, (value, time) => {
+    series[line].each(span, (value, time) => {
       begun ??= x(time);
-      last = Math.min(width, x(time + series[line].binSeconds));
+      last = Math.min(width, x(time + binSeconds));
       context.lineTo(Math.max(0, x(time)), y(value));
     });
     if (begun === null) continue;
@@ -92,7 +92,7 @@ export function drawLines(canvas, series, at, top, strokes, ground) {
 export function niceTop(series) {
   let most = 0;
   for (const line of series) {
-    line.each(KEPT_SECONDS, (value) => {
+    line.each(line.span, (value) => {
       most = Math.max(most, value);
     });
   }
