@@ -6,13 +6,27 @@ stand: examples under a line `Examples:`, files, formulas.
 
 import re
 from inspect import cleandoc
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 from typer.core import TyperCommand
 
-__all__ = ["Command", "command_app"]
+from lorrery.chassis.settings import API_KEY_VARIABLE
+
+__all__ = ["ApiKey", "Command", "command_app"]
+
+ApiKey = Annotated[
+    str,
+    typer.Option(
+        envvar=API_KEY_VARIABLE,
+        show_envvar=False,
+        show_default=False,
+        metavar="KEY",
+        help=f"API key to show; better in ${API_KEY_VARIABLE}, which no list of processes shows.",
+    ),
+]
+"""Of every command that calls a router."""
 
 
 class Command(TyperCommand):

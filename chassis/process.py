@@ -122,7 +122,7 @@ async def run_service(
             addresses = {**await service.listen(), "metrics": metrics_address}
             log.info("listening", address=address, **addresses, version=VERSION)
             if announce is not None:
-                _write_atomically(announce, {"grpc": address, **addresses, "pid": os.getpid()})
+                write_announcement(announce, {"grpc": address, **addresses, "pid": os.getpid()})
             await _serve(service, health, state, stop, drain_seconds)
         finally:
             await server.stop(STOP_GRACE_SECONDS)
@@ -186,7 +186,12 @@ def _stop_requested() -> Iterator[asyncio.Event]:
         yield stop
 
 
-def _write_atomically(path: Path, content: dict[str, object]) -> None:
+def write_announcement(path: Path, content: dict[str, object]) -> None:
+    """Write where a process listens, all at once.
+
+    Raises:
+        LorreryError: that is not possible.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")

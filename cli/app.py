@@ -19,6 +19,7 @@ PARTS = {
     "serve": "Run one engine that answers like vllm serve, under its flags.",
     "load": "Send a workload to a cluster, and report what its clients see.",
     "simulate": "Run the same cluster under a virtual clock: hours of traffic in seconds.",
+    "web": "Show a running cluster or a simulation on a page in the browser.",
     "faults": "Let requests, loads and workers of a running cluster fail.",
     "monitoring": "Write Prometheus' configuration, rules and alerts, and the Grafana dashboards.",
     "demo": "Run a cluster and a real trace through it, about a minute.",

@@ -11,11 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from lorrery.chassis.channel import check_target, open_channel
-from lorrery.chassis.commands import Command, command_app
+from lorrery.chassis.commands import ApiKey, Command, command_app
 from lorrery.chassis.credentials import bearer
 from lorrery.chassis.errors import LorreryError
 from lorrery.cli.version import VersionOption
-from lorrery.loadgen import flags
 from lorrery.settings import load
 from lorrery.v1 import router_pb2, router_pb2_grpc
 
@@ -35,7 +34,7 @@ def _faults(version: VersionOption = False) -> None:
 
 
 @app.command("set", cls=Command)
-def set_(rules: Rules, target: Target = TARGET, config: Config = None, api_key: flags.ApiKey = "") -> None:
+def set_(rules: Rules, target: Target = TARGET, config: Config = None, api_key: ApiKey = "") -> None:
     """Let these faults happen from now on, in place of those that were set or added before.
 
     Faults of the settings stay. Faults of requests hold at this router, those of loads and workers at every scheduler.
@@ -51,7 +50,7 @@ def set_(rules: Rules, target: Target = TARGET, config: Config = None, api_key: 
 
 
 @app.command(cls=Command)
-def add(rules: Rules, target: Target = TARGET, config: Config = None, api_key: flags.ApiKey = "") -> None:
+def add(rules: Rules, target: Target = TARGET, config: Config = None, api_key: ApiKey = "") -> None:
     """Let these faults happen from now on, beside those that were set or added before.
 
     Those go on with their times and counts; a fault that holds already stays as it is.
@@ -64,7 +63,7 @@ def add(rules: Rules, target: Target = TARGET, config: Config = None, api_key: f
 
 
 @app.command("list", cls=Command)
-def list_(target: Target = TARGET, config: Config = None, api_key: flags.ApiKey = "") -> None:
+def list_(target: Target = TARGET, config: Config = None, api_key: ApiKey = "") -> None:
     """List the faults that hold, those of the settings included, and how many requests, loads or workers each has met.
 
     A fault of a worker that is not attached waits for one of that name. It may come; or the name is mistyped.
@@ -77,7 +76,7 @@ def list_(target: Target = TARGET, config: Config = None, api_key: flags.ApiKey 
 
 
 @app.command(cls=Command)
-def clear(target: Target = TARGET, config: Config = None, api_key: flags.ApiKey = "") -> None:
+def clear(target: Target = TARGET, config: Config = None, api_key: ApiKey = "") -> None:
     """Take back the faults that were set or added. Those of the settings stay.
 
     A frozen worker goes on, and one that is kept away may attach again.

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from lorrery.chassis.commands import Command, command_app
+from lorrery.chassis.commands import ApiKey, Command, command_app
 from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.chassis.version import VERSION
 from lorrery.loadgen import flags
@@ -90,7 +90,7 @@ def load(
         Path | None,
         typer.Option(metavar="FILE", help="Settings file; its client_tls is used to dial.", rich_help_panel=_DRIVE),
     ] = None,
-    api_key: flags.ApiKey = "",
+    api_key: ApiKey = "",
     out: flags.Out = None,
     metrics: Annotated[
         str | None,

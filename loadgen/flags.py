@@ -10,7 +10,6 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from lorrery.chassis.settings import API_KEY_VARIABLE
 from lorrery.loadgen.options import OF_TARGET, PARSERS, LoadOptions, WorkloadName
 
 _WORKLOAD, _SESSIONS, _LENGTHS, _ADAPTERS, _DRIVE, _OUTPUT = (
@@ -222,18 +221,6 @@ Concurrency = Annotated[
         rich_help_panel=_DRIVE,
     ),
 ]
-ApiKey = Annotated[
-    str,
-    typer.Option(
-        envvar=API_KEY_VARIABLE,
-        show_envvar=False,
-        show_default=False,
-        metavar="KEY",
-        help=f"API key to show; better in ${API_KEY_VARIABLE}, which no list of processes shows.",
-    ),
-]
-"""Of every command that calls a router."""
-
 Warmup = Annotated[
     int,
     typer.Option(min=0, metavar="N", help="Short requests before the run, in no figure.", rich_help_panel=_DRIVE),

@@ -21,8 +21,9 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from lorrery.chassis.errors import LorreryError
-from lorrery.orrery.feed import MAX_HZ, MIN_HZ, USUAL_HZ, Feed
+from lorrery.chassis.errors import InvalidRequest, LorreryError
+from lorrery.chassis.frame_rate import USUAL_HZ, checked_hz
+from lorrery.orrery.feed import Feed
 from lorrery.orrery.frame import encode
 from lorrery.orrery.record import Record
 
@@ -179,9 +180,10 @@ def _hz(request: Request, usual: float) -> float:
     hz = _number(request, "hz")
     if hz is None:
         return usual
-    if not MIN_HZ <= hz <= MAX_HZ:
-        raise HTTPException(HTTPStatus.BAD_REQUEST, f"hz is {hz:g}; it must be from {MIN_HZ:g} to {MAX_HZ:g}")
-    return hz
+    try:
+        return checked_hz(hz)
+    except InvalidRequest as error:
+        raise HTTPException(HTTPStatus.BAD_REQUEST, str(error)) from None
 
 
 def _number(request: Request, name: str) -> float | None:

@@ -3,10 +3,8 @@
 from collections.abc import AsyncIterator
 from typing import Protocol
 
+from lorrery.chassis.frame_rate import USUAL_HZ
 from lorrery.orrery.frame import Frame, Hello
-
-MIN_HZ, MAX_HZ, USUAL_HZ = 1.0, 20.0, 10.0
-"""Frames a second that a watcher may ask for."""
 
 
 class Feed(Protocol):

@@ -20,6 +20,7 @@ MAX_ENDED = 200
 MAX_EVENTS = 50
 """Events that a frame has at most."""
 
+StepKind = Literal["prefill", "decode", "mixed", "idle"]
 EventKind = Literal[
     "load", "evict", "load_failed", "preempt", "worker_lost", "worker_joined", "worker_draining", "moved", "refused",
     "fault",
@@ -99,7 +100,7 @@ class Worker(msgspec.Struct, frozen=True):
     adapters: list[ResidentRow]
     host: int
     step: float
-    kind: Literal["prefill", "decode", "mixed", "idle"]
+    kind: StepKind
     tokens: int
     busy: float
     preempted: int
@@ -191,6 +192,13 @@ class Frame(msgspec.Struct, frozen=True):
     ended_more: int
     events: list[EventRow]
     events_more: int
+
+
+def kind_of(*, prefills: bool, decodes: bool) -> StepKind:
+    """Return what a step is called that computes prompts, that gives output tokens, that does both, or neither."""
+    if prefills:
+        return "mixed" if decodes else "prefill"
+    return "decode" if decodes else "idle"
 
 
 _encoder = msgspec.json.Encoder()

@@ -87,6 +87,12 @@ class Access:
         return caller.tenant
 
 
+def taken_back(caller: ApiKey) -> Unauthenticated:
+    """Return the error of a caller whose key is valid no longer."""
+    text = f"the API key {caller.name!r} has been taken back; ask the operator for another"
+    return Unauthenticated(text, field="authorization")
+
+
 def check_use(caller: ApiKey, adapter_id: str, max_new_tokens: int, prompt_tokens: int) -> None:
     """Check that a request asks for nothing that its key can never have.
 

@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol
 
 from lorrery.chassis.awake import AwakeClock
-from lorrery.chassis.errors import InjectedFault, Overloaded, Reason, Unauthenticated, UnknownName
+from lorrery.chassis.errors import InjectedFault, Overloaded, Reason, UnknownName
 from lorrery.chassis.writes import Writes
 from lorrery.router import wire
-from lorrery.router.access import Access
+from lorrery.router.access import Access, taken_back
 from lorrery.router.faults import Injector
 from lorrery.router.keys import ApiKey
 from lorrery.router.logprobs import LogprobModel
@@ -217,5 +217,4 @@ class Generation:
             await asyncio.sleep(REVOCATION_SECONDS)
             for open_request, caller in list(self._callers.items()):
                 if not self._access.is_valid(caller):
-                    text = f"the API key {caller.name!r} has been taken back; ask the operator for another"
-                    open_request.cut_off(Unauthenticated(text, field="authorization"))
+                    open_request.cut_off(taken_back(caller))

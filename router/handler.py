@@ -21,10 +21,12 @@ from lorrery.chassis.errors import (
     Unattainable,
     Unavailable,
 )
+from lorrery.chassis.frame_rate import checked_hz
 from lorrery.chassis.log import get_logger
 from lorrery.router import adapters, cluster_faults, kv_events
-from lorrery.router.access import Access, check_load, check_operator, visible_adapters, visible_status
+from lorrery.router.access import Access, check_load, check_operator, taken_back, visible_adapters, visible_status
 from lorrery.router.checks import check_prompt_tokens, check_text, check_token_ids, receive_bytes
+from lorrery.router.cluster_watch import ClusterWatch
 from lorrery.router.faults import Injector
 from lorrery.router.generate import Call, Generation
 from lorrery.router.keys import ApiKey
@@ -241,6 +243,25 @@ class Handler:
         check_operator(caller, "follow KV events")
         adapters.connected(self._placement)
         return kv_events.follow(self._placement.shards, adapter_id)
+
+    def watch_cluster(self, caller: ApiKey, hz: float) -> ClusterWatch:
+        """Return a watch of all schedulers.
+
+        Raises:
+            PermissionDenied: the caller may not know.
+            InvalidRequest: a rate out of range.
+        """
+        check_operator(caller, "watch the cluster")
+        return ClusterWatch(self._placement.shards, checked_hz(hz))
+
+    def check_still_valid(self, caller: ApiKey) -> None:
+        """Check that what a caller showed would be accepted now.
+
+        Raises:
+            Unauthenticated: it would not.
+        """
+        if not self._access.is_valid(caller):
+            raise taken_back(caller)
 
     # --- the tokenizer ----------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from lorrery.chassis.credentials import authorization, certificate_roles
 from lorrery.chassis.errors import RequestError
 from lorrery.chassis.exposure import warn_if_exposed
 from lorrery.router.engines.ports import engine_servers
-from lorrery.router.grpc_call import GrpcCall, abort_stream
+from lorrery.router.grpc_call import GrpcCall, abort_stream, begin_stream
 from lorrery.router.handler import Handler
 from lorrery.router.http.server import HttpServer
 from lorrery.router.keys import ApiKey
@@ -146,6 +146,20 @@ class Router(router_pb2_grpc.RouterServiceServicer):
     ) -> router_pb2.GetClusterStatusResponse:
         """Tell how full every shard is, as far as the caller may know."""
         return await self._answer(context, self._handler.cluster_status)
+
+    async def WatchCluster(  # type: ignore[override]  # noqa: N802  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, request: router_pb2.WatchClusterRequest, context: _Context
+    ) -> None:
+        """Stream the state of every shard, to an operator; like `Generate` a coroutine."""
+        try:
+            caller = self._caller(context)
+            async with self._handler.watch_cluster(caller, request.hz) as watch:
+                await begin_stream(context)
+                while True:
+                    await context.write(await watch.next())
+                    self._handler.check_still_valid(caller)
+        except RequestError as error:
+            await abort_stream(context, error)
 
     # --- faults on request ---
 

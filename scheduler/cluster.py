@@ -23,6 +23,7 @@ from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.policies import batch_limits, batching_name
 from lorrery.scheduler.core.sequence import Sequence as CoreSequence
 from lorrery.scheduler.faults import ClusterFaults, told_to
+from lorrery.scheduler.frames.feed import Feed
 from lorrery.scheduler.gauges import Gauges
 from lorrery.scheduler.journal import Journal
 from lorrery.scheduler.kv_events import KvEvents
@@ -60,6 +61,7 @@ class Cluster:
             notes_figures=path is not None,
         )
         self.metrics = SchedulerMetrics(registry, settings.metrics)
+        self.feed = Feed(self.core, self.workers, self.clock)
         self.faults = ClusterFaults(settings, self.clock, self.metrics.faults, self.workers, self._lose)
         self.journal = None if path is None else Journal(path, settings)
         own = settings.scheduler
@@ -69,6 +71,7 @@ class Cluster:
             self.workers,
             self._factory,
             self.metrics,
+            self.feed,
             self.journal,
             clock=self.clock,
             awake=self.awake,
@@ -143,6 +146,8 @@ class Cluster:
         journal = None if self.journal is None else self.journal.attached(hello, at_ps)
         member = Member(hello.worker_id, self._factory.replica(settings, load_rules), settings.max_total_token_num)
         events = self.core.attach(member, at_ps)
+        if (history := self.feed.history) is not None:
+            history.joined(member, at_ps)
         watch = Watch(self.settings.scheduler.worker_timeout_seconds, self.awake.now())
         kv_events = self.kv_events.attach(hello.worker_id, member.replica.prefix_cache, kv_source)
         worker = self.workers[hello.worker_id] = Dispatcher(hello, member, self, watch, instance_id, journal, kv_events)
@@ -171,6 +176,9 @@ class Cluster:
         taken = self.faults.take(rules, from_ps, add=add)
         if self.journal is not None:
             self.journal.faults([fault.text for fault in taken], from_ps, add=add)
+        if (history := self.feed.history) is not None:
+            for fault in taken:
+                history.fault(fault.text, self.clock.now_ps())
         for worker in self.workers.values():
             worker.let_go_wrong(told_to(worker.worker_id, taken), add=add)
 
@@ -186,6 +194,8 @@ class Cluster:
         at_ps = self.clock.now_ps()
         gave_back, events = self.core.drain(worker.member, at_ps)
         worker.drained(gave_back, at_ps)
+        if (history := self.feed.history) is not None:
+            history.draining(worker.member, at_ps)
         self.requests.place(events, at_ps)
         self.look_for_moves()
 
@@ -207,6 +217,8 @@ class Cluster:
         gave_back, events = self.core.lose(worker.member, at_ps, worker.boundary_ps)
         worker.lost(gave_back, at_ps)
         num_requeued = len(gave_back.sequences)
+        if (history := self.feed.history) is not None:
+            history.lost(worker.member, num_requeued, at_ps)
         self.metrics.requeued.inc(num_requeued)
         if not worker.draining:
             self.metrics.workers_lost.inc()

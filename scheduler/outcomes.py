@@ -5,6 +5,7 @@ from typing import Protocol
 
 from lorrery.scheduler import wire
 from lorrery.scheduler.core import refusals
+from lorrery.scheduler.core.history import History
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.plan import (
     Admitted,
@@ -22,12 +23,19 @@ from lorrery.scheduler.core.refusals import Refusal
 from lorrery.scheduler.live_request import Counted, LiveRequest
 from lorrery.scheduler.metrics import SchedulerMetrics
 
+_OUTCOMES = {Dropped: "dropped", Failed: "failed", Cancelled: "cancelled"}
+
 
 class RequestOwner(Protocol):
     """The requests of a scheduler, as far as a worker ends them."""
 
     metrics: SchedulerMetrics
     lives: dict[int, LiveRequest]
+
+    @property
+    def history(self) -> History | None:
+        """What has happened, while somebody watches."""
+        ...
 
     def forget(self, live: LiveRequest) -> None:
         """Drop a request that has ended."""
@@ -60,9 +68,16 @@ class Outcomes:
         self._metrics = requests.metrics
         self._num_evictions = 0
 
-    def carry_out(self, events: Iterable[Event]) -> None:
-        """Tell routers of ends, count, and drop what has ended."""
+    def carry_out(self, events: Collection[Event], at_ps: int) -> None:
+        """Tell routers of ends, count, and drop what has ended.
+
+        Args:
+            events: of a decision or of steps.
+            at_ps: the boundary at which it was made, or they ended.
+        """
         lives = self._requests.lives
+        if (history := self._requests.history) is not None:
+            self._note(history, events, at_ps)
         cache = self._member.replica.prefix_cache
         if cache is not None:
             self._metrics.prefix_evictions.inc(cache.num_evictions - self._num_evictions)
@@ -112,6 +127,18 @@ class Outcomes:
             self._requests.cancelled(cancelled)
         if recalled:
             self._requests.take_recalled(recalled, self._member)
+
+    def _note(self, history: History, events: Collection[Event], at_ps: int) -> None:
+        """Let those who watch know."""
+        history.decided(self._member, events, at_ps)
+        lives, worker_id = self._requests.lives, self._member.name
+        for event in events:
+            if isinstance(event, Finished):
+                history.ended(event.sequence, worker_id, event.reason.word, event.output_tokens, event.at_ps)
+            elif isinstance(event, Dropped | Failed | Cancelled):
+                live = lives[event.sequence.handle]
+                outcome = _OUTCOMES[type(event)] if not live.refused else "dropped"
+                history.ended(event.sequence, worker_id, outcome, len(live.token_ids), at_ps)
 
     def _refuse(self, live: LiveRequest, outcome: str, refusal: Refusal) -> None:
         self._metrics.requests.labels(outcome).inc()

@@ -16,11 +16,13 @@ from lorrery.chassis.slices import Slices
 from lorrery.scheduler import wire
 from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.cluster_events import ClusterEvent, Placed, Refused, Withdrawn
+from lorrery.scheduler.core.history import History
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.plan import Recalled
 from lorrery.scheduler.core.refusals import Refusal, RefusalReason, withheld
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.fairness import ServedByTenant
+from lorrery.scheduler.frames.feed import Feed
 from lorrery.scheduler.journal import Journal
 from lorrery.scheduler.live_request import Counted, LiveRequest
 from lorrery.scheduler.messages import Submit
@@ -49,6 +51,7 @@ class Requests:
         workers: attached, by name; what is placed goes to them.
         factory: of the adapters that resumed requests bring.
         metrics: count.
+        feed: of those who watch.
         journal: notes; None: nobody does.
         clock: of the devices.
         awake: counts the seconds in which this process ran.
@@ -66,6 +69,7 @@ class Requests:
         workers: Mapping[str, Dispatcher],
         factory: ReplicaFactory,
         metrics: SchedulerMetrics,
+        feed: Feed,
         journal: Journal | None,
         *,
         clock: DeviceClock,
@@ -78,6 +82,7 @@ class Requests:
         self.empty = asyncio.Event()
         self.metrics = metrics
         self._core = core
+        self._feed = feed
         self._workers = workers
         self._factory = factory
         self._journal = journal
@@ -92,6 +97,11 @@ class Requests:
         self._logged_errors: Recent[str, bool] = Recent(MAX_REMEMBERED)
         self._log_refused = BoundedLog(log, "request_refused")
         self._orphans: Recent[tuple[str, str], Counted] = Recent(MAX_REMEMBERED)
+
+    @property
+    def history(self) -> History | None:
+        """What has happened, while somebody watches."""
+        return self._feed.history
 
     def submit(self, submit: Submit, router: RouterLink) -> None:
         """Take in a request, or refuse it on the spot."""
@@ -122,6 +132,10 @@ class Requests:
         )
         self.metrics.arrived(sequence.adapter, sequence.tenant_id)
         refused = next((event for event in events if isinstance(event, Refused)), None)
+        if (history := self.history) is not None:
+            history.arrived(sequence)
+            if refused is not None:
+                history.refused(sequence, refused.refusal.message, at_ps)
         if self._journal is not None and (refused is None or refused.figures is not None):
             sampling = wire.sampling_record(submit.sampling)
             self._journal.request(sequence, submit.request_id, sampling, resumed=submit.resumed)
@@ -233,10 +247,15 @@ class Requests:
                 self._workers[event.member.name].placed(event, at_ps)
             elif isinstance(event, Refused):
                 self._note_refused(event, live.request_id, at_ps, event.sequence.handle)
+                if (history := self.history) is not None:
+                    history.refused(event.sequence, event.refusal.message, at_ps)
+                    history.ended(event.sequence, "", "refused", len(live.token_ids), at_ps)
                 self._tell_refused(event, live.request_id, live.router, live.router_handle)
                 self.forget(live)
             elif isinstance(event, Withdrawn) and event.refusal is not None:
                 live.refused = True
+                if (history := self.history) is not None:
+                    history.refused(event.sequence, event.refusal.message, at_ps)
                 self.refuse(live.router, live.router_handle, live.request_id, event.refusal, "dropped")
                 self._workers[event.member.name].withdrawn(event.sequence.handle, at_ps)
             elif isinstance(event, Withdrawn):
@@ -252,6 +271,8 @@ class Requests:
             else:
                 if self._journal is not None:
                     self._journal.cancelled_unplaced(event.sequence.handle, at_ps)
+                if (history := self.history) is not None:
+                    history.ended(event.sequence, "", "cancelled", len(live.token_ids), at_ps)
                 self.cancelled([live])
         self._watch_waits()
 
@@ -271,6 +292,10 @@ class Requests:
         at_ps = self._clock.now_ps()
         events = [event for one in recalled for event in self._core.take_recalled(one, donor, at_ps)]
         self.metrics.moved.inc(sum(isinstance(event, Placed) for event in events))
+        if (history := self.history) is not None:
+            for event in events:
+                if isinstance(event, Placed):
+                    history.moved(event.sequence, donor.name, event.member.name, at_ps)
         self._carry_out(events, at_ps)
 
     def _note_refused(self, event: Refused, request_id: str, at_ps: int, handle: int | None) -> None:

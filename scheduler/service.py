@@ -290,6 +290,21 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             Reason.SLOW_READER,
         )
 
+    # --- watchers ---------------------------------------------------------------------------------------------------
+
+    async def WatchFrames(  # type: ignore[override]  # noqa: N802, D102
+        self,
+        request: pb.WatchFramesRequest,
+        context: grpc.aio.ServicerContext[pb.WatchFramesRequest, pb.WatchFramesResponse],
+    ) -> None:
+        await self._guard.check(context, OPERATORS)
+        frames = self._cluster.feed.frames(request.hz)
+        try:
+            async for frame in frames:
+                await context.write(frame)
+        finally:
+            await frames.aclose()
+
     # --- operators --------------------------------------------------------------------------------------------------
 
     async def RegisterAdapter(  # noqa: N802, D102

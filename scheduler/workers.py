@@ -79,6 +79,8 @@ class Dispatcher:
 
     Attributes:
         loss: why its stream is to end, in words for the worker; empty: it is not.
+        num_tokens: output tokens since it attached.
+        busy_ps: time in steps since then.
     """
 
     def __init__(
@@ -115,11 +117,12 @@ class Dispatcher:
         self._outbox: list[wire.ToWorker] = []
         self._wake = asyncio.Event()
         self._given_up = asyncio.Event()
+        self._adapter_log = member.replica.adapters.log = AdapterLog()
+        self.num_tokens = self.busy_ps = self._last_step_ps = 0
         self._rules_told = False
         self._untaken_rules: deque[tuple[list[str], bool]] = deque()
         self._fan_out: FanOut | None = None
         self._outcomes = Outcomes(member, cluster.requests)
-        self._adapter_log = member.replica.adapters.log = AdapterLog()
 
     @property
     def replica(self) -> Replica:
@@ -145,6 +148,17 @@ class Dispatcher:
     def boundary_ps(self) -> int:
         """The end of its last step."""
         return self._boundary_ps
+
+    @property
+    def step_ps(self) -> int:
+        """How long its last step took; 0: it is idle."""
+        return 0 if self._plan is None else self._last_step_ps
+
+    @property
+    def computes(self) -> tuple[bool, bool]:
+        """Whether the step under way computes prompts, and whether it decodes."""
+        plan = self._plan
+        return (False, False) if plan is None else (bool(plan.prefills), plan.decode)
 
     # --- what comes in from requests --------------------------------------------------------------------------------
 
@@ -233,12 +247,12 @@ class Dispatcher:
             started = time.thread_time()
             decision = self.member.plan(at_ps)
             self._metrics.plan_seconds.observe(time.thread_time() - started)
-            self._metrics.adapters_changed(self._adapter_log.take())
+            self._note_adapters()
             self._note(decision, at_ps)
             self._tell_kv_events()
             due_ps = self._begin(decision, at_ps)
             # Only now: what has left this worker may come back to it, and changes what has just been decided.
-            self._outcomes.carry_out(decision.events)
+            self._outcomes.carry_out(decision.events, at_ps)
             if self.member.changed:
                 self.member.changed = False
                 self._cluster.look_for_moves()
@@ -258,6 +272,13 @@ class Dispatcher:
             return decision.until_ps
         self._wait(decision.until_ps)
         return None
+
+    def _note_adapters(self) -> None:
+        """Count what has happened to its adapters, and let those who watch know."""
+        events = self._adapter_log.take()
+        self._metrics.adapters_changed(events)
+        if events and (history := self._cluster.requests.history) is not None:
+            history.adapters_changed(self.worker_id, events)
 
     def _note(self, decision: Plan | Idle, at_ps: int) -> None:
         """Count and journal what took effect too late, and what was decided."""
@@ -354,6 +375,9 @@ class Dispatcher:
             check_handles(step, plan, self.replica.running, first=first)
         self._metrics.gap(gap_ps)
         self._steps_left -= 1
+        self.num_tokens += len(step.handles_u32) // 4
+        self.busy_ps += step_ps
+        self._last_step_ps = step_ps
         self._boundary_ps = step.ran.end_ps
         self._effects.stepped(step.ran.end_ps)
         if self._fan_out is None or self._fan_out.handles_u32 != step.handles_u32:
@@ -369,13 +393,13 @@ class Dispatcher:
             self._fan_out.take_back()  # they are made again elsewhere
             raise
         self._metrics.commit_seconds.observe(time.thread_time() - started)
-        self._metrics.adapters_changed(self._adapter_log.take())
+        self._note_adapters()
         self._fan_out.send(step.token_ids_u32, step_ps)
         self._tell_kv_events()
         self._metrics.step(plan, step_ps, len(step.handles_u32) // 4)
         if self._journal is not None:
             self._journal.stepped(step, gap_ps, events)
-        self._outcomes.carry_out(events)
+        self._outcomes.carry_out(events, step.ran.end_ps)
 
     def _tell_kv_events(self) -> None:
         if self._kv_events is not None and (message := self._kv_events.take()) is not None:
@@ -444,7 +468,7 @@ class Dispatcher:
                 if event.overdue:
                     self._journal.late(event, None)
             self._journal.gave_back("lost", at_ps, gave_back.sequences, gave_back.events)
-        self._outcomes.carry_out(gave_back.events)
+        self._outcomes.carry_out(gave_back.events, at_ps)
 
     def drained(self, gave_back: GaveBack, at_ps: int) -> None:
         """Take note of what the core has taken back while the rest runs on."""
@@ -454,7 +478,7 @@ class Dispatcher:
             for event in never:
                 self._journal.late(event, None)
             self._journal.gave_back("drained", at_ps, gave_back.sequences, gave_back.events)
-        self._outcomes.carry_out(gave_back.events)
+        self._outcomes.carry_out(gave_back.events, at_ps)
 
     def flush_journal(self) -> None:
         """Let the journal have the steps that have gathered; not those that an event should have prevented yet.

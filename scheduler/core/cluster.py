@@ -122,6 +122,10 @@ class ClusterCore:
         num_placed = sum([len(member.sequences) for member in self.members.values()])
         return len(self._room) + self._quotas.num_held + num_placed
 
+    def unplaced(self) -> list[Sequence]:
+        """Return the requests that no worker has: those that wait for one, and those held for their key."""
+        return [*self._room.waiting(), *self._quotas.held()]
+
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def submit(

@@ -135,6 +135,10 @@ class Quotas:
         """Sequences that wait for a place among their key's `max_running`; linear in keys."""
         return sum([len(use.held) for use in self._by_key.values()])
 
+    def held(self) -> list[Sequence]:
+        """Return the sequences that wait for a place among their key's `max_running`."""
+        return [sequence for use in self._by_key.values() for sequence in use.held.values()]
+
     @property
     def any_to_release(self) -> bool:
         """Whether `release` has something to look at."""

@@ -36,6 +36,10 @@ class WaitingRoom:
             untried.popleft()
         return len(untried) > 0
 
+    def waiting(self) -> list[Sequence]:
+        """Return all, in order."""
+        return [sequence for _, sequence in self._waits.values()]
+
     def put(self, sequence: Sequence, until_ps: int) -> None:
         """Let a sequence wait until then, no earlier than the last one that came."""
         self._waits[sequence.handle] = until_ps, sequence

@@ -130,7 +130,7 @@ def draw_case(seed: int, number: int) -> Case:
         f"/{service.full_name}/{method.name}",
         messages,
         pause=rng.random() < 0.5,
-        reads=1 if method.name in ("Watch", "WatchKvEvents") else rng.choice((1, 4, 40)),
+        reads=1 if method.name.startswith("Watch") else rng.choice((1, 4, 40)),
         hangs_up=rng.random() < 0.2,
     )
 

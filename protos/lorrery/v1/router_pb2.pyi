@@ -7,6 +7,7 @@ from collections import abc as abc
 from google.protobuf import descriptor as descriptor
 from google.protobuf import message as message
 from google.protobuf.internal import containers as containers
+from lorrery.v1 import frame_pb2 as frame_pb2
 from lorrery.v1 import types_pb2 as types_pb2
 import builtins as builtins
 import sys
@@ -552,5 +553,89 @@ class ListFaultsResponse(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["faults", b"faults"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class WatchClusterRequest(message.Message):
+    """WatchClusterRequest says how often."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    HZ_FIELD_NUMBER: builtins.int
+    hz: builtins.float
+    """Frames a second, wall time, from 1 to 20; 0: 10."""
+    def __init__(
+        self,
+        *,
+        hz: builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["hz", b"hz"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class WatchClusterResponse(message.Message):
+    """WatchClusterResponse is the state of all schedulers."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    SHARDS_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def shards(self) -> containers.RepeatedCompositeFieldContainer[ShardFrame]:
+        """One each, in the order of the router's settings."""
+
+    def __init__(
+        self,
+        *,
+        shards: abc.Iterable[ShardFrame] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["shards", b"shards"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ShardFrame(message.Message):
+    """ShardFrame is the state of one scheduler."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: builtins.int
+    CONNECTED_FIELD_NUMBER: builtins.int
+    WATCH_FIELD_NUMBER: builtins.int
+    FRAME_FIELD_NUMBER: builtins.int
+    TIME_SCALE_FIELD_NUMBER: builtins.int
+    address: builtins.str
+    """Its address."""
+    connected: builtins.bool
+    """Whether it is heard of."""
+    watch: builtins.int
+    """Which life of its watch the frame is of, from 1: names, numbers, counts and the
+    clock begin anew with each.
+    """
+    time_scale: builtins.float
+    """Wall seconds in a second of its device clock."""
+    @builtins.property
+    def frame(self) -> frame_pb2.Frame:
+        """Its state. Unset: it has none that is newer than the one before, or is not
+        connected.
+        """
+
+    def __init__(
+        self,
+        *,
+        address: builtins.str = ...,
+        connected: builtins.bool = ...,
+        watch: builtins.int = ...,
+        frame: frame_pb2.Frame | None = ...,
+        time_scale: builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["frame", b"frame"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["address", b"address", "connected", b"connected", "frame", b"frame", "time_scale", b"time_scale", "watch", b"watch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

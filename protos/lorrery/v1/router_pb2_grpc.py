@@ -70,6 +70,11 @@ class RouterServiceStub:
                 request_serializer=lorrery_dot_v1_dot_router__pb2.ListFaultsRequest.SerializeToString,
                 response_deserializer=lorrery_dot_v1_dot_router__pb2.ListFaultsResponse.FromString,
                 _registered_method=True)
+        self.WatchCluster = channel.unary_stream(
+                '/lorrery.v1.RouterService/WatchCluster',
+                request_serializer=lorrery_dot_v1_dot_router__pb2.WatchClusterRequest.SerializeToString,
+                response_deserializer=lorrery_dot_v1_dot_router__pb2.WatchClusterResponse.FromString,
+                _registered_method=True)
 
 
 class RouterServiceServicer:
@@ -143,6 +148,17 @@ class RouterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchCluster(self, request, context):
+        """WatchCluster streams the state of all schedulers, so many times a second,
+        until the caller ends it. A scheduler that is lost is listed as such, and comes
+        back. A caller that reads slowly misses frames, but nothing that they bring of
+        names and counts. Errors: INVALID_ARGUMENT (hz out of range),
+        PERMISSION_DENIED (the key is no operator's).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -180,6 +196,11 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.ListFaults,
                     request_deserializer=lorrery_dot_v1_dot_router__pb2.ListFaultsRequest.FromString,
                     response_serializer=lorrery_dot_v1_dot_router__pb2.ListFaultsResponse.SerializeToString,
+            ),
+            'WatchCluster': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchCluster,
+                    request_deserializer=lorrery_dot_v1_dot_router__pb2.WatchClusterRequest.FromString,
+                    response_serializer=lorrery_dot_v1_dot_router__pb2.WatchClusterResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -372,6 +393,33 @@ class RouterService:
             '/lorrery.v1.RouterService/ListFaults',
             lorrery_dot_v1_dot_router__pb2.ListFaultsRequest.SerializeToString,
             lorrery_dot_v1_dot_router__pb2.ListFaultsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchCluster(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/lorrery.v1.RouterService/WatchCluster',
+            lorrery_dot_v1_dot_router__pb2.WatchClusterRequest.SerializeToString,
+            lorrery_dot_v1_dot_router__pb2.WatchClusterResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -72,6 +72,13 @@ class RouterServiceStub:
     """ListFaults lists the faults that requests of this router may meet, those of
     the settings first, and then its schedulers'. PERMISSION_DENIED: the key is no operator's.
     """
+    WatchCluster: grpc.UnaryStreamMultiCallable[router_pb2.WatchClusterRequest, router_pb2.WatchClusterResponse]
+    """WatchCluster streams the state of all schedulers, so many times a second,
+    until the caller ends it. A scheduler that is lost is listed as such, and comes
+    back. A caller that reads slowly misses frames, but nothing that they bring of
+    names and counts. Errors: INVALID_ARGUMENT (hz out of range),
+    PERMISSION_DENIED (the key is no operator's).
+    """
 
 @typing.type_check_only
 class RouterServiceAsyncStub(RouterServiceStub):
@@ -116,6 +123,13 @@ class RouterServiceAsyncStub(RouterServiceStub):
     ListFaults: aio.UnaryUnaryMultiCallable[router_pb2.ListFaultsRequest, router_pb2.ListFaultsResponse]  # type: ignore[assignment]
     """ListFaults lists the faults that requests of this router may meet, those of
     the settings first, and then its schedulers'. PERMISSION_DENIED: the key is no operator's.
+    """
+    WatchCluster: aio.UnaryStreamMultiCallable[router_pb2.WatchClusterRequest, router_pb2.WatchClusterResponse]  # type: ignore[assignment]
+    """WatchCluster streams the state of all schedulers, so many times a second,
+    until the caller ends it. A scheduler that is lost is listed as such, and comes
+    back. A caller that reads slowly misses frames, but nothing that they bring of
+    names and counts. Errors: INVALID_ARGUMENT (hz out of range),
+    PERMISSION_DENIED (the key is no operator's).
     """
 
 class RouterServiceServicer(metaclass=abc_1.ABCMeta):
@@ -200,6 +214,19 @@ class RouterServiceServicer(metaclass=abc_1.ABCMeta):
     ) -> typing.Union[router_pb2.ListFaultsResponse, abc.Awaitable[router_pb2.ListFaultsResponse]]:
         """ListFaults lists the faults that requests of this router may meet, those of
         the settings first, and then its schedulers'. PERMISSION_DENIED: the key is no operator's.
+        """
+
+    @abc_1.abstractmethod
+    def WatchCluster(
+        self,
+        request: router_pb2.WatchClusterRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[abc.Iterator[router_pb2.WatchClusterResponse], abc.AsyncIterator[router_pb2.WatchClusterResponse]]:
+        """WatchCluster streams the state of all schedulers, so many times a second,
+        until the caller ends it. A scheduler that is lost is listed as such, and comes
+        back. A caller that reads slowly misses frames, but nothing that they bring of
+        names and counts. Errors: INVALID_ARGUMENT (hz out of range),
+        PERMISSION_DENIED (the key is no operator's).
         """
 
 def add_RouterServiceServicer_to_server(servicer: RouterServiceServicer, server: typing.Union[grpc.Server, aio.Server]) -> None: ...

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as descriptor
 from google.protobuf import message as message
 from google.protobuf.internal import containers as containers
 from google.protobuf.internal import enum_type_wrapper as enum_type_wrapper
+from lorrery.v1 import frame_pb2 as frame_pb2
 from lorrery.v1 import types_pb2 as types_pb2
 import builtins as builtins
 import sys
@@ -1746,5 +1747,54 @@ class ListClusterFaultsResponse(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["faults", b"faults"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class WatchFramesRequest(message.Message):
+    """--- watchers ----------------------------------------------------------------
+
+    WatchFramesRequest says how often.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    HZ_FIELD_NUMBER: builtins.int
+    hz: builtins.float
+    """Frames a second, wall time, from 1 to 20; 0: 10."""
+    def __init__(
+        self,
+        *,
+        hz: builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["hz", b"hz"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class WatchFramesResponse(message.Message):
+    """WatchFramesResponse is one frame."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    FRAME_FIELD_NUMBER: builtins.int
+    TIME_SCALE_FIELD_NUMBER: builtins.int
+    time_scale: builtins.float
+    """Wall seconds in a second of the device clock."""
+    @builtins.property
+    def frame(self) -> frame_pb2.Frame:
+        """The state."""
+
+    def __init__(
+        self,
+        *,
+        frame: frame_pb2.Frame | None = ...,
+        time_scale: builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["frame", b"frame"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["frame", b"frame", "time_scale", b"time_scale"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

@@ -81,6 +81,11 @@ class SchedulerServiceStub:
                 request_serializer=lorrery_dot_v1_dot_scheduler__pb2.WatchKvEventsRequest.SerializeToString,
                 response_deserializer=lorrery_dot_v1_dot_scheduler__pb2.WatchKvEventsResponse.FromString,
                 _registered_method=True)
+        self.WatchFrames = channel.unary_stream(
+                '/lorrery.v1.SchedulerService/WatchFrames',
+                request_serializer=lorrery_dot_v1_dot_scheduler__pb2.WatchFramesRequest.SerializeToString,
+                response_deserializer=lorrery_dot_v1_dot_scheduler__pb2.WatchFramesResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServiceServicer:
@@ -161,6 +166,15 @@ class SchedulerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchFrames(self, request, context):
+        """WatchFrames streams the scheduler's state, a frame so many times a second,
+        until the caller ends it. A caller that reads slowly misses frames, but nothing
+        that they bring of names and counts. INVALID_ARGUMENT: hz out of range.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -203,6 +217,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.WatchKvEvents,
                     request_deserializer=lorrery_dot_v1_dot_scheduler__pb2.WatchKvEventsRequest.FromString,
                     response_serializer=lorrery_dot_v1_dot_scheduler__pb2.WatchKvEventsResponse.SerializeToString,
+            ),
+            'WatchFrames': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchFrames,
+                    request_deserializer=lorrery_dot_v1_dot_scheduler__pb2.WatchFramesRequest.FromString,
+                    response_serializer=lorrery_dot_v1_dot_scheduler__pb2.WatchFramesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -428,6 +447,33 @@ class SchedulerService:
             '/lorrery.v1.SchedulerService/WatchKvEvents',
             lorrery_dot_v1_dot_scheduler__pb2.WatchKvEventsRequest.SerializeToString,
             lorrery_dot_v1_dot_scheduler__pb2.WatchKvEventsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchFrames(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/lorrery.v1.SchedulerService/WatchFrames',
+            lorrery_dot_v1_dot_scheduler__pb2.WatchFramesRequest.SerializeToString,
+            lorrery_dot_v1_dot_scheduler__pb2.WatchFramesResponse.FromString,
             options,
             channel_credentials,
             insecure,

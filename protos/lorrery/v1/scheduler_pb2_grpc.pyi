@@ -75,6 +75,11 @@ class SchedulerServiceStub:
     every change, until the caller ends it. FAILED_PRECONDITION: the scheduler's
     prefix cache has no blocks. RESOURCE_EXHAUSTED: the caller reads too slowly.
     """
+    WatchFrames: grpc.UnaryStreamMultiCallable[scheduler_pb2.WatchFramesRequest, scheduler_pb2.WatchFramesResponse]
+    """WatchFrames streams the scheduler's state, a frame so many times a second,
+    until the caller ends it. A caller that reads slowly misses frames, but nothing
+    that they bring of names and counts. INVALID_ARGUMENT: hz out of range.
+    """
 
 @typing.type_check_only
 class SchedulerServiceAsyncStub(SchedulerServiceStub):
@@ -122,6 +127,11 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     """WatchKvEvents follows the prefix caches of workers: first what each has, then
     every change, until the caller ends it. FAILED_PRECONDITION: the scheduler's
     prefix cache has no blocks. RESOURCE_EXHAUSTED: the caller reads too slowly.
+    """
+    WatchFrames: aio.UnaryStreamMultiCallable[scheduler_pb2.WatchFramesRequest, scheduler_pb2.WatchFramesResponse]  # type: ignore[assignment]
+    """WatchFrames streams the scheduler's state, a frame so many times a second,
+    until the caller ends it. A caller that reads slowly misses frames, but nothing
+    that they bring of names and counts. INVALID_ARGUMENT: hz out of range.
     """
 
 class SchedulerServiceServicer(metaclass=abc_1.ABCMeta):
@@ -215,6 +225,17 @@ class SchedulerServiceServicer(metaclass=abc_1.ABCMeta):
         """WatchKvEvents follows the prefix caches of workers: first what each has, then
         every change, until the caller ends it. FAILED_PRECONDITION: the scheduler's
         prefix cache has no blocks. RESOURCE_EXHAUSTED: the caller reads too slowly.
+        """
+
+    @abc_1.abstractmethod
+    def WatchFrames(
+        self,
+        request: scheduler_pb2.WatchFramesRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[abc.Iterator[scheduler_pb2.WatchFramesResponse], abc.AsyncIterator[scheduler_pb2.WatchFramesResponse]]:
+        """WatchFrames streams the scheduler's state, a frame so many times a second,
+        until the caller ends it. A caller that reads slowly misses frames, but nothing
+        that they bring of names and counts. INVALID_ARGUMENT: hz out of range.
         """
 
 def add_SchedulerServiceServicer_to_server(servicer: SchedulerServiceServicer, server: typing.Union[grpc.Server, aio.Server]) -> None: ...

@@ -1,0 +1,19 @@
+"""`python -m lorrery.orrery`: the same as `lorrery web`."""
+
+from lorrery.chassis.interrupt import exit_on_signals
+from lorrery.chassis.quiet import quiet_grpc
+
+if __name__ == "__main__":
+    exit_on_signals()  # before the imports, which take most of a second
+    quiet_grpc()
+
+from lorrery.orrery.command import app
+
+
+def main() -> None:
+    """Be `python -m lorrery.orrery`; never returns normally."""
+    app(prog_name="lorrery web")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""The command: `lorrery web`, and the same as `python -m lorrery.orrery`."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lorrery.chassis.channel import check_target
+from lorrery.chassis.commands import ApiKey, Command, command_app
+from lorrery.chassis.errors import LorreryError, SettingsError
+from lorrery.chassis.exposure import warn_if_exposed
+from lorrery.chassis.frame_rate import MAX_HZ, MIN_HZ, USUAL_HZ
+from lorrery.chassis.interrupt import handled_by
+from lorrery.chassis.process import write_announcement
+from lorrery.chassis.sections import MAX_PORT, TlsSettings
+from lorrery.chassis.version import VERSION
+from lorrery.orrery.app import make_app
+from lorrery.orrery.live import LiveFeed
+from lorrery.orrery.record import Record
+from lorrery.orrery.server import PageServer
+from lorrery.settings import load as load_settings
+
+__all__ = ["app", "web"]
+
+TARGET = "127.0.0.1:50051"
+PORT = 8080
+"""Unless it is taken; then a free one."""
+
+app = command_app()
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"lorrery web {VERSION}")
+        raise typer.Exit
+
+
+@app.command(cls=Command)
+def web(
+    record: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="RECORD", help="A simulation's record, or the folder that has it. Unset: a running cluster."
+        ),
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="The router. Unset: where one is by default.")
+    ] = None,
+    host: Annotated[str, typer.Option(metavar="HOST", help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=MAX_PORT, help=f"Port; 0: a free one. Unset: {PORT}, or a free one if it is taken."),
+    ] = None,
+    hz: Annotated[
+        float, typer.Option(min=MIN_HZ, max=MAX_HZ, help="Frames a second, unless the page asks for others.")
+    ] = USUAL_HZ,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Settings file; its client_tls is used to dial.")
+    ] = None,
+    api_key: ApiKey = "",
+    announce: Annotated[
+        Path | None, typer.Option(help="Write the address here, as JSON, once it can be opened.", hidden=True)
+    ] = None,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Show a running cluster, or a simulation's record, on a page in the browser.
+
+    The page is of this command: no build, and nothing is loaded from elsewhere. docs/orrery.md says what it shows,
+    and what its routes give to a page of your own.
+
+    Examples:
+      lorrery web
+      lorrery web --target 10.0.0.7:50051 --api-key lry_...
+      lorrery web out/azure
+      lorrery web out/azure/frames.ndjson.gz --port 0
+
+    A cluster with API keys wants an operator's. Ctrl-C ends it. Exit code: 0 ended so, 1 no such record or no such
+    port, 2 wrong usage.
+    """
+    del version
+    try:
+        if record is not None and target is not None:
+            raise SettingsError("RECORD and --target: it shows either a record or a cluster; leave one of them out")
+        if target is not None:
+            check_target("--target", target)
+        tls = load_settings(config).client_tls
+        asyncio.run(_serve(record, target or TARGET, tls, api_key, host, port, hz, announce))
+    except LorreryError as error:
+        typer.echo(f"lorrery web: error: {error}", err=True)
+        raise typer.Exit(2 if isinstance(error, SettingsError) else 1) from None
+
+
+async def _serve(
+    record: Path | None,
+    target: str,
+    tls: TlsSettings,
+    api_key: str,
+    host: str,
+    port: int | None,
+    hz: float,
+    announce: Path | None,
+) -> None:
+    """Serve until a signal."""
+    async with contextlib.AsyncExitStack() as stack:
+        source = Record(record) if record is not None else LiveFeed(target, tls, api_key)
+        if isinstance(source, LiveFeed):
+            await stack.enter_async_context(source)
+        application = make_app(source, hz)
+        try:
+            server = PageServer(application, f"{host}:{PORT if port is None else port}", "--port")
+            address = server.listen()
+        except LorreryError:
+            if port is not None:
+                raise
+            server = PageServer(application, f"{host}:0", "--port")
+            address = server.listen()
+        warn_if_exposed("--host", f"{host}:0", TlsSettings(), protected=False, cure="leave --host out")
+        shown = f"record {record}" if record is not None else f"cluster {target}"
+        typer.echo(f"{shown}: http://{address}")
+        if announce is not None:
+            write_announcement(announce, {"http": address, "pid": os.getpid()})
+        serving = asyncio.ensure_future(server.run())
+
+        def end(_signal: signal.Signals) -> None:
+            serving.cancel()
+
+        with handled_by(asyncio.get_running_loop(), end), contextlib.suppress(asyncio.CancelledError):
+            await serving

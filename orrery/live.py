@@ -1,0 +1,113 @@
+"""The feed of a running cluster: a client of one router."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from types import TracebackType
+from typing import Self
+
+import grpc
+import grpc.aio
+
+from lorrery.chassis.channel import open_channel
+from lorrery.chassis.credentials import bearer
+from lorrery.chassis.errors import LorreryError
+from lorrery.chassis.frame_rate import USUAL_HZ
+from lorrery.chassis.sections import TlsSettings
+from lorrery.chassis.version import VERSION
+from lorrery.orrery.frame import Frame, Hello
+from lorrery.orrery.wire import Joiner
+from lorrery.v1 import router_pb2, router_pb2_grpc
+
+ANSWER_SECONDS = 5.0
+"""How long a router may take to answer, wall time."""
+PLAIN = TlsSettings()
+_POLL_SECONDS = 0.2
+
+
+class LiveFeed:
+    """See `Feed`; open it with `async with` inside the loop that uses it.
+
+    Args:
+        target: HOST:PORT of the router, or any gRPC target.
+        tls: the client's side of TLS; empty means plain text.
+        api_key: an operator's, shown with every call; empty: none.
+    """
+
+    def __init__(self, target: str, tls: TlsSettings = PLAIN, api_key: str = "") -> None:
+        self._target = target
+        self._tls = tls
+        self._metadata = bearer(api_key) if api_key else ()
+        self._channel: grpc.aio.Channel | None = None
+
+    async def __aenter__(self) -> Self:
+        self._channel = open_channel(self._target, self._tls)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._channel is not None:
+            await self._channel.close()
+
+    async def hello(self) -> Hello:
+        """Say which cluster it is, as soon as one of its schedulers is connected.
+
+        Raises:
+            LorreryError: the router does not answer, or not to this key, or has no scheduler.
+        """
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                while True:
+                    shard = _first_connected(await self._status())
+                    if shard is not None:
+                        break
+                    await asyncio.sleep(_POLL_SECONDS)
+        except TimeoutError:
+            why = f"no scheduler is connected to it within {ANSWER_SECONDS:g} s"
+            raise LorreryError(f"no cluster at {self._target}: {why}") from None
+        return Hello("live", shard.model, f"{shard.model} at {self._target}", VERSION, time_scale=shard.time_scale)
+
+    async def frames(self, hz: float = USUAL_HZ) -> AsyncGenerator[Frame]:
+        """See `Feed.frames`."""
+        call = self._stub().WatchCluster(
+            router_pb2.WatchClusterRequest(hz=hz), metadata=self._metadata, wait_for_ready=True
+        )
+        joiner = Joiner()
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                message = await call.read()
+            while isinstance(message, router_pb2.WatchClusterResponse):
+                frame = joiner.frame(message)
+                if frame is not None:
+                    yield frame
+                message = await call.read()
+        except TimeoutError:
+            raise LorreryError(f"no cluster at {self._target} within {ANSWER_SECONDS:g} s") from None
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error) from None
+        finally:
+            call.cancel()
+
+    async def _status(self) -> router_pb2.GetClusterStatusResponse:
+        call = self._stub().GetClusterStatus(
+            router_pb2.GetClusterStatusRequest(), timeout=ANSWER_SECONDS, wait_for_ready=True, metadata=self._metadata
+        )
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error) from None
+        finally:
+            call.cancel()
+
+    def _stub(self) -> "router_pb2_grpc.RouterServiceAsyncStub":  # known to type checkers only
+        assert self._channel is not None, "open it with async with"
+        return router_pb2_grpc.RouterServiceStub(self._channel)
+
+    def _error(self, error: grpc.aio.AioRpcError) -> LorreryError:
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return LorreryError(f"no cluster at {self._target}: nothing answers there within {ANSWER_SECONDS:g} s")
+        return LorreryError(f"{self._target}: {error.code().name}: {error.details()}")
+
+
+def _first_connected(status: router_pb2.GetClusterStatusResponse) -> router_pb2.Shard | None:
+    return next((shard for shard in status.shards if shard.connected and shard.time_scale > 0), None)

@@ -1,0 +1,279 @@
+"""What has happened in a scheduler since somebody began to watch: counts, and the latest ends and events.
+
+A driver tells of it as it happens. Nobody who does not watch has a history, so nothing here costs anybody else.
+Memory is bounded: of ends and events only the latest are kept, of names as many as `snapshot.MAX_NAMES`.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from lorrery.scheduler.core.adapter_events import AdapterEvent, Evicted, LoadBegan
+from lorrery.scheduler.core.member import Member
+from lorrery.scheduler.core.plan import Admitted, Event, Preempted
+from lorrery.scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.snapshot import MAX_NAMES, OTHERS
+
+MAX_ENDED = 200
+"""Ends that are kept."""
+MAX_EVENTS = 50
+"""Events that are kept of those that are frequent, and as many of those that are not."""
+_T = TypeVar("_T")
+
+_FREQUENT = frozenset(("load", "evict", "preempt", "refused", "moved"))
+"""Kinds of events that must not push out the others."""
+
+
+@dataclass(slots=True)
+class Ended:
+    """A request that has ended, and where its time went; `worker` is empty where none had it."""
+
+    handle: int
+    worker: str
+    adapter_id: str | None
+    tenant_id: str
+    prompt_tokens: int
+    output_tokens: int
+    arrived_ps: int
+    queue_ps: int
+    adapter_load_ps: int
+    prefill_ps: int
+    decode_ps: int
+    outcome: str
+
+
+@dataclass(slots=True)
+class Happened:
+    """An event."""
+
+    number: int
+    at_ps: int
+    kind: str
+    text: str
+
+
+@dataclass(slots=True)
+class AdapterCounts:
+    """Loads that began, evictions, and loads soon after an eviction from the same worker."""
+
+    loads: int = 0
+    evictions: int = 0
+    thrash: int = 0
+
+
+@dataclass(slots=True)
+class TenantCounts:
+    """Output tokens of requests that have ended, and requests that were refused."""
+
+    output_tokens: int = 0
+    refused: int = 0
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counts of the whole scheduler; `output_tokens` are of requests that have ended."""
+
+    requests: int = 0
+    finished: int = 0
+    refused: int = 0
+    cancelled: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    preempted: int = 0
+    moved: int = 0
+    workers_lost: int = 0
+    loads: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+
+
+@dataclass(slots=True)
+class Seen:
+    """How much of a history its reader has had."""
+
+    num_ended: int = 0
+    num_frequent: int = 0
+    num_rare: int = 0
+
+
+class History:
+    """See the module.
+
+    Attributes:
+        preempted: by worker's name.
+    """
+
+    def __init__(self) -> None:
+        self.totals = Totals()
+        self.adapters: dict[str, AdapterCounts] = {}
+        self.tenants: dict[str, TenantCounts] = {}
+        self.preempted: dict[str, int] = {}
+        self._ended: deque[Ended] = deque(maxlen=MAX_ENDED)
+        self._frequent: deque[Happened] = deque(maxlen=MAX_EVENTS)
+        self._rare: deque[Happened] = deque(maxlen=MAX_EVENTS)
+        self._num_ended = self._num_frequent = self._num_rare = 0
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    def arrived(self, sequence: Sequence) -> None:
+        """Note a request that comes in, or is refused at once; of a resumed one the output that it brings is old."""
+        self.totals.requests += 1
+        if sequence.produced_tokens:
+            self.totals.output_tokens -= sequence.produced_tokens
+            self._tenant(sequence.tenant_id).output_tokens -= sequence.produced_tokens
+
+    def refused(self, sequence: Sequence, why: str, at_ps: int) -> None:
+        """Note a request that ends without having had a worker; `why`: for its client."""
+        self.totals.refused += 1
+        self._tenant(sequence.tenant_id).refused += 1
+        tenant = f" of tenant {sequence.tenant_id}" if sequence.tenant_id else ""
+        self._happened(at_ps, "refused", f"request{tenant}: {why}")
+
+    def ended(self, sequence: Sequence, worker: str, outcome: str, output_tokens: int, at_ps: int) -> None:
+        """Note a request's end.
+
+        Args:
+            sequence: that came in.
+            worker: that had it last; empty: none.
+            outcome: its finish reason, or `cancelled`, `dropped`, `failed`, `refused`.
+            output_tokens: all that it has produced.
+            at_ps: when.
+        """
+        totals = self.totals
+        if outcome == "cancelled":
+            totals.cancelled += 1
+        elif outcome not in ("dropped", "failed", "refused"):
+            totals.finished += 1
+        totals.output_tokens += output_tokens
+        self._tenant(sequence.tenant_id).output_tokens += output_tokens
+        admitted_ps = sequence.first_admitted_ps
+        if admitted_ps is None:
+            admitted_ps = at_ps
+        first_ps = sequence.first_token_ps
+        if first_ps is None:
+            first_ps = at_ps
+        self._num_ended += 1
+        self._ended.append(
+            Ended(
+                sequence.handle,
+                worker,
+                None if sequence.adapter is None else sequence.adapter.adapter_id,
+                sequence.tenant_id,
+                sequence.prompt_tokens,
+                output_tokens,
+                sequence.arrived_ps,
+                admitted_ps - sequence.arrived_ps,
+                0,
+                first_ps - admitted_ps,
+                at_ps - first_ps,
+                outcome,
+            )
+        )
+
+    def moved(self, sequence: Sequence, donor: str, taker: str, at_ps: int) -> None:
+        """Note a request that waits elsewhere from now on."""
+        self.totals.moved += 1
+        self._happened(at_ps, "moved", f"request {sequence.handle} from {donor} to {taker}")
+
+    # --- workers ----------------------------------------------------------------------------------------------------
+
+    def decided(self, member: Member, events: Iterable[Event], at_ps: int) -> None:
+        """Note what a worker's decision or steps have brought, but for ends, which the driver tells."""
+        for event in events:
+            if isinstance(event, Admitted):
+                sequence = event.sequence
+                if event.first:
+                    self.totals.prompt_tokens += sequence.prompt_tokens
+                if member.replica.prefix_cache is not None:
+                    self.totals.prefix_queries += sequence.input_tokens
+                    self.totals.prefix_hits += sequence.cached_tokens
+            elif isinstance(event, Preempted):
+                self.totals.preempted += 1
+                self.preempted[member.name] = self.preempted.get(member.name, 0) + 1
+                self._happened(at_ps, "preempt", f"request {event.sequence.handle} on {member.name}")
+
+    def adapters_changed(self, worker: str, events: Iterable[AdapterEvent]) -> None:
+        """Note what has happened to a worker's adapters."""
+        for event in events:
+            adapter_id = event.adapter.adapter_id
+            if isinstance(event, LoadBegan):
+                counts = self._adapter(adapter_id)
+                counts.loads += 1
+                counts.thrash += event.thrash
+                self.totals.loads += 1
+                self._happened(event.at_ps, "load", f"{adapter_id} on {worker}, from {event.tier}")
+            elif isinstance(event, Evicted):
+                if event.level == "gpu":
+                    self._adapter(adapter_id).evictions += 1
+                    self._happened(event.at_ps, "evict", f"{adapter_id} on {worker}")
+            elif event.failed:
+                self._happened(event.at_ps, "load_failed", f"{adapter_id} on {worker}")
+
+    def joined(self, member: Member, at_ps: int) -> None:
+        """Note a worker that has attached."""
+        self.preempted.pop(member.name, None)
+        self._happened(at_ps, "worker_joined", member.name)
+
+    def draining(self, member: Member, at_ps: int) -> None:
+        """Note a worker that is about to leave."""
+        self._happened(at_ps, "worker_draining", member.name)
+
+    def lost(self, member: Member, num_requeued: int, at_ps: int) -> None:
+        """Note a worker that is gone, and how many requests are queued again."""
+        if not member.draining:
+            self.totals.workers_lost += 1
+        how = "left" if member.draining else "lost"
+        self._happened(at_ps, "worker_lost", f"{member.name} {how}, {num_requeued} requests queued again")
+
+    def fault(self, text: str, at_ps: int) -> None:
+        """Note a fault on request."""
+        self._happened(at_ps, "fault", text)
+
+    def _adapter(self, adapter_id: str) -> AdapterCounts:
+        counts = self.adapters.get(adapter_id)
+        if counts is None:
+            name = adapter_id if len(self.adapters) < MAX_NAMES else OTHERS
+            counts = self.adapters.setdefault(name, AdapterCounts())
+        return counts
+
+    def _tenant(self, tenant_id: str) -> TenantCounts:
+        counts = self.tenants.get(tenant_id)
+        if counts is None:
+            name = tenant_id if len(self.tenants) < MAX_NAMES else OTHERS
+            counts = self.tenants.setdefault(name, TenantCounts())
+        return counts
+
+    # --- the latest -------------------------------------------------------------------------------------------------
+
+    def _happened(self, at_ps: int, kind: str, text: str) -> None:
+        number = self._num_frequent + self._num_rare
+        if kind in _FREQUENT:
+            self._num_frequent += 1
+            self._frequent.append(Happened(number, at_ps, kind, text))
+        else:
+            self._num_rare += 1
+            self._rare.append(Happened(number, at_ps, kind, text))
+
+    def begin(self) -> Seen:
+        """Return what a reader has seen who comes now: all that has happened."""
+        return Seen(self._num_ended, self._num_frequent, self._num_rare)
+
+    def take_ended(self, seen: Seen) -> tuple[list[Ended], int]:
+        """Return the latest requests that have ended since a reader's last call, and how many more there were."""
+        num_new, seen.num_ended = self._num_ended - seen.num_ended, self._num_ended
+        ended = _last(self._ended, min(num_new, len(self._ended)))
+        return ended, num_new - len(ended)
+
+    def take_events(self, seen: Seen) -> tuple[list[Happened], int]:
+        """Return the latest events since a reader's last call, rare ones first of all, and how many more there were."""
+        num_frequent, seen.num_frequent = self._num_frequent - seen.num_frequent, self._num_frequent
+        num_rare, seen.num_rare = self._num_rare - seen.num_rare, self._num_rare
+        rare = _last(self._rare, min(num_rare, len(self._rare)))
+        frequent = _last(self._frequent, min(num_frequent, len(self._frequent), MAX_EVENTS - len(rare)))
+        events = sorted(rare + frequent, key=lambda event: event.number)
+        return events, num_frequent + num_rare - len(events)
+
+
+def _last(kept: "deque[_T]", number: int) -> "list[_T]":
+    return [kept[index] for index in range(len(kept) - number, len(kept))]

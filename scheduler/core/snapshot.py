@@ -1,0 +1,243 @@
+"""What a scheduler has at a moment, for those who watch: a pure function of its core's state.
+
+It costs a look at every request that is open, and nothing while nobody asks. Adapters and tenants are numbers in tables
+of names that the caller keeps, so that a name travels once.
+"""
+
+from dataclasses import dataclass
+
+from lorrery.scheduler.core.adapters import Residency
+from lorrery.scheduler.core.cluster import ClusterCore
+from lorrery.scheduler.core.member import Member
+from lorrery.scheduler.core.running import Running
+from lorrery.scheduler.core.sequence import Sequence
+
+BASE_MODEL = -1
+"""Stands for an adapter where the base model is asked for."""
+MAX_NAMES = 10_000
+"""Names that a table has; clients may name any tenant where there are no API keys."""
+OTHERS = "(others)"
+"""Stands for all names that came later."""
+ON_GPU, IN_USE, LOADING = 0, 1, 2
+"""States of an adapter on a worker."""
+
+
+class Names:
+    """A table of names, numbered in order of appearance."""
+
+    __slots__ = ("_new", "_number")
+
+    def __init__(self) -> None:
+        self._number: dict[str, int] = {}
+        self._new: list[str] = []
+
+    def number(self, name: str) -> int:
+        """Return a name's number; it gets one if it has none."""
+        number = self._number.get(name)
+        return self._add(name) if number is None else number
+
+    def _add(self, name: str) -> int:
+        if len(self._number) >= MAX_NAMES:
+            name = OTHERS
+        number = self._number.get(name)
+        if number is None:
+            number = self._number[name] = len(self._number)
+            self._new.append(name)
+        return number
+
+    def take_new(self) -> list[str]:
+        """Return, once, the names that have come since the last call."""
+        new, self._new = self._new, []
+        return new
+
+
+class Tables:
+    """The names of a watcher."""
+
+    __slots__ = ("adapters", "tenants")
+
+    def __init__(self) -> None:
+        self.adapters = Names()
+        self.tenants = Names()
+
+    def adapter(self, adapter_id: str | None) -> int:
+        """Return an adapter's number; None: the base model."""
+        return BASE_MODEL if adapter_id is None else self.adapters.number(adapter_id)
+
+
+@dataclass(slots=True)
+class Use:
+    """Requests of an adapter or a tenant: in batches, waiting, how long the one that came first has waited, and output.
+
+    Attributes:
+        output_tokens: of all of them so far.
+    """
+
+    num_running: int = 0
+    num_waiting: int = 0
+    oldest_ps: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(slots=True)
+class ResidentAdapter:
+    """An adapter on a GPU, or on its way there; `left_ps` is how long its load still takes."""
+
+    adapter: int
+    state: int
+    rank: int
+    left_ps: int
+
+
+@dataclass(slots=True)
+class WorkerSnapshot:
+    """One worker.
+
+    Attributes:
+        handles: of the sequences in its batch; the next four lists have a value for each.
+        num_waiting: those that wait for its batch; `oldest_ps` is how long the one that came first has waited.
+        num_host: adapters in host memory.
+    """
+
+    name: str
+    draining: bool
+    handles: list[int]
+    adapters: list[int]
+    tenants: list[int]
+    prompt_tokens: list[int]
+    output_tokens: list[int]
+    num_waiting: int
+    oldest_ps: int
+    kv_tokens: int
+    pool_tokens: int
+    residents: list[ResidentAdapter]
+    num_host: int
+
+
+@dataclass(slots=True)
+class ClusterSnapshot:
+    """One scheduler; `num_unplaced` requests wait for a worker, `num_held` for a place among their key's."""
+
+    at_ps: int
+    workers: list[WorkerSnapshot]
+    num_unplaced: int
+    num_held: int
+    tenants: dict[int, Use]
+    adapters: dict[int, Use]
+
+
+def snapshot(core: ClusterCore, tables: Tables, at_ps: int) -> ClusterSnapshot:
+    """Return the state of now, as far as steps are committed.
+
+    Args:
+        core: of the scheduler.
+        tables: of the watcher; they get the names that are new.
+        at_ps: now.
+    """
+    uses = _Uses(tables, at_ps)
+    workers = [_worker(member, uses, at_ps) for member in core.members.values()]
+    for sequence in core.unplaced():
+        uses.waits(sequence)
+    return ClusterSnapshot(at_ps, workers, core.num_unplaced, core.num_held, uses.tenants, uses.adapters)
+
+
+class _Uses:
+    """Counts requests by adapter and by tenant."""
+
+    __slots__ = ("adapters", "at_ps", "tables", "tenants")
+
+    def __init__(self, tables: Tables, at_ps: int) -> None:
+        self.tables = tables
+        self.at_ps = at_ps
+        self.tenants: dict[int, Use] = {}
+        self.adapters: dict[int, Use] = {}
+
+    def waits(self, sequence: Sequence) -> int:
+        """Count a sequence that waits; return for how long it has."""
+        waited_ps = max(0, self.at_ps - sequence.arrived_ps)
+        adapter, tenant = self.numbers(sequence)
+        for use in (_of(self.adapters, adapter), _of(self.tenants, tenant)):
+            use.num_waiting += 1
+            use.output_tokens += sequence.produced_tokens
+            use.oldest_ps = max(use.oldest_ps, waited_ps)
+        return waited_ps
+
+    def runs(self, adapter: int, tenant: int, output_tokens: int) -> None:
+        """Count a sequence of a batch."""
+        for use in (_of(self.adapters, adapter), _of(self.tenants, tenant)):
+            use.num_running += 1
+            use.output_tokens += output_tokens
+
+    def numbers(self, sequence: Sequence) -> tuple[int, int]:
+        """Return the numbers of its adapter and its tenant."""
+        tables, adapter = self.tables, sequence.adapter
+        return tables.adapter(None if adapter is None else adapter.adapter_id), tables.tenants.number(
+            sequence.tenant_id
+        )
+
+
+def _of(uses: dict[int, Use], number: int) -> Use:
+    use = uses.get(number)
+    if use is None:
+        use = uses[number] = Use()
+    return use
+
+
+def _worker(member: Member, uses: _Uses, at_ps: int) -> WorkerSnapshot:
+    replica = member.replica
+    running = replica.running
+    handles: list[int] = []
+    adapters: list[int] = []
+    tenants: list[int] = []
+    prompts: list[int] = []
+    outputs: list[int] = []
+    num_waiting = oldest_ps = 0
+    for sequence in member.sequences.values():
+        if sequence.admitted_ps is None:
+            num_waiting += 1
+            oldest_ps = max(oldest_ps, uses.waits(sequence))
+            continue
+        adapter, tenant = uses.numbers(sequence)
+        output_tokens = _output_tokens(running, sequence)
+        uses.runs(adapter, tenant, output_tokens)
+        handles.append(sequence.handle)
+        adapters.append(adapter)
+        tenants.append(tenant)
+        prompts.append(sequence.prompt_tokens)
+        outputs.append(output_tokens)
+    return WorkerSnapshot(
+        member.name,
+        member.draining,
+        handles,
+        adapters,
+        tenants,
+        prompts,
+        outputs,
+        num_waiting,
+        oldest_ps,
+        replica.kv_tokens,
+        member.pool_tokens,
+        _residents(replica.adapters, running, uses.tables, at_ps),
+        len(replica.adapters.host),
+    )
+
+
+def _output_tokens(running: Running, sequence: Sequence) -> int:
+    handle, produced = sequence.handle, sequence.produced_tokens
+    if handle in running.prefilling:
+        return produced
+    if handle in running.held:
+        return produced + sequence.held_output_tokens
+    return produced + sequence.output_tokens_at(running.decode_step)
+
+
+def _residents(residency: Residency, running: Running, tables: Tables, at_ps: int) -> list[ResidentAdapter]:
+    residents = [
+        ResidentAdapter(tables.adapter(adapter.adapter_id), IN_USE if running.uses(key) else ON_GPU, adapter.rank, 0)
+        for key, adapter in residency.gpu.items()
+    ]
+    for load in residency.loading.values():
+        adapter = load.adapter
+        left_ps = max(0, load.ready_ps - at_ps)
+        residents.append(ResidentAdapter(tables.adapter(adapter.adapter_id), LOADING, adapter.rank, left_ps))
+    return residents

@@ -1,0 +1,131 @@
+"""Somebody who watches a scheduler: takes frames, each its state and what has happened since the one before.
+
+A driver adds what only it knows: times of steps, and what a worker is.
+"""
+
+from dataclasses import dataclass, replace
+
+from lorrery.scheduler.core.cluster import ClusterCore
+from lorrery.scheduler.core.history import AdapterCounts, Ended, Happened, History, TenantCounts, Totals
+from lorrery.scheduler.core.snapshot import ClusterSnapshot, Tables, Use, snapshot
+
+MAX_ROWS = 1_000
+"""Tenants and adapters that a frame lists: where there are more, those that have most."""
+
+
+@dataclass(slots=True)
+class TenantRow:
+    """A tenant: what it has, and what it has had."""
+
+    tenant: int
+    use: Use
+    output_tokens: int
+    num_refused: int
+
+
+@dataclass(slots=True)
+class AdapterRow:
+    """An adapter: what it has, and what it has had."""
+
+    adapter: int
+    use: Use
+    counts: AdapterCounts
+
+
+@dataclass(slots=True)
+class EndedRow:
+    """A request that has ended, with the numbers of its adapter and its tenant."""
+
+    ended: Ended
+    adapter: int
+    tenant: int
+
+
+@dataclass(slots=True)
+class CoreFrame:
+    """What a watcher gets; `totals.output_tokens` are of all requests.
+
+    Attributes:
+        adapters_new: names that are new to the watcher, in order of their numbers.
+        preempted: preemptions by worker.
+        num_more_ended: requests that have ended beside those listed.
+        num_more_events: events beside those listed.
+    """
+
+    now: ClusterSnapshot
+    adapters_new: list[str]
+    tenants_new: list[str]
+    tenants: list[TenantRow]
+    adapters: list[AdapterRow]
+    totals: Totals
+    preempted: dict[str, int]
+    ended: list[EndedRow]
+    num_more_ended: int
+    events: list[Happened]
+    num_more_events: int
+
+
+class Watcher:
+    """See the module.
+
+    Args:
+        history: of the scheduler, which goes on with it.
+    """
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._tables = Tables()
+        self._seen = history.begin()
+
+    def frame(self, core: ClusterCore, at_ps: int) -> CoreFrame:
+        """Take the next frame."""
+        history, tables = self._history, self._tables
+        now = snapshot(core, tables, at_ps)
+        tenants = self._tenants(now.tenants)
+        adapters = self._adapters(now.adapters)
+        ended, num_more_ended = history.take_ended(self._seen)
+        rows = [EndedRow(one, tables.adapter(one.adapter_id), tables.tenants.number(one.tenant_id)) for one in ended]
+        events, num_more_events = history.take_events(self._seen)
+        open_tokens = sum([use.output_tokens for use in now.adapters.values()])
+        totals = replace(history.totals, output_tokens=max(0, history.totals.output_tokens + open_tokens))
+        return CoreFrame(
+            now,
+            tables.adapters.take_new(),
+            tables.tenants.take_new(),
+            tenants,
+            adapters,
+            totals,
+            history.preempted,
+            rows,
+            num_more_ended,
+            events,
+            num_more_events,
+        )
+
+    def _tenants(self, uses: dict[int, Use]) -> list[TenantRow]:
+        numbers = self._tables.tenants
+        counts = {numbers.number(name): one for name, one in self._history.tenants.items()}
+        rows = []
+        for tenant in sorted({*uses, *counts}):
+            use, had = uses.get(tenant) or Use(), counts.get(tenant) or TenantCounts()
+            rows.append(TenantRow(tenant, use, max(0, had.output_tokens + use.output_tokens), had.refused))
+        return _busiest_tenants(rows) if len(rows) > MAX_ROWS else rows
+
+    def _adapters(self, uses: dict[int, Use]) -> list[AdapterRow]:
+        numbers = self._tables.adapters
+        counts = {numbers.number(name): one for name, one in self._history.adapters.items()}
+        rows = [
+            AdapterRow(adapter, uses.get(adapter) or Use(), counts.get(adapter) or AdapterCounts())
+            for adapter in sorted({*uses, *counts})
+        ]
+        return _busiest_adapters(rows) if len(rows) > MAX_ROWS else rows
+
+
+def _busiest_tenants(rows: list[TenantRow]) -> list[TenantRow]:
+    rows.sort(key=lambda row: (-row.use.num_running - row.use.num_waiting, -row.output_tokens, row.tenant))
+    return rows[:MAX_ROWS]
+
+
+def _busiest_adapters(rows: list[AdapterRow]) -> list[AdapterRow]:
+    rows.sort(key=lambda row: (-row.use.num_running - row.use.num_waiting, -row.counts.loads, row.adapter))
+    return rows[:MAX_ROWS]

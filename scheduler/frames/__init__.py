@@ -1,0 +1,1 @@
+"""Frames of a scheduler, for whoever watches it."""

@@ -1,0 +1,62 @@
+"""Who watches a scheduler, and the history that is kept while anybody does."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Mapping
+
+from lorrery.chassis.clock import DeviceClock
+from lorrery.chassis.frame_rate import checked_hz
+from lorrery.scheduler.core.cluster import ClusterCore
+from lorrery.scheduler.core.history import History
+from lorrery.scheduler.core.watcher import Watcher
+from lorrery.scheduler.frames.wire import FrameMessage, WorkerRuns, write_frame
+
+
+class Feed:
+    """Frames of one scheduler.
+
+    Args:
+        core: of it.
+        workers: attached, by name.
+        clock: of the devices.
+
+    Attributes:
+        history: what has happened since somebody watches; None: nobody does.
+    """
+
+    def __init__(self, core: ClusterCore, workers: Mapping[str, WorkerRuns], clock: DeviceClock) -> None:
+        self.history: History | None = None
+        self._core = core
+        self._workers = workers
+        self._clock = clock
+        self._num_watchers = 0
+
+    async def frames(self, hz: float) -> AsyncGenerator[FrameMessage]:
+        """Yield frames so many times a second; none is made before the one before is taken.
+
+        Raises:
+            InvalidRequest: too seldom, or too often.
+        """
+        seconds = 1 / checked_hz(hz)
+        history = self._begin()
+        try:
+            watcher = Watcher(history)
+            due = time.monotonic()
+            while True:
+                frame = watcher.frame(self._core, self._clock.now_ps())
+                yield write_frame(frame, self._workers, self._clock.time_scale)
+                due = max(due + seconds, time.monotonic())
+                await asyncio.sleep(due - time.monotonic())
+        finally:
+            self._end()
+
+    def _begin(self) -> History:
+        self._num_watchers += 1
+        if self.history is None:
+            self.history = History()
+        return self.history
+
+    def _end(self) -> None:
+        self._num_watchers -= 1
+        if not self._num_watchers:
+            self.history = None

@@ -1,0 +1,150 @@
+"""From the core's frames to the wire's."""
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from lorrery.scheduler.core.snapshot import BASE_MODEL, WorkerSnapshot
+from lorrery.scheduler.core.watcher import CoreFrame
+from lorrery.scheduler.messages import WorkerHello
+from lorrery.v1 import frame_pb2 as pb
+from lorrery.v1 import scheduler_pb2
+from lorrery.vocabulary import u32
+from lorrery.vocabulary.u32 import pack
+
+FrameMessage = scheduler_pb2.WatchFramesResponse
+_PS_PER_US = 1_000_000
+_MAX_U32 = 2**32 - 1
+
+
+class WorkerRuns(Protocol):
+    """What a driver knows of a worker."""
+
+    hello: WorkerHello
+
+    @property
+    def step_ps(self) -> int:
+        """How long its last step took; 0: it is idle."""
+        ...
+
+    @property
+    def computes(self) -> tuple[bool, bool]:
+        """Whether the step under way computes prompts, and whether it decodes."""
+        ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens since it attached."""
+        ...
+
+    @property
+    def busy_ps(self) -> int:
+        """Time in steps since it attached."""
+        ...
+
+
+def write_frame(frame: CoreFrame, workers: Mapping[str, WorkerRuns], time_scale: float) -> FrameMessage:
+    """Return the message of a frame; `workers`: those of its snapshot, by name."""
+    now = frame.now
+    position = {worker.name: number for number, worker in enumerate(now.workers, start=1)}
+    message = pb.Frame(
+        at_ps=now.at_ps,
+        adapters_new=frame.adapters_new,
+        tenants_new=frame.tenants_new,
+        workers=[_worker(worker, workers[worker.name], frame.preempted.get(worker.name, 0)) for worker in now.workers],
+        num_unplaced=now.num_unplaced,
+        num_held=now.num_held,
+        tenants=[
+            pb.TenantFrame(
+                tenant=row.tenant + 1,
+                num_running=row.use.num_running,
+                num_waiting=row.use.num_waiting,
+                oldest_ps=row.use.oldest_ps,
+                output_tokens=row.output_tokens,
+                num_refused=row.num_refused,
+            )
+            for row in frame.tenants
+        ],
+        adapters=[
+            pb.AdapterFrame(
+                adapter=row.adapter + 1,
+                num_running=row.use.num_running,
+                num_waiting=row.use.num_waiting,
+                num_loads=row.counts.loads,
+                num_evictions=row.counts.evictions,
+                num_thrash=row.counts.thrash,
+            )
+            for row in frame.adapters
+        ],
+        totals=pb.FrameTotals(
+            requests=frame.totals.requests,
+            finished=frame.totals.finished,
+            refused=frame.totals.refused,
+            cancelled=frame.totals.cancelled,
+            prompt_tokens=frame.totals.prompt_tokens,
+            output_tokens=frame.totals.output_tokens,
+            preempted=frame.totals.preempted,
+            moved=frame.totals.moved,
+            workers_lost=frame.totals.workers_lost,
+            loads=frame.totals.loads,
+            prefix_queries=frame.totals.prefix_queries,
+            prefix_hits=frame.totals.prefix_hits,
+        ),
+        ended=[
+            pb.EndedRequest(
+                request=one.handle,
+                worker=position.get(one.worker, 0),
+                adapter=row.adapter + 1,
+                tenant=row.tenant + 1,
+                prompt_tokens=one.prompt_tokens,
+                output_tokens=one.output_tokens,
+                arrived_ps=one.arrived_ps,
+                queue_ps=one.queue_ps,
+                adapter_load_ps=one.adapter_load_ps,
+                prefill_ps=one.prefill_ps,
+                decode_ps=one.decode_ps,
+                outcome=one.outcome,
+            )
+            for row in frame.ended
+            for one in (row.ended,)
+        ],
+        num_more_ended=frame.num_more_ended,
+        events=[pb.FrameEvent(at_ps=event.at_ps, kind=event.kind, text=event.text) for event in frame.events],
+        num_more_events=frame.num_more_events,
+    )
+    return FrameMessage(frame=message, time_scale=time_scale)
+
+
+def _worker(worker: WorkerSnapshot, runs: WorkerRuns, num_preempted: int) -> pb.WorkerFrame:
+    prefills, decodes = runs.computes
+    residents = worker.residents
+    return pb.WorkerFrame(
+        worker_id=worker.name,
+        gpu=runs.hello.gpu,
+        tensor_parallel=runs.hello.tensor_parallel,
+        draining=worker.draining,
+        requests_u32=pack(worker.handles),
+        request_adapters_u32=_numbers(worker.adapters),
+        request_tenants_u32=_numbers(worker.tenants),
+        prompt_tokens_u32=pack(worker.prompt_tokens),
+        output_tokens_u32=pack(worker.output_tokens),
+        num_waiting=worker.num_waiting,
+        oldest_ps=worker.oldest_ps,
+        kv_tokens=worker.kv_tokens,
+        pool_tokens=worker.pool_tokens,
+        adapters_u32=_numbers(one.adapter for one in residents),
+        adapter_states_u32=pack([one.state for one in residents]),
+        adapter_ranks_u32=pack([one.rank for one in residents]),
+        adapter_left_us_u32=pack([min(one.left_ps // _PS_PER_US, _MAX_U32) for one in residents]),
+        num_host_adapters=worker.num_host,
+        step_ps=runs.step_ps,
+        prefills=prefills,
+        decodes=decodes,
+        num_tokens=runs.num_tokens,
+        busy_ps=runs.busy_ps,
+        num_preempted=num_preempted,
+    )
+
+
+def _numbers(values: Iterable[int]) -> bytes:
+    """Pack numbers of names, counted from 1 on the wire, where 0 is the base model."""
+    return u32.pack([value - BASE_MODEL for value in values])

@@ -1,0 +1,102 @@
+"""What watchers see of a cluster of real processes."""
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from lorrery.chassis.errors import LorreryError
+from lorrery.orrery.frame import Frame
+from lorrery.orrery.live import LiveFeed
+from tests.cluster.client import Ask, Stream, client_of
+from tests.cluster.harness import running_cluster
+from tests.cluster.test_shards import _add_shard
+from tests.router.test_access import ROOT, entry
+
+pytestmark = pytest.mark.cluster
+
+TENANT = '</script> "Ünï" 🪐'
+
+
+class Watch:
+    """Reads frames, and keeps what they bring."""
+
+    def __init__(self, frames: AsyncIterator[Frame]) -> None:
+        self._frames = frames
+        self.tenants: list[str] = []
+        self.adapters: list[str] = []
+        self.events: list[str] = []
+        self.last: Frame | None = None
+
+    async def until(self, seen: Callable[[Frame], bool]) -> Frame:
+        for _ in range(300):
+            frame = await anext(self._frames)
+            assert self.last is None or frame.at > self.last.at
+            assert self.last is None or frame.totals.output_tokens >= self.last.totals.output_tokens
+            self.last = frame
+            self.tenants += frame.tenants_new
+            self.adapters += frame.adapters_new
+            self.events += [event.kind for event in frame.events]
+            if seen(frame):
+                return frame
+        raise AssertionError(f"not seen within 300 frames; the last one: {self.last}")
+
+
+@contextlib.asynccontextmanager
+async def watched(address: str, api_key: str = "") -> AsyncIterator[Watch]:
+    async with LiveFeed(address, api_key=api_key) as feed, contextlib.aclosing(feed.frames(20)) as frames:
+        yield Watch(frames)
+
+
+async def test_requests_workers_and_schedulers_are_seen_as_they_come_and_go(tmp_path: Path):
+    async with running_cluster(tmp_path, num_workers=2) as cluster, client_of(cluster) as client:
+        async with LiveFeed(cluster.router_address) as feed:
+            hello = await feed.hello()
+        assert (hello.source, hello.model, hello.time_scale) == ("live", "Llama-3-8B", 1.0)
+        async with watched(cluster.router_address) as watch:
+            await watch.until(lambda frame: len(frame.workers) == 2)
+            ask = Ask(seed=1, max_new_tokens=400, adapter_id="lora-1")
+            message = ask.message()
+            message.tenant_id = TENANT
+            stream = Stream(ask, client.stub.Generate(message, timeout=60))
+            client.streams.append(stream)
+            frame = await watch.until(
+                lambda frame: any(w.running and w.running[0].output_tokens for w in frame.workers)
+            )
+            (busy,) = [worker for worker in frame.workers if worker.running]
+            row = busy.running[0]
+            assert (watch.adapters[row.adapter], watch.tenants[row.tenant]) == ("lora-1", TENANT)
+            assert (busy.gpu, busy.kind, busy.state) == ("H100-SXM", "decode", "ready")
+            assert busy.step > 0
+            cluster.kill(busy.id)
+            frame = await watch.until(lambda frame: len(frame.workers) == 1 and bool(frame.workers[0].running))
+            assert frame.workers[0].running[0].request == row.request
+            assert {"worker_joined", "worker_lost"} & set(watch.events) == {"worker_lost"}
+            await cluster.restart(busy.id)
+            await watch.until(lambda frame: len(frame.workers) == 2)
+            await stream
+            await watch.until(lambda frame: frame.totals.finished == 1)
+        async with watched(await _add_shard(cluster)) as watch:
+            frame = await watch.until(lambda frame: len(frame.workers) == 3)
+            assert [shard.connected for shard in frame.shards] == [True, True]
+            cluster.kill("scheduler-1")
+            frame = await watch.until(lambda frame: not frame.shards[1].connected)
+            assert {worker.shard for worker in frame.workers} == {0}
+            await cluster.restart("scheduler-1")
+            await watch.until(lambda frame: frame.shards[1].connected and len(frame.workers) == 3)
+
+
+async def test_only_an_operator_watches(tmp_path: Path):
+    keys = tmp_path / "keys.toml"
+    keys.write_text(ROOT + entry("acme-secret", name="acme", tenant="acme"))
+    async with running_cluster(tmp_path, f"router.keys={keys}", num_workers=0) as cluster:
+        for key, word in (("", "UNAUTHENTICATED"), ("acme-secret", "an operator's may")):
+            async with watched(cluster.router_address, key) as watch:
+                with pytest.raises(LorreryError, match=word):
+                    await watch.until(lambda _frame: True)
+        async with watched(cluster.router_address, "root-secret") as watch:
+            await watch.until(lambda frame: frame.shards[0].connected)
+            keys.write_text(entry("other-secret", name="other", tenant="acme", operator=True))
+            with pytest.raises(LorreryError, match="has been taken back"):
+                await watch.until(lambda _frame: False)
