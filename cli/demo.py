@@ -94,7 +94,7 @@ async def _demo(config: Path, overrides: list[str], num_workers: int, load: list
     if received:
         return 128 + received[0]
     if code == 0:
-        typer.echo(f"results: {folder}/summary.json, {folder}/requests.csv")
+        typer.echo(f"results: {folder}/summary.json, {folder}/requests.csv, {folder}/report.html")
     return code
 
 

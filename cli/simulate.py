@@ -27,8 +27,9 @@ from lorrery.simulator.step_span import Observer
 from lorrery.simulator.steps import StepWriter
 from lorrery.simulator.trace import TraceWriter
 from lorrery.sweeps import flags as sweep_flags
+from lorrery.vocabulary.run_files import STEPS_FILE
 
-STEPS_FILE, TRACE_FILE = "steps.csv", "trace.json"
+TRACE_FILE = "trace.json"
 _SIMULATION, _OUTPUT = "Simulation", "Output"
 _PERFETTO = "--perfetto"
 
@@ -136,6 +137,7 @@ def simulate(
     backend: sweep_flags.Backend = sweep_flags.DEFAULT_BACKEND,
     backend_address: sweep_flags.BackendAddress = None,
     out: flags.Out = None,
+    report: flags.Report = True,
     steps: Annotated[
         bool, typer.Option("--steps", help=f"Write every step to DIR/{STEPS_FILE}.", rich_help_panel=_OUTPUT)
     ] = False,
@@ -189,7 +191,8 @@ def simulate(
 
         simulation = SimulationOptions(workers, shards, tuple(map(parse_fault, faults or [])), one_step)
         asked = config, tuple(overrides or ()), options, simulation
-        raise typer.Exit(sweep(context, sweeps, asked, out, sweep_flags.Where(backend, backend_address, jobs)))
+        where = sweep_flags.Where(backend, backend_address, jobs)
+        raise typer.Exit(sweep(context, sweeps, asked, out, where, with_page=report))
     if jobs is not None or backend_address is not None or backend != sweep_flags.DEFAULT_BACKEND:
         raise SettingsError("--jobs, --backend and --backend-address are of a sweep; add --sweep KEY=VALUES")
     run = prepare(
@@ -201,10 +204,10 @@ def simulate(
         faults=faults or (),
         one_step=one_step,
     )
-    raise typer.Exit(_run(run, out, steps=steps, perfetto=perfetto))
+    raise typer.Exit(_run(run, out, steps=steps, perfetto=perfetto, with_page=report))
 
 
-def _run(run: SimulatedRun, out: Path | None, *, steps: bool, perfetto: bool) -> int:
+def _run(run: SimulatedRun, out: Path | None, *, steps: bool, perfetto: bool, with_page: bool) -> int:
     if out is not None:
         check_folder(out)
         try:
@@ -236,6 +239,11 @@ def _run(run: SimulatedRun, out: Path | None, *, steps: bool, perfetto: bool) ->
     print_report(report, console)
     if out is not None:
         written = [*write_report(report, out), *written]
+        if with_page:
+            # Imported when the run is over: it would only slow the start.
+            from lorrery.reports.report import report as make_page
+
+            written.append(make_page(out))
         for path in written:
             console.print(f"report    {path}", style="dim", highlight=False, soft_wrap=True)
     return report.exit_code

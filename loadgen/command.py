@@ -92,6 +92,7 @@ def load(
     ] = None,
     api_key: ApiKey = "",
     out: flags.Out = None,
+    report: flags.Report = True,
     metrics: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", help="Show lorrery_loadgen_* to Prometheus there.", rich_help_panel=_OUTPUT),
@@ -145,6 +146,7 @@ def load(
             tls=load_settings(config).client_tls,
             api_key=api_key or ("" if spoken == "grpc" else os.environ.get(OPENAI_KEY_VARIABLE, "")),
             out=out,
+            with_page=report,
             metrics_address=metrics,
             connect_timeout_seconds=connect_timeout,
             console=console,

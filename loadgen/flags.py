@@ -231,7 +231,12 @@ Timeout = Annotated[
 ]
 Out = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Write summary.json and requests.csv there.", rich_help_panel=_OUTPUT),
+    typer.Option(
+        metavar="DIR", help="Write summary.json, requests.csv and report.html there.", rich_help_panel=_OUTPUT
+    ),
+]
+Report = Annotated[
+    bool, typer.Option(" /--no-report", help="With --out: leave out report.html.", rich_help_panel=_OUTPUT)
 ]
 
 

@@ -8,7 +8,7 @@ import csv
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from io import StringIO
@@ -28,13 +28,20 @@ from lorrery.loadgen.workload import arrivals
 from lorrery.loadgen.workload.outcome_table import OutcomeTable
 from lorrery.loadgen.workload.slora_summary import SloraSummary, slora_summary
 from lorrery.loadgen.workload.summary import FORMULAS, Summary, summarise
+from lorrery.vocabulary.run_files import (
+    FORMAT_VERSION,
+    KINDS,
+    LIVE_KIND,
+    REQUESTS_FILE,
+    SIMULATED_KIND,
+    SUMMARY_FILE,
+)
 
 __all__ = [
     "CSV_COLUMNS",
     "EXIT_FAILURES",
     "EXIT_INTERRUPTED",
     "EXIT_OK",
-    "FORMAT_VERSION",
     "UNSENT",
     "LoadReport",
     "SimulationCost",
@@ -44,13 +51,8 @@ __all__ = [
     "write_report",
 ]
 
-FORMAT_VERSION = 1
-"""Of the JSON summary. Another number: another meaning of some field."""
-KIND = "lorrery load report"
 EXIT_OK, EXIT_FAILURES, EXIT_INTERRUPTED = 0, 1, 130
 """Of a run: every request completed, some failed, a signal ended it."""
-SUMMARY_FILE = "summary.json"
-REQUESTS_FILE = "requests.csv"
 UNSENT = "{} later turns were not sent, because a turn before them failed"
 """Notice of a run of sessions."""
 
@@ -118,6 +120,7 @@ class LoadReport:
         wall_seconds: from the first send to the last end, wall time; of a simulated run as it would be live.
         num_skipped: requests left out because the cluster's limits would refuse them.
         num_warmup_failed: warm-up requests that failed; they are in no figure.
+        settings: of a simulated cluster, by section; None: not known.
         notices: what else a reader of the figures must know.
     """
 
@@ -134,6 +137,7 @@ class LoadReport:
     interrupted: bool
     num_skipped: int
     num_warmup_failed: int
+    settings: Mapping[str, Any] | None = None
     notices: tuple[str, ...] = ()
 
     @property
@@ -188,6 +192,7 @@ def make_report(
     interrupted: bool = False,
     num_skipped: int = 0,
     num_warmup_failed: int = 0,
+    settings: Mapping[str, Any] | None = None,
     notices: tuple[str, ...] = (),
 ) -> LoadReport:
     """Compute the figures of a run."""
@@ -206,6 +211,7 @@ def make_report(
         interrupted=interrupted,
         num_skipped=num_skipped,
         num_warmup_failed=num_warmup_failed,
+        settings=settings,
         notices=notices,
     )
 
@@ -258,8 +264,8 @@ def read_report(path: Path) -> dict[str, Any]:
         raise FormatError(f"{path}: {error.strerror}") from None
     except ValueError:
         raise FormatError(f"{path}: not a JSON file") from None
-    if not isinstance(content, dict) or content.get("kind") != KIND:
-        raise FormatError(f"{path}: not a report of `lorrery load`")
+    if not isinstance(content, dict) or content.get("kind") not in KINDS:
+        raise FormatError(f"{path}: not a summary of `lorrery load` or `lorrery simulate`")
     if content.get("format_version") != FORMAT_VERSION:
         found = content.get("format_version")
         raise FormatError(f"{path}: format_version {found!r} is not known; this version reads {FORMAT_VERSION}")
@@ -271,7 +277,7 @@ def to_json(report: LoadReport) -> dict[str, Any]:
     options = asdict(report.options)
     options["trace"] = str(report.options.trace) if report.options.trace else None
     return {
-        "kind": KIND,
+        "kind": LIVE_KIND if report.simulation is None else SIMULATED_KIND,
         "format_version": FORMAT_VERSION,
         "lorrery_version": VERSION,
         "started_at": report.started_at.astimezone(UTC).isoformat(timespec="seconds"),
@@ -298,6 +304,8 @@ def _how_it_ran(report: LoadReport) -> dict[str, Any]:
         found["load_generator"] = {"wall_seconds_of_run": report.wall_seconds, **asdict(report.own_load)}
     if report.simulation is not None:
         found["simulation"] = asdict(report.simulation)
+    if report.settings is not None:
+        found["settings"] = dict(report.settings)
     return found
 
 

@@ -38,11 +38,12 @@ def run_load(
     tls: TlsSettings,
     api_key: str = "",
     out: Path | None,
+    with_page: bool = True,
     metrics_address: str | None,
     connect_timeout_seconds: float,
     console: Console,
 ) -> int:
-    """Play a workload against a cluster, print its figures and write its report; give the exit code.
+    """Play a workload against a cluster, print its figures and write its report, with a page of it; give the exit code.
 
     Ctrl-C or SIGTERM ends the run early; what was measured until then is still reported.
 
@@ -75,6 +76,11 @@ def run_load(
     if out is not None:
         for path in write_report(report, out):
             console.print(f"report    {path}", style="dim", highlight=False, soft_wrap=True)
+        if with_page:
+            # Imported when the run is over: it would only slow the start.
+            from lorrery.reports.report import report as make_page
+
+            console.print(f"report    {make_page(out)}", style="dim", highlight=False, soft_wrap=True)
     return report.exit_code
 
 

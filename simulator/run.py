@@ -44,6 +44,8 @@ Watch = Callable[["Progress"], None]
 _LOOK_EVERY = 256
 """Ended requests between two looks at the wall clock."""
 _LOOK_SECONDS = 0.2
+_SHOWN_SETTINGS = {"model", "time_scale", "worker", "scheduler", "adapters"}
+"""Sections that a report shows: what a simulation reads of a cluster's settings, and no key or certificate."""
 LAST_SECONDS = NEVER // PS_PER_SECOND
 """Times are kept in 64 bits of picoseconds: 53 days."""
 
@@ -143,6 +145,7 @@ class SimulatedRun:
             started_at=started_at,
             interrupted=interrupted,
             num_skipped=num_skipped,
+            settings=settings.model_dump(mode="json", include=_SHOWN_SETTINGS),
             notices=(*never_began(self.simulation_options.faults, cost.simulated_seconds), *cluster.notices),
         )
 

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from lorrery.chassis.interrupt import SIGNALS
 from lorrery.loadgen.report import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_OK, check_folder
+from lorrery.reports.report import report
 from lorrery.sweeps.axes import Axis, parse_axes
 from lorrery.sweeps.backends import count, run_points
 from lorrery.sweeps.flags import SweptFlags, Where
@@ -22,13 +23,22 @@ from lorrery.sweeps.plot import draw
 from lorrery.sweeps.points import Asked, Point, make_points
 from lorrery.sweeps.store import PointStore
 from lorrery.sweeps.table import FAILED, NOT_RUN, OK, Row, print_table, write_csv, write_parquet
+from lorrery.vocabulary.run_files import POINTS_FOLDER, SWEEP_FILE
 
 __all__ = ["sweep"]
 
-POINTS_FOLDER, CSV_FILE, PARQUET_FILE = "points", "sweep.csv", "sweep.parquet"
+PARQUET_FILE = "sweep.parquet"
 
 
-def sweep(context: typer.Context, sweeps: Sequence[str], asked: Asked, out: Path | None, where: Where) -> int:
+def sweep(
+    context: typer.Context,
+    sweeps: Sequence[str],
+    asked: Asked,
+    out: Path | None,
+    where: Where,
+    *,
+    with_page: bool = True,
+) -> int:
     """Run what is missing of a sweep, print and write its table; give the exit code.
 
     Ctrl-C or SIGTERM ends it; what is done by then is kept, and the same sweep goes on from there.
@@ -39,6 +49,7 @@ def sweep(context: typer.Context, sweeps: Sequence[str], asked: Asked, out: Path
         asked: of every point.
         out: where points and table are kept; None: nowhere.
         where: they run.
+        with_page: write report.html too.
 
     Raises:
         LorreryError: a key or value that cannot be, no such folder or backend. What goes wrong with a point is in the
@@ -65,7 +76,7 @@ def sweep(context: typer.Context, sweeps: Sequence[str], asked: Asked, out: Path
     interrupted = bool(missing) and not _run_missing(where, missing, done, store, progress_console)
     rows = [_row(point, done) for point in points]
     print_table(console, axes, rows)
-    for path in _write(out, axes, rows, console) if out is not None else ():
+    for path in _write(out, axes, rows, console, with_page=with_page) if out is not None else ():
         console.print(f"report    {path}", style="dim", highlight=False, soft_wrap=True)
     num_failed, num_open = (sum(row.status == status for row in rows) for status in (FAILED, NOT_RUN))
     if num_failed:
@@ -162,9 +173,9 @@ def _row(point: Point, done: dict[str, Outcome]) -> Row:
     return Row(point, OK, "", outcome.figures)
 
 
-def _write(folder: Path, axes: Sequence[Axis], rows: Sequence[Row], console: Console) -> list[Path]:
-    """Write table and plots; give what there is now."""
-    written = [folder / CSV_FILE]
+def _write(folder: Path, axes: Sequence[Axis], rows: Sequence[Row], console: Console, *, with_page: bool) -> list[Path]:
+    """Write table, plots and page; give what there is now."""
+    written = [folder / SWEEP_FILE]
     write_csv(written[0], axes, rows)
     if write_parquet(folder / PARQUET_FILE, axes, rows):
         written.append(folder / PARQUET_FILE)
@@ -173,4 +184,4 @@ def _write(folder: Path, axes: Sequence[Axis], rows: Sequence[Row], console: Con
     plots = draw(folder, axes, rows)
     if plots is None:
         console.print("no plot: it needs matplotlib, pip install 'lorrery[plot]'", style="yellow", markup=False)
-    return [*written, *(plots or ())]
+    return [*written, *(plots or ()), *([report(folder)] if with_page else [])]

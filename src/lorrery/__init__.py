@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lorrery.chassis.version import VERSION as __version__
     from lorrery.loadgen.options import LoadOptions
     from lorrery.loadgen.workload.arrays import Requests
+    from lorrery.reports.report import report
     from lorrery.simulator.interface import simulate
     from lorrery.simulator.plan import Claim, Plan, plan
     from lorrery.simulator.result import RequestColumns, SimulationResult
@@ -37,6 +38,7 @@ __all__ = [
     "SimulationResult",
     "__version__",
     "plan",
+    "report",
     "simulate",
 ]
 
@@ -52,6 +54,7 @@ _HOMES = {
     "SimulationResult": ("simulator.result", "SimulationResult"),
     "__version__": ("chassis.version", "VERSION"),
     "plan": ("simulator.plan", "plan"),
+    "report": ("reports.report", "report"),
     "simulate": ("simulator.interface", "simulate"),
 }
 """Exported name -> the module of this package that defines it, and its name there."""

@@ -1,0 +1,58 @@
+"""`lorrery report`, for whoever has the folders: reads them, makes the page, writes it."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from lorrery.chassis.errors import LorreryError, SettingsError
+from lorrery.vocabulary.run_files import REPORT_FILE
+
+__all__ = ["report", "write_page"]
+
+
+def report(*folders: str | Path, file: str | Path | None = None) -> Path:
+    """Make one page of runs and sweeps, as `lorrery report` does; return its path.
+
+    Args:
+        folders: that `lorrery load --out`, `lorrery simulate --out` or `SimulationResult.write` have written. The first
+            run is what others are compared with.
+        file: where the page goes; None: `report.html`, in the folder if it is one, else here.
+
+    Raises:
+        LorreryError: no such run, or files that cannot be read or written; says what to do.
+    """
+    paths = [Path(folder) for folder in folders]
+    if not paths:
+        raise SettingsError("name a folder that `lorrery load --out` or `lorrery simulate --out` has written")
+    if file is not None:
+        target = Path(file)
+    elif len(paths) == 1:
+        target = (paths[0] if paths[0].is_dir() else paths[0].parent) / REPORT_FILE
+    else:
+        target = Path(REPORT_FILE)
+    write_page(paths, target)
+    return target
+
+
+def write_page(folders: Sequence[Path], target: Path) -> None:
+    """Write the page of some folders.
+
+    Raises:
+        LorreryError: as `report`.
+    """
+    from lorrery.reports.page import render
+    from lorrery.reports.read import read_folders
+
+    if target.is_dir():
+        raise SettingsError(f"{target} is a folder; name the page's file, such as {target / REPORT_FILE}")
+    runs, sweeps = read_folders(list(folders))
+    content = render(runs, sweeps)
+    # A reader sees the old page or the new one, never half of it.
+    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(content, encoding="utf-8", errors="replace")
+        partial.replace(target)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise LorreryError(f"{target}: {error.strerror}") from None

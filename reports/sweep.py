@@ -1,0 +1,160 @@
+"""A sweep's results, as its folder has them: `sweep.csv`, or where that is missing its finished points."""
+
+import csv
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from lorrery.chassis.errors import FormatError
+from lorrery.vocabulary.run_files import POINTS_FOLDER, SWEEP_FILE
+
+__all__ = ["Axis", "Point", "Sweep", "read_sweep"]
+
+STATUS, ERROR, DONE = "status", "error", "ok"
+_MOST_POINT_FILES = 20_000
+_REPLACEMENT = "the same `lorrery simulate --sweep ... --out` writes it again, and runs only what is missing"
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One swept key, with its different values in the order in which they appear."""
+
+    key: str
+    values: tuple[float | str, ...]
+
+    @property
+    def is_numeric(self) -> bool:
+        """Whether its values are numbers."""
+        return bool(self.values) and not isinstance(self.values[0], str)
+
+    @property
+    def short(self) -> str:
+        """The last part of its key."""
+        return self.key.rpartition(".")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One combination: values by key, and its figures by name, NaN where there is none."""
+
+    values: dict[str, float | str]
+    status: str
+    error: str
+    figures: dict[str, float]
+
+    def figure(self, name: str) -> float:
+        """Give a figure; NaN if it has none."""
+        return self.figures.get(name, math.nan)
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """A sweep.
+
+    Attributes:
+        context: what determined a point: its `settings`, `options` and `simulation`; empty if no point is there.
+    """
+
+    name: str
+    folder: Path
+    axes: list[Axis]
+    points: list[Point]
+    context: Mapping[str, Any]
+    warnings: list[str] = field(default_factory=list)
+
+
+def read_sweep(folder: Path, name: str) -> Sweep:
+    """Read a sweep's folder.
+
+    Raises:
+        FormatError: it has no point; says what to do.
+    """
+    warnings: list[str] = []
+    point_files = islice(sorted((folder / POINTS_FOLDER).glob("*.json")), _MOST_POINT_FILES)
+    table = folder / SWEEP_FILE
+    if table.exists():
+        keys, points = _read_table(table)
+        first = _read_point(next(point_files, None))
+    else:
+        read = [content for path in point_files if (content := _read_point(path)) is not None]
+        if not read:
+            raise FormatError(f"{folder}: no {SWEEP_FILE}, and no finished point in {POINTS_FOLDER}/; {_REPLACEMENT}")
+        first = read[0]
+        keys = list(first["point"])
+        alike = [content for content in read if list(content["point"]) == keys]
+        points = [_point_of(content) for content in alike]
+        warnings.append(f"{SWEEP_FILE} is missing, so only finished points are shown; {_REPLACEMENT}")
+        if len(alike) < len(read):
+            warnings.append(f"{len(read) - len(alike)} points of another sweep are in {POINTS_FOLDER}/ and left out")
+    if not points:
+        raise FormatError(f"{table}: no point in it; {_REPLACEMENT}")
+    axes = [Axis(key, tuple(dict.fromkeys(point.values[key] for point in points))) for key in keys]
+    axes = [_typed(axis, points) for axis in axes]
+    for text, status in (("failed", "failed"), ("did not run", "not run")):
+        if count := sum(point.status == status for point in points):
+            example = next((point.error for point in points if point.status == status and point.error), "")
+            warnings.append(f"{count:,} of {len(points):,} points {text}{f', such as: {example}' if example else ''}")
+    context = first.get("determined_by") if first is not None else None
+    return Sweep(name, folder, axes, points, context if isinstance(context, Mapping) else {}, warnings)
+
+
+def _read_table(path: Path) -> tuple[list[str], list[Point]]:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = csv.reader(file)
+            header = next(rows, [])
+            if STATUS not in header or ERROR not in header:
+                raise FormatError(f"{path}: no columns {STATUS} and {ERROR}: not the table of a sweep; {_REPLACEMENT}")
+            keys = header[: header.index(STATUS)]
+            figures = [name for name in header[len(keys) :] if name not in (STATUS, ERROR)]
+            points = []
+            for number, cells in enumerate(rows, 2):
+                if len(cells) != len(header):
+                    raise FormatError(
+                        f"{path}: line {number} has {len(cells)} fields, the header {len(header)}; {_REPLACEMENT}"
+                    )
+                row = dict(zip(header, cells, strict=True))
+                values: dict[str, float | str] = {key: row[key] for key in keys}
+                numbers = {name: _number(row[name]) for name in figures}
+                points.append(Point(values, row[STATUS], row[ERROR], numbers))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise FormatError(f"{path}: {error}; {_REPLACEMENT}") from None
+    return keys, points
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _read_point(path: Path | None) -> dict[str, Any] | None:
+    if path is None:
+        return None
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(content, dict) or not isinstance(content.get("point"), dict):
+        return None
+    return content if isinstance(content.get("figures"), dict) else None
+
+
+def _point_of(content: Mapping[str, Any]) -> Point:
+    figures = {name: float(value) for name, value in content["figures"].items() if isinstance(value, int | float)}
+    return Point({key: str(value) for key, value in content["point"].items()}, DONE, "", figures)
+
+
+def _typed(axis: Axis, points: Sequence[Point]) -> Axis:
+    """Make numbers of an axis' values where all are, in its points too, in order."""
+    numbers = {value: _number(str(value)) for value in axis.values}
+    if not all(map(math.isfinite, numbers.values())):
+        return axis
+    for point in points:
+        point.values[axis.key] = numbers[point.values[axis.key]]
+    return Axis(axis.key, tuple(sorted(set(numbers.values()))))
