@@ -3,3 +3,6 @@
 The rooms that run things write files; this one reads them, and knows nothing else of them. `read.py` makes runs of
 folders, `page.py` a page of runs. docs/reports.md says what the page shows, and how its figures are computed.
 """
+
+if __name__ != "lorrery.reports":
+    raise ImportError("this is lorrery.reports: a second copy under the name " + __name__ + " would not be the same")

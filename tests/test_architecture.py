@@ -22,6 +22,7 @@ ROOMS = (
     "local",
     "orrery",
     "plots",
+    "reports",
     "router",
     "scheduler",
     "settings",

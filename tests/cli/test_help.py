@@ -24,6 +24,7 @@ WITHOUT_OPTIONS = {
     "serve": (1, "no model is named"),
     "load": (1, "no cluster at 127.0.0.1:1 "),
     "simulate": (0, "requests"),
+    "report": (2, "DIR"),
     "faults": (2, "set"),
     "faults set": (2, "RULE"),
     "faults add": (2, "RULE"),

@@ -93,9 +93,9 @@ def test_the_csv_has_a_line_per_request_in_workload_order(tmp_path):
     ("content", "message"),
     [
         ("{", "not a JSON file"),
-        ("[]", "not a report"),
-        ('{"format_version": 1}', "not a report"),
-        ('{"kind": "lorrery load report", "format_version": 2}', "format_version 2 is not known"),
+        ("[]", "not a summary"),
+        ('{"format_version": 1}', "not a summary"),
+        ('{"kind": "lorrery load", "format_version": 2}', "format_version 2 is not known"),
         ('{"kind": "lorrery load report"}', "format_version None is not known"),
     ],
 )

@@ -327,7 +327,7 @@ def test_without_matplotlib_and_pyarrow_it_says_so_and_goes_on(tmp_path: Path, m
     output = sweep(tmp_path, "rate=4,8", plots=True)
     assert "no Parquet: it needs pyarrow, pip install 'lorrery[parquet]'" in output
     assert "no plot: it needs matplotlib, pip install 'lorrery[plot]'" in output
-    assert {path.name for path in tmp_path.iterdir()} == {"points", "sweep.csv"}
+    assert {path.name for path in tmp_path.iterdir()} == {"points", "report.html", "sweep.csv"}
 
 
 def test_without_a_folder_the_table_is_shown_and_nothing_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,157 @@
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from lorrery.reports.compare import compare
+from lorrery.reports.figures import by_length, failures, groups, phases, quantiles
+from lorrery.reports.requests import read_requests
+from lorrery.reports.timeline import read_steps, timeline
+from tests.reports.runs import failed, poisson, row, write
+
+
+def requests(folder, rows, **how):
+    return read_requests(write(folder, rows, **how) / "requests.csv", [])
+
+
+def test_quantiles_are_numpys():
+    values = np.random.default_rng(3).random(101)
+    assert quantiles(np.append(values, np.nan), 0.5, 0.99) == pytest.approx(np.quantile(values, (0.5, 0.99)))
+
+
+def test_phases_add_up_to_the_whole_and_older_files_say_what_they_know(tmp_path):
+    rows = [row(i, i, ttft=0.1 + 0.001 * i) for i in range(200)]
+    (everything, *_, slowest) = phases(requests(tmp_path / "new", rows), to_first_token=False)
+    parts = dict(everything.seconds)
+    assert list(parts) == ["queue", "adapter load", "prefill", "decode"]
+    assert sum(parts.values()) == pytest.approx(everything.total, rel=1e-5)
+    assert slowest.total > everything.total
+    old = requests(
+        tmp_path / "old",
+        rows,
+        columns=[name for name in row(0, 0) if name not in parts and "load" not in name and "prefill_s" not in name],
+    )
+    assert [name for name, _ in phases(old, to_first_token=True)[0].seconds] == ["queue", "prefill and adapter load"]
+    foreign = requests(tmp_path / "foreign", [one | {"queue_seconds": ""} for one in rows])
+    assert [name for name, _ in phases(foreign, to_first_token=True)[0].seconds] == ["until the first token"]
+
+
+def test_a_live_run_shows_what_the_scheduler_did_not_see(tmp_path):
+    rows = [row(i, i, intended_seconds=f"{i - 0.05:.6f}") for i in range(1, 50)]
+    parts = dict(phases(requests(tmp_path, rows), to_first_token=True)[0].seconds)
+    assert parts["client and network"] == pytest.approx(0.05, rel=1e-3)
+
+
+def test_the_busiest_come_first_and_the_rest_together(tmp_path):
+    rows = [row(i, i, adapter_id=f"lora-{min(i, 60)}") for i in range(100)]
+    found = groups(requests(tmp_path, rows), "adapter_id", 50)
+    assert (found[0].name, found[0].num_requests) == ("lora-60", 40)
+    assert len(found) == 51
+    assert found[-1].name == "other: 11 more"
+    assert sum(one.num_requests for one in found) == 100
+    assert sum(one.output_tokens for one in found) == 1100
+
+
+def test_failures_with_other_numbers_are_one_reason(tmp_path):
+    rows = [
+        row(0, 0),
+        *(failed(i, i, detail=f"prompt has {5000 + i} tokens; max_req_input_len is 4096") for i in (1, 2, 3)),
+    ]
+    rows.append(failed(4, 4, "NOT_FOUND", "adapter 'x' is not known", adapter_id="x"))
+    many, one = failures(requests(tmp_path, rows))
+    assert (many.reason, many.count) == ("prompt has N tokens; max_req_input_len is N", 3)
+    assert (many.first_seconds, many.last_seconds) == (1.0, 3.0)
+    assert (one.status, one.most[0]) == ("NOT_FOUND", "x")
+
+
+def test_the_timeline_keeps_what_requests_took(tmp_path):
+    rows = [*poisson(300), failed(300, 40)]
+    run = requests(tmp_path, rows)
+    bins = timeline(run)
+    done = run.completed
+    assert (bins.output_tokens * bins.width).sum() == pytest.approx(300 * 11)
+    assert (bins.waiting * bins.width).sum() == pytest.approx(300 * 0.04, rel=1e-4)
+    served = (run["end_seconds"] - run["sent_seconds"])[done].sum() - 300 * 0.04
+    assert (bins.running * bins.width).sum() == pytest.approx(served, rel=1e-4)
+    assert (bins.failed * bins.width).sum() == pytest.approx(1)
+
+
+def test_steps_are_weighted_by_their_time_and_a_long_file_is_read_in_pieces(tmp_path, monkeypatch):
+    run = requests(tmp_path, poisson(100))
+    bins = timeline(run)
+    lines = [
+        "worker,step,start_ps,end_ps,step_ps,decode_sequences,prefill_sequences,prefill_tokens,kv_tokens,waiting_sequences"
+    ]
+    lines += [f"worker-0,{i},{i * 10**9},{(i + 1) * 10**9},{10**9},4,1,7,500,2" for i in range(9000)]
+    path = tmp_path / "steps.csv"
+    path.write_text("\n".join(lines) + "\n")
+    whole = read_steps(path, bins, [])
+    inside = bins.at < 8.9
+    assert whole.share_read == 1
+    assert whole.batch[inside] == pytest.approx(5, rel=0.02)
+    assert whole.busy[inside] == pytest.approx(1, rel=0.02)
+    monkeypatch.setattr("lorrery.reports.timeline._MOST_STEP_BYTES", 96 << 10)
+    pieces = read_steps(path, bins, [])
+    assert pieces.share_read < 0.3
+    assert pieces.batch[np.isfinite(pieces.batch)] == pytest.approx(5)
+
+
+def test_prompt_lengths_fall_into_classes(tmp_path):
+    found = by_length(requests(tmp_path, poisson(2000)))
+    assert 8 <= len(found) <= 12
+    assert 1900 < sum(one.count for one in found) <= 2000  # a class of fewer than five is left out
+    assert all(one.low <= one.high < after.low for one, after in pairwise(found))
+
+
+def by_name(differences):
+    return {one.name: one for one in differences}
+
+
+def test_the_same_run_twice_is_equal_and_a_slower_one_is_higher(tmp_path):
+    base = requests(tmp_path / "a", poisson(1500))
+    assert {one.verdict for one in compare(base, base) if not one.doubt} <= {"equal", "within noise"}
+    assert by_name(compare(base, base))["TTFT p99"].verdict == "equal"
+    slower = by_name(compare(base, requests(tmp_path / "b", poisson(1500, ttft=0.12))))
+    assert slower["TTFT p50"].verdict == "higher"
+    assert slower["TTFT p50"].low < 0.02 * 1.1 < slower["TTFT p50"].high * 1.5
+    assert slower["E2E p50"].other > slower["E2E p50"].base
+
+
+def test_runs_that_differ_by_chance_alone_are_mostly_within_noise(tmp_path):
+    runs = [requests(tmp_path / str(seed), poisson(600, seed=seed)) for seed in range(12)]
+    told = [
+        one.verdict
+        for base, other in zip(runs[::2], runs[1::2], strict=True)
+        for one in compare(base, other)
+        if one.name in ("TTFT mean", "TTFT p50", "TTFT p90") and one.verdict
+    ]
+    assert len(told) == 18
+    assert told.count("within noise") >= 15
+
+
+def test_correlated_requests_make_wider_intervals_than_independent_ones(tmp_path):
+    """A bootstrap of single requests would call this difference certain: both runs are one and the same slow wave."""
+    rng = np.random.default_rng(5)
+    wave = lambda: np.repeat(rng.lognormal(0, 0.8, 50), 40)  # noqa: E731  two draws of it
+    runs = []
+    for number in range(2):
+        times = wave()
+        rows = [row(i, i * 0.1 + number * 0.01, ttft=0.1 * times[i] + 0.06) for i in range(2000)]
+        runs.append(requests(tmp_path / str(number), rows))
+    shuffled = []
+    for number, one in enumerate(runs):
+        ttft = rng.permutation(one.ttft)
+        shuffled.append(
+            requests(tmp_path / f"s{number}", [row(i, i * 0.1 + number * 0.01, ttft=ttft[i]) for i in range(2000)])
+        )
+    width = [by_name(compare(*pair))["TTFT mean"] for pair in (runs, shuffled)]
+    assert width[0].high - width[0].low > 3 * (width[1].high - width[1].low)
+
+
+def test_a_queue_that_only_grows_leaves_a_doubt_and_few_requests_no_interval(tmp_path):
+    growing = [row(i, i * 0.1, ttft=0.1 + 0.01 * i) for i in range(1000)]
+    faster = [row(i, i * 0.1, ttft=0.1 + 0.005 * i) for i in range(1000)]
+    found = by_name(compare(requests(tmp_path / "a", growing), requests(tmp_path / "b", faster)))
+    assert (found["TTFT p50"].verdict, found["TTFT p50"].doubt) == ("lower", "drifts")
+    few = by_name(compare(requests(tmp_path / "c", poisson(50)), requests(tmp_path / "d", poisson(50, seed=2))))
+    assert (few["TTFT p50"].verdict, few["TTFT p50"].doubt) == ("", "fewer than 100 requests")
