@@ -34,21 +34,27 @@ class Rows:
 
     Args:
         first: number of the first row in the file, for messages.
-        cells: columns of texts; or of a piece without quotes, its bytes and where each field ends.
+        texts: columns of texts.
+        buffer: in their place, of a piece without quotes: its bytes.
+        ends: shape (rows, columns), where each field of it ends.
     """
 
     def __init__(
-        self, path: Path, first: int, cells: "Sequence[Sequence[str]] | tuple[Bytes, npt.NDArray[np.int64]]"
+        self,
+        path: Path,
+        first: int,
+        *,
+        texts: Sequence[Sequence[str]] = (),
+        buffer: Bytes | None = None,
+        ends: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        self._path, self._first = path, first
-        self._buffer: Bytes | None = None
-        if isinstance(cells, tuple):
-            self._buffer, self._ends = cells
-            self._starts = np.concatenate(([0], self._ends.ravel()[:-1] + 1)).reshape(self._ends.shape)
-            self._size = len(self._ends)
-        else:
-            self._texts = cells
-            self._size = len(cells[0]) if cells else 0
+        self._path, self._first, self._texts, self._buffer = path, first, texts, buffer
+        self._size = len(texts[0]) if texts else 0
+        self._ends: npt.NDArray[np.int64] = np.empty((0, 0), np.int64)
+        self._starts: npt.NDArray[np.int64] = self._ends
+        if ends is not None:
+            self._size, self._ends = len(ends), ends
+            self._starts = np.concatenate(([0], ends.ravel()[:-1] + 1)).reshape(ends.shape)
 
     def __len__(self) -> int:
         return self._size
@@ -204,13 +210,13 @@ def _rows(path: Path, first: int, piece: bytes, num_columns: int) -> Rows:
             table = ends.reshape(-1, num_columns)
             newlines = buffer[table] == _NEWLINE
             if newlines[:, -1].all() and int(newlines.sum()) == len(table):
-                return Rows(path, first, (buffer, table))
+                return Rows(path, first, buffer=buffer, ends=table)
     lines = list(csv.reader(StringIO(piece.decode("utf-8", "replace"), newline="")))
     for number, line in enumerate(lines):
         if len(line) != num_columns:
             where = first + number + 1
             raise FormatError(f"{path}: line {where} has {len(line)} fields; the header names {num_columns}")
-    return Rows(path, first, list(zip(*lines, strict=True)) or [()] * num_columns)
+    return Rows(path, first, texts=list(zip(*lines, strict=True)) or [()] * num_columns)
 
 
 def _take(buffer: Bytes, at: npt.NDArray[np.int64]) -> Bytes:

@@ -136,6 +136,8 @@ def phases(requests: Requests, *, to_first_token: bool) -> list[Phase]:
     }
     found = []
     for label, which in chosen.items():
+        if not which.any():  # few requests have none in the middle
+            continue
         whole = float(times[which].mean())
         seconds = {name: max(0.0, float(values[known][which].mean())) for name, values in parts.items()}
         rest = whole - sum(seconds.values())

@@ -108,7 +108,7 @@ def test_hostile_names_are_text(tmp_path):
 ROWS = {
     "empty": [],
     "one": [row(0, 0.5)],
-    "two": [row(0, 0.5), row(1, 0.6)],
+    "two": [row(0, 0.5), row(1, 0.6, ttft=0.3)],
     "all failed": [failed(i, i * 0.1) for i in range(40)],
     "all at once": [row(i, 0, ttft=0.0, decode=0.0, tokens=1, queue=0) for i in range(40)],
     "interrupted": [failed(i, i, status="INTERRUPTED", detail="") for i in range(3)],
