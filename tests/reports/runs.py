@@ -13,7 +13,7 @@ PHASE_COLUMNS = ("queue_seconds", "adapter_load_seconds", "prefill_seconds", "de
 
 def row(index, at, *, ttft=0.1, decode=1.0, tokens=11, queue=0.04, **other):
     """One completed request, as `requests.csv` has it."""
-    found = dict.fromkeys((*CSV_COLUMNS, *PHASE_COLUMNS), "")
+    found = dict.fromkeys(CSV_COLUMNS, "")
     found |= {
         "index": index, "status": "OK", "adapter_id": "lora-0", "prompt_tokens": 100, "output_tokens": tokens,
         "cached_tokens": 0, "intended_seconds": f"{at:.6f}", "sent_seconds": f"{at:.6f}",
@@ -45,7 +45,7 @@ def poisson(number, seed=1, ttft=0.1, rate=10.0):
     ]
 
 
-def write(folder: Path, rows, *, summary=None, columns=(*CSV_COLUMNS, *PHASE_COLUMNS)):
+def write(folder: Path, rows, *, summary=None, columns=CSV_COLUMNS):
     """Write a run's folder; `summary` changes the summary, None leaves it as it is."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "requests.csv").open("w", encoding="utf-8", newline="") as file:
