@@ -26,6 +26,9 @@ def up(
         bool, typer.Option("--free-ports", help="Listen on free ports instead of the settings', for a second cluster.")
     ] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Start a process that dies again, on its ports.")] = False,
+    page: Annotated[
+        bool, typer.Option("--web/--no-web", help="Serve the page that shows the cluster, as lorrery web does.")
+    ] = True,
     monitoring: Annotated[
         Path | None,
         typer.Option(
@@ -38,7 +41,7 @@ def up(
     ] = None,
     version: VersionOption = False,
 ) -> None:
-    """Run a cluster on this machine: scheduler, workers, router.
+    """Run a cluster on this machine: scheduler, workers, router, and the page that shows it.
 
     Prints where everything is once it serves. Ctrl-C drains and stops it; a second one kills it. If a process ends by
     itself, the rest is stopped and the exit code is 1; with --restart it starts again after half a second, and later
@@ -52,7 +55,7 @@ def up(
     Examples:
       lorrery up
       lorrery up --workers 4 --set scheduler.policy=vtc_fair
-      lorrery up --free-ports
+      lorrery up --free-ports --no-web
       lorrery up --monitoring monitoring
       lorrery up --restart --fault worker_loss,at=30,worker=worker-1,for=10
       lorrery up --fault slow_worker,at=30,worker=worker-0,factor=1.5,for=60
@@ -73,6 +76,7 @@ def up(
                 free_ports=free_ports,
                 restart=restart,
                 monitoring=monitoring,
+                page=page,
             )
         )
     raise typer.Exit(code)

@@ -17,7 +17,7 @@ import typer
 from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.faults import check_faults
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
-from lorrery.local.cluster import LocalCluster, cancelled_by_signals, describe_exit
+from lorrery.local.cluster import PAGE, LocalCluster, cancelled_by_signals, describe_exit
 from lorrery.local.monitoring import Monitoring, Target
 from lorrery.local.processes import ForkServer
 from lorrery.local.supervisor import Supervisor
@@ -37,8 +37,9 @@ async def run(
     free_ports: bool,
     restart: bool,
     monitoring: Path | None = None,
+    page: bool = False,
 ) -> int:
-    """Run a cluster until a signal or the end of one of its processes; return the exit code.
+    """Run a cluster until a signal or the end of one of its processes, with its page if asked; return the exit code.
 
     `monitoring` is the folder of `local.monitoring`; unset: a temporary one.
     """
@@ -62,6 +63,7 @@ async def run(
             free_ports=free_ports,
             fork_server=fork_server,
             on_change=write_targets,
+            page=page,
         )
         settings = cluster.settings
         check_faults(
@@ -143,11 +145,15 @@ def summary(cluster: LocalCluster, prometheus: Path | None = None) -> list[str]:
     adapters = f"adapters: {sum(1 for _ in settings.adapters.expand())}"
     lines = [f"ready: {settings.model}, {workers}, {adapters}, time scale {settings.time_scale:g}"]
     lines += [
-        f"  {entry.name:<10} {entry.grpc:<21} http://{entry.metrics}/metrics" for entry in cluster.processes.values()
+        f"  {entry.name:<10} {entry.grpc:<21} http://{entry.metrics}/metrics"
+        for entry in cluster.processes.values()
+        if entry.grpc
     ]
     if cluster.http_address:
         lines.append(f"HTTP clients (OpenAI's and S-LoRA's routes): http://{cluster.http_address}")
     lines += [f"gateways ({name}): grpc://{address}" for name, address in cluster.engine_addresses.items()]
+    if cluster.page_address:
+        lines.append(f"watch it: http://{cluster.page_address}")
     if prometheus is not None:
         lines.append(f"Prometheus: prometheus --config.file={shlex.quote(str(prometheus))}")
     return [*lines, f"try: lorrery load --target {cluster.router_address}"]
@@ -163,7 +169,7 @@ class Printer:
 
     def __init__(self, num_workers: int, *, error: bool = False) -> None:
         self._error = error
-        names = ["scheduler", *(f"worker-{index}" for index in range(num_workers)), "router"]
+        names = ["scheduler", *(f"worker-{index}" for index in range(num_workers)), "router", PAGE]
         self._colours = dict(zip(names, cycle(_COLOURS), strict=False))
         self._width = max(map(len, names))
 

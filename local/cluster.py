@@ -35,6 +35,8 @@ READY_SECONDS = 30.0
 STOP_MARGIN_SECONDS = 3.0
 """What a process gets beyond its drain before it is killed."""
 POLL_SECONDS = 0.02
+PAGE = "web"
+"""The name of the process that serves the page."""
 _TAIL_LINES = 5
 _ADDRESSES = {
     "scheduler": ("listen", "metrics"),
@@ -95,6 +97,7 @@ class LocalCluster:
         free_ports: listen on free ports instead of the settings', but where `overrides` say otherwise.
         fork_server: running; unset: the cluster has its own.
         on_change: called when a process listens, and when one has ended.
+        page: whether the page that shows it is served too (`lorrery web`).
 
     Raises:
         SettingsError: the settings are wrong.
@@ -111,6 +114,7 @@ class LocalCluster:
         free_ports: bool = False,
         fork_server: ForkServer | None = None,
         on_change: Callable[[], None] = lambda: None,
+        page: bool = False,
     ) -> None:
         self.settings: Settings = load(config, overrides)
         if free_ports:
@@ -123,6 +127,8 @@ class LocalCluster:
         self._num_workers = num_workers
         self._show = show
         self._on_change = on_change
+        self._page = page
+        self._page_port = ["--port", "0"] if free_ports else []
         self._fork_server = fork_server
         self._resources = contextlib.ExitStack()
         self._announcements: Path | None = None
@@ -144,6 +150,9 @@ class LocalCluster:
             await self._start("router", "router", [f"router.schedulers={json.dumps([address])}"])
             for name in self.processes:
                 await self._listening(name)
+            if self._page:
+                await self._start(PAGE, "orrery", [], [*self._page_port, "--target", self.router_address])
+                await self._listening(PAGE)
             for name in [*self.worker_names, "router"]:
                 await self.serving(name)
         except BaseException:
@@ -170,6 +179,11 @@ class LocalCluster:
     def http_address(self) -> str:
         """HOST:PORT of the router's HTTP edge."""
         return self.processes["router"].http
+
+    @property
+    def page_address(self) -> str:
+        """HOST:PORT of the page; empty: there is none."""
+        return self.processes[PAGE].http if PAGE in self.processes else ""
 
     @property
     def engine_addresses(self) -> dict[str, str]:
@@ -210,6 +224,11 @@ class LocalCluster:
         """
         old = self.processes[name]
         await old.process.wait()
+        if name == PAGE:
+            arguments = ["--port", old.http.rpartition(":")[2], "--target", self.router_address]
+            await self._start(name, old.service, [], arguments)
+            await self._listening(name)
+            return
         addresses = {"listen": old.grpc, "metrics": old.metrics, "http": old.http, **old.others}
         again = [f"{old.service}.{key}={addresses.get(key, '')}" for key in _ADDRESSES[old.service]]
         if old.service == "worker":
@@ -270,12 +289,12 @@ class LocalCluster:
             overrides.append(f"worker.{key}={host}:{int(port) + index if int(port) else 0}")
         return overrides + kv_event_ports.own_endpoints(self.settings, index)
 
-    async def _start(self, name: str, service: str, overrides: list[str]) -> None:
+    async def _start(self, name: str, service: str, overrides: list[str], further: Sequence[str] = ()) -> None:
         assert self._announcements is not None, "start it with `async with`"
         assert self._fork_server is not None
         announce = self._announcements / f"{name}.json"
         announce.unlink(missing_ok=True)
-        arguments = ["--announce", str(announce)]
+        arguments = ["--announce", str(announce), *further]
         if self._config is not None:
             arguments += ["--config", str(self._config)]
         for override in [*self._overrides, *overrides]:
@@ -312,7 +331,7 @@ class LocalCluster:
                 await self._check_alive(process)
                 await asyncio.sleep(POLL_SECONDS)
         addresses = json.loads(process.announce.read_text(encoding="utf-8"))
-        process.grpc, process.metrics = addresses["grpc"], addresses["metrics"]
+        process.grpc, process.metrics = addresses.get("grpc", ""), addresses.get("metrics", "")
         process.http = addresses.get("http", "")
         usual = ("grpc", "metrics", "http", "pid")
         process.others = {name: address for name, address in addresses.items() if name not in usual}
@@ -337,6 +356,7 @@ class LocalCluster:
 
     async def _stop_in_order(self) -> None:
         stages = (
+            ("orrery", 0.0),
             ("router", self.settings.router.drain_seconds),
             ("worker", self.settings.worker.drain_seconds),
             ("scheduler", self.settings.scheduler.drain_seconds),

@@ -29,7 +29,7 @@ from lorrery.chassis.child import die_with
 from lorrery.chassis.interrupt import exit_on_signals
 from lorrery.chassis.quiet import quiet_grpc
 
-SERVICES = ("router", "scheduler", "worker")
+SERVICES = ("router", "scheduler", "worker", "orrery")
 READY = b"!"
 """Sent once, when the services are imported."""
 LENGTH = struct.Struct("!I")

@@ -61,6 +61,9 @@ def web(
     config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Settings file; its client_tls is used to dial.")
     ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; repeatable; wins over all.")
+    ] = None,
     api_key: ApiKey = "",
     announce: Annotated[
         Path | None, typer.Option(help="Write the address here, as JSON, once it can be opened.", hidden=True)
@@ -89,7 +92,7 @@ def web(
             raise SettingsError("RECORD and --target: it shows either a record or a cluster; leave one of them out")
         if target is not None:
             check_target("--target", target)
-        tls = load_settings(config).client_tls
+        tls = load_settings(config, overrides or ()).client_tls
         asyncio.run(_serve(record, target or TARGET, tls, api_key, host, port, hz, announce))
     except LorreryError as error:
         typer.echo(f"lorrery web: error: {error}", err=True)

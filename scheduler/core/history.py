@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from lorrery.scheduler.core.adapter_events import AdapterEvent, Evicted, LoadBegan
 from lorrery.scheduler.core.member import Member
+from lorrery.scheduler.core.phases import Phases
 from lorrery.scheduler.core.plan import Admitted, Event, Preempted
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.core.snapshot import MAX_NAMES, OTHERS
@@ -36,10 +37,7 @@ class Ended:
     prompt_tokens: int
     output_tokens: int
     arrived_ps: int
-    queue_ps: int
-    adapter_load_ps: int
-    prefill_ps: int
-    decode_ps: int
+    phases: Phases
     outcome: str
 
 
@@ -147,12 +145,7 @@ class History:
             totals.finished += 1
         totals.output_tokens += output_tokens
         self._tenant(sequence.tenant_id).output_tokens += output_tokens
-        admitted_ps = sequence.first_admitted_ps
-        if admitted_ps is None:
-            admitted_ps = at_ps
-        first_ps = sequence.first_token_ps
-        if first_ps is None:
-            first_ps = at_ps
+        phases = sequence.phases(at_ps)
         self._num_ended += 1
         self._ended.append(
             Ended(
@@ -163,10 +156,7 @@ class History:
                 sequence.prompt_tokens,
                 output_tokens,
                 sequence.arrived_ps,
-                admitted_ps - sequence.arrived_ps,
-                0,
-                first_ps - admitted_ps,
-                at_ps - first_ps,
+                phases,
                 outcome,
             )
         )

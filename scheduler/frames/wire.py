@@ -98,10 +98,10 @@ def write_frame(frame: CoreFrame, workers: Mapping[str, WorkerRuns], time_scale:
                 prompt_tokens=one.prompt_tokens,
                 output_tokens=one.output_tokens,
                 arrived_ps=one.arrived_ps,
-                queue_ps=one.queue_ps,
-                adapter_load_ps=one.adapter_load_ps,
-                prefill_ps=one.prefill_ps,
-                decode_ps=one.decode_ps,
+                queue_ps=one.phases.queue_ps,
+                adapter_load_ps=one.phases.adapter_load_ps,
+                prefill_ps=one.phases.prefill_ps,
+                decode_ps=one.phases.decode_ps,
                 outcome=one.outcome,
             )
             for row in frame.ended

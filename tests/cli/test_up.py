@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import socket
+import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -67,6 +68,11 @@ class Up:
         return next(pid for pid, name in self.services().items() if name == service)
 
 
+def read_json(url: str):
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return json.loads(answer.read())
+
+
 def targets_of(folder: Path) -> dict[str, str]:
     """Return what Prometheus is told: address by name."""
     groups = json.loads((folder / TARGETS).read_text())
@@ -88,6 +94,9 @@ async def test_up_tells_where_things_are_and_one_ctrl_c_stops_them_in_order(up: 
     pids = up.services()
     assert sorted(pids.values()) == ["router", "scheduler", "worker", "worker"]
     text = "".join(up.lines)
+    page = re.search(r"watch it: (http://127\.0\.0\.1:\d+)", text)
+    assert page, text
+    assert read_json(page[1] + "/hello")["model"] == "Llama-3-8B"
     for name in ("router", "scheduler", "worker-0", "worker-1"):
         match = re.search(rf"lorrery +\|   {name} +(127\.0\.0\.1:\d+) +http://(127\.0\.0\.1:\d+)/metrics", text)
         assert match, text

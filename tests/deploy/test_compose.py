@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.main import get_command
 
+from lorrery.orrery.command import app as page
 from lorrery.settings import Settings, load
 
 ROOT = Path(__file__).parents[2]
@@ -76,7 +78,18 @@ def test_commands_are_exec_form_and_health_is_asked_by_grpc(name: str) -> None:
 
 
 def test_one_image_serves_all() -> None:
-    assert len({SERVICES[name]["image"] for name in (*OURS, "loadgen")}) == 1
+    assert len({SERVICES[name]["image"] for name in (*OURS, "loadgen", "web")}) == 1
+
+
+def test_the_page_s_command_is_one_that_it_takes() -> None:
+    module, *arguments = SERVICES["web"]["command"]
+    assert module == "lorrery.orrery"
+    with get_command(page).make_context(module, arguments) as context:
+        assert (context.params["target"], context.params["host"], context.params["port"]) == (
+            "router:50051",
+            "0.0.0.0",
+            8080,
+        )
 
 
 def test_the_environment_gives_addresses_that_other_containers_reach(settings: Settings) -> None:
