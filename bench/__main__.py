@@ -25,6 +25,7 @@ from bench import (
     last_hop,
     live_vs_sim,
     machine,
+    metrics_cost,
     overload,
     sim_speed,
     tables,
@@ -57,6 +58,7 @@ class Benchmark(Enum):
     LIVE_VS_SIM = "live-vs-sim"
     OVERLOAD = "overload"
     CLIENTS = "clients"
+    METRICS = "metrics"
 
 
 @app.command(cls=Command)
@@ -67,7 +69,10 @@ def main(
         typer.Option(min=fidelity.SHORTEST_SECONDS, help="Length of the fidelity run; default: 60, with --quick 15."),
     ] = None,
     repetitions: Annotated[
-        int | None, typer.Option(min=1, help="Pairs of windows of last-hop and clients; default: 5, with --quick 3.")
+        int | None,
+        typer.Option(
+            min=1, help="Pairs of windows of last-hop, clients and metrics; default: 5, 5 and 7, with --quick 3."
+        ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Short runs and small loads, more noise.")] = False,
     out: Annotated[Path, typer.Option(help="Where the JSON goes.")] = OUT,
@@ -156,6 +161,17 @@ def main(
         results["clients"] = asdict(result)
         console.print(client_table(result))
 
+    def run_metrics() -> None:
+        pairs = repetitions if repetitions is not None else 3 if quick else 7
+        with console.status("metrics") as status:
+            result = _in_loop(
+                lambda: metrics_cost.measure(
+                    5.0 if quick else 10.0, pairs, lambda what: status.update(f"metrics: {what}")
+                )
+            )
+        results["metrics"] = asdict(result)
+        console.print(tables.metrics_cost(result))
+
     runs: dict[Benchmark, Callable[[], None]] = {
         Benchmark.FIDELITY: run_fidelity,
         Benchmark.LAST_HOP: run_last_hop,
@@ -166,6 +182,7 @@ def main(
         Benchmark.LIVE_VS_SIM: run_live_vs_sim,
         Benchmark.OVERLOAD: run_overload,
         Benchmark.CLIENTS: run_clients,
+        Benchmark.METRICS: run_metrics,
     }
     try:
         for benchmark in dict.fromkeys(which or Benchmark):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lorrery.local.cluster import LocalCluster
+from lorrery.local.processes import ForkServer
 from lorrery.v1 import router_pb2, types_pb2
 
 CONFIG = Path(__file__).with_name("cluster.toml")
@@ -17,9 +18,11 @@ class BenchBrokenError(Exception):
 
 
 @contextlib.asynccontextmanager
-async def measured_cluster(overrides: Sequence[str]) -> AsyncIterator[LocalCluster]:
-    """Run a scheduler, one worker and a router with `cluster.toml` and `overrides`."""
-    async with LocalCluster(CONFIG, overrides, num_workers=1) as cluster:
+async def measured_cluster(
+    overrides: Sequence[str], fork_server: ForkServer | None = None
+) -> AsyncIterator[LocalCluster]:
+    """Run a scheduler, one worker and a router with `cluster.toml` and `overrides`, forked from the given process."""
+    async with LocalCluster(CONFIG, overrides, num_workers=1, fork_server=fork_server) as cluster:
         yield cluster
 
 

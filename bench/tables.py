@@ -16,6 +16,7 @@ from bench.failure_site import Failure
 from bench.fidelity import Fidelity
 from bench.last_hop import BARE, CLUSTER, LastHop
 from bench.live_vs_sim import LiveVsSim
+from bench.metrics_cost import AIM_RATIO, SERVICES, MetricsCost
 from bench.overload import Overload
 from bench.sim_speed import BARE_AIM, GROWTH_AIM, LENGTH_AIM, MEMORY_AIM_MB, PEERS, RATE_AIM, Core, SimSpeed
 
@@ -109,6 +110,27 @@ def last_hop(results: Iterable[LastHop]) -> Group:
     void = "; ".join(f"batch {r.batch}: {r.void}" for r in results if r.void)
     delays = [r.run_queue_delay_ratio for r in results if r.run_queue_delay_ratio is not None]
     return Group(table, *_notes(void, max(delays, default=None)))
+
+
+def metrics_cost(result: MetricsCost) -> Group:
+    """Show what counting and scraping add to each process."""
+    table = Table(title="Metrics: CPU with all of them, scraped, beside the same without any")
+    table.add_column("")
+    for name in ("with, us", "without, us", "added", "of each repetition", "series", "aim"):
+        table.add_column(name, justify="right")
+    for name in SERVICES:
+        added, has_aim = result.overhead_ratio[name], name in result.series
+        table.add_row(
+            f"{name}, per {'message' if name == 'router' else 'token'}",
+            f"{result.us[name]:.2f}",
+            f"{result.uncounted_us[name]:.2f}",
+            f"{added:+.1%}",
+            " ".join(f"{value:+.1%}" for value in result.overheads[name]),
+            f"{result.series[name]:,}" if has_aim else "",
+            f"<= {AIM_RATIO:.0%}, {_meets(added <= AIM_RATIO)}" if has_aim else "",
+        )
+    pace = Text(f"{result.tokens_per_second:,.0f} tokens/s; with / without {result.pace_ratio:.3f}")
+    return Group(table, pace, *_notes(result.void, 0.0))
 
 
 def deep_queues(rows: Iterable[LoopHold]) -> Table:

@@ -7,9 +7,6 @@ and is read out when somebody asks.
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from prometheus_client.core import HistogramMetricFamily
-from prometheus_client.metrics_core import Metric
-
 
 class Histogram:
     """The counts of one histogram, without locks, for the event loop's thread only.
@@ -37,23 +34,3 @@ class Histogram:
             total += count
             buckets.append((bound, float(total)))
         return buckets, self._sum
-
-
-class CheapHistogram(Histogram):
-    """A histogram without labels and its name.
-
-    Args:
-        buckets: upper bounds, ascending; a last one without bound is added.
-    """
-
-    __slots__ = ("_help", "_name")
-
-    def __init__(self, name: str, help_text: str, buckets: Sequence[float]) -> None:
-        super().__init__(tuple(buckets))
-        self._name, self._help = name, help_text
-
-    def family(self) -> Metric:
-        """Return what it has counted."""
-        family = HistogramMetricFamily(self._name, self._help, labels=())
-        family.add_metric([], *self.read())
-        return family

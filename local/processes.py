@@ -88,13 +88,16 @@ class ForkServer:
     """Starts services by forking; it starts at once, and imports them meanwhile. `with` ends it.
 
     Its end is the end of every service that it started. It belongs to no event loop: several may use it in turn.
+
+    Args:
+        program: what Python runs; another than the module `fork_server` may change services before it runs that.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, program: Sequence[str] = ("-m", fork_server.__name__)) -> None:
         self._control, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603  our own command line
-                _tied(["-m", fork_server.__name__, str(theirs.fileno())]),
+                _tied([*program, str(theirs.fileno())]),
                 stdin=subprocess.DEVNULL,
                 env=_environment(),
                 pass_fds=[theirs.fileno()],

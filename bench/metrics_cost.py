@@ -1,0 +1,182 @@
+"""What counting costs: router and scheduler with all metrics, scraped, beside the same without any.
+
+Two clusters run, of which one counts nothing (`bench.uncounted`) and is not scraped. The same load runs through one and
+the other in turn: 256 streams over 200 adapters and 50 tenants, each of which ends after 64 tokens and is followed by
+one with another adapter. What the machine's neighbours take, they take from both; each pair of windows gives one ratio.
+
+CPU is that of the whole process, the thread that answers scrapes included. Per message for the router, since a message
+costs the same whatever it carries; per token for the scheduler and the worker.
+"""
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench import uncounted
+from bench.cluster import BenchBrokenError, endless_request, measured_cluster, while_alive
+from bench.last_hop import Progress, Window
+from bench.meter import Meter
+from bench.scrape import fetch
+from lorrery.chassis.sections import TlsSettings
+from lorrery.loadgen.client import Reception, RouterClient
+from lorrery.local.cluster import LocalCluster
+from lorrery.local.processes import ForkServer
+
+AIM_RATIO = 0.05
+STREAMS, ADAPTERS, TENANTS = 256, 200, 50
+PROMPT_TOKENS, OUTPUT_TOKENS = 16, 64
+SCRAPE_SECONDS = 5.0
+"""Between two scrapes: that of `deploy/prometheus/`."""
+SETTLE_SECONDS = 3.0
+MAX_PACE_DIFFERENCE = 0.1
+OVERRIDES = (f"scheduler.max_num_seqs={STREAMS}", 'adapters.registry=[{id="lora", rank=16, count=200}]')
+SERVICES = ("router", "scheduler", "worker")
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsCost:
+    """The medians over the repetitions.
+
+    Attributes:
+        tokens_per_second: with metrics.
+        pace_ratio: tokens/s with metrics / without.
+        us: CPU microseconds by process, with metrics: the router's per message, others' per token.
+        uncounted_us: the same without.
+        overhead_ratio: by process, what metrics add.
+        overheads: of each repetition.
+        series: that router and scheduler show.
+        void: why the figures say nothing; empty: they do.
+    """
+
+    tokens_per_second: float
+    pace_ratio: float
+    us: dict[str, float]
+    uncounted_us: dict[str, float]
+    overhead_ratio: dict[str, float]
+    overheads: dict[str, list[float]]
+    series: dict[str, int]
+    void: str
+
+
+async def measure(window_seconds: float, repetitions: int, on_progress: Progress = lambda what: None) -> MetricsCost:
+    """Measure both in turn.
+
+    Raises:
+        BenchBrokenError: a stream failed, or a service ended.
+        LorreryError: a cluster did not start.
+    """
+    results: list[MetricsCost] = []
+    with ForkServer() as counting, ForkServer([str(Path(uncounted.__file__))]) as silent:
+        async with measured_cluster(OVERRIDES, counting) as ours, measured_cluster(OVERRIDES, silent) as theirs:
+
+            async def both() -> None:
+                pairs = []
+                for repetition in range(repetitions):
+                    on_progress(f"repetition {repetition + 1} of {repetitions}")
+                    first, second = (ours, theirs) if repetition % 2 else (theirs, ours)
+                    windows = {
+                        cluster: await _window(cluster, window_seconds, scrape=cluster is ours)
+                        for cluster in (first, second)
+                    }
+                    pairs.append((windows[ours], windows[theirs]))
+                results.append(_summary(pairs, {name: await _num_series(ours, name) for name in SERVICES[:2]}))
+
+            await while_alive(ours, while_alive(theirs, both()))
+    return results[0]
+
+
+async def _num_series(cluster: LocalCluster, name: str) -> int:
+    text = await asyncio.to_thread(fetch, cluster.metrics_address(name))
+    return sum(not line.startswith("#") for line in text.splitlines())
+
+
+async def _window(cluster: LocalCluster, seconds: float, *, scrape: bool) -> Window:
+    """Load a cluster, let it settle, and measure."""
+    names = {"worker-0": "worker", "scheduler": "scheduler", "router": "router"}
+    pids = {name: cluster.processes[process].pid for process, name in names.items()} | {"client": os.getpid()}
+    tokens = messages = 0
+
+    def on_tokens(count: int) -> None:
+        nonlocal tokens, messages
+        tokens += count
+        messages += 1
+
+    async with RouterClient(cluster.router_address, TlsSettings()) as client:
+        async with _background([_stream(client, index, on_tokens) for index in range(STREAMS)]) as check:
+            await asyncio.sleep(SETTLE_SECONDS)
+            async with _background([_scraping(cluster, names)] if scrape else []):
+                meter, start = Meter(pids), time.monotonic()
+                tokens = messages = 0
+                await asyncio.sleep(seconds)
+                window = Window(time.monotonic() - start, tokens, messages, meter.read())
+            check()
+        if not window.tokens:
+            raise BenchBrokenError("no token came in a whole window")
+        return window
+
+
+async def _stream(client: RouterClient, index: int, on_tokens: Callable[[int], None]) -> None:
+    number = index
+    while True:
+        request = endless_request(f"stream-{number}", PROMPT_TOKENS, OUTPUT_TOKENS)
+        request.adapter_id, request.tenant_id = f"lora-{number % ADAPTERS}", f"tenant-{number % TENANTS}"
+        reception = Reception()
+        await client.receive(request, reception, timeout_seconds=300.0, on_tokens=on_tokens)
+        if reception.status != "OK":
+            raise BenchBrokenError(f"a stream ended: {reception.status} {reception.detail}")
+        number += STREAMS
+
+
+async def _scraping(cluster: LocalCluster, processes: dict[str, str]) -> None:
+    while True:
+        for name in processes:
+            await asyncio.to_thread(fetch, cluster.metrics_address(name))
+        await asyncio.sleep(SCRAPE_SECONDS)
+
+
+@contextlib.asynccontextmanager
+async def _background(work: list[Coroutine[Any, Any, None]]) -> AsyncIterator[Callable[[], None]]:
+    tasks = [asyncio.create_task(one) for one in work]
+
+    def check() -> None:
+        for task in tasks:
+            if task.done():
+                task.result()
+
+    try:
+        yield check
+    finally:
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+def _us(window: Window, name: str) -> float:
+    return window.us_per_message(name) if name == "router" else window.us_per_token(name)
+
+
+def _summary(pairs: list[tuple[Window, Window]], series: dict[str, int]) -> MetricsCost:
+    overheads = {name: [_us(ours, name) / _us(theirs, name) - 1 for ours, theirs in pairs] for name in SERVICES}
+    pace_ratio = median(ours.tokens_per_second / theirs.tokens_per_second for ours, theirs in pairs)
+    void = ""
+    if abs(pace_ratio - 1) > MAX_PACE_DIFFERENCE:
+        void = "the paces differ"
+    elif any(window.client_busy for pair in pairs for window in pair):
+        void = "the client was too busy"
+    return MetricsCost(
+        tokens_per_second=median(ours.tokens_per_second for ours, _ in pairs),
+        pace_ratio=pace_ratio,
+        us={name: median(_us(ours, name) for ours, _ in pairs) for name in SERVICES},
+        uncounted_us={name: median(_us(theirs, name) for _, theirs in pairs) for name in SERVICES},
+        overhead_ratio={name: median(values) for name, values in overheads.items()},
+        overheads=overheads,
+        series=series,
+        void=void,
+    )

@@ -1,0 +1,55 @@
+"""A fork server whose services count nothing: `python bench/uncounted.py FD`, for `bench.metrics_cost`.
+
+What counts is replaced before the services are made: every method that a service calls to count does nothing, and
+clocks that are read for a metric alone are not. What stays is the calls themselves, and each frame's one look at the
+loop's delay, which the router's flushing needs too.
+"""
+
+import time
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+from lorrery.chassis.histogram import Histogram
+from lorrery.chassis.series import Number
+from lorrery.local import fork_server
+from lorrery.router.metrics import RouterMetrics
+from lorrery.router.streams import Fanout
+from lorrery.router.timing import Timing
+from lorrery.scheduler import workers
+from lorrery.scheduler.metrics import SchedulerMetrics
+from lorrery.worker.metrics import WorkerMetrics
+
+
+def nothing(*_: object, **__: object) -> None:
+    """Do nothing."""
+
+
+def silence(kind: type, names: Iterable[str]) -> None:
+    """Let these methods of a class do nothing."""
+    for name in names:
+        assert callable(getattr(kind, name))
+        setattr(kind, name, nothing)
+
+
+def counters(kind: type) -> list[str]:
+    """Return the public methods of a class of metrics, which count."""
+    return [name for name, what in vars(kind).items() if callable(what) and not name.startswith("_")]
+
+
+def count_nothing() -> None:
+    """Replace what counts in all services."""
+    silence(Histogram, ["observe"])
+    silence(Number, ["inc", "set"])
+    silence(Timing, ["message", "finish", "ended"])
+    silence(Fanout, ["_written"])
+    silence(RouterMetrics, ["request_ended", "tokens_written", "flush"])
+    silence(SchedulerMetrics, counters(SchedulerMetrics))
+    silence(WorkerMetrics, counters(WorkerMetrics))
+    clocks: Any = SimpleNamespace(monotonic=time.monotonic, thread_time=float)
+    vars(workers)["time"] = clocks
+
+
+if __name__ == "__main__":
+    count_nothing()
+    fork_server.main()
