@@ -6,6 +6,7 @@ and is read out when somebody asks.
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import accumulate
 
 
 class Histogram:
@@ -13,24 +14,28 @@ class Histogram:
 
     Args:
         bounds: upper bounds of the buckets, ascending; a last one without bound is added.
+
+    Attributes:
+        exemplars: by number of the bucket: the trace of a value that lately fell into it, and the value.
     """
 
-    __slots__ = ("_bounds", "_counts", "_sum")
+    __slots__ = ("_bounds", "_counts", "_sum", "exemplars")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
+        self.exemplars: dict[int, tuple[str, float]] = {}
 
     def observe(self, value: float, times: int = 1) -> None:
         """Count `value`, `times` times over."""
         self._counts[bisect_left(self._bounds, value)] += times
         self._sum += value * times
 
-    def read(self) -> tuple[list[tuple[str, float]], float]:
-        """Return (upper bound, values up to it) of each bucket, and the sum of all values."""
-        total, buckets = 0, []
-        for bound, count in zip((*map(str, map(float, self._bounds)), "+Inf"), self._counts, strict=True):
-            total += count
-            buckets.append((bound, float(total)))
-        return buckets, self._sum
+    def exemplify(self, value: float, trace_id: str) -> None:
+        """Show a trace as an example of a value that has been observed."""
+        self.exemplars[bisect_left(self._bounds, value)] = trace_id, value
+
+    def read(self) -> tuple[list[float], float]:
+        """Return how many values are up to each bound, the last without bound included, and the sum of all values."""
+        return list(accumulate(map(float, self._counts))), self._sum

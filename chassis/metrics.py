@@ -5,6 +5,7 @@ used, so that two services in one test do not meet.
 """
 
 import errno
+import gzip
 import threading
 from http.server import ThreadingHTTPServer
 from socketserver import TCPServer
@@ -19,6 +20,7 @@ from prometheus_client import (
 )
 
 from lorrery.chassis.errors import LorreryError
+from lorrery.chassis.exposition import Registry, expose
 from lorrery.chassis.series import Exporter, Series, table
 from lorrery.chassis.version import VERSION
 
@@ -55,13 +57,14 @@ TABLE = table(globals())
 """What every process shows."""
 STATES = ("starting", "ready", "draining")
 _POLL_SECONDS = 0.1
+_GZIP_LEVEL = 1  # a tenth of the default's time for a quarter more bytes
 
 
-def new_registry(service: str) -> CollectorRegistry:
+def new_registry(service: str) -> Registry:
     """Return a registry with what every process shows: process, platform, garbage collector, build."""
     # The start time beside every counter, which no dashboard of ours asks for.
     disable_created_metrics()  # type: ignore[no-untyped-call]
-    registry = CollectorRegistry()
+    registry = Registry()
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)
@@ -138,10 +141,23 @@ class _Server(ThreadingHTTPServer):
 def _handler(registry: CollectorRegistry) -> type[MetricsHandler]:
     class Handler(MetricsHandler):
         def do_GET(self) -> None:  # noqa: N802  http.server's name for it
-            if self.path.partition("?")[0] == "/metrics":
+            path, _, query = self.path.partition("?")
+            if path != "/metrics":
+                self.send_error(404, "only /metrics is here")
+            elif query:  # name[]=...
                 super().do_GET()
             else:
-                self.send_error(404, "only /metrics is here")
+                self._send(*expose(registry, self.headers.get("Accept") or ""))
+
+        def _send(self, content_type: str, body: bytes) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", content_type)
+            if "gzip" in (self.headers.get("Accept-Encoding") or ""):
+                body = gzip.compress(body, _GZIP_LEVEL)
+                self.send_header("Content-Encoding", "gzip")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
 
     Handler.registry = registry
     return Handler

@@ -7,14 +7,19 @@ the thread that answers Prometheus reads them. Nothing is computed before somebo
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from lorrery.chassis.histogram import Histogram
+
+_MAX_KEPT = 20_000
+"""Labelled series whose lines' beginnings are kept; names come and go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +112,7 @@ class Exporter(Collector):
     ) -> None:
         self._readers: dict[Series, Callable[[], Iterable[Sample]] | None] = dict.fromkeys(table)
         self._constant = dict(constant or {})
+        self._lines: dict[tuple[str, tuple[str, ...]], list[str]] = {}
         registry.register(self)
 
     def number(self, series: Series) -> Number:
@@ -146,11 +152,80 @@ class Exporter(Collector):
         assert series in self._readers, f"{series.name} is not in the table"
         self._readers[series] = read
 
+    def describe(self) -> Iterator[Metric]:
+        """Yield all series empty, by which the registry knows their names."""
+        for series in self._readers:
+            yield family(series, (), self._constant)
+
     def collect(self) -> Iterator[Metric]:
-        """Yield all series that have something to show."""
+        """Yield all series that have something to show, for the client library."""
         for series, read in self._readers.items():
             if read is not None:
                 yield family(series, read(), self._constant)
+
+    def text(self, *, openmetrics: bool) -> str:
+        """Return all series that have something to show, in Prometheus's text format or in OpenMetrics'."""
+        lines: list[str] = []
+        for series, read in self._readers.items():
+            if read is not None:
+                name = series.name.removesuffix("_total") if openmetrics else series.name
+                text = _escape(series.help) if openmetrics else _escape_help(series.help)
+                lines.append(f"# HELP {name} {text}\n# TYPE {name} {series.type}\n")
+                for labels, value in read():
+                    if isinstance(value, Histogram):
+                        self._write_histogram(lines, series, labels, value, with_exemplars=openmetrics)
+                    else:
+                        number = value.value if isinstance(value, Number) else value
+                        lines.append(f"{self._beginnings(series, labels)[0]} {_go(number)}\n")
+        return "".join(lines)
+
+    def _write_histogram(
+        self, lines: list[str], series: Series, labels: tuple[str, ...], histogram: Histogram, *, with_exemplars: bool
+    ) -> None:
+        *buckets, count, total = self._beginnings(series, labels)
+        counts, sum_of_values = histogram.read()
+        written = [f"{bucket} {number}\n" for bucket, number in zip(buckets, counts, strict=True)]
+        if with_exemplars:
+            for number, (trace_id, value) in list(histogram.exemplars.items()):
+                written[number] = f'{written[number][:-1]} # {{trace_id="{trace_id}"}} {_go(value)}\n'
+        lines += written
+        lines.append(f"{count} {counts[-1]}\n{total} {_go(sum_of_values)}\n")
+
+    def _beginnings(self, series: Series, labels: tuple[str, ...]) -> list[str]:
+        """Return name and labels of each line of one labelled series; kept, since they cost most of it."""
+        lines = self._lines.get((series.name, labels))
+        if lines is None:
+            if len(self._lines) >= _MAX_KEPT:
+                self._lines.clear()
+            named = dict(zip(series.labels, labels, strict=True)) | self._constant
+            if series.buckets:
+                bounds = (*map(str, map(float, series.buckets)), "+Inf")
+                lines = [_beginning(f"{series.name}_bucket", {**named, "le": bound}) for bound in bounds]
+                lines += [_beginning(f"{series.name}_{ending}", named) for ending in ("count", "sum")]
+            else:
+                lines = [_beginning(series.name, named)]
+            self._lines[series.name, labels] = lines
+        return lines
+
+
+def _beginning(name: str, labels: Mapping[str, str]) -> str:
+    if not labels:
+        return name
+    pairs = [f'{label}="{_escape(value)}"' for label, value in sorted(labels.items())]
+    return f"{name}{{{','.join(pairs)}}}"
+
+
+def _escape_help(text: str) -> str:
+    return text.replace("\\", r"\\").replace("\n", r"\n")
+
+
+def _escape(text: str) -> str:
+    return _escape_help(text).replace('"', r"\"")
+
+
+def _go(number: float) -> str:
+    """Write a number as Go reads it."""
+    return repr(float(number)) if isfinite(number) else str(floatToGoString(number))  # type: ignore[no-untyped-call]
 
 
 def family(series: Series, samples: Iterable[Sample], constant: Mapping[str, str] | None = None) -> Metric:
@@ -158,10 +233,11 @@ def family(series: Series, samples: Iterable[Sample], constant: Mapping[str, str
     names, values = [*series.labels, *(constant or {})], [*(constant or {}).values()]
     if series.type == "histogram":
         histogram = HistogramMetricFamily(series.name, series.help, labels=names)
+        bounds = (*map(str, map(float, series.buckets)), "+Inf")
         for labels, value in samples:
             assert isinstance(value, Histogram)
-            buckets, total = value.read()
-            histogram.add_metric([*labels, *values], buckets, total)
+            counts, total = value.read()
+            histogram.add_metric([*labels, *values], list(zip(bounds, counts, strict=True)), total)
         return histogram
     kind = CounterMetricFamily if series.type == "counter" else GaugeMetricFamily
     plain = kind(series.name, series.help, labels=names)

@@ -6,12 +6,13 @@ from typing import Any
 import grpc.aio
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse, Response
 
 from lorrery.chassis.errors import Internal, RequestError
+from lorrery.chassis.exposition import expose
 from lorrery.chassis.version import VERSION
 from lorrery.router.handler import Handler
 from lorrery.router.http import openai, slora, vllm
@@ -86,9 +87,10 @@ def _add_process_routes(app: FastAPI, handler: Handler, registry: CollectorRegis
 
     @app.head("/metrics", include_in_schema=False)
     @app.get("/metrics", tags=["process"], response_class=PlainTextResponse)
-    async def metrics() -> Response:
+    async def metrics(request: Request) -> Response:
         """Show the router's metrics, as Prometheus reads them."""
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+        content_type, body = expose(registry, request.headers.get("accept", ""))
+        return Response(body, headers={"Content-Type": content_type})
 
 
 def _first_error(error: RequestValidationError) -> tuple[str, str]:

@@ -1,0 +1,67 @@
+"""Prometheus's text formats, of a registry whose series are mostly an `Exporter`'s.
+
+The client library takes 10 us a line, which for a thousand series every few seconds is more than what is counted costs
+all the time. What an `Exporter` shows is written here instead, with names and labels that are kept from scrape to
+scrape; what other collectors show, the library writes.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics_library
+from prometheus_client.registry import Collector
+
+from lorrery.chassis.series import Exporter
+
+OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+_EOF = b"# EOF\n"
+
+
+class Registry(CollectorRegistry):
+    """A registry that can write what is registered with it, in that order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._registered: list[Collector] = []
+
+    def register(self, collector: Collector) -> None:
+        """Show what a collector collects."""
+        super().register(collector)
+        self._registered.append(collector)
+
+    def unregister(self, collector: Collector) -> None:
+        """Show it no longer."""
+        super().unregister(collector)
+        self._registered.remove(collector)
+
+    def text(self, *, openmetrics: bool) -> bytes:
+        """Return all series, in Prometheus's text format or in OpenMetrics'."""
+        parts = [_text(collector, openmetrics=openmetrics) for collector in list(self._registered)]
+        return b"".join([*parts, _EOF] if openmetrics else parts)
+
+
+def expose(registry: CollectorRegistry, accept: str) -> tuple[str, bytes]:
+    """Return content type and text of all series.
+
+    Args:
+        registry: quickest if it is a `Registry`.
+        accept: the header of who asks; what does not ask for OpenMetrics gets the older text format.
+    """
+    is_openmetrics = "application/openmetrics-text" in accept
+    if isinstance(registry, Registry):
+        text = registry.text(openmetrics=is_openmetrics)
+    else:
+        text = (openmetrics_library.generate_latest if is_openmetrics else generate_latest)(registry)
+    return (OPENMETRICS if is_openmetrics else TEXT), text
+
+
+def _text(collector: Collector, *, openmetrics: bool) -> bytes:
+    if isinstance(collector, Exporter):
+        return collector.text(openmetrics=openmetrics).encode()
+    alone: Any = SimpleNamespace(collect=collector.collect)
+    if openmetrics:
+        text: bytes = openmetrics_library.generate_latest(alone)  # type: ignore[no-untyped-call]
+        return text.removesuffix(_EOF)
+    return generate_latest(alone)
