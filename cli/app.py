@@ -20,6 +20,7 @@ PARTS = {
     "load": "Send a workload to a cluster, and report what its clients see.",
     "simulate": "Run the same cluster under a virtual clock: hours of traffic in seconds.",
     "web": "Show a running cluster or a simulation on a page in the browser.",
+    "top": "Show a running cluster or a simulation in the terminal, as top shows processes.",
     "report": "Make one HTML page of runs: latencies, where time went, what differs.",
     "faults": "Let requests, loads and workers of a running cluster fail.",
     "monitoring": "Write Prometheus' configuration, rules and alerts, and the Grafana dashboards.",

@@ -23,6 +23,7 @@ GROUPS = {"faults", "keys", "validate"}
 WITHOUT_OPTIONS = {
     "serve": (1, "no model is named"),
     "load": (1, "no cluster at 127.0.0.1:1 "),
+    "top": (1, "lorrery up starts one"),
     "simulate": (0, "requests"),
     "report": (2, "DIR"),
     "faults": (2, "set"),
@@ -80,6 +81,8 @@ def test_without_options_a_command_works_or_says_what_it_needs(
         rest += ["--target", "127.0.0.1:1"]
     if part == "load":  # at the default address a cluster may run
         rest = ["--target", "127.0.0.1:1", "--connect-timeout", "0.1"]
+    if part == "top":
+        rest = ["--target", "127.0.0.1:1"]
     result = CliRunner().invoke(app_of(part), rest)
     assert result.exception is None or isinstance(result.exception, SystemExit | LorreryError), result.exception
     code, word = WITHOUT_OPTIONS[command]

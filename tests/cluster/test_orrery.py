@@ -1,5 +1,6 @@
 """What watchers see of a cluster of real processes."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -12,11 +13,23 @@ from lorrery.orrery.live import LiveFeed
 from tests.cluster.client import Ask, Stream, client_of
 from tests.cluster.harness import running_cluster
 from tests.cluster.test_shards import _add_shard
+from tests.orrery.top.terminal import Terminal
 from tests.router.test_access import ROOT, entry
 
 pytestmark = pytest.mark.cluster
 
 TENANT = '</script> "Ünï" 🪐'
+
+
+@contextlib.asynccontextmanager
+async def in_a_terminal(address: str) -> AsyncIterator[Terminal]:
+    with contextlib.closing(Terminal(["--target", address], columns=120)) as terminal:
+        await shown(terminal, "worker-0", "worker-1", "live")
+        yield terminal
+
+
+async def shown(terminal: Terminal, *words: str) -> None:
+    await asyncio.to_thread(terminal.until, *words)
 
 
 class Watch:
@@ -50,7 +63,11 @@ async def watched(address: str, api_key: str = "") -> AsyncIterator[Watch]:
 
 
 async def test_requests_workers_and_schedulers_are_seen_as_they_come_and_go(tmp_path: Path):
-    async with running_cluster(tmp_path, num_workers=2) as cluster, client_of(cluster) as client:
+    async with (
+        running_cluster(tmp_path, num_workers=2) as cluster,
+        client_of(cluster) as client,
+        in_a_terminal(cluster.router_address) as terminal,
+    ):
         async with LiveFeed(cluster.router_address) as feed:
             hello = await feed.hello()
         assert (hello.source, hello.model, hello.time_scale) == ("live", "Llama-3-8B", 1.0)
@@ -69,10 +86,16 @@ async def test_requests_workers_and_schedulers_are_seen_as_they_come_and_go(tmp_
             assert (watch.adapters[row.adapter], watch.tenants[row.tenant]) == ("lora-1", TENANT)
             assert (busy.gpu, busy.kind, busy.state) == ("H100-SXM", "decode", "ready")
             assert busy.step > 0
+            await shown(terminal, busy.id, "decode")
             cluster.kill(busy.id)
             frame = await watch.until(lambda frame: len(frame.workers) == 1 and bool(frame.workers[0].running))
             assert frame.workers[0].running[0].request == row.request
             assert {"worker_joined", "worker_lost"} & set(watch.events) == {"worker_lost"}
+            await shown(terminal, f"{busy.id} is gone")
+            terminal.press("3")
+            await shown(terminal, TENANT)
+            terminal.press("2")
+            await shown(terminal, "lora-1")
             await cluster.restart(busy.id)
             await watch.until(lambda frame: len(frame.workers) == 2)
             await stream
@@ -85,6 +108,13 @@ async def test_requests_workers_and_schedulers_are_seen_as_they_come_and_go(tmp_
             assert {worker.shard for worker in frame.workers} == {0}
             await cluster.restart("scheduler-1")
             await watch.until(lambda frame: frame.shards[1].connected and len(frame.workers) == 3)
+        cluster.kill("router")
+        await shown(terminal, "LOST, trying again")
+        await cluster.restart("router")
+        await shown(terminal, "live")
+        terminal.press("q")
+        assert (await asyncio.to_thread(terminal.end))[0] == 0
+        assert terminal.is_as_before()
 
 
 async def test_only_an_operator_watches(tmp_path: Path):

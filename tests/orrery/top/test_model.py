@@ -1,0 +1,98 @@
+"""What the terminal knows after some frames: rates, names, who is gone."""
+
+import msgspec
+import pytest
+
+from lorrery.orrery.frame import Frame, Hello, Totals
+from lorrery.orrery.top.model import Model
+from lorrery.orrery.top.series import Counter, Gauge
+from tests.orrery.fake import FakeCluster
+
+HELLO = Hello("live", "llama-2-7b", "a made-up cluster", "0")
+
+
+def frames(seconds: float, every: float = 0.5, **arguments: int) -> list[Frame]:
+    cluster, made = FakeCluster(**arguments), []
+    while cluster.at < seconds:
+        cluster.advance(every)
+        made.append(cluster.frame())
+    return made
+
+
+def model_of(made: list[Frame]) -> Model:
+    model = Model(HELLO)
+    for frame in made:
+        model.apply(frame)
+    return model
+
+
+@pytest.mark.parametrize("every", [0.1, 0.5, 4.0])
+def test_a_rate_is_the_growth_per_second_however_often_frames_come(every: float) -> None:
+    counter, at = Counter(), 0.0
+    while at < 20:
+        counter.push(at, 100 * at)
+        at += every
+    assert counter.rate(2.0) == pytest.approx(100)
+    assert counter.growth(8.0) == pytest.approx(800)
+
+
+def test_a_count_that_begins_anew_has_no_negative_rate() -> None:
+    counter = Counter()
+    for at, total in ((0, 0), (1, 500), (2, 3), (3, 13)):
+        counter.push(at, total)
+    assert counter.rate(10.0) == 10
+    assert counter.growth(60.0) == 10
+
+
+def test_a_count_that_stands_still_has_no_rate_and_is_not_kept_again() -> None:
+    counter = Counter()
+    for tick in range(1000):
+        counter.push(tick / 10, min(tick, 500))
+    assert (counter.rate(2.0), counter.growth(60.0)) == (0, 500 - 399)
+
+
+def test_a_gauge_knows_its_mean_and_what_it_was() -> None:
+    gauge = Gauge()
+    assert (gauge.mean(10), gauge.before(10)) == (0, None)
+    for tick in range(400):
+        gauge.push(tick / 10, tick // 100)
+    assert gauge.mean(5) == 3
+    assert gauge.before(25) == 1
+    assert gauge.before(60) is None
+
+
+def test_names_follow_a_connection_that_numbers_anew() -> None:
+    made = frames(3)
+    model = model_of(made)
+    before = {worker.name for worker in model.workers}
+    renamed = msgspec.structs.replace(made[-1], adapters_new=["only"], tenants_new=["one"], at=made[-1].at + 0.1)
+    model.begin(HELLO)
+    model.apply(renamed)
+    assert model.adapter_name(0) == "only"
+    assert model.tenant_name(0) == "one"
+    assert model.adapter_name(-1) is None
+    assert {worker.name for worker in model.workers} == before
+
+
+def test_a_worker_that_is_gone_is_lost_for_a_minute_and_one_that_drained_is_not() -> None:
+    (made,) = frames(0.5, num_workers=2)
+    draining = msgspec.structs.replace(made.workers[0], state="draining", running=[])
+    model = model_of([msgspec.structs.replace(made, workers=[draining, made.workers[1]])])
+    model.apply(msgspec.structs.replace(made, at=1.0, workers=[]))
+    assert [worker.name for worker in model.lost] == ["worker-1"]
+    assert model.lost[0].waiting == 0
+    model.apply(msgspec.structs.replace(made, at=2.0))
+    assert model.lost == []
+    model.apply(msgspec.structs.replace(made, at=3.0, workers=[]))
+    assert len(model.lost) == 2
+    model.apply(msgspec.structs.replace(made, at=64.0, workers=[]))
+    assert model.lost == []
+
+
+def test_a_clock_that_begins_anew_forgets_what_was() -> None:
+    made = frames(20)
+    model = model_of(made)
+    assert model.ended
+    model.begin(HELLO)
+    model.apply(msgspec.structs.replace(made[0], totals=Totals()))
+    assert (model.at, len(model.ended), len(model.events)) == (made[0].at, len(made[0].ended), len(made[0].events))
