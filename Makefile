@@ -179,10 +179,10 @@ protos-release: setup-dev ## make today's wire the one that protos-check compare
 
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
   --no-emit-index-url --no-annotate $(UPGRADE)
-EXTRAS := --extra certs --extra plot --extra sweep
+EXTRAS := --extra certs --extra plot --extra sweep --extra tracing
 
 lock: $(VENV)/.stamp-base ## rewrite requirements/*.txt from pyproject.toml
-	$(COMPILE) pyproject.toml -o requirements/run.txt
+	$(COMPILE) pyproject.toml --extra tracing -o requirements/run.txt
 	$(COMPILE) pyproject.toml $(EXTRAS) -c requirements/run.txt -o requirements/setup.txt
 	$(COMPILE) pyproject.toml $(EXTRAS) --group dev -c requirements/setup.txt -o requirements/dev.txt
 	printf '%s\n' hatchling 'mypy[mypyc]' numpy setuptools | $(COMPILE) - -c requirements/dev.txt -o requirements/build.txt

@@ -30,6 +30,7 @@ from lorrery.chassis.metrics import ServiceState, new_registry, serve_metrics
 from lorrery.chassis.reflection import enable_reflection
 from lorrery.chassis.server import Health, bind, dialable, new_server
 from lorrery.chassis.settings import ProcessSettings
+from lorrery.chassis.tracing import Tracer
 from lorrery.chassis.version import VERSION
 
 STOP_GRACE_SECONDS = 1.0
@@ -40,6 +41,8 @@ class Service(Protocol):
     """What a process carries."""
 
     name: str
+    tracer: Tracer | None
+    """Takes its spans, which are sent before the process ends."""
 
     @property
     def receive_bytes(self) -> int:
@@ -127,6 +130,8 @@ async def run_service(
         finally:
             await server.stop(STOP_GRACE_SECONDS)
             await guard.all_ended(STOP_GRACE_SECONDS)
+            if service.tracer is not None:
+                await service.tracer.close()
             if started:
                 log.info("stopped")
 

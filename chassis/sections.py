@@ -6,6 +6,7 @@ time.
 
 from pathlib import Path
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -94,3 +95,48 @@ class MetricsSettings(Section):
         description="adapters that metrics show by name, those with most traffic; what the rest does is `other`",
     )
     max_tenants: Count = Field(default=20, description="the same for tenants")
+
+
+def _collector(text: str) -> str:
+    try:
+        url = urlsplit(text if "://" in text else f"http://{text}")
+        right = url.scheme in {"http", "https"} and bool(url.hostname) and (url.port is None or url.port > 0)
+    except ValueError:
+        right = False
+    if not right:
+        raise ValueError(f"http://HOST:PORT or https://HOST:PORT expected, got {text!r}")
+    return text
+
+
+CollectorOrNone = Annotated[
+    Annotated[str, AfterValidator(_collector)] | None, BeforeValidator(lambda endpoint: endpoint or None)
+]
+
+
+class TracingSettings(Section):
+    """Where spans of requests go; see docs/tracing.md."""
+
+    endpoint: CollectorOrNone = Field(
+        default=None,
+        description="the collector that gets spans as OTLP, such as 'http://localhost:4317'; unset: tracing is off,"
+        " unless OTEL_EXPORTER_OTLP_ENDPOINT is set",
+    )
+    protocol: Literal["grpc", "http"] | None = Field(
+        default=None,
+        description="of the collector; unset: http for port 4318 or an endpoint with a path, else grpc",
+    )
+    sampling_ratio: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="share of the requests that are traced, of those whose client has not decided it; unset: 1, unless"
+        " OTEL_TRACES_SAMPLER says otherwise",
+    )
+    headers: dict[str, str] = Field(default={}, description="what the collector wants to see, such as a token")
+    ca: PathOrNone = Field(
+        default=None, description="PEM file of the authorities that sign the collector's certificate; unset: well-known"
+    )
+    service_name: Name = Field(
+        default="lorrery", description="spans' `service.name` is this with `-router`, `-scheduler` or `-worker` behind"
+    )
+    max_queued_spans: Count = Field(default=4096, description="spans of a process that may wait; more are dropped")

@@ -25,6 +25,7 @@ from lorrery.router.reader import RequestReader, unknown_model
 from lorrery.router.request import Finish
 from lorrery.router.streams import OpenRequest, WriteNow
 from lorrery.router.timing import Timing
+from lorrery.router.tracing import OutputTrace
 from lorrery.tokenizer.base import Tokenizer
 from lorrery.v1 import router_pb2
 
@@ -103,7 +104,14 @@ class Generation:
         self._callers: dict[OpenRequest, ApiKey] = {}
         self._writes: Writes[OpenRequest] = Writes(AwakeClock(), reader_timeout_seconds)
 
-    async def stream(self, message: router_pb2.GenerateRequest, caller: ApiKey, call: Call, timing: Timing) -> None:
+    async def stream(
+        self,
+        message: router_pb2.GenerateRequest,
+        caller: ApiKey,
+        call: Call,
+        timing: Timing,
+        trace: OutputTrace | None = None,
+    ) -> None:
         """Stream one request's output.
 
         Args:
@@ -111,6 +119,7 @@ class Generation:
             caller: what it may ask for.
             call: where the output goes.
             timing: of the request, from its arrival; learns whose it is and what it asks for.
+            trace: takes note of what happens; None: nobody wants to know.
 
         Raises:
             RequestError: it cannot be served, or not to its end.
@@ -121,6 +130,8 @@ class Generation:
         timing.asks_for(adapter_id)
         self._placement.check_hold_off(adapter_id, message.request_id, tenant_id)
         request = await self._reader.read(message, caller)
+        if trace is not None:
+            trace.request, trace.model, trace.timing = request, self._reader.served[0], timing
         faults = self._injector.choose(request, call.fault_rules)
         await self._injector.before(faults)
         stalls, cut = list(faults.stalls), faults.cut
@@ -140,6 +151,8 @@ class Generation:
             else:
                 timing.finish(request.prompt_tokens, output.num_tokens)
                 response = wire.last_response(token_ids, text, finish)
+                if trace is not None:
+                    trace.finish = finish
             if logprobs is not None and request.top_logprobs is not None:
                 first = output.num_tokens - len(token_ids)
                 at = enumerate(token_ids, first)
@@ -148,7 +161,9 @@ class Generation:
             return response, is_cut or finish is not None or output.stopped
 
         as_it_comes = cut is None and not stalls
-        open_request = OpenRequest(request, make_message, call.write_now if as_it_comes else None, timing.arrived)
+        arrived = timing.arrived
+        open_request = OpenRequest(request, make_message, call.write_now if as_it_comes else None, arrived)
+        open_request.trace = trace
         if (remaining := call.time_remaining()) is not None:
             open_request.waits_until = time.monotonic() + remaining
         self._placement.submit(open_request)
@@ -163,7 +178,9 @@ class Generation:
                         await self._writes.write(open_request, call.write(response))
                     raise InjectedFault(cut.text, cut.status)
                 if open_request.over and not response.HasField("finish"):
-                    await self._finish_stopped(open_request, output, response, call)
+                    finish = await self._finish_stopped(open_request, output, response, call)
+                    if trace is not None:
+                        trace.finish = finish
                     timing.finish(request.prompt_tokens, output.num_tokens)
                 else:
                     await self._writes.write(open_request, call.write(response))
@@ -176,15 +193,18 @@ class Generation:
                 raise unknown_model(message.model, self._reader.served[0]) from None
             raise
         finally:
+            if trace is not None:
+                trace.num_tokens = output.num_tokens
             del self._callers[open_request]
             self._placement.release(open_request)
 
     async def _finish_stopped(
         self, open_request: OpenRequest, output: Output, response: wire.Message, call: Call
-    ) -> None:
+    ) -> Finish:
         """End a stream at a stop string that only its text showed: the scheduler still works on the request.
 
         Its cancel is answered with what the request has consumed. The text does not wait for that, the finish does.
+        Returns the finish.
         """
         last_word = self._placement.withdraw(open_request)
         try:
@@ -193,8 +213,9 @@ class Generation:
             upstream = last_word.result() if done else None
         finally:
             last_word.cancel()
-        last = wire.last_response((), "", output.stop_finish(upstream))
-        await self._writes.write(open_request, call.write(last))
+        finish = output.stop_finish(upstream)
+        await self._writes.write(open_request, call.write(wire.last_response((), "", finish)))
+        return finish
 
     async def cut_stuck_readers(self) -> None:
         """Cut off clients that take nothing, until cancelled."""

@@ -6,6 +6,7 @@ the same for all.
 
 import asyncio
 import contextlib
+import sys
 from array import array
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -23,6 +24,7 @@ from lorrery.chassis.errors import (
 )
 from lorrery.chassis.frame_rate import checked_hz
 from lorrery.chassis.log import get_logger
+from lorrery.chassis.tracing import Tracer
 from lorrery.router import adapters, cluster_faults, kv_events
 from lorrery.router.access import Access, check_load, check_operator, taken_back, visible_adapters, visible_status
 from lorrery.router.checks import check_prompt_tokens, check_text, check_token_ids, receive_bytes
@@ -36,6 +38,7 @@ from lorrery.router.placement import Placement
 from lorrery.router.prompt import encode_chat, encode_prompt, prompt_token_ids
 from lorrery.router.reader import RequestReader, unknown_model
 from lorrery.router.timing import Timing
+from lorrery.router.tracing import CallTraces, current
 from lorrery.settings import Settings
 from lorrery.tokenizer.file import open_tokenizer
 from lorrery.v1 import router_pb2, scheduler_pb2, types_pb2
@@ -59,16 +62,19 @@ class Handler:
     Args:
         settings: of the cluster.
         metrics: count.
+        tracer: takes the spans of requests; None: tracing is off.
 
     Attributes:
         tokenizer: of all its clients.
+        traces: of the calls that its edges serve.
 
     Raises:
         SettingsError: the tokenizer or the file of keys cannot be read.
     """
 
-    def __init__(self, settings: Settings, metrics: RouterMetrics) -> None:
+    def __init__(self, settings: Settings, metrics: RouterMetrics, tracer: Tracer | None = None) -> None:
         self.settings = settings
+        self.traces = CallTraces(tracer)
         self.tokenizer = open_tokenizer(settings.router.tokenizer)
         self._access = Access(settings)
         self._metrics = metrics
@@ -168,12 +174,14 @@ class Handler:
         """
         timing = Timing(self._metrics)
         outcome = "failed"
+        served = current()
+        trace = None if served is None else served.output()
         self._num_open += 1
         self._idle.clear()
         try:
             who = caller()
             self._check_open()
-            await self._generation.stream(message, who, call, timing)
+            await self._generation.stream(message, who, call, timing, trace)
             outcome = "ok"
         except asyncio.CancelledError:
             outcome = _cancelled(call)
@@ -186,6 +194,8 @@ class Handler:
             raise Internal(str(error)) from error
         finally:
             timing.ended(outcome)
+            if trace is not None:
+                trace.ended(outcome, sys.exception())
             self._num_open -= 1
             if not self._num_open:
                 self._idle.set()

@@ -12,6 +12,7 @@ from lorrery.chassis import status
 from lorrery.chassis.credentials import authorization, certificate_roles
 from lorrery.chassis.errors import RequestError
 from lorrery.chassis.exposure import warn_if_exposed
+from lorrery.chassis.tracing import open_tracer
 from lorrery.router.engines.ports import engine_servers
 from lorrery.router.grpc_call import GrpcCall, abort_stream, begin_stream
 from lorrery.router.handler import Handler
@@ -20,6 +21,8 @@ from lorrery.router.keys import ApiKey
 from lorrery.router.metrics import RouterMetrics
 from lorrery.settings import Settings
 from lorrery.v1 import router_pb2, router_pb2_grpc
+
+GENERATE = f"{router_pb2.DESCRIPTOR.services_by_name['RouterService'].full_name}/Generate"
 
 _Context = status.Context
 _T = TypeVar("_T")
@@ -37,7 +40,8 @@ class Router(router_pb2_grpc.RouterServiceServicer):
     def __init__(self, settings: Settings, registry: CollectorRegistry) -> None:
         self._settings = settings
         metrics = RouterMetrics(registry, settings.metrics)
-        self._handler = Handler(settings, metrics)
+        self.tracer = open_tracer(settings.tracing, self.name, registry)
+        self._handler = Handler(settings, metrics, self.tracer)
         self._engines = engine_servers(self._handler, metrics, settings.router.engine_ports())
         self._http = None if settings.router.http is None else HttpServer(self._handler, registry, settings.router.http)
 
@@ -107,7 +111,8 @@ class Router(router_pb2_grpc.RouterServiceServicer):
         that is dropped between two messages would be closed only when the garbage collector finds it.
         """
         try:
-            await self._handler.generate(request, lambda: self._caller(context), GrpcCall(context))
+            with self._handler.traces.grpc(context, GENERATE):
+                await self._handler.generate(request, lambda: self._caller(context), GrpcCall(context))
         except RequestError as error:
             await abort_stream(context, error)
 

@@ -64,13 +64,15 @@ class Session:
     """One life of a Route stream, from SchedulerHello to its end.
 
     Args:
+        address: of the scheduler.
         call: the stream, past both hellos.
         fanout: where its tokens go.
         submit_bytes: the largest request that the scheduler takes; a larger one would break the stream.
     """
 
-    def __init__(self, call: RouteCall, fanout: Fanout, submit_bytes: int) -> None:
+    def __init__(self, address: str, call: RouteCall, fanout: Fanout, submit_bytes: int) -> None:
         self.fanout = fanout
+        self._address = address
         self._submit_bytes = submit_bytes
         self._call = call
         self._next_handle = 1
@@ -142,13 +144,16 @@ class Session:
                 resumed=open_request.resumed,
                 adapter=open_request.adapter,
                 time_left_ps=self._time_left_ps(open_request),
+                trace=open_request.context,
             )
         except Exception as cause:
             # Without its traceback, whose locals show the prompt.
-            _log.error("submit_failed", request_id=open_request.request.request_id, reason=repr(cause))
+            _log.error("submit_failed", **open_request.log_fields, reason=repr(cause))
             error = Internal(str(cause))
         else:
             if (size := message.ByteSize()) <= self._submit_bytes:
+                if open_request.trace is not None:
+                    open_request.trace.submitted(self._address, resumed=open_request.resumed)
                 return message
             error = NeverFits(
                 f"the request takes {size} bytes on the way to its scheduler; at most {self._submit_bytes} are taken;"
@@ -279,7 +284,7 @@ class Shard:
             metrics=self._metrics,
             on_slow_reader=self._cut_slow_reader,
         )
-        session = self._session = Session(call, fanout, self._settings.scheduler.submit_bytes)
+        session = self._session = Session(self.address, call, fanout, self._settings.scheduler.submit_bytes)
         if list(hello.changes) != self._owner.log.changes:  # something happened between the hellos
             session.tell(self._owner.log)
         self._draining = False
@@ -295,6 +300,8 @@ class Shard:
         open_requests = session.fanout.close()
         for open_request in open_requests:
             open_request.resumed = True
+            if open_request.trace is not None:
+                open_request.trace.shard_lost()
         self._owner.shard_lost(open_requests)
 
     async def _serve(self, call: RouteCall, session: Session) -> None:

@@ -25,8 +25,10 @@ from collections.abc import Callable
 from lorrery.chassis.clock import DeviceClock
 from lorrery.chassis.errors import Internal, RequestError
 from lorrery.chassis.log import get_logger
+from lorrery.chassis.trace_context import TraceContext, log_fields
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.request import Finish, Request, Usage
+from lorrery.router.tracing import OutputTrace
 from lorrery.router.wire import Message, TokensFrame
 from lorrery.vocabulary.adapter_log import AdapterChange
 from lorrery.vocabulary.finish_reason import FinishReason
@@ -80,11 +82,12 @@ class OpenRequest:
         cut: what its handler, which has been cancelled for it, ends with: its reader was too slow.
         task: its handler.
         time_scale: wall seconds per device second, where it was submitted last.
+        trace: takes note of what happens; None: it belongs to no trace.
     """
 
     __slots__ = (
         *("_make_message", "_write_now", "adapter", "arrived", "cut", "error", "fanout", "finish", "handle", "over"),
-        *("request", "resumed", "task", "time_scale", "token_ids", "waiter", "waits_until", "written"),
+        *("request", "resumed", "task", "time_scale", "token_ids", "trace", "waiter", "waits_until", "written"),
     )
 
     def __init__(
@@ -111,6 +114,7 @@ class OpenRequest:
         self.over = False
         self.waiter: asyncio.Future[Message | None] | None = None
         self.time_scale = 1.0
+        self.trace: OutputTrace | None = None
         self.task = asyncio.current_task()
 
     async def next_message(self) -> Message:
@@ -149,10 +153,20 @@ class OpenRequest:
                     if self._write_now(message):
                         return
                 except Exception as error:  # as in `_message`
-                    _log.exception("write_failed", request_id=self.request.request_id)
+                    _log.exception("write_failed", **self.log_fields)
                     self.error, message = Internal(str(error)), None
             waiter.set_result(message)
         self.waiter = None
+
+    @property
+    def context(self) -> TraceContext | None:
+        """The span that it is; None: it belongs to no trace."""
+        return None if self.trace is None else self.trace.context
+
+    @property
+    def log_fields(self) -> dict[str, str]:
+        """What lines of the log say of it, of tasks that are not its own."""
+        return {"request_id": self.request.request_id, **log_fields(self.context)}
 
     def _must_wait(self) -> bool:
         if self.finish is not None or self.error is not None:
@@ -169,7 +183,7 @@ class OpenRequest:
             token_ids = self.token_ids[written:].tolist()
             message, self.over = self._make_message(token_ids, self.finish, self.time_scale, at)
         except Exception as error:  # one request's fault must not take the others' frame along
-            _log.exception("message_failed", request_id=self.request.request_id)
+            _log.exception("message_failed", **self.log_fields)
             self.error = Internal(str(error))
             return None
         return message

@@ -14,17 +14,20 @@ class Timing:
 
     Attributes:
         arrived: by `time.monotonic`.
+        first: when the first token was written, by `time.monotonic`; None: none was.
         time_scale: wall seconds per device second; to be set once a shard works on the request.
     """
 
     __slots__ = (
-        *("_adapter", "_adapter_id", "_first", "_last", "_metrics", "_started", "_tenant", "_tenant_id", "arrived"),
-        "time_scale",
+        *("_adapter", "_adapter_id", "_e2e", "_last", "_metrics", "_started", "_tenant", "_tenant_id", "arrived"),
+        *("first", "time_scale"),
     )
 
     def __init__(self, metrics: RouterMetrics) -> None:
         self._metrics = metrics
-        self.arrived = self._first = self._last = time.monotonic()
+        self.arrived = self._last = time.monotonic()
+        self.first: float | None = None
+        self._e2e: float | None = None
         self.time_scale = 1.0
         self._adapter_id: str | None = None
         self._tenant_id: str | None = None
@@ -66,8 +69,8 @@ class Timing:
         metrics = self._metrics
         self._count_traffic()
         metrics.tokens_per_message.observe(num_tokens)
-        self._first = self._last = time.monotonic()
-        ttft_seconds = (self._first - self.arrived) / self.time_scale
+        self.first = self._last = time.monotonic()
+        ttft_seconds = (self.first - self.arrived) / self.time_scale
         metrics.ttft.observe(ttft_seconds)
         self._adapter.ttft.observe(ttft_seconds)
         self._tenant.ttft.observe(ttft_seconds)
@@ -87,10 +90,20 @@ class Timing:
         self._tenant.prompt_tokens += prompt_tokens
         metrics.prompt_length.observe(prompt_tokens)
         metrics.output_length.observe(output_tokens)
-        metrics.e2e.observe((now - self.arrived) / self.time_scale)
-        if output_tokens > 1:
-            metrics.tpot.observe((now - self._first) / self.time_scale / (output_tokens - 1))
+        self._e2e = (now - self.arrived) / self.time_scale
+        metrics.e2e.observe(self._e2e)
+        if output_tokens > 1 and self.first is not None:
+            metrics.tpot.observe((now - self.first) / self.time_scale / (output_tokens - 1))
 
     def ended(self, outcome: str) -> None:
         """Count the end of the call, whatever its outcome."""
         self._metrics.request_ended(outcome, self._adapter_id, self._tenant_id, started=self._started)
+
+    def latencies(self) -> dict[str, float]:
+        """Return TTFT and E2E, as far as they are known, by vLLM's names for a span's attributes."""
+        known: dict[str, float] = {"lorrery.time_scale": self.time_scale}
+        if self.first is not None:
+            known["gen_ai.latency.time_to_first_token"] = (self.first - self.arrived) / self.time_scale
+        if self._e2e is not None:
+            known["gen_ai.latency.e2e"] = self._e2e
+        return known

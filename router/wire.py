@@ -20,6 +20,7 @@ from lorrery.chassis.errors import (
     Unavailable,
     UnknownName,
 )
+from lorrery.chassis.trace_context import TraceContext
 from lorrery.router.keys import ApiKey
 from lorrery.router.logprobs import TokenLogprobs
 from lorrery.router.request import Finish, Request, Usage
@@ -216,6 +217,7 @@ def submit(
     resumed: bool,
     adapter: AdapterChange | None = None,
     time_left_ps: int = 0,
+    trace: TraceContext | None = None,
 ) -> scheduler_pb2.RouteRequest:
     """Return the message that asks for a request, or for the rest of it.
 
@@ -226,6 +228,7 @@ def submit(
         resumed: it was asked for before.
         adapter: the load that brought its adapter.
         time_left_ps: how long its client still waits; 0: for ever.
+        trace: the span that it is part of.
     """
     return scheduler_pb2.RouteRequest(
         submit=scheduler_pb2.Submit(
@@ -241,6 +244,8 @@ def submit(
             else types_pb2.Adapter(adapter_id=adapter.adapter_id, rank=adapter.rank, version=adapter.version),
             quota=None if request.key is None else quota(request.key),
             time_left_ps=time_left_ps,
+            traceparent="" if trace is None else trace.traceparent,
+            tracestate="" if trace is None else trace.state,
             sampling=scheduler_pb2.Sampling(
                 sampler=_sampler(request.sampling),
                 seed=request.seed,

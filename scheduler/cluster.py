@@ -15,6 +15,7 @@ from lorrery.chassis.faults import Fault
 from lorrery.chassis.log import get_logger
 from lorrery.chassis.names import quoted
 from lorrery.chassis.slices import Slices
+from lorrery.chassis.tracing import Tracer
 from lorrery.scheduler import wire
 from lorrery.scheduler.adapter_changes import AdapterChanges
 from lorrery.scheduler.adapters import LoadedAdapters
@@ -32,6 +33,7 @@ from lorrery.scheduler.metrics import SchedulerMetrics
 from lorrery.scheduler.replicas import ReplicaFactory, cluster_rules
 from lorrery.scheduler.requests import Requests
 from lorrery.scheduler.routers import RouterLink
+from lorrery.scheduler.tracing import RequestTraces
 from lorrery.scheduler.watch import Loss, Watch
 from lorrery.scheduler.workers import Dispatcher
 from lorrery.settings import Settings
@@ -41,9 +43,15 @@ log = get_logger("scheduler.cluster")
 
 
 class Cluster:
-    """The state of one scheduler."""
+    """The state of one scheduler.
 
-    def __init__(self, settings: Settings, registry: CollectorRegistry) -> None:
+    Args:
+        settings: of the cluster.
+        registry: shows what it counts.
+        tracer: takes the spans of its requests; None: tracing is off.
+    """
+
+    def __init__(self, settings: Settings, registry: CollectorRegistry, tracer: Tracer | None = None) -> None:
         self.settings = settings
         self.clock = DeviceClock(settings.time_scale)
         self.awake = AwakeClock()
@@ -66,6 +74,7 @@ class Cluster:
         self.journal = None if path is None else Journal(path, settings)
         own = settings.scheduler
         self.kv_events = KvEvents(own.prefix_cache.kind, 8 * own.max_pending_router_tokens)
+        self.traces = RequestTraces(tracer, self.clock)
         self.requests = Requests(
             self.core,
             self.workers,
@@ -76,6 +85,7 @@ class Cluster:
             clock=self.clock,
             awake=self.awake,
             slices=self.slices,
+            traces=self.traces,
             log_placement=settings.scheduler.log_placement,
         )
         self.adapters = AdapterChanges(loaded, self.core, self._factory, self.routers, self.journal, self.clock)
@@ -196,6 +206,7 @@ class Cluster:
         worker.drained(gave_back, at_ps)
         if (history := self.feed.history) is not None:
             history.draining(worker.member, at_ps)
+        self.requests.given_back(gave_back.sequences, "worker_draining", at_ps)
         self.requests.place(events, at_ps)
         self.look_for_moves()
 
@@ -216,6 +227,7 @@ class Cluster:
         at_ps = self.clock.now_ps()
         gave_back, events = self.core.lose(worker.member, at_ps, worker.boundary_ps)
         worker.lost(gave_back, at_ps)
+        self.requests.given_back(gave_back.sequences, "worker_lost", at_ps)
         num_requeued = len(gave_back.sequences)
         if (history := self.feed.history) is not None:
             history.lost(worker.member, num_requeued, at_ps)

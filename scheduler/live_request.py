@@ -4,8 +4,10 @@ from array import array
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from lorrery.chassis.trace_context import TraceContext
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.routers import RouterLink
+from lorrery.scheduler.tracing import RequestTrace
 
 
 class Counted(IntEnum):
@@ -29,6 +31,8 @@ class LiveRequest:
         counted: what has been counted of it on a stream that broke.
         orphaned: its router's stream has ended.
         refused: its router has been told that it ends, but its worker has not let go of it yet.
+        context: the span that it is part of; None: none.
+        trace: makes its spans; None: nobody keeps them.
     """
 
     sequence: Sequence
@@ -41,3 +45,10 @@ class LiveRequest:
     counted: Counted = Counted.NOTHING
     orphaned: bool = False
     refused: bool = False
+    context: TraceContext | None = None
+    trace: RequestTrace | None = None
+
+    @property
+    def run_context(self) -> TraceContext | None:
+        """The span of its run, for its worker; None: nobody keeps it."""
+        return None if self.trace is None else self.trace.run_context()

@@ -6,6 +6,7 @@ Fields named *_u32 are little-endian arrays that are passed on as they came.
 from array import array
 from dataclasses import dataclass, field
 
+from lorrery.chassis.trace_context import TraceContext
 from lorrery.scheduler.core.plan import Ran
 from lorrery.scheduler.core.quotas import Quota
 
@@ -27,6 +28,7 @@ class Submit:
         adapter_version: of that adapter; 0: as the settings list it.
         quota: what its API key may use; None: anything.
         time_left_ps: how long its client still waits; 0: for ever.
+        trace: the span that it is part of; None: none.
     """
 
     handle: int
@@ -42,6 +44,7 @@ class Submit:
     adapter_version: int = 0
     quota: Quota | None = None
     time_left_ps: int = 0
+    trace: TraceContext | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,12 +91,16 @@ class Outcomes:
                 new = live is None or live.counted < Counted.ADMISSION
                 if event.first and new and sequence.first_admitted_ps is not None:
                     self._metrics.admitted(sequence, sequence.first_admitted_ps - sequence.arrived_ps)
+                if live is not None and live.trace is not None:
+                    live.trace.admitted(at_ps, has_cache=cache is not None)
                 if cache is not None:
                     self._metrics.prefix_looked_up(sequence.input_tokens, sequence.cached_tokens)
             elif isinstance(event, FirstToken):
                 live = lives[event.sequence.handle]
                 if live.counted < Counted.FIRST_TOKEN and not live.orphaned:
                     self._metrics.first_token(event.at_ps - event.sequence.arrived_ps)
+                if live.trace is not None:
+                    live.trace.first_token(event.at_ps)
             elif isinstance(event, Finished):
                 live = lives[event.sequence.handle]
                 live.router.finished(
@@ -110,6 +114,8 @@ class Outcomes:
                     )
                 )
                 self._metrics.finished(event.reason)
+                if live.trace is not None:
+                    live.trace.finished(event.reason, event.output_tokens, event.at_ps)
                 self._requests.forget(live)
             elif isinstance(event, Dropped):
                 self._refuse(lives[event.sequence.handle], "dropped", refusals.dropped(event))
@@ -121,6 +127,9 @@ class Outcomes:
                 recalled.append(event)
             elif isinstance(event, Preempted):
                 self._metrics.preemptions.inc()
+                live = lives[event.sequence.handle]
+                if live.trace is not None:
+                    live.trace.preempted(at_ps)
             elif isinstance(event, Cancelled):
                 cancelled.append(lives[event.sequence.handle])
         if cancelled:
@@ -142,5 +151,7 @@ class Outcomes:
 
     def _refuse(self, live: LiveRequest, outcome: str, refusal: Refusal) -> None:
         self._metrics.requests.labels(outcome).inc()
+        if live.trace is not None:
+            live.trace.refused(refusal)
         live.router.refused(live.router_handle, refusals.withheld(refusal))
         self._requests.forget(live)

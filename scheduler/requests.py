@@ -13,6 +13,7 @@ from lorrery.chassis.clock import DeviceClock
 from lorrery.chassis.log import get_logger
 from lorrery.chassis.recent import Recent
 from lorrery.chassis.slices import Slices
+from lorrery.chassis.trace_context import TraceContext, log_fields
 from lorrery.scheduler import wire
 from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.cluster_events import ClusterEvent, Placed, Refused, Withdrawn
@@ -29,6 +30,7 @@ from lorrery.scheduler.messages import Submit
 from lorrery.scheduler.metrics import SchedulerMetrics
 from lorrery.scheduler.replicas import ReplicaFactory
 from lorrery.scheduler.routers import RouterLink
+from lorrery.scheduler.tracing import RequestTraces
 from lorrery.scheduler.workers import Dispatcher
 from lorrery.vocabulary import u32
 from lorrery.vocabulary.finish_reason import FinishReason
@@ -56,6 +58,7 @@ class Requests:
         clock: of the devices.
         awake: counts the seconds in which this process ran.
         slices: for what may concern ten thousand at once.
+        traces: begin the spans of requests.
         log_placement: whether the log says where each went.
 
     Attributes:
@@ -75,6 +78,7 @@ class Requests:
         clock: DeviceClock,
         awake: AwakeClock,
         slices: Slices,
+        traces: RequestTraces,
         log_placement: bool,
     ) -> None:
         self.lives: dict[int, LiveRequest] = {}
@@ -89,6 +93,7 @@ class Requests:
         self._clock = clock
         self._awake = awake
         self._slices = slices
+        self._traces = traces
         self._log_placement = log_placement
         self._num_handles = 0
         self._release_soon: asyncio.Handle | None = None
@@ -119,6 +124,7 @@ class Requests:
         )
         if submit.time_left_ps:
             sequence.deadline_ps = at_ps + submit.time_left_ps
+        trace = self._traces.begin(submit, sequence)
         pinned = None
         if submit.resumed and submit.adapter_version and submit.adapter_rank:
             pinned = self._factory.adapter(submit.adapter_id, submit.adapter_rank, submit.adapter_version)
@@ -141,7 +147,10 @@ class Requests:
             self._journal.request(sequence, submit.request_id, sampling, resumed=submit.resumed)
         if refused is not None:
             self._note_refused(refused, submit.request_id, at_ps, None if refused.figures is None else sequence.handle)
-            self._tell_refused(refused, submit.request_id, router, submit.handle)
+            self._tell_refused(refused, submit.request_id, router, submit.handle, submit.trace)
+            if trace is not None:
+                trace.refused(refused.refusal)
+                trace.ended(self._clock.now_ps())
             return
         self.lives[sequence.handle] = LiveRequest(
             sequence=sequence,
@@ -152,13 +161,21 @@ class Requests:
             sampling=submit.sampling,
             token_ids=submit.produced,
             counted=self._counted(submit, router),
+            context=submit.trace,
+            trace=trace,
         )
         adapter = sequence.adapter
         if adapter is not None and adapter.version != submit.adapter_version:
             router.send(wire.adapter_pinned(submit.handle, adapter))
         self.empty.clear()
         router.owned[submit.handle] = sequence.handle
-        log.debug("request_arrived", request_id=submit.request_id, handle=sequence.handle, resumed=submit.resumed)
+        log.debug(
+            "request_arrived",
+            request_id=submit.request_id,
+            handle=sequence.handle,
+            resumed=submit.resumed,
+            **log_fields(submit.trace),
+        )
         self._carry_out(events, at_ps)
 
     def _counted(self, submit: Submit, router: RouterLink) -> Counted:
@@ -187,6 +204,8 @@ class Requests:
         """Drop a request that has ended."""
         if self.lives.pop(live.sequence.handle, None) is not None:
             self._end_use(live)
+            if live.trace is not None:
+                live.trace.ended(self._clock.now_ps())
         live.router.owned.pop(live.router_handle, None)
         self.tell_if_empty()
 
@@ -243,20 +262,32 @@ class Requests:
             live = self.lives[event.sequence.handle]
             if isinstance(event, Placed):
                 if self._log_placement:
-                    log.info("placed", request_id=live.request_id, worker_id=event.member.name, why=event.why)
+                    log.info(
+                        "placed",
+                        request_id=live.request_id,
+                        worker_id=event.member.name,
+                        why=event.why,
+                        **log_fields(live.context),
+                    )
+                if live.trace is not None:
+                    live.trace.placed(event.member.name, event.why, at_ps)
                 self._workers[event.member.name].placed(event, at_ps)
             elif isinstance(event, Refused):
                 self._note_refused(event, live.request_id, at_ps, event.sequence.handle)
                 if (history := self.history) is not None:
                     history.refused(event.sequence, event.refusal.message, at_ps)
                     history.ended(event.sequence, "", "refused", len(live.token_ids), at_ps)
-                self._tell_refused(event, live.request_id, live.router, live.router_handle)
+                self._tell_refused(event, live.request_id, live.router, live.router_handle, live.context)
+                if live.trace is not None:
+                    live.trace.refused(event.refusal)
                 self.forget(live)
             elif isinstance(event, Withdrawn) and event.refusal is not None:
                 live.refused = True
                 if (history := self.history) is not None:
                     history.refused(event.sequence, event.refusal.message, at_ps)
-                self.refuse(live.router, live.router_handle, live.request_id, event.refusal, "dropped")
+                self.refuse(live.router, live.router_handle, live.request_id, event.refusal, "dropped", live.context)
+                if live.trace is not None:
+                    live.trace.refused(event.refusal)
                 self._workers[event.member.name].withdrawn(event.sequence.handle, at_ps)
             elif isinstance(event, Withdrawn):
                 # The router is told at once what has been consumed: a stream that it ends by itself needs to say so.
@@ -275,6 +306,13 @@ class Requests:
                     history.ended(event.sequence, "", "cancelled", len(live.token_ids), at_ps)
                 self.cancelled([live])
         self._watch_waits()
+
+    def given_back(self, sequences: Iterable[Sequence], why: str, at_ps: int) -> None:
+        """Take note that requests have come back from a worker, and need another."""
+        for sequence in sequences:
+            live = self.lives.get(sequence.handle)
+            if live is not None and live.trace is not None:
+                live.trace.given_back(why, at_ps)
 
     def place(self, events: Iterable[ClusterEvent], at_ps: int) -> None:
         """Carry out what was decided of workers, and place what more there is to place again, in slices."""
@@ -302,18 +340,28 @@ class Requests:
         if self._journal is not None:
             self._journal.refused(request_id, at_ps, event.refusal.reason, handle, event.figures)
 
-    def _tell_refused(self, event: Refused, request_id: str, router: RouterLink, router_handle: int) -> None:
+    def _tell_refused(
+        self, event: Refused, request_id: str, router: RouterLink, router_handle: int, context: TraceContext | None
+    ) -> None:
         if event.error is not None:
             self.log_error(event.refusal.message, event.error)
-        self.refuse(router, router_handle, request_id, event.refusal)
+        self.refuse(router, router_handle, request_id, event.refusal, context=context)
 
     def refuse(
-        self, router: RouterLink, router_handle: int, request_id: str, refusal: Refusal, outcome: str = "refused"
+        self,
+        router: RouterLink,
+        router_handle: int,
+        request_id: str,
+        refusal: Refusal,
+        outcome: str = "refused",
+        context: TraceContext | None = None,
     ) -> None:
-        """Tell a router that a request ends without (further) tokens."""
+        """Tell a router that a request, which is part of the span `context`, ends without (further) tokens."""
         failed = refusal.reason in (RefusalReason.INTERNAL, RefusalReason.WORKERS_LOST)
         self.metrics.requests.labels("failed" if failed else outcome).inc()
-        self._log_refused.say(refusal.reason.name.lower(), request_id=request_id, reason=refusal.message)
+        self._log_refused.say(
+            refusal.reason.name.lower(), request_id=request_id, reason=refusal.message, **log_fields(context)
+        )
         router.refused(router_handle, withheld(refusal))
 
     def log_error(self, message: str, error: Exception) -> None:

@@ -25,6 +25,7 @@ from lorrery.chassis.exposure import warn_if_exposed
 from lorrery.chassis.log import get_logger
 from lorrery.chassis.names import quoted, too_long, why_no_name
 from lorrery.chassis.tasks import until_first_ends
+from lorrery.chassis.tracing import open_tracer
 from lorrery.chassis.writes import Writes
 from lorrery.scheduler import wire
 from lorrery.scheduler.cluster import Cluster
@@ -58,7 +59,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     def __init__(self, settings: Settings, registry: CollectorRegistry) -> None:
         self._settings = settings
         self._guard = Guard(settings)
-        self._cluster = Cluster(settings, registry)
+        self.tracer = open_tracer(settings.tracing, self.name, registry)
+        self._cluster = Cluster(settings, registry, self.tracer)
         self._timeout_seconds = settings.scheduler.worker_timeout_seconds
 
     @property
@@ -213,7 +215,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             raise WrongWorker(str(error)) from None
         try:
             now_ps, faults_from_ps = self._cluster.clock.now_ps(), self._cluster.faults.from_ps
-            await context.write(wire.welcome(self._settings.time_scale, now_ps, faults_from_ps))
+            unix_ns = self._cluster.traces.unix_ns(now_ps)
+            await context.write(wire.welcome(self._settings.time_scale, now_ps, faults_from_ps, unix_ns))
             await until_first_ends(
                 self._read_worker(request_iterator, worker),
                 worker.write_all(context.write),

@@ -8,7 +8,9 @@ from collections.abc import Sequence as Many
 from fractions import Fraction
 from typing import Protocol
 
+from lorrery.chassis import trace_context
 from lorrery.chassis.names import quoted, too_long
+from lorrery.chassis.trace_context import TraceContext
 from lorrery.scheduler.core.plan import Idle, Plan, Ran
 from lorrery.scheduler.core.prefix_cache.changes import BlockChange, BlocksStored
 from lorrery.scheduler.core.quotas import Quota
@@ -55,6 +57,11 @@ class Asked(Protocol):
     prompt_token_ids_u32: bytes
     sampling: object
     token_ids: "array[int]"
+
+    @property
+    def run_context(self) -> TraceContext | None:
+        """The span that the worker's spans are to be part of; None: nobody keeps them."""
+        ...
 
 
 def take(token_ids_u32: bytes, indices: Many[int]) -> bytes:
@@ -125,6 +132,7 @@ def read_submit(message: pb.Submit) -> Submit:
         adapter_version=message.adapter.version,
         quota=_read_quota(message.quota) if message.HasField("quota") else None,
         time_left_ps=message.time_left_ps,
+        trace=trace_context.read(message.traceparent, message.tracestate) if message.traceparent else None,
     )
 
 
@@ -314,12 +322,15 @@ def read_step(message: pb.StepDone, now_ps: int) -> StepReport:
     )
 
 
-def welcome(time_scale: float, sent_ps: int, faults_from_ps: int) -> ToWorker:
+def welcome(time_scale: float, sent_ps: int, faults_from_ps: int, sent_unix_ns: int = 0) -> ToWorker:
     """Write the answer to a worker's hello."""
     faults_from_ps = max(faults_from_ps, sent_ps - FAR_PS)  # a fault begins and ends before that, or not at all
     return ToWorker(
         welcome=pb.WorkerWelcome(
-            time_scale=time_scale, sent_ps=to_wire(sent_ps), faults_from_ps=to_wire(faults_from_ps)
+            time_scale=time_scale,
+            sent_ps=to_wire(sent_ps),
+            faults_from_ps=to_wire(faults_from_ps),
+            sent_unix_ns=sent_unix_ns,
         )
     )
 
@@ -434,4 +445,6 @@ def _join(sequence: Sequence, asked: Asked, needs_prompts: bool) -> pb.Join:
     )
     assert isinstance(asked.sampling, pb.Sampling)
     join.sampling.CopyFrom(asked.sampling)
+    if (context := asked.run_context) is not None:
+        join.traceparent, join.tracestate = context.traceparent, context.state
     return join

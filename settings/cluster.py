@@ -16,7 +16,14 @@ from pydantic import Field, model_validator
 from lorrery.chassis import settings as reading
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.faults import LOAD_FAILURE, Fault, check_faults, parse_fault
-from lorrery.chassis.sections import LogSettings, MetricsSettings, PathOrNone, PositiveSeconds, TlsSettings
+from lorrery.chassis.sections import (
+    LogSettings,
+    MetricsSettings,
+    PathOrNone,
+    PositiveSeconds,
+    TlsSettings,
+    TracingSettings,
+)
 from lorrery.chassis.settings import FileSettings
 from lorrery.router.settings import RouterSettings
 from lorrery.scheduler.settings import AdapterSettings, SchedulerSettings
@@ -51,6 +58,7 @@ class Settings(FileSettings):
     client_tls: TlsSettings = TlsSettings()
     log: LogSettings = LogSettings()
     metrics: MetricsSettings = MetricsSettings()
+    tracing: TracingSettings = TracingSettings()
 
     @model_validator(mode="after")
     def _known_format(self) -> Self:

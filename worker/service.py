@@ -23,6 +23,7 @@ from lorrery.chassis.credentials import ClusterToken
 from lorrery.chassis.log import get_logger
 from lorrery.chassis.server import RECEIVE_BYTES
 from lorrery.chassis.tasks import until_first_ends
+from lorrery.chassis.tracing import open_tracer
 from lorrery.settings import Settings
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import scheduler_pb2_grpc as pb_grpc
@@ -34,6 +35,7 @@ from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.faults import WorkerFaults
 from lorrery.worker.metrics import WorkerMetrics
 from lorrery.worker.pacer import Pacer, Plan, StepReport
+from lorrery.worker.tracing import SequenceTraces
 
 if TYPE_CHECKING:
     from lorrery.worker.kv_events.publisher import Publisher
@@ -85,6 +87,7 @@ class WorkerService:
         device = device_of(settings)
         gpu, model = device.deployment.gpu, device.deployment.model
         self._settings = settings
+        self.tracer = open_tracer(settings.tracing, self.name, registry)
         self._answers = answers_of(settings)
         self._gpu = MockGpu(device.step_time, self._answers.table)
         self._name = name = worker.name or f"{socket.gethostname()}-{os.getpid()}"
@@ -187,7 +190,10 @@ class WorkerService:
             attached = True
             faults_from_ps = from_wire(welcome.faults_from_ps, welcome.sent_ps)
             faults = WorkerFaults(self._settings, self._name, faults_from_ps)
-            self._attachment = _Attachment(call, self._gpu, clock, self._metrics, self._answers, faults, kv_events)
+            traces = self._traces_of(welcome)
+            self._attachment = _Attachment(
+                call, self._gpu, clock, self._metrics, self._answers, faults, kv_events, traces
+            )
             if kv_events is not None:
                 kv_events.clear()
             self._metrics.attach(attached=True)
@@ -216,6 +222,12 @@ class WorkerService:
                 await set_ready(False)
         return attached, None
 
+    def _traces_of(self, welcome: pb.WorkerWelcome) -> SequenceTraces | None:
+        """Return what makes spans of an attachment; None: nobody wants them."""
+        if self.tracer is None or not welcome.sent_unix_ns:
+            return None
+        return SequenceTraces(self.tracer, self._name, welcome.time_scale, welcome.sent_ps, welcome.sent_unix_ns)
+
     async def _greet(self, call: _Call) -> pb.WorkerWelcome:
         try:
             async with asyncio.timeout(WELCOME_SECONDS):
@@ -242,7 +254,9 @@ class _Attachment:
         answers: Answers,
         faults: WorkerFaults,
         kv_events: "Publisher | None",
+        traces: SequenceTraces | None,
     ) -> None:
+        self._traces = traces
         self._call, self._clock, self._answers, self._faults = call, clock, answers, faults
         self._kv_events = kv_events
         self._outgoing: asyncio.Queue[pb.AttachRequest | None] = asyncio.Queue(MAX_OUTGOING)
@@ -263,6 +277,8 @@ class _Attachment:
             raise errors.exceptions[0] from None
         finally:
             self._ended.set()
+            if self._traces:
+                self._traces.detached(self._pacer.boundary_ps)
 
     async def drain(self) -> None:
         """Finish the sequences that are here, tell their ends, and close the stream."""
@@ -282,6 +298,8 @@ class _Attachment:
         await self._outgoing.put(None)
 
     def _report(self, report: StepReport) -> None:
+        if self._traces:
+            self._traces.stepped(report)
         self._send(wire.step_done(report))
 
     def _send(self, message: pb.AttachRequest) -> None:
@@ -330,7 +348,10 @@ class _Attachment:
         match message.WhichOneof("message"):
             case "plan":
                 self._clock.observe(from_wire(message.plan.sent_ps, now_ps))
-                self._pacer.start(await self._read_plan(message.plan, now_ps))
+                plan = await self._read_plan(message.plan, now_ps)
+                if self._traces is not None and ((parents := wire.parents(message.plan)) or self._traces):
+                    self._traces.planned(plan, parents)
+                self._pacer.start(plan)
             case "interrupt":
                 self._pacer.interrupt(message.interrupt.plan_id, from_wire(message.interrupt.at_ps, now_ps))
             case "heartbeat_answer":

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from lorrery.chassis.trace_context import TraceContext, read
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary import u32
 from lorrery.vocabulary.adapter_log import adapter_key
@@ -107,6 +108,15 @@ def read_plan(message: pb.Plan, answers: Answers, now_ps: int) -> Plan:
         adapter_loads=tuple(adapter_key(adapter.adapter_id, adapter.version) for adapter in message.adapter_loads),
         adapter_evictions=tuple(message.adapter_evictions),
     )
+
+
+def parents(message: pb.Plan) -> list[tuple[int, TraceContext]]:
+    """Return the spans that the runs of a plan's joins are part of, by handle; most have none."""
+    return [
+        (join.handle, context)
+        for join in message.joins
+        if join.traceparent and (context := read(join.traceparent, join.tracestate)) is not None
+    ]
 
 
 def _read_joins(joins: Iterable[pb.Join], answers: Answers) -> Iterable[DeviceSequence]:

@@ -118,6 +118,7 @@ class Engine:
     async def generate(
         self,
         context: status.Context,
+        method: str,
         message: router_pb2.GenerateRequest,
         n: int,
         write: Write,
@@ -126,27 +127,34 @@ class Engine:
 
         Args:
             context: of the call.
+            method: that was called, SERVICE/METHOD.
             message: of one output, its prompt as token ids; its seed counts up over the outputs.
             n: how many; 0: one.
             write: takes what comes.
         """
         try:
-            if n > MAX_OUTPUTS:
-                text = f"n is {n}; at most {MAX_OUTPUTS} outputs of one request; ask for fewer"
-                raise InvalidRequest(text, field="n", value=n, limit=MAX_OUTPUTS)
-            key = self.caller(context).name
-            message.request_id = message.request_id or uuid4().hex
-            prompt_tokens = len(message.token_ids.ids)
-            if message.HasField("truncate_prompt_tokens"):
-                prompt_tokens = min(prompt_tokens, message.truncate_prompt_tokens)
-            request = Open(_outputs(message, max(1, n)), prompt_tokens)
-            self._requests.add(key, message.request_id, request)
-            try:
-                await request.run(context, lambda one, call: self._serve(context, one, call), write)
-            finally:
-                self._requests.remove(key, message.request_id)
+            with self.handler.traces.grpc(context, method):
+                await self._generate(context, message, n, write)
         except RequestError as error:
             await abort_stream(context, error)
+
+    async def _generate(
+        self, context: status.Context, message: router_pb2.GenerateRequest, n: int, write: Write
+    ) -> None:
+        if n > MAX_OUTPUTS:
+            text = f"n is {n}; at most {MAX_OUTPUTS} outputs of one request; ask for fewer"
+            raise InvalidRequest(text, field="n", value=n, limit=MAX_OUTPUTS)
+        key = self.caller(context).name
+        message.request_id = message.request_id or uuid4().hex
+        prompt_tokens = len(message.token_ids.ids)
+        if message.HasField("truncate_prompt_tokens"):
+            prompt_tokens = min(prompt_tokens, message.truncate_prompt_tokens)
+        request = Open(_outputs(message, max(1, n)), prompt_tokens)
+        self._requests.add(key, message.request_id, request)
+        try:
+            await request.run(context, lambda one, call: self._serve(context, one, call), write)
+        finally:
+            self._requests.remove(key, message.request_id)
 
     async def _serve(self, context: status.Context, message: router_pb2.GenerateRequest, call: GrpcCall) -> None:
         await self.handler.generate(message, lambda: self.caller(context), call)

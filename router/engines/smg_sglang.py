@@ -54,7 +54,7 @@ class SglangScheduler(sglang_scheduler_pb2_grpc.SglangSchedulerServicer):  # typ
                     smg.add_logprobs(complete.output_logprobs, output.token_ids, output.logprobs)
                 await context.write(response(request_id=message.request_id, complete=complete))
 
-        await engine.generate(context, message, request.sampling_params.n, write)
+        await engine.generate(context, f"{NAME}/Generate", message, request.sampling_params.n, write)
 
     def _read(self, request: Any) -> router_pb2.GenerateRequest:
         asked = request.sampling_params

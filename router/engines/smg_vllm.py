@@ -47,7 +47,7 @@ class VllmEngine(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]
                     smg.add_logprobs(complete.output_logprobs, output.token_ids, output.logprobs)
                 await context.write(vllm_engine_pb2.GenerateResponse(complete=complete))
 
-        await engine.generate(context, message, request.sampling_params.n, write)
+        await engine.generate(context, f"{NAME}/Generate", message, request.sampling_params.n, write)
 
     async def _read(self, request: Any, context: status.Context) -> router_pb2.GenerateRequest:
         engine, asked = self._engine, request.sampling_params

@@ -40,7 +40,7 @@ class Inference(inference_pb2_grpc.InferenceServicer):
             await context.write(shape.message(output, news))
 
         n = request.sampling.num_sequences
-        await self._engine.generate(context, message, n, write)
+        await self._engine.generate(context, f"{NAME}/GenerateStream", message, n, write)
 
     async def Generate(  # noqa: N802  gRPC's name for it
         self, request: inference_pb2.GenerateRequest, context: status.Context
@@ -57,7 +57,7 @@ class Inference(inference_pb2_grpc.InferenceServicer):
             if output.reason is not None:
                 ended.append(output)
 
-        await self._engine.generate(context, message, 1, write)
+        await self._engine.generate(context, f"{NAME}/Generate", message, 1, write)
         (output,) = ended
         return shape.message(output, output.whole())
 

@@ -26,6 +26,7 @@ from lorrery.router.http.app import make_app
 from lorrery.router.http.connection import DirectWriter, connection_class
 from lorrery.router.http.edge import REQUEST_ID
 from lorrery.router.http.errors import BODY_TOO_LONG, body, json_response
+from lorrery.router.tracing import CallTrace, CallTraces
 
 _log = get_logger("router.http")
 
@@ -52,7 +53,7 @@ class HttpServer:
         router, tls = handler.settings.router, server_context(handler.settings.http_tls)
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it has a line for each request that is none
         config = uvicorn.Config(
-            bounded(make_app(handler, registry), max_bytes),
+            bounded(make_app(handler, registry), max_bytes, handler.traces),
             http=connection_class(router, max_bytes),
             ws="none",
             loop="none",
@@ -98,10 +99,10 @@ class _Server(uvicorn.Server):
         yield
 
 
-def bounded(app: ASGIApp, max_bytes: int) -> ASGIApp:
+def bounded(app: ASGIApp, max_bytes: int, traces: CallTraces) -> ASGIApp:
     """Return an app that reads no more than `max_bytes` of a request's body, and answers 413 to a longer one.
 
-    Every answer has an `x-request-id`: the client's, or one of ours.
+    Every answer has an `x-request-id`: the client's, or one of ours. What a request brings about is traced here.
     """
     status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
     text = f"the body has more than {max_bytes} bytes; send less"
@@ -118,9 +119,12 @@ def bounded(app: ASGIApp, max_bytes: int) -> ASGIApp:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
+                if trace is not None:
+                    trace.answered(message["status"], getattr(scope.get("route"), "path", None))
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
             await send(message)
 
+        trace: CallTrace | None = None
         announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
         if int(announced) > max_bytes:
             await too_long(scope, receive, send_with_id)
@@ -136,7 +140,8 @@ def bounded(app: ASGIApp, max_bytes: int) -> ASGIApp:
             return message
 
         try:
-            await app(scope, bounded_receive, send_with_id)
+            with traces.http(scope) as trace:
+                await app(scope, bounded_receive, send_with_id)
         except Exception:  # the client has had its answer; uvicorn would put a traceback between the log's lines
             _log.exception("http_failed", path=scope["path"])
 

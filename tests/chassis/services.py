@@ -22,6 +22,7 @@ class EchoService:
     """
 
     name = "echo"
+    tracer = None
     receive_bytes = RECEIVE_BYTES * 3 // 2
 
     def __init__(self) -> None:

@@ -44,7 +44,7 @@ async def test_a_request_that_cannot_be_sent_fails_alone(hurtful, error: type[Re
         route = await asyncio.wait_for(scheduler.routes.get(), 10)
         metrics = RouterMetrics(CollectorRegistry())
         fanout = Fanout(1.0, max_pending_tokens=8, max_gap_seconds=1.0, metrics=metrics, on_slow_reader=lambda _: None)
-        session = Session(call, fanout, submit_bytes=1000)
+        session = Session("shard", call, fanout, submit_bytes=1000)
         before, wrong, after = asked(10), hurtful(), asked(20)
         for open_request in (before, wrong, after):
             session.submit(open_request)

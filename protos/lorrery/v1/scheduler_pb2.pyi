@@ -293,6 +293,8 @@ class Submit(message.Message):
     ADAPTER_FIELD_NUMBER: builtins.int
     QUOTA_FIELD_NUMBER: builtins.int
     TIME_LEFT_PS_FIELD_NUMBER: builtins.int
+    TRACEPARENT_FIELD_NUMBER: builtins.int
+    TRACESTATE_FIELD_NUMBER: builtins.int
     handle: builtins.int
     """Chosen by the router, never used again on this stream."""
     request_id: builtins.str
@@ -313,6 +315,12 @@ class Submit(message.Message):
     """How long its client still waits for its end, in device time, counted from
     when the scheduler reads this. 0: for ever.
     """
+    traceparent: builtins.str
+    """The span that the request is part of, as the HTTP header of W3C trace context
+    has it. Empty: none.
+    """
+    tracestate: builtins.str
+    """What tracing systems pass on beside it, as its header has it."""
     @builtins.property
     def sampling(self) -> Sampling:
         """What the worker needs to make its tokens."""
@@ -342,10 +350,12 @@ class Submit(message.Message):
         adapter: types_pb2.Adapter | None = ...,
         quota: Quota | None = ...,
         time_left_ps: builtins.int = ...,
+        traceparent: builtins.str = ...,
+        tracestate: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["adapter", b"adapter", "quota", b"quota", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter", b"adapter", "adapter_id", b"adapter_id", "handle", b"handle", "produced_token_ids_u32", b"produced_token_ids_u32", "prompt_token_ids_u32", b"prompt_token_ids_u32", "quota", b"quota", "request_id", b"request_id", "resumed", b"resumed", "sampling", b"sampling", "tenant_id", b"tenant_id", "time_left_ps", b"time_left_ps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter", b"adapter", "adapter_id", b"adapter_id", "handle", b"handle", "produced_token_ids_u32", b"produced_token_ids_u32", "prompt_token_ids_u32", b"prompt_token_ids_u32", "quota", b"quota", "request_id", b"request_id", "resumed", b"resumed", "sampling", b"sampling", "tenant_id", b"tenant_id", "time_left_ps", b"time_left_ps", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1101,22 +1111,28 @@ class WorkerWelcome(message.Message):
     TIME_SCALE_FIELD_NUMBER: builtins.int
     SENT_PS_FIELD_NUMBER: builtins.int
     FAULTS_FROM_PS_FIELD_NUMBER: builtins.int
+    SENT_UNIX_NS_FIELD_NUMBER: builtins.int
     time_scale: builtins.float
     """Wall seconds in a device second: 2 is twice as slow."""
     sent_ps: builtins.int
     """The device clock now."""
     faults_from_ps: builtins.int
     """When the scheduler's first worker attached: the times of faults count from here."""
+    sent_unix_ns: builtins.int
+    """Unix time at sent_ps, in nanoseconds, for the times of spans. 0: the scheduler
+    makes none.
+    """
     def __init__(
         self,
         *,
         time_scale: builtins.float = ...,
         sent_ps: builtins.int = ...,
         faults_from_ps: builtins.int = ...,
+        sent_unix_ns: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["faults_from_ps", b"faults_from_ps", "sent_ps", b"sent_ps", "time_scale", b"time_scale"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["faults_from_ps", b"faults_from_ps", "sent_ps", b"sent_ps", "sent_unix_ns", b"sent_unix_ns", "time_scale", b"time_scale"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1226,6 +1242,8 @@ class Join(message.Message):
     PRODUCED_TOKEN_IDS_U32_FIELD_NUMBER: builtins.int
     SAMPLING_FIELD_NUMBER: builtins.int
     ADAPTER_FIELD_NUMBER: builtins.int
+    TRACEPARENT_FIELD_NUMBER: builtins.int
+    TRACESTATE_FIELD_NUMBER: builtins.int
     handle: builtins.int
     """The scheduler's name for the sequence, in every later message of this
     stream.
@@ -1236,6 +1254,12 @@ class Join(message.Message):
     """Only if the worker said needs_prompts."""
     produced_token_ids_u32: builtins.bytes
     """Tokens already produced elsewhere."""
+    traceparent: builtins.str
+    """The span that its run here is part of, as the HTTP header of W3C trace context
+    has it. Empty: nobody keeps one.
+    """
+    tracestate: builtins.str
+    """As in Submit."""
     @builtins.property
     def sampling(self) -> Sampling:
         """How to make its tokens."""
@@ -1253,10 +1277,12 @@ class Join(message.Message):
         produced_token_ids_u32: builtins.bytes = ...,
         sampling: Sampling | None = ...,
         adapter: types_pb2.Adapter | None = ...,
+        traceparent: builtins.str = ...,
+        tracestate: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["adapter", b"adapter", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter", b"adapter", "handle", b"handle", "produced_token_ids_u32", b"produced_token_ids_u32", "prompt_token_ids_u32", b"prompt_token_ids_u32", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter", b"adapter", "handle", b"handle", "produced_token_ids_u32", b"produced_token_ids_u32", "prompt_token_ids_u32", b"prompt_token_ids_u32", "prompt_tokens", b"prompt_tokens", "sampling", b"sampling", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

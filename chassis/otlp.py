@@ -1,0 +1,184 @@
+"""Spans to a collector, by OpenTelemetry's SDK: OTLP over gRPC or HTTP. Imported only where tracing is on.
+
+The SDK's batch processor queues spans, and sends them in a thread of its own; nothing here waits for a collector. What
+the settings leave open, OpenTelemetry's own environment variables say (headers, certificates, time-outs, compression,
+resource attributes, limits of a span).
+"""
+
+import logging
+import os
+import socket
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from opentelemetry import trace
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.id_generator import IdGenerator
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+
+from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.sections import TracingSettings
+from lorrery.chassis.trace_context import TraceContext
+from lorrery.chassis.tracing import Kind, Span
+from lorrery.chassis.version import VERSION
+
+_HTTP_PORT = 4318
+_BATCH_SPANS = 512
+_SEND_AFTER_MS = 1000.0
+_KINDS = {kind: trace.SpanKind[kind.value] for kind in Kind}
+
+
+class OtlpExporter:
+    """See `chassis.tracing.Exporter`.
+
+    Args:
+        settings: of tracing.
+        endpoint: where the collector is.
+        service: which of the cluster's this is.
+
+    Raises:
+        SettingsError: the file of authorities cannot be read.
+    """
+
+    def __init__(self, settings: TracingSettings, endpoint: str, service: str) -> None:
+        self.protocol = _protocol(settings, endpoint)
+        self.num_taken = self.num_failed = 0
+        self._ids = _PresetIds()
+        self._exporter = _exporter(settings, endpoint, self.protocol)
+        self._processor = BatchSpanProcessor(
+            _Counting(self._exporter, self),
+            max_queue_size=max(settings.max_queued_spans, _BATCH_SPANS),
+            max_export_batch_size=min(settings.max_queued_spans, _BATCH_SPANS),
+            schedule_delay_millis=_SEND_AFTER_MS,
+        )
+        resource = Resource.create(
+            {
+                "service.name": f"{settings.service_name}-{service}",
+                "service.version": VERSION,
+                "service.instance.id": f"{socket.gethostname()}-{os.getpid()}",
+            }
+        )
+        provider = TracerProvider(sampler=ALWAYS_ON, resource=resource, id_generator=self._ids, shutdown_on_exit=False)
+        provider.add_span_processor(self._processor)
+        self._tracer = provider.get_tracer("lorrery", VERSION)
+        # A collector that is away would have a line with each batch; what is lost is counted.
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+
+    def put(self, span: Span) -> None:
+        """See `Exporter`."""
+        self._ids.trace_id, self._ids.span_id = int(span.context.trace_id, 16), int(span.context.span_id, 16)
+        parent = trace.INVALID_SPAN if span.parent is None else trace.NonRecordingSpan(_span_context(span.parent))
+        made = self._tracer.start_span(
+            span.name,
+            trace.set_span_in_context(parent),
+            kind=_KINDS[span.kind],
+            attributes=span.attributes,
+            start_time=span.begin_ns,
+        )
+        for event in span.events:
+            made.add_event(event.name, event.attributes, event.at_ns)
+        if span.error is not None:
+            made.set_status(trace.StatusCode.ERROR, span.error)
+        made.end(max(span.begin_ns, span.end_ns))
+
+    def close(self) -> None:
+        """See `Exporter`."""
+        self._processor.shutdown()  # type: ignore[no-untyped-call]
+
+    def abandon(self) -> None:
+        """See `Exporter`."""
+        self._exporter.shutdown()
+
+
+class _PresetIds(IdGenerator):
+    """Gives a span the id that others know it by already."""
+
+    trace_id = span_id = 0
+
+    def generate_span_id(self) -> int:
+        """Return the id of the span that is being made."""
+        return self.span_id
+
+    def generate_trace_id(self) -> int:
+        """Return the id of its trace."""
+        return self.trace_id
+
+
+class _Counting(SpanExporter):
+    """Counts what an exporter takes, in its thread."""
+
+    def __init__(self, inner: SpanExporter, counts: OtlpExporter) -> None:
+        self._inner, self._counts = inner, counts
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Send a batch, and count it once it is sent or given up."""
+        result = SpanExportResult.FAILURE
+        try:
+            result = self._inner.export(spans)
+        finally:
+            if result is not SpanExportResult.SUCCESS:
+                self._counts.num_failed += len(spans)
+            self._counts.num_taken += len(spans)
+        return result
+
+    def shutdown(self) -> None:
+        """End the exporter."""
+        self._inner.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30000) -> bool:
+        """Nothing waits here."""
+        return self._inner.force_flush(timeout_millis)
+
+
+def _span_context(context: TraceContext) -> trace.SpanContext:
+    return trace.SpanContext(
+        int(context.trace_id, 16),
+        int(context.span_id, 16),
+        is_remote=True,
+        trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED if context.sampled else trace.TraceFlags.DEFAULT),
+        trace_state=trace.TraceState.from_header([context.state]) if context.state else trace.TraceState(),
+    )
+
+
+def _protocol(settings: TracingSettings, endpoint: str) -> str:
+    said = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") or ""
+    if settings.protocol is not None:
+        return settings.protocol
+    if said and settings.endpoint is None:
+        return "grpc" if said == "grpc" else "http"
+    url = urlsplit(endpoint if "://" in endpoint else f"http://{endpoint}")
+    return "http" if url.port == _HTTP_PORT or url.path.strip("/") else "grpc"
+
+
+def _exporter(settings: TracingSettings, endpoint: str, protocol: str) -> SpanExporter:
+    """Return what speaks to a collector; each is imported where it is asked for, for they take long to."""
+    url = endpoint if "://" in endpoint else f"http://{endpoint}"
+    headers = dict(settings.headers) or None
+    if protocol == "grpc":
+        import grpc
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
+
+        credentials = grpc.ssl_channel_credentials(_read(settings)) if settings.ca is not None else None
+        lower = None if headers is None else {name.lower(): value for name, value in headers.items()}
+        return GrpcExporter(endpoint=url, credentials=credentials, headers=lower)
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
+
+    if settings.endpoint is None and "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT" in os.environ:
+        whole = url  # this variable has the path, the other one has not
+    else:
+        whole = url if urlsplit(url).path.strip("/") and settings.endpoint else f"{url.rstrip('/')}/v1/traces"
+    if settings.ca is not None:
+        _read(settings)
+    return HttpExporter(
+        endpoint=whole, certificate_file=None if settings.ca is None else str(settings.ca), headers=headers
+    )
+
+
+def _read(settings: TracingSettings) -> bytes:
+    assert settings.ca is not None
+    try:
+        return settings.ca.read_bytes()
+    except OSError as error:
+        raise SettingsError(f"tracing.ca: {settings.ca}: {error.strerror}") from None

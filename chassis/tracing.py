@@ -1,0 +1,248 @@
+"""Spans of requests: which are kept, when they were, and where they go.
+
+A service notes what happens to a request that is sampled, and makes its spans at the request's end, of times that it
+has anyway: nothing is done for a token or a step. A request that is not sampled costs a drawn number. What becomes of
+spans is OpenTelemetry's matter (`chassis.otlp`), which is imported only where tracing is on.
+
+Spans have Unix times. They follow from the monotonic clock by an offset that is taken once, when the process starts, so
+that a span never ends before it began; the time of day is read for nothing else.
+"""
+
+import asyncio
+import os
+import random
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.log import get_logger
+from lorrery.chassis.sections import TracingSettings
+from lorrery.chassis.trace_context import TraceContext, new_span_id
+
+NS_PER_SECOND = 1_000_000_000
+CLOSE_SECONDS = 2.0
+"""How long a process that ends waits for a collector to take its last spans."""
+_ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+
+_log = get_logger("chassis.tracing")
+
+Value = str | bool | int | float | Sequence[str]
+
+
+class Kind(Enum):
+    """Whose side of a call a span is, by OpenTelemetry's names."""
+
+    INTERNAL = "INTERNAL"
+    SERVER = "SERVER"
+    CLIENT = "CLIENT"
+
+
+@dataclass(frozen=True, slots=True)
+class SpanEvent:
+    """What happened within a span at a moment."""
+
+    name: str
+    at_ns: int
+    attributes: Mapping[str, Value]
+
+
+@dataclass(slots=True)
+class Span:
+    """A span that is over; times are Unix nanoseconds.
+
+    Attributes:
+        context: its own.
+        parent: None: it is a trace's first.
+        error: why it failed; None: it has not.
+    """
+
+    name: str
+    context: TraceContext
+    parent: TraceContext | None
+    begin_ns: int
+    end_ns: int
+    attributes: Mapping[str, Value] = field(default_factory=dict)
+    kind: Kind = Kind.INTERNAL
+    events: Sequence[SpanEvent] = ()
+    error: str | None = None
+
+
+class Exporter(Protocol):
+    """Sends spans, in a thread of its own."""
+
+    num_taken: int
+    """Spans that have left the queue: sent, or given up."""
+    num_failed: int
+    """Those of them that no collector has taken."""
+
+    def put(self, span: Span) -> None:
+        """Queue a span; never waits."""
+        ...
+
+    def close(self) -> None:
+        """Send what is queued; may take as long as the collector does."""
+        ...
+
+    def abandon(self) -> None:
+        """Give up what `close` still sends."""
+        ...
+
+
+class Sampler:
+    """Which requests' spans are kept.
+
+    Args:
+        ratio: of the requests whose client has not decided it.
+        parent_based: whether a client's decision counts.
+    """
+
+    def __init__(self, ratio: float, *, parent_based: bool = True) -> None:
+        self._bound = round(ratio * 2**64)
+        self._parent_based = parent_based
+
+    def begin(self, parent: TraceContext | None) -> TraceContext | None:
+        """Return a new span, below `parent` if there is one; a span that is not kept stands for its parent.
+
+        Returns:
+            None: there is no parent, and nothing is kept.
+        """
+        if parent is not None:
+            sampled = parent.sampled if self._parent_based else self._keeps(int(parent.trace_id, 16))
+            return TraceContext(parent.trace_id, new_span_id(), True, parent.state) if sampled else parent
+        trace_id = random.getrandbits(128)
+        if not self._keeps(trace_id) or not trace_id:
+            return None
+        return TraceContext(f"{trace_id:032x}", new_span_id(), True)
+
+    def _keeps(self, trace_id: int) -> bool:
+        """Decide as OpenTelemetry's TraceIdRatioBased does, so that others with its ratio keep the same traces."""
+        return trace_id & (2**64 - 1) < self._bound
+
+
+class Tracer(Collector):
+    """The spans of one process.
+
+    Args:
+        sampler: decides which are kept.
+        exporter: sends them.
+        max_queued: spans that may wait to be sent; more are dropped.
+        registry: shows what becomes of them.
+    """
+
+    def __init__(self, sampler: Sampler, exporter: Exporter, max_queued: int, registry: CollectorRegistry) -> None:
+        self.begin = sampler.begin
+        self._exporter = exporter
+        self._max_queued = max_queued
+        self._num_put = self._num_dropped = 0
+        self._offset_ns = time.time_ns() - time.monotonic_ns()
+        registry.register(self)
+
+    def unix_ns(self, monotonic_seconds: float) -> int:
+        """Return the Unix time of a moment of `time.monotonic`."""
+        return self._offset_ns + round(monotonic_seconds * NS_PER_SECOND)
+
+    def end(self, span: Span) -> None:
+        """Keep a span that is over, if its trace is kept; one that finds the queue full is dropped, and counted."""
+        if not span.context.sampled:
+            return
+        if self._num_put - self._exporter.num_taken >= self._max_queued:
+            self._num_dropped += 1
+            return
+        self._num_put += 1
+        self._exporter.put(span)
+
+    async def close(self) -> None:
+        """Send what is queued, within `CLOSE_SECONDS`."""
+        loop = asyncio.get_running_loop()
+        closed = asyncio.Event()
+
+        def close() -> None:
+            self._exporter.close()
+            loop.call_soon_threadsafe(closed.set)
+
+        # A thread of asyncio's would be waited for at the end of the process.
+        closing = threading.Thread(target=close, name="last spans", daemon=True)
+        closing.start()
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await closed.wait()
+        except TimeoutError:
+            self._exporter.abandon()
+            _log.warning("spans_lost", num=self._num_put - self._exporter.num_taken, after_seconds=CLOSE_SECONDS)
+        else:
+            closing.join()
+
+    def collect(self) -> "list[Metric]":
+        """Show what has become of spans."""
+        taken, failed = self._exporter.num_taken, self._exporter.num_failed
+        family = CounterMetricFamily(
+            "lorrery_tracing_spans_total",
+            "Spans of sampled requests: exported, failed (no collector took them), dropped (too many waited).",
+            labels=["outcome"],
+        )
+        for outcome, num in (("exported", taken - failed), ("failed", failed), ("dropped", self._num_dropped)):
+            family.add_metric([outcome], num)
+        return [family]
+
+
+def open_tracer(settings: TracingSettings, service: str, registry: CollectorRegistry) -> Tracer | None:
+    """Return what takes the spans of a process; None: tracing is off.
+
+    Args:
+        settings: say where spans go; where they do not, the environment may, by OpenTelemetry's own variables.
+        service: which of the cluster's this is.
+        registry: shows what becomes of spans.
+
+    Raises:
+        SettingsError: OpenTelemetry is not installed, or its variables say what cannot be.
+    """
+    endpoint = settings.endpoint or _endpoint_of_environment()
+    if endpoint is None:
+        return None
+    sampler = _sampler(settings.sampling_ratio)
+    try:
+        from lorrery.chassis import otlp
+    except ImportError as error:
+        missing = "it takes OpenTelemetry, which is not installed: pip install 'lorrery[tracing]'"
+        if settings.endpoint is None:  # an environment that is made for other programs too must not keep this one down
+            _log.warning("tracing_off", endpoint=endpoint, reason=f"{missing} ({error})")
+            return None
+        raise SettingsError(f"tracing.endpoint is set; {missing}, or leave it unset") from None
+    exporter = otlp.OtlpExporter(settings, endpoint, service)
+    _log.info("tracing", endpoint=endpoint, protocol=exporter.protocol)
+    return Tracer(sampler, exporter, settings.max_queued_spans, registry)
+
+
+def _endpoint_of_environment() -> str | None:
+    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or os.environ.get("OTEL_TRACES_EXPORTER") == "none":
+        return None
+    return next((endpoint for name in _ENDPOINT_VARIABLES if (endpoint := os.environ.get(name))), None)
+
+
+def _sampler(ratio: float | None) -> Sampler:
+    """Return what `tracing.sampling_ratio` says, or else the environment: all, by default."""
+    if ratio is not None:
+        return Sampler(ratio)
+    name = os.environ.get("OTEL_TRACES_SAMPLER") or "parentbased_always_on"
+    kind = name.removeprefix("parentbased_")
+    ratios = {"always_on": "1", "always_off": "0", "traceidratio": os.environ.get("OTEL_TRACES_SAMPLER_ARG") or "1"}
+    try:
+        value = float(ratios[kind])
+    except (KeyError, ValueError):
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise SettingsError(
+            f"OTEL_TRACES_SAMPLER={name}, OTEL_TRACES_SAMPLER_ARG={os.environ.get('OTEL_TRACES_SAMPLER_ARG', '')}:"
+            " always_on, always_off or traceidratio with a ratio from 0 to 1 expected, with or without parentbased_"
+            " before it; or set tracing.sampling_ratio"
+        )
+    return Sampler(value, parent_based=kind != name)

@@ -1,0 +1,224 @@
+"""The spans of a scheduler: where a request's time goes between its arrival and its end, in device time.
+
+    schedule                from arrival to end, below the router's span of the request
+      placement             until it has a worker, when it comes and each time it has to go elsewhere
+      queue                 from there to its admission into a batch, less
+      adapter_load          while it lacks nothing but its adapter; where loads block, a part of `run`
+      cache_query           at its admission: how much of its input a prefix cache had; takes no device time
+      run                   in a worker's batch, to its end, preemption or loss; the worker's own spans are below it
+
+Device times stand on the wall clock as the device clock has them, so the spans of one request add up to the
+picosecond before they are rounded.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from lorrery.chassis.clock import DeviceClock
+from lorrery.chassis.trace_context import TraceContext
+from lorrery.chassis.tracing import Kind, Span, SpanEvent, Tracer, Value
+from lorrery.scheduler.core.refusals import Refusal
+from lorrery.scheduler.core.sequence import Sequence
+from lorrery.scheduler.messages import Submit
+from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.units import PS_PER_SECOND
+
+MAX_EVENTS = 100
+"""Of one span: a request that is preempted a thousand times tells of the first ones, and the number."""
+
+
+class RequestTraces:
+    """Begins the spans of a scheduler's requests.
+
+    Args:
+        tracer: takes them; None: tracing is off.
+        clock: of the devices.
+    """
+
+    def __init__(self, tracer: Tracer | None, clock: DeviceClock) -> None:
+        self._tracer, self._clock = tracer, clock
+
+    def begin(self, submit: Submit, sequence: Sequence) -> "RequestTrace | None":
+        """Return what follows a request that has just come in; None: nobody keeps its spans."""
+        if self._tracer is None or submit.trace is None or not submit.trace.sampled:
+            return None
+        return RequestTrace(self._tracer, self._clock, submit, submit.trace, sequence)
+
+    def unix_ns(self, at_ps: int) -> int:
+        """Return a device time as Unix time; 0: nobody makes spans."""
+        return 0 if self._tracer is None else self._tracer.unix_ns(self._clock.to_monotonic(at_ps))
+
+
+class RequestTrace:
+    """One request, from its arrival to its end in this scheduler."""
+
+    def __init__(
+        self, tracer: Tracer, clock: DeviceClock, submit: Submit, parent: TraceContext, sequence: Sequence
+    ) -> None:
+        self._tracer, self._clock, self._parent, self._sequence = tracer, clock, parent, sequence
+        self._context = parent.child()
+        self._attributes: dict[str, Value] = {
+            "gen_ai.request.id": submit.request_id,
+            "lorrery.adapter": submit.adapter_id,
+            "lorrery.tenant": submit.tenant_id,
+            "lorrery.prompt_tokens": sequence.prompt_tokens,
+            "lorrery.resumed": submit.resumed,
+        }
+        self._events: list[SpanEvent] = []
+        self._error: str | None = None
+        self._finished_ps: int | None = None
+        self._num_preemptions = 0
+        self._load_ps = 0  # waits for its adapter that have a span
+        self._adapter = {"lorrery.adapter": submit.adapter_id}
+        self._since_ps = sequence.arrived_ps
+        self._worker = ""
+        self._run: TraceContext | None = None
+        self._run_from_ps: int | None = None
+        self._run_events: list[SpanEvent] = []
+
+    # --- what happens -----------------------------------------------------------------------------------------------
+
+    def placed(self, worker: str, why: str, at_ps: int) -> None:
+        """Take note of the worker that it waits for from now on."""
+        if self._worker:  # it waited for another
+            self._event("moved", at_ps, {"lorrery.from": self._worker, "lorrery.worker": worker})
+            self._end_wait(at_ps)
+        said: dict[str, Value] = {"lorrery.worker": worker}
+        if why:
+            said["lorrery.why"] = why
+        self._end("placement", at_ps, said)
+        self._worker = worker
+
+    def run_context(self) -> TraceContext:
+        """Return the span of its run, to which a worker's spans belong."""
+        if self._run is None:
+            self._run = self._context.child()
+        return self._run
+
+    def admitted(self, at_ps: int, *, has_cache: bool) -> None:
+        """Take note of its admission into its worker's batch."""
+        sequence = self._sequence
+        self._end_wait(at_ps)
+        if has_cache:
+            cached = {"lorrery.input_tokens": sequence.input_tokens, "lorrery.cached_tokens": sequence.cached_tokens}
+            self._end("cache_query", at_ps, cached)
+        self.run_context()
+        self._run_from_ps = at_ps
+
+    def first_token(self, at_ps: int) -> None:
+        """Take note of its first token."""
+        self._run_events.append(self._made("first_token", at_ps, {}))
+
+    def preempted(self, at_ps: int) -> None:
+        """Take note that it has lost its place in the batch, and waits again."""
+        self._num_preemptions += 1
+        self._event("preempted", at_ps, {"lorrery.worker": self._worker})
+        self._end_run(at_ps, "preempted")
+
+    def given_back(self, why: str, at_ps: int) -> None:
+        """Take note that its worker is gone, or takes no more, and it needs another."""
+        self._event("requeued", at_ps, {"lorrery.worker": self._worker, "lorrery.why": why})
+        if self._run_from_ps is not None:
+            self._end_run(at_ps, why, error=why)
+        elif self._worker:
+            self._end_wait(at_ps)
+        self._worker = ""
+
+    def finished(self, reason: FinishReason, output_tokens: int, at_ps: int) -> None:
+        """Take note of why and when it has ended by itself."""
+        self._finished_ps = at_ps
+        self._attributes["gen_ai.response.finish_reasons"] = (reason.word,)
+        self._attributes["lorrery.output_tokens"] = output_tokens
+
+    def refused(self, refusal: Refusal) -> None:
+        """Take note of why it is about to end with an error."""
+        self._attributes["error.type"] = refusal.reason.name
+        self._error = f"{refusal.reason.name}: {refusal.message}"
+
+    def ended(self, at_ps: int) -> None:
+        """Make what spans are left; it ends now, if it has not by itself."""
+        at_ps = at_ps if self._finished_ps is None else self._finished_ps
+        said = self._attributes
+        if self._run_from_ps is not None:
+            self._end_run(at_ps, error=self._error)
+        elif self._worker:
+            self._end_wait(at_ps)
+        elif not self._error:
+            self._end("placement", at_ps, {})
+        sequence = self._sequence
+        if "gen_ai.response.finish_reasons" not in said and self._error is None:
+            said["gen_ai.response.finish_reasons"] = (FinishReason.ABORTED.word,)
+        said["lorrery.worker"] = self._worker
+        said["lorrery.cached_tokens"] = sequence.first_cached_tokens
+        said["lorrery.num_requeues"] = sequence.num_requeues
+        said["lorrery.num_preemptions"] = self._num_preemptions
+        phases = sequence.phases(at_ps)
+        for name, phase_ps in phases._asdict().items():
+            said[f"lorrery.{name.removesuffix('_ps')}_seconds"] = phase_ps / PS_PER_SECOND
+        self._keep("schedule", self._context, self._parent, sequence.arrived_ps, at_ps, said, self._events, self._error)
+
+    # --- spans ------------------------------------------------------------------------------------------------------
+
+    def _end_wait(self, at_ps: int) -> None:
+        """End what it waited for at its worker: its turn, and for a while its adapter."""
+        sequence, where = self._sequence, {"lorrery.worker": self._worker}
+        waited_ps = sequence.phases(at_ps).adapter_load_ps - self._load_ps if sequence.first_token_ps is None else 0
+        if waited_ps > 0:
+            self._load_ps += waited_ps
+            from_ps = max(self._since_ps, min(sequence.load_wait_ps, at_ps - waited_ps))
+            self._end("queue", from_ps, where)
+            self._end("adapter_load", min(from_ps + waited_ps, at_ps), where | self._adapter)
+        if waited_ps <= 0 or self._since_ps < at_ps:
+            self._end("queue", at_ps, where)
+
+    def _end_run(self, at_ps: int, why: str = "", error: str | None = None) -> None:
+        assert self._run_from_ps is not None
+        said: dict[str, Value] = {"lorrery.worker": self._worker}
+        if why:
+            said["lorrery.why"] = why
+        context, from_ps = self.run_context(), self._run_from_ps
+        load_ps = self._sequence.phases(at_ps).adapter_load_ps - self._load_ps
+        if load_ps > 0:  # its prefill step waited for it
+            self._load_ps += load_ps
+            self._keep("adapter_load", context.child(), context, from_ps, from_ps + load_ps, self._adapter)
+        self._keep("run", context, self._context, from_ps, at_ps, said, self._run_events, error)
+        self._run = self._run_from_ps = None
+        self._run_events = []
+        self._since_ps = max(self._since_ps, at_ps)
+
+    def _end(self, name: str, at_ps: int, attributes: Mapping[str, Value]) -> None:
+        """End what has gone on since the last such end."""
+        self._keep(name, self._context.child(), self._context, self._since_ps, at_ps, attributes)
+        self._since_ps = max(self._since_ps, at_ps)
+
+    def _keep(
+        self,
+        name: str,
+        context: TraceContext,
+        parent: TraceContext,
+        from_ps: int,
+        to_ps: int,
+        attributes: Mapping[str, Value],
+        events: list[SpanEvent] | None = None,
+        error: str | None = None,
+    ) -> None:
+        begin_ns = self._unix_ns(from_ps)
+        end_ns = self._unix_ns(max(from_ps, to_ps))
+        kind = Kind.SERVER if parent is self._parent else Kind.INTERNAL
+        self._tracer.end(Span(name, context, parent, begin_ns, end_ns, attributes, kind, events or (), error))
+
+    def _event(self, name: str, at_ps: int, attributes: Mapping[str, Value]) -> None:
+        if len(self._events) < MAX_EVENTS:
+            self._events.append(self._made(name, at_ps, attributes))
+
+    def _made(self, name: str, at_ps: int, attributes: Mapping[str, Value]) -> SpanEvent:
+        return SpanEvent(name, self._unix_ns(at_ps), attributes)
+
+    def _unix_ns(self, at_ps: int) -> int:
+        return self._tracer.unix_ns(self._clock.to_monotonic(at_ps))
+
+
+def end_all(traces: Iterable[RequestTrace | None], at_ps: int) -> None:
+    """Make the spans of requests that a scheduler leaves unfinished."""
+    for trace in traces:
+        if trace is not None:
+            trace.ended(at_ps)
