@@ -31,7 +31,7 @@ _KINDS = {kind: trace.SpanKind[kind.value] for kind in Kind}
 
 
 class OtlpExporter:
-    """See `chassis.tracing.Exporter`.
+    """See `chassis.tracing.SpanExporter`.
 
     Args:
         settings: of tracing.
@@ -67,7 +67,7 @@ class OtlpExporter:
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
 
     def put(self, span: Span) -> None:
-        """See `Exporter`."""
+        """See `SpanExporter`."""
         self._ids.trace_id, self._ids.span_id = int(span.context.trace_id, 16), int(span.context.span_id, 16)
         parent = trace.INVALID_SPAN if span.parent is None else trace.NonRecordingSpan(_span_context(span.parent))
         made = self._tracer.start_span(
@@ -84,11 +84,11 @@ class OtlpExporter:
         made.end(max(span.begin_ns, span.end_ns))
 
     def close(self) -> None:
-        """See `Exporter`."""
+        """See `SpanExporter`."""
         self._processor.shutdown()  # type: ignore[no-untyped-call]
 
     def abandon(self) -> None:
-        """See `Exporter`."""
+        """See `SpanExporter`."""
         self._exporter.shutdown()
 
 

@@ -19,19 +19,26 @@ from enum import Enum
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.log import get_logger
 from lorrery.chassis.sections import TracingSettings
+from lorrery.chassis.series import Exporter, Sample, Series
 from lorrery.chassis.trace_context import TraceContext, new_span_id
 
 NS_PER_SECOND = 1_000_000_000
 CLOSE_SECONDS = 2.0
 """How long a process that ends waits for a collector to take its last spans."""
 _ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+
+SPANS = Series(
+    "lorrery_tracing_spans_total",
+    "spans",
+    "Spans of sampled requests, by what became of them.",
+    ("outcome",),
+    more="`exported`; `failed`: no collector took them; `dropped`: `tracing.max_queued_spans` waited. Only where"
+    " [tracing](tracing.md) is on.",
+)
 
 _log = get_logger("chassis.tracing")
 
@@ -76,7 +83,7 @@ class Span:
     error: str | None = None
 
 
-class Exporter(Protocol):
+class SpanExporter(Protocol):
     """Sends spans, in a thread of its own."""
 
     num_taken: int
@@ -128,7 +135,7 @@ class Sampler:
         return trace_id & (2**64 - 1) < self._bound
 
 
-class Tracer(Collector):
+class Tracer:
     """The spans of one process.
 
     Args:
@@ -138,13 +145,13 @@ class Tracer(Collector):
         registry: shows what becomes of them.
     """
 
-    def __init__(self, sampler: Sampler, exporter: Exporter, max_queued: int, registry: CollectorRegistry) -> None:
+    def __init__(self, sampler: Sampler, exporter: SpanExporter, max_queued: int, registry: CollectorRegistry) -> None:
         self.begin = sampler.begin
         self._exporter = exporter
         self._max_queued = max_queued
         self._num_put = self._num_dropped = 0
         self._offset_ns = time.time_ns() - time.monotonic_ns()
-        registry.register(self)
+        Exporter(registry, [SPANS]).read(SPANS, self._read)
 
     def unix_ns(self, monotonic_seconds: float) -> int:
         """Return the Unix time of a moment of `time.monotonic`."""
@@ -181,17 +188,9 @@ class Tracer(Collector):
         else:
             closing.join()
 
-    def collect(self) -> "list[Metric]":
-        """Show what has become of spans."""
+    def _read(self) -> "list[Sample]":
         taken, failed = self._exporter.num_taken, self._exporter.num_failed
-        family = CounterMetricFamily(
-            "lorrery_tracing_spans_total",
-            "Spans of sampled requests: exported, failed (no collector took them), dropped (too many waited).",
-            labels=["outcome"],
-        )
-        for outcome, num in (("exported", taken - failed), ("failed", failed), ("dropped", self._num_dropped)):
-            family.add_metric([outcome], num)
-        return [family]
+        return [(("exported",), taken - failed), (("failed",), failed), (("dropped",), self._num_dropped)]
 
 
 def open_tracer(settings: TracingSettings, service: str, registry: CollectorRegistry) -> Tracer | None:

@@ -172,10 +172,10 @@ class Handler:
         Raises:
             RequestError: it is not served, or not to its end.
         """
-        timing = Timing(self._metrics)
-        outcome = "failed"
         served = current()
         trace = None if served is None else served.output()
+        timing = Timing(self._metrics, "" if served is None else served.exemplar)
+        outcome = "failed"
         self._num_open += 1
         self._idle.clear()
         try:

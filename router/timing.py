@@ -14,17 +14,19 @@ class Timing:
 
     Attributes:
         arrived: by `time.monotonic`.
+        trace_id: of its trace, if that is kept; empty otherwise.
         first: when the first token was written, by `time.monotonic`; None: none was.
         time_scale: wall seconds per device second; to be set once a shard works on the request.
     """
 
     __slots__ = (
         *("_adapter", "_adapter_id", "_e2e", "_last", "_metrics", "_started", "_tenant", "_tenant_id", "arrived"),
-        *("first", "time_scale"),
+        *("first", "time_scale", "trace_id"),
     )
 
-    def __init__(self, metrics: RouterMetrics) -> None:
+    def __init__(self, metrics: RouterMetrics, trace_id: str = "") -> None:
         self._metrics = metrics
+        self.trace_id = trace_id
         self.arrived = self._last = time.monotonic()
         self.first: float | None = None
         self._e2e: float | None = None
@@ -74,6 +76,8 @@ class Timing:
         metrics.ttft.observe(ttft_seconds)
         self._adapter.ttft.observe(ttft_seconds)
         self._tenant.ttft.observe(ttft_seconds)
+        if self.trace_id:
+            metrics.ttft.exemplify(ttft_seconds, self.trace_id)
 
     def _count_traffic(self) -> None:
         self._started = True
@@ -93,7 +97,12 @@ class Timing:
         self._e2e = (now - self.arrived) / self.time_scale
         metrics.e2e.observe(self._e2e)
         if output_tokens > 1 and self.first is not None:
-            metrics.tpot.observe((now - self.first) / self.time_scale / (output_tokens - 1))
+            tpot_seconds = (now - self.first) / self.time_scale / (output_tokens - 1)
+            metrics.tpot.observe(tpot_seconds)
+            if self.trace_id:
+                metrics.tpot.exemplify(tpot_seconds, self.trace_id)
+        if self.trace_id:
+            metrics.e2e.exemplify(self._e2e, self.trace_id)
 
     def ended(self, outcome: str) -> None:
         """Count the end of the call, whatever its outcome."""

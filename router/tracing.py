@@ -154,6 +154,11 @@ class CallTrace:
         if code >= 500:
             self._error = f"HTTP {code}"
 
+    @property
+    def exemplar(self) -> str:
+        """What histograms show beside its latencies: its trace's id; empty: its spans are not kept."""
+        return self.context.trace_id if self.context.sampled else ""
+
     def output(self) -> "OutputTrace":
         """Begin one of the outputs that the call asks for."""
         return OutputTrace(self._tracer, self.context, "chat" if "/chat/" in self._name else "text_completion")

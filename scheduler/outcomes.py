@@ -22,6 +22,7 @@ from lorrery.scheduler.core.plan import (
 from lorrery.scheduler.core.refusals import Refusal
 from lorrery.scheduler.live_request import Counted, LiveRequest
 from lorrery.scheduler.metrics import SchedulerMetrics
+from lorrery.vocabulary.units import PS_PER_SECOND
 
 _OUTCOMES = {Dropped: "dropped", Failed: "failed", Cancelled: "cancelled"}
 
@@ -91,6 +92,9 @@ class Outcomes:
                 new = live is None or live.counted < Counted.ADMISSION
                 if event.first and new and sequence.first_admitted_ps is not None:
                     self._metrics.admitted(sequence, sequence.first_admitted_ps - sequence.arrived_ps)
+                    if live is not None and live.trace is not None:
+                        seconds = (sequence.first_admitted_ps - sequence.arrived_ps) / PS_PER_SECOND
+                        self._metrics.queue_seconds.exemplify(seconds, live.trace.trace_id)
                 if live is not None and live.trace is not None:
                     live.trace.admitted(at_ps, has_cache=cache is not None)
                 if cache is not None:

@@ -75,6 +75,11 @@ class RequestTrace:
         self._run_from_ps: int | None = None
         self._run_events: list[SpanEvent] = []
 
+    @property
+    def trace_id(self) -> str:
+        """What histograms show beside its times."""
+        return self._context.trace_id
+
     # --- what happens -----------------------------------------------------------------------------------------------
 
     def placed(self, worker: str, why: str, at_ps: int) -> None:

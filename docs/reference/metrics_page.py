@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from docs.reference.pages import DO_NOT_EDIT, paragraph, table
 from lorrery.chassis.metrics import TABLE as PROCESS
 from lorrery.chassis.series import Series
+from lorrery.chassis.tracing import SPANS
 from lorrery.loadgen.series import TABLE as LOADGEN
 from lorrery.router.series import TABLE as ROUTER
 from lorrery.scheduler.series import TABLE as SCHEDULER
@@ -76,7 +77,7 @@ own delay is included. Warm-up requests are counted too. Compose's Prometheus sc
         LOADGEN,
         (),
     ),
-    ("Every process", "The load generator has no `lorrery_service_state`.", PROCESS, ()),
+    ("Every process", "The load generator has no `lorrery_service_state`.", (*PROCESS, SPANS), ()),
 )
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import grpc
 import pytest
+from prometheus_client.openmetrics import parser as openmetrics
+from prometheus_client.parser import text_string_to_metric_families
 
 from lorrery.local.cluster import LocalCluster
 from tests.cluster.client import Ask, Client, Stream, client_of
@@ -21,6 +23,38 @@ pytestmark = pytest.mark.cluster
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TOLERANCE = 1e-6
 """Of times that are rounded to nanoseconds, in floats of seconds."""
+
+
+PROMETHEUS_ACCEPTS = (
+    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,application/openmetrics-text;version=0.0.1;"
+    "q=0.4,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.3,text/plain;version=0.0.4;q=0.2,*/*;q=0.1"
+)
+EXEMPLARS = {
+    "router": {
+        "lorrery_router_time_to_first_token_seconds",
+        "lorrery_router_time_per_output_token_seconds",
+        "lorrery_router_e2e_request_latency_seconds",
+    },
+    "scheduler": {"lorrery_scheduler_queue_seconds"},
+}
+
+
+def scraped(address: str, accept: str) -> tuple[dict[str, str], set[str]]:
+    """Return the traces of exemplars by the metric that has them, and the names of all samples."""
+    with urllib.request.urlopen(urllib.request.Request(address, headers={"accept": accept}), timeout=10) as response:
+        text, kind = response.read().decode(), response.headers["content-type"]
+    parse = openmetrics.text_string_to_metric_families
+    if "openmetrics" in accept:
+        assert kind.startswith("application/openmetrics-text"), kind
+    else:
+        assert kind.startswith("text/plain"), kind
+        parse = text_string_to_metric_families
+    families = list(parse(text))
+    samples = [sample for family in families for sample in family.samples]
+    exemplars = {
+        sample.name.removesuffix("_bucket"): sample.exemplar.labels["trace_id"] for sample in samples if sample.exemplar
+    }
+    return exemplars, {sample.name for sample in samples}
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +128,16 @@ async def test_a_request_is_one_tree_of_spans(traced: LocalCluster, collector: C
         assert (said["gen_ai.usage.prompt_tokens"], said["gen_ai.usage.completion_tokens"]) == (100, 20)
         assert said["gen_ai.response.finish_reasons"] == ["length"]
         assert root.attributes["rpc.grpc.status_code"] == 0
+
+        # The histograms name the trace to whoever asks for OpenMetrics, and have the same names for who does not.
+        for service in ("router", "scheduler"):
+            address = f"http://{traced.metrics_address(service)}/metrics"
+            exemplars, names = await asyncio.to_thread(scraped, address, PROMETHEUS_ACCEPTS)
+            assert set(exemplars) == EXEMPLARS[service]
+            assert set(exemplars.values()) == {TRACE}
+            assert await asyncio.to_thread(scraped, address, "text/plain") == ({}, names)
+        edge = await asyncio.to_thread(scraped, f"http://{traced.http_address}/metrics", PROMETHEUS_ACCEPTS)
+        assert set(edge[0]) == EXEMPLARS["router"]
 
         # A client that has decided against it; then one whose headers are none.
         await stream_of(client, asked, ("traceparent", f"00-{'ab' * 16}-{SPAN}-00"))
