@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-dev demo test lint docs protos protos-check protos-release lock bench wheel compiled test-compiled fuzz fuzz-rpc chaos clean
+.PHONY: help setup setup-dev demo test lint docs dashboards rules protos protos-check protos-release lock bench wheel compiled test-compiled fuzz fuzz-rpc chaos clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -144,6 +144,12 @@ lint: setup-dev ## style, types, who may import whom, the wire's style
 
 docs: setup-dev ## rewrite docs/settings.md, grpc.md, serve.md and metrics.md from the code
 	$(BIN)/python -m docs.reference
+
+dashboards: setup-dev ## rewrite deploy/grafana/dashboards from deploy/dashboards
+	$(BIN)/python -m deploy.dashboards
+
+rules: setup-dev ## check Prometheus' configurations and rules, and every alert; takes prometheus and promtool, or Docker
+	bash .ci/prometheus
 
 clean: ## remove what was made here, .venv included
 	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,95 +1,61 @@
-"""The dashboards ask for what the services export, and for nothing else."""
+"""The dashboards are what the generator makes, ask for what is exported, and explain themselves."""
 
-import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.deploy.exported import EXPORTED, every_exported, families
+from deploy.dashboards.boards import BOARDS, FOLDER, rendered
+from deploy.dashboards.overview import FAILED
+from deploy.dashboards.panels import LINKS
+from deploy.dashboards.services import GRPC_CODES
+from lorrery.router.metrics import OUTCOMES
+from tests.deploy.asked import asked_by_board, board_of, check_series, check_values, rules
 from tests.deploy.files import DASHBOARDS, ROOT
 
 GRID_COLUMNS = 24
+each_board = pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.name)
 
 
-def board_of(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8"))
+def shown(board: dict[str, Any]) -> list[dict[str, Any]]:
+    return [panel for panel in board["panels"] if panel["type"] != "row"]
 
 
-def expressions(board: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (where, PromQL) of everything that asks Prometheus."""
-    for panel in board["panels"]:
-        for target in panel.get("targets", []):
-            yield f"panel {panel['title']!r}", target["expr"]
-    for note in board["annotations"]["list"]:
-        yield f"annotation {note['name']!r}", note["expr"]
-    for variable in board["templating"]["list"]:
-        yield f"variable {variable['name']!r}", variable["query"]["query"]
+def test_the_files_are_what_the_generator_makes() -> None:
+    in_tree = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.json")}
+    assert in_tree == rendered(), "stale: run `make dashboards`"
+    assert set(FOLDER.glob("*.json")) == set(DASHBOARDS)
 
 
-def sample_names() -> dict[str, frozenset[str]]:
-    """Return each name that an expression may use, with its labels; `_created` is of no use in one."""
-    names: dict[str, frozenset[str]] = {}
-    for name, entry in every_exported().items():
-        if entry.type == "histogram":
-            names[f"{name}_sum"] = names[f"{name}_count"] = entry.labels
-            names[f"{name}_bucket"] = entry.labels | {"le"}
-        else:
-            names[name] = entry.labels
-    return names
+@each_board
+def test_a_dashboard_asks_only_for_series_and_values_that_exist(path: Path) -> None:
+    for where, expression in asked_by_board(board_of(path)):
+        check_series(where, expression)
+        check_values(where, expression)
 
 
-def test_there_is_a_dashboard():
-    assert DASHBOARDS
-
-
-@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.name)
-def test_dashboard_asks_only_for_metrics_that_exist(path: Path):
-    names = sample_names()
-    for where, expression in expressions(board_of(path)):
-        asked = re.findall(r"\b(?:lorrery|process|python)_\w+", expression)
-        assert asked, where
-        assert set(asked) <= names.keys(), where
-
-
-@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.name)
-def test_dashboard_selects_by_labels_and_values_that_exist(path: Path):
-    samples = [sample for part in EXPORTED for family in families(part) for sample in family.samples]
-    values: dict[tuple[str, str], set[str]] = {}
-    for sample in samples:
-        for label, value in sample.labels.items():
-            values.setdefault((sample.name, label), set()).add(value)
-    for where, expression in expressions(board_of(path)):
-        for name, selector in re.findall(r"(\w+)\{([^}]*)\}", expression):
-            for label, operator, wanted in re.findall(r'(\w+)(=~|!~|!=|=)"([^"]*)"', selector):
-                if label in {"job", "instance"}:  # Prometheus adds them
-                    continue
-                assert (name, label) in values, where
-                if not wanted.startswith("$"):
-                    choices = wanted.split("|") if "~" in operator else [wanted]
-                    assert set(choices) <= values[name, label], where
-
-
-@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.name)
-def test_dashboard_defines_the_variables_it_uses_and_uses_those_it_defines(path: Path):
+@each_board
+def test_a_dashboard_defines_the_variables_it_uses_and_uses_those_it_defines(path: Path) -> None:
     board = board_of(path)
-    defined = {variable["name"] for variable in board["templating"]["list"]}
-    used = {name for _, expression in expressions(board) for name in re.findall(r"\$\{?(\w+)", expression)}
+    defined = {variable["name"] for variable in board["templating"].get("list", [])}
+    used = {name for _, expression in asked_by_board(board) for name in re.findall(r"\$\{?(\w+)", expression)}
     assert {name for name in used if not name.startswith("__")} == defined
 
 
-@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.name)
-def test_panels_are_explained_and_do_not_overlap(path: Path):
-    panels = board_of(path)["panels"]
-    assert len({panel["id"] for panel in panels}) == len(panels)
+@each_board
+def test_panels_are_explained_have_units_and_do_not_overlap(path: Path) -> None:
+    board = board_of(path)
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
     cells: dict[tuple[int, int], str] = {}
-    for panel in panels:
-        assert panel["title"]
-        if panel["type"] != "row":
-            assert panel["description"], panel["title"]
-            assert panel["targets"], panel["title"]
+    for panel in shown(board):
+        assert len(panel["description"]) > 10, panel["title"]
+        assert panel["description"].endswith("."), panel["title"]
+        assert panel["targets"], panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+        letters = [target["refId"] for target in panel["targets"]]
+        assert len(set(letters)) == len(letters)
+    for panel in board["panels"]:
         at = panel["gridPos"]
         assert at["x"] + at["w"] <= GRID_COLUMNS, panel["title"]
         for x in range(at["x"], at["x"] + at["w"]):
@@ -98,7 +64,46 @@ def test_panels_are_explained_and_do_not_overlap(path: Path):
                 cells[x, y] = panel["title"]
 
 
-def test_containers_open_a_dashboard_that_is_there():
+@each_board
+def test_every_line_of_panels_is_full(path: Path) -> None:
+    width: dict[int, int] = {}
+    for panel in board_of(path)["panels"]:
+        width[panel["gridPos"]["y"]] = width.get(panel["gridPos"]["y"], 0) + panel["gridPos"]["w"]
+    assert set(width.values()) == {GRID_COLUMNS}
+
+
+@each_board
+def test_dashboards_are_linked_and_a_link_from_a_series_sets_a_variable_there(path: Path) -> None:
+    board = board_of(path)
+    (link,) = board["links"]
+    assert set(link["tags"]) <= set(board["tags"])
+    assert link["keepTime"]
+    for panel in shown(board):
+        for one in panel["fieldConfig"]["defaults"].get("links", []):
+            uid, label = re.findall(r"^/d/([\w-]+)\?var-(\w+)=", one["url"])[0]
+            target = board_of(FOLDER / f"{uid.removeprefix('lorrery-')}.json")
+            assert target["uid"] == uid
+            assert label in {variable["name"] for variable in target["templating"]["list"]}
+            assert all(label in query["expr"] for query in panel["targets"]), panel["title"]
+
+
+def test_titles_and_uids_are_unique() -> None:
+    boards = [board_of(path) for path in DASHBOARDS]
+    assert len({board["uid"] for board in boards}) == len({board["title"] for board in boards}) == len(BOARDS)
+    assert {f"lorrery-{name}" for name in LINKS.values()} <= {board["uid"] for board in boards}
+
+
+def test_status_codes_and_failures_name_every_outcome() -> None:
+    named = [outcome for outcomes in GRPC_CODES.values() for outcome in outcomes.split("|")]
+    assert sorted(named) == sorted(OUTCOMES)
+    served = next(rule for rule in rules() if rule.get("labels") == {"slo": "served"} and "rate(" in rule["expr"])
+    failed, counted = re.findall(r'outcome=~"([^"]+)"', served["expr"])
+    assert set(counted.split("|")) == {"ok", *failed.split("|")}
+    spared = re.findall(r'outcome!~"([^"]+)"', FAILED)[0].split("|")
+    assert {*failed.split("|"), *spared} == set(OUTCOMES)
+
+
+def test_containers_open_a_dashboard_that_is_there() -> None:
     compose = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
     (home,) = re.findall(r"GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH: /etc/grafana/dashboards/(\S+)", compose)
     assert home in {path.name for path in DASHBOARDS}
