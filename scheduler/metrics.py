@@ -12,6 +12,7 @@ from lorrery.chassis.top import TopNames
 from lorrery.scheduler import series
 from lorrery.scheduler.core.adapter_events import AdapterEvent, Evicted, LoadBegan
 from lorrery.scheduler.core.adapters import Tier
+from lorrery.scheduler.core.phases import Phases
 from lorrery.scheduler.core.plan import Plan
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.watch import Loss
@@ -19,6 +20,7 @@ from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 LEVELS = ("gpu", "host")
+PHASES = tuple(name.removesuffix("_ps") for name in Phases._fields)
 DEFAULT = MetricsSettings()
 
 
@@ -73,6 +75,7 @@ class SchedulerMetrics:
         self.gap_seconds = shown.number(series.GAPS)
         self.queue_seconds = shown.histogram(series.QUEUE)
         self.ttft_seconds = shown.histogram(series.TTFT)
+        self._phases = shown.histograms(series.REQUEST_PHASE, *PHASES)
         step_seconds = shown.histograms(series.STEP, "prefill", "decode")
         self._prefill_seconds, self._decode_seconds = step_seconds.labels("prefill"), step_seconds.labels("decode")
         self.batch_size = shown.histogram(series.BATCH_SIZE)
@@ -128,9 +131,11 @@ class SchedulerMetrics:
         """Note a request that was withdrawn: by its client, or because its router's stream has ended."""
         (self.orphaned if orphaned else self.requests.labels("cancelled")).inc()
 
-    def finished(self, reason: FinishReason) -> None:
+    def finished(self, reason: FinishReason, phases: Phases) -> None:
         """Note a request that ended by itself."""
         self.requests.labels(reason.word).inc()
+        for name, phase_ps in zip(PHASES, phases, strict=True):
+            self._phases.labels(name).observe(phase_ps / PS_PER_SECOND)
 
     def served(self, tenant_id: str, prompt_tokens: int, output_tokens: int) -> None:
         """Note what a tenant has got by a request that was admitted, and has ended."""

@@ -117,7 +117,7 @@ class Outcomes:
                         event.at_ps,
                     )
                 )
-                self._metrics.finished(event.reason)
+                self._metrics.finished(event.reason, event.sequence.phases(event.at_ps))
                 if live.trace is not None:
                     live.trace.finished(event.reason, event.output_tokens, event.at_ps)
                 self._requests.forget(live)

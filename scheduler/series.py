@@ -88,6 +88,14 @@ QUEUE = Series(
     "From arrival at the scheduler to first admission.",
     buckets=_WAIT_BUCKETS,
 )
+REQUEST_PHASE = Series(
+    "lorrery_scheduler_request_phase_seconds",
+    "device seconds",
+    "What a finished request spent in each phase; the phases add up to its time in the scheduler.",
+    ("phase",),
+    _WAIT_BUCKETS,
+    more="`queue`, `adapter_load` (only its own adapter was missing), `prefill`, `decode`.",
+)
 ADAPTER_QUEUE = Series(
     "lorrery_scheduler_adapter_queue_seconds",
     "device seconds",

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tests.deploy.exported import EXPORTED, TABLES, families, in_table
 
+from tests.deploy.exported import EXPORTED, TABLES, families, in_table
 from tests.deploy.files import RULES
 
 SERIES = re.compile(r"\b(?:lorrery|process|python|vllm|ALERTS|up)\b[\w:]*|\b(?:lorrery|process|python)_\w+")
@@ -103,7 +103,9 @@ def check_values(where: str, expression: str) -> None:
                 continue
             assert label in samples[name], f"{where}: {name} has no label {label}"
             values = by_series.get((name, label), by_label.get(label, set()))
-            if label == "outcome" and name.startswith("lorrery_router_"):  # those of one adapter or tenant come as they occur
+            if label == "outcome" and name.startswith(
+                "lorrery_router_"
+            ):  # by adapter and tenant they come as they occur
                 values = by_series["lorrery_router_requests_total", label]
             choices = set(wanted.split("|") if "~" in operator else [wanted])
             assert choices <= values, f"{where}: {label} of {name} is never {choices - values}"

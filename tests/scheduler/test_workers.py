@@ -164,6 +164,10 @@ async def test_what_a_late_timer_should_have_started_starts_when_it_was_due(sche
     await worker.step(plan)
     _, finished = await tokens_of(router, 1)
     assert finished.usage.adapter_load_seconds == pytest.approx(167.8, abs=0.1)
+    for phase in ("queue", "adapter_load", "prefill", "decode"):
+        seconds = scheduler.value("request_phase_seconds_sum", phase=phase)
+        assert seconds == pytest.approx(getattr(finished.usage, f"{phase}_seconds")), phase
+        assert scheduler.value("request_phase_seconds_count", phase=phase) == 1
     plan = await worker.plan()
     assert plan.start_ps >= 1_000 * 10**12
     assert len(plan.joins) == 1
