@@ -154,6 +154,7 @@ def summary(cluster: LocalCluster, prometheus: Path | None = None) -> list[str]:
     lines += [f"gateways ({name}): grpc://{address}" for name, address in cluster.engine_addresses.items()]
     if cluster.page_address:
         lines.append(f"watch it: http://{cluster.page_address}")
+    lines.append(f"in a terminal: lorrery top --target {cluster.router_address}")
     if prometheus is not None:
         lines.append(f"Prometheus: prometheus --config.file={shlex.quote(str(prometheus))}")
     return [*lines, f"try: lorrery load --target {cluster.router_address}"]

@@ -20,7 +20,7 @@ VIEWS = (*(table.name for table in TABLES), NOTICES, EVENTS)
 """In the order of their keys, from 1."""
 STYLES = {"bad": "bold red", "warn": "yellow", "dim": "dim", "": ""}
 _SIGNS = {True: "!!", False: "! "}
-_NAME_WIDTHS = 40, 16, 10
+_NAME_WIDTHS, _WIDEST_NAME = (40, 16, 10), 60
 _BAR_WIDTHS = 8, 8, 4
 KEYS = (
     ("q", "quit"), ("Tab", "next view"), ("s", "sort"), ("/", "filter"), ("Space", "pause"), ("h", "help"),
@@ -305,7 +305,7 @@ def _fit(
             if spare >= 0:
                 for i in shown:
                     if columns[i].is_name:
-                        more = min(spare, max(0, longest[i] - widths[i]))
+                        more = min(spare, max(0, min(longest[i], _WIDEST_NAME) - widths[i]))
                         widths[i] += more
                         spare -= more
                 return shown, widths, bar
