@@ -8,6 +8,7 @@ import re
 import pytest
 
 from lorrery.chassis.series import Series
+from lorrery.chassis.tracing import SPANS
 from tests.deploy.exported import EXPORTED, TABLES, exported, families, in_table, shown_name
 from tests.deploy.files import ROOT
 
@@ -30,7 +31,7 @@ UNITS = {
 }
 """What the unit may be of a name that ends so (before `_total`); the longest ending decides."""
 
-SERIES = [one for series, _ in TABLES.values() for one in series]
+SERIES = [*(one for series, _ in TABLES.values() for one in series), SPANS]
 
 
 @pytest.mark.parametrize("part", EXPORTED)
