@@ -29,6 +29,7 @@ from bench import (
     overload,
     sim_speed,
     tables,
+    tracing_cost,
 )
 from bench.client_table import client_table
 from bench.cluster import BenchBrokenError
@@ -59,6 +60,7 @@ class Benchmark(Enum):
     OVERLOAD = "overload"
     CLIENTS = "clients"
     METRICS = "metrics"
+    TRACING = "tracing"
 
 
 @app.command(cls=Command)
@@ -71,7 +73,7 @@ def main(
     repetitions: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Pairs of windows of last-hop, clients and metrics; default: 5, 5 and 7, with --quick 3."
+            min=1, help="Windows of last-hop, clients, metrics and tracing; default: 5, 5, 7 and 7, with --quick 3."
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Short runs and small loads, more noise.")] = False,
@@ -172,6 +174,17 @@ def main(
         results["metrics"] = asdict(result)
         console.print(tables.metrics_cost(result))
 
+    def run_tracing() -> None:
+        rounds = repetitions if repetitions is not None else 3 if quick else 7
+        with console.status("tracing") as status:
+            result = _in_loop(
+                lambda: tracing_cost.measure(
+                    5.0 if quick else 10.0, rounds, lambda what: status.update(f"tracing: {what}")
+                )
+            )
+        results["tracing"] = asdict(result)
+        console.print(tables.tracing_cost(result))
+
     runs: dict[Benchmark, Callable[[], None]] = {
         Benchmark.FIDELITY: run_fidelity,
         Benchmark.LAST_HOP: run_last_hop,
@@ -183,6 +196,7 @@ def main(
         Benchmark.OVERLOAD: run_overload,
         Benchmark.CLIENTS: run_clients,
         Benchmark.METRICS: run_metrics,
+        Benchmark.TRACING: run_tracing,
     }
     try:
         for benchmark in dict.fromkeys(which or Benchmark):

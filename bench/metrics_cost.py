@@ -81,7 +81,7 @@ async def measure(window_seconds: float, repetitions: int, on_progress: Progress
                     on_progress(f"repetition {repetition + 1} of {repetitions}")
                     first, second = (ours, theirs) if repetition % 2 else (theirs, ours)
                     windows = {
-                        cluster: await _window(cluster, window_seconds, scrape=cluster is ours)
+                        cluster: await load_window(cluster, window_seconds, scrape=cluster is ours)
                         for cluster in (first, second)
                     }
                     pairs.append((windows[ours], windows[theirs]))
@@ -96,7 +96,7 @@ async def _num_series(cluster: LocalCluster, name: str) -> int:
     return sum(not line.startswith("#") for line in text.splitlines())
 
 
-async def _window(cluster: LocalCluster, seconds: float, *, scrape: bool) -> Window:
+async def load_window(cluster: LocalCluster, seconds: float, *, scrape: bool = False) -> Window:
     """Load a cluster, let it settle, and measure."""
     names = {"worker-0": "worker", "scheduler": "scheduler", "router": "router"}
     pids = {name: cluster.processes[process].pid for process, name in names.items()} | {"client": os.getpid()}
@@ -158,12 +158,13 @@ async def _background(work: list[Coroutine[Any, Any, None]]) -> AsyncIterator[Ca
             await asyncio.wait(tasks)
 
 
-def _us(window: Window, name: str) -> float:
+def cpu_us(window: Window, name: str) -> float:
+    """Return a process's CPU: the router's per message, others' per token."""
     return window.us_per_message(name) if name == "router" else window.us_per_token(name)
 
 
 def _summary(pairs: list[tuple[Window, Window]], series: dict[str, int]) -> MetricsCost:
-    overheads = {name: [_us(ours, name) / _us(theirs, name) - 1 for ours, theirs in pairs] for name in SERVICES}
+    overheads = {name: [cpu_us(ours, name) / cpu_us(theirs, name) - 1 for ours, theirs in pairs] for name in SERVICES}
     pace_ratio = median(ours.tokens_per_second / theirs.tokens_per_second for ours, theirs in pairs)
     void = ""
     if abs(pace_ratio - 1) > MAX_PACE_DIFFERENCE:
@@ -173,8 +174,8 @@ def _summary(pairs: list[tuple[Window, Window]], series: dict[str, int]) -> Metr
     return MetricsCost(
         tokens_per_second=median(ours.tokens_per_second for ours, _ in pairs),
         pace_ratio=pace_ratio,
-        us={name: median(_us(ours, name) for ours, _ in pairs) for name in SERVICES},
-        uncounted_us={name: median(_us(theirs, name) for _, theirs in pairs) for name in SERVICES},
+        us={name: median(cpu_us(ours, name) for ours, _ in pairs) for name in SERVICES},
+        uncounted_us={name: median(cpu_us(theirs, name) for _, theirs in pairs) for name in SERVICES},
         overhead_ratio={name: median(values) for name, values in overheads.items()},
         overheads=overheads,
         series=series,

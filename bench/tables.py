@@ -19,6 +19,8 @@ from bench.live_vs_sim import LiveVsSim
 from bench.metrics_cost import AIM_RATIO, SERVICES, MetricsCost
 from bench.overload import Overload
 from bench.sim_speed import BARE_AIM, GROWTH_AIM, LENGTH_AIM, MEMORY_AIM_MB, PEERS, RATE_AIM, Core, SimSpeed
+from bench.tracing_cost import AIM_RATIO as TRACING_AIM
+from bench.tracing_cost import TracingCost
 
 ROUTER_AIM, INNER_AIM, EFFICIENCY_AIM = 1.25, 0.15, 0.8
 BUSY_DELAY = 0.1
@@ -130,6 +132,27 @@ def metrics_cost(result: MetricsCost) -> Group:
             f"<= {AIM_RATIO:.0%}, {_meets(added <= AIM_RATIO)}" if has_aim else "",
         )
     pace = Text(f"{result.tokens_per_second:,.0f} tokens/s; with / without {result.pace_ratio:.3f}")
+    return Group(table, pace, *_notes(result.void, 0.0))
+
+
+def tracing_cost(result: TracingCost) -> Group:
+    """Show what tracing adds to each process."""
+    table = Table(title="Tracing: CPU beside that of the same cluster with tracing off")
+    table.add_column("requests traced")
+    table.add_column("")
+    for name in ("off, us", "added", "of each repetition", "aim"):
+        table.add_column(name, justify="right")
+    for ratio, by_name in result.overhead_ratio.items():
+        for name, added in by_name.items():
+            table.add_row(
+                f"{ratio:.0%}",
+                f"{name}, per {'message' if name == 'router' else 'token'}",
+                f"{result.off_us[name]:.2f}",
+                f"{added:+.1%}",
+                " ".join(f"{value:+.1%}" for value in result.overheads[ratio][name]),
+                f"<= {TRACING_AIM:.0%}, {_meets(added <= TRACING_AIM)}" if ratio == min(result.overhead_ratio) else "",
+            )
+    pace = Text(f"{result.tokens_per_second:,.0f} tokens/s; {result.num_batches} batches of spans")
     return Group(table, pace, *_notes(result.void, 0.0))
 
 

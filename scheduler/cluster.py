@@ -275,6 +275,13 @@ class Cluster:
             router.send(wire.draining())
         self.requests.tell_if_empty()
 
+    def end_traces(self) -> None:
+        """Make the spans of requests that this scheduler leaves unfinished."""
+        for live in self.requests.lives.values():
+            if live.trace is not None:
+                live.trace.ended(self.clock.now_ps())
+                live.trace = None
+
     # --- the journal ------------------------------------------------------------------------------------------------
 
     async def keep_journal(self) -> None:

@@ -91,8 +91,11 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             cure="set cluster_token, or server_tls with ca",
         )
         await set_ready(True)
-        await self._cluster.keep_journal()
-        await asyncio.Event().wait()
+        try:
+            await self._cluster.keep_journal()
+            await asyncio.Event().wait()
+        finally:
+            self._cluster.end_traces()
 
     async def drain(self) -> None:
         """Refuse new requests; return when the last one has ended."""

@@ -11,7 +11,7 @@ Device times stand on the wall clock as the device clock has them, so the spans 
 picosecond before they are rounded.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from lorrery.chassis.clock import DeviceClock
 from lorrery.chassis.trace_context import TraceContext
@@ -220,10 +220,3 @@ class RequestTrace:
 
     def _unix_ns(self, at_ps: int) -> int:
         return self._tracer.unix_ns(self._clock.to_monotonic(at_ps))
-
-
-def end_all(traces: Iterable[RequestTrace | None], at_ps: int) -> None:
-    """Make the spans of requests that a scheduler leaves unfinished."""
-    for trace in traces:
-        if trace is not None:
-            trace.ended(at_ps)

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lorrery.local.cluster import LocalCluster
 from tests.cluster.client import Ask, Client, Stream, client_of
+from tests.cluster.engines import PORTS, Engines, native, sglang, smg
 from tests.cluster.harness import metric, running_cluster, wait_until
 from tests.collector import Collector, Got
 
@@ -67,7 +68,8 @@ def collector() -> Iterator[Collector]:
 async def traced(tmp_path: Path, collector: Collector) -> AsyncIterator[LocalCluster]:
     collector.spans.clear()
     overrides = (f"tracing.endpoint={collector.grpc_endpoint}", "scheduler.worker_timeout_seconds=60")
-    async with running_cluster(tmp_path, *overrides, "log.format=json", num_workers=2) as cluster:
+    ports = [f"router.{name}=127.0.0.1:0" for name in PORTS]
+    async with running_cluster(tmp_path, *overrides, *ports, num_workers=2) as cluster:
         yield cluster
 
 
@@ -167,11 +169,25 @@ async def test_a_request_is_one_tree_of_spans(traced: LocalCluster, collector: C
         assert root.attributes["http.response.status_code"] == 200
         assert [span.name for span in root.children] == ["llm_request", "llm_request"]
 
+        # The ports at which the router is an engine.
+        engines = Engines(traced)
+        calls = {
+            "vllm.Inference/GenerateStream": (engines.inference.GenerateStream, native(asked)),
+            "vllm.grpc.engine.VllmEngine/Generate": (engines.smg.Generate, smg(asked)),
+            "sglang.grpc.scheduler.SglangScheduler/Generate": (engines.sglang.Generate, sglang(asked)),
+        }
+        for number, (call, message) in enumerate(calls.values(), 1):
+            await engines.messages(call, message, [("traceparent", f"00-{number:032x}-{SPAN}-01")])
+        roots = [await tree(collector, f"{number:032x}", "decode") for number in (1, 2, 3)]
+        assert [root.name for root in roots] == list(calls)
+        assert {root.parent_id for root in roots} == {SPAN}
+        await asyncio.gather(*(channel.close() for channel in engines.channels.values()))
+
         def traces() -> set[str]:
             return {span.trace_id for span in collector.spans}
 
         # Two that name a trace, one that is refused, and those whose headers are none.
-        await wait_until(lambda: len(traces()) == 2 + 1 + len(hostile))
+        await wait_until(lambda: len(traces()) == 2 + 1 + len(hostile) + len(calls))
         assert "ab" * 16 not in traces()
         assert metric(traced.metrics_address("router"), "lorrery_tracing_spans_total", outcome="dropped") == 0
         assert metric(traced.metrics_address("router"), "lorrery_tracing_spans_total", outcome="exported") > 0
