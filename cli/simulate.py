@@ -20,7 +20,8 @@ from lorrery.cli.version import VersionOption
 from lorrery.loadgen import flags
 from lorrery.loadgen.report import check_folder, write_report
 from lorrery.loadgen.table import print_report
-from lorrery.simulator.interface import prepare
+from lorrery.orrery.record import FILE_NAME, MAX_FRAMES
+from lorrery.simulator.interface import checked_record, prepare
 from lorrery.simulator.run import Progress as RunProgress
 from lorrery.simulator.run import SimulatedRun, SimulationOptions
 from lorrery.simulator.step_span import Observer
@@ -35,12 +36,17 @@ _PERFETTO = "--perfetto"
 
 
 class _Command(Command):
-    """Lets `--trace` without a value stand for `--perfetto`; with one it is the workload's trace, as in `load`."""
+    """Lets `--trace` and `--record` go without a value.
+
+    Then `--trace` stands for `--perfetto`; with one it is the workload's trace, as in `load`. And `--record` stands for
+    the usual file in DIR.
+    """
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # click's own type
         followed = [*args[1:], "-"]
+        alone = {"--trace": _PERFETTO, "--record": "--record="}
         args = [
-            _PERFETTO if one == "--trace" and after.startswith("-") else one
+            alone.get(one, one) if after.startswith("-") else one
             for one, after in zip(args, followed, strict=False)  # without arguments too
         ]
         return super().parse_args(ctx, args)
@@ -150,6 +156,22 @@ def simulate(
             rich_help_panel=_OUTPUT,
         ),
     ] = False,
+    record: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[FILE]",
+            help=f"Write what a watcher would have seen, for lorrery web; without FILE to DIR/{FILE_NAME}.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
+    record_every: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help=f"Device seconds between two frames of the record. Unset: so that there are {MAX_FRAMES:,} at most.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
     version: VersionOption = False,
 ) -> None:
     """Run the cluster of a settings file under a virtual clock: hours of traffic in seconds.
@@ -161,6 +183,7 @@ def simulate(
     Examples:
       lorrery simulate --rate 20 --duration 3600 --adapters all
       lorrery simulate --workload azure --adapters all --out out/azure --steps --perfetto
+      lorrery simulate --workload azure --adapters all --out out/azure --record
       lorrery simulate --set scheduler.policy=vtc_fair --workers 4 -n 100000 --rate 40
       lorrery simulate --fault worker_loss,at=30,worker=worker-1,for=10
       lorrery simulate --fault slow_worker,at=0,worker=worker-0,factor=1.5
@@ -180,8 +203,8 @@ def simulate(
             raise SettingsError(str(error)) from None
     options = flags.load_options(given)
     if sweeps:
-        if steps or perfetto:
-            raise SettingsError("--steps and --perfetto are of one run; leave out --sweep")
+        if steps or perfetto or record is not None:
+            raise SettingsError("--steps, --perfetto and --record are of one run; leave out --sweep")
         try:
             from lorrery.sweeps.run import sweep
         except ModuleNotFoundError as error:
@@ -204,10 +227,23 @@ def simulate(
         faults=faults or (),
         one_step=one_step,
     )
-    raise typer.Exit(_run(run, out, steps=steps, perfetto=perfetto, with_page=report))
+    if record_every is not None and record is None:
+        raise SettingsError("--record-every is of a record; add --record")
+    if record == "" and out is None:
+        raise SettingsError("--record without a FILE needs --out DIR")
+    raise typer.Exit(_run(run, out, (record, record_every), steps=steps, perfetto=perfetto, with_page=report))
 
 
-def _run(run: SimulatedRun, out: Path | None, *, steps: bool, perfetto: bool, with_page: bool) -> int:
+def _run(
+    run: SimulatedRun,
+    out: Path | None,
+    recorded: tuple[str | None, float | None],
+    *,
+    steps: bool,
+    perfetto: bool,
+    with_page: bool,
+) -> int:
+    """Run it, and write what was asked for; `recorded`: `--record` and `--record-every`."""
     if out is not None:
         check_folder(out)
         try:
@@ -216,6 +252,9 @@ def _run(run: SimulatedRun, out: Path | None, *, steps: bool, perfetto: bool, wi
             raise SettingsError(f"--out {out}: {error.strerror}") from None
     elif steps or perfetto:
         raise SettingsError("--steps and --perfetto need --out DIR")
+    record, every = recorded
+    path = out / FILE_NAME if out is not None and record == "" else record
+    run.record, run.record_every = checked_record(path, every)
     console = Console(soft_wrap=False)
     written: list[Path] = []
     with ExitStack() as stack:
@@ -246,6 +285,9 @@ def _run(run: SimulatedRun, out: Path | None, *, steps: bool, perfetto: bool, wi
             written.append(make_page(out))
         for path in written:
             console.print(f"report    {path}", style="dim", highlight=False, soft_wrap=True)
+    if run.record is not None:
+        shown = f"record    {run.record} (lorrery web {run.record})"
+        console.print(shown, style="dim", highlight=False, soft_wrap=True)
     return report.exit_code
 
 

@@ -5,7 +5,7 @@ are indices into tables of names, which grow as names appear: a frame brings tho
 Counts are cumulative unless a field says otherwise.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -194,6 +194,11 @@ class Frame(msgspec.Struct, frozen=True):
     events_more: int
 
 
+def event_kind(text: str) -> EventKind | None:
+    """Return the kind of event that a text names; None: it is of a later version."""
+    return _KINDS.get(text)
+
+
 def kind_of(*, prefills: bool, decodes: bool) -> StepKind:
     """Return what a step is called that computes prompts, that gives output tokens, that does both, or neither."""
     if prefills:
@@ -201,6 +206,7 @@ def kind_of(*, prefills: bool, decodes: bool) -> StepKind:
     return "decode" if decodes else "idle"
 
 
+_KINDS: dict[str, EventKind] = {kind: kind for kind in get_args(EventKind)}
 _encoder = msgspec.json.Encoder()
 _hellos = msgspec.json.Decoder(Hello)
 _frames = msgspec.json.Decoder(Frame)

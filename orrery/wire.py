@@ -6,7 +6,6 @@ other has, their times are of one clock, and their counts are added up; what a s
 
 import time
 from collections.abc import Iterable
-from typing import get_args
 
 import msgspec
 
@@ -15,7 +14,6 @@ from lorrery.orrery.frame import (
     NO_WORKER,
     AdapterRow,
     EndedRow,
-    EventKind,
     EventRow,
     Frame,
     ResidentRow,
@@ -24,13 +22,13 @@ from lorrery.orrery.frame import (
     TenantRow,
     Totals,
     Worker,
+    event_kind,
     kind_of,
 )
 from lorrery.v1 import frame_pb2, router_pb2
 from lorrery.vocabulary import u32
 from lorrery.vocabulary.units import PS_PER_SECOND
 
-_KINDS = frozenset(get_args(EventKind))
 _TOTALS = Totals.__struct_fields__
 _US = 1e-6
 _HANDLES = 2**32
@@ -172,9 +170,9 @@ class Joiner:
             if fresh[number]:
                 ended += [self._ended(number, state, one, num_before, offset_ps) for one in frame.ended]
                 events += [
-                    EventRow(seconds(event.at_ps + offset_ps), event.kind, event.text)  # type: ignore[arg-type]
+                    EventRow(seconds(event.at_ps + offset_ps), kind, event.text)
                     for event in frame.events
-                    if event.kind in _KINDS
+                    if (kind := event_kind(event.kind)) is not None
                 ]
                 more_ended += frame.num_more_ended
                 more_events += frame.num_more_events

@@ -18,7 +18,9 @@ from functools import partial
 from heapq import heappop, heappush
 
 from lorrery.chassis.fault_rules import NO_FAULTS
+from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.door import LETS_ALL_IN, ClusterRules
+from lorrery.scheduler.core.history import History
 from lorrery.scheduler.core.placements.base import Placement
 from lorrery.scheduler.core.plan import Idle, Plan
 from lorrery.simulator.clock import Clock
@@ -64,6 +66,7 @@ class Simulation:
         observers: Sequence[Observer] = (),
     ) -> None:
         self.workers = list(workers)
+        self._by_name = {worker.name: worker for worker in self.workers}
         self._clock = clock = Clock()
         for order, worker in enumerate(self.workers):
             worker.order, worker.clock = order, clock
@@ -73,6 +76,8 @@ class Simulation:
         self._choose_shard = choose_shard
         self._faulty: FaultyRequests | None = None
         self._boundaries: list[tuple[int, int, int]] = []  # (time, order of the worker, version)
+        self._tick: Callable[[int], int] | None = None
+        self._tick_ps = NEVER
         self._new_pace: dict[int, StepTimeModel] = {}  # by the worker's order, until its next boundary
         self._schedulers = [
             SimulatedScheduler(one, rules, clock, self._requests, self._nudge, self._finish_faulty)
@@ -108,6 +113,41 @@ class Simulation:
             observer.begin(self.now_ps)
         for worker in self.workers:
             worker.observer = observer
+
+    # --- frames -----------------------------------------------------------------------------------------------------
+
+    @property
+    def cores(self) -> list[ClusterCore]:
+        """What decides, of each scheduler."""
+        return [scheduler.core for scheduler in self._schedulers]
+
+    @property
+    def keeps_histories(self) -> bool:
+        """Whether somebody wants to know what happens."""
+        return self._schedulers[0].history is not None
+
+    def keep_histories(self) -> list[History]:
+        """Note from now on what happens, and return where, for each scheduler."""
+        return [scheduler.keep_history() for scheduler in self._schedulers]
+
+    def tick(self, first_ps: int, tick: Callable[[int], int]) -> None:
+        """Let something look at the state at times of its own, before anything else happens then.
+
+        Args:
+            first_ps: the first time.
+            tick: gets the time, and returns the next one. Steps that have ended before are committed.
+        """
+        self._tick_ps, self._tick = first_ps, tick
+
+    def note_fault(self, text: str) -> None:
+        """Note that a fault happens, where that is wanted."""
+        for scheduler in self._schedulers:
+            if scheduler.history is not None:
+                scheduler.history.fault(text, self.now_ps)
+
+    def plan_of(self, name: str) -> Plan | None:
+        """Return the plan that a worker runs; None: it is idle."""
+        return self._by_name[name].plan
 
     def inject(self, injector: RequestFaultInjector) -> None:
         """Let requests that arrive from now on meet its faults."""
@@ -167,6 +207,10 @@ class Simulation:
                 deadlines.popleft()
             if deadlines and deadlines[0][0] < coming_ps:
                 coming_ps = deadlines[0][0]
+            if self._tick is not None:
+                awaited_ps = NEVER if arrival is None else arrival_ps
+                if self._ticks(min(awaited_ps, boundary_ps, coming_ps), arrival is None and follow is None):
+                    continue
             if arrival is not None and arrival_ps <= boundary_ps and arrival_ps <= coming_ps:
                 clock.now_ps = arrival_ps
                 self._arrive(arrival[1])
@@ -190,6 +234,18 @@ class Simulation:
                     self._send_next(follow)
                 yield from ended
                 ended.clear()
+
+    def _ticks(self, next_ps: int, nobody_comes: bool) -> bool:
+        """Let a tick happen that is due before anything else, unless nobody is there who would be seen."""
+        if self._tick_ps > next_ps or next_ps == NEVER or (nobody_comes and not self._requests.by_handle):
+            return False
+        assert self._tick is not None
+        at_ps = self._clock.now_ps = self._tick_ps
+        for worker in self.workers:
+            if worker.attached:
+                worker.catch_up(at_ps)
+        self._tick_ps = self._tick(at_ps)
+        return True
 
     def _send_next(self, follow: Follow) -> None:
         for request in self._requests.ended:
@@ -292,6 +348,8 @@ class Simulation:
             scheduler.look_for_moves()
         if decision.events:
             scheduler.handle(worker, decision.events)
+        if scheduler.history is not None:
+            scheduler.note_decision(worker, decision.events, at_ps)
         if decision.leaves:
             for sequence in decision.leaves:
                 worker.gpu.leave(sequence.handle)

@@ -36,6 +36,8 @@ def schedule_faults(faults: Sequence[Fault], simulation: Simulation) -> None:
     happening = [fault for fault in faults if fault.kind in WORKER_KINDS]
     for fault in sorted(happening, key=lambda fault: fault.at_ps):  # of two at one time, an end comes before a begin
         worker = workers[fault.worker]
+        if simulation.keeps_histories:
+            simulation.at(start_ps + fault.at_ps, partial(simulation.note_fault, fault.text))
         if fault.kind == WORKER_LOSS:
             begin, end = partial(simulation.lose, worker), partial(simulation.attach, worker)
         elif fault.kind == FREEZE_WORKER:

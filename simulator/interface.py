@@ -3,6 +3,7 @@
 The command `lorrery simulate` makes its run here too, so both give the same requests, byte for byte.
 """
 
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -46,6 +47,8 @@ def simulate(
     observers: Sequence[Observer] = (),
     on_end: Callable[[SimulatedRequest], None] | None = None,
     watch: Watch | None = None,
+    record: str | Path | None = None,
+    record_every: float | None = None,
 ) -> SimulationResult:
     """Run a cluster under a virtual clock.
 
@@ -62,9 +65,11 @@ def simulate(
         observers: told of the steps that run.
         on_end: told of each request as it ends.
         watch: told now and then how far the run is.
+        record: a file for `lorrery web` to show; its frames are what a watcher would have seen.
+        record_every: device seconds between two of them; None: so that there are 2,000 at most.
 
     Raises:
-        LorreryError: settings or options that cannot be, a trace that cannot be read.
+        LorreryError: settings or options that cannot be, a trace that cannot be read, a record that cannot be written.
     """
     run = prepare(
         settings,
@@ -78,6 +83,7 @@ def simulate(
         one_step=one_step,
     )
     run.observers, run.on_end, run.watch = observers, on_end, watch
+    run.record, run.record_every = checked_record(record, record_every)
     return SimulationResult(run.run())
 
 
@@ -114,6 +120,25 @@ def prepare(
     parsed = tuple(fault if isinstance(fault, Fault) else parse_fault(fault) for fault in faults)
     simulation = SimulationOptions(workers, shards, parsed, one_step)
     return SimulatedRun(read_settings(settings, overrides), options, simulation, requests)
+
+
+def checked_record(record: str | Path | None, every_seconds: float | None) -> tuple[Path | None, float | None]:
+    """Return where a record goes, and how often it has a frame.
+
+    Raises:
+        SettingsError: it cannot be there, or not so often.
+    """
+    if every_seconds is not None and not (math.isfinite(every_seconds) and every_seconds > 0):
+        raise SettingsError(f"record_every is {every_seconds:g}; it must be more than 0 seconds")
+    if record is None:
+        if every_seconds is not None:
+            raise SettingsError("record_every without record: name the file to write")
+        return None, None
+    path = Path(record)
+    if path.is_dir() or not path.parent.is_dir():
+        what = "a folder" if path.is_dir() else f"in {path.parent}, which is no folder"
+        raise SettingsError(f"record {path}: that is {what}; name a file in a folder that is there")
+    return path, every_seconds
 
 
 def read_settings(settings: SettingsLike = None, overrides: Overrides = ()) -> Settings:

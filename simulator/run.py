@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 from lorrery.chassis import rendezvous
 from lorrery.chassis.errors import SettingsError
@@ -29,6 +30,7 @@ from lorrery.simulator.build import RequestBuilder
 from lorrery.simulator.clients import Clients
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.faults import never_began, schedule_faults
+from lorrery.simulator.frames import FrameRecorder
 from lorrery.simulator.gaps import GapRecorder
 from lorrery.simulator.outcomes import OutcomeRecorder
 from lorrery.simulator.request import SimulatedRequest
@@ -85,6 +87,8 @@ class SimulatedRun:
         observers: further ones, of its steps.
         on_end: told of each request as it ends.
         watch: told now and then how far it is.
+        record: file to write what a watcher would have seen; None: none.
+        record_every: device seconds between two of its frames; None: so that there are 2,000 at most.
     """
 
     settings: Settings
@@ -94,6 +98,8 @@ class SimulatedRun:
     observers: Sequence[Observer] = ()
     on_end: Callable[[SimulatedRequest], None] | None = None
     watch: Watch | None = None
+    record: Path | None = None
+    record_every: float | None = None
     _gaps: GapRecorder = field(default_factory=GapRecorder, init=False)
     _stopped: bool = field(default=False, init=False)
 
@@ -118,15 +124,20 @@ class SimulatedRun:
         cluster.warm_up(warmup_requests(workload.requests, options.warmup), options.seed)
         start_ps, workers = cluster.simulation.now_ps, cluster.simulation.workers
         before = _count(workers)
+        recording = [] if self.record is None else [cluster.recorder(self.record_every)]
         injector = RequestFaultInjector(faults, start_ps)
         injecting = [injector] if injector.has_rules else []
-        cluster.simulation.observe([self._gaps, *injecting, *self.observers])
+        cluster.simulation.observe([self._gaps, *injecting, *recording, *self.observers])
         if injecting:
             cluster.simulation.inject(injector)
         outcomes = OutcomeRecorder(start_ps)
         cpu = time.process_time()
         interrupted = self._play(cluster, workload, outcomes)
         cpu_seconds = time.process_time() - cpu
+        for recorder in recording:
+            assert self.record is not None
+            recorder.finish()
+            recorder.write(self.record, f"{view.model}, {options.workload}, simulated")
         table, after = outcomes.table(self._gaps.gaps()), _count(workers)
         cost = SimulationCost(
             cpu_seconds=cpu_seconds,
@@ -258,6 +269,18 @@ class _SimulatedCluster:
             requests, WARMUP_CONCURRENCY
         ):
             pass
+
+    def recorder(self, every_seconds: float | None) -> FrameRecorder:
+        """Record what runs from now on."""
+        deployment = self._device.deployment
+        return FrameRecorder(
+            self.simulation,
+            model=deployment.model.name,
+            gpu=deployment.gpu.name,
+            tensor_parallel=deployment.tensor_parallel,
+            addresses=self._addresses,
+            every_seconds=every_seconds,
+        )
 
     def play(self, requests: Sequence[WorkloadRequest], options: LoadOptions) -> Iterator[SimulatedRequest]:
         """Run a workload as the load generator would send it, faults included; yield requests as they end."""

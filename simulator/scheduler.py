@@ -4,9 +4,11 @@ from collections.abc import Callable, Iterable
 
 from lorrery.chassis.fault_rules import NO_FAULTS
 from lorrery.scheduler.core import refusals
+from lorrery.scheduler.core.adapter_events import AdapterLog
 from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.cluster_events import ClusterEvent, Placed, Refused, Withdrawn
 from lorrery.scheduler.core.door import ClusterRules
+from lorrery.scheduler.core.history import History
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.base import Placement
 from lorrery.scheduler.core.plan import (
@@ -20,6 +22,7 @@ from lorrery.scheduler.core.plan import (
     Preempted,
     Recalled,
 )
+from lorrery.scheduler.core.refusals import Refusal
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.simulator.clock import Clock
 from lorrery.simulator.open_requests import OpenRequests
@@ -43,6 +46,7 @@ class SimulatedScheduler:
 
     Attributes:
         core: decides.
+        history: what has happened; None: nobody wants to know.
     """
 
     def __init__(
@@ -61,8 +65,34 @@ class SimulatedScheduler:
         self._requests = requests
         self._nudge = nudge
         self._finish = finish
+        self.history: History | None = None
         self._looks_for_moves = False
         self._waits_until_ps: int | None = None  # what the clock looks at already
+
+    # --- history ----------------------------------------------------------------------------------------------------
+
+    def keep_history(self) -> History:
+        """Note from now on what happens; return where."""
+        self.history = History()
+        for member in self.core.members.values():
+            member.replica.adapters.log = AdapterLog()
+        return self.history
+
+    def note_decision(self, worker: SimulatedWorker, events: Iterable[Event], at_ps: int) -> None:
+        """Note what a boundary of a worker has brought, but for ends."""
+        assert self.history is not None
+        self.history.decided(worker.member, events, at_ps)
+        log = worker.replica.adapters.log
+        if log is not None:
+            self.history.adapters_changed(worker.name, log.take())
+
+    def _note_end(self, sequence: Sequence, worker: str, outcome: str, output_tokens: int) -> None:
+        if self.history is not None:
+            self.history.ended(sequence, worker, outcome, output_tokens, self._clock.now_ps)
+
+    def _note_refused(self, sequence: Sequence, refusal: Refusal) -> None:
+        if self.history is not None:
+            self.history.refused(sequence, refusal.message, self._clock.now_ps)
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -72,9 +102,12 @@ class SimulatedScheduler:
         timeout_ps = self._requests.timeout_ps
         if timeout_ps is not None:
             request.sequence.deadline_ps = self._clock.now_ps + timeout_ps
+        if self.history is not None:
+            self.history.arrived(request.sequence)
         events = self.core.submit(request.sequence, self._clock.now_ps)
         for event in events:
             if isinstance(event, Refused):
+                self._note_refused(event.sequence, event.refusal)
                 self._requests.refuse(request.handle, event.refusal)
             else:
                 self._carry_out(events)
@@ -89,18 +122,24 @@ class SimulatedScheduler:
         """Let the workers know what the core has decided, and the clients who was refused."""
         for event in events:
             if isinstance(event, Placed):
+                if self.history is not None and event.moved_from:
+                    self.history.moved(event.sequence, event.moved_from, event.member.name, self._clock.now_ps)
                 self._nudge(self._workers[event.member], event.matters)
             elif isinstance(event, Refused):
                 self._ended(event.sequence, 0)
+                self._note_refused(event.sequence, event.refusal)
+                self._note_end(event.sequence, "", "refused", event.sequence.produced_tokens)
                 self._requests.refuse(event.sequence.handle, event.refusal)
             elif isinstance(event, Withdrawn):
                 if event.refusal is not None:
+                    self._note_refused(event.sequence, event.refusal)
                     self._requests.by_handle[event.sequence.handle].refusal = event.refusal
                 worker = self._workers[event.member]
                 self._let_client_go(event.sequence, worker)
                 self._nudge(worker, True)
             else:
                 self._ended(event.sequence, 0)
+                self._note_end(event.sequence, "", "cancelled", event.sequence.produced_tokens)
                 self._let_client_go(event.sequence, None)
                 self._requests.withdraw(event.sequence.handle)
 
@@ -160,6 +199,9 @@ class SimulatedScheduler:
     def introduce(self, worker: SimulatedWorker) -> list[ClusterEvent]:
         """Take in a worker, and return what was decided of requests that waited for one."""
         worker.attached, self._workers[worker.member] = True, worker
+        if self.history is not None:
+            worker.replica.adapters.log = AdapterLog()
+            self.history.joined(worker.member, self._clock.now_ps)
         return self.core.attach(worker.member, self._clock.now_ps)
 
     def attach(self, worker: SimulatedWorker) -> None:
@@ -171,6 +213,8 @@ class SimulatedScheduler:
         member = worker.member
         gave_back, events = self.core.lose(member, self._clock.now_ps, worker.boundary_ps)
         del self._workers[member]
+        if self.history is not None:
+            self.history.lost(member, len(gave_back.sequences), self._clock.now_ps)
         worker.gpu.clear()
         self.handle(worker, gave_back.events)
         if worker.observer is not None:
@@ -189,6 +233,9 @@ class SimulatedScheduler:
             if isinstance(event, Finished):
                 if self._tells_ends:
                     self._ended(event.sequence, event.output_tokens)
+                if self.history is not None:
+                    reason, tokens = event.reason.word, event.output_tokens
+                    self.history.ended(event.sequence, worker.name, reason, tokens, event.at_ps)
                 request = requests.by_handle.pop(event.sequence.handle)
                 request.worker, request.outcome, request.reason = worker.name, "finished", event.reason
                 request.output_tokens, request.finished_ps = event.output_tokens, event.at_ps
@@ -207,7 +254,12 @@ class SimulatedScheduler:
     def _end_without_finish(self, event: Cancelled | Dropped | Failed, worker: SimulatedWorker) -> None:
         handle = event.sequence.handle
         self._ended(event.sequence, 0)
-        self._requests.by_handle[handle].worker = worker.name
+        request = self._requests.by_handle[handle]
+        if self.history is not None:
+            dropped = isinstance(event, Dropped) or request.refusal is not None
+            outcome = "dropped" if dropped else "failed" if isinstance(event, Failed) else "cancelled"
+            self._note_end(event.sequence, worker.name, outcome, max(request.output_tokens, request.produced_tokens))
+        request.worker = worker.name
         if isinstance(event, Dropped):
             self._requests.refuse(handle, refusals.dropped(event))
             return

@@ -70,12 +70,14 @@ class Watcher:
 
     Args:
         history: of the scheduler, which goes on with it.
+        tables: that it shares with watchers of other schedulers; None: its own.
     """
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: History, tables: Tables | None = None) -> None:
         self._history = history
-        self._tables = Tables()
+        self._tables = tables or Tables()
         self._seen = history.begin()
+        self._output_tokens = 0
 
     def frame(self, core: ClusterCore, at_ps: int) -> CoreFrame:
         """Take the next frame."""
@@ -87,7 +89,9 @@ class Watcher:
         rows = [EndedRow(one, tables.adapter(one.adapter_id), tables.tenants.number(one.tenant_id)) for one in ended]
         events, num_more_events = history.take_events(self._seen)
         open_tokens = sum([use.output_tokens for use in now.adapters.values()])
-        totals = replace(history.totals, output_tokens=max(0, history.totals.output_tokens + open_tokens))
+        # Never less than before: who is cancelled may leave a step later with what its client did not get.
+        self._output_tokens = max(self._output_tokens, history.totals.output_tokens + open_tokens)
+        totals = replace(history.totals, output_tokens=self._output_tokens)
         return CoreFrame(
             now,
             tables.adapters.take_new(),
