@@ -30,7 +30,9 @@ class Axis:
 
     Attributes:
         unit: `s` chooses among us, ms and s; others stand behind the number.
-        low, high: None: as the values are.
+        low: None: as the values are.
+        high: likewise.
+        marked: values that get the ticks; empty: round ones.
     """
 
     label: str
@@ -38,6 +40,7 @@ class Axis:
     log: bool = False
     low: float | None = None
     high: float | None = None
+    marked: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -203,7 +206,7 @@ class _Scale:
 
     def ticks(self) -> list[tuple[float, str]]:
         """Give places and texts of round values, some five of them."""
-        values = self._log_ticks() if self._log else self._round_ticks()
+        values = list(self._axis.marked) or (self._log_ticks() if self._log else self._round_ticks())
         places = self.places(np.array(values))
         return [
             (float(at), self._text(value)) for at, value in zip(places, values, strict=True) if -1e-9 <= at <= 1 + 1e-9
@@ -226,16 +229,16 @@ class _Scale:
         factors = (1,) if decades > _LOG_DECADES else (1, 3) if decades > 1.7 else (1, 2, 5)
         found = [factor * 10.0**power for power in range(low, high + 1) for factor in factors]
         if decades < 0.5:
-            return _round_values(10**self._low, 10**self._high)
+            return _round_values(10**self._low, 10**self._high, most=7)
         return found
 
     def _round_ticks(self) -> list[float]:
         return _round_values(self._low, self._high)
 
 
-def _round_values(low: float, high: float) -> list[float]:
+def _round_values(low: float, high: float, most: int = 5) -> list[float]:
     step = 10.0 ** math.floor(math.log10((high - low) / 4))
-    step *= next(factor for factor in (1, 2, 5, 10) if (high - low) / (step * factor) <= 5)
+    step *= next(factor for factor in (1, 2, 5, 10) if (high - low) / (step * factor) <= most)
     first = math.ceil(low / step - 1e-9)
     return [round(number_ * step, 12) for number_ in range(first, math.floor(high / step + 1e-9) + 1)]
 

@@ -6,7 +6,7 @@ from typing import Any
 from lorrery.reports.read import Run
 from lorrery.reports.table import cut
 
-__all__ = ["differing", "facts", "options_of"]
+__all__ = ["differing", "facts", "headline", "options_of"]
 
 _UNTOLD = "not told"
 _ADDRESSES = ("listen", "metrics", "name", "endpoint")
@@ -48,6 +48,18 @@ def facts(run: Run) -> list[tuple[str, str]]:
         found.append(("made", f"{when}, lorrery {version}"))
     found.append(("files", str(run.folder)))
     return [(name, cut(text, 400)) for name, text in found]
+
+
+def headline(run: Run) -> str:
+    """Say in a line what ran."""
+    cluster, options = run.part("cluster"), run.part("options")
+    if not run.summary:
+        return ""
+    workers = _cluster(cluster, _mapping(run.part("settings").get("worker")))
+    how = "simulated" if run.is_simulated else "live"
+    return cut(
+        f"{_plain(cluster.get('model')) or 'model unknown'} on {workers}, {_plain(options.get('workload'))}, {how}", 200
+    )
 
 
 def _cluster(cluster: Mapping[str, Any], worker: Mapping[str, Any]) -> str:

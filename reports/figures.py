@@ -236,9 +236,9 @@ class Failure:
     """Requests that failed in the same way.
 
     Attributes:
-        reason: the message, with N for each number.
-        example: one message as it was.
-        first_seconds: when the first and the last of them ended.
+        reason: the message; of several that differ in numbers and names alone their pattern, and one of them.
+        first_seconds: when the first of them ended.
+        last_seconds: when the last of them did.
         most: the adapter and the tenant that most of them name.
     """
 
@@ -248,7 +248,6 @@ class Failure:
     num_before_token: int
     first_seconds: float
     last_seconds: float
-    example: str
     most: tuple[str, str]
 
 
@@ -260,22 +259,23 @@ def failures(requests: Requests) -> list[Failure]:
     """Sort what failed by status and message, the most frequent first."""
     rows = np.flatnonzero(requests.failed)
     statuses = requests.names["status"]
-    reasons: dict[str, str] = {}
+    patterns: dict[str, str] = {}
     kinds: dict[tuple[str, str], list[int]] = {}
     for row in rows.tolist():
         text = requests.details.get(row, "")
-        if text not in reasons:
-            reasons[text] = _NUMBER.sub("N", _QUOTED.sub("'...'", text))
-        kinds.setdefault((statuses[requests.codes["status"][row]], reasons[text]), []).append(row)
+        if text not in patterns:
+            patterns[text] = _NUMBER.sub("N", _QUOTED.sub("'...'", text))
+        kinds.setdefault((statuses[requests.codes["status"][row]], patterns[text]), []).append(row)
     found = []
-    for (status, reason), its_rows in kinds.items():
+    for (status, pattern), its_rows in kinds.items():
         at = np.array(its_rows)
-        ends = requests["end_seconds"][at]
-        first, last = quantiles(ends, 0.0, 1.0)
-        most = tuple(_most(requests, name, at) for name in ("adapter_id", "tenant_id"))
-        before = int(np.isnan(requests["first_token_seconds"][at]).sum())
+        first, last = quantiles(requests["end_seconds"][at], 0.0, 1.0)
         example = requests.details.get(its_rows[0], "")
-        found.append(Failure(status, reason, len(at), before, first, last, example, (most[0], most[1])))
+        are_alike = all(requests.details.get(row, "") == example for row in its_rows)
+        reason = example if are_alike else f"{pattern}; such as: {example}"
+        before = int(np.isnan(requests["first_token_seconds"][at]).sum())
+        most = _most(requests, "adapter_id", at), _most(requests, "tenant_id", at)
+        found.append(Failure(status, reason, len(at), before, first, last, most))
     return sorted(found, key=lambda one: -one.count)
 
 

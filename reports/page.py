@@ -11,7 +11,7 @@ from markupsafe import Markup
 from lorrery.chassis.version import VERSION
 from lorrery.reports import chart, run_charts, run_tables
 from lorrery.reports.compare import NUM_DRAWS, Difference, compare, is_same_workload
-from lorrery.reports.facts import differing, facts, options_of
+from lorrery.reports.facts import differing, facts, headline, options_of
 from lorrery.reports.read import Run
 from lorrery.reports.sweep import Sweep
 from lorrery.reports.sweep_section import sweep_section
@@ -40,9 +40,14 @@ def render(runs: Sequence[Run], sweeps: Sequence[Sweep]) -> str:
     told = {run.name: list(run.warnings) for run in runs}
     timeline = run_charts.timeline_charts(runs, told) if runs else []
     names = [*(run.name for run in runs), *(sweep.name for sweep in sweeps)]
-    warnings = [("" if len(names) == 1 else name, cut(text, 600)) for name, texts in told.items() for text in texts]
+    shown = {run.name: cut(run.name) if len(names) > 1 else "" for run in runs}
+    warnings = [(shown[name], cut(text, 600)) for name, texts in told.items() for text in texts]
+    for run in runs:
+        if num_failed := int(run.requests.failed.sum()):
+            share = f"{num_failed:,} of {len(run.requests):,} requests failed ({num_failed / len(run.requests):.1%})"
+            warnings.append((shown[run.name], f"{share}: latencies are of the others alone"))
     empty = "the run has no request: nothing was sent, or it was ended before"
-    warnings += [(run.name, empty) for run in runs if not len(run.requests)]
+    warnings += [(shown[run.name], empty) for run in runs if not len(run.requests)]
     return environment.get_template(
         "page.html"
     ).render(
@@ -51,6 +56,7 @@ def render(runs: Sequence[Run], sweeps: Sequence[Sweep]) -> str:
         version=VERSION,
         title=" against ".join(cut(name, 40) for name in names[:3])
         + (f" and {len(names) - 3} more" if len(names) > 3 else ""),
+        beside=headline(runs[0]) if len(names) == 1 and runs else "",
         warnings=warnings,
         runs=runs,
         legend=[chart.swatch(cut(run.name), style) for style, run in enumerate(runs)] if len(runs) > 1 else [],

@@ -147,14 +147,11 @@ def failure_table(run: Run) -> Table | None:
     columns += [Column("first", unit="at s"), Column("last", unit="at s"), Column("most of", text=True)]
     rows = []
     for one in found[:_MOST_FAILURES]:
-        reason = one.example if one.count == 1 else one.reason
-        if one.count > 1 and one.example != one.reason:
-            reason = f"{one.reason}; such as: {one.example}"
         adapter, tenant = one.most
         most = f"{cut(adapter or BASE_MODEL, 40)}{f', tenant {cut(tenant, 40)}' if tenant else ''}"
         rows.append([
-            cut(one.status), cut(reason or "no message", 400), f"{one.count:,}", f"{one.num_before_token:,}",
+            cut(one.status), cut(one.reason or "no message", 400), f"{one.count:,}", f"{one.num_before_token:,}",
             number(one.first_seconds), number(one.last_seconds), most,
         ])  # fmt: skip
     notes = [f"the {_MOST_FAILURES} most frequent of {len(found):,} reasons"] if len(found) > _MOST_FAILURES else []
-    return Table("Failures", columns, rows, notes=notes)
+    return Table("", columns, rows, notes=notes)

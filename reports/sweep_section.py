@@ -23,6 +23,7 @@ __all__ = ["SweepSection", "sweep_section"]
 SEED = "seed"
 _MOST_ROWS, _MOST_FACETS, _MOST_LINES = 400, 8, 8
 _UNITS = {"rate": "requests/s", "concurrency": "clients", "duration": "s"}
+_MOST_TICKS = 9
 _LOG_RATIO = 16
 
 
@@ -159,7 +160,7 @@ def _facet(title: str, points: Sequence[Point], x: Axis, line_axis: Axis | None,
     labels = () if x.is_numeric else tuple(map(_text, x.values))
     numeric = [float(value) for value in x.values] if x.is_numeric else []
     log = bool(numeric) and min(numeric) > 0 and max(numeric) / min(numeric) >= _LOG_RATIO
-    across = chart.Axis(f"{x.key}{f', {_UNITS[x.key]}' if x.key in _UNITS else ''}", log=log)
+    across = chart.Axis(f"{x.key}{f', {_UNITS[x.key]}' if x.key in _UNITS else ''}", log=log, marked=_ticks(numeric))
     charts = []
     for panel in panels:
         drawn = []
@@ -174,6 +175,11 @@ def _facet(title: str, points: Sequence[Point], x: Axis, line_axis: Axis | None,
     if line_axis is not None:
         legend = [chart.swatch(f"{line_axis.short} = {_text(value)}", style) for style, value in enumerate(values)]
     return Facet(title, legend, charts)
+
+
+def _ticks(values: Sequence[float]) -> tuple[float, ...]:
+    """Choose the swept values themselves as ticks, where they leave room for one another."""
+    return tuple(values) if len(values) <= _MOST_TICKS else ()
 
 
 def _line(panel: _Panel, points: Sequence[Point], x: Axis, name: str, style: int) -> chart.Line:

@@ -59,7 +59,8 @@ def test_failures_with_other_numbers_are_one_reason(tmp_path):
     ]
     rows.append(failed(4, 4, "NOT_FOUND", "adapter 'x' is not known", adapter_id="x"))
     many, one = failures(requests(tmp_path, rows))
-    assert (many.reason, many.count) == ("prompt has N tokens; max_req_input_len is N", 3)
+    assert many.reason.startswith("prompt has N tokens; max_req_input_len is N; such as: prompt has 5001 tokens")
+    assert (many.count, one.reason) == (3, "adapter 'x' is not known")
     assert (many.first_seconds, many.last_seconds) == (1.0, 3.0)
     assert (one.status, one.most[0]) == ("NOT_FOUND", "x")
 
