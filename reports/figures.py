@@ -37,7 +37,7 @@ LEVELS = np.concatenate(
 """Of the quantiles that a cumulative distribution is drawn through."""
 OTHER = "other"
 _MOST_BUCKETS = 12
-_FEWEST_IN_BUCKET = 5
+_FEWEST_IN_BUCKET = 20
 
 
 def quantiles(values: Floats, *levels: float) -> list[float]:

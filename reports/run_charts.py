@@ -71,7 +71,7 @@ def length_charts(runs: Sequence[Run]) -> list[Markup]:
             drawn.append(Line(run.name, x, y, style, marks=True))
         values = [one for line in drawn for one in line.y.tolist() if one > 0]
         steep = bool(values) and max(values) / min(values) > 30
-        note = "lengths with 100 requests or more" if level == 2 else ""
+        note = "of 100 requests or more" if level == 2 else ""
         up = Axis(_FROM_INTENDED, "s", log=steep, low=None if steep else 0.0)
         found.append(chart.lines(title, across, up, drawn, note=note))
     return found

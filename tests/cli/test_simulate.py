@@ -37,6 +37,8 @@ def test_the_report_is_that_of_a_live_run(tmp_path: Path) -> None:
     assert summary["num_failed"] == 0
     assert summary["tokens_per_message"] == 1
     assert report["simulation"]["num_workers"] == 2
+    assert report["kind"] == "lorrery simulate"
+    assert "Llama-3-8B on 2 x H100-SXM" in (tmp_path / "report.html").read_text(encoding="utf-8")
     requests = rows(tmp_path)
     assert tuple(requests[0]) == CSV_COLUMNS
     assert len(requests) == summary["num_requests"]
@@ -48,7 +50,8 @@ def test_the_report_is_that_of_a_live_run(tmp_path: Path) -> None:
 def test_a_run_repeats_byte_for_byte_and_stepping_changes_nothing(tmp_path: Path) -> None:
     asked = ["-n", "60", "--rate", "20", "--adapters", "all", "--steps", "--perfetto"]
     for name, more in (("one", []), ("two", []), ("stepped", ["--one-step"])):
-        run(*asked, *more, "--out", str(tmp_path / name))
+        run(*asked, *more, "--no-report", "--out", str(tmp_path / name))
+    assert not (tmp_path / "one" / "report.html").exists()
     for file in ("requests.csv", "steps.csv", "trace.json"):
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
     assert (tmp_path / "one/requests.csv").read_bytes() == (tmp_path / "stepped/requests.csv").read_bytes()

@@ -49,7 +49,9 @@ async def test_a_trace_plays_to_a_table_and_two_files(start_router, tmp_path):
     assert {sent.adapter_id for sent in router.requests} == {"lora-0", "lora-1", "lora-2", "lora-3"}
     content = json.loads((tmp_path / "summary.json").read_text())
     assert content["summary"]["num_completed"] == 190
+    assert content["kind"] == "lorrery load"
     assert len((tmp_path / "requests.csv").read_text().splitlines()) == 191
+    assert "live, at" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def read(path, num_columns=2):
     return [list(known)[code] for code in codes], numbers, cut
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(TEXT, NUMBER), max_size=30), st.sampled_from([7, 64, 4096]))
 def test_columns_are_what_csv_reads(tmp_path_factory, rows, piece):
     path = tmp_path_factory.mktemp("csv") / "requests.csv"

@@ -100,7 +100,7 @@ def test_steps_are_weighted_by_their_time_and_a_long_file_is_read_in_pieces(tmp_
 def test_prompt_lengths_fall_into_classes(tmp_path):
     found = by_length(requests(tmp_path, poisson(2000)))
     assert 8 <= len(found) <= 12
-    assert 1900 < sum(one.count for one in found) <= 2000  # a class of fewer than five is left out
+    assert 1900 < sum(one.count for one in found) <= 2000  # a class of fewer than 20 is left out
     assert all(one.low <= one.high < after.low for one, after in pairwise(found))
 
 
@@ -119,15 +119,15 @@ def test_the_same_run_twice_is_equal_and_a_slower_one_is_higher(tmp_path):
 
 
 def test_runs_that_differ_by_chance_alone_are_mostly_within_noise(tmp_path):
-    runs = [requests(tmp_path / str(seed), poisson(600, seed=seed)) for seed in range(12)]
+    runs = [requests(tmp_path / str(seed), poisson(600, seed=seed)) for seed in range(8)]
     told = [
         one.verdict
         for base, other in zip(runs[::2], runs[1::2], strict=True)
         for one in compare(base, other)
         if one.name in ("TTFT mean", "TTFT p50", "TTFT p90") and one.verdict
     ]
-    assert len(told) == 18
-    assert told.count("within noise") >= 15
+    assert len(told) == 12
+    assert told.count("within noise") >= 10
 
 
 def test_correlated_requests_make_wider_intervals_than_independent_ones(tmp_path):

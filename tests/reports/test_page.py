@@ -128,8 +128,7 @@ def test_odd_runs_have_a_page_alone_and_beside_others(tmp_path, name):
     text, _ = page(odd)
     assert len(text) < 250_000
     assert ("other: 2,950 more" in text) == (name == "one adapter each")
-    page(write(tmp_path / "usual", poisson(150)), odd, file=tmp_path / "both.html")
-    page(odd, tmp_path / "usual", file=tmp_path / "both.html")
+    page(odd, write(tmp_path / "usual", poisson(120)), file=tmp_path / "both.html")
 
 
 def test_older_files_have_fewer_columns_and_the_first_kind(tmp_path):
