@@ -36,6 +36,6 @@ class Histogram:
         """Show a trace as an example of a value that has been observed."""
         self.exemplars[bisect_left(self._bounds, value)] = trace_id, value
 
-    def read(self) -> tuple[list[float], float]:
+    def read(self) -> tuple[list[int], float]:
         """Return how many values are up to each bound, the last without bound included, and the sum of all values."""
-        return list(accumulate(map(float, self._counts))), self._sum
+        return list(accumulate(self._counts)), self._sum

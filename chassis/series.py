@@ -61,7 +61,7 @@ class Number:
     __slots__ = ("value",)
 
     def __init__(self) -> None:
-        self.value = 0.0
+        self.value: float = 0
 
     def inc(self, amount: float = 1) -> None:
         """Add to it."""
@@ -225,7 +225,7 @@ def _escape(text: str) -> str:
 
 def _go(number: float) -> str:
     """Write a number as Go reads it."""
-    return repr(float(number)) if isfinite(number) else str(floatToGoString(number))  # type: ignore[no-untyped-call]
+    return repr(number) if isfinite(number) else str(floatToGoString(number))  # type: ignore[no-untyped-call]
 
 
 def family(series: Series, samples: Iterable[Sample], constant: Mapping[str, str] | None = None) -> Metric:

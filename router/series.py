@@ -43,7 +43,7 @@ _LENGTH_BUCKETS = (
     *(100_000.0, 200_000.0),
 )
 # Fewer of those that there are many of.
-_TTFT_BY_NAME_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0, 40.0, 160.0)
+_TTFT_BY_NAME_BUCKETS = (0.025, 0.05, 0.1, 0.2, 0.5, 1.0, 2.5, 10.0, 60.0)
 
 REQUESTS = Series(
     "lorrery_router_requests_total",

@@ -96,24 +96,16 @@ class Gauges:
         shown.value(series.WAITING, self._num_waiting)
         shown.value(series.RUNNING, lambda: sum(worker.replica.num_running for worker in state.attached))
         shown.value(series.ADAPTER_PINS, lambda: sum(worker.replica.running.adapter_pins for worker in state.attached))
-        shown.read(series.ADAPTER_WAITING, lambda: self._by_name(self._adapters, _adapter_id, running=False))
-        shown.read(series.ADAPTER_RUNNING, lambda: self._by_name(self._adapters, _adapter_id, running=True))
-        shown.read(series.TENANT_WAITING, lambda: self._by_name(self._tenants, _tenant_id, running=False))
-        shown.read(series.TENANT_RUNNING, lambda: self._by_name(self._tenants, _tenant_id, running=True))
+        by_adapter = _Counted(state, self._adapters, _adapter_id)
+        by_tenant = _Counted(state, self._tenants, _tenant_id)
+        shown.read(series.ADAPTER_WAITING, by_adapter.count)
+        shown.read(series.ADAPTER_RUNNING, by_adapter.running)
+        shown.read(series.TENANT_WAITING, by_tenant.count)
+        shown.read(series.TENANT_RUNNING, by_tenant.running)
 
     def _num_waiting(self) -> int:
         state = self._state
         return sum(worker.replica.num_waiting for worker in state.attached) + state.num_unplaced + state.num_held
-
-    def _by_name(
-        self, top: TopNames[AdapterUse] | TopNames[TenantUse], name: Callable[[Sequence], str], *, running: bool
-    ) -> Iterable[Sample]:
-        numbers = {label: 0 for label, _ in top.shown()}
-        for sequence in self._state.open_sequences:
-            if (sequence.admitted_ps is not None) == running:
-                label = top.label(name(sequence))
-                numbers[label if label in numbers else OTHER] += 1
-        return [((label,), number) for label, number in numbers.items()]
 
     def _workers(self, shown: Exporter) -> None:
         shown.read(series.WORKERS, self._by_state)
@@ -154,6 +146,39 @@ class Gauges:
                     numbers[label if label in numbers else OTHER] += 1
                 for label, number in numbers.items():
                     yield (worker.worker_id, label, level), number
+
+
+class _Counted:
+    """Counts open requests by name, once for the two series of each scrape, of which `count` is read first."""
+
+    def __init__(
+        self, state: State, top: TopNames[AdapterUse] | TopNames[TenantUse], name: Callable[[Sequence], str]
+    ) -> None:
+        self._state, self._top, self._name = state, top, name
+        self._running: list[Sample] = []
+
+    def count(self) -> Iterable[Sample]:
+        """Return how many wait, by name."""
+        name = self._name
+        waiting: dict[str, int] = {}
+        running: dict[str, int] = {}
+        for sequence in self._state.open_sequences:
+            one, numbers = name(sequence), waiting if sequence.admitted_ps is None else running
+            numbers[one] = numbers.get(one, 0) + 1
+        self._running = self._labelled(running)
+        return self._labelled(waiting)
+
+    def running(self) -> Iterable[Sample]:
+        """Return how many run, by name."""
+        return self._running
+
+    def _labelled(self, numbers: dict[str, int]) -> list[Sample]:
+        top = self._top
+        labelled = {label: 0 for label, _ in top.shown()}
+        for name, number in numbers.items():
+            label = top.label(name)
+            labelled[label if label in labelled else OTHER] += number
+        return [((label,), number) for label, number in labelled.items()]
 
 
 def _adapter_id(sequence: Sequence) -> str:

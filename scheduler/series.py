@@ -13,7 +13,7 @@ _TOKEN_BUCKETS = (
     *(1.0, 8.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 65536.0),
 )
 # Fewer of those that there are many of.
-_WAIT_BY_NAME_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+_WAIT_BY_NAME_BUCKETS = (0.01, 0.05, 0.2, 0.5, 1.0, 2.5, 10.0, 60.0)
 
 REQUESTS = Series(
     "lorrery_scheduler_requests_total",

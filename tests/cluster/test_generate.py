@@ -34,7 +34,7 @@ async def test_one_request_gets_every_token_in_order(start_cluster: StartCluster
         assert stream.finish.reason == types_pb2.FINISH_REASON_LENGTH
 
         by_eos = await client.start(Ask(seed=8, max_new_tokens=100, ignore_eos=False, true_output_tokens=12))
-        by_eos.check(cluster.settings)
+        usages = [usage, by_eos.check(cluster.settings)]
         assert by_eos.finish is not None
         assert by_eos.finish.reason == types_pb2.FINISH_REASON_EOS
         assert len(by_eos.token_ids) == 12
@@ -49,6 +49,9 @@ async def test_one_request_gets_every_token_in_order(start_cluster: StartCluster
     for level in ("gpu", "host"):
         labels = {"worker": "worker-0", "adapter": "lora-1", "level": level}
         assert await scrape(cluster, "scheduler", "lorrery_scheduler_worker_adapter_resident", **labels) == 1
+    for phase in ("queue", "adapter_load", "prefill", "decode"):
+        seconds = await scrape(cluster, "scheduler", "lorrery_scheduler_request_phase_seconds_sum", phase=phase)
+        assert seconds == pytest.approx(sum(getattr(usage, f"{phase}_seconds") for usage in usages)), phase
     assert await scrape(cluster, "worker-0", "lorrery_worker_info", worker="worker-0") == 1
     await check_series(cluster, unseen=frozenset({"lorrery_scheduler_worker_kv_blocks"}))  # there are none here
 
