@@ -225,7 +225,7 @@ def _escape(text: str) -> str:
 
 def _go(number: float) -> str:
     """Write a number as Go reads it."""
-    return repr(number) if isfinite(number) else str(floatToGoString(number))  # type: ignore[no-untyped-call]
+    return str(number + 0) if isfinite(number) else str(floatToGoString(number))  # type: ignore[no-untyped-call]
 
 
 def family(series: Series, samples: Iterable[Sample], constant: Mapping[str, str] | None = None) -> Metric:

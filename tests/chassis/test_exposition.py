@@ -3,6 +3,7 @@
 import re
 import urllib.request
 
+import numpy as np
 import pytest
 from prometheus_client import Gauge, generate_latest
 from prometheus_client.openmetrics import exposition, parser
@@ -72,7 +73,7 @@ def test_an_exemplar_is_shown_with_its_bucket_in_openmetrics_alone(registry: Reg
 def test_numbers_of_any_size_are_read_back(registry: Registry):
     exporter = Exporter(registry, [OPEN])
     number = exporter.number(OPEN)
-    for value in (0, 1e-9, 123456789.25, 1e22, float("inf"), -1):
+    for value in (0, True, np.int64(7), np.float64(0.1), 1e-9, 123456789.25, 1e22, float("inf"), -1):
         number.set(value)
         (family,) = parser.text_string_to_metric_families(expose(registry, "application/openmetrics-text")[1].decode())
         assert family.samples[0].value == value
@@ -86,8 +87,7 @@ def test_endpoint_answers_in_whole_and_by_name():
         url = f"http://127.0.0.1:{server.port}/metrics"
         with urllib.request.urlopen(urllib.request.Request(url, headers={"Accept-Encoding": "gzip"})) as response:
             assert response.headers["Content-Type"] == TEXT
-            assert b'lorrery_service_state{state="starting"} True\n' not in (text := response.read())
-            assert b'lorrery_service_state{state="starting"} 1\n' in text
+            assert b'lorrery_service_state{state="starting"} 1\n' in response.read()
         with urllib.request.urlopen(f"{url}?name[]=lorrery_build_info") as response:
             body = response.read()
         assert b"lorrery_build_info" in body
