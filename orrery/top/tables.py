@@ -301,7 +301,8 @@ def _ended(one: Ended) -> Row:
 
     def cells() -> tuple[Cell, ...]:
         names = plain(one.worker) or "-", plain(one.adapter), plain(tenant)
-        return str(row.request), plain(row.outcome), *names, *map(count, counts), *map(seconds, times)
+        ttft = seconds(one.ttft) if row.output_tokens else "-"
+        return str(row.request), plain(row.outcome), *names, *map(count, counts), ttft, *map(seconds, times[1:])
 
     keys = row.request, row.outcome, one.worker, one.adapter, tenant, *counts, *times
     return Row(cells, keys, "dim" if row.output_tokens else "warn")
