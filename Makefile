@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-dev demo test lint docs dashboards rules protos protos-check protos-release lock bench wheel compiled test-compiled fuzz fuzz-rpc chaos clean
+.PHONY: help setup setup-dev demo test lint docs screenshots dashboards rules protos protos-check protos-release lock bench wheel compiled test-compiled fuzz fuzz-rpc chaos clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,6 +14,7 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 FUZZ_ARGS ?=
 CHAOS_ARGS ?=
+SCREENSHOTS ?=
 UPGRADE ?=
 
 # uv's own environment of the caller must not redirect it to another environment than ours.
@@ -150,6 +151,9 @@ dashboards: setup-dev ## rewrite deploy/grafana/dashboards from deploy/dashboard
 
 rules: setup-dev ## check Prometheus' configurations and rules, and every alert; takes prometheus and promtool, or Docker
 	bash .ci/prometheus
+
+screenshots: setup-dev ## take the pictures in docs/figures again; needs Chromium; SCREENSHOTS=orrery for one
+	$(BIN)/python -m docs.screenshots $(SCREENSHOTS)
 
 clean: ## remove what was made here, .venv included
 	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

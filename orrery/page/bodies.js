@@ -4,7 +4,6 @@
 
 import { count } from './format.js';
 import { DRAINING } from './model.js';
-import { STUCK_SECONDS } from './rules.js';
 
 const TURN = 2 * Math.PI;
 const TOP = -Math.PI / 2;
@@ -125,7 +124,7 @@ function drawKv(context, { worker, x, y }, { colours, measure }) {
   context.stroke();
 }
 
-// Adapters on the GPU, a segment each: in use full, unused pale; those that load are drawn as they move.
+// Adapters on the GPU, a segment each: in use full, unused pale, still loading paler.
 function drawResident(context, { worker, x, y }, model, { measure, dimAdapter }, swatch) {
   const number = worker.resident.length;
   if (!number) return;
@@ -133,9 +132,8 @@ function drawResident(context, { worker, x, y }, model, { measure, dimAdapter },
   const alpha = context.globalAlpha;
   context.lineWidth = measure.residentWidth;
   worker.resident.forEach(([index, state], place) => {
-    if (state === 2) return;
     const adapter = model.adapter(index);
-    context.globalAlpha = alpha * (dimAdapter(adapter) ? 0.12 : state === 1 ? 1 : 0.35);
+    context.globalAlpha = alpha * (dimAdapter(adapter) ? 0.12 : state === 1 ? 1 : state === 2 ? 0.15 : 0.35);
     context.strokeStyle = swatch(adapter);
     context.beginPath();
     context.arc(x, y, measure.resident, TOP + (TURN * place) / number + gap, TOP + (TURN * (place + 1)) / number - gap);
@@ -144,28 +142,12 @@ function drawResident(context, { worker, x, y }, model, { measure, dimAdapter },
   context.globalAlpha = alpha;
 }
 
-// What waits stands on the side of the scheduler, in rows; what does not fit is a number.
-function drawQueue(context, { worker, x, y, moonRadius, orbitGap }, { colours, measure }) {
-  if (!worker.waiting) return;
-  const size = Math.max(1.2, Math.min(3, measure.cell * 0.014));
-  const towards = Math.atan2(-y, -x);
-  context.fillStyle = worker.oldest >= STUCK_SECONDS ? colours.bad : worker.oldest >= STUCK_SECONDS / 2 ? colours.warn : colours.soft;
-  let left = worker.waiting;
-  let radius = moonRadius + orbitGap * 0.4 + size * 2;
-  for (let row = 0; row < 3 && left > 0; row += 1, radius += size * 2.8) {
-    const fit = Math.max(3, Math.floor((1.9 * radius) / (size * 3)));
-    const shown = Math.min(left, fit);
-    const step = (size * 3) / radius;
-    for (let index = 0; index < shown; index += 1) {
-      const angle = towards + (index - (shown - 1) / 2) * step;
-      disc(context, x + radius * Math.cos(angle), y + radius * Math.sin(angle), size);
-    }
-    left -= shown;
-  }
-  if (left > 0 && measure.labelled) {
-    context.font = `600 11px ${FONT}`;
-    context.fillText(`+${count(left)}`, x + (radius + 8) * Math.cos(towards), y + (radius + 8) * Math.sin(towards));
-  }
+// What waits is drawn dot by dot in moving.js; what does not fit is a number here.
+function drawQueue(context, { x, y, inwards, queueMore, queueRadius }, { colours, measure }) {
+  if (!queueMore || !measure.labelled) return;
+  context.font = `600 11px ${FONT}`;
+  context.fillStyle = colours.soft;
+  context.fillText(`+${count(queueMore)}`, x + (queueRadius + 9) * Math.cos(inwards), y + (queueRadius + 9) * Math.sin(inwards));
 }
 
 // A second circle and a badge: to be seen without colour too.

@@ -15,7 +15,7 @@ import { Notices, EventLog } from './notices.js';
 import { Timeline } from './timeline.js';
 import { startTheme } from './theme.js';
 
-const PANEL_MS = 250; // how often figures change: more often cannot be read
+const PANEL_MS = 400; // how often figures change: more often cannot be read
 const RULES_SECONDS = 0.5; // device seconds between looks for what is wrong
 const HELLO_RETRY_MS = 2000;
 
@@ -137,7 +137,8 @@ class Page {
 
   #title(hello) {
     this.model.hello ??= hello;
-    write(byId('model'), [hello.model, hello.title].filter(Boolean).join(' · '));
+    write(byId('model'), hello.title.includes(hello.model) ? hello.title : [hello.model, hello.title].filter(Boolean).join(' · '));
+    mark(byId('model'), 'title', `lorrery ${hello.version}`);
     document.title = [hello.title || hello.model, 'Lorrery'].filter(Boolean).join(' · ');
     this.ui.speed = this.source === 'live' ? 1 / (hello.time_scale || 1) : 1;
   }
@@ -145,6 +146,7 @@ class Page {
   #state(kind, text, advice) {
     mark(byId('connection'), 'class', kind);
     write(byId('connection'), text);
+    mark(byId('stage'), 'class', kind === 'lost' ? 'lost' : null);
     this.advice = advice;
   }
 
@@ -172,7 +174,9 @@ class Page {
     if (this.record) {
       this.record.advance(Math.min(0.25, (now - (this.tickedAt ?? now)) / 1000));
       this.model = this.record.show(this.model);
-      this.ui.speed = this.record.playing ? this.record.speed : 0;
+      const speed = this.record.playing ? this.record.speed : 0;
+      this.ui.changed ||= speed !== this.ui.speed;
+      this.ui.speed = speed;
     }
     this.tickedAt = now;
     const { model, ui } = this;
@@ -261,7 +265,7 @@ class Page {
   }
 
   #loadCommand() {
-    const target = this.model.hello?.target;
+    const target = / at (\S+:\d+)$/.exec(this.model.hello?.title ?? '')?.[1]; // a live feed's title ends with the router
     return `lorrery load${target ? ` --target ${target}` : ''} --rate 20 -n 400 --adapters all`;
   }
 }

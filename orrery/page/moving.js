@@ -1,73 +1,46 @@
 // The layer that changes with every animation frame: moons, sparks, adapters on their way.
 //
-// Numbers live in typed arrays that are filled when a frame comes, and dots are copies of prepared sprites: an animation
-// frame allocates nothing.
+// Numbers live in typed arrays that are filled when a frame comes, and dots are written into one image: an animation frame
+// allocates nothing.
 
+import { Dot, Pixels, pixel } from './pixels.js';
+import { Sparks } from './sparks.js';
 import { swatches } from './palette.js';
+import { STUCK_SECONDS } from './rules.js';
 
 const TURN = 2 * Math.PI;
 const TOP = -Math.PI / 2;
 const GOLDEN = 0.618034;
 const MAX_MOONS = 16384;
-const MAX_SPARKS = 4096;
 const SPARKS_PER_SECOND = 400; // beyond which one spark stands for more tokens
 const SPARK_SECONDS = 1.3;
 const COURIER_SECONDS = 0.55;
 const LEAVING_SECONDS = 0.9;
 const SECONDS_PER_TURN = 9; // of the innermost moon, at 30 steps a second
-const DIM = 0.13;
-
-/** Dots of every swatch, so many device pixels wide: full in the first row, hollow in the second. */
-class Sprites {
-  constructor(radius, density) {
-    const colours = swatches();
-    const dot = radius * density;
-    this.wide = Math.ceil(2 * dot) + 2; // a pixel of rim on each side
-    this.shown = this.wide / density;
-    this.canvas = document.createElement('canvas');
-    this.canvas.width = this.wide * colours.length;
-    this.canvas.height = this.wide * 2;
-    const context = this.canvas.getContext('2d');
-    colours.forEach((colour, index) => {
-      context.fillStyle = context.strokeStyle = colour;
-      context.lineWidth = Math.max(1, dot * 0.36);
-      for (const [row, draw] of [[0, 'fill'], [1, 'stroke']]) {
-        context.beginPath();
-        context.arc((index + 0.5) * this.wide, (row + 0.5) * this.wide, row ? dot - context.lineWidth / 2 : dot, 0, TURN);
-        context[draw]();
-      }
-    });
-  }
-
-  /** Draw a dot; x and y are its middle. */
-  draw(context, colour, row, x, y) {
-    const { wide, shown } = this;
-    context.drawImage(this.canvas, colour * wide, row * wide, wide, wide, x - shown / 2, y - shown / 2, shown, shown);
-  }
-}
+const FULL = 0; // kinds of dots: requests in decode, in prefill, and those that wait
+const HOLLOW = 1;
+const WAITS = 2;
+const QUEUE_ROWS = 3;
+const DIM = 34; // of 256
 
 export class Moving {
   constructor() {
     this.moons = {
       number: 0, body: new Uint16Array(MAX_MOONS), orbit: new Float32Array(MAX_MOONS), angle: new Float32Array(MAX_MOONS),
-      turn: new Float32Array(MAX_MOONS), colour: new Uint8Array(MAX_MOONS), hollow: new Uint8Array(MAX_MOONS), dim: new Uint8Array(MAX_MOONS),
+      turn: new Float32Array(MAX_MOONS), colour: new Uint8Array(MAX_MOONS), kind: new Uint8Array(MAX_MOONS), dim: new Uint8Array(MAX_MOONS),
     };
-    const floats = () => new Float32Array(MAX_SPARKS);
-    this.sparks = {
-      number: 0, x: floats(), y: floats(), vx: floats(), vy: floats(), age: floats(), life: floats(),
-      colour: new Uint8Array(MAX_SPARKS), fades: new Uint8Array(MAX_SPARKS),
-    };
+    this.sparks = new Sparks();
     this.loading = []; // {body, place, of, colour, left, total}
     this.leaving = []; // {x, y, dx, dy, colour, age}
     this.capacity = 8;
     this.tokensPerSpark = 1;
-    this.sprites = null;
+    this.dots = null;
     this.frameWall = 0.1; // mean wall seconds between frames
   }
 
   /** The theme has changed. */
   recolour() {
-    this.sprites = null;
+    this.dots = null;
   }
 
   /** Take over what a frame says of the moons; `wall` is the wall seconds since the last one. */
@@ -78,6 +51,7 @@ export class Moving {
     moons.number = 0;
     this.loading.length = 0;
     let emitted = 0;
+    this.turning = false;
     view.bodies.forEach((body, index) => {
       const { worker } = body;
       body.firstMoon = moons.number;
@@ -89,17 +63,19 @@ export class Moving {
         moons.orbit[moon] = orbit.radius;
         moons.turn[moon] = orbit.turn;
         moons.angle[moon] = body.tilt + (TURN * ((place * orbit.stride) % orbit.places)) / orbit.places;
-        moons.hollow[moon] = output > 0 ? 0 : 1;
+        moons.kind[moon] = output > 0 ? FULL : HOLLOW;
         moons.colour[moon] = view.colourIndex(adapter, tenant);
         moons.dim[moon] = view.dimMoon(adapter, tenant, worker) ? 1 : 0;
       }
       body.numMoons = moons.number - body.firstMoon;
+      this.#queue(body, index, view);
       const grown = body.tokens === undefined ? 0 : Math.max(0, worker.tokens.total - body.tokens);
       body.tokens = worker.tokens.total;
       emitted += grown;
       body.owed = Math.min(body.owed + grown / this.tokensPerSpark, 200);
       body.emission = body.owed / this.frameWall;
       body.omega = worker.step > 0 && worker.running ? (TURN / SECONDS_PER_TURN) * Math.min(4, (view.speed / worker.step) / 30) : 0;
+      this.turning ||= body.omega > 0 || body.owed > 0;
       this.#adapters(body, index, model, view);
       if (view.animated) for (const [, adapter, tenant] of worker.newcomers) this.#courier(body, view.colourIndex(adapter, tenant));
       worker.newcomers.length = 0;
@@ -113,6 +89,8 @@ export class Moving {
     for (const { worker } of view.bodies) most = Math.max(most, worker.slots.size + worker.free.length);
     while (this.capacity < most) this.capacity *= 2;
     while (this.capacity > 8 && most < this.capacity / 4) this.capacity /= 2;
+    this.firstState = view.swatches.length;
+    this.queueSize = Math.max(1.2, Math.min(3, view.measure.cell * 0.014));
     const key = `${this.capacity} ${view.measure.cell}`;
     if (key === this.sizedFor) return;
     this.sizedFor = key;
@@ -131,7 +109,7 @@ export class Moving {
         places += here;
       }
       this.moonSize = size;
-      this.sprites = null;
+      this.dots = null;
       this.moonRadius = this.orbits[this.orbits.length - 1].radius;
       if (places >= this.capacity || size < 0.7) break;
     }
@@ -141,6 +119,32 @@ export class Moving {
     let index = 0;
     while (index < this.orbits.length - 1 && slot >= this.orbits[index].from + this.orbits[index].places) index += 1;
     return [this.orbits[index], slot - this.orbits[index].from];
+  }
+
+  // What waits stands on the side of the scheduler, in rows; amber and red by how long the first has waited.
+  #queue(body, index, { measure }) {
+    const { moons } = this;
+    const { waiting, oldest } = body.worker;
+    const size = this.queueSize;
+    const colour = this.firstState + (oldest >= STUCK_SECONDS ? 2 : oldest >= STUCK_SECONDS / 2 ? 1 : 0);
+    let left = waiting;
+    let radius = this.moonRadius + this.moonSize + size * 2;
+    for (let row = 0; row < QUEUE_ROWS && left > 0; row += 1, radius += size * 2.8) {
+      const shown = Math.min(left, Math.max(3, Math.floor((1.9 * radius) / (size * 3))));
+      for (let place = 0; place < shown && moons.number < MAX_MOONS; place += 1) {
+        const moon = moons.number++;
+        moons.body[moon] = index;
+        moons.orbit[moon] = radius;
+        moons.turn[moon] = 0;
+        moons.angle[moon] = body.inwards + ((place - (shown - 1) / 2) * size * 3) / radius;
+        moons.kind[moon] = WAITS;
+        moons.colour[moon] = colour;
+        moons.dim[moon] = 0;
+      }
+      left -= shown;
+    }
+    body.queueMore = left;
+    body.queueRadius = Math.min(radius, measure.outer);
   }
 
   // Adapters that load get a place on the ring that fills; those that left fly off.
@@ -173,45 +177,40 @@ export class Moving {
     if (allowed > this.tokensPerSpark || wanted < this.tokensPerSpark / 4) this.tokensPerSpark = allowed;
   }
 
-  #spark(x, y, vx, vy, life, colour, fades) {
-    const { sparks } = this;
-    if (sparks.number === MAX_SPARKS) return;
-    const index = sparks.number++;
-    sparks.x[index] = x;
-    sparks.y[index] = y;
-    sparks.vx[index] = vx;
-    sparks.vy[index] = vy;
-    sparks.age[index] = 0;
-    sparks.life[index] = life;
-    sparks.colour[index] = colour;
-    sparks.fades[index] = fades;
-  }
-
   // A request that has joined flies from the scheduler to its worker.
   #courier(body, colour) {
     const begun = Math.random() * 0.4; // those of one frame would fly as a lump
-    this.#spark(body.x * begun, body.y * begun, body.x / COURIER_SECONDS, body.y / COURIER_SECONDS, COURIER_SECONDS * (1 - begun), colour, 0);
+    this.sparks.add(body.x * begun, body.y * begun, body.x / COURIER_SECONDS, body.y / COURIER_SECONDS, COURIER_SECONDS * (1 - begun), colour, 0);
+  }
+
+  /** Whether another animation frame would look the same. */
+  get rests() {
+    return !this.turning && !this.sparks.number && !this.loading.length && !this.leaving.length;
   }
 
   /** Let wall seconds pass, and draw. */
   draw(context, view, elapsed) {
-    if (!this.sprites) {
-      const density = view.density;
-      this.sprites = new Sprites(this.moonSize ?? 3, density);
-      this.dots = new Sprites(Math.max(0.9, Math.min(2, (this.moonSize ?? 3) * 0.45)), density);
-    }
-    context.clearRect(0, 0, view.width, view.height);
-    context.save();
-    context.translate(view.width / 2, view.height / 2);
+    const [wide, high] = [context.canvas.width, context.canvas.height];
+    if (this.pixels?.width !== wide || this.pixels?.height !== high) this.pixels = new Pixels(wide, high);
+    if (!this.dots) this.#prepare(view);
+    const { pixels, dots } = this;
+    pixels.clear();
     if (view.animated) this.#move(view, elapsed);
-    this.#drawLoading(context, view, elapsed);
-    this.#drawMoons(context, view);
-    if (view.animated) this.#drawSparks(context);
-    context.restore();
+    this.#drawAdapters(view, elapsed, wide / 2, high / 2);
+    this.#drawMoons(view, wide / 2, high / 2);
+    if (view.animated) this.sparks.draw(pixels, dots, this.colours, view.density, wide / 2, high / 2);
+    pixels.show(context);
+  }
+
+  #prepare({ density, colours: { soft, warn, bad } }) {
+    const radius = (this.moonSize ?? 3) * density;
+    this.kinds = [new Dot(radius), new Dot(radius, Math.max(1, radius * 0.36)), new Dot((this.queueSize ?? 2) * density)];
+    this.dots = new Dot(Math.max(0.8, Math.min(1.8, radius * 0.42)));
+    this.colours = [...swatches(), soft, warn, bad].map(pixel);
   }
 
   #move(view, elapsed) {
-    const { sparks, moons } = this;
+    const { moons } = this;
     for (let index = 0; index < view.bodies.length; index += 1) {
       const body = view.bodies[index];
       body.phase = (body.phase + body.omega * elapsed) % (TURN * 1000);
@@ -223,72 +222,45 @@ export class Moving {
         const moon = body.firstMoon + Math.floor(Math.random() * body.numMoons);
         if (moons.dim[moon]) continue;
         const angle = moons.angle[moon] + body.phase * moons.turn[moon];
-        const fly = body.outwards + (Math.random() - 0.5) * 0.7;
-        const speed = view.measure.cell * (0.35 + 0.25 * Math.random()) + 12;
-        this.#spark(
+        const fly = angle + (Math.random() - 0.5) * 0.6;
+        const speed = view.measure.cell * (0.2 + 0.2 * Math.random()) + 10;
+        this.sparks.add(
           body.x + moons.orbit[moon] * Math.cos(angle), body.y + moons.orbit[moon] * Math.sin(angle),
           speed * Math.cos(fly), speed * Math.sin(fly), SPARK_SECONDS * (0.7 + 0.6 * Math.random()),
           moons.colour[moon], 1,
         );
       }
     }
-    for (let index = 0; index < sparks.number; index += 1) {
-      sparks.age[index] += elapsed;
-      if (sparks.age[index] < sparks.life[index]) {
-        sparks.x[index] += sparks.vx[index] * elapsed;
-        sparks.y[index] += sparks.vy[index] * elapsed;
-      } else {
-        const last = --sparks.number; // the last takes its place
-        for (const name of SPARK_FIELDS) sparks[name][index] = sparks[name][last];
-        index -= 1;
-      }
+    this.sparks.move(elapsed);
+  }
+
+  #drawMoons({ bodies, density }, middleX, middleY) {
+    const { moons, pixels, kinds, colours } = this;
+    for (let moon = 0; moon < moons.number; moon += 1) {
+      const body = bodies[moons.body[moon]];
+      const angle = moons.angle[moon] + body.phase * moons.turn[moon];
+      const orbit = moons.orbit[moon];
+      pixels.dot(
+        kinds[moons.kind[moon]], middleX + (body.x + orbit * Math.cos(angle)) * density,
+        middleY + (body.y + orbit * Math.sin(angle)) * density, colours[moons.colour[moon]], moons.dim[moon] ? DIM : 256,
+      );
     }
   }
 
-  #drawMoons(context, { bodies }) {
-    const { moons, sprites } = this;
-    for (let pass = 1; pass >= 0; pass -= 1) {
-      context.globalAlpha = pass ? DIM : 1;
-      for (let moon = 0; moon < moons.number; moon += 1) {
-        if (moons.dim[moon] !== pass) continue;
-        const body = bodies[moons.body[moon]];
-        const angle = moons.angle[moon] + body.phase * moons.turn[moon];
-        const orbit = moons.orbit[moon];
-        sprites.draw(context, moons.colour[moon], moons.hollow[moon], body.x + orbit * Math.cos(angle), body.y + orbit * Math.sin(angle));
-      }
-    }
-    context.globalAlpha = 1;
-  }
-
-  #drawSparks(context) {
-    const { sparks, dots } = this;
-    for (let index = 0; index < sparks.number; index += 1) {
-      context.globalAlpha = sparks.fades[index] ? 1 - sparks.age[index] / sparks.life[index] : 0.75;
-      dots.draw(context, sparks.colour[index], 0, sparks.x[index], sparks.y[index]);
-    }
-    context.globalAlpha = 1;
-  }
-
-  #drawLoading(context, view, elapsed) {
-    const { measure, swatches: colours } = view;
-    context.lineWidth = measure.residentWidth;
+  // Adapters come from the outside to their place on the ring, and leave the same way, as squares.
+  #drawAdapters(view, elapsed, middleX, middleY) {
+    const { measure, density, bodies } = view;
+    const half = Math.max(2, this.moonSize * 0.95) * density;
     for (const load of this.loading) {
-      const body = view.bodies[load.body];
+      const body = bodies[load.body];
       if (!body) continue;
       if (view.animated) load.left = Math.max(0, load.left - elapsed * view.speed);
-      const part = load.total > 0 ? 1 - load.left / load.total : 0;
-      const from = TOP + (TURN * load.place) / load.of;
-      const to = TOP + (TURN * (load.place + 1)) / load.of;
-      context.strokeStyle = context.fillStyle = colours[load.colour];
-      context.globalAlpha = 0.25;
-      arc(context, body, measure.resident, from, to);
-      context.globalAlpha = 1;
-      if (part > 0) arc(context, body, measure.resident, from, from + (to - from) * part);
-      // It comes from the outside, as a square.
-      const distance = measure.outer + (measure.resident - measure.outer) * part;
-      const middle = (from + to) / 2;
-      const size = Math.max(2.4, this.moonSize * 1.1);
-      context.fillRect(body.x + distance * Math.cos(middle) - size, body.y + distance * Math.sin(middle) - size, 2 * size, 2 * size);
+      const distance = measure.outer + (measure.resident - measure.outer) * (load.total > 0 ? 1 - load.left / load.total : 0);
+      const angle = TOP + (TURN * (load.place + 0.5)) / load.of;
+      this.pixels.square(
+        middleX + (body.x + distance * Math.cos(angle)) * density, middleY + (body.y + distance * Math.sin(angle)) * density, half,
+        this.colours[load.colour], 255, true,
+      );
     }
     for (let index = this.leaving.length - 1; index >= 0 && view.animated; index -= 1) {
       const square = this.leaving[index];
@@ -299,22 +271,12 @@ export class Moving {
         continue;
       }
       const distance = measure.resident + (measure.outer - measure.resident) * part;
-      context.globalAlpha = 0.6 * (1 - part);
-      context.strokeStyle = colours[square.colour];
-      context.lineWidth = 1.2;
-      const size = Math.max(2.4, this.moonSize * 1.1);
-      context.strokeRect(square.x + square.dx * distance - size, square.y + square.dy * distance - size, 2 * size, 2 * size);
+      this.pixels.square(
+        middleX + (square.x + square.dx * distance) * density, middleY + (square.y + square.dy * distance) * density, half,
+        this.colours[square.colour], Math.round(150 * (1 - part)), false,
+      );
     }
-    context.globalAlpha = 1;
   }
-}
-
-const SPARK_FIELDS = ['x', 'y', 'vx', 'vy', 'age', 'life', 'colour', 'fades'];
-
-function arc(context, body, radius, from, to) {
-  context.beginPath();
-  context.arc(body.x, body.y, radius, from, to);
-  context.stroke();
 }
 
 function common(a, b) {

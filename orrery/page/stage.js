@@ -10,6 +10,9 @@ import { themeColours } from './theme.js';
 
 const MARGIN = 8;
 const MAX_DENSITY = 2; // device pixels a CSS pixel that are drawn
+const SLOW_MS = 21; // between animation frames, on the mean of SLOW_FOR_MS: then what moves is drawn in fewer pixels
+const SLOW_FOR_MS = 3000;
+const LEAST_DENSITY = 0.6;
 const byName = new Intl.Collator('en', { numeric: true });
 
 export class Stage {
@@ -59,11 +62,10 @@ export class Stage {
   #resize() {
     const { width, height } = this.container.getBoundingClientRect();
     const density = Math.min(MAX_DENSITY, window.devicePixelRatio || 1);
-    for (const canvas of [this.still, this.moved]) {
-      canvas.width = Math.round(width * density);
-      canvas.height = Math.round(height * density);
-      canvas.getContext('2d').setTransform(density, 0, 0, density, 0, 0);
-    }
+    this.numDrawn = this.drawnMs = 0;
+    size(this.still, width, height, density);
+    size(this.moved, width, height, density);
+    this.still.getContext('2d').setTransform(density, 0, 0, density, 0, 0);
     Object.assign(this.view, { width, height, density });
     this.moving.recolour();
     this.numPlaced = -1;
@@ -108,34 +110,54 @@ export class Stage {
     const gone = new Set(this.byKey.keys());
     view.bodies = workers.map((worker, index) => {
       let body = this.byKey.get(worker.key);
-      if (!body || (body.worker !== worker && body.worker.tokens.at > worker.tokens.at)) {
+      if (!body || body.worker !== worker) {
         body = { phase: 0, omega: 0, owed: 0, due: 0, emission: 0, tilt: (index * 2.4) % 6.28, tokens: undefined, resident: null };
         this.byKey.set(worker.key, body);
       }
       gone.delete(worker.key);
       const { x, y } = view.place.places[index];
-      Object.assign(body, { worker, x, y, outwards: Math.atan2(y, x) });
+      Object.assign(body, { worker, x, y, outwards: Math.atan2(y, x), inwards: Math.atan2(-y, -x) });
       body.centre = { x: view.width / 2 + x, y: view.height / 2 + y, room: view.measure.outer * 2 };
       return body;
     });
     for (const key of gone) this.byKey.delete(key);
   }
 
+  // A machine that cannot keep up, most often one without a GPU, gets a coarser picture rather than a slower one.
+  #adapt(ms) {
+    const { view } = this;
+    if (ms > 250 || !view.animated || view.density <= LEAST_DENSITY) return; // a hidden page, a pause
+    this.numDrawn += 1;
+    this.drawnMs += ms;
+    if (this.drawnMs < SLOW_FOR_MS) return;
+    const mean = this.drawnMs / this.numDrawn;
+    this.numDrawn = this.drawnMs = 0;
+    if (mean < SLOW_MS) return;
+    view.density = Math.max(LEAST_DENSITY, view.density * 0.75);
+    size(this.moved, view.width, view.height, view.density);
+    this.moving.recolour();
+  }
+
   /** Draw what has changed; called once an animation frame. */
   draw(now) {
     const elapsed = Math.min(0.1, (now - this.drawnAt) / 1000);
+    this.#adapt(now - this.drawnAt);
     this.drawnAt = now;
     const { view } = this;
     if (!this.model || !view.measure) return;
     if (this.numPlaced < 0) this.#place(view.bodies.map((body) => body.worker));
     if (this.stale) {
       for (const body of view.bodies) Object.assign(body, { moonRadius: this.moving.moonRadius ?? 0, orbitGap: Math.max(2, (this.moving.moonSize ?? 2) * 2.7) });
-      view.orbits = view.measure.cell > 50;
+      view.orbits = view.measure.cell > 110;
       drawBodies(this.still.getContext('2d'), this.model, view);
     }
-    if (this.stale || view.animated) this.moving.draw(this.moved.getContext('2d'), view, elapsed);
+    if (this.stale || (view.animated && !this.moving.rests)) this.moving.draw(this.moved.getContext('2d', { willReadFrequently: true }), view, elapsed);
     this.stale = false;
   }
+}
+
+function size(canvas, width, height, density) {
+  Object.assign(canvas, { width: Math.round(width * density), height: Math.round(height * density) });
 }
 
 function updateButton(item, { worker, centre }) {

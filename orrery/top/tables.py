@@ -301,8 +301,7 @@ def _ended(one: Ended) -> Row:
 
     def cells() -> tuple[Cell, ...]:
         names = plain(one.worker) or "-", plain(one.adapter), plain(tenant)
-        ttft = seconds(one.ttft) if row.output_tokens else "-"
-        return str(row.request), plain(row.outcome), *names, *map(count, counts), ttft, *map(seconds, times[1:])
+        return str(row.request), plain(row.outcome), *names, *map(count, counts), *map(seconds, times)
 
     keys = row.request, row.outcome, one.worker, one.adapter, tenant, *counts, *times
     return Row(cells, keys, "dim" if row.output_tokens else "warn")

@@ -138,85 +138,69 @@ def snapshot(core: ClusterCore, tables: Tables, at_ps: int) -> ClusterSnapshot:
     workers = [_worker(member, uses, at_ps) for member in core.members.values()]
     for sequence in core.unplaced():
         uses.waits(sequence)
-    adapters, tenants = uses.by_name()
-    return ClusterSnapshot(at_ps, workers, core.num_unplaced, core.num_held, tenants, adapters)
+    return ClusterSnapshot(at_ps, workers, core.num_unplaced, core.num_held, uses.tenants, uses.adapters)
 
 
 class _Uses:
-    """Counts requests by adapter and tenant together, which is half the work of counting them by each."""
+    """Counts requests by adapter and by tenant."""
 
-    __slots__ = ("_pairs", "at_ps", "tables")
+    __slots__ = ("adapters", "at_ps", "tables", "tenants")
 
     def __init__(self, tables: Tables, at_ps: int) -> None:
         self.tables = tables
         self.at_ps = at_ps
-        self._pairs: dict[tuple[int, int], Use] = {}
-
-    def of(self, adapter: int, tenant: int) -> Use:
-        """Return what a tenant has of an adapter."""
-        pair = adapter, tenant
-        use = self._pairs.get(pair)
-        if use is None:
-            use = self._pairs[pair] = Use()
-        return use
+        self.tenants: dict[int, Use] = {}
+        self.adapters: dict[int, Use] = {}
 
     def waits(self, sequence: Sequence) -> int:
         """Count a sequence that waits; return for how long it has."""
         waited_ps = max(0, self.at_ps - sequence.arrived_ps)
-        adapter, tables = sequence.adapter, self.tables
-        use = self.of(
-            tables.adapter(None if adapter is None else adapter.adapter_id), tables.tenants.number(sequence.tenant_id)
-        )
-        use.num_waiting += 1
-        use.output_tokens += sequence.produced_tokens
-        use.oldest_ps = max(use.oldest_ps, waited_ps)
+        adapter, tenant = self.numbers(sequence)
+        for use in (_of(self.adapters, adapter), _of(self.tenants, tenant)):
+            use.num_waiting += 1
+            use.output_tokens += sequence.produced_tokens
+            use.oldest_ps = max(use.oldest_ps, waited_ps)
         return waited_ps
 
-    def by_name(self) -> tuple[dict[int, Use], dict[int, Use]]:
-        """Return what each adapter has, and each tenant."""
-        adapters: dict[int, Use] = {}
-        tenants: dict[int, Use] = {}
-        for (adapter, tenant), use in self._pairs.items():
-            for uses, number in ((adapters, adapter), (tenants, tenant)):
-                total = uses.get(number)
-                if total is None:
-                    total = uses[number] = Use()
-                total.num_running += use.num_running
-                total.num_waiting += use.num_waiting
-                total.oldest_ps = max(total.oldest_ps, use.oldest_ps)
-                total.output_tokens += use.output_tokens
-        return adapters, tenants
+    def runs(self, adapter: int, tenant: int, output_tokens: int) -> None:
+        """Count a sequence of a batch."""
+        for use in (_of(self.adapters, adapter), _of(self.tenants, tenant)):
+            use.num_running += 1
+            use.output_tokens += output_tokens
+
+    def numbers(self, sequence: Sequence) -> tuple[int, int]:
+        """Return the numbers of its adapter and its tenant."""
+        tables, adapter = self.tables, sequence.adapter
+        return tables.adapter(None if adapter is None else adapter.adapter_id), tables.tenants.number(
+            sequence.tenant_id
+        )
+
+
+def _of(uses: dict[int, Use], number: int) -> Use:
+    use = uses.get(number)
+    if use is None:
+        use = uses[number] = Use()
+    return use
 
 
 def _worker(member: Member, uses: _Uses, at_ps: int) -> WorkerSnapshot:
     replica = member.replica
     running = replica.running
-    prefilling, held, step = running.prefilling, running.held, running.decode_step
-    adapter_number, tenant_number = uses.tables.adapters.number, uses.tables.tenants.number
     handles: list[int] = []
     adapters: list[int] = []
     tenants: list[int] = []
     prompts: list[int] = []
     outputs: list[int] = []
     num_waiting = oldest_ps = 0
-    for handle, sequence in member.sequences.items():
+    for sequence in member.sequences.values():
         if sequence.admitted_ps is None:
             num_waiting += 1
             oldest_ps = max(oldest_ps, uses.waits(sequence))
             continue
-        adapter = BASE_MODEL if sequence.adapter is None else adapter_number(sequence.adapter.adapter_id)
-        tenant = tenant_number(sequence.tenant_id)
-        output_tokens = sequence.produced_tokens
-        if prefilling and handle in prefilling:
-            pass
-        elif held and handle in held:
-            output_tokens += sequence.held_output_tokens
-        else:
-            output_tokens += step - sequence.base_step
-        use = uses.of(adapter, tenant)
-        use.num_running += 1
-        use.output_tokens += output_tokens
-        handles.append(handle)
+        adapter, tenant = uses.numbers(sequence)
+        output_tokens = _output_tokens(running, sequence)
+        uses.runs(adapter, tenant, output_tokens)
+        handles.append(sequence.handle)
         adapters.append(adapter)
         tenants.append(tenant)
         prompts.append(sequence.prompt_tokens)
@@ -236,6 +220,15 @@ def _worker(member: Member, uses: _Uses, at_ps: int) -> WorkerSnapshot:
         _residents(replica.adapters, running, uses.tables, at_ps),
         len(replica.adapters.host),
     )
+
+
+def _output_tokens(running: Running, sequence: Sequence) -> int:
+    handle, produced = sequence.handle, sequence.produced_tokens
+    if handle in running.prefilling:
+        return produced
+    if handle in running.held:
+        return produced + sequence.held_output_tokens
+    return produced + sequence.output_tokens_at(running.decode_step)
 
 
 def _residents(residency: Residency, running: Running, tables: Tables, at_ps: int) -> list[ResidentAdapter]:

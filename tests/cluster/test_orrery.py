@@ -2,15 +2,21 @@
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from playwright.async_api import async_playwright, expect
 
+from docs.screenshots.browser import chromium
 from lorrery.chassis.errors import LorreryError
+from lorrery.local.cluster import LocalCluster
+from lorrery.orrery.app import make_app
 from lorrery.orrery.frame import Frame
 from lorrery.orrery.live import LiveFeed
-from tests.cluster.client import Ask, Stream, client_of
+from lorrery.orrery.server import PageServer
+from tests.cluster.client import Ask, Client, Stream, client_of
 from tests.cluster.harness import running_cluster
 from tests.cluster.test_shards import _add_shard
 from tests.orrery.top.terminal import Terminal
@@ -100,6 +106,7 @@ async def test_requests_workers_and_schedulers_are_seen_as_they_come_and_go(tmp_
             await watch.until(lambda frame: len(frame.workers) == 2)
             await stream
             await watch.until(lambda frame: frame.totals.finished == 1)
+        await _look_at_the_page(cluster, client)
         async with watched(await _add_shard(cluster)) as watch:
             frame = await watch.until(lambda frame: len(frame.workers) == 3)
             assert [shard.connected for shard in frame.shards] == [True, True]
@@ -115,6 +122,54 @@ async def test_requests_workers_and_schedulers_are_seen_as_they_come_and_go(tmp_
         terminal.press("q")
         assert (await asyncio.to_thread(terminal.end))[0] == 0
         assert terminal.is_as_before()
+
+
+async def _look_at_the_page(cluster: LocalCluster, client: Client) -> None:
+    """Open the page of a cluster of two workers, follow a request on it, and end its worker."""
+    complaints: list[str] = []
+    async with _page(cluster.router_address) as url, async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        page = await browser.new_page(reduced_motion="reduce")
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        await page.goto(url)
+        await expect(page.locator("#connection")).to_have_text("live")
+        await expect(page.get_by_role("list", name="Workers").get_by_role("button")).to_have_count(2)
+        ask = Ask(seed=2, max_new_tokens=900, adapter_id="lora-1")
+        message = ask.message()
+        message.tenant_id = TENANT
+        stream = Stream(ask, client.stub.Generate(message, timeout=60))
+        client.streams.append(stream)
+        await expect(page.locator("#table-tenants")).to_contain_text(TENANT)
+        busy = page.get_by_role("button", name=re.compile("1 request running"))
+        await busy.click()
+        await expect(page.locator("#details")).to_contain_text("H100-SXM")
+        await page.locator("#details").get_by_role("button", name="lora-1").click()
+        await expect(page.locator("#details h2")).to_contain_text("Adapter")
+        await page.keyboard.press("Escape")
+        name = str(await busy.get_attribute("aria-label")).partition(":")[0]
+        cluster.kill(name)
+        await expect(page.locator("#notices")).to_contain_text(f"{name} is gone")
+        await cluster.restart(name)
+        await expect(page.locator("#summary")).to_have_text("Nothing is wrong")
+        await stream
+        await page.get_by_role("button", name=TENANT).click()
+        await expect(page.locator(".requests")).to_contain_text("lora-1")
+        await browser.close()
+    assert complaints == []
+
+
+@contextlib.asynccontextmanager
+async def _page(router: str) -> AsyncIterator[str]:
+    async with LiveFeed(router) as feed:
+        server = PageServer(make_app(feed), "127.0.0.1:0", "--port")
+        address = server.listen()
+        serving = asyncio.create_task(server.run())
+        try:
+            yield f"http://{address}/"
+        finally:
+            serving.cancel()
+            await asyncio.wait([serving])
 
 
 async def test_only_an_operator_watches(tmp_path: Path):

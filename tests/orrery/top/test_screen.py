@@ -152,13 +152,3 @@ def test_without_unicode_the_screen_is_ascii() -> None:
     for view in VIEWS:
         for line in compose(model_of(made), Look(view, unicode=False), 80, 24):
             line.plain.encode("ascii")
-
-
-def test_a_request_that_ended_without_a_token_has_no_ttft() -> None:
-    (made,) = frames(0.5)
-    ended = f.EndedRow(7, 0, -1, 0, 100, 0, 0.0, 0.3, 0.0, 0.1, 0.0, "cancelled")
-    model = model_of([msgspec.structs.replace(made, workers=made.workers[:1], ended=[ended])])
-    (line,) = [
-        line.plain for line in whole(model, Look(text="cancelled"), 160, ["requests"]) if " cancelled " in line.plain
-    ]
-    assert line.split()[-5:] == ["-", "300ms", "0", "100ms", "0"]

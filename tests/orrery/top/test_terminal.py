@@ -130,6 +130,7 @@ def test_a_reader_that_has_enough_is_no_error(record: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
+        (["--target", "127.0.0.1:1"], 1, "--target names the router of a cluster, and lorrery up starts one"),
         (["--target", "http://127.0.0.1:1"], 2, "try --target 127.0.0.1:1"),
         (["--at", "3"], 2, "--at 3: a running cluster is shown as it is now; name a RECORD"),
         (["nowhere"], 1, "nowhere: no such file"),
