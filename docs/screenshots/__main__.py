@@ -8,14 +8,22 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from docs.screenshots import orrery
+from docs.screenshots import orrery, report
 
 FIGURES = Path(__file__).parents[1] / "figures"
 MOST_KB = 400
 """Of one picture: the repository keeps every version."""
 
+
+def _report(folder: Path) -> list[Path]:
+    path = folder / "report.png"
+    report.draw(path)
+    return [path]
+
+
 PICTURES: dict[str, Callable[[Path], list[Path]]] = {
     "orrery": orrery.take,
+    "report": _report,
 }
 
 
