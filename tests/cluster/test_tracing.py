@@ -108,7 +108,9 @@ def adds_up(root: Got) -> None:
     assert root.begin_ns <= request.begin_ns <= schedule.begin_ns < stream.begin_ns < stream.end_ns <= root.end_ns
 
 
-async def test_a_request_is_one_tree_of_spans(traced: LocalCluster, collector: Collector):
+async def test_a_request_is_one_tree_of_spans(
+    traced: LocalCluster, collector: Collector, capsys: pytest.CaptureFixture[str]
+):
     asked = Ask(1, 100, 20, "lora-1")
     async with client_of(traced) as client:
         parent = f"00-{TRACE}-{SPAN}-01"
@@ -158,6 +160,8 @@ async def test_a_request_is_one_tree_of_spans(traced: LocalCluster, collector: C
         assert refused.error == f"UNKNOWN_ADAPTER: {text}"
         assert root.attributes["rpc.grpc.status_code"] == status.value[0]
         assert root.one("schedule").error is not None
+        logged = next(line for line in capsys.readouterr().out.splitlines() if "request_refused" in line)
+        assert f"trace_id={refused.trace_id}" in logged
 
         # The other edge. Each of its outputs is one.
         body = json.dumps({"prompt": "Hello", "max_tokens": 5, "n": 2}).encode()
