@@ -42,19 +42,26 @@ class Registry(CollectorRegistry):
         return b"".join([*parts, _EOF] if openmetrics else parts)
 
 
-def expose(registry: CollectorRegistry, accept: str) -> tuple[str, bytes]:
+def expose(registry: CollectorRegistry, accept: str, *others: CollectorRegistry) -> tuple[str, bytes]:
     """Return content type and text of all series.
 
     Args:
         registry: quickest if it is a `Registry`.
         accept: the header of who asks; what does not ask for OpenMetrics gets the older text format.
+        others: shown behind it; they have no series of its names.
     """
     is_openmetrics = "application/openmetrics-text" in accept
+    texts = [_registry_text(one, openmetrics=is_openmetrics) for one in (registry, *others)]
+    if is_openmetrics:
+        return OPENMETRICS, b"".join([text.removesuffix(_EOF) for text in texts]) + _EOF
+    return TEXT, b"".join(texts)
+
+
+def _registry_text(registry: CollectorRegistry, *, openmetrics: bool) -> bytes:
     if isinstance(registry, Registry):
-        text = registry.text(openmetrics=is_openmetrics)
-    else:
-        text = (openmetrics_library.generate_latest if is_openmetrics else generate_latest)(registry)
-    return (OPENMETRICS if is_openmetrics else TEXT), text
+        return registry.text(openmetrics=openmetrics)
+    text: bytes = (openmetrics_library.generate_latest if openmetrics else generate_latest)(registry)
+    return text
 
 
 def _text(collector: Collector, *, openmetrics: bool) -> bytes:

@@ -95,6 +95,11 @@ class MetricsSettings(Section):
         description="adapters that metrics show by name, those with most traffic; what the rest does is `other`",
     )
     max_tenants: Count = Field(default=20, description="the same for tenants")
+    vllm: bool = Field(
+        default=True,
+        description="show vLLM's series too, on each worker and on the HTTP edge; docs/vllm-metrics.md lists them",
+    )
+    sglang: bool = Field(default=False, description="show SGLang's series too, in the same places")
 
 
 def _collector(text: str) -> str:

@@ -168,7 +168,8 @@ class Exporter(Collector):
         lines: list[str] = []
         for series, read in self._readers.items():
             if read is not None:
-                name = series.name.removesuffix("_total") if openmetrics else series.name
+                is_counter = series.type == "counter"  # vLLM has a histogram whose name ends as a counter's does
+                name = series.name.removesuffix("_total") if openmetrics and is_counter else series.name
                 text = _escape(series.help) if openmetrics else _escape_help(series.help)
                 lines.append(f"# HELP {name} {text}\n# TYPE {name} {series.type}\n")
                 for labels, value in read():

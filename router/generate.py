@@ -149,7 +149,7 @@ class Generation:
             if is_cut or finish is None:
                 response = wire.generate_response(token_ids, text)
             else:
-                timing.finish(request.prompt_tokens, output.num_tokens)
+                timing.finish(request.prompt_tokens, output.num_tokens, finish)
                 response = wire.last_response(token_ids, text, finish)
                 if trace is not None:
                     trace.finish = finish
@@ -166,6 +166,7 @@ class Generation:
         open_request.trace = trace
         if (remaining := call.time_remaining()) is not None:
             open_request.waits_until = time.monotonic() + remaining
+        timing.submits(request.prompt_tokens, request.sampling.max_new_tokens)
         self._placement.submit(open_request)
         self._callers[open_request] = caller
         try:
@@ -181,7 +182,7 @@ class Generation:
                     finish = await self._finish_stopped(open_request, output, response, call)
                     if trace is not None:
                         trace.finish = finish
-                    timing.finish(request.prompt_tokens, output.num_tokens)
+                    timing.finish(request.prompt_tokens, output.num_tokens, finish)
                 else:
                     await self._writes.write(open_request, call.write(response))
         except asyncio.CancelledError:

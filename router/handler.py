@@ -12,6 +12,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Ite
 from types import MappingProxyType
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+
 from lorrery.chassis import status
 from lorrery.chassis.errors import (
     InjectedFault,
@@ -238,6 +240,15 @@ class Handler:
         """Make an adapter unknown to every shard."""
         check_load(caller, adapter_id)
         await adapters.unload(self._placement, adapter_id, self.settings.model)
+
+    async def engine_metrics(self) -> CollectorRegistry | None:
+        """Return the cluster as one engine, under other engines' names, as it is now; None: that is not wanted."""
+        engine = self._metrics.engine
+        if engine is None:
+            return None
+        status = await self._cluster_status.get() if self._placement.any_connected.is_set() else None
+        engine.update(self._metrics.output_tokens, status)
+        return engine.registry
 
     async def cluster_status(self, caller: ApiKey) -> router_pb2.GetClusterStatusResponse:
         """Tell how full every shard is, as far as the caller may know."""

@@ -13,6 +13,7 @@ from lorrery.chassis.sections import MetricsSettings
 from lorrery.chassis.series import Exporter, Sample, Series
 from lorrery.chassis.top import TopNames
 from lorrery.router import series
+from lorrery.router.engine_metrics import EdgeEngine
 from lorrery.router.series import OUTCOMES
 
 _NAMES_NO_ADAPTER = frozenset({"invalid", "not_found", "unauthenticated", "denied"})
@@ -44,9 +45,13 @@ class RouterMetrics:
     Args:
         registry: where they are shown.
         limits: how many adapters and tenants have series of their own.
+        engine: what the HTTP edge shows under other engines' names; None: nothing.
     """
 
-    def __init__(self, registry: CollectorRegistry, limits: MetricsSettings = DEFAULT) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, limits: MetricsSettings = DEFAULT, engine: EdgeEngine | None = None
+    ) -> None:
+        self.engine = engine
         shown = self._shown = Exporter(registry, series.TABLE)
         self.prompt_tokens = 0
         self.output_tokens = 0
@@ -148,5 +153,7 @@ class RouterMetrics:
         """Count what `tokens_written` has gathered; after each frame of tokens."""
         if self._num_gaps:
             self.itl.observe(self._gap_seconds, self._gap_tokens * self._num_gaps)
+            if self.engine is not None:
+                self.engine.gaps(self._gap_seconds, self._gap_tokens * self._num_gaps)
             self.tokens_per_message.observe(self._gap_tokens, self._num_gaps)
             self._num_gaps = 0

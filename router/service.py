@@ -13,6 +13,7 @@ from lorrery.chassis.credentials import authorization, certificate_roles
 from lorrery.chassis.errors import RequestError
 from lorrery.chassis.exposure import warn_if_exposed
 from lorrery.chassis.tracing import open_tracer
+from lorrery.router.engine_metrics import EdgeEngine
 from lorrery.router.engines.ports import engine_servers
 from lorrery.router.grpc_call import GrpcCall, abort_stream, begin_stream
 from lorrery.router.handler import Handler
@@ -39,7 +40,7 @@ class Router(router_pb2_grpc.RouterServiceServicer):
 
     def __init__(self, settings: Settings, registry: CollectorRegistry) -> None:
         self._settings = settings
-        metrics = RouterMetrics(registry, settings.metrics)
+        metrics = RouterMetrics(registry, settings.metrics, EdgeEngine.of(settings))
         self.tracer = open_tracer(settings.tracing, self.name, registry)
         self._handler = Handler(settings, metrics, self.tracer)
         self._engines = engine_servers(self._handler, metrics, settings.router.engine_ports())

@@ -7,6 +7,7 @@ TPOT = (E2E - TTFT) / (output tokens - 1). All in device seconds: wall seconds o
 import time
 
 from lorrery.router.metrics import RouterMetrics, Traffic
+from lorrery.router.request import Finish
 
 
 class Timing:
@@ -21,7 +22,7 @@ class Timing:
 
     __slots__ = (
         *("_adapter", "_adapter_id", "_e2e", "_last", "_metrics", "_started", "_tenant", "_tenant_id", "arrived"),
-        *("first", "time_scale", "trace_id"),
+        *("_has_token", "_max_tokens", "_prompt_tokens", "_submitted", "first", "time_scale", "trace_id"),
     )
 
     def __init__(self, metrics: RouterMetrics, trace_id: str = "") -> None:
@@ -33,7 +34,8 @@ class Timing:
         self.time_scale = 1.0
         self._adapter_id: str | None = None
         self._tenant_id: str | None = None
-        self._started = False
+        self._started = self._submitted = self._has_token = False
+        self._prompt_tokens = self._max_tokens = 0
         self._adapter: Traffic = metrics.adapters.other
         self._tenant: Traffic = metrics.tenants.other
 
@@ -44,6 +46,13 @@ class Timing:
     def asks_for(self, adapter_id: str) -> None:
         """Take note of the adapter that the request names; empty: the base model."""
         self._adapter_id = adapter_id
+
+    def submits(self, prompt_tokens: int, max_tokens: int) -> None:
+        """Take note that the request goes to a scheduler."""
+        self._prompt_tokens, self._max_tokens = prompt_tokens, max_tokens
+        if self._metrics.engine is not None:
+            self._submitted = True
+            self._metrics.engine.submitted(self._adapter_id or "")
 
     def message(self, num_tokens: int, output_tokens: int, frame_at: float | None) -> None:
         """Count a message.
@@ -78,14 +87,17 @@ class Timing:
         self._tenant.ttft.observe(ttft_seconds)
         if self.trace_id:
             metrics.ttft.exemplify(ttft_seconds, self.trace_id)
+        if metrics.engine is not None:
+            metrics.engine.started(self._adapter_id or "", ttft_seconds, self._prompt_tokens)
+            self._has_token = True
 
     def _count_traffic(self) -> None:
         self._started = True
         self._adapter = self._metrics.adapters.count(self._adapter_id or "")
         self._tenant = self._metrics.tenants.count(self._tenant_id or "")
 
-    def finish(self, prompt_tokens: int, output_tokens: int) -> None:
-        """Count a request that ended by itself."""
+    def finish(self, prompt_tokens: int, output_tokens: int, finish: Finish | None = None) -> None:
+        """Count a request that ended by itself; `finish`: as its scheduler says."""
         now, metrics = time.monotonic(), self._metrics
         if not self._started:
             self._count_traffic()
@@ -103,10 +115,15 @@ class Timing:
                 metrics.tpot.exemplify(tpot_seconds, self.trace_id)
         if self.trace_id:
             metrics.e2e.exemplify(self._e2e, self.trace_id)
+        if metrics.engine is not None and finish is not None:
+            metrics.engine.finished(prompt_tokens, self._max_tokens, finish)
 
     def ended(self, outcome: str) -> None:
         """Count the end of the call, whatever its outcome."""
         self._metrics.request_ended(outcome, self._adapter_id, self._tenant_id, started=self._started)
+        if self._metrics.engine is not None:
+            name = self._adapter_id or ""
+            self._metrics.engine.ended(outcome, name, submitted=self._submitted, started=self._has_token)
 
     def latencies(self) -> dict[str, float]:
         """Return TTFT and E2E, as far as they are known, by vLLM's names for a span's attributes."""

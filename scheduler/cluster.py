@@ -23,6 +23,7 @@ from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.policies import batch_limits, batching_name
 from lorrery.scheduler.core.sequence import Sequence as CoreSequence
+from lorrery.scheduler.engine_counts import EngineTally
 from lorrery.scheduler.faults import ClusterFaults, told_to
 from lorrery.scheduler.frames.feed import Feed
 from lorrery.scheduler.gauges import Gauges
@@ -160,7 +161,10 @@ class Cluster:
             history.joined(member, at_ps)
         watch = Watch(self.settings.scheduler.worker_timeout_seconds, self.awake.now())
         kv_events = self.kv_events.attach(hello.worker_id, member.replica.prefix_cache, kv_source)
-        worker = self.workers[hello.worker_id] = Dispatcher(hello, member, self, watch, instance_id, journal, kv_events)
+        engine = self._engine_tally(member)
+        worker = self.workers[hello.worker_id] = Dispatcher(
+            hello, member, self, watch, instance_id, journal, kv_events, engine
+        )
         log.info(
             "worker_attached",
             worker_id=hello.worker_id,
@@ -175,6 +179,19 @@ class Cluster:
         self.requests.place(events, at_ps)
         self.look_for_moves()
         return worker
+
+    def _engine_tally(self, member: Member) -> EngineTally | None:
+        """Return what notes what a worker shows under other engines' names; None: it shows nothing."""
+        shown = self.settings.metrics
+        if not (shown.vllm or shown.sglang):
+            return None
+        replica, known = member.replica, self.core.adapters.values()
+        options, max_loras = replica.adapters.options, replica.batching.limits.max_sequences
+        if options.max_loras is not None:
+            max_loras = options.max_loras
+        elif options.max_slots is not None:
+            max_loras = min(max_loras, options.max_slots // max([adapter.slots for adapter in known], default=1))
+        return EngineTally(replica, member.pool_tokens, self.settings.scheduler.block_size, max(1, max_loras))
 
     def set_faults(self, rules: Sequence[str], *, add: bool) -> None:
         """Let an operator's faults happen from now on, in place of those of the calls before unless they `add`.

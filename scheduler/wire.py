@@ -33,6 +33,7 @@ ToWorker = pb.AttachResponse
 FinishedMessage = pb.Finished
 AdapterChanges = pb.AdapterChanges
 KvEvents = pb.KvEvents
+EngineCounts = pb.EngineCounts
 KvEventSource = types_pb2.KvEventSource
 WatchedKvEvents = pb.WatchKvEventsResponse
 
@@ -335,9 +336,9 @@ def welcome(time_scale: float, sent_ps: int, faults_from_ps: int, sent_unix_ns: 
     )
 
 
-def heartbeat_answer(number: int, sent_ps: int) -> ToWorker:
-    """Write the answer to a heartbeat."""
-    return ToWorker(heartbeat_answer=pb.HeartbeatAnswer(number=number, sent_ps=to_wire(sent_ps)))
+def heartbeat_answer(number: int, sent_ps: int, engine: EngineCounts | None = None) -> ToWorker:
+    """Write the answer to a heartbeat, with what the worker shows of its replica."""
+    return ToWorker(heartbeat_answer=pb.HeartbeatAnswer(number=number, sent_ps=to_wire(sent_ps), engine=engine))
 
 
 def worker_faults(rules: Iterable[str], *, add: bool, from_ps: int | None, sent_ps: int) -> ToWorker:
@@ -396,8 +397,24 @@ def interrupt(plan_id: int, at_ps: int) -> ToWorker:
     return ToWorker(interrupt=pb.Interrupt(plan_id=plan_id, at_ps=to_wire(at_ps)))
 
 
-def write_plan(plan: Plan, plan_id: int, sent_ps: int, asked: Callable[[int], Asked], needs_prompts: bool) -> ToWorker:
-    """Write a plan; `asked` finds the request behind a handle."""
+def write_plan(
+    plan: Plan,
+    plan_id: int,
+    sent_ps: int,
+    asked: Callable[[int], Asked],
+    needs_prompts: bool,
+    engine: EngineCounts | None = None,
+) -> ToWorker:
+    """Write a plan.
+
+    Args:
+        plan: the replica's.
+        plan_id: its number on the stream.
+        sent_ps: now.
+        asked: finds the request behind a handle.
+        needs_prompts: whether the worker does.
+        engine: what the worker shows of its replica.
+    """
     chunks = plan.prefills
     message = pb.Plan(
         plan_id=plan_id,
@@ -411,6 +428,7 @@ def write_plan(plan: Plan, plan_id: int, sent_ps: int, asked: Callable[[int], As
         wait_ps=plan.wait_ps,
         adapter_loads=[write_adapter(adapter) for adapter in (*plan.adapter_loads, *plan.adapter_prefetches)],
         adapter_evictions=plan.adapter_evictions,
+        engine=engine,
     )
     if plan.leaves:
         message.leaves_u32 = u32.pack(sequence.handle for sequence in plan.leaves)

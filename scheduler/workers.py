@@ -28,6 +28,7 @@ from lorrery.scheduler.core.plan import (
 )
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.effects import Effects
+from lorrery.scheduler.engine_counts import EngineTally
 from lorrery.scheduler.fan_out import FanOut, check_ends, check_handles
 from lorrery.scheduler.faults import ClusterFaults
 from lorrery.scheduler.journal import WorkerJournal
@@ -76,6 +77,7 @@ class Dispatcher:
         instance_id: of its process; empty: not said.
         journal: notes what it is given and does; None: nobody does.
         kv_events: takes what happens to its prefix cache; None: nobody wants it.
+        engine: what the worker shows of its replica; None: nothing.
 
     Attributes:
         loss: why its stream is to end, in words for the worker; empty: it is not.
@@ -92,6 +94,7 @@ class Dispatcher:
         instance_id: str = "",
         journal: WorkerJournal | None = None,
         kv_events: WorkerKvEvents | None = None,
+        engine: EngineTally | None = None,
     ) -> None:
         self.hello = hello
         self.worker_id = hello.worker_id
@@ -104,6 +107,7 @@ class Dispatcher:
         self._metrics = cluster.requests.metrics
         self._journal = journal
         self._kv_events = kv_events
+        self._engine = engine
         self._effects = Effects()
         self._num_inputs = 0
         self._plan: Plan | None = None
@@ -165,6 +169,8 @@ class Dispatcher:
     def placed(self, event: Placed, at_ps: int) -> None:
         """Take note of a request that the core has given this worker."""
         handle = event.sequence.handle
+        if self._engine is not None:
+            self._engine.placed(event.sequence)
         if self._journal is not None:
             overdue = self._comes_overdue(at_ps, event.matters)
             self._journal.placed(self._num_inputs, handle, at_ps, event.figures, event.moved_from, overdue=overdue)
@@ -249,6 +255,8 @@ class Dispatcher:
             self._metrics.plan_seconds.observe(time.thread_time() - started)
             self._note_adapters()
             self._note(decision, at_ps)
+            if self._engine is not None:
+                self._engine.happened(decision.events)
             self._tell_kv_events()
             due_ps = self._begin(decision, at_ps)
             # Only now: what has left this worker may come back to it, and changes what has just been decided.
@@ -277,6 +285,8 @@ class Dispatcher:
         """Count what has happened to its adapters, and let those who watch know."""
         events = self._adapter_log.take()
         self._metrics.adapters_changed(events)
+        if self._engine is not None:
+            self._engine.adapters_changed(events)
         if events and (history := self._cluster.requests.history) is not None:
             history.adapters_changed(self.worker_id, events)
 
@@ -300,6 +310,7 @@ class Dispatcher:
             self._clock.now_ps(),
             self._cluster.requests.lives.__getitem__,
             self.hello.needs_prompts,
+            None if self._engine is None else self._engine.take(),
         )
         self._metrics.plans.inc()
         self.watch.has_plan(self._plan_id, self._cluster.awake.now())
@@ -327,7 +338,8 @@ class Dispatcher:
 
     def answer(self, number: int, now_ps: int) -> None:
         """Answer a heartbeat."""
-        self._send(wire.heartbeat_answer(number, now_ps))
+        engine = None if self._engine is None else self._engine.take(only_changes=True)
+        self._send(wire.heartbeat_answer(number, now_ps, engine))
 
     def promised(self, plan_id: int, end_ps: int) -> None:
         """Take note of when the worker says that the step under way ends."""
@@ -399,6 +411,8 @@ class Dispatcher:
         self._metrics.step(plan, step_ps, len(step.handles_u32) // 4)
         if self._journal is not None:
             self._journal.stepped(step, gap_ps, events)
+        if self._engine is not None:
+            self._engine.happened(events)
         self._outcomes.carry_out(events, step.ran.end_ps)
 
     def _tell_kv_events(self) -> None:
@@ -478,6 +492,9 @@ class Dispatcher:
             for event in never:
                 self._journal.late(event, None)
             self._journal.gave_back("drained", at_ps, gave_back.sequences, gave_back.events)
+        if self._engine is not None:
+            self._engine.happened(gave_back.events)
+            self._engine.gave_back(gave_back.sequences)
         self._outcomes.carry_out(gave_back.events, at_ps)
 
     def flush_journal(self) -> None:

@@ -10,6 +10,7 @@ from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker import series
 from lorrery.worker.device.batch import Batch
 from lorrery.worker.device.cost import PARTS, StepCost
+from lorrery.worker.engine import Engine
 
 STATES = ("loading", "dialling", "attached", "draining")
 
@@ -26,6 +27,7 @@ class WorkerMetrics:
         tensor_parallel: GPUs that it stands for.
         peak_flops: of one GPU's data sheet, per second.
         peak_bytes: of one GPU's memory, per second.
+        engine: what is shown under other engines' names too; None: nothing.
     """
 
     def __init__(
@@ -39,7 +41,9 @@ class WorkerMetrics:
         tensor_parallel: int = 1,
         peak_flops: float = 0.0,
         peak_bytes: float = 0.0,
+        engine: Engine | None = None,
     ) -> None:
+        self._engine = engine
         shown = Exporter(registry, series.TABLE, dict.fromkeys(series.CONSTANT_LABELS, name))
         shown.numbers(series.INFO).labels(gpu, model, str(tensor_parallel)).set(1)
         steps = shown.numbers(series.STEPS)
@@ -87,6 +91,8 @@ class WorkerMetrics:
             self._attachments.inc()
         self._adapters.clear()
         self._resident.set(0)
+        if self._engine is not None:
+            self._engine.attach(attached=attached)
         self.hold(0, 0)
 
     def hold(self, num_sequences: int, kv_tokens: int) -> None:
@@ -123,6 +129,8 @@ class WorkerMetrics:
         actual_ps: int,
         gap_ps: int,
         lag_seconds: float,
+        num_sampled: int = 0,
+        num_joined: int = 0,
     ) -> None:
         """Note one step.
 
@@ -134,6 +142,8 @@ class WorkerMetrics:
             actual_ps: how long it took by the wall clock, in device time.
             gap_ps: how much later than the boundary before it began.
             lag_seconds: wall seconds by which its end was noticed late.
+            num_sampled: sequences that got a token by their prompts.
+            num_joined: of these, those that go on.
         """
         num_prefills, num_decodes = len(batch.prefills), batch.num_decodes
         if num_prefills:
@@ -155,6 +165,8 @@ class WorkerMetrics:
         self._memory_bytes.inc(cost.num_bytes)
         self._actual.observe(actual_ps / PS_PER_SECOND)
         self._lag.observe(lag_seconds)
+        if self._engine is not None:
+            self._engine.stepped(prefill_tokens, output_tokens, num_sampled, num_joined, modelled_ps + gap_ps)
         if gap_ps > 0:
             self._gaps.inc()
             self._gap_seconds.inc(gap_ps / PS_PER_SECOND)

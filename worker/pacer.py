@@ -254,7 +254,22 @@ class Pacer:
         if slow_ps:
             self._metrics.fault(SLOW_WORKER)
             cost = replace(cost, whole=cost.whole + slow_ps)
-        self._metrics.step_done(batch, cost, len(outcome.handles), end_ps - start_ps, actual_ps, gap_ps, lag_seconds)
+        num_sampled = num_joined = 0
+        if running.plan.prefills and batch.prefills:
+            finished = {handle for handle, _ in outcome.finished}
+            sampled = [work.handle for work in running.plan.prefills if work.samples]
+            num_sampled, num_joined = len(sampled), sum(handle not in finished for handle in sampled)
+        self._metrics.step_done(
+            batch,
+            cost,
+            len(outcome.handles),
+            end_ps - start_ps,
+            actual_ps,
+            gap_ps,
+            lag_seconds,
+            num_sampled,
+            num_joined,
+        )
         self._note_sequences()
 
     def _note_sequences(self) -> None:

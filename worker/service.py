@@ -32,6 +32,7 @@ from lorrery.worker import wire
 from lorrery.worker.build import answers_of, device_of
 from lorrery.worker.device.answers import Answers
 from lorrery.worker.device.gpu import MockGpu
+from lorrery.worker.engine import Engine
 from lorrery.worker.faults import WorkerFaults
 from lorrery.worker.metrics import WorkerMetrics
 from lorrery.worker.pacer import Pacer, Plan, StepReport
@@ -91,6 +92,7 @@ class WorkerService:
         self._answers = answers_of(settings)
         self._gpu = MockGpu(device.step_time, self._answers.table)
         self._name = name = worker.name or f"{socket.gethostname()}-{os.getpid()}"
+        self._engine = Engine.of(settings, registry, device.pool_tokens)
         self._metrics = WorkerMetrics(
             registry,
             name,
@@ -100,6 +102,7 @@ class WorkerService:
             tensor_parallel=worker.tensor_parallel,
             peak_flops=gpu.tflops * 1e12,
             peak_bytes=gpu.gb_per_second * 1e9,
+            engine=self._engine,
         )
         self._hello = wire.hello(
             worker_id=name,
@@ -192,7 +195,7 @@ class WorkerService:
             faults = WorkerFaults(self._settings, self._name, faults_from_ps)
             traces = self._traces_of(welcome)
             self._attachment = _Attachment(
-                call, self._gpu, clock, self._metrics, self._answers, faults, kv_events, traces
+                call, self._gpu, clock, self._metrics, self._answers, faults, kv_events, traces, self._engine
             )
             if kv_events is not None:
                 kv_events.clear()
@@ -255,10 +258,11 @@ class _Attachment:
         faults: WorkerFaults,
         kv_events: "Publisher | None",
         traces: SequenceTraces | None,
+        engine: Engine | None,
     ) -> None:
         self._traces = traces
         self._call, self._clock, self._answers, self._faults = call, clock, answers, faults
-        self._kv_events = kv_events
+        self._kv_events, self._engine = kv_events, engine
         self._outgoing: asyncio.Queue[pb.AttachRequest | None] = asyncio.Queue(MAX_OUTGOING)
         self._pacer = Pacer(gpu, clock, metrics, self._report, faults.spells)
         self._ended = asyncio.Event()
@@ -351,10 +355,12 @@ class _Attachment:
                 plan = await self._read_plan(message.plan, now_ps)
                 if self._traces is not None and ((parents := wire.parents(message.plan)) or self._traces):
                     self._traces.planned(plan, parents)
+                self._show(message.plan)
                 self._pacer.start(plan)
             case "interrupt":
                 self._pacer.interrupt(message.interrupt.plan_id, from_wire(message.interrupt.at_ps, now_ps))
             case "heartbeat_answer":
+                self._show(message.heartbeat_answer)
                 self._answered(message.heartbeat_answer, now_ps)
             case "faults":
                 faults, from_ps = message.faults, max(now_ps, self._pacer.boundary_ps + 1)
@@ -366,6 +372,10 @@ class _Attachment:
                 self._kv_events.publish(message.kv_events)
             case other:
                 raise ValueError(f"the scheduler sent {other} in the middle of the stream")
+
+    def _show(self, message: pb.Plan | pb.HeartbeatAnswer) -> None:
+        if self._engine is not None and message.HasField("engine"):
+            self._engine.take(message.engine)
 
     async def _read_plan(self, message: pb.Plan, now_ps: int) -> Plan:
         if any(join.sampling.stop_sequences_u32 for join in message.joins):

@@ -21,6 +21,8 @@ workers of `lorrery up` from 9103 on, every container on 9100, `lorrery load` wh
 `deploy/prometheus/prometheus.yml` scrapes them, the dashboards in `deploy/grafana/` show them. Each service exports by
 the table that this page is made of; `tests/deploy/test_metrics.py` and a live cluster's test compare them.
 
+Workers and the router's HTTP edge have vLLM's series too: [vllm-metrics.md](vllm-metrics.md).
+
 **Units.** *Device seconds* are what the model of the GPU says; *wall seconds* are the clock's. With `time_scale = 2` a
 device second takes two wall seconds. `rate()` is per wall second in any case. Ratios are not exported: each is a
 quotient of two metrics here, so that both can be summed over workers first.

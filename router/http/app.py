@@ -88,8 +88,10 @@ def _add_process_routes(app: FastAPI, handler: Handler, registry: CollectorRegis
     @app.head("/metrics", include_in_schema=False)
     @app.get("/metrics", tags=["process"], response_class=PlainTextResponse)
     async def metrics(request: Request) -> Response:
-        """Show the router's metrics, as Prometheus reads them."""
-        content_type, body = expose(registry, request.headers.get("accept", ""))
+        """Show the router's metrics, and the cluster as one engine under vLLM's names, as Prometheus reads them."""
+        engine = await handler.engine_metrics()
+        others = () if engine is None else (engine,)
+        content_type, body = expose(registry, request.headers.get("accept", ""), *others)
         return Response(body, headers={"Content-Type": content_type})
 
 

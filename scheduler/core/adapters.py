@@ -182,6 +182,11 @@ class Residency:
         key = adapter.key
         return key in self.gpu or key in self.loading or key in self._waiting
 
+    @property
+    def awaited(self) -> Collection[str]:
+        """Keys of adapters that somebody has waited for and that have not come since; a view."""
+        return self._awaited.keys()
+
     def load_end(self, adapter: Adapter) -> LoadEnd:
         """Return the end of the next load of an adapter that is not on the GPU, whether or not it has begun."""
         key = adapter.key

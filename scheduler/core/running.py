@@ -101,6 +101,11 @@ class Running:
         return frozenset(self._adapter_pins)
 
     @property
+    def adapter_ids(self) -> tuple[str, ...]:
+        """Their ids; versions of one name are one."""
+        return tuple(dict.fromkeys([self._names.get(key, key) for key in self._adapter_pins]))
+
+    @property
     def adapter_pins(self) -> int:
         """Sequences that use an adapter."""
         return sum(tuple(self._adapter_pins.values()))

@@ -1086,19 +1086,272 @@ class HeartbeatAnswer(message.Message):
 
     NUMBER_FIELD_NUMBER: builtins.int
     SENT_PS_FIELD_NUMBER: builtins.int
+    ENGINE_FIELD_NUMBER: builtins.int
     number: builtins.int
     """The heartbeat's."""
     sent_ps: builtins.int
     """The device clock when this message was made."""
+    @builtins.property
+    def engine(self) -> EngineCounts:
+        """What the worker shows of its replica; unset where nothing has changed, or
+        nothing is shown.
+        """
+
     def __init__(
         self,
         *,
         number: builtins.int = ...,
         sent_ps: builtins.int = ...,
+        engine: EngineCounts | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["engine", b"engine"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["engine", b"engine", "number", b"number", "sent_ps", b"sent_ps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class EngineCounts(message.Message):
+    """EngineCounts is what a worker shows under other engines' names and only its
+    scheduler knows: the replica's present, and what has happened since the last
+    one. Arrays that begin with the same word have equal lengths.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    NUM_RUNNING_FIELD_NUMBER: builtins.int
+    NUM_WAITING_FIELD_NUMBER: builtins.int
+    NUM_DEFERRED_FIELD_NUMBER: builtins.int
+    KV_USAGE_FIELD_NUMBER: builtins.int
+    NUM_PREEMPTIONS_FIELD_NUMBER: builtins.int
+    PREFIX_QUERIES_FIELD_NUMBER: builtins.int
+    PREFIX_HITS_FIELD_NUMBER: builtins.int
+    NUM_ABORTED_FIELD_NUMBER: builtins.int
+    NUM_FAILED_FIELD_NUMBER: builtins.int
+    FIRST_TOKEN_PS_FIELD_NUMBER: builtins.int
+    FIRST_PROMPT_TOKENS_FIELD_NUMBER: builtins.int
+    FIRST_CACHED_TOKENS_FIELD_NUMBER: builtins.int
+    ENDED_REASONS_FIELD_NUMBER: builtins.int
+    ENDED_PROMPT_TOKENS_FIELD_NUMBER: builtins.int
+    ENDED_CACHED_TOKENS_FIELD_NUMBER: builtins.int
+    ENDED_OUTPUT_TOKENS_FIELD_NUMBER: builtins.int
+    ENDED_MAX_TOKENS_FIELD_NUMBER: builtins.int
+    ENDED_REQUEUES_FIELD_NUMBER: builtins.int
+    ENDED_QUEUE_PS_FIELD_NUMBER: builtins.int
+    ENDED_PREFILL_PS_FIELD_NUMBER: builtins.int
+    ENDED_DECODE_PS_FIELD_NUMBER: builtins.int
+    ADAPTERS_FIELD_NUMBER: builtins.int
+    PLACES_FIELD_NUMBER: builtins.int
+    HOST_LOAD_PS_FIELD_NUMBER: builtins.int
+    DISK_LOAD_PS_FIELD_NUMBER: builtins.int
+    CONFIG_FIELD_NUMBER: builtins.int
+    num_running: builtins.int
+    """Sequences in the batch."""
+    num_waiting: builtins.int
+    """Sequences that wait for admission."""
+    num_deferred: builtins.int
+    """Of these, those that wait for their adapter."""
+    kv_usage: builtins.float
+    """Share of the KV pool in use."""
+    num_preemptions: builtins.int
+    """Sequences that have lost their place in the batch."""
+    prefix_queries: builtins.int
+    """Tokens looked up in the prefix cache."""
+    prefix_hits: builtins.int
+    """And found there."""
+    num_aborted: builtins.int
+    """Requests that were cancelled."""
+    num_failed: builtins.int
+    """Requests that were given up, since a policy or a load failed."""
+    @builtins.property
+    def first_token_ps(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """From the arrival of each request that got its first token until then."""
+
+    @builtins.property
+    def first_prompt_tokens(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Its prompt."""
+
+    @builtins.property
+    def first_cached_tokens(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """What a prefix cache had of that."""
+
+    @builtins.property
+    def ended_reasons(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Of each request that ended: why (FinishReason values)."""
+
+    @builtins.property
+    def ended_prompt_tokens(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Its prompt."""
+
+    @builtins.property
+    def ended_cached_tokens(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """What a prefix cache had of that."""
+
+    @builtins.property
+    def ended_output_tokens(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Its output."""
+
+    @builtins.property
+    def ended_max_tokens(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """What it asked for at most."""
+
+    @builtins.property
+    def ended_requeues(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """How often it was queued again."""
+
+    @builtins.property
+    def ended_queue_ps(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """From its arrival to its first admission."""
+
+    @builtins.property
+    def ended_prefill_ps(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """From there to its first token."""
+
+    @builtins.property
+    def ended_decode_ps(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """From there to its end."""
+
+    @builtins.property
+    def adapters(self) -> EngineAdapters:
+        """Adapters of requests; unset: as in the last one."""
+
+    @builtins.property
+    def places(self) -> containers.RepeatedCompositeFieldContainer[AdapterPlace]:
+        """Adapters that have come into memory, or left it."""
+
+    @builtins.property
+    def host_load_ps(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """How long loads from host memory took."""
+
+    @builtins.property
+    def disk_load_ps(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+        """And from disk."""
+
+    @builtins.property
+    def config(self) -> EngineConfig:
+        """What the replica is; in the first one only."""
+
+    def __init__(
+        self,
+        *,
+        num_running: builtins.int = ...,
+        num_waiting: builtins.int = ...,
+        num_deferred: builtins.int = ...,
+        kv_usage: builtins.float = ...,
+        num_preemptions: builtins.int = ...,
+        prefix_queries: builtins.int = ...,
+        prefix_hits: builtins.int = ...,
+        num_aborted: builtins.int = ...,
+        num_failed: builtins.int = ...,
+        first_token_ps: abc.Iterable[builtins.int] | None = ...,
+        first_prompt_tokens: abc.Iterable[builtins.int] | None = ...,
+        first_cached_tokens: abc.Iterable[builtins.int] | None = ...,
+        ended_reasons: abc.Iterable[builtins.int] | None = ...,
+        ended_prompt_tokens: abc.Iterable[builtins.int] | None = ...,
+        ended_cached_tokens: abc.Iterable[builtins.int] | None = ...,
+        ended_output_tokens: abc.Iterable[builtins.int] | None = ...,
+        ended_max_tokens: abc.Iterable[builtins.int] | None = ...,
+        ended_requeues: abc.Iterable[builtins.int] | None = ...,
+        ended_queue_ps: abc.Iterable[builtins.int] | None = ...,
+        ended_prefill_ps: abc.Iterable[builtins.int] | None = ...,
+        ended_decode_ps: abc.Iterable[builtins.int] | None = ...,
+        adapters: EngineAdapters | None = ...,
+        places: abc.Iterable[AdapterPlace] | None = ...,
+        host_load_ps: abc.Iterable[builtins.int] | None = ...,
+        disk_load_ps: abc.Iterable[builtins.int] | None = ...,
+        config: EngineConfig | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["adapters", b"adapters", "config", b"config"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapters", b"adapters", "config", b"config", "disk_load_ps", b"disk_load_ps", "ended_cached_tokens", b"ended_cached_tokens", "ended_decode_ps", b"ended_decode_ps", "ended_max_tokens", b"ended_max_tokens", "ended_output_tokens", b"ended_output_tokens", "ended_prefill_ps", b"ended_prefill_ps", "ended_prompt_tokens", b"ended_prompt_tokens", "ended_queue_ps", b"ended_queue_ps", "ended_reasons", b"ended_reasons", "ended_requeues", b"ended_requeues", "first_cached_tokens", b"first_cached_tokens", "first_prompt_tokens", b"first_prompt_tokens", "first_token_ps", b"first_token_ps", "host_load_ps", b"host_load_ps", "kv_usage", b"kv_usage", "num_aborted", b"num_aborted", "num_deferred", b"num_deferred", "num_failed", b"num_failed", "num_preemptions", b"num_preemptions", "num_running", b"num_running", "num_waiting", b"num_waiting", "places", b"places", "prefix_hits", b"prefix_hits", "prefix_queries", b"prefix_queries"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class EngineAdapters(message.Message):
+    """EngineAdapters names the adapters that requests of a worker have."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    RUNNING_FIELD_NUMBER: builtins.int
+    WAITING_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def running(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Those of its batch."""
+
+    @builtins.property
+    def waiting(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Those of its queue."""
+
+    def __init__(
+        self,
+        *,
+        running: abc.Iterable[builtins.str] | None = ...,
+        waiting: abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["number", b"number", "sent_ps", b"sent_ps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["running", b"running", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class AdapterPlace(message.Message):
+    """AdapterPlace says where an adapter is from now on."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    ADAPTER_ID_FIELD_NUMBER: builtins.int
+    GPU_FIELD_NUMBER: builtins.int
+    HOST_FIELD_NUMBER: builtins.int
+    adapter_id: builtins.str
+    """Its id; versions of one name are one."""
+    gpu: builtins.bool
+    """In GPU memory."""
+    host: builtins.bool
+    """In host memory."""
+    def __init__(
+        self,
+        *,
+        adapter_id: builtins.str = ...,
+        gpu: builtins.bool = ...,
+        host: builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_id", b"adapter_id", "gpu", b"gpu", "host", b"host"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class EngineConfig(message.Message):
+    """EngineConfig is what a worker's replica has."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    POOL_TOKENS_FIELD_NUMBER: builtins.int
+    BLOCK_SIZE_FIELD_NUMBER: builtins.int
+    PREFIX_CACHING_FIELD_NUMBER: builtins.int
+    MAX_LORAS_FIELD_NUMBER: builtins.int
+    pool_tokens: builtins.int
+    """Tokens of the KV pool."""
+    block_size: builtins.int
+    """Tokens in a block of it."""
+    prefix_caching: builtins.bool
+    """Whether there is a prefix cache."""
+    max_loras: builtins.int
+    """Places for adapters on the GPU; 0: memory is the bound."""
+    def __init__(
+        self,
+        *,
+        pool_tokens: builtins.int = ...,
+        block_size: builtins.int = ...,
+        prefix_caching: builtins.bool = ...,
+        max_loras: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["block_size", b"block_size", "max_loras", b"max_loras", "pool_tokens", b"pool_tokens", "prefix_caching", b"prefix_caching"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1158,6 +1411,7 @@ class Plan(message.Message):
     ADAPTER_EVICTIONS_FIELD_NUMBER: builtins.int
     HOLD_FIELD_NUMBER: builtins.int
     WAIT_PS_FIELD_NUMBER: builtins.int
+    ENGINE_FIELD_NUMBER: builtins.int
     plan_id: builtins.int
     """Counts up from 1 on each stream."""
     start_ps: builtins.int
@@ -1202,6 +1456,10 @@ class Plan(message.Message):
         id@version.
         """
 
+    @builtins.property
+    def engine(self) -> EngineCounts:
+        """What the worker shows of its replica; unset where nothing is shown."""
+
     def __init__(
         self,
         *,
@@ -1221,10 +1479,11 @@ class Plan(message.Message):
         adapter_evictions: abc.Iterable[builtins.str] | None = ...,
         hold: builtins.bool = ...,
         wait_ps: builtins.int = ...,
+        engine: EngineCounts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["_until_ps", b"_until_ps", "until_ps", b"until_ps"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_until_ps", b"_until_ps", "engine", b"engine", "until_ps", b"until_ps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_until_ps", b"_until_ps", "adapter_evictions", b"adapter_evictions", "adapter_loads", b"adapter_loads", "decode", b"decode", "hold", b"hold", "joins", b"joins", "leaves_u32", b"leaves_u32", "max_steps", b"max_steps", "plan_id", b"plan_id", "prefill_handles_u32", b"prefill_handles_u32", "prefill_new_tokens_u32", b"prefill_new_tokens_u32", "prefill_past_tokens_u32", b"prefill_past_tokens_u32", "prefill_samples_u32", b"prefill_samples_u32", "sent_ps", b"sent_ps", "start_ps", b"start_ps", "until_ps", b"until_ps", "wait_ps", b"wait_ps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_until_ps", b"_until_ps", "adapter_evictions", b"adapter_evictions", "adapter_loads", b"adapter_loads", "decode", b"decode", "engine", b"engine", "hold", b"hold", "joins", b"joins", "leaves_u32", b"leaves_u32", "max_steps", b"max_steps", "plan_id", b"plan_id", "prefill_handles_u32", b"prefill_handles_u32", "prefill_new_tokens_u32", b"prefill_new_tokens_u32", "prefill_past_tokens_u32", b"prefill_past_tokens_u32", "prefill_samples_u32", b"prefill_samples_u32", "sent_ps", b"sent_ps", "start_ps", b"start_ps", "until_ps", b"until_ps", "wait_ps", b"wait_ps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__until_ps: _TypeAlias = typing.Literal["until_ps"]  # noqa: Y015
     _WhichOneofArgType__until_ps: _TypeAlias = typing.Literal["_until_ps", b"_until_ps"]  # noqa: Y015

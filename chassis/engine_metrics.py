@@ -1,0 +1,300 @@
+"""What an engine shows under other engines' names: a worker for itself, a router for its cluster as one engine.
+
+Who has one counts here in plain numbers, for the event loop's thread; a scrape reads them in another. Times are device
+seconds.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry
+
+from lorrery.chassis.engine_series import FINISHED_REASONS, SLEEP_STATES, sglang_series, vllm_series
+from lorrery.chassis.histogram import Histogram
+from lorrery.chassis.series import Exporter, Number, Sample, Series
+
+ENGINE = "0"
+REJECTIONS = ("max_num_queued_reqs", "max_num_queued_tokens")
+TRANSITIONS = {"disk": "load", "host": "activate"}
+"""From which tier a load comes -> what vLLM's loads are called."""
+
+
+@dataclass(slots=True)
+class KvCache:
+    """What an engine's KV cache is.
+
+    Attributes:
+        pool_tokens: its size.
+        block_size: tokens in a block.
+        dtype: of its numbers.
+        prefix_caching: whether prompts find what others have left.
+    """
+
+    pool_tokens: int = 0
+    block_size: int = 16
+    dtype: str = "auto"
+    prefix_caching: bool = False
+
+    @property
+    def num_blocks(self) -> int:
+        """Whole blocks in the pool."""
+        return self.pool_tokens // max(1, self.block_size)
+
+
+@dataclass(slots=True)
+class EngineState:
+    """An engine's present; a new one each time, or changed in place.
+
+    Attributes:
+        kv_usage: share of the pool in use.
+        num_deferred: of the waiting requests, those that wait for their adapter.
+        max_loras: places for adapters on the GPU.
+        running_adapters: names of adapters of running requests, in order.
+        waiting_adapters: the same of those that wait.
+        adapters: name of each adapter in memory, and whether it is on the GPU and in host memory.
+    """
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_deferred: int = 0
+    kv_usage: float = 0.0
+    max_loras: int = 0
+    running_adapters: tuple[str, ...] = ()
+    waiting_adapters: tuple[str, ...] = ()
+    adapters: Mapping[str, tuple[bool, bool]] = field(default_factory=dict)
+
+
+class EndedRequest(NamedTuple):
+    """A request that ended by itself; seconds add up from its arrival to its end."""
+
+    reason: str
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    max_tokens: int
+    num_preemptions: int
+    queue_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
+
+
+class EngineMetrics:
+    """See the module.
+
+    Args:
+        registry: where it is shown.
+        model: the name under which the model is served.
+        max_model_len: most tokens of a prompt and its output.
+        cache: of the engine; may change.
+        vllm: whether to show vLLM's series.
+        sglang: whether to show SGLang's series.
+        read: called at each scrape, in its thread, for what is shown of the present; None: `state`.
+
+    Attributes:
+        state: what is shown of the present.
+    """
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        model: str,
+        max_model_len: int,
+        cache: KvCache,
+        *,
+        vllm: bool,
+        sglang: bool,
+        read: Callable[[], EngineState] | None = None,
+    ) -> None:
+        self.state = EngineState()
+        self.cache = cache
+        self.unix_seconds = 0.0  # of what is known of adapters
+        self.rejections = {reason: Number() for reason in REJECTIONS}
+        self.success = {reason: Number() for reason in FINISHED_REASONS}
+        self._read = read or (lambda: self.state)
+        self._model = model
+        series = self._series = vllm_series(max_model_len)
+        self._counts = {name: Number() for name, one in series.items() if one.type == "counter"}
+        self._histograms = {name: Histogram(one.buckets) for name, one in series.items() if one.buckets}
+        self._loads = {name: Histogram(series["lora_adapter_load_seconds"].buckets) for name in TRANSITIONS.values()}
+        self._sglang = sglang_series()
+        self._sglang_histograms = {name: Histogram(one.buckets) for name, one in self._sglang.items() if one.buckets}
+        if vllm:
+            self._show_vllm(Exporter(registry, tuple(series.values())))
+        if sglang:
+            self._show_sglang(Exporter(registry, tuple(self._sglang.values())))
+
+    # --- counting ---------------------------------------------------------------------------------------------------
+
+    def first_token(self, ttft_seconds: float, prompt_tokens: int, cached_tokens: int) -> None:
+        """Count a request's first token, and so its prompt."""
+        self._histograms["time_to_first_token_seconds"].observe(ttft_seconds)
+        self._sglang_histograms["time_to_first_token_seconds"].observe(ttft_seconds)
+        self._counts["prompt_tokens_total"].inc(prompt_tokens)
+        self._counts["prompt_tokens_cached_total"].inc(cached_tokens)
+
+    def prompt_cached(self, num_tokens: int) -> None:
+        """Count tokens of a prompt that a prefix cache had, where `first_token` could not say."""
+        self._counts["prompt_tokens_cached_total"].value += num_tokens
+
+    def generated(self, num_tokens: int) -> None:
+        """Count tokens of any requests."""
+        self._counts["generation_tokens_total"].value += num_tokens
+
+    def gaps(self, seconds: float, times: int) -> None:
+        """Count gaps between two tokens of a request, so many alike."""
+        self._histograms["inter_token_latency_seconds"].observe(seconds, times)
+        self._sglang_histograms["inter_token_latency_seconds"].observe(seconds, times)
+
+    def step(self, num_tokens: int) -> None:
+        """Count a step by the tokens that it computed."""
+        self._histograms["iteration_tokens_total"].observe(num_tokens)
+
+    def cached(self, queries: int, hits: int) -> None:
+        """Count tokens that were looked up in the prefix cache."""
+        self._counts["prefix_cache_queries_total"].value += queries
+        self._counts["prefix_cache_hits_total"].value += hits
+
+    def preempted(self, times: int) -> None:
+        """Count sequences that lost their places."""
+        self._counts["num_preemptions_total"].value += times
+
+    def loaded(self, tier: str, seconds: float) -> None:
+        """Count an adapter's load from a tier."""
+        self._loads[TRANSITIONS[tier]].observe(seconds)
+
+    def ended(self, request: EndedRequest) -> None:
+        """Count a request that ended by itself."""
+        observed = self._histograms
+        self.success[request.reason].inc()
+        inference = request.prefill_seconds + request.decode_seconds
+        e2e = request.queue_seconds + inference
+        for name, seconds in (
+            ("request_queue_time_seconds", request.queue_seconds),
+            ("request_prefill_time_seconds", request.prefill_seconds),
+            ("request_decode_time_seconds", request.decode_seconds),
+            ("request_inference_time_seconds", inference),
+            ("e2e_request_latency_seconds", e2e),
+        ):
+            observed[name].observe(seconds)
+        self._sglang_histograms["e2e_request_latency_seconds"].observe(e2e)
+        if request.output_tokens > 1:
+            mean = request.decode_seconds / (request.output_tokens - 1)
+            observed["request_time_per_output_token_seconds"].observe(mean)
+        for name, number in (
+            ("request_prompt_tokens", request.prompt_tokens),
+            ("request_generation_tokens", request.output_tokens),
+            ("request_max_num_generation_tokens", request.output_tokens),
+            ("request_prefill_kv_computed_tokens", request.prompt_tokens - request.cached_tokens),
+            ("request_params_max_tokens", request.max_tokens),
+            ("request_params_n", 1),
+            ("request_num_preemptions", request.num_preemptions),
+        ):
+            observed[name].observe(number)
+
+    def adapters_known(self) -> None:
+        """Take note that what is known of adapters is of now."""
+        self.unix_seconds = time.time()
+
+    # --- showing ----------------------------------------------------------------------------------------------------
+
+    def _show_vllm(self, shown: Exporter) -> None:
+        series, labels = self._series, (self._model, ENGINE)
+
+        def gauge(name: str, read: Callable[[EngineState], float]) -> None:
+            shown.read(series[name], lambda: [(labels, read(self._read()))])
+
+        gauge("num_requests_running", lambda state: state.num_running)
+        gauge("num_requests_waiting", lambda state: state.num_waiting)
+        gauge("kv_cache_usage_perc", lambda state: state.kv_usage)
+        gauge("gpu_cache_usage_perc", lambda state: state.kv_usage)
+        gauge("max_gpu_lora_adapters", lambda state: state.max_loras)
+        gauge("num_gpu_loaded_lora_adapters", lambda state: sum(gpu for gpu, _ in list(state.adapters.values())))
+        gauge("num_cpu_loaded_lora_adapters", lambda state: sum(host for _, host in list(state.adapters.values())))
+        shown.read(series["num_requests_waiting_by_reason"], lambda: self._by_reason(labels))
+        shown.read(
+            series["engine_sleep_state"], lambda: [((*labels, state), state == "awake") for state in SLEEP_STATES]
+        )
+        by_reason = {"request_success_total": self.success, "admission_rejections_total": self.rejections}
+        for name, count in self._counts.items():
+            if name not in by_reason:
+                self._show(shown, series[name], {labels: count})
+        for name, counts in by_reason.items():
+            self._show(shown, series[name], {(*labels, reason): count for reason, count in counts.items()})
+        same = {
+            "time_per_output_token_seconds": "inter_token_latency_seconds",
+            "max_num_generation_tokens": "request_max_num_generation_tokens",
+        }
+        for name in self._histograms:
+            if name != "lora_adapter_load_seconds":
+                self._show(shown, series[name], {labels: self._histograms[same.get(name, name)]})
+        loads: dict[tuple[str, ...], Number | Histogram] = {
+            (*labels, transition): histogram for transition, histogram in self._loads.items()
+        }
+        self._show(shown, series["lora_adapter_load_seconds"], loads)
+        shown.read(series["lora_requests_info"], self._lora_requests)
+        shown.read(series["cache_config_info"], self._cache_config)
+        shown.read(series["lora_adapter_loaded"], lambda: self._resident(labels))
+
+    @staticmethod
+    def _show(shown: Exporter, series: Series, values: Mapping[tuple[str, ...], Number | Histogram]) -> None:
+        samples: list[Sample] = list(values.items())
+        shown.read(series, lambda: samples)
+
+    def _by_reason(self, labels: tuple[str, ...]) -> Iterable[Sample]:
+        state = self._read()
+        deferred = min(state.num_deferred, state.num_waiting)
+        return [((*labels, "capacity"), state.num_waiting - deferred), ((*labels, "deferred"), deferred)]
+
+    def _lora_requests(self) -> Iterable[Sample]:
+        state = self._read()
+        if not self.unix_seconds:
+            return []
+        names = str(state.max_loras), ",".join(state.waiting_adapters), ",".join(state.running_adapters)
+        return [(names, self.unix_seconds)]
+
+    def _cache_config(self) -> Iterable[Sample]:
+        cache = self.cache
+        values = (
+            str(cache.block_size),
+            cache.dtype,
+            str(cache.prefix_caching),
+            ENGINE,
+            str(cache.pool_tokens),
+            str(cache.num_blocks),
+            "sha256",
+        )
+        return [(values, 1)]
+
+    def _resident(self, labels: tuple[str, ...]) -> Iterable[Sample]:
+        for name, (on_gpu, on_host) in list(self._read().adapters.items()):
+            if on_gpu or on_host:
+                yield (*labels, name, "gpu" if on_gpu else "cpu", "false"), 1
+
+    def _show_sglang(self, shown: Exporter) -> None:
+        series, counts, labels = self._sglang, self._counts, (self._model,)
+
+        def value(name: str, read: Callable[[], float], *more: str) -> None:
+            shown.read(series[name], lambda: [((*labels, *more), read())])
+
+        of_scheduler = ("unified", "0", "0")
+        value("num_running_reqs", lambda: self._read().num_running, *of_scheduler)
+        value("num_queue_reqs", lambda: self._read().num_waiting, *of_scheduler)
+        value("num_used_tokens", lambda: round(self._read().kv_usage * self.cache.pool_tokens), *of_scheduler)
+        value("max_total_num_tokens", lambda: self.cache.pool_tokens, *of_scheduler)
+        value("token_usage", lambda: self._read().kv_usage, *of_scheduler)
+        value("page_size", lambda: self.cache.block_size, *of_scheduler)
+        value("num_pages", lambda: self.cache.num_blocks, *of_scheduler)
+        value("cache_hit_rate", self._hit_rate, *of_scheduler)
+        value("prompt_tokens_total", lambda: counts["prompt_tokens_total"].value)
+        value("cached_tokens_total", lambda: counts["prompt_tokens_cached_total"].value, "device")
+        value("generation_tokens_total", lambda: counts["generation_tokens_total"].value)
+        value("num_requests_total", lambda: self.success["stop"].value + self.success["length"].value)
+        value("num_aborted_requests_total", lambda: self.success["abort"].value)
+        for name, histogram in self._sglang_histograms.items():
+            self._show(shown, series[name], {labels: histogram})
+
+    def _hit_rate(self) -> float:
+        queries = self._counts["prefix_cache_queries_total"].value
+        return self._counts["prefix_cache_hits_total"].value / queries if queries else 0.0

@@ -1,0 +1,141 @@
+"""The cluster as one engine, as the HTTP edge's `/metrics` shows it under other engines' names.
+
+Counts and histograms are of this router's requests; how much runs and waits is the whole cluster's, asked of its
+schedulers when somebody scrapes. It has a registry of its own, since what scrapes the workers too would count twice if
+the router's metrics port had these series.
+"""
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from lorrery.chassis.engine_metrics import EndedRequest, EngineMetrics, EngineState, KvCache
+from lorrery.chassis.exposition import Registry
+from lorrery.router.request import Finish
+from lorrery.settings import Settings
+from lorrery.vocabulary.finish_reason import FinishReason
+
+if TYPE_CHECKING:
+    from lorrery.v1 import router_pb2
+
+ABORTED = frozenset({"cancelled", "aborted", "deadline"})
+FAILED = frozenset({"unavailable", "unattainable", "fault", "failed"})
+
+
+class EdgeEngine:
+    """See the module.
+
+    Args:
+        settings: of the cluster.
+
+    Attributes:
+        registry: where it is shown.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        own = settings.scheduler
+        self.registry = Registry()
+        self._settings = settings
+        self._metrics = EngineMetrics(
+            self.registry,
+            settings.served_model_names[0],
+            own.max_req_total_len,
+            KvCache(0, own.block_size, settings.worker.kv_dtype, own.prefix_cache.kind != "none"),
+            vllm=settings.metrics.vllm,
+            sglang=settings.metrics.sglang,
+        )
+        self._waiting: Counter[str] = Counter()
+        self._running: Counter[str] = Counter()
+        self._generated = 0
+
+    @classmethod
+    def of(cls, settings: Settings) -> "EdgeEngine | None":
+        """Return one, if the settings want anything shown and there is an HTTP edge."""
+        shown = settings.metrics.vllm or settings.metrics.sglang
+        return cls(settings) if shown and settings.router.http is not None else None
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    def submitted(self, adapter_id: str) -> None:
+        """Note a request that has gone to a scheduler."""
+        self._waiting[adapter_id] += 1
+
+    def started(self, adapter_id: str, ttft_seconds: float, prompt_tokens: int) -> None:
+        """Count a request's first token."""
+        self._waiting[adapter_id] -= 1
+        self._running[adapter_id] += 1
+        self._metrics.first_token(ttft_seconds, prompt_tokens, 0)
+
+    def gaps(self, seconds: float, times: int) -> None:
+        """Count gaps between tokens."""
+        self._metrics.gaps(seconds, times)
+
+    def finished(self, prompt_tokens: int, max_tokens: int, finish: Finish) -> None:
+        """Count a request that ended by itself, as its scheduler says."""
+        usage, metrics = finish.usage, self._metrics
+        reason = "length" if finish.reason is FinishReason.LENGTH else "stop"
+        metrics.cached(prompt_tokens if metrics.cache.prefix_caching else 0, usage.cached_tokens)
+        metrics.prompt_cached(usage.cached_tokens)
+        metrics.preempted(usage.num_requeues)
+        # vLLM has no phase for loads: in the background they come before admission, else they are part of the prefill.
+        queue_seconds, prefill_seconds = usage.queue_seconds, usage.prefill_seconds
+        if self._settings.adapters.loading == "blocking":
+            prefill_seconds += usage.adapter_load_seconds
+        else:
+            queue_seconds += usage.adapter_load_seconds
+        metrics.ended(
+            EndedRequest(
+                reason,
+                prompt_tokens,
+                usage.cached_tokens,
+                usage.completion_tokens,
+                max_tokens,
+                usage.num_requeues,
+                queue_seconds,
+                prefill_seconds,
+                usage.decode_seconds,
+            )
+        )
+
+    def ended(self, outcome: str, adapter_id: str, *, submitted: bool, started: bool) -> None:
+        """Note the end of a call, whatever its outcome."""
+        if started:
+            self._running[adapter_id] -= 1
+        elif submitted:
+            self._waiting[adapter_id] -= 1
+        if outcome == "overloaded":
+            self._metrics.rejections["max_num_queued_reqs"].inc()
+        elif outcome in ABORTED:
+            self._metrics.success["abort"].inc()
+        elif outcome in FAILED:
+            self._metrics.success["error"].inc()
+
+    # --- scrapes ----------------------------------------------------------------------------------------------------
+
+    def update(self, output_tokens: int, status: "router_pb2.GetClusterStatusResponse | None") -> None:
+        """Bring up to date what is shown of the present.
+
+        Args:
+            output_tokens: that the router has written.
+            status: of the cluster; None: not known.
+        """
+        metrics = self._metrics
+        metrics.generated(output_tokens - self._generated)
+        self._generated = output_tokens
+        self._waiting, self._running = +self._waiting, +self._running
+        workers = [worker for shard in status.shards for worker in shard.workers] if status is not None else []
+        pool_tokens = sum(worker.max_total_token_num for worker in workers)
+        before = metrics.state
+        metrics.cache.pool_tokens = pool_tokens
+        metrics.state = EngineState(
+            num_running=sum(worker.num_running for worker in workers),
+            num_waiting=sum(worker.num_waiting for worker in workers)
+            + (sum(shard.num_unplaced for shard in status.shards) if status is not None else 0),
+            kv_usage=sum(worker.kv_tokens for worker in workers) / max(1, pool_tokens),
+            max_loras=(self._settings.adapters.max_loras or 0) * len(workers),
+            running_adapters=tuple(name for name in self._running if name),
+            waiting_adapters=tuple(name for name in self._waiting if name),
+            adapters={name: (True, False) for worker in workers for name in worker.resident_adapters},
+        )
+        after = metrics.state
+        if (before.running_adapters, before.waiting_adapters) != (after.running_adapters, after.waiting_adapters):
+            metrics.adapters_known()

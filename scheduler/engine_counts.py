@@ -1,0 +1,180 @@
+"""What a worker is told of its replica, so that it can show it under other engines' names.
+
+It goes with each plan, and with the answer to a heartbeat where something has changed. Per request a few numbers are
+noted, per step nothing; how much is running and waiting is read when it is sent.
+"""
+
+from collections.abc import Iterable
+
+from lorrery.scheduler.core.adapter_events import AdapterEvent, LoadEnded
+from lorrery.scheduler.core.plan import (
+    Admitted,
+    Cancelled,
+    Dropped,
+    Event,
+    Failed,
+    Finished,
+    FirstToken,
+    Preempted,
+    Recalled,
+)
+from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.scheduler.wire import EngineCounts
+from lorrery.vocabulary.finish_reason import FinishReason
+
+
+class EngineTally:
+    """What has happened to one worker's replica since that was last told.
+
+    Args:
+        replica: of the worker.
+        pool_tokens: its KV pool.
+        block_size: tokens in a block of it.
+        max_loras: places for adapters on the GPU.
+    """
+
+    def __init__(self, replica: Replica, pool_tokens: int, block_size: int, max_loras: int) -> None:
+        self._replica = replica
+        self._pool_tokens = pool_tokens
+        self._next = EngineCounts()
+        config = self._next.config
+        config.pool_tokens, config.block_size, config.max_loras = pool_tokens, block_size, max_loras
+        config.prefix_caching = replica.prefix_cache is not None
+        self._waiting: dict[str, int] = {}  # by adapter id
+        self._waiting_keys: dict[str, int] = {}  # by key
+        self._running_version = -1
+        self._running: tuple[str, ...] = ()
+        self._told: tuple[tuple[str, ...], tuple[str, ...]] = (), ()
+        self._present: tuple[int, int, int, float] | None = None
+        self._places: dict[str, dict[str, tuple[bool, bool]]] = {}  # by adapter id, of its versions by key
+        self._changed: dict[str, Adapter] = {}  # by key
+        self._happened = True
+
+    # --- what happens -----------------------------------------------------------------------------------------------
+
+    def placed(self, sequence: Sequence) -> None:
+        """Note a sequence that waits here from now on."""
+        self._wait(sequence, 1)
+
+    def gave_back(self, sequences: Iterable[Sequence]) -> None:
+        """Note sequences that waited here, and do no longer."""
+        for sequence in sequences:
+            self._wait(sequence, -1)
+
+    def happened(self, events: Iterable[Event]) -> None:
+        """Note what a decision or a step has brought."""
+        told = self._next
+        for event in events:
+            if isinstance(event, Admitted):
+                sequence = event.sequence
+                self._wait(sequence, -1)
+                if self._replica.prefix_cache is not None:
+                    told.prefix_queries += sequence.input_tokens
+                    told.prefix_hits += sequence.cached_tokens
+            elif isinstance(event, FirstToken):
+                sequence = event.sequence
+                told.first_token_ps.append(event.at_ps - sequence.arrived_ps)
+                told.first_prompt_tokens.append(sequence.prompt_tokens)
+                told.first_cached_tokens.append(sequence.first_cached_tokens)
+            elif isinstance(event, Finished):
+                self._finished(event)
+            elif isinstance(event, Preempted):
+                self._wait(event.sequence, 1)
+                told.num_preemptions += 1
+            elif isinstance(event, Recalled):
+                self._wait(event.sequence, -1)
+            elif isinstance(event, (Cancelled, Dropped, Failed)):
+                if event.sequence.admitted_ps is None:
+                    self._wait(event.sequence, -1)
+                if isinstance(event, Cancelled):
+                    told.num_aborted += 1
+                else:
+                    told.num_failed += 1
+            self._happened = True
+
+    def _finished(self, event: Finished) -> None:
+        told, sequence = self._next, event.sequence
+        if event.reason is FinishReason.ABORTED:
+            told.num_aborted += 1
+            return
+        admitted_ps, first_token_ps = sequence.first_admitted_ps, sequence.first_token_ps
+        assert admitted_ps is not None
+        if first_token_ps is None:  # it brought tokens from another scheduler
+            first_token_ps = admitted_ps
+        told.ended_reasons.append(event.reason)
+        told.ended_prompt_tokens.append(sequence.prompt_tokens)
+        told.ended_cached_tokens.append(sequence.first_cached_tokens)
+        told.ended_output_tokens.append(event.output_tokens)
+        told.ended_max_tokens.append(sequence.max_new_tokens)
+        told.ended_requeues.append(sequence.num_requeues)
+        told.ended_queue_ps.append(admitted_ps - sequence.arrived_ps)
+        told.ended_prefill_ps.append(first_token_ps - admitted_ps)
+        told.ended_decode_ps.append(event.at_ps - first_token_ps)
+
+    def _wait(self, sequence: Sequence, by: int) -> None:
+        adapter = sequence.adapter
+        if adapter is not None:
+            for names, name in ((self._waiting, adapter.adapter_id), (self._waiting_keys, adapter.key)):
+                number = names.get(name, 0) + by
+                if number > 0:
+                    names[name] = number
+                else:
+                    names.pop(name, None)
+
+    def adapters_changed(self, events: Iterable[AdapterEvent]) -> None:
+        """Note what has happened to the adapters of the worker."""
+        for event in events:
+            if isinstance(event, LoadEnded) and not event.failed:
+                took = self._next.host_load_ps if event.tier == "host" else self._next.disk_load_ps
+                took.append(event.took_ps)
+            self._changed[event.adapter.key] = event.adapter
+            self._happened = True
+
+    # --- telling ----------------------------------------------------------------------------------------------------
+
+    def take(self, *, only_changes: bool = False) -> EngineCounts | None:
+        """Return, once, what is to be told; None: nothing has changed since, if that is asked for."""
+        replica = self._replica
+        waiting, awaited = self._waiting_keys, replica.adapters.awaited
+        num_deferred = sum([waiting.get(key, 0) for key in awaited]) if awaited else 0
+        present = replica.num_running, replica.num_waiting, num_deferred, self._kv_usage()
+        if only_changes and not self._happened and present == self._present:
+            return None
+        told, self._next = self._next, EngineCounts()
+        self._present, self._happened = present, False
+        told.num_running, told.num_waiting, told.num_deferred, told.kv_usage = present
+        self._tell_adapters(told)
+        return told
+
+    def _kv_usage(self) -> float:
+        replica = self._replica
+        use = replica.memory.block_use(replica.running)
+        if use is not None:
+            return use.used / max(1, use.used + use.cached + use.free)
+        return replica.kv_tokens / max(1, self._pool_tokens)
+
+    def _tell_adapters(self, told: EngineCounts) -> None:
+        running = self._replica.running
+        if running.version != self._running_version:
+            self._running_version = running.version
+            self._running = running.adapter_ids
+        names = self._running, tuple(self._waiting)
+        if names != self._told:
+            self._told = names
+            told.adapters.running.extend(names[0])
+            told.adapters.waiting.extend(names[1])
+            told.adapters.SetInParent()
+        if self._changed:
+            residency, changed = self._replica.adapters, self._changed
+            self._changed = {}
+            for key, adapter in changed.items():
+                places = self._places.setdefault(adapter.adapter_id, {})
+                places[key] = key in residency.gpu, key in residency.host
+                if not any(places[key]):
+                    del places[key]
+            for name in dict.fromkeys([adapter.adapter_id for adapter in changed.values()]):
+                held = self._places[name].values()
+                told.places.add(adapter_id=name, gpu=any(gpu for gpu, _ in held), host=any(host for _, host in held))
+                if not held:
+                    del self._places[name]

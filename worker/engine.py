@@ -1,0 +1,154 @@
+"""What a worker shows under other engines' names: its own steps, and what its scheduler says of its replica.
+
+The scheduler's word comes with each plan, and with the answers to heartbeats where something has changed. Without a
+scheduler nothing runs, waits or is in memory; what has been counted stays.
+"""
+
+from prometheus_client import CollectorRegistry
+
+from lorrery.chassis.engine_metrics import EndedRequest, EngineMetrics, EngineState, KvCache
+from lorrery.settings import Settings
+from lorrery.v1 import scheduler_pb2 as pb
+from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.units import PS_PER_SECOND
+
+REASONS = {FinishReason.EOS: "stop", FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+
+
+class Engine:
+    """See the module.
+
+    Args:
+        settings: of the cluster.
+        registry: where it is shown.
+        pool_tokens: of the worker, until its scheduler says what it makes of them.
+    """
+
+    def __init__(self, settings: Settings, registry: CollectorRegistry, pool_tokens: int) -> None:
+        own = settings.scheduler
+        self._dtype = settings.worker.kv_dtype
+        cache = KvCache(pool_tokens, own.block_size, self._dtype, own.prefix_cache.kind != "none")
+        self._metrics = EngineMetrics(
+            registry,
+            settings.served_model_names[0],
+            own.max_req_total_len,
+            cache,
+            vllm=settings.metrics.vllm,
+            sglang=settings.metrics.sglang,
+        )
+        self._max_loras = settings.adapters.max_loras or 0
+        self._metrics.state = self._idle()
+        self._adapters: dict[str, tuple[bool, bool]] = {}
+        self._now_ps = 0  # time in steps and the gaps between them
+        self._decoded_ps = 0  # when all that decode had their last token, but for those who have joined since
+        self._joined: list[tuple[int, int]] = []  # when, and how many
+
+    @classmethod
+    def of(cls, settings: Settings, registry: CollectorRegistry, pool_tokens: int) -> "Engine | None":
+        """Return one, if the settings want anything shown."""
+        return cls(settings, registry, pool_tokens) if settings.metrics.vllm or settings.metrics.sglang else None
+
+    def _idle(self) -> EngineState:
+        return EngineState(max_loras=self._max_loras)
+
+    # --- steps ------------------------------------------------------------------------------------------------------
+
+    def stepped(
+        self, prefill_tokens: int, output_tokens: int, num_sampled: int, num_joined: int, since_ps: int
+    ) -> None:
+        """Count a step.
+
+        Args:
+            prefill_tokens: of prompts, computed.
+            output_tokens: that it gave.
+            num_sampled: of these, those that prompts gave.
+            num_joined: sequences that go on after that.
+            since_ps: from the end of the step before to its own.
+        """
+        metrics = self._metrics
+        self._now_ps = now_ps = self._now_ps + since_ps
+        metrics.step(prefill_tokens + output_tokens - num_sampled)
+        metrics.generated(output_tokens)
+        num_decoded = output_tokens - num_sampled
+        if num_decoded:
+            for joined_ps, num_new in self._joined:
+                num_there = min(num_new, num_decoded)  # some may have been cancelled
+                num_decoded -= num_there
+                metrics.gaps((now_ps - joined_ps) / PS_PER_SECOND, num_there)
+            self._joined.clear()
+            if num_decoded:
+                metrics.gaps((now_ps - self._decoded_ps) / PS_PER_SECOND, num_decoded)
+            self._decoded_ps = now_ps
+        if num_joined:
+            self._joined.append((now_ps, num_joined))
+
+    # --- the scheduler's word ---------------------------------------------------------------------------------------
+
+    def attach(self, *, attached: bool) -> None:
+        """Show nothing running, waiting or in memory: at the start of an attachment, and from its end on."""
+        del attached
+        self._adapters = {}
+        self._joined.clear()
+        if self._metrics.state.running_adapters or self._metrics.state.waiting_adapters:
+            self._metrics.adapters_known()
+        self._metrics.state = self._idle()
+
+    def take(self, said: pb.EngineCounts) -> None:
+        """Show what the scheduler says.
+
+        Raises:
+            ValueError: arrays that should be of one length are not.
+        """
+        metrics, before = self._metrics, self._metrics.state
+        if said.HasField("config"):
+            config = said.config
+            self._max_loras = config.max_loras
+            metrics.cache = KvCache(config.pool_tokens, config.block_size, self._dtype, config.prefix_caching)
+            metrics.adapters_known()
+        running, waiting = before.running_adapters, before.waiting_adapters
+        if said.HasField("adapters"):
+            running, waiting = tuple(said.adapters.running), tuple(said.adapters.waiting)
+            metrics.adapters_known()
+        if said.places:
+            self._adapters = self._adapters | {place.adapter_id: (place.gpu, place.host) for place in said.places}
+            self._adapters = {name: place for name, place in self._adapters.items() if any(place)}
+        metrics.state = EngineState(
+            num_running=said.num_running,
+            num_waiting=said.num_waiting,
+            num_deferred=said.num_deferred,
+            kv_usage=said.kv_usage,
+            max_loras=self._max_loras,
+            running_adapters=running,
+            waiting_adapters=waiting,
+            adapters=self._adapters,
+        )
+        if said.num_preemptions:
+            metrics.preempted(said.num_preemptions)
+        if said.prefix_queries:
+            metrics.cached(said.prefix_queries, said.prefix_hits)
+        metrics.success["abort"].inc(said.num_aborted)
+        metrics.success["error"].inc(said.num_failed)
+        for ttft_ps, prompt_tokens, cached_tokens in zip(
+            said.first_token_ps, said.first_prompt_tokens, said.first_cached_tokens, strict=True
+        ):
+            metrics.first_token(ttft_ps / PS_PER_SECOND, prompt_tokens, cached_tokens)
+        for load_ps in said.host_load_ps:
+            metrics.loaded("host", load_ps / PS_PER_SECOND)
+        for load_ps in said.disk_load_ps:
+            metrics.loaded("disk", load_ps / PS_PER_SECOND)
+        if said.ended_reasons:
+            self._take_ended(said)
+
+    def _take_ended(self, said: pb.EngineCounts) -> None:
+        columns = (
+            said.ended_prompt_tokens,
+            said.ended_cached_tokens,
+            said.ended_output_tokens,
+            said.ended_max_tokens,
+            said.ended_requeues,
+        )
+        times = (said.ended_queue_ps, said.ended_prefill_ps, said.ended_decode_ps)
+        for reason, *row in zip(said.ended_reasons, *columns, *times, strict=True):
+            numbers, seconds = row[: len(columns)], [ps / PS_PER_SECOND for ps in row[len(columns) :]]
+            word = REASONS.get(FinishReason.of(reason), "error")
+            self._metrics.ended(EndedRequest(word, *numbers, *seconds))
