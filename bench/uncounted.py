@@ -47,7 +47,7 @@ def count_nothing() -> None:
     silence(SchedulerMetrics, counters(SchedulerMetrics))
     silence(WorkerMetrics, counters(WorkerMetrics))
     clocks: Any = SimpleNamespace(monotonic=time.monotonic, thread_time=float)
-    vars(workers)["time"] = clocks
+    workers.time = clocks  # type: ignore[assignment, attr-defined]
 
 
 if __name__ == "__main__":
