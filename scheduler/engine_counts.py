@@ -74,7 +74,7 @@ class EngineTally:
                     told.prefix_hits += sequence.cached_tokens
             elif isinstance(event, FirstToken):
                 sequence = event.sequence
-                told.first_token_ps.append(event.at_ps - sequence.arrived_ps)
+                told.first_token_ps.append(max(0, event.at_ps - sequence.arrived_ps))
                 told.first_prompt_tokens.append(sequence.prompt_tokens)
                 told.first_cached_tokens.append(sequence.first_cached_tokens)
             elif isinstance(event, Finished):
@@ -102,15 +102,16 @@ class EngineTally:
         assert admitted_ps is not None
         if first_token_ps is None:  # it brought tokens from another scheduler
             first_token_ps = admitted_ps
+        first_token_ps = max(first_token_ps, admitted_ps)  # workers' clocks may differ
         told.ended_reasons.append(event.reason)
         told.ended_prompt_tokens.append(sequence.prompt_tokens)
         told.ended_cached_tokens.append(sequence.first_cached_tokens)
         told.ended_output_tokens.append(event.output_tokens)
         told.ended_max_tokens.append(sequence.max_new_tokens)
         told.ended_requeues.append(sequence.num_requeues)
-        told.ended_queue_ps.append(admitted_ps - sequence.arrived_ps)
+        told.ended_queue_ps.append(max(0, admitted_ps - sequence.arrived_ps))
         told.ended_prefill_ps.append(first_token_ps - admitted_ps)
-        told.ended_decode_ps.append(event.at_ps - first_token_ps)
+        told.ended_decode_ps.append(max(0, event.at_ps - first_token_ps))
 
     def _wait(self, sequence: Sequence, by: int) -> None:
         adapter = sequence.adapter

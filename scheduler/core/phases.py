@@ -53,8 +53,8 @@ def split(
         prefill_load_ps: and after it.
     """
     end_ps = max(end_ps, arrived_ps)
-    admitted_ps = min(admitted_ps, end_ps)
-    first_token_ps = min(first_token_ps, end_ps)
+    admitted_ps = min(max(admitted_ps, arrived_ps), end_ps)
+    first_token_ps = max(admitted_ps, min(first_token_ps, end_ps))  # workers' clocks may differ
     queue_ps, prefill_ps = admitted_ps - arrived_ps, first_token_ps - admitted_ps
     queue_load_ps, prefill_load_ps = min(queue_load_ps, queue_ps), min(prefill_load_ps, prefill_ps)
     return Phases(

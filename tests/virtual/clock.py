@@ -174,6 +174,9 @@ class _FakeTime:
         host = HOST.get()
         return WALL_NS + round(self._clock.now * 1e9) if host is None else host.time_ns()
 
+    def time(self) -> float:
+        return self.time_ns() / 1e9
+
     def thread_time(self) -> float:
         return 0.0
 
