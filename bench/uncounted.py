@@ -47,7 +47,7 @@ def count_nothing() -> None:
     silence(SchedulerMetrics, counters(SchedulerMetrics))
     silence(WorkerMetrics, counters(WorkerMetrics))
     clocks: Any = SimpleNamespace(monotonic=time.monotonic, thread_time=float)
-    workers.time = clocks  # type: ignore[assignment, attr-defined]
+    workers.time = clocks  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":
