@@ -20,8 +20,8 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.sections import TracingSettings
+from lorrery.chassis.span import Kind, Span
 from lorrery.chassis.trace_context import TraceContext
-from lorrery.chassis.tracing import Kind, Span
 from lorrery.chassis.version import VERSION
 
 _HTTP_PORT = 4318
@@ -31,7 +31,7 @@ _KINDS = {kind: trace.SpanKind[kind.value] for kind in Kind}
 
 
 class OtlpExporter:
-    """See `chassis.tracing.SpanExporter`.
+    """See `chassis.span.SpanExporter`.
 
     Args:
         settings: of tracing.

@@ -22,8 +22,9 @@ import structlog
 
 from lorrery.chassis import status
 from lorrery.chassis.errors import RequestError
+from lorrery.chassis.span import Kind, Span, SpanEvent, Value
 from lorrery.chassis.trace_context import TraceContext, read_headers
-from lorrery.chassis.tracing import Kind, Span, SpanEvent, Tracer, Value
+from lorrery.chassis.tracing import Tracer
 from lorrery.router.request import Finish, Request
 from lorrery.router.timing import Timing
 

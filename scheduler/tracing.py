@@ -14,8 +14,9 @@ picosecond before they are rounded.
 from collections.abc import Mapping
 
 from lorrery.chassis.clock import DeviceClock
+from lorrery.chassis.span import Kind, Span, SpanEvent, Value
 from lorrery.chassis.trace_context import TraceContext
-from lorrery.chassis.tracing import Kind, Span, SpanEvent, Tracer, Value
+from lorrery.chassis.tracing import Tracer
 from lorrery.scheduler.core.refusals import Refusal
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.messages import Submit

@@ -6,8 +6,9 @@ its end costs one look. A worker that is killed takes its spans along; what it d
 
 from collections.abc import Iterable
 
+from lorrery.chassis.span import Span, Value
 from lorrery.chassis.trace_context import TraceContext
-from lorrery.chassis.tracing import NS_PER_SECOND, Span, Tracer, Value
+from lorrery.chassis.tracing import NS_PER_SECOND, Tracer
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.rows import DeviceSequence

@@ -20,7 +20,7 @@ VIEWS = (*(table.name for table in TABLES), NOTICES, EVENTS)
 """In the order of their keys, from 1."""
 STYLES = {"bad": "bold red", "warn": "yellow", "dim": "dim", "": ""}
 _SIGNS = {True: "!!", False: "! "}
-_NAME_WIDTHS, _WIDEST_NAME = (40, 16, 10), 60
+_NAME_WIDTHS, _WIDEST_NAME = (40, 20, 20), 60
 _BAR_WIDTHS = 8, 8, 4
 KEYS = (
     ("q", "quit"), ("Tab", "next view"), ("s", "sort"), ("/", "filter"), ("Space", "pause"), ("h", "help"),
@@ -288,7 +288,7 @@ def _line(parts: Sequence[str], width: int, style: str) -> Text:
 def _fit(
     columns: Sequence[Column], headings: Sequence[str], cells: Sequence[tuple[Cell, ...]], width: int
 ) -> tuple[list[int], list[int], int]:
-    """Return which columns are shown, the width of each of all, and of bars: first names and bars shrink, then go."""
+    """Return which columns are shown, the width of each of all, and of bars: names and bars shrink, then columns go."""
     longest = [
         max([cell_len(headings[i]), *(_cell_width(row[i]) for row in cells)]) for i in range(len(columns))
     ]  # fmt: skip

@@ -9,8 +9,9 @@ from prometheus_client import CollectorRegistry
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.sections import TracingSettings
+from lorrery.chassis.span import Span, SpanEvent
 from lorrery.chassis.trace_context import TraceContext
-from lorrery.chassis.tracing import Span, SpanEvent, Tracer, open_tracer
+from lorrery.chassis.tracing import Tracer, open_tracer
 from tests.collector import Collector
 
 CONTEXT = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", True, "other=1")

@@ -161,7 +161,7 @@ async def test_a_record_is_served_whole_or_in_part(tmp_path: Path):
         (b"", "first line is no hello"),
         (b"{}\n", "first line is no hello"),
         (f.encode(f.Hello("live", "m", "t", "v")), "source 'live'"),
-        (gzip.compress(b"x" * 1000)[:20], "cut off or damaged"),
+        (gzip.compress(b"x" * 1000, mtime=0)[:20], "cut off or damaged"),
     ],
 )
 def test_what_is_no_record_is_said_in_words(tmp_path: Path, content: bytes, word: str):

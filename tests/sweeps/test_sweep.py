@@ -120,7 +120,7 @@ def test_what_cannot_be_is_refused_by_name_before_anything_runs(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--sweep", "rate=1,2", "--steps"], "--steps and --perfetto are of one run"),
+        (["--sweep", "rate=1,2", "--steps"], "--steps, --perfetto and --record are of one run"),
         (["--jobs", "2"], "are of a sweep; add --sweep"),
         (["--sweep", "rate=1,2", "--backend", "slurm"], "--backend slurm: expected one of loky, dask, ray"),
         (["--sweep", "rate=1,2", "--backend-address", "tcp://h:1"], "loky runs on this machine; name --backend"),
