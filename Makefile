@@ -75,14 +75,15 @@ demo: setup ## a real trace through a cluster on this machine, about a minute
 	$(BIN)/lorrery demo
 
 PYTEST := $(BIN)/python -m pytest
-TWO_PROCESSES := -n 2 --dist worksteal
+# More than the two cores of a small machine: tests of clusters mostly wait.
+PROCESSES := -n 3 --dist worksteal
 ALONE := timing
 
-# Two processes. Then, alone, the tests that watch real time: another process would stretch it.
+# Several processes. Then, alone, the tests that watch real time: another process would stretch it.
 # PYTEST_ARGS may select none of one part (pytest's exit status 5), and no -m of its own. What is not a failed test, such
 # as Ctrl-C or a path that is not there, ends both.
 test: setup-dev ## every test
-	@$(PYTEST) $(TWO_PROCESSES) $(PYTEST_ARGS) -m 'not ($(ALONE))'; many=$$?; \
+	@$(PYTEST) $(PROCESSES) $(PYTEST_ARGS) -m 'not ($(ALONE))'; many=$$?; \
 	case $$many in 0|1|5) ;; *) exit $$many;; esac; \
 	$(PYTEST) $(PYTEST_ARGS) -n 0 -m '$(ALONE)'; alone=$$?; \
 	case "$$many $$alone" in '0 0'|'0 5'|'5 0') ;; *) exit 1;; esac
@@ -121,7 +122,7 @@ $(COMPILED)/.stamp: dist/.stamp
 
 # pytest's own pythonpath would put the checkout's src before it.
 test-compiled: compiled ## the tests of core, device and simulator with the compiled core
-	PYTHONSAFEPATH=1 PYTHONPATH=$(COMPILED) $(PYTEST) $(TWO_PROCESSES) -o pythonpath=. $(PYTEST_ARGS) \
+	PYTHONSAFEPATH=1 PYTHONPATH=$(COMPILED) $(PYTEST) $(PROCESSES) -o pythonpath=. $(PYTEST_ARGS) \
 	  tests/scheduler/core tests/worker/device tests/simulator tests/validation/test_golden.py
 
 fuzz: setup-dev ## more of the simulator's fuzz corpus, and the services in virtual time; FUZZ_ARGS='--first 3000 --cases 100000'
