@@ -1,7 +1,8 @@
 """What a worker is told of its replica, so that it can show it under other engines' names.
 
 It goes with each plan, and with the answer to a heartbeat where something has changed. Per request a few numbers are
-noted, per step nothing; how much is running and waiting is read when it is sent.
+noted, per step nothing; how much is running and waiting is read when it is sent. Which adapters run and wait goes with
+a plan at most every `NAMES_EVERY_PS`: a hundred names cost as much as all else in a plan.
 """
 
 from collections.abc import Iterable
@@ -22,6 +23,9 @@ from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.scheduler.wire import EngineCounts
 from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.units import PS_PER_SECOND
+
+NAMES_EVERY_PS = PS_PER_SECOND // 10
 
 
 class EngineTally:
@@ -46,6 +50,7 @@ class EngineTally:
         self._running_version = -1
         self._running: tuple[str, ...] = ()
         self._told: tuple[tuple[str, ...], tuple[str, ...]] = (), ()
+        self._names_at_ps = -NAMES_EVERY_PS
         self._present: tuple[int, int, int, float] | None = None
         self._places: dict[str, dict[str, tuple[bool, bool]]] = {}  # by adapter id, of its versions by key
         self._changed: dict[str, Adapter] = {}  # by key
@@ -134,8 +139,8 @@ class EngineTally:
 
     # --- telling ----------------------------------------------------------------------------------------------------
 
-    def take(self, *, only_changes: bool = False) -> EngineCounts | None:
-        """Return, once, what is to be told; None: nothing has changed since, if that is asked for."""
+    def take(self, now_ps: int, *, only_changes: bool = False) -> EngineCounts | None:
+        """Return, once, what is to be told; with `only_changes` the names too, or None if nothing has changed."""
         replica = self._replica
         waiting, awaited = self._waiting_keys, replica.adapters.awaited
         num_deferred = sum([waiting.get(key, 0) for key in awaited]) if awaited else 0
@@ -145,7 +150,13 @@ class EngineTally:
         told, self._next = self._next, EngineCounts()
         self._present, self._happened = present, False
         told.num_running, told.num_waiting, told.num_deferred, told.kv_usage = present
-        self._tell_adapters(told)
+        if only_changes or now_ps - self._names_at_ps >= NAMES_EVERY_PS:
+            self._names_at_ps = now_ps
+            self._tell_names(told)
+        else:
+            self._happened = True  # the next heartbeat tells the names, if no plan does before
+        if self._changed:
+            self._tell_places(told)
         return told
 
     def _kv_usage(self) -> float:
@@ -155,7 +166,7 @@ class EngineTally:
             return use.used / max(1, use.used + use.cached + use.free)
         return replica.kv_tokens / max(1, self._pool_tokens)
 
-    def _tell_adapters(self, told: EngineCounts) -> None:
+    def _tell_names(self, told: EngineCounts) -> None:
         running = self._replica.running
         if running.version != self._running_version:
             self._running_version = running.version
@@ -166,16 +177,17 @@ class EngineTally:
             told.adapters.running.extend(names[0])
             told.adapters.waiting.extend(names[1])
             told.adapters.SetInParent()
-        if self._changed:
-            residency, changed = self._replica.adapters, self._changed
-            self._changed = {}
-            for key, adapter in changed.items():
-                places = self._places.setdefault(adapter.adapter_id, {})
-                places[key] = key in residency.gpu, key in residency.host
-                if not any(places[key]):
-                    del places[key]
-            for name in dict.fromkeys([adapter.adapter_id for adapter in changed.values()]):
-                held = self._places[name].values()
-                told.places.add(adapter_id=name, gpu=any(gpu for gpu, _ in held), host=any(host for _, host in held))
-                if not held:
-                    del self._places[name]
+
+    def _tell_places(self, told: EngineCounts) -> None:
+        residency, changed = self._replica.adapters, self._changed
+        self._changed = {}
+        for key, adapter in changed.items():
+            places = self._places.setdefault(adapter.adapter_id, {})
+            places[key] = key in residency.gpu, key in residency.host
+            if not any(places[key]):
+                del places[key]
+        for name in dict.fromkeys([adapter.adapter_id for adapter in changed.values()]):
+            held = self._places[name].values()
+            told.places.add(adapter_id=name, gpu=any(gpu for gpu, _ in held), host=any(host for _, host in held))
+            if not held:
+                del self._places[name]

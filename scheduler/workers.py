@@ -304,13 +304,14 @@ class Dispatcher:
         self._plan_id += 1
         self._steps_left = plan.max_steps
         self._interrupted = False
+        now_ps = self._clock.now_ps()
         message = wire.write_plan(
             plan,
             self._plan_id,
-            self._clock.now_ps(),
+            now_ps,
             self._cluster.requests.lives.__getitem__,
             self.hello.needs_prompts,
-            None if self._engine is None else self._engine.take(),
+            None if self._engine is None else self._engine.take(now_ps),
         )
         self._metrics.plans.inc()
         self.watch.has_plan(self._plan_id, self._cluster.awake.now())
@@ -338,7 +339,7 @@ class Dispatcher:
 
     def answer(self, number: int, now_ps: int) -> None:
         """Answer a heartbeat."""
-        engine = None if self._engine is None else self._engine.take(only_changes=True)
+        engine = None if self._engine is None else self._engine.take(now_ps, only_changes=True)
         self._send(wire.heartbeat_answer(number, now_ps, engine))
 
     def promised(self, plan_id: int, end_ps: int) -> None:
