@@ -21,9 +21,9 @@ from rich.table import Table
 from bench import machine, tables
 from docs.screenshots.browser import browser, page_of
 from lorrery.chassis.commands import Command, command_app
+from lorrery.chassis.web_server import WebServer
 from lorrery.orrery import frame as f
 from lorrery.orrery.app import make_app
-from lorrery.orrery.server import PageServer
 
 WARM_UP_MS = 5_000
 STEP_SECONDS = 0.02
@@ -134,7 +134,7 @@ class PageCost:
 def served(feed: FullFeed) -> Iterator[str]:
     """Serve the page from another thread; yields its address."""
     loop = asyncio.new_event_loop()
-    server = PageServer(make_app(feed), "127.0.0.1:0", "bench")
+    server = WebServer(make_app(feed), "127.0.0.1:0", "bench")
     address = server.listen()
     serving = loop.create_task(server.run())
 

@@ -18,10 +18,10 @@ from lorrery.chassis.interrupt import handled_by
 from lorrery.chassis.process import write_announcement
 from lorrery.chassis.sections import MAX_PORT, TlsSettings
 from lorrery.chassis.version import VERSION
+from lorrery.chassis.web_server import WebServer
 from lorrery.orrery.app import make_app
 from lorrery.orrery.live import LiveFeed
 from lorrery.orrery.record import Record
-from lorrery.orrery.server import PageServer
 from lorrery.settings import load as load_settings
 
 __all__ = ["app", "web"]
@@ -116,12 +116,12 @@ async def _serve(
             await stack.enter_async_context(source)
         application = make_app(source, hz)
         try:
-            server = PageServer(application, f"{host}:{PORT if port is None else port}", "--port")
+            server = WebServer(application, f"{host}:{PORT if port is None else port}", "--port")
             address = server.listen()
         except LorreryError:
             if port is not None:
                 raise
-            server = PageServer(application, f"{host}:0", "--port")
+            server = WebServer(application, f"{host}:0", "--port")
             address = server.listen()
         warn_if_exposed("--host", f"{host}:0", TlsSettings(), protected=False, cure="leave --host out")
         shown = f"record {record}" if record is not None else f"cluster {target}"

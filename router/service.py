@@ -17,7 +17,7 @@ from lorrery.router.engine_metrics import EdgeEngine
 from lorrery.router.engines.ports import engine_servers
 from lorrery.router.grpc_call import GrpcCall, abort_stream, begin_stream
 from lorrery.router.handler import Handler
-from lorrery.router.http.server import HttpServer
+from lorrery.router.http.server import make_server
 from lorrery.router.keys import ApiKey
 from lorrery.router.metrics import RouterMetrics
 from lorrery.settings import Settings
@@ -44,7 +44,9 @@ class Router(router_pb2_grpc.RouterServiceServicer):
         self.tracer = open_tracer(settings.tracing, self.name, registry)
         self._handler = Handler(settings, metrics, self.tracer)
         self._engines = engine_servers(self._handler, metrics, settings.router.engine_ports())
-        self._http = None if settings.router.http is None else HttpServer(self._handler, registry, settings.router.http)
+        self._http = (
+            None if settings.router.http is None else make_server(self._handler, registry, settings.router.http)
+        )
 
     # --- the chassis's side ---
 

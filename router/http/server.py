@@ -1,25 +1,18 @@
 """Listens for HTTP, in the router's own loop, and keeps clients within bounds before a route sees anything of theirs.
 
-uvicorn does the protocol, within the bounds of connection.py. What it would do to the process (signals, logs, the loop)
-stays with the chassis.
+uvicorn does the protocol (`chassis.web_server`), within the bounds of connection.py.
 """
 
-import asyncio
-import contextlib
-import logging
-import socket
-from collections.abc import Iterator
 from http import HTTPStatus
 from uuid import uuid4
 
-import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lorrery.chassis.log import get_logger
-from lorrery.chassis.server import dialable, listening_socket
 from lorrery.chassis.tls import server_context
+from lorrery.chassis.web_server import WebServer
 from lorrery.router.handler import Handler
 from lorrery.router.http.answer import WRITER
 from lorrery.router.http.app import make_app
@@ -32,71 +25,26 @@ _log = get_logger("router.http")
 
 _JSON_BYTES_PER_BYTE = 6
 """JSON may spell one byte as `\\u0000`."""
-_SEND_BUFFER_BYTES = 1 << 17
-"""What the kernel takes for a reader that has stopped; by itself it would let that grow to megabytes."""
-_CLOSE_SECONDS = 1
-"""How long connections may take to end once the router stops."""
 
 
-class HttpServer:
-    """See the module.
+def make_server(handler: Handler, registry: CollectorRegistry, address: str) -> WebServer:
+    """Return the HTTP edge.
 
     Args:
         handler: answers.
         registry: what `/metrics` shows.
         address: HOST:PORT to listen at; port 0 takes a free one.
     """
-
-    def __init__(self, handler: Handler, registry: CollectorRegistry, address: str) -> None:
-        self._address = address
-        max_bytes = _JSON_BYTES_PER_BYTE * handler.receive_bytes
-        router, tls = handler.settings.router, server_context(handler.settings.http_tls)
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it has a line for each request that is none
-        config = uvicorn.Config(
-            bounded(make_app(handler, registry), max_bytes, handler.traces),
-            http=connection_class(router, max_bytes),
-            ws="none",
-            loop="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=router.http_idle_seconds,  # type: ignore[arg-type]  # a number of seconds, whole or not
-            timeout_graceful_shutdown=_CLOSE_SECONDS,
-            ssl_context_factory=None if tls is None else lambda *_: tls,
-        )
-        self._server = _Server(config)
-        self._socket: socket.socket | None = None
-
-    def listen(self) -> str:
-        """Take the address, and return it as it can be dialled.
-
-        Raises:
-            LorreryError: it cannot be taken.
-        """
-        self._socket = listening_socket("router.http", self._address)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)  # accepted ones inherit it
-        return dialable(self._address, self._socket.getsockname()[1])
-
-    async def run(self) -> None:
-        """Serve until cancelled."""
-        assert self._socket is not None
-        serving = asyncio.create_task(self._server.serve(sockets=[self._socket]), name="uvicorn")
-        try:
-            await asyncio.shield(serving)
-        finally:
-            self._server.should_exit = True
-            await serving
-
-
-class _Server(uvicorn.Server):
-    """uvicorn's server, which leaves the process's signals alone."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Capture none."""
-        yield
+    max_bytes = _JSON_BYTES_PER_BYTE * handler.receive_bytes
+    router, tls = handler.settings.router, server_context(handler.settings.http_tls)
+    return WebServer(
+        bounded(make_app(handler, registry), max_bytes, handler.traces),
+        address,
+        "router.http",
+        http=connection_class(router, max_bytes),
+        timeout_keep_alive=router.http_idle_seconds,
+        ssl_context_factory=None if tls is None else lambda *_: tls,
+    )
 
 
 def bounded(app: ASGIApp, max_bytes: int, traces: CallTraces) -> ASGIApp:

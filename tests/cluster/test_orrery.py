@@ -11,11 +11,11 @@ from playwright.async_api import async_playwright, expect
 
 from docs.screenshots.browser import chromium
 from lorrery.chassis.errors import LorreryError
+from lorrery.chassis.web_server import WebServer
 from lorrery.local.cluster import LocalCluster
 from lorrery.orrery.app import make_app
 from lorrery.orrery.frame import Frame
 from lorrery.orrery.live import LiveFeed
-from lorrery.orrery.server import PageServer
 from tests.cluster.client import Ask, Client, Stream, client_of
 from tests.cluster.harness import running_cluster
 from tests.cluster.test_shards import _add_shard
@@ -162,7 +162,7 @@ async def _look_at_the_page(cluster: LocalCluster, client: Client) -> None:
 @contextlib.asynccontextmanager
 async def _page(router: str) -> AsyncIterator[str]:
     async with LiveFeed(router) as feed:
-        server = PageServer(make_app(feed), "127.0.0.1:0", "--port")
+        server = WebServer(make_app(feed), "127.0.0.1:0", "--port")
         address = server.listen()
         serving = asyncio.create_task(server.run())
         try:

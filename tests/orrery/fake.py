@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lorrery.chassis.errors import LorreryError
+from lorrery.chassis.web_server import WebServer
 from lorrery.orrery import frame as f
 from lorrery.orrery.app import make_app
 from lorrery.orrery.record import Record, Recorder
-from lorrery.orrery.server import PageServer
 
 HOSTILE = ['</script><img src=x onerror="alert(1)">', "Ünïcode “quotes” 🪐", "it's & <b>bold</b>", "a" * 120]
 POOL = 60_000
@@ -339,7 +339,7 @@ def fake_record(path: Path, seconds=60.0, every=0.5, num_workers=4, **arguments)
 
 
 async def serve(source, address="127.0.0.1:0", started=None):
-    server = PageServer(make_app(source), address, "--listen")
+    server = WebServer(make_app(source), address, "--listen")
     where = server.listen()
     if started is None:
         print(f"http://{where}", flush=True)

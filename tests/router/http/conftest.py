@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from lorrery.router.handler import Handler
-from lorrery.router.http.server import HttpServer
+from lorrery.router.http.server import make_server
 from lorrery.router.metrics import RouterMetrics
 from lorrery.settings import Settings
 
@@ -67,7 +67,7 @@ async def start_http() -> AsyncIterator[StartHttp]:
         async def start(**sections: dict[str, Any]) -> HttpRouter:
             registry = CollectorRegistry()
             handler = Handler(Settings.model_validate(sections), RouterMetrics(registry))
-            server = HttpServer(handler, registry, "127.0.0.1:0")
+            server = make_server(handler, registry, "127.0.0.1:0")
             address = server.listen()
             running = asyncio.create_task(server.run())
 

@@ -1,13 +1,14 @@
-"""Listens for browsers: uvicorn, without what it would do to the process."""
+"""Listens for HTTP: uvicorn does the protocol, without what it would do to the process (signals, logs, the loop)."""
 
 import asyncio
 import contextlib
 import logging
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from lorrery.chassis.server import dialable, listening_socket
 
@@ -17,16 +18,17 @@ _CLOSE_SECONDS = 1
 """How long connections may take to end once the server stops."""
 
 
-class PageServer:
-    """Serves the page.
+class WebServer:
+    """Serves an app, in the loop that runs it.
 
     Args:
         app: answers.
         address: HOST:PORT to listen at; port 0 takes a free one.
         setting: where `address` comes from, for messages.
+        options: more for uvicorn.
     """
 
-    def __init__(self, app: FastAPI, address: str, setting: str) -> None:
+    def __init__(self, app: ASGIApp, address: str, setting: str, **options: Any) -> None:  # noqa: ANN401  uvicorn checks them
         self._address, self._setting = address, setting
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it has a line for each request that is none
         config = uvicorn.Config(
@@ -39,6 +41,7 @@ class PageServer:
             server_header=False,
             proxy_headers=False,
             timeout_graceful_shutdown=_CLOSE_SECONDS,
+            **options,
         )
         self._server = _Server(config)
         self._socket: socket.socket | None = None
