@@ -1,8 +1,8 @@
 """`lorrery validate`: holds the shipped code against what other programs did.
 
 `golden` replays golden records (JSON Lines, see `validation/golden`). Its last line is `N passed, N failed, N skipped`
-and nothing else, for scripts to read. `steptime` holds the step-time models against measured steps, `vidur` the
-simulator against a run of Vidur.
+and nothing else, for scripts to read. `steptime` holds the step-time models against measured steps, `kernels` their
+kernels one by one, `vidur` the simulator against a run of Vidur.
 """
 
 import json
@@ -19,6 +19,7 @@ from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.shipped import golden_excerpts
 from lorrery.chassis.tables import read_tables
 from lorrery.cli.output import write
+from lorrery.cli.validate_kernels import kernels
 from lorrery.cli.version import VersionOption
 from lorrery.settings import load
 from lorrery.validation import slora as slora_runs
@@ -40,6 +41,7 @@ MAX_VALUE_LENGTH = 300
 """Characters of a value shown."""
 
 app = command_app(no_args_is_help=True)
+app.command(cls=Command)(kernels)
 
 
 @app.callback()

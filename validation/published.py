@@ -6,6 +6,8 @@ _FOLDER = Path(__file__).parent / "data"
 
 MEASURED_STEPS = _FOLDER / "step_time_measured.csv"
 """Steps timed on real GPUs, from three sources."""
+MEASURED_KERNELS = _FOLDER / "kernel_measured_excerpt.csv"
+"""Kernels timed one by one on A100, H100, H200 and B200."""
 SLORA_RUNS = _FOLDER / "slora_measured.csv"
 """The runs that S-LoRA's repository publishes."""
 VIDUR_REQUESTS = _FOLDER / "vidur_conv_vllm.csv"

@@ -44,6 +44,7 @@ WITHOUT_OPTIONS = {
     "init": (0, "cluster.toml"),
     "monitoring": (2, "DIR"),
     "validate steptime": (0, "MAPE"),
+    "validate kernels": (0, "MAPE"),
 }
 """Command -> exit code and a word of what it says."""
 

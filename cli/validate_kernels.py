@@ -1,0 +1,62 @@
+"""`lorrery validate kernels`: the kernels that steps are made of, against measured ones; `validation/kernels.py`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.terminal import table_console
+from lorrery.cli.output import write
+from lorrery.validation import kernels as measured
+from lorrery.validation.published import MEASURED_KERNELS
+from lorrery.worker.build import read_catalogue
+
+
+def kernels(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+            help="CSV of measured kernels, or CSV in gzip; default: the published ones that are shipped.",
+        ),
+    ] = MEASURED_KERNELS,
+    group: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMNS", help="Columns to group by, with commas; default: gpu,op,dtype,kv_dtype."),
+    ] = None,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", dir_okay=False, help="Write each row's prediction, and the groups."),
+    ] = None,
+    catalogue: Annotated[list[Path] | None, typer.Option(help="TOML with further GPUs, fits; repeatable.")] = None,
+    gpu: Annotated[str | None, typer.Option(metavar="NAME", help="GPU of rows that name none.")] = None,
+) -> None:
+    """Hold the model's kernels against measured ones, one by one.
+
+    Prints by group how many rows there are, the mean absolute percentage error (MAPE), its signed median (above 0 the
+    model is too slow), and the MAPE apart for the shapes on which the shipped constants were found and for the others.
+    NCCL's all-reduces are predicted by NCCL's link, those of CUDA graphs by the graph's; those launched one by one are
+    predicted by the graph's too, and so lack the launch. docs/validation.md says what FILE holds. Exits with 1 if no
+    row could be predicted.
+
+    Examples:
+      lorrery validate kernels
+      lorrery validate kernels --group gpu,op --json errors.json
+      lorrery validate kernels my-kernels.csv --catalogue my-gpu.toml
+    """
+    names = [name.strip() for text in group or () for name in text.split(",")] or list(measured.GROUPED_BY)
+    if "" in names:
+        raise SettingsError(f"--group {','.join(names)}: an empty name; write column names with commas between")
+    known = read_catalogue(catalogue or ())
+    comparison = measured.compare(measured.read_file(file), known, list(dict.fromkeys(names)), gpu or "")
+    table_console().print(measured.render(comparison))
+    for one in comparison.not_predicted:
+        typer.echo(f"not predicted: {one.num_rows:,} rows, the first in line {one.line}: {one.why}")
+    if json_file is not None:
+        write(json_file, measured.to_json(comparison))
+    if not comparison.groups:
+        raise typer.Exit(1)

@@ -1,0 +1,263 @@
+"""`lorrery validate kernels`: the kernels that steps are made of, one by one, against measured ones.
+
+Rows are grouped by columns of theirs. All-reduces are grouped by kernel as well, since NCCL's, those of a CUDA graph
+and those that are launched one by one differ by several times. Rows that the model says nothing of are counted by
+reason.
+"""
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lorrery.chassis.errors import FormatError, SettingsError
+from lorrery.chassis.terminal import FigureTable
+from lorrery.worker.device.catalogue import Catalogue
+from lorrery.worker.device.kernel_prediction import KernelPredictions, Prediction
+from lorrery.worker.device.kernel_rows import COUNTS, KernelRow, KernelRowError, read_kernel_rows
+
+GROUPED_BY = ("gpu", "op", "dtype", "kv_dtype")
+_GZIP = b"\x1f\x8b"
+_COUNTS = frozenset(name for names in COUNTS.values() for name in names)
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelFile:
+    """Rows, and the columns of their cells."""
+
+    columns: Sequence[str]
+    rows: Sequence[KernelRow]
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Of predicted against measured times.
+
+    Attributes:
+        num_rows: how many.
+        mape: mean absolute error, percent; None without rows.
+        median: signed, percent: above 0 the model is too slow.
+    """
+
+    num_rows: int
+    mape: float | None
+    median: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class KernelGroup:
+    """Rows that share the values of some columns.
+
+    Attributes:
+        key: column -> value.
+        errors: of all rows.
+        fitted: of those whose shapes constants are found on.
+        judged: of the others.
+        basis: of the constants.
+    """
+
+    key: Mapping[str, str]
+    errors: Errors
+    fitted: Errors
+    judged: Errors
+    basis: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotPredicted:
+    """Rows that the model says nothing of.
+
+    Attributes:
+        why: for all of them.
+        num_rows: how many.
+        line: of the first.
+    """
+
+    why: str
+    num_rows: int
+    line: int
+
+
+@dataclass(slots=True)
+class KernelComparison:
+    """What became of a file."""
+
+    file: KernelFile
+    predictions: Sequence[Prediction]
+    groups: Sequence[KernelGroup] = ()
+    not_predicted: Sequence[NotPredicted] = field(default_factory=list)
+
+
+def read_file(path: Path) -> KernelFile:
+    """Read a CSV file of kernels, compressed by gzip or not.
+
+    Raises:
+        FormatError: a file that cannot be read, or a row that cannot be; the message names file and line.
+    """
+    try:
+        with _open(path) as file:
+            columns, rows = read_kernel_rows(file)
+            found = list(rows)
+    except KernelRowError as error:
+        raise FormatError(f"{path}: {error}") from None
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path}: no UTF-8 text ({error.reason}); a CSV file is needed, or one in gzip") from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise FormatError(f"{path}: cut or damaged gzip ({error}); get it again") from None
+    except OSError as error:
+        raise FormatError(f"{path}: {error.strerror or error}") from None
+    if not found:
+        raise FormatError(f"{path}: a header and no rows")
+    return KernelFile(columns, found)
+
+
+def compare(
+    file: KernelFile, catalogue: Catalogue, group_by: Sequence[str] = GROUPED_BY, gpu: str = ""
+) -> KernelComparison:
+    """Hold the model's kernels against measured ones.
+
+    Args:
+        file: measured kernels.
+        catalogue: where their GPUs are looked up.
+        group_by: columns.
+        gpu: of rows that name none.
+
+    Raises:
+        SettingsError: a group by a column that the file does not have.
+    """
+    if unknown := [name for name in group_by if name not in file.columns and name not in GROUPED_BY]:
+        raise SettingsError(f"--group {', '.join(unknown)}: no such column; there are {', '.join(file.columns)}")
+    model = KernelPredictions(catalogue, gpu)
+    predictions = [model.predict(row) for row in file.rows]
+    return KernelComparison(file, predictions, _groups(file, predictions, group_by), _reasons(file.rows, predictions))
+
+
+def render(comparison: KernelComparison) -> FigureTable:
+    """Write the errors as a table."""
+    keys = list(dict.fromkeys(name for group in comparison.groups for name in group.key))
+    table = FigureTable(first_to_go=("median % fitted", "median % judged"))
+    for name in keys:
+        table.add_column(name, justify="left", wraps_at=9)
+    for name in ("rows", "MAPE %", "median %", "MAPE % fitted", "MAPE % judged"):
+        table.add_column(name)
+    table.add_column("basis", justify="left", wraps_at=8)
+    for group in comparison.groups:
+        table.add_row(
+            *(group.key.get(name, "") for name in keys),
+            f"{group.errors.num_rows:,}",
+            _percent(group.errors.mape),
+            _percent(group.errors.median, "+"),
+            _percent(group.fitted.mape),
+            _percent(group.judged.mape),
+            group.basis,
+        )
+    return table
+
+
+def to_json(comparison: KernelComparison) -> str:
+    """Write `{"rows": [the row's columns + predicted_us], "groups": [...], "not_predicted": [...]}`."""
+    columns = comparison.file.columns
+    rows = [
+        {**_values(columns, row.cells), "predicted_us": None if one.us is None else round(one.us, 4)}
+        for row, one in zip(comparison.file.rows, comparison.predictions, strict=True)
+    ]
+    groups = [
+        {
+            "group": dict(group.key),
+            "rows": group.errors.num_rows,
+            "mape": group.errors.mape,
+            "signed_median": group.errors.median,
+            "fitted": _errors_json(group.fitted),
+            "judged": _errors_json(group.judged),
+            "basis": group.basis,
+        }
+        for group in comparison.groups
+    ]
+    reasons = [{"why": one.why, "rows": one.num_rows, "first_line": one.line} for one in comparison.not_predicted]
+    return json.dumps({"rows": rows, "groups": groups, "not_predicted": reasons}, allow_nan=False) + "\n"
+
+
+def _open(path: Path) -> TextIO:
+    with path.open("rb") as file:
+        compressed = file.read(2) == _GZIP
+    if compressed:
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return path.open(encoding="utf-8-sig", newline="")
+
+
+def _groups(file: KernelFile, predictions: Sequence[Prediction], group_by: Sequence[str]) -> list[KernelGroup]:
+    at = {name: index for index, name in enumerate(file.columns)}
+    members: dict[tuple[tuple[str, str], ...], list[int]] = {}
+    for index, (row, one) in enumerate(zip(file.rows, predictions, strict=True)):
+        if one.us is None:
+            continue
+        key = [(name, row.cells[at[name]].strip() if name in at else "") for name in group_by]
+        if row.op == "all_reduce" and "kernel" not in group_by:
+            key.append(("kernel", row.kernel))
+        members.setdefault(tuple(key), []).append(index)
+    errors = np.array(
+        [
+            0.0 if one.us is None else (one.us / row.latency_us - 1) * 100
+            for row, one in zip(file.rows, predictions, strict=True)
+        ]
+    )
+    fitted = np.array([row.is_fitted for row in file.rows])
+    groups: list[KernelGroup] = []
+    for pairs, indices in sorted(members.items()):
+        chosen, seen = errors[indices], fitted[indices]
+        basis = " + ".join(dict.fromkeys(predictions[index].basis for index in indices))
+        groups.append(KernelGroup(dict(pairs), _sum_up(chosen), _sum_up(chosen[seen]), _sum_up(chosen[~seen]), basis))
+    return groups
+
+
+def _sum_up(errors: Floats) -> Errors:
+    if not len(errors):
+        return Errors(0, None, None)
+    return Errors(len(errors), float(np.mean(np.abs(errors))), float(np.median(errors)))
+
+
+def _reasons(rows: Sequence[KernelRow], predictions: Iterable[Prediction]) -> list[NotPredicted]:
+    found: dict[str, list[int]] = {}
+    for row, one in zip(rows, predictions, strict=True):
+        if one.us is None:
+            found.setdefault(one.why, []).append(row.line)
+    return [NotPredicted(why, len(lines), lines[0]) for why, lines in found.items()]
+
+
+def _values(columns: Sequence[str], cells: Sequence[str]) -> dict[str, str | int | float | None]:
+    """Return a row's cells as JSON has them: counts and the time as numbers, an empty cell as null."""
+    values: dict[str, str | int | float | None] = {}
+    for name, cell in zip(columns, cells, strict=True):
+        if not cell:
+            values[name] = None
+        elif name == "latency_us":
+            values[name] = float(cell)
+        elif name in _COUNTS:
+            values[name] = int(float(cell)) if _is_number(cell) else cell
+        else:
+            values[name] = cell
+    return values
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        return isfinite(float(cell))
+    except ValueError:
+        return False
+
+
+def _percent(value: float | None, sign: str = "") -> str:
+    return "-" if value is None else f"{value:{sign}.1f}"
+
+
+def _errors_json(errors: Errors) -> dict[str, float | int | None]:
+    return {"rows": errors.num_rows, "mape": errors.mape, "signed_median": errors.median}

@@ -1,0 +1,303 @@
+"""Measured kernels: one row per kernel on one GPU, as profilers write them.
+
+Columns (others are kept and ignored): `op`, what ran; `latency_us`; the shape's, by op:
+
+    gemm                                   m, n, k           m tokens, n output columns, k inner
+    attention_prefill, attention_decode    batch, tokens, q_heads, kv_heads, head_size
+    all_reduce                             message_bytes, num_gpus
+    moe                                    tokens, hidden, ffn, top_k, num_experts, moe_tp, moe_ep, distribution
+
+A prefill is of `batch` prompts of `tokens` tokens, none cached; a decode of `batch` sequences of one new token each
+after `tokens` cached ones; heads, experts and columns are those of one GPU's share; `moe_tp` and `moe_ep` are 1,
+`distribution` is `balanced`, if empty. `gpu`, `dtype` (`bfloat16` if
+empty) and `kv_dtype` (as 16 bits if empty) say what it ran on; `kernel` which of a library's kernels, which all-reduces
+need.
+
+Constants are found on some shapes and judged on the others, so that an error is also that of shapes nobody has fitted
+to: `is_fitted` says which, by a hash of the shape.
+"""
+
+import csv
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from math import isfinite
+from zlib import crc32
+
+__all__ = [
+    "COUNTS",
+    "OPS",
+    "AllReduceShape",
+    "AttentionShape",
+    "GemmShape",
+    "KernelRow",
+    "KernelRowError",
+    "MoeShape",
+    "is_fitted",
+    "is_kernel_header",
+    "read_kernel_rows",
+]
+
+MOST = 2**53
+"""Largest count that a float holds exactly."""
+JUDGED_SHARE = 3
+"""One shape in so many is judged, not fitted."""
+
+
+class KernelRowError(ValueError):
+    """A row that cannot be; the message names line, value and cure."""
+
+
+@dataclass(frozen=True, slots=True)
+class GemmShape:
+    """One matrix product: `m` rows of `k` elements times a `k` x `n` weight."""
+
+    m: int
+    n: int
+    k: int
+
+    @property
+    def family(self) -> str:
+        """What is fitted or judged as a whole: the weight, at every number of tokens."""
+        return f"gemm {self.n} {self.k}"
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """Attention of `batch` sequences: of `tokens` new tokens each, or of one after `tokens` cached ones."""
+
+    batch: int
+    tokens: int
+    q_heads: int
+    kv_heads: int
+    head_size: int
+
+    @property
+    def family(self) -> str:
+        """What is fitted or judged as a whole: prefill and decode, in each KV type."""
+        return f"attention {self.batch} {self.tokens + self.tokens % 2} {self.q_heads} {self.kv_heads} {self.head_size}"
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduceShape:
+    """One sum of `message_bytes` over `num_gpus`."""
+
+    message_bytes: int
+    num_gpus: int
+
+    @property
+    def family(self) -> str:
+        """What is fitted or judged as a whole."""
+        return f"all_reduce {self.message_bytes} {self.num_gpus}"
+
+
+@dataclass(frozen=True, slots=True)
+class MoeShape:
+    """The expert products of one layer for `tokens` tokens, with permutation and activation, on one GPU."""
+
+    tokens: int
+    hidden: int
+    ffn: int
+    top_k: int
+    num_experts: int
+    moe_tp: int
+    moe_ep: int
+    distribution: str
+
+    @property
+    def family(self) -> str:
+        """What is fitted or judged as a whole: the layer as it is cut, at every number of tokens."""
+        return f"moe {self.hidden} {self.ffn} {self.top_k} {self.num_experts} {self.moe_tp} {self.moe_ep}"
+
+
+Shape = GemmShape | AttentionShape | AllReduceShape | MoeShape
+
+OPS: Mapping[str, type[Shape]] = {
+    "gemm": GemmShape,
+    "attention_prefill": AttentionShape,
+    "attention_decode": AttentionShape,
+    "all_reduce": AllReduceShape,
+    "moe": MoeShape,
+}
+"""Op -> the record of its shape, whose fields are the columns."""
+
+COUNTS: Mapping[str, tuple[str, ...]] = {
+    op: tuple(field.name for field in fields(shape) if field.name != "distribution") for op, shape in OPS.items()
+}
+"""Op -> the columns that hold counts."""
+_ONE_IF_EMPTY = frozenset({"moe_tp", "moe_ep"})
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRow:
+    """One measured kernel.
+
+    Attributes:
+        line: of the file, from 1.
+        gpu: as the file spells it.
+        op: what ran.
+        kernel: the library's kernel.
+        dtype: of the weights; of an all-reduce, of the summed numbers.
+        kv_dtype: of the KV cache; empty where there is none.
+        shape: None if the op is not one of `OPS`.
+        latency_us: measured.
+        cells: of the whole row, by the header's order.
+    """
+
+    line: int
+    gpu: str
+    op: str
+    kernel: str
+    dtype: str
+    kv_dtype: str
+    shape: Shape | None
+    latency_us: float
+    cells: Sequence[str]
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether constants are found on the row's shape; otherwise it judges them."""
+        return self.shape is not None and is_fitted(self.shape)
+
+
+@lru_cache(maxsize=1 << 16)
+def is_fitted(shape: Shape) -> bool:
+    """Return whether constants are found on a shape, at any type and on any GPU; otherwise it judges them."""
+    return crc32(shape.family.encode()) % JUDGED_SHARE != 0
+
+
+def read_kernel_rows(lines: Iterable[str]) -> tuple[list[str], Iterator[KernelRow]]:
+    """Read the rows of a CSV file with a header.
+
+    Returns:
+        The columns, and the rows, which are read as they are taken.
+
+    Raises:
+        KernelRowError: no header that fits, or (while rows are taken) a row that cannot be.
+    """
+    reader = csv.reader(lines, strict=True)
+    try:
+        columns = [name.strip() for name in next(reader, [])]
+    except csv.Error as error:
+        raise KernelRowError(f"line 1: {error}") from None
+    if not columns:
+        raise KernelRowError("is empty; the first line names the columns: op, latency_us, and those of the shapes")
+    if missing := [name for name in ("op", "latency_us") if name not in columns]:
+        raise KernelRowError(f"line 1: no column {', '.join(missing)}; there are {', '.join(columns)}")
+    if twice := sorted({name for name in columns if columns.count(name) > 1}):
+        raise KernelRowError(f"line 1: column {', '.join(twice)} is there twice; keep one")
+    return columns, _rows(reader, columns)
+
+
+def is_kernel_header(line: str) -> bool:
+    """Return whether a file's first line is that of kernel rows, and not of step rows."""
+    names = {name.strip().strip('"') for name in line.lstrip("\ufeff").split(",")}
+    return {"op", "latency_us"} <= names
+
+
+def _rows(reader: "Iterator[list[str]]", columns: Sequence[str]) -> Iterator[KernelRow]:
+    line = 1
+    make = _RowMaker(columns)
+    try:
+        for cells in reader:
+            line = reader.line_num  # type: ignore[attr-defined]
+            if cells:
+                yield make.row(line, cells)
+    except csv.Error as error:
+        raise KernelRowError(f"line {reader.line_num}: {error}") from None  # type: ignore[attr-defined]
+    except ValueError as error:
+        raise KernelRowError(f"line {line}: {error}") from None
+
+
+class _RowMaker:
+    """Makes rows of cells; raises ValueError without the line."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self._columns = columns
+        self._at = {name: index for index, name in enumerate(columns)}
+        self._counts = {
+            op: [self._at[name] for name in names]
+            for op, names in COUNTS.items()
+            if all(name in self._at for name in names)
+        }
+
+    def row(self, line: int, cells: list[str]) -> KernelRow:
+        if len(cells) != len(self._columns):
+            raise ValueError(
+                f"{len(cells)} cells for the {len(self._columns)} columns of the header; leave a cell empty where it"
+                " does not apply"
+            )
+        op = self._text(cells, "op")
+        return KernelRow(
+            line,
+            self._text(cells, "gpu"),
+            op,
+            self._text(cells, "kernel"),
+            self._text(cells, "dtype") or "bfloat16",
+            self._text(cells, "kv_dtype"),
+            self._shape(op, cells) if op in OPS else None,
+            _microseconds(self._text(cells, "latency_us")),
+            cells,
+        )
+
+    def _text(self, cells: Sequence[str], column: str) -> str:
+        index = self._at.get(column)
+        return "" if index is None else cells[index].strip()
+
+    def _shape(self, op: str, cells: Sequence[str]) -> Shape:
+        try:
+            counts = [int(cells[index]) for index in self._counts[op]]
+        except (KeyError, ValueError):  # a column that is not there, or a cell that is no plain number
+            counts = [self._count(op, name, cells) for name in COUNTS[op]]
+        if min(counts) < 1 or max(counts) > MOST:
+            counts = [self._count(op, name, cells) for name in COUNTS[op]]  # says which
+        shape = OPS[op]
+        words = [self._text(cells, "distribution") or "balanced"] if shape is MoeShape else []
+        return _checked(shape(*counts, *words))  # type: ignore[arg-type]  # COUNTS has the fields' order
+
+    def _count(self, op: str, column: str, cells: Sequence[str]) -> int:
+        text = self._text(cells, column)
+        if text:
+            return _count(column, text)
+        if column in _ONE_IF_EMPTY:
+            return 1
+        where = "is empty" if column in self._at else "is not in the header"
+        raise ValueError(f"{column} {where}; op {op} needs {', '.join(COUNTS[op])}")
+
+
+def _checked(shape: Shape) -> Shape:
+    """Return a shape; refuse what no kernel runs."""
+    if isinstance(shape, AllReduceShape) and shape.num_gpus < 2:
+        raise ValueError("num_gpus is 1; an all-reduce is over at least 2")
+    if isinstance(shape, AttentionShape) and shape.q_heads % shape.kv_heads:
+        raise ValueError(f"q_heads is {shape.q_heads}; it must be a multiple of kv_heads, {shape.kv_heads}")
+    if isinstance(shape, MoeShape) and shape.top_k > shape.num_experts:
+        raise ValueError(f"top_k is {shape.top_k}; it must be at most num_experts, {shape.num_experts}")
+    return shape
+
+
+def _count(column: str, text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:  # "1024.0", as spreadsheets and data frames write it
+        try:
+            number = float(text)
+        except ValueError:
+            number = -1.0
+        value = int(number) if isfinite(number) and number == int(number) else -1
+    if not 1 <= value <= MOST:
+        raise ValueError(f"{column} is {text[:40]!r}; it must be a whole number of at least 1") from None
+    return value
+
+
+def _microseconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not (isfinite(value) and value > 0):
+        raise ValueError(
+            f"latency_us is {text[:40]!r}; it must be a number of microseconds above 0; leave a row out that was not"
+            " measured"
+        ) from None
+    return value
