@@ -5,7 +5,7 @@ other half; what is written is fitted to all.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -92,7 +92,7 @@ def to_toml(gpu: Gpu, calibration: Calibration, source: str) -> str:
     """Write a fit, and the GPU with it, as a catalogue of one's own."""
     fit_name = "".join(letter if letter.isalnum() else "-" for letter in gpu.name.lower())
     lines = [f"format = {FORMAT}", "", f"[fits.{fit_name}]", f'source = "{source}"']
-    lines += [f"{key} = {_figure(value)}" for key, value in asdict(calibration.fit).items()]
+    lines += [f"{key} = {_figure(value)}" for key, value in calibration.fit.constants.items()]
     if calibration.host:
         lines += ["", f"[engines.{fit_name}-engine]", f'source = "{source}"']
         lines += [f"{key} = {_figure(value)}" for key, value in calibration.host.items()]
@@ -127,7 +127,7 @@ def doubts(fit: KernelFit) -> list[str]:
         f"{name} is {value:.2f}: faster than the data sheet's {what}; look whether the GPU's figures are those of the"
         " measured one, whether the times are milliseconds of whole steps, and whether the chip boosts"
         for name, what in _SHARES.items()
-        if (value := getattr(fit, name)) > 1
+        if (value := fit.constants[name]) > 1
     ]
 
 
@@ -166,7 +166,8 @@ def _target(
     fit = known.fits[DEFAULT_FIT]
     return replace(
         like, name=name, tflops=tflops, memory_gb=memory_gb, gb_per_second=gb_per_second, num_sms=num_sms,
-        fit=fit, fit_name=DEFAULT_FIT, modern_fit=fit, fp8_tflops=None, all_reduce=known.gpu("A40").all_reduce,
+        fit=fit, fit_name=DEFAULT_FIT, modern_fit=fit, modern_fit_name=DEFAULT_FIT, modern_all_reduce=None,
+        usable_memory_gb=None, fp8_tflops=None, all_reduce=known.gpu("A40").all_reduce,
     )  # fmt: skip
 
 
@@ -210,8 +211,8 @@ def _constants(start: KernelFit, fitted: Calibration) -> FigureTable:
     table.add_column("constant", justify="left")
     for name in ("default", "fitted"):
         table.add_column(name)
-    for key, value in asdict(fitted.fit).items():
-        table.add_row(key, f"{getattr(start, key):.4g}", f"{value:.4g}")
+    for key, value in fitted.fit.constants.items():
+        table.add_row(key, f"{start.constants[key]:.4g}", f"{value:.4g}")
     for key, value in fitted.host.items():
         table.add_row(key, "", f"{value:.4g}")
     return table

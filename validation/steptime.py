@@ -146,7 +146,7 @@ def measured_deployment(
     if row.num_layers is not None:
         model = replace(model, num_layers=row.num_layers)
     if row.source in NO_ALL_REDUCE:
-        gpu = replace(gpu, all_reduce=AllReduce(0.0, float("inf")), pair_all_reduce=None)
+        gpu = replace(gpu, all_reduce=AllReduce(0.0, float("inf")), pair_all_reduce=None, modern_all_reduce=None)
     timed = catalogue.engine(engine or ENGINES.get(row.source, OTHER_ENGINE), gpu)
     return Deployment(gpu, model, row.tensor_parallel, engine=timed)
 

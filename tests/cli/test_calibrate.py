@@ -16,7 +16,19 @@ from lorrery.worker.device.hardware import KernelFit
 from lorrery.worker.device.roofline import Roofline
 from tests.worker.device.known import CATALOGUE
 
-TRUE_FIT = KernelFit(0.62, 0.80, 7.0, 0.70, 2.0, 0.75, 0.55, 9.0, 128)
+TRUE_FIT = KernelFit.of_constants(
+    {
+        "gemm_flops": 0.62,
+        "gemm_bandwidth": 0.80,
+        "gemm_us": 7.0,
+        "elementwise_bandwidth": 0.70,
+        "elementwise_us": 2.0,
+        "decode_bandwidth": 0.75,
+        "prefill_flops": 0.55,
+        "attention_us": 9.0,
+        "gemm_tile": 128,
+    }
+)
 SHEET = ["--tflops", "200", "--memory-gb", "48", "--gb-per-second", "1000", "--num-sms", "90"]
 
 
@@ -64,10 +76,10 @@ def test_a_new_gpu_is_fitted_and_its_file_serves(tmp_path):
     assert all(mape < 1.0 for mape in errors(output).values()), output
     gpu = read_catalogue([out]).gpu("Z1")
     assert gpu.tflops == 200
-    assert gpu.fit.gemm_tile == 128
-    assert gpu.fit.gemm_bandwidth == pytest.approx(TRUE_FIT.gemm_bandwidth, rel=0.1)
-    assert gpu.fit.decode_bandwidth == pytest.approx(TRUE_FIT.decode_bandwidth, rel=0.1)
-    assert gpu.fit.prefill_flops == pytest.approx(TRUE_FIT.prefill_flops, rel=0.15)
+    assert gpu.fit.constants["gemm_tile"] == 128
+    assert gpu.fit.constants["gemm_bandwidth"] == pytest.approx(TRUE_FIT.constants["gemm_bandwidth"], rel=0.1)
+    assert gpu.fit.constants["decode_bandwidth"] == pytest.approx(TRUE_FIT.constants["decode_bandwidth"], rel=0.1)
+    assert gpu.fit.constants["prefill_flops"] == pytest.approx(TRUE_FIT.constants["prefill_flops"], rel=0.15)
 
 
 def test_rows_of_doubtful_quality_are_not_fitted(tmp_path):
@@ -88,7 +100,9 @@ def test_the_constants_written_are_fitted_to_all_rows(tmp_path):
     path.write_text("\n".join([header, *(row for pair in zip(others, prefills, strict=True) for row in pair)]))
     calibrate(str(path), *SHEET, "--out", str(out))
     # Every other row alone has no prefill, and leaves this constant near its default of 0.47.
-    assert read_catalogue([out]).gpu("Z1").fit.prefill_flops == pytest.approx(TRUE_FIT.prefill_flops, rel=0.03)
+    assert read_catalogue([out]).gpu("Z1").fit.constants["prefill_flops"] == pytest.approx(
+        TRUE_FIT.constants["prefill_flops"], rel=0.03
+    )
 
 
 def test_rows_between_those_of_the_half_fit_are_the_unseen_ones(tmp_path):

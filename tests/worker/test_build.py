@@ -29,7 +29,7 @@ def test_defaults_are_sixteen_bits_and_an_engine_of_today():
     deployment = deployment_of(settings())
     assert (deployment.gpu.name, deployment.model.name) == ("A100-80-SXM", "Llama-2-7B")
     assert deployment.engine.name == "present-day"
-    assert deployment.fit.prefill_flops == 0.45
+    assert deployment.fit == deployment.gpu.modern_fit != deployment.gpu.fit
     assert (deployment.precision.weight_bytes, deployment.precision.kv_bytes) == (2, 2)
 
 

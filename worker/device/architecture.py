@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lorrery.worker.device.errors import CatalogueError
+from lorrery.worker.device.hardware import SIXTEEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class Model:
         rotary: whether positions enter by rotation.
         post_norm: whether the feed-forward part has a norm of its own.
         tied_head: whether the head shares the embedding's weights.
+        query_key_norms: whether queries and keys are normed, each by a kernel of its own.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Model:
     rotary: bool = True
     post_norm: bool = True
     tied_head: bool = False
+    query_key_norms: bool = False
 
     @property
     def layer_parameters(self) -> int:
@@ -94,23 +97,30 @@ class Precision:
     Attributes:
         weight_bytes: of a layer's weight.
         kv_bytes: of an element of the KV cache.
-        fp8_compute: whether matrix products run in 8 bits where the GPU can.
+        weight_type: type in which matrix products run where the GPU can; one of `hardware.WEIGHT_TYPES`.
     """
 
     weight_bytes: float = 2.0
     kv_bytes: int = 2
-    fp8_compute: bool = False
+    weight_type: str = SIXTEEN
+
+    @property
+    def kv_type(self) -> str:
+        """The cache's type, one of `hardware.KV_TYPES`."""
+        return "fp8" if self.kv_bytes == 1 else SIXTEEN
 
 
-WEIGHT_DTYPES: Mapping[str, tuple[float, bool]] = {
-    "float16": (2.0, False),
-    "bfloat16": (2.0, False),
-    "fp8": (1.0, True),
-    "int8": (1.0, False),
+WEIGHT_DTYPES: Mapping[str, tuple[float, str]] = {
+    "float16": (2.0, SIXTEEN),
+    "bfloat16": (2.0, SIXTEEN),
+    "fp8": (1.0, "fp8"),
+    # A 32-bit scale per 128 x 128 weights.
+    "fp8_block": (1.0 + 4 / 128**2, "fp8_block"),
+    "int8": (1.0, SIXTEEN),
     # 4 bits, and a 16-bit scale and a 4-bit zero point per group of 128 weights, as AWQ and GPTQ store them.
-    "int4": (0.5 + 2.5 / 128, False),
+    "int4": (0.5 + 2.5 / 128, SIXTEEN),
 }
-"""Name -> (bytes per weight, multiplied in 8 bits)."""
+"""Name -> (bytes per weight, type in which it is multiplied)."""
 KV_DTYPES: Mapping[str, int] = {"float16": 2, "bfloat16": 2, "fp8": 1}
 """Name -> bytes per element."""
 
@@ -125,8 +135,8 @@ def precision(weight_dtype: str, kv_dtype: str) -> Precision:
         raise CatalogueError(f"weight dtype {weight_dtype!r} is not known; known: {', '.join(WEIGHT_DTYPES)}")
     if kv_dtype not in KV_DTYPES:
         raise CatalogueError(f"KV dtype {kv_dtype!r} is not known; known: {', '.join(KV_DTYPES)}")
-    weight_bytes, fp8_compute = WEIGHT_DTYPES[weight_dtype]
-    return Precision(weight_bytes, KV_DTYPES[kv_dtype], fp8_compute)
+    weight_bytes, weight_type = WEIGHT_DTYPES[weight_dtype]
+    return Precision(weight_bytes, KV_DTYPES[kv_dtype], weight_type)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ The tile of large matrix products is not continuous: each of `GEMM_TILES` is tri
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,10 @@ _LEAST = 1e-3
 _MOST_ITERATIONS = 30
 _DONE = 1e-5
 """Relative gain of an iteration below which the fit is at rest."""
-_CONSTANTS = tuple(field.name for field in fields(KernelFit) if field.name != "gemm_tile")
+_CONSTANTS = (
+    "gemm_flops", "gemm_bandwidth", "gemm_us", "elementwise_bandwidth", "elementwise_us",
+    "decode_bandwidth", "prefill_flops", "attention_us",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +77,15 @@ def calibrate(rows: Sequence[Measured], start: KernelFit, *, host: bool = False)
         host: whether to fit the CPU's `HOST_CONSTANTS` too, for rows that are whole steps of an engine.
     """
     first = rows[0].deployment.engine
-    begin = np.array([getattr(start, name) for name in _CONSTANTS])
+    begin = np.array([start.constants[name] for name in _CONSTANTS])
     if host:
         begin = np.append(begin, [getattr(first, name) or 0.5 for name in HOST_CONSTANTS])
     begin = np.log(np.maximum(begin, _LEAST))
 
     def calibration(logs: Floats, tile: int) -> Calibration:
         values = [float(value) for value in np.exp(logs)]
-        fit = KernelFit(**dict(zip(_CONSTANTS, values[: len(_CONSTANTS)], strict=True)), gemm_tile=tile)
+        found = dict(zip(_CONSTANTS, values[: len(_CONSTANTS)], strict=True))
+        fit = KernelFit.of_constants({**found, "gemm_tile": tile})
         return Calibration(fit, dict(zip(HOST_CONSTANTS, values[len(_CONSTANTS) :], strict=False)) if host else {})
 
     found: list[tuple[float, Calibration]] = []

@@ -8,28 +8,27 @@ case and punctuation, and a model's organisation and its `-hf`, `-chat`, `-instr
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, fields
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from lorrery.worker.device.architecture import Model
 from lorrery.worker.device.engine import Engine
+from lorrery.worker.device.entries import Table, build, build_fit, build_link
 from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.hardware import AllReduce, Gpu, KernelFit
 
-Table = Mapping[str, Any]
-
 FORMAT = 1
 DEFAULT_FIT = "default"
+DEFAULT_MODERN_FIT = "default-modern"
+"""The kernels of a present-day engine on a GPU for which no fit is named."""
 DEFAULT_LINK = "pcie-4"
 PACKAGE = "lorrery.worker.device"
 """Whose folder `data` holds the shipped tables."""
 
 _ENDING = re.compile(r"(-(hf|chat|instruct|base|it|v\d[\d.]*))+$", re.IGNORECASE)
-_NOT_FIGURES = {"name", "aliases", "source", "published_billions"}
+_LINKS = ("all_reduce", "pair_all_reduce", "modern_all_reduce")
 
 _Record = TypeVar("_Record", Gpu, Model)
-_Built = TypeVar("_Built", KernelFit, AllReduce, Gpu, Model, Engine)
 
 
 class Catalogue:
@@ -44,7 +43,6 @@ class Catalogue:
 
     def __init__(self, tables: Iterable[tuple[str, Table]]) -> None:
         self._fits: dict[str, KernelFit] = {}
-        self._modern: dict[str, KernelFit] = {}
         self._links: dict[str, AllReduce] = {}
         self._gpus: dict[str, Gpu] = {}
         self._models: dict[str, Model] = {}
@@ -53,8 +51,13 @@ class Catalogue:
         self._model_names: dict[str, str] = {}
         self.sources: dict[str, str] = {}
         """Entry -> where its figures are from, for `gpu NAME`, `fit NAME`, `link NAME`, `model NAME`, `engine NAME`."""
+        gpus: list[tuple[str, Table]] = []
         for where, table in tables:
             self._add(where, table)
+            gpus += [(where, entry) for entry in table.get("gpu", ())]
+        # Last, so that a GPU has the fit and the links of the latest table that has them.
+        for where, entry in gpus:
+            self._enter("gpu", self._gpus, self._gpu_names, _plain, entry, self._gpu(where, entry))
 
     @property
     def gpus(self) -> Mapping[str, Gpu]:
@@ -118,21 +121,16 @@ class Catalogue:
         if unknown := table.keys() - {"format", "fits", "links", "engines", "gpu", "model"}:
             raise CatalogueError(f"{where}: {', '.join(sorted(unknown))} has no meaning here")
         for name, entry in table.get("fits", {}).items():
-            at = f"{where}: fits.{name}"
-            figures = {key: value for key, value in entry.items() if key != "modern"}
-            self._fits[name] = _build(KernelFit, figures, at)
-            self._modern[name] = _build(KernelFit, {**figures, **entry.get("modern", {})}, f"{at}.modern")
+            self._fits[name] = build_fit(entry, f"{where}: fits.{name}")
             self.sources[f"fit {name}"] = str(entry.get("source", ""))
         for name, entry in table.get("links", {}).items():
-            self._links[name] = _build(AllReduce, entry, f"{where}: links.{name}")
+            self._links[name] = build_link(entry, f"{where}: links.{name}")
             self.sources[f"link {name}"] = str(entry.get("source", ""))
         for name, entry in table.get("engines", {}).items():
             self._engines[name] = _engine(name, entry, f"{where}: engines.{name}")
             self.sources[f"engine {name}"] = str(entry.get("source", ""))
-        for entry in table.get("gpu", ()):
-            self._enter("gpu", self._gpus, self._gpu_names, _plain, entry, self._gpu(where, entry))
         for entry in table.get("model", ()):
-            model = _build(Model, entry, f"{where}: model {entry.get('name')!r}", name=entry.get("name"))
+            model = build(Model, entry, f"{where}: model {entry.get('name')!r}", name=entry.get("name"))
             self._enter("model", self._models, self._model_names, _plain_model, entry, model)
 
     def _enter(
@@ -152,59 +150,37 @@ class Catalogue:
     def _gpu(self, where: str, entry: Table) -> Gpu:
         at = f"{where}: gpu {entry.get('name')!r}"
         fit_name = entry.get("fit", DEFAULT_FIT)
-        if fit_name not in self._fits:
-            raise CatalogueError(f"{at}: fit {fit_name!r} is not known; known: {', '.join(self._fits)}")
+        modern_name = entry.get("modern_fit", fit_name if "fit" in entry else DEFAULT_MODERN_FIT)
+        for key, name in (("fit", fit_name), ("modern_fit", modern_name)):
+            if name not in self._fits:
+                raise CatalogueError(f"{at}: {key} {name!r} is not known; known: {', '.join(self._fits)}")
         links: dict[str, AllReduce] = {}
-        for key in ("all_reduce", "pair_all_reduce"):
+        for key in _LINKS:
             link = entry.get(key, DEFAULT_LINK if key == "all_reduce" else None)
             if link is not None and link not in self._links:
                 raise CatalogueError(f"{at}: {key} {link!r} is not known; known: {', '.join(self._links)}")
             if link is not None:
                 links[key] = self._links[link]
-        figures = {key: value for key, value in entry.items() if key not in {"fit", "all_reduce", "pair_all_reduce"}}
-        return _build(
+        figures = {key: value for key, value in entry.items() if key not in {"fit", "modern_fit", *_LINKS}}
+        return build(
             Gpu,
             figures,
             at,
             name=entry.get("name"),
             fit=self._fits[fit_name],
             fit_name=fit_name,
-            modern_fit=self._modern[fit_name],
+            modern_fit=self._fits[modern_name],
+            modern_fit_name=modern_name,
             **links,
         )
 
 
 def _engine(name: str, entry: Table, at: str) -> Engine:
-    engine = _build(Engine, entry, at, name=name)
-    if engine.attention not in ("split", "unified"):
-        raise CatalogueError(f"{at}: attention is {engine.attention!r}; it may be 'split' or 'unified'")
+    engine = build(Engine, entry, at, name=name)
+    for key, choices in (("attention", ("split", "unified")), ("kernels", ("older", "modern"))):
+        if (value := getattr(engine, key)) not in choices:
+            raise CatalogueError(f"{at}: {key} is {value!r}; it may be {' or '.join(map(repr, choices))}")
     return engine
-
-
-def _build(record: type[_Built], entry: Table, at: str, **given: Any) -> _Built:  # noqa: ANN401  a field's type
-    """Make a record from a table's entry, with every figure checked: known, there, of its type, not negative."""
-    figures = {key: value for key, value in entry.items() if key not in _NOT_FIGURES}
-    known = {field.name: field for field in fields(record)}
-    if unknown := figures.keys() - known.keys():
-        raise CatalogueError(f"{at}: {', '.join(sorted(unknown))} has no meaning here")
-    values = {**figures, **given}
-    for name, field in known.items():
-        if name not in values:
-            if field.default is MISSING:
-                raise CatalogueError(f"{at}: {name} is missing")
-            continue
-        value = values[name]
-        if field.type is bool or field.type is str:
-            right = isinstance(value, field.type)
-        elif field.type is int:
-            right = isinstance(value, int) and not isinstance(value, bool) and value > 0
-        elif name in figures and field.type in (float, float | None):
-            right = isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
-        else:
-            right = True
-        if not right:
-            raise CatalogueError(f"{at}: {name} cannot be {value!r}")
-    return record(**values)
 
 
 def _plain(name: str) -> str:

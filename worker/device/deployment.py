@@ -7,7 +7,7 @@ from fractions import Fraction
 from lorrery.worker.device.architecture import Model, Precision
 from lorrery.worker.device.constant import DEFAULT, StepConstants
 from lorrery.worker.device.engine import KERNELS_ONLY, Engine
-from lorrery.worker.device.hardware import Gpu, KernelFit
+from lorrery.worker.device.hardware import AllReduce, Gpu, KernelFit
 from lorrery.worker.device.lora import REAL_RANKS, LoraKernels
 from lorrery.worker.device.memory import SIXTEEN_BITS, USED, kv_pool_tokens
 from lorrery.worker.device.profile import ProfileRow
@@ -42,8 +42,13 @@ class Deployment:
 
     @property
     def fit(self) -> KernelFit:
-        """How close the kernels come to the data sheet, with this engine's attention."""
-        return self.gpu.modern_fit if self.engine.modern_attention else self.gpu.fit
+        """How close this engine's kernels come to the data sheet."""
+        return self.gpu.kernels(modern=self.engine.modern)
+
+    @property
+    def link(self) -> AllReduce:
+        """What sums over its GPUs."""
+        return self.gpu.link(self.tensor_parallel, modern=self.engine.modern)
 
     def kv_pool_tokens(self, adapter_bytes: int = 0, used: Fraction = USED) -> int:
         """Return how many tokens of KV cache fit; see `memory.kv_pool_tokens`.

@@ -22,7 +22,7 @@ class Engine:
         prefill_ms: added once to a step with any prefill.
         prefill_token_ms: added for each prompt token of the step.
         attention: whether a step with prefill and decode runs two attention kernels or one; see `attention`.
-        modern_attention: whether to use the GPU's `modern_fit`.
+        kernels: whose kernels run: those of the GPU's `fit`, or of its `modern_fit` with its `modern_all_reduce`.
         separate_add: whether the residual add is a kernel of its own.
         head: whether the language-model head is part of the step.
     """
@@ -36,9 +36,14 @@ class Engine:
     lora_launch_ms: float = 0.0
     prefill_lora_flops: float = 0.25
     attention: Literal["split", "unified"] = "split"
-    modern_attention: bool = False
+    kernels: Literal["older", "modern"] = "older"
     separate_add: bool = False
     head: bool = True
+
+    @property
+    def modern(self) -> bool:
+        """Whether present-day kernels run."""
+        return self.kernels == "modern"
 
 
 KERNELS_ONLY = Engine("kernels-only")

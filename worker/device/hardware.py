@@ -3,42 +3,164 @@
 GB is 1e9 bytes; TFLOPS are dense, with 32-bit accumulation. The figures and their sources are in `data/gpus.toml`.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+Basis = Literal["measured", "fitted", "assumed"]
+"""What a figure rests on: measured as it is, fitted to measurements, or neither."""
+SIXTEEN = "bf16"
+"""The type whose constants every fit has, and which stand for those of types that it lacks."""
+WEIGHT_TYPES = (SIXTEEN, "fp8", "fp8_block")
+"""Types in which matrix products run: 16 bits; 8 bits with one scale per tensor; with one per 128 x 128 block."""
+KV_TYPES = (SIXTEEN, "fp8")
+FUSED_BYTES = 256 * 1024
+"""Bytes from which on a fused all-reduce pays its whole cost per further GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class GemmFit:
+    """Matrix products in one type of weights.
+
+    Attributes:
+        flops: share of the type's peak FLOPS. Over 1 where the chip boosts beyond its data sheet.
+        bandwidth: share of peak bandwidth.
+        us: constant per product.
+        tile: rows of one block of a large product.
+    """
+
+    flops: float
+    bandwidth: float
+    us: float
+    tile: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionFit:
+    """Attention over a KV cache of one type; see `attention` for the formulas.
+
+    Attributes:
+        decode_bandwidth: share of peak bandwidth in decode attention.
+        prefill_flops: share of peak FLOPS in prefill attention.
+        us: constant per kernel.
+        sequence_us: added to decode attention for each sequence.
+        tile: query rows of one tile of prefill attention.
+        tile_start: what such a tile costs before its first KV token, in KV tokens.
+        overlap: exponent p of how the longest tile adds to the tiles' sum; 0 for tiles that run in whole waves.
+    """
+
+    decode_bandwidth: float
+    prefill_flops: float
+    us: float
+    sequence_us: float = 0.0
+    tile: int = 64
+    tile_start: float = 100.0
+    overlap: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class KernelFit:
-    """How close a GPU's kernels come to its data sheet; see `kernels` for the formulas.
+    """How close a GPU's kernels come to its data sheet; see `kernels` and `attention` for the formulas.
 
     Attributes:
-        gemm_flops: share of peak FLOPS in matrix products. Over 1 where the chip boosts beyond its data sheet.
-        gemm_bandwidth: share of peak bandwidth in matrix products.
-        gemm_us: constant per matrix product.
         elementwise_bandwidth: share of peak bandwidth in elementwise kernels. Over 1 where they hit the L2 cache.
         elementwise_us: constant per elementwise kernel.
-        decode_bandwidth: share of peak bandwidth in decode attention.
-        prefill_flops: share of peak FLOPS in prefill attention.
-        attention_us: constant per attention kernel.
-        gemm_tile: rows of one block of a large matrix product.
+        gemm: matrix products by type of the weights; 16 bits are always there.
+        attention: attention by type of the KV cache; 16 bits are always there.
+        basis: what the constants rest on.
+        source: where they are from.
+        gpus: names of the GPUs that were measured; elsewhere the constants are assumed to hold.
+        assumed: parts without a measurement all the same: `gemm`, `attention`, `elementwise`.
     """
 
-    gemm_flops: float
-    gemm_bandwidth: float
-    gemm_us: float
     elementwise_bandwidth: float
     elementwise_us: float
-    decode_bandwidth: float
-    prefill_flops: float
-    attention_us: float
-    gemm_tile: int = 64
+    gemm: Mapping[str, GemmFit] = field(hash=False)
+    attention: Mapping[str, AttentionFit] = field(hash=False)
+    basis: Basis = "fitted"
+    source: str = ""
+    gpus: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
+
+    def gemm_of(self, weight_type: str) -> GemmFit:
+        """Return the constants of products in that type: those of 16 bits where it has none of its own."""
+        return self.gemm.get(weight_type) or self.gemm[SIXTEEN]
+
+    def attention_of(self, kv_type: str) -> AttentionFit:
+        """Return the constants of attention over such a cache: those of 16 bits where it has none of its own."""
+        return self.attention.get(kv_type) or self.attention[SIXTEEN]
+
+    @classmethod
+    def of_constants(cls, constants: Mapping[str, float], basis: Basis = "fitted", source: str = "") -> "KernelFit":
+        """Return the fit of one set of constants for all types, by the names of `constants`.
+
+        Raises:
+            KeyError: a constant is missing.
+        """
+        c = constants
+        return cls(
+            elementwise_bandwidth=c["elementwise_bandwidth"],
+            elementwise_us=c["elementwise_us"],
+            gemm={SIXTEEN: GemmFit(c["gemm_flops"], c["gemm_bandwidth"], c["gemm_us"], int(c.get("gemm_tile", 64)))},
+            attention={SIXTEEN: AttentionFit(c["decode_bandwidth"], c["prefill_flops"], c["attention_us"])},
+            basis=basis,
+            source=source,
+        )
+
+    @property
+    def constants(self) -> dict[str, float]:
+        """The constants of 16 bits, under the names that a table may give them for all types at once."""
+        gemm, attention = self.gemm[SIXTEEN], self.attention[SIXTEEN]
+        return {
+            "gemm_flops": gemm.flops,
+            "gemm_bandwidth": gemm.bandwidth,
+            "gemm_us": gemm.us,
+            "elementwise_bandwidth": self.elementwise_bandwidth,
+            "elementwise_us": self.elementwise_us,
+            "decode_bandwidth": attention.decode_bandwidth,
+            "prefill_flops": attention.prefill_flops,
+            "attention_us": attention.us,
+            "gemm_tile": gemm.tile,
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class AllReduce:
-    """Cost of summing over the GPUs of one replica: `us` plus the ring's bytes over `gb_per_second`."""
+    """Cost of summing over the GPUs of one replica.
+
+    Of s bytes over T GPUs: us + us_per_gpu (T - 2) min(1, s / 256 KiB) + 2 (T - 1) / T s / gb_per_second.
+
+    Attributes:
+        us: to start.
+        gb_per_second: bus bandwidth: the ring's bytes per second.
+        us_per_gpu: for each GPU beyond two, in a message that is not small.
+        by_degree: (GPUs, bus bandwidth) where it differs, ascending; a number not named takes the next smaller.
+        basis: what the figures rest on.
+        source: where they are from.
+    """
 
     us: float
     gb_per_second: float
+    us_per_gpu: float = 0.0
+    by_degree: tuple[tuple[int, float], ...] = ()
+    basis: Basis = "fitted"
+    source: str = ""
+
+    def bandwidth(self, num_gpus: int) -> float:
+        """Return the bus bandwidth over so many GPUs, in GB/s."""
+        found = self.gb_per_second
+        for degree, bandwidth in self.by_degree:
+            if degree <= num_gpus:
+                found = bandwidth
+        return found
+
+    def seconds(self, num_bytes: float, num_gpus: int) -> float:
+        """Return what one sum of so many bytes takes; nothing on one GPU."""
+        if num_gpus == 1:
+            return 0.0
+        ring_bytes = 2 * (num_gpus - 1) / num_gpus * num_bytes
+        us = self.us + self.us_per_gpu * (num_gpus - 2) * min(1.0, num_bytes / FUSED_BYTES)
+        return us * 1e-6 + ring_bytes / (self.bandwidth(num_gpus) * 1e9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +170,19 @@ class Gpu:
     Attributes:
         name: as settings spell it.
         tflops: dense 16-bit TFLOPS.
-        memory_gb: device memory.
+        memory_gb: device memory, as the label says.
         gb_per_second: memory bandwidth.
         num_sms: streaming multiprocessors.
-        fit: how close its kernels come to that.
+        fit: how close its kernels come to that; of an older engine, where those were measured.
         fit_name: of `fit`, in the catalogue.
-        modern_fit: the same with a present-day attention kernel, where `fit` was measured with an older one.
-        all_reduce: between the GPUs of one host.
+        modern_fit: the same of a present-day engine's kernels.
+        modern_fit_name: of `modern_fit`, in the catalogue.
+        all_reduce: between the GPUs of one host, by the vendor's library.
         pair_all_reduce: between two GPUs joined by a bridge, where that is faster.
+        modern_all_reduce: a present-day engine's own, inside a CUDA graph; None where it takes the library's.
         pcie_gb_per_second: from pinned host memory, per GPU.
         fp8_tflops: dense 8-bit TFLOPS; None where 8-bit products are not supported.
+        usable_memory_gb: what the device reports; None where that is not known.
     """
 
     name: str
@@ -68,13 +193,22 @@ class Gpu:
     fit: KernelFit
     fit_name: str
     modern_fit: KernelFit
+    modern_fit_name: str
     all_reduce: AllReduce
     pair_all_reduce: AllReduce | None = None
+    modern_all_reduce: AllReduce | None = None
     pcie_gb_per_second: float = 24.0
     fp8_tflops: float | None = None
+    usable_memory_gb: float | None = None
 
-    def link(self, tensor_parallel: int) -> AllReduce:
-        """Return what joins the GPUs of one replica."""
+    def kernels(self, *, modern: bool) -> KernelFit:
+        """Return how close the kernels come to the data sheet: an older engine's, or a present-day one's."""
+        return self.modern_fit if modern else self.fit
+
+    def link(self, tensor_parallel: int, *, modern: bool = False) -> AllReduce:
+        """Return what joins the GPUs of one replica, for an older engine or a present-day one."""
+        if modern and self.modern_all_reduce is not None:
+            return self.modern_all_reduce
         if tensor_parallel == 2 and self.pair_all_reduce is not None:
             return self.pair_all_reduce
         return self.all_reduce

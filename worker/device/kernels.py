@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from math import sqrt
 
 from lorrery.worker.device.architecture import Model, Precision, Shard
-from lorrery.worker.device.hardware import Gpu, KernelFit
+from lorrery.worker.device.engine import Engine
+from lorrery.worker.device.hardware import SIXTEEN, AllReduce, Gpu, KernelFit
 
 TILE = 64
 """Rows of attention queries, and of a small matrix product, that one block computes."""
@@ -61,8 +62,74 @@ class KernelTimes:
         self.num_bytes += other.num_bytes * times
 
 
+class Products:
+    """Matrix products on one GPU.
+
+    Args:
+        gpu: the data sheet.
+        fit: how close its kernels come to it.
+    """
+
+    def __init__(self, gpu: Gpu, fit: KernelFit) -> None:
+        self._gpu, self._fit = gpu, fit
+        self._bytes_per_second = gpu.gb_per_second * 1e9
+
+    def add(
+        self,
+        times: KernelTimes,
+        rows: int,
+        columns: int,
+        inner: int,
+        weight_type: str = SIXTEEN,
+        weight_bytes: float = 2.0,
+        *,
+        read: float = 1.0,
+        copies: int = 1,
+    ) -> None:
+        """Add one product.
+
+        Args:
+            times: to which it is added.
+            rows: tokens.
+            columns: elements out.
+            inner: elements in.
+            weight_type: in which it runs; in 16 bits where the GPU has no 8-bit products.
+            weight_bytes: of one weight.
+            read: weight matrices that are read.
+            copies: of them that every row meets.
+        """
+        tflops = self._gpu.tflops
+        if weight_type != SIXTEEN:
+            tflops, weight_type = self._eight_bits(weight_type)
+        fit = self._fit.gemm_of(weight_type)
+        tile = TILE if rows <= LARGE_ROWS else fit.tile
+        padded_rows = tile * -(-rows // tile) * copies
+        compute = 2 * padded_rows * columns * inner / (tflops * 1e12 * fit.flops)
+        num_bytes = weight_bytes * columns * inner * read + 2 * rows * copies * (inner + columns)
+        memory = num_bytes / (self._bytes_per_second * fit.bandwidth)
+        both = sqrt(compute * compute + memory * memory)
+        times.compute += compute * compute / both
+        times.memory += memory * memory / both
+        times.constant += fit.us * 1e-6
+        times.flops += 2 * rows * copies * columns * inner
+        times.num_bytes += num_bytes
+
+    def _eight_bits(self, weight_type: str) -> tuple[float, str]:
+        fp8_tflops = self._gpu.fp8_tflops
+        return (self._gpu.tflops, SIXTEEN) if fp8_tflops is None else (fp8_tflops, weight_type)
+
+
 class LinearKernels:
     """Everything of a step but attention, on one GPU.
+
+    Args:
+        gpu: the data sheet.
+        fit: how close its kernels come to it.
+        link: what sums over the GPUs.
+        model: what it serves.
+        tensor_parallel: number of GPUs.
+        precision: of the weights.
+        engine: which kernels run.
 
     Raises:
         CatalogueError: the degree does not divide the model.
@@ -72,19 +139,17 @@ class LinearKernels:
         self,
         gpu: Gpu,
         fit: KernelFit,
+        link: AllReduce,
         model: Model,
         tensor_parallel: int,
         precision: Precision,
-        *,
-        separate_add: bool,
+        engine: Engine,
     ) -> None:
         self._model, self._shard, self._fit = model, Shard.of(model, tensor_parallel), fit
-        self._degree, self._link, self._separate_add = tensor_parallel, gpu.link(tensor_parallel), separate_add
-        self._weight_bytes = precision.weight_bytes
-        self._flops_per_second = gpu.tflops * 1e12
-        self._layer_flops_per_second = self._flops_per_second
-        if precision.fp8_compute and gpu.fp8_tflops is not None:
-            self._layer_flops_per_second = gpu.fp8_tflops * 1e12
+        self._degree, self._link, self._separate_add = tensor_parallel, link, engine.separate_add
+        self._query_key_norms = model.query_key_norms and engine.modern
+        self._weight_bytes, self._weight_type = precision.weight_bytes, precision.weight_type
+        self._products = Products(gpu, fit)
         self._bytes_per_second = gpu.gb_per_second * 1e9
 
     def layer(self, num_tokens: int) -> KernelTimes:
@@ -103,6 +168,9 @@ class LinearKernels:
             self._elementwise(times, 4 * hidden * n)
         if model.rotary:
             self._elementwise(times, 4 * (q + kv) * n)
+        if self._query_key_norms:
+            self._elementwise(times, 4 * q * n)
+            self._elementwise(times, 4 * kv * n)
         if self._separate_add:
             self._elementwise(times, 6 * hidden * n)
         return times
@@ -111,41 +179,28 @@ class LinearKernels:
         """Return what the language-model head takes for `num_samples` sequences; nothing for none."""
         times = KernelTimes()
         if num_samples:
-            self._product(times, num_samples, self._shard.vocabulary, self._model.hidden, 1.0, 1, 2.0)
+            self._products.add(times, num_samples, self._shard.vocabulary, self._model.hidden)
         return times
 
     def all_reduce_seconds(self, num_tokens: int) -> float:
         """Return what one sum over the replica's GPUs takes."""
-        if self._degree == 1:
-            return 0.0
-        ring_bytes = 2 * (self._degree - 1) / self._degree * num_tokens * self._model.hidden * 2
-        return self._link.us * 1e-6 + ring_bytes / (self._link.gb_per_second * 1e9)
+        return self._link.seconds(num_tokens * self._model.hidden * 2, self._degree)
 
     def _gemm(self, times: KernelTimes, rows: int, columns: int, inner: int) -> None:
-        self._product(times, rows, columns, inner, 1.0, 1, self._weight_bytes)
+        self._products.add(times, rows, columns, inner, self._weight_type, self._weight_bytes)
 
     def _expert_gemm(self, times: KernelTimes, rows: int, columns: int, inner: int) -> None:
         model = self._model
-        read = 1.0 if model.num_experts == 1 else model.distinct_experts(rows)
-        self._product(times, rows, columns, inner, read, model.experts_per_token, self._weight_bytes)
-
-    def _product(
-        self, times: KernelTimes, rows: int, columns: int, inner: int, read: float, copies: int, weight_bytes: float
-    ) -> None:
-        """Add one matrix product: `read` weight matrices are read, and every row meets `copies` of them."""
-        fit = self._fit
-        per_second = self._layer_flops_per_second if weight_bytes == self._weight_bytes else self._flops_per_second
-        tile = TILE if rows <= LARGE_ROWS else fit.gemm_tile
-        padded_rows = tile * -(-rows // tile) * copies
-        compute = 2 * padded_rows * columns * inner / (per_second * fit.gemm_flops)
-        num_bytes = weight_bytes * columns * inner * read + 2 * rows * copies * (inner + columns)
-        memory = num_bytes / (self._bytes_per_second * fit.gemm_bandwidth)
-        both = sqrt(compute * compute + memory * memory)
-        times.compute += compute * compute / both
-        times.memory += memory * memory / both
-        times.constant += fit.gemm_us * 1e-6
-        times.flops += 2 * rows * copies * columns * inner
-        times.num_bytes += num_bytes
+        self._products.add(
+            times,
+            rows,
+            columns,
+            inner,
+            self._weight_type,
+            self._weight_bytes,
+            read=1.0 if model.num_experts == 1 else model.distinct_experts(rows),
+            copies=model.experts_per_token,
+        )
 
     def _elementwise(self, times: KernelTimes, num_bytes: int) -> None:
         fit = self._fit

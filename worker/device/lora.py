@@ -28,7 +28,7 @@ from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.architecture import Model, Precision, Shard
 from lorrery.worker.device.batch import LoraWork
 from lorrery.worker.device.errors import CatalogueError
-from lorrery.worker.device.hardware import Gpu
+from lorrery.worker.device.hardware import AllReduce, Gpu
 from lorrery.worker.device.memory import SIXTEEN_BITS, kv_bytes_per_token
 
 Targets = Literal["qkvo", "all-linear"]
@@ -177,13 +177,20 @@ class LoraCost:
     """The formulas above for one model on one GPU of a replica."""
 
     def __init__(
-        self, gpu: Gpu, model: Model, tensor_parallel: int, kernels: LoraKernels, flops_share: float = FLOPS_SHARE
+        self,
+        gpu: Gpu,
+        model: Model,
+        tensor_parallel: int,
+        kernels: LoraKernels,
+        flops_share: float = FLOPS_SHARE,
+        *,
+        link: AllReduce | None = None,
     ) -> None:
         Shard.of(model, tensor_parallel)
         self._layers, self._kernels, self._degree = model.num_layers, kernels, tensor_parallel
         self._flops_per_second = gpu.tflops * 1e12 * flops_share
         self._bytes_per_second = gpu.gb_per_second * 1e9 * BANDWIDTH_SHARE
-        self._link = gpu.link(tensor_parallel)
+        self._link = link or gpu.link(tensor_parallel)
         self._shapes = [self._cut(p) for p in projections(model, kernels.targets)]
 
     def _cut(self, whole: Projection) -> tuple[int, int, int]:
@@ -211,8 +218,7 @@ class LoraCost:
             flops += kernel_flops
             num_bytes += kernel_bytes
             if self._kernels.sharded and self._degree > 1:
-                ring = 2 * (self._degree - 1) / self._degree * rank_tokens * 2
-                seconds += self._link.us * 1e-6 + ring / (self._link.gb_per_second * 1e9)
+                seconds += self._link.seconds(rank_tokens * 2, self._degree)
         return self._layers * seconds, self._layers * flops, self._layers * num_bytes
 
     def _padded(self, work: LoraWork) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from lorrery.worker.device.architecture import check_split
 from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, Segment
 from lorrery.worker.device.cost import StepCost
 from lorrery.worker.device.deployment import Deployment
+from lorrery.worker.device.hardware import SIXTEEN
 from lorrery.worker.device.lora import LoraCost
 from lorrery.worker.device.memory import kv_bytes_per_token
 
@@ -37,7 +38,7 @@ class NaiveRoofline:
         check_split(model, degree)
         self._model, self._weight_bytes = model, precision.weight_bytes
         tflops = deployment.gpu.tflops
-        if precision.fp8_compute and deployment.gpu.fp8_tflops is not None:
+        if precision.weight_type != SIXTEEN and deployment.gpu.fp8_tflops is not None:
             tflops = deployment.gpu.fp8_tflops
         self._flops_per_second = tflops * 1e12 * degree
         self._bytes_per_second = deployment.gpu.gb_per_second * 1e9 * degree

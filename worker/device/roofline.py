@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.architecture import Shard
-from lorrery.worker.device.attention import AttentionKernels
+from lorrery.worker.device.attention import AttentionKernels, Heads
 from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, Segment
 from lorrery.worker.device.cost import StepCost
 from lorrery.worker.device.deployment import Deployment
@@ -38,11 +38,12 @@ class Roofline:
         gpu, model, degree, fit = deployment.gpu, deployment.model, deployment.tensor_parallel, deployment.fit
         engine, precision = deployment.engine, deployment.precision
         self._layers, self._head = model.num_layers, engine.head
-        self._linear = LinearKernels(gpu, fit, model, degree, precision, separate_add=engine.separate_add)
-        shard = Shard.of(model, degree)
-        self._attention = AttentionKernels(gpu, fit, model, shard, precision, unified=engine.attention == "unified")
-        self._lora = LoraCost(gpu, model, degree, deployment.lora)
-        self._prefill_lora = LoraCost(gpu, model, degree, deployment.lora, engine.prefill_lora_flops)
+        link, unified = deployment.link, engine.attention == "unified"
+        self._linear = LinearKernels(gpu, fit, link, model, degree, precision, engine)
+        heads = Heads.of(model, Shard.of(model, degree), precision)
+        self._attention = AttentionKernels(gpu, fit, heads, model.num_layers, unified=unified)
+        self._lora = LoraCost(gpu, model, degree, deployment.lora, link=link)
+        self._prefill_lora = LoraCost(gpu, model, degree, deployment.lora, engine.prefill_lora_flops, link=link)
         self._launch_ps = round(model.num_layers * engine.launch_ms * _PS_PER_MS)
         self._lora_launch_ps = round(model.num_layers * engine.lora_launch_ms * _PS_PER_MS)
         self._host_step_ps = round(engine.step_ms * _PS_PER_MS)
@@ -106,7 +107,7 @@ class Roofline:
         if not num_decodes:
             return Segment(self._launch_ps + self._host_step_ps, 0)
         token_ps = self._attention.kv_token_ps
-        gpu_ps = self._size_ps(num_decodes, num_decodes) + kv_tokens * token_ps + self._attention.kernel_ps
+        gpu_ps = self._size_ps(num_decodes, num_decodes) + self._attention.decode_ps(num_decodes, kv_tokens)
         if lora.num_adapters:
             gpu_ps += self._lora_ps(lora, False)
         if gpu_ps < self._floor_ps(lora):

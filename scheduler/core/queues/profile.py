@@ -17,7 +17,7 @@ from typing import Protocol
 
 from lorrery.worker.device.architecture import Model
 from lorrery.worker.device.batch import Batch, PrefillChunk
-from lorrery.worker.device.hardware import Gpu
+from lorrery.worker.device.hardware import SIXTEEN, Gpu
 from lorrery.worker.device.steptime import StepTimeModel
 
 LENGTH_STEP = 32
@@ -87,8 +87,9 @@ class DeviceProfile:
 
     def __init__(self, step_time: StepTimeModel, gpu: Gpu, model: Model, tensor_parallel: int = 1) -> None:
         self._step_time = step_time
-        self._flops_ps = 1 / (gpu.tflops * gpu.fit.gemm_flops * tensor_parallel)  # a TFLOPS is one per picosecond
-        self._byte_ps = 1000 / (gpu.gb_per_second * gpu.fit.gemm_bandwidth * tensor_parallel)
+        gemm = gpu.fit.gemm_of(SIXTEEN)
+        self._flops_ps = 1 / (gpu.tflops * gemm.flops * tensor_parallel)  # a TFLOPS is one per picosecond
+        self._byte_ps = 1000 / (gpu.gb_per_second * gemm.bandwidth * tensor_parallel)
         self._layers = model.num_layers
         query, kv = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
         self._ends = tuple(model.hidden + other for other in (query, kv, kv, query))

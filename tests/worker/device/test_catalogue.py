@@ -10,6 +10,16 @@ from lorrery.worker.device.memory import kv_bytes_per_token, kv_pool_tokens, wei
 from tests.worker.device.known import CATALOGUE
 
 SHIPPED = read_tables(PACKAGE)
+OWN_FIT = {
+    "gemm_flops": 0.7,
+    "gemm_bandwidth": 0.9,
+    "gemm_us": 4,
+    "elementwise_bandwidth": 0.7,
+    "elementwise_us": 2,
+    "decode_bandwidth": 0.8,
+    "prefill_flops": 0.5,
+    "attention_us": 9,
+}
 OWN_GPU = {"name": "X1", "tflops": 100, "memory_gb": 10.5, "gb_per_second": 500, "num_sms": 50}
 
 
@@ -115,6 +125,20 @@ def test_own_tables_add_and_replace():
     assert catalogue.gpu("A40").fit == CATALOGUE.gpu("A40").fit
 
 
+def test_an_own_fit_or_link_changes_the_shipped_gpus_that_name_it():
+    fits = {
+        "h100": {**OWN_FIT, "gemm_us": 77.0},
+        "h100-vllm": {**OWN_FIT, "gemm": {"fp8": {"us": 99.0}}},
+    }
+    links = {"dgx-h100": {"us": 7, "gb_per_second": 8}, "h100-graph": {"us": 3, "gb_per_second": {"2": 100, "8": 400}}}
+    h100 = Catalogue([*SHIPPED, ("own.toml", {"format": FORMAT, "fits": fits, "links": links})]).gpu("H100")
+    assert h100.fit.gemm_of("bf16").us == h100.fit.gemm_of("fp8").us == 77
+    assert h100.modern_fit.gemm_of("fp8").us == 99
+    assert h100.modern_fit.gemm_of("bf16").us == h100.modern_fit.gemm_of("fp8_block").us == 4
+    assert h100.link(8).us == 7
+    assert [h100.link(8, modern=True).bandwidth(gpus) for gpus in (2, 4, 8)] == [100, 100, 400]
+
+
 @pytest.mark.parametrize(
     ("table", "message"),
     [
@@ -130,6 +154,14 @@ def test_own_tables_add_and_replace():
         ({"format": FORMAT, "model": [{"name": "M", "num_layers": 0}]}, r"model 'M': num_layers|model 'M': hidden"),
         ({"format": FORMAT, "engines": {"e": {"attention": "both"}}}, r"engines\.e: attention is 'both'"),
         ({"format": FORMAT, "fits": {"f": {"gemm_us": 3}}}, r"fits\.f: gemm_flops is missing"),
+        (
+            {"format": FORMAT, "fits": {"f": {**OWN_FIT, "gemm": {"fp4": {}}}}},
+            r"fits\.f\.gemm: fp4 has no meaning here",
+        ),
+        ({"format": FORMAT, "fits": {"f": {**OWN_FIT, "basis": "felt"}}}, r"fits\.f: basis is 'felt'; it may be"),
+        ({"format": FORMAT, "links": {"l": {"us": 1, "gb_per_second": {"x": 1}}}}, r"gb_per_second\.x cannot be 1"),
+        ({"format": FORMAT, "gpu": [{**OWN_GPU, "modern_fit": "z"}]}, r"gpu 'X1': modern_fit 'z' is not known"),
+        ({"format": FORMAT, "engines": {"e": {"kernels": "new"}}}, r"engines\.e: kernels is 'new'; it may be"),
     ],
 )
 def test_a_table_that_cannot_be_is_refused_by_name(table, message):

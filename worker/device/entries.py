@@ -1,0 +1,154 @@
+"""Records from a catalogue's entries, with every figure checked: known, there, of its type, not negative."""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any, TypeVar, get_args
+
+from lorrery.worker.device.architecture import Model
+from lorrery.worker.device.engine import Engine
+from lorrery.worker.device.errors import CatalogueError
+from lorrery.worker.device.hardware import (
+    KV_TYPES,
+    SIXTEEN,
+    WEIGHT_TYPES,
+    AllReduce,
+    AttentionFit,
+    Basis,
+    GemmFit,
+    Gpu,
+    KernelFit,
+)
+
+Table = Mapping[str, Any]
+
+_NOT_FIGURES = {"name", "aliases", "source", "published_billions"}
+_BASES = get_args(Basis)
+_FLAT = {
+    "gemm_flops": ("gemm", "flops"),
+    "gemm_bandwidth": ("gemm", "bandwidth"),
+    "gemm_us": ("gemm", "us"),
+    "gemm_tile": ("gemm", "tile"),
+    "decode_bandwidth": ("attention", "decode_bandwidth"),
+    "prefill_flops": ("attention", "prefill_flops"),
+    "attention_us": ("attention", "us"),
+}
+"""Constants that a fit may give for all types at once -> (the table of types, the constant there)."""
+_FIT_WORDS = {"source", "basis", "gpus", "assumed"}
+
+_Record = TypeVar("_Record", KernelFit, GemmFit, AttentionFit, AllReduce, Gpu, Model, Engine)
+
+
+def build(record: type[_Record], entry: Table, at: str, **given: Any) -> _Record:  # noqa: ANN401  a field's type
+    """Make a record from an entry.
+
+    Args:
+        record: a dataclass.
+        entry: its figures; words about them, such as `source`, are passed over.
+        at: where the entry is, for messages.
+        given: fields that are not in the entry, and are taken as they are.
+
+    Raises:
+        CatalogueError: a figure that is not known, is missing or cannot be.
+    """
+    figures = {key: value for key, value in entry.items() if key not in _NOT_FIGURES}
+    known = {field.name: field for field in fields(record)}
+    if unknown := figures.keys() - known.keys():
+        raise CatalogueError(f"{at}: {', '.join(sorted(unknown))} has no meaning here")
+    values = {**figures, **given}
+    for name, field in known.items():
+        if name not in values:
+            if field.default is MISSING:
+                raise CatalogueError(f"{at}: {name} is missing")
+            continue
+        value = values[name]
+        if field.type is bool or field.type is str:
+            right = isinstance(value, field.type)
+        elif field.type is int:
+            right = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        elif name in figures and field.type in (float, float | None):
+            right = isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+        else:
+            right = True
+        if not right:
+            raise CatalogueError(f"{at}: {name} cannot be {value!r}")
+    return record(**values)
+
+
+def build_fit(entry: Table, at: str) -> KernelFit:
+    """Make a fit: `gemm.TYPE` and `attention.TYPE` are tables, or their constants are given for all types at once.
+
+    Raises:
+        CatalogueError: as `build`.
+    """
+    figures = {key: value for key, value in entry.items() if key not in _FIT_WORDS}
+    tables: dict[str, dict[str, dict[str, Any]]] = {"gemm": {}, "attention": {}}
+    flat: dict[str, dict[str, Any]] = {"gemm": {}, "attention": {}}
+    named = {key for key in figures if key in _FLAT}
+    for key in named:
+        part, constant = _FLAT[key]
+        flat[part][constant] = figures.pop(key)
+    for part, types in (("gemm", WEIGHT_TYPES), ("attention", KV_TYPES)):
+        given = figures.pop(part, {})
+        if not isinstance(given, Mapping):
+            raise CatalogueError(f"{at}: {part} cannot be {given!r}")
+        if unknown := given.keys() - set(types):
+            listed = ", ".join(sorted(unknown))
+            raise CatalogueError(f"{at}.{part}: {listed} has no meaning here; types: {', '.join(types)}")
+        tables[part] = {name: {**flat[part], **constants} for name, constants in given.items()}
+        if SIXTEEN not in tables[part]:
+            _all_there(flat[part], part, at)
+            tables[part][SIXTEEN] = flat[part]
+    return build(
+        KernelFit,
+        figures,
+        at,
+        gemm={name: build(GemmFit, table, f"{at}.gemm.{name}") for name, table in tables["gemm"].items()},
+        attention={
+            name: build(AttentionFit, table, f"{at}.attention.{name}") for name, table in tables["attention"].items()
+        },
+        basis=_basis(entry, at),
+        source=str(entry.get("source", "")),
+        gpus=tuple(entry.get("gpus", ())),
+        assumed=tuple(entry.get("assumed", ())),
+    )
+
+
+def build_link(entry: Table, at: str) -> AllReduce:
+    """Make a link; `gb_per_second` is a figure, or a table of them by the number of GPUs.
+
+    Raises:
+        CatalogueError: as `build`.
+    """
+    figures = {key: value for key, value in entry.items() if key != "basis"}
+    by_degree: dict[int, float] = {}
+    if isinstance(table := figures.get("gb_per_second"), Mapping):
+        for degree, value in table.items():
+            right = str(degree).isdecimal() and isinstance(value, int | float) and value > 0
+            if not right or isinstance(value, bool):
+                raise CatalogueError(f"{at}: gb_per_second.{degree} cannot be {value!r}")
+            by_degree[int(degree)] = float(value)
+        if not by_degree:
+            raise CatalogueError(f"{at}: gb_per_second is missing")
+        figures["gb_per_second"] = by_degree[min(by_degree)]
+    return build(
+        AllReduce,
+        figures,
+        at,
+        by_degree=tuple(sorted(by_degree.items())),
+        basis=_basis(entry, at),
+        source=str(entry.get("source", "")),
+    )
+
+
+def _all_there(flat: Table, part: str, at: str) -> None:
+    """Check that constants given for all types at once are complete; the message has the names they go by."""
+    for key, (of, constant) in _FLAT.items():
+        if of == part and constant != "tile" and constant not in flat:
+            raise CatalogueError(f"{at}: {key} is missing")
+
+
+def _basis(entry: Table, at: str) -> Basis:
+    basis = entry.get("basis", "fitted")
+    if basis not in _BASES:
+        raise CatalogueError(f"{at}: basis is {basis!r}; it may be {', '.join(_BASES)}")
+    return basis  # type: ignore[no-any-return]

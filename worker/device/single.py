@@ -1,0 +1,52 @@
+"""One kernel by itself, by the code that a step uses: what a profile of kernels is held against."""
+
+from lorrery.vocabulary.units import PS_PER_SECOND
+from lorrery.worker.device.attention import AttentionKernels, Heads
+from lorrery.worker.device.batch import PrefillChunk
+from lorrery.worker.device.hardware import SIXTEEN, Gpu
+from lorrery.worker.device.kernels import KernelTimes, Products
+
+
+class SingleKernels:
+    """The kernels of one GPU, in seconds.
+
+    Args:
+        gpu: whose.
+        modern: whether a present-day engine's, or an older one's.
+    """
+
+    def __init__(self, gpu: Gpu, *, modern: bool = True) -> None:
+        self._gpu, self._fit, self._modern = gpu, gpu.kernels(modern=modern), modern
+        self._products = Products(gpu, self._fit)
+        self._attentions: dict[Heads, AttentionKernels] = {}
+
+    def gemm(self, rows: int, columns: int, inner: int, weight_type: str = SIXTEEN) -> float:
+        """Return what one matrix product takes.
+
+        Args:
+            rows: tokens.
+            columns: elements out.
+            inner: elements in.
+            weight_type: one of `hardware.WEIGHT_TYPES`.
+        """
+        times = KernelTimes()
+        self._products.add(times, rows, columns, inner, weight_type, 2.0 if weight_type == SIXTEEN else 1.0)
+        return times.seconds
+
+    def prefill(self, batch: int, tokens: int, heads: Heads) -> float:
+        """Return what the attention of `batch` prompts of `tokens` tokens each takes, none of them cached."""
+        chunks = (PrefillChunk(tokens, 0, samples=True),) * batch
+        return self._attention(heads).prefill_ps(chunks) / PS_PER_SECOND
+
+    def decode(self, batch: int, tokens: int, heads: Heads) -> float:
+        """Return what the attention of `batch` sequences takes that each add a token to `tokens` cached ones."""
+        return self._attention(heads).decode_ps(batch, batch * tokens) / PS_PER_SECOND
+
+    def all_reduce(self, num_bytes: int, num_gpus: int) -> float:
+        """Return what one sum over the GPUs takes."""
+        return self._gpu.link(num_gpus, modern=self._modern).seconds(num_bytes, num_gpus)
+
+    def _attention(self, heads: Heads) -> AttentionKernels:
+        if heads not in self._attentions:
+            self._attentions[heads] = AttentionKernels(self._gpu, self._fit, heads)
+        return self._attentions[heads]
