@@ -42,9 +42,9 @@ class SingleKernels:
         """Return what the attention of `batch` sequences takes that each add a token to `tokens` cached ones."""
         return self._attention(heads).decode_ps(batch, batch * tokens) / PS_PER_SECOND
 
-    def all_reduce(self, num_bytes: int, num_gpus: int) -> float:
-        """Return what one sum over the GPUs takes."""
-        return self._gpu.link(num_gpus, modern=self._modern).seconds(num_bytes, num_gpus)
+    def all_reduce(self, num_bytes: int, num_gpus: int, *, graph: bool = True) -> float:
+        """Return what one sum over the GPUs takes: by the engine in a CUDA graph, or by the vendor's library."""
+        return self._gpu.link(num_gpus, modern=self._modern and graph).seconds(num_bytes, num_gpus)
 
     def _attention(self, heads: Heads) -> AttentionKernels:
         if heads not in self._attentions:
