@@ -2,15 +2,18 @@
 
 Precedence: defaults < file < environment (`LORRERY_SCHEDULER__MAX_NUM_SEQS=64`) < command line (`--set
 scheduler.max_num_seqs=64`). A key that does not exist, or a value that cannot be, is a `SettingsError` that names the
-key. What one file holds is `lorrery.settings`' matter; what a section holds is its owner's.
+key. A layer may name a preset, whose values stand directly below its own. What one file holds is `lorrery.settings`'
+matter; what a section holds is its owner's.
 """
 
+import json
 import os
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
@@ -89,6 +92,40 @@ class FileSettings(BaseSettings):
         """Take only what is given: `load` merges file, environment and command line, and must know what came whence."""
         return (init_settings,)
 
+    @classmethod
+    def of_layers(cls, layers: Sequence[Mapping[str, Any]]) -> Self:
+        """Make settings of layers, the later ones win; `changed` puts others above them.
+
+        Raises:
+            ValidationError: an unknown key or an impossible value.
+            SettingsError: a preset that is not known.
+        """
+        made = cls.model_validate(_merged(cls, layers)[0])
+        made.__dict__["layers"] = tuple(layers)  # in place of what the property would find
+        return made
+
+    @cached_property
+    def layers(self) -> tuple[Mapping[str, Any], ...]:
+        """What these settings were made of, presets left out."""
+        return (self.model_dump(exclude_unset=True),)
+
+    @classmethod
+    def preset(
+        cls, layer: Mapping[str, Any], given: Mapping[str, Any], later: Mapping[str, Any]
+    ) -> tuple[str, Mapping[str, Any]]:
+        """Return the preset that a layer names (what names it, for messages), and what that sets below the layer.
+
+        Args:
+            layer: one source's tables.
+            given: what all layers set.
+            later: what this layer and those above it set.
+
+        Raises:
+            SettingsError: no such preset.
+        """
+        del layer, given, later
+        return "", {}
+
 
 S = TypeVar("S", bound=FileSettings)
 
@@ -123,20 +160,19 @@ def load(model: type[S], path: Path | None = None, overrides: Iterable[str] = ()
         path = Path(name)
     from_command_line: dict[str, Any] = {}
     for override in overrides:
-        _merge(from_command_line, _parse_override(override))
+        merge(from_command_line, _parse_override(override))
     sources = (
         (f"file {path}", _read_toml(path) if path is not None else {}),
         ("environment", _StrictEnv(model)()),
         ("--set", from_command_line),
     )
-    merged: dict[str, Any] = {}
-    for _, source in sources:
-        _merge(merged, source)
-    try:
-        return model.model_validate(merged)
-    except ValidationError as error:
-        what = _in_words(error)
-    raise SettingsError(f"{what} ({_culprit(model, what, sources)})")
+    layers = [layer for _, layer in sources]
+    why = _why_not(model, layers)
+    if why is None:
+        return model.of_layers(layers)
+    # Each source may only be wrong beside those before it: the first one with which there is this fault.
+    culprit = next(name for number, (name, _) in enumerate(sources, 1) if _why_not(model, layers[:number]) == why)
+    raise SettingsError(f"{why} ({'; '.join([culprit, *_preset_parts(model, layers, why)])})")
 
 
 def changed(model: type[S], content: S | Mapping[str, Any], overrides: Mapping[str, object] | Iterable[str] = ()) -> S:
@@ -150,19 +186,90 @@ def changed(model: type[S], content: S | Mapping[str, Any], overrides: Mapping[s
     Raises:
         SettingsError: an unknown key or an impossible value; names the key.
     """
-    merged: dict[str, Any] = {}
-    given = content.model_dump(exclude_unset=True) if isinstance(content, FileSettings) else deepcopy(dict(content))
-    _merge(merged, given)
+    layers = list(content.layers) if isinstance(content, FileSettings) else [deepcopy(dict(content))]
+    last: dict[str, Any] = {}
     if isinstance(overrides, Mapping):
         for key, value in overrides.items():
-            _merge(merged, _nested(key, value))
+            merge(last, nested(key, value))
     else:
         for override in overrides:
-            _merge(merged, _parse_override(override))
+            merge(last, _parse_override(override))
+    layers.append(last)
+    if (why := _why_not(model, layers)) is not None:
+        parts = _preset_parts(model, layers, why)
+        raise SettingsError(f"{why} ({'; '.join(parts)})" if parts else why)
+    return model.of_layers(layers)
+
+
+def _why_not(model: type[S], layers: Sequence[Mapping[str, Any]], without: str = "") -> str | None:
+    """Return what is wrong with settings of these layers, without what a preset gives one of them; None: nothing."""
     try:
-        return model.model_validate(merged)
+        merged = _merged(model, layers)[0]
+        if without:
+            _drop(merged, without)
+        model.model_validate(merged)
     except ValidationError as error:
-        raise SettingsError(_in_words(error)) from None
+        return _in_words(error)
+    except SettingsError as error:
+        return str(error)
+    return None
+
+
+def _preset_parts(model: type[S], layers: Sequence[Mapping[str, Any]], why: str) -> list[str]:
+    """Return the values of presets that are part of a fault: it goes away without them, or changes and names them."""
+    try:
+        preset_values = _merged(model, layers)[1]
+    except SettingsError:
+        return []
+    found: list[str] = []
+    for key, (preset, value) in preset_values.items():
+        without = _why_not(model, layers, without=key)
+        named = key.rpartition(".")[2] in why or (isinstance(value, str) and value in why)
+        if without is None or (without != why and named):
+            found.append(f"{preset} sets {key} = {value!r}")
+    return found
+
+
+def _merged(
+    model: type["FileSettings"], layers: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, Any], dict[str, tuple[str, object]]]:
+    """Merge layers, each above those before it and above the preset that it names.
+
+    Returns the settings, and of those that are a preset's: dotted name -> (preset, value).
+    """
+    given: dict[str, Any] = {}
+    for layer in layers:
+        merge(given, layer)
+    merged: dict[str, Any] = {}
+    preset_values: dict[str, tuple[str, object]] = {}
+    for number, layer in enumerate(layers):
+        later: dict[str, Any] = {}
+        for other in layers[number:]:
+            merge(later, other)
+        name, preset = model.preset(layer, given, later)
+        preset_values |= {key: (name, value) for key, value in _leaves(preset)}
+        for key, _ in _leaves(layer):
+            preset_values.pop(key, None)
+        merge(merged, preset)
+        merge(merged, layer)
+    return merged, preset_values
+
+
+def _leaves(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Yield (dotted name, value) of all that is no table."""
+    for key, value in tables.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _drop(tables: dict[str, Any], key: str) -> None:
+    """Take a value out of tables, by its dotted name."""
+    *sections, last = key.split(".")
+    for section in sections:
+        tables = tables[section]
+    del tables[last]
 
 
 def _in_words(error: ValidationError) -> str:
@@ -181,19 +288,6 @@ def _in_words(error: ValidationError) -> str:
     return f"{key}: {message}, got {shown}"
 
 
-def _culprit(model: type[S], what: str, sources: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
-    """Name the source with which the settings first have this fault; each may only be wrong beside those before it."""
-    merged: dict[str, Any] = {}
-    for name, source in sources:
-        _merge(merged, source)
-        try:
-            model.model_validate(merged)
-        except ValidationError as error:
-            if _in_words(error) == what:
-                return name
-    raise AssertionError("all sources together have the fault")
-
-
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -201,6 +295,16 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise SettingsError(f"{path}: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{path}: {error}") from None
+
+
+def override_of(key: str, value: str | int) -> str:
+    """Write a value for --set; a string is bare unless TOML would take it for something else."""
+    if isinstance(value, str):
+        try:
+            tomllib.loads(f"value = {value}")
+        except tomllib.TOMLDecodeError:
+            return f"{key}={value}"
+    return f"{key}={json.dumps(value)}"
 
 
 def _parse_override(text: str) -> dict[str, Any]:
@@ -211,18 +315,19 @@ def _parse_override(text: str) -> dict[str, Any]:
         parsed: Any = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         parsed = value
-    return _nested(key.strip(), parsed)
+    return nested(key.strip(), parsed)
 
 
-def _nested(key: str, value: object) -> dict[str, Any]:
+def nested(key: str, value: object) -> dict[str, Any]:
     """Return the tables that hold one value: `a.b` and 1 become `{"a": {"b": 1}}`."""
     first, dot, rest = key.partition(".")
-    return {first: _nested(rest, value) if dot else value}
+    return {first: nested(rest, value) if dot else value}
 
 
-def _merge(into: dict[str, Any], source: Mapping[str, Any]) -> None:
+def merge(into: dict[str, Any], source: Mapping[str, Any]) -> None:
+    """Put tables above others: single values win, tables of the same name are merged."""
     for key, value in source.items():
         if isinstance(value, Mapping) and isinstance(into.get(key), dict):
-            _merge(into[key], value)
+            merge(into[key], value)
         else:
             into[key] = value if not isinstance(value, Mapping) else dict(value)

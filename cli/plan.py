@@ -20,7 +20,7 @@ from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
 from lorrery.chassis.terminal import table_console
-from lorrery.cli import plan_text
+from lorrery.cli import deployment_flags, plan_text
 from lorrery.cli.config import ConfigOption
 from lorrery.cli.output import write
 from lorrery.cli.plan_sizing import Cluster, command_of
@@ -35,6 +35,7 @@ app = command_app()
 @app.command(cls=Command)
 def plan(
     version: VersionOption = False,
+    engine: deployment_flags.Engine = None,
     models: Annotated[
         list[str] | None, typer.Option("--model", help="Base model; repeatable; default: the settings'.")
     ] = None,
@@ -42,6 +43,8 @@ def plan(
     degrees: Annotated[
         list[int] | None, typer.Option("--tp", "--tensor-parallel", min=1, help="GPUs per replica; repeatable.")
     ] = None,
+    weight_dtype: deployment_flags.WeightDtype = None,
+    kv_dtype: deployment_flags.KvDtype = None,
     prompt: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 1750,
     output: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 500,
     adapters: Annotated[int, typer.Option(min=0, help="Adapters that streams name, all resident.")] = 0,
@@ -98,12 +101,14 @@ def plan(
     Examples:
       lorrery plan
       lorrery plan --model Llama-3-70B --gpu H100 --tp 4 --tp 8
+      lorrery plan --engine vllm --model Llama-3.1-70B --gpu H200-SXM --tp 4 --prompt 8192 --output 1024
       lorrery plan --rate 20 --prompt 1000 --output 200 --ttft 0.5
     """
     del version
     if plot is not None:
         style.check("--plot", plot)
-    cluster = Cluster(config, tuple(overrides or ()))
+    named = {"engine": engine, "weight_dtype": weight_dtype, "kv_dtype": kv_dtype}
+    cluster = Cluster(config, tuple(deployment_flags.with_deployment(named, overrides)))
     if max_concurrency is not None:
         cluster = cluster.but(scheduler__running_max_req_size=max_concurrency, scheduler__max_num_seqs=max_concurrency)
     work = Workload(prompt, output, adapters, _numbers(ranks, "--rank"))

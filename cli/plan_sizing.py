@@ -1,11 +1,10 @@
 """A plan's settings as options of the command line, so that `lorrery plan` can print the run behind a figure."""
 
-import json
 import shlex
-import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lorrery.chassis.settings import override_of
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
 from lorrery.settings import Settings, load
 from lorrery.simulator.plan import Sizing, plan_registry
@@ -26,7 +25,7 @@ class Cluster:
 
     def but(self, **values: str | int | None) -> "Cluster":
         """Return it with settings changed; `__` in a name stands for the dot, None leaves a setting as it is."""
-        changes = (f"{name.replace('__', '.')}={_toml(value)}" for name, value in values.items() if value is not None)
+        changes = (override_of(name.replace("__", "."), value) for name, value in values.items() if value is not None)
         return replace(self, overrides=(*self.overrides, *changes))
 
     def settings(self) -> Settings:
@@ -64,17 +63,6 @@ def _with_adapters(cluster: Cluster, work: Workload) -> Cluster:
         for family in plan_registry(work)
     )
     return replace(cluster, overrides=(*cluster.overrides, f"adapters.registry=[{', '.join(families)}]"))
-
-
-def _toml(value: str | int) -> str:
-    """Write a value for --set; a string is bare unless TOML would take it for something else."""
-    if isinstance(value, int):
-        return str(value)
-    try:
-        tomllib.loads(f"value = {value}")
-    except tomllib.TOMLDecodeError:
-        return value
-    return json.dumps(value)
 
 
 def _number(value: float) -> str:

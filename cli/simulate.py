@@ -14,7 +14,9 @@ from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import FormatError, LorreryError, SettingsError
 from lorrery.chassis.faults import parse_fault
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
+from lorrery.cli import deployment_flags
 from lorrery.cli.config import CONFIG_HELP
+from lorrery.cli.deployment_flags import with_deployment
 from lorrery.cli.simulate_journal import replay_journal
 from lorrery.cli.version import VersionOption
 from lorrery.loadgen import flags
@@ -78,9 +80,20 @@ def simulate(
             rich_help_panel=_SIMULATION,
         ),
     ] = None,
+    engine: deployment_flags.Engine = None,
+    model: deployment_flags.Model = None,
+    gpu: deployment_flags.Gpu = None,
+    tensor_parallel: deployment_flags.TensorParallel = None,
+    weight_dtype: deployment_flags.WeightDtype = None,
+    kv_dtype: deployment_flags.KvDtype = None,
     workers: Annotated[
-        int, typer.Option(min=1, help="How many workers, of all schedulers together.", rich_help_panel=_SIMULATION)
-    ] = 2,
+        int | None,
+        typer.Option(
+            min=1,
+            help="How many workers, of all schedulers together. Unset: 2, or 1 where an engine is named.",
+            rich_help_panel=_SIMULATION,
+        ),
+    ] = None,
     shards: Annotated[
         int | None,
         typer.Option(
@@ -123,8 +136,11 @@ def simulate(
     think: flags.Think = 5.0,
     shared_prefix: flags.SharedPrefix = None,
     seed: flags.Seed = 42,
-    input_range: flags.InputRange = "8:512",
-    output_range: flags.OutputRange = "8:512",
+    input_tokens: flags.InputTokens = None,
+    output_tokens: flags.OutputTokens = None,
+    length_ratio: flags.LengthRatio = None,
+    input_range: flags.InputRange = None,
+    output_range: flags.OutputRange = None,
     tokenizer: flags.Tokenizer = None,
     ignore_eos: flags.IgnoreEos = True,
     max_new_tokens: flags.MaxNewTokens = None,
@@ -136,6 +152,7 @@ def simulate(
     alpha: flags.Alpha = 1.0,
     adapter_dirs: flags.AdapterDirs = None,
     concurrency: flags.Concurrency = None,
+    requests_per_client: flags.RequestsPerClient = None,
     warmup: flags.Warmup = 0,
     timeout: flags.Timeout = 300.0,
     sweeps: sweep_flags.Sweeps = None,
@@ -182,6 +199,7 @@ def simulate(
 
     Examples:
       lorrery simulate --rate 20 --duration 3600 --adapters all
+      lorrery simulate --engine vllm --model Llama-3.1-70B --gpu H200-SXM --tp 4 -c 64 --input 1024 --output 256
       lorrery simulate --workload azure --adapters all --out out/azure --steps --perfetto
       lorrery simulate --workload azure --adapters all --out out/azure --record
       lorrery simulate --set scheduler.policy=vtc_fair --workers 4 -n 100000 --rate 40
@@ -202,6 +220,7 @@ def simulate(
         except FormatError as error:  # exit code 1 says that the replay differs
             raise SettingsError(str(error)) from None
     options = flags.load_options(given)
+    overrides = with_deployment(given, overrides)
     if sweeps:
         if steps or perfetto or record is not None:
             raise SettingsError("--steps, --perfetto and --record are of one run; leave out --sweep")
@@ -213,7 +232,7 @@ def simulate(
             raise LorreryError("--sweep needs joblib: pip install 'lorrery[sweep]'") from None
 
         simulation = SimulationOptions(workers, shards, tuple(map(parse_fault, faults or [])), one_step)
-        asked = config, tuple(overrides or ()), options, simulation
+        asked = config, tuple(overrides), options, simulation
         where = sweep_flags.Where(backend, backend_address, jobs)
         raise typer.Exit(sweep(context, sweeps, asked, out, where, with_page=report))
     if jobs is not None or backend_address is not None or backend != sweep_flags.DEFAULT_BACKEND:
@@ -221,7 +240,7 @@ def simulate(
     run = prepare(
         config,
         options,
-        overrides=overrides or (),
+        overrides=overrides,
         workers=workers,
         shards=shards,
         faults=faults or (),

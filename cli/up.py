@@ -8,6 +8,7 @@ import typer
 
 from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
+from lorrery.cli import deployment_flags
 from lorrery.cli.config import ConfigOption
 from lorrery.cli.version import VersionOption
 from lorrery.local.processes import ForkServer
@@ -21,7 +22,15 @@ def up(
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; repeatable; wins over all.")
     ] = None,
-    workers: Annotated[int, typer.Option(min=0, help="How many workers.")] = 2,
+    engine: deployment_flags.Engine = None,
+    model: deployment_flags.Model = None,
+    gpu: deployment_flags.Gpu = None,
+    tensor_parallel: deployment_flags.TensorParallel = None,
+    weight_dtype: deployment_flags.WeightDtype = None,
+    kv_dtype: deployment_flags.KvDtype = None,
+    workers: Annotated[
+        int | None, typer.Option(min=0, help="How many workers. Unset: 2, or 1 where an engine is named.")
+    ] = None,
     free_ports: Annotated[
         bool, typer.Option("--free-ports", help="Listen on free ports instead of the settings', for a second cluster.")
     ] = False,
@@ -55,6 +64,7 @@ def up(
     Examples:
       lorrery up
       lorrery up --workers 4 --set scheduler.policy=vtc_fair
+      lorrery up --engine vllm --gpu H200-SXM
       lorrery up --free-ports --no-web
       lorrery up --monitoring monitoring
       lorrery up --restart --fault worker_loss,at=30,worker=worker-1,for=10
@@ -62,6 +72,7 @@ def up(
       lorrery up --fault freeze_worker,at=30,worker=worker-0,for=8
       lorrery up --fault adapter_load_failure,adapter=lora-r8-0,first=2 --fault slow_adapter_load,factor=20,share=0.1
     """
+    overrides = deployment_flags.with_deployment(locals(), overrides)
     del version
     with ForkServer() as fork_server:
         from lorrery.cli.up_cluster import run  # while the fork server imports the services
@@ -70,7 +81,7 @@ def up(
             run(
                 fork_server,
                 config,
-                overrides or [],
+                overrides,
                 faults or [],
                 workers,
                 free_ports=free_ports,

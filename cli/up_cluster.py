@@ -32,7 +32,7 @@ async def run(
     config: Path,
     overrides: Sequence[str],
     faults: Sequence[str],
-    num_workers: int,
+    num_workers: int | None,
     *,
     free_ports: bool,
     restart: bool,
@@ -45,6 +45,8 @@ async def run(
     """
     if faults:
         overrides = [*overrides, f"faults={json.dumps([*load(config, overrides).faults, *faults])}"]
+    if num_workers is None:
+        num_workers = load(config, overrides).default_workers
     printer = Printer(num_workers)
     with _folder(monitoring) as folder:
         files = Monitoring(Path(folder))

@@ -65,8 +65,11 @@ def load(
     think: flags.Think = 5.0,
     shared_prefix: flags.SharedPrefix = None,
     seed: flags.Seed = 42,
-    input_range: flags.InputRange = "8:512",
-    output_range: flags.OutputRange = "8:512",
+    input_tokens: flags.InputTokens = None,
+    output_tokens: flags.OutputTokens = None,
+    length_ratio: flags.LengthRatio = None,
+    input_range: flags.InputRange = None,
+    output_range: flags.OutputRange = None,
     tokenizer: flags.Tokenizer = None,
     ignore_eos: flags.IgnoreEos = True,
     max_new_tokens: flags.MaxNewTokens = None,
@@ -78,6 +81,7 @@ def load(
     alpha: flags.Alpha = 1.0,
     adapter_dirs: flags.AdapterDirs = None,
     concurrency: flags.Concurrency = None,
+    requests_per_client: flags.RequestsPerClient = None,
     warmup: flags.Warmup = 0,
     timeout: flags.Timeout = 300.0,
     connect_timeout: Annotated[
@@ -108,7 +112,7 @@ def load(
       lorrery load --workload azure --adapters all
       lorrery load --workload azure --trace requests.csv --adapters 'lora-{0..31}' --out out/azure
       lorrery load --workload slora --rate 2 --duration 300 --alpha 0.3 --num-adapters 32
-      lorrery load -c 256 -n 2000 --input-range 64 --output-range 128
+      lorrery load -c 64 --input 1024 --output 256 --length-ratio 0.8
       lorrery load --protocol openai --adapters all --rate 4 --duration 30
       lorrery load --protocol openai-chat --target https://vllm.example/v1 --workload chat
 

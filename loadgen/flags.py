@@ -128,15 +128,48 @@ Seed = Annotated[
     typer.Option(min=0, max=2**32 - 1, metavar="N", help="Of every draw, prompts included.", rich_help_panel=_WORKLOAD),
 ]
 InputRange = Annotated[
-    str,
+    str | None,
     typer.Option(
         metavar="LOW[:HIGH]",
-        help="Drawn ones: prompt tokens (slora leaves HIGH out, as S-LoRA does); chat: own ones of a turn.",
+        help="Drawn ones: prompt tokens (slora leaves HIGH out, as S-LoRA does); chat: own ones of a turn. Unset:"
+        " 8:512.",
         rich_help_panel=_LENGTHS,
     ),
 ]
 OutputRange = Annotated[
-    str, typer.Option(metavar="LOW[:HIGH]", help="The same for output tokens.", rich_help_panel=_LENGTHS)
+    str | None,
+    typer.Option(metavar="LOW[:HIGH]", help="The same for output tokens. Unset: 8:512.", rich_help_panel=_LENGTHS),
+]
+InputTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--input",
+        "--input-tokens",
+        min=1,
+        metavar="N",
+        help="poisson, constant, chat: in place of --input-range: prompts of N tokens, or with --length-ratio of R * N"
+        " to N.",
+        rich_help_panel=_LENGTHS,
+    ),
+]
+OutputTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--output",
+        "--output-tokens",
+        min=1,
+        metavar="N",
+        help="The same for output tokens.",
+        rich_help_panel=_LENGTHS,
+    ),
+]
+LengthRatio = Annotated[
+    float | None,
+    typer.Option(
+        metavar="R",
+        help="With --input, --output: lengths are drawn uniformly from R * N to N, both included. Unset: 1.",
+        rich_help_panel=_LENGTHS,
+    ),
 ]
 IgnoreEos = Annotated[
     bool,
@@ -218,6 +251,16 @@ Concurrency = Annotated[
         max=5000,
         metavar="N",
         help="Closed loop: so many clients, each sending one request after another. Unset: open loop.",
+        rich_help_panel=_DRIVE,
+    ),
+]
+RequestsPerClient = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="With -c: N requests for each client, in place of -n. Unset: 10 where --input or --output is given, and"
+        " neither -n nor --duration.",
         rich_help_panel=_DRIVE,
     ),
 ]

@@ -5,8 +5,9 @@ Reports repeat the options, so a run can be made again.
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -55,8 +56,10 @@ _FAMILY = re.compile(r"(.*)\{(\d+)\.\.(\d+)\}(.*)")
 _TRACE_ALONE = "--trace does not go with --workload {}; add --workload azure (CSV), mooncake (JSON Lines) or sharegpt"
 _SESSIONS = ("chat", "sharegpt")
 _DRAWN = ("poisson", "constant", *_SESSIONS)
+_WITH_LENGTHS = ("poisson", "constant", "chat")
 _DEFAULT_TURNS = {"chat": (2, 6), "sharegpt": (1, 1)}
 _DEFAULT_RANGE = (8, 512)  # S-LoRA's synthetic suites
+_DEFAULT_REQUESTS_PER_CLIENT = 10  # InferenceX
 _DEFAULT_DURATION_SECONDS = 60.0
 
 
@@ -70,6 +73,13 @@ class LoadOptions:
         model: the base model's name, over HTTP; empty: the first that the server lists.
         prompt_ids: `openai` only: send prompts as token ids.
         duration: device seconds of the schedule (after the speed-up).
+        input_range: prompt tokens of drawn workloads, from and to; None: 8 to 512, unless `input_tokens` says.
+        output_range: the same for output tokens.
+        input_tokens: in place of `input_range`: most prompt tokens; `length_ratio` says how few there may be.
+        output_tokens: the same for output tokens.
+        length_ratio: shortest length as a share of the longest one; None: 1, fixed lengths.
+        requests_per_client: closed loop: requests, for each client; None: as `num_requests` says, and if that and
+            `duration` say nothing 10 where `input_tokens` or `output_tokens` is given.
         adapters: ids and families (`lora-{0..31}`), comma-separated; `all`: what the cluster lists.
         adapter_dirs: slora only: names by S-LoRA's rule.
         trace: azure, mooncake and sharegpt only; None: the excerpt that ships.
@@ -100,8 +110,11 @@ class LoadOptions:
     adapters: str | None = None
     adapter_dirs: str | None = None
     adapter_exponent: float | None = None
-    input_range: tuple[int, int] = _DEFAULT_RANGE
-    output_range: tuple[int, int] = _DEFAULT_RANGE
+    input_range: tuple[int, int] | None = None
+    output_range: tuple[int, int] | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    length_ratio: float | None = None
     jitter: float = 0.0
     bursts: str | None = None
     drift: str | None = None
@@ -110,6 +123,7 @@ class LoadOptions:
     shared_prefix: tuple[int, int] | None = None
     tokenizer: Path | None = None
     concurrency: int | None = None
+    requests_per_client: int | None = None
     warmup: int = 0
     seed: int = 42
     ignore_eos: bool = True
@@ -128,10 +142,36 @@ class LoadOptions:
         return self.trace is None and self.workload in TRACES if self.skip_too_long is None else self.skip_too_long
 
     @property
+    def prompt_lengths(self) -> tuple[int, int]:
+        """Prompt tokens of drawn workloads, from and to."""
+        return self._lengths(self.input_tokens, self.input_range)
+
+    @property
+    def output_lengths(self) -> tuple[int, int]:
+        """Output tokens of drawn workloads, from and to."""
+        return self._lengths(self.output_tokens, self.output_range)
+
+    def _lengths(self, most: int | None, given: tuple[int, int] | None) -> tuple[int, int]:
+        if most is None:
+            return given or _DEFAULT_RANGE
+        ratio = Fraction(1 if self.length_ratio is None else str(self.length_ratio))
+        return max(int(ratio * most), 1), most
+
+    @property
+    def most_requests(self) -> int | None:
+        """How many requests there are at most; None: as many as the trace or the duration makes them."""
+        if self.num_requests is not None or self.concurrency is None:
+            return self.num_requests
+        each = self.requests_per_client
+        if each is None and self.duration is None and (self.input_tokens or self.output_tokens):
+            each = _DEFAULT_REQUESTS_PER_CLIENT
+        return None if each is None else each * self.concurrency
+
+    @property
     def schedule_seconds(self) -> float | None:
         """How long sending goes on, device seconds; None: as long as the trace or the number of requests makes it."""
         has_end = self.trace_file is not None or self.workload == GIVEN
-        if self.duration is None and self.num_requests is None and not has_end:
+        if self.duration is None and self.most_requests is None and not has_end:
             return _DEFAULT_DURATION_SECONDS
         return self.duration
 
@@ -148,7 +188,7 @@ class LoadOptions:
     @property
     def repeats(self) -> bool:
         """Whether the workload begins again at its end: a closed loop bounded by time alone."""
-        return self.concurrency is not None and self.num_requests is None and self.schedule_seconds is not None
+        return self.concurrency is not None and self.most_requests is None and self.schedule_seconds is not None
 
     def check(self) -> None:
         """Refuse what cannot be.
@@ -181,6 +221,7 @@ class LoadOptions:
             ),
             (self.bursts is not None and self.cv != 1, "give --bursts or --cv, not both"),
             (self.drift is not None and self.workload == "slora", "--drift does not go with --workload slora"),
+            *self._length_rules(),
             (
                 self.drift is not None and self.concurrency is not None,
                 "--drift needs times; a closed loop (-c) does not use the workload's",
@@ -204,10 +245,40 @@ class LoadOptions:
         for broken, message in rules:
             if broken:
                 raise SettingsError(message)
+        if self.length_ratio is not None and not 0 < self.length_ratio <= 1:
+            raise SettingsError(f"--length-ratio is {self.length_ratio:g}; it must be above 0 and at most 1")
         if self.bursts is not None:
             parse_bursts(self.bursts)
         if self.drift is not None:
             parse_drift(self.drift)
+
+    def _length_rules(self) -> Iterable[tuple[bool, str]]:
+        """Say what is wrong with lengths, and with the number of requests."""
+        both = ("input", self.input_tokens, self.input_range), ("output", self.output_tokens, self.output_range)
+        for name, most, given in both:
+            if most is None:
+                continue
+            shown = "" if given is None else ":".join(map(str, given))
+            yield given is not None, f"--{name} {most} and --{name}-range {shown} both say how long it is; give one"
+            yield most < 1, f"--{name} is {most}; it must be 1 or more"
+            yield (
+                self.workload not in _WITH_LENGTHS,
+                f"--{name} {most} goes with --workload {', '.join(_WITH_LENGTHS)} only; --workload is {self.workload}",
+            )
+        yield (
+            self.length_ratio is not None and self.input_tokens is None and self.output_tokens is None,
+            f"--length-ratio {self.length_ratio} needs --input or --output, whose share it is",
+        )
+        each = self.requests_per_client
+        yield each is not None and each < 1, f"--requests-per-client is {each}; it must be 1 or more"
+        yield (
+            each is not None and self.concurrency is None,
+            f"--requests-per-client {each} needs clients: add -c N, or give -n instead",
+        )
+        yield (
+            each is not None and self.num_requests is not None,
+            f"--requests-per-client {each} and -n {self.num_requests} both say how many requests; give one",
+        )
 
 
 def workload_name(text: str) -> WorkloadName:

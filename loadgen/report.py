@@ -275,6 +275,7 @@ def read_report(path: Path) -> dict[str, Any]:
 def to_json(report: LoadReport) -> dict[str, Any]:
     """Give the summary as it is written."""
     options = asdict(report.options)
+    options |= {"input_range": report.options.prompt_lengths, "output_range": report.options.output_lengths}
     options["trace"] = str(report.options.trace) if report.options.trace else None
     return {
         "kind": LIVE_KIND if report.simulation is None else SIMULATED_KIND,

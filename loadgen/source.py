@@ -96,15 +96,17 @@ def _slora(options: LoadOptions, known_adapters: Sequence[str]) -> BuiltWorkload
     adapters = _adapter_names(options, known_adapters)
     num_adapters = options.num_adapters if options.num_adapters is not None else len(adapters)
     # S-LoRA takes a duration and makes int(rate * duration) requests of it; half a request guards against rounding.
-    duration = options.schedule_seconds if options.num_requests is None else (options.num_requests + 0.5) / options.rate
+    duration = (
+        options.schedule_seconds if options.most_requests is None else (options.most_requests + 0.5) / options.rate
+    )
     draws = slora.draw(
         num_adapters=num_adapters,
         alpha=options.alpha,
         req_rate=options.rate,
         cv=options.cv,
         duration=duration or 0.0,
-        input_range=options.input_range,
-        output_range=options.output_range,
+        input_range=options.prompt_lengths,
+        output_range=options.output_lengths,
         seed=options.seed,
     )
     dirs = expand_adapters(options.adapter_dirs) if options.adapter_dirs and num_adapters else None
@@ -144,7 +146,7 @@ def _other(options: LoadOptions, known_adapters: Sequence[str], given: Requests 
     requests = arrivals.scale(requests, options.speed_up)
     # A closed loop has no schedule to cut: its duration ends the sending.
     cut = None if options.concurrency is not None else options.schedule_seconds
-    requests = arrivals.limit(requests, options.num_requests, cut)
+    requests = arrivals.limit(requests, options.most_requests, cut)
     adapters = _adapter_names(options, known_adapters)
     if not adapters:
         named = any(request.adapter_id is not None for request in requests)
@@ -187,7 +189,7 @@ def _sessions(options: LoadOptions, rng: np.random.Generator) -> tuple[list[Work
         what = f"of {num_entries:,} conversations by vLLM's rules; their times are drawn"
     else:
         times = _arrival_times(options, rng)
-        shape = chat.ChatShape(options.turns_range, options.input_range, options.output_range, options.think)
+        shape = chat.ChatShape(options.turns_range, options.prompt_lengths, options.output_lengths, options.think)
         requests = chat.chat(times, shape, rng)
         low, high = options.turns_range
         what = f"with {low} to {high} turns, uniform lengths"
@@ -206,7 +208,7 @@ def _sharegpt(options: LoadOptions, rng: np.random.Generator) -> tuple[list[Work
         raise FormatError(f"{path}: not a text file") from None
     encode = open_tokenizer(options.tokenizer).encode_stop
     played = sharegpt.conversations(messages, encode, options.turns_range[1], rng)
-    count = options.num_requests
+    count = options.most_requests
     if count is None and options.schedule_seconds is not None:
         count = _enough(options)
     taken = list(islice(played, count))
@@ -224,13 +226,13 @@ def _sharegpt(options: LoadOptions, rng: np.random.Generator) -> tuple[list[Work
 
 def _synthetic(options: LoadOptions, rng: np.random.Generator) -> tuple[list[WorkloadRequest], tuple[str, ...]]:
     times = _arrival_times(options, rng)
-    requests = arrivals.synthetic(times, options.input_range, options.output_range, rng)
+    requests = arrivals.synthetic(times, options.prompt_lengths, options.output_lengths, rng)
     return requests, (f"synthetic: {_arrivals_note(options, 'requests')}, uniform lengths",)
 
 
 def _arrival_times(options: LoadOptions, rng: np.random.Generator, count: int | None = None) -> npt.NDArray[np.float64]:
     """Draw so many arrivals; None: as many as the options may need."""
-    count = options.num_requests if count is None else count
+    count = options.most_requests if count is None else count
     count = _enough(options) if count is None else count
     if count > _MAX_REQUESTS:
         raise SettingsError(f"{count} requests asked for; {_MAX_REQUESTS} is the most that one run plays")
@@ -274,7 +276,7 @@ def _read(
     assert path is not None
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            return reader(file, options.num_requests)
+            return reader(file, options.most_requests)
     except OSError as error:
         raise SettingsError(f"--trace {path}: {error.strerror}") from None
     except UnicodeDecodeError:

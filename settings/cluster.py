@@ -19,6 +19,7 @@ from lorrery.chassis.faults import LOAD_FAILURE, Fault, check_faults, parse_faul
 from lorrery.chassis.sections import (
     LogSettings,
     MetricsSettings,
+    Name,
     PathOrNone,
     PositiveSeconds,
     TlsSettings,
@@ -27,6 +28,7 @@ from lorrery.chassis.sections import (
 from lorrery.chassis.settings import FileSettings
 from lorrery.router.settings import RouterSettings
 from lorrery.scheduler.settings import AdapterSettings, SchedulerSettings
+from lorrery.settings.presets import Served, preset_tables
 from lorrery.worker.settings import WorkerSettings
 
 FORMAT = 1
@@ -39,6 +41,12 @@ class Settings(FileSettings):
     format: int = Field(default=FORMAT, description="version of this file's format")
     model: str = Field(
         default="Llama-2-7B", description="base model of the whole cluster, by its name in the catalogue"
+    )
+    engine: Name | None = Field(
+        default=None,
+        description="inference engine whose defaults hold, vllm, sglang or trtllm, or a version of it as vllm-0.24:"
+        " the way to batch, memory, limits, host time and kernels; single settings win; docs/engines.md says what it"
+        " sets; unset: none",
     )
     catalogue: tuple[Path, ...] = Field(default=(), description="TOML files with further GPUs, models, engines")
     time_scale: PositiveSeconds = Field(default=1.0, description="2 = everything takes twice as long")
@@ -59,6 +67,27 @@ class Settings(FileSettings):
     log: LogSettings = LogSettings()
     metrics: MetricsSettings = MetricsSettings()
     tracing: TracingSettings = TracingSettings()
+
+    @classmethod
+    def preset(
+        cls, layer: Mapping[str, Any], given: Mapping[str, Any], later: Mapping[str, Any]
+    ) -> tuple[str, Mapping[str, Any]]:
+        """Return what the engine that a layer names sets below it.
+
+        Raises:
+            SettingsError: no such engine, or one that needs to know more of GPU or model.
+        """
+        name = layer.get("engine")
+        if not isinstance(name, str):
+            return "", {}
+        worker = given.get("worker", {})
+        gpu = worker.get("gpu") if isinstance(worker, Mapping) else None
+        served = Served(
+            gpu=str(gpu or WorkerSettings().gpu),
+            model=str(given.get("model", cls.model_fields["model"].default)),
+            catalogue=tuple(map(Path, given.get("catalogue", ()))),
+        )
+        return f"engine = {name!r}", preset_tables(name, served, later)
 
     @model_validator(mode="after")
     def _known_format(self) -> Self:
@@ -129,6 +158,11 @@ class Settings(FileSettings):
     def http_tls(self) -> TlsSettings:
         """Of the router's HTTP edge."""
         return self.server_tls if self.router.http_tls == TlsSettings() else self.router.http_tls
+
+    @property
+    def default_workers(self) -> int:
+        """How many workers there are unless the command line says: an engine that is named is one."""
+        return 2 if self.engine is None else 1
 
     def planned_faults(self) -> tuple[Fault, ...]:
         """Return the faults that are to happen."""

@@ -39,7 +39,7 @@ def simulate(
     *,
     requests: Requests | None = None,
     overrides: Overrides = (),
-    workers: int = 2,
+    workers: int | None = None,
     shards: int | None = None,
     faults: Iterable[str | Fault] = (),
     seed: int | None = None,
@@ -57,7 +57,7 @@ def simulate(
         workload: what to play, and how.
         requests: of one's own; the options of `workload` (adapters, speed-up, concurrency, timeout, ...) go for them.
         overrides: single settings, which win over `settings`.
-        workers: of all schedulers together.
+        workers: of all schedulers together; None: 2, or 1 where the settings name an engine.
         shards: schedulers; None: as many as `router.schedulers` names.
         faults: as for `--fault`: `worker_loss,at=30,worker=worker-1,for=10`.
         seed: of every draw; None: the workload's.
@@ -93,7 +93,7 @@ def prepare(
     *,
     requests: Requests | None = None,
     overrides: Overrides = (),
-    workers: int = 2,
+    workers: int | None = None,
     shards: int | None = None,
     faults: Iterable[str | Fault] = (),
     seed: int | None = None,
@@ -104,7 +104,7 @@ def prepare(
     Raises:
         LorreryError: settings or options that cannot be.
     """
-    if workers < 1 or (shards is not None and shards < 1):
+    if (workers is not None and workers < 1) or (shards is not None and shards < 1):
         raise SettingsError(f"workers is {workers}, shards is {shards}; there must be at least 1 of each")
     if isinstance(workload, Requests):
         if requests is not None:

@@ -66,13 +66,14 @@ class SimulationOptions:
     """What a simulation is asked for beside settings and workload.
 
     Attributes:
-        num_workers: of all schedulers together; the n-th belongs to scheduler n modulo their number.
+        num_workers: of all schedulers together; the n-th belongs to scheduler n modulo their number. None: as
+            `Settings.default_workers` has it.
         num_shards: schedulers; None: as many as the router has.
         faults: what goes wrong.
         one_step: plan before every step, as the oracle does; slow.
     """
 
-    num_workers: int = 2
+    num_workers: int | None = None
     num_shards: int | None = None
     faults: tuple[Fault, ...] = ()
     one_step: bool = False
@@ -201,8 +202,9 @@ class _SimulatedCluster:
         num_shards = options.num_shards or len(addresses)
         if num_shards != len(addresses):
             addresses = [f"scheduler-{shard}" for shard in range(num_shards)]
-        if options.num_workers < num_shards:
-            raise SettingsError(f"{num_shards} schedulers have {options.num_workers} workers; each needs one")
+        self._num_workers = num_workers = options.num_workers or settings.default_workers
+        if num_workers < num_shards:
+            raise SettingsError(f"{num_shards} schedulers have {num_workers} workers; each needs one")
         self._settings, self._options, self._addresses = settings, options, addresses
         self._device = device_of(settings)
         self._faults = RuleBook()
@@ -211,9 +213,7 @@ class _SimulatedCluster:
         self.adapters: dict[str, Adapter] = {
             name: factories[0].adapter(name, rank) for name, rank in settings.adapters.expand()
         }
-        workers = [
-            self._worker(number, factories[number % num_shards], num_shards) for number in range(options.num_workers)
-        ]
+        workers = [self._worker(number, factories[number % num_shards], num_shards) for number in range(num_workers)]
         self.simulation = Simulation(
             workers,
             [factory.placement() for factory in factories],
@@ -241,7 +241,7 @@ class _SimulatedCluster:
             num_connected_shards=num_shards,
             max_req_input_len=own.max_req_input_len,
             max_req_total_len=own.max_req_total_len,
-            workers=((self._device.deployment.gpu.name, self._options.num_workers),),
+            workers=((self._device.deployment.gpu.name, self._num_workers),),
         )
 
     def check(self, requests: Sequence[WorkloadRequest]) -> None:

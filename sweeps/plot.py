@@ -265,7 +265,7 @@ def _caption(row: Row, axes: Sequence[Axis], fixed: Mapping[str, Value], names: 
 
     gpu = f"{settings.worker.tensor_parallel} x {settings.worker.gpu}"
     gpu = unless("worker.gpu", unless("worker.tensor_parallel", f" of {gpu}"))
-    num_workers = simulation.num_workers
+    num_workers = simulation.num_workers or settings.default_workers
     workers = unless("workers", f"{num_workers} worker" if num_workers == 1 else f"{num_workers} workers")
     cluster = (
         unless("model", settings.model),
@@ -281,8 +281,8 @@ def _caption(row: Row, axes: Sequence[Axis], fixed: Mapping[str, Value], names: 
         unless("concurrency", f"{options.concurrency} clients") if options.concurrency is not None else "",
         unless("duration", f"{seconds:g} s") if seconds is not None else "",
         unless("num-requests", f"{options.num_requests:,} requests") if options.num_requests is not None else "",
-        unless("input-range", "prompts of {} to {} tokens".format(*options.input_range)) if drawn else "",
-        unless("output-range", "answers of {} to {} tokens".format(*options.output_range)) if drawn else "",
+        unless("input-range", "prompts of {} to {} tokens".format(*options.prompt_lengths)) if drawn else "",
+        unless("output-range", "answers of {} to {} tokens".format(*options.output_lengths)) if drawn else "",
         unless("adapters", f"adapters: {options.adapters}") if options.adapters else "",
         unless("num-adapters", f"{options.num_adapters} adapters") if options.num_adapters else "",
     )

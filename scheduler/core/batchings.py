@@ -9,6 +9,7 @@ from lorrery.scheduler.core.batching.chunked import Chunked
 from lorrery.scheduler.core.batching.continuous import Continuous
 from lorrery.scheduler.core.batching.llm_mock import LlmMock
 from lorrery.scheduler.core.batching.mixed import Mixed
+from lorrery.scheduler.core.batching.prefill_first import PrefillFirst
 from lorrery.scheduler.core.batching.slora_loop import SloraLoop
 from lorrery.scheduler.core.batching.static import Static
 from lorrery.scheduler.core.exclusion import Exclusion
@@ -45,6 +46,11 @@ BATCHINGS: dict[str, WayToBatch] = {
     "mixed": WayToBatch(lambda s: Mixed(batch_limits(s)), excludes=(_DOES_NOT_WAIT,)),
     "chunked": WayToBatch(
         lambda s: Chunked(BatchLimits(batch_limits(s).max_sequences, s.step_tokens, cached_count=False)),
+        prompt_bound=False,
+        excludes=(_DOES_NOT_WAIT,),
+    ),
+    "prefill_first": WayToBatch(
+        lambda s: PrefillFirst(BatchLimits(batch_limits(s).max_sequences, s.step_tokens, cached_count=False)),
         prompt_bound=False,
         excludes=(_DOES_NOT_WAIT,),
     ),

@@ -214,3 +214,38 @@ def test_sharegpt_is_read_with_a_tokenizer(tmp_path):
 def test_options_that_do_not_go_together_say_so(options, why):
     with pytest.raises(SettingsError, match=why):
         build(**options)
+
+
+def test_closed_loop_of_an_engines_benchmark():
+    options = {"concurrency": 8, "input_tokens": 1000, "output_tokens": 100, "length_ratio": 0.8}
+    requests = build(**options).requests
+    assert len(requests) == 80
+    assert {low <= n <= high for r in requests for n, low, high in ((r.prompt_tokens, 800, 1000),)} == {True}
+    assert min(r.output_tokens for r in requests) >= 80
+    assert max(r.output_tokens for r in requests) <= 100
+    assert len(build(**options, requests_per_client=3).requests) == 24
+    assert len(build(**options, num_requests=5).requests) == 5
+    assert LoadOptions(**options, duration=9.0).most_requests is None
+
+
+def test_lengths_are_fixed_without_a_ratio():
+    requests = build(concurrency=2, input_tokens=1000, output_tokens=100).requests
+    assert {(r.prompt_tokens, r.output_tokens) for r in requests} == {(1000, 100)}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"input_tokens": 5, "input_range": (3, 4)}, "--input 5 and --input-range 3:4 both say how long it is"),
+        ({"output_tokens": 5, "workload": "azure"}, "--output 5 goes with --workload poisson, constant, chat only"),
+        ({"input_tokens": 0}, "--input is 0; it must be 1 or more"),
+        ({"length_ratio": 0.5}, "--length-ratio 0.5 needs --input or --output"),
+        ({"length_ratio": 1.5, "input_tokens": 5}, "--length-ratio is 1.5; it must be above 0 and at most 1"),
+        ({"length_ratio": float("nan"), "input_tokens": 5}, "--length-ratio is nan"),
+        ({"requests_per_client": 5}, "--requests-per-client 5 needs clients: add -c N"),
+        ({"requests_per_client": 5, "concurrency": 2, "num_requests": 7}, "--requests-per-client 5 and -n 7 both say"),
+    ],
+)
+def test_lengths_and_numbers_that_do_not_go_together_are_refused(options, message):
+    with pytest.raises(SettingsError, match=message):
+        build(**options)

@@ -56,6 +56,7 @@ from tests.seeds import check_all
 from tests.worker.device.known import deployment
 
 PS = 10**12
+IN_PIECES = ("chunked", "prefill_first")
 LAST_PS = 500 * PS
 """No case lasts so long."""
 ADAPTERS = {f"a{n}": Adapter(f"a{n}", 4 << n) for n in range(4)}
@@ -141,7 +142,7 @@ def draw_case(number: int) -> Case:
         policy, batching = policies[number % len(policies)], batchings[number // len(policies) % len(batchings)]
         if policy != "fcfs" and batching == "llm_mock":
             policy = "fcfs"
-        if policy == "pets" and batching == "chunked":
+        if policy == "pets" and batching in IN_PIECES:
             batching = "mixed"
         strict = policy != "fcfs" and batching == "slora_loop" and rng.random() < 0.3
         settings = {
@@ -182,7 +183,7 @@ def draw_case(number: int) -> Case:
         batch_max_tokens=int(rng.integers(240, 500)),
         max_num_seqs=seqs,
         max_num_batched_tokens=int(rng.integers(seqs + 8, 80))
-        if batching == "chunked"
+        if batching in IN_PIECES
         else int(rng.integers(250, 500)),
         fair_weights={"a1": Fraction(3, 2)} if policy == "vtc_fair" else {},
         batch_num_adapters=2 if policy == "cluster" else 1,

@@ -17,7 +17,7 @@ from lorrery.worker.device.llm_mock import LlmMock
 
 S = 10**12
 ADAPTERS = {f"a{n}": Adapter(f"a{n}", 8) for n in range(4)}
-BATCHINGS = ("continuous", "chunked", "mixed", "static", "slora_loop")
+BATCHINGS = ("continuous", "chunked", "prefill_first", "mixed", "static", "slora_loop")
 
 
 def run(batching: str, placement: str, seed: int, *, one_step: bool) -> tuple[list[tuple[object, ...]], int]:
@@ -29,7 +29,7 @@ def run(batching: str, placement: str, seed: int, *, one_step: bool) -> tuple[li
         max_total_token_num=900,
         max_req_total_len=420,
         max_num_seqs=3,
-        max_num_batched_tokens=64 if batching == "chunked" else 500,
+        max_num_batched_tokens=64 if batching in ("chunked", "prefill_first") else 500,
         max_loras=2,
     )
     load_ps = rng.choice([0, 10**10])

@@ -56,7 +56,7 @@ def run(
         max_total_token_num=1_500,
         max_req_total_len=420,
         max_num_seqs=6,
-        max_num_batched_tokens=64 if batching == "chunked" else 500,
+        max_num_batched_tokens=64 if batching in ("chunked", "prefill_first") else 500,
         max_loras=2,
     )
     workers = build_workers(

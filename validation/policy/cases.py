@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lorrery.scheduler.core.batchings import BATCHINGS
+from lorrery.scheduler.core.batchings import BATCHINGS, way_of
 from lorrery.scheduler.core.combinations import why_excluded
 from lorrery.scheduler.core.policies import batching_of
 from lorrery.scheduler.core.replica import Replica
@@ -93,7 +93,7 @@ class Cases:
             running_max_req_size=num_seqs,
             max_num_seqs=num_seqs,
             batch_max_tokens=tokens,
-            max_num_batched_tokens=num_seqs + 9 if batching == "chunked" else tokens,
+            max_num_batched_tokens=tokens if batching is None or way_of(batching).prompt_bound else num_seqs + 9,
             block_size=4,
             max_loras=int(rng.integers(1, 4)) if rng.random() < 0.3 else None,
         )

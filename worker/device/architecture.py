@@ -30,6 +30,7 @@ class Model:
         post_norm: whether the feed-forward part has a norm of its own.
         tied_head: whether the head shares the embedding's weights.
         query_key_norms: whether queries and keys are normed, each by a kernel of its own.
+        max_model_len: most tokens of a prompt and its output together; None: not known.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Model:
     post_norm: bool = True
     tied_head: bool = False
     query_key_norms: bool = False
+    max_model_len: int | None = None
 
     @property
     def layer_parameters(self) -> int:

@@ -63,7 +63,7 @@ def build(record: type[_Record], entry: Table, at: str, **given: Any) -> _Record
         value = values[name]
         if field.type is bool or field.type is str:
             right = isinstance(value, field.type)
-        elif field.type is int:
+        elif field.type is int or (field.type == int | None and value is not None):
             right = isinstance(value, int) and not isinstance(value, bool) and value > 0
         elif name in figures and field.type in (float, float | None):
             right = isinstance(value, int | float) and not isinstance(value, bool) and value >= 0

@@ -31,23 +31,15 @@ class Chunked:
         budget = self.limits.max_prompt_tokens - running.num_decoding
         chunks: list[Chunk] = []
         for sequence in running.prefilling.values():
-            budget = self._chunk(sequence, budget, chunks)
+            budget = add_chunk(chunks, sequence, budget)
         if budget > 0:
             for sequence in context.admit(self.limits, at_ps, budget):
-                budget = self._chunk(sequence, budget, chunks)
+                budget = add_chunk(chunks, sequence, budget)
         if chunks:
             return Step(chunks, decode=running.num_decoding > 0)
         if not running.num_decoding:
             return Wait()
         return Step(decode=True, max_steps=context.steps_blocked(running.steps_to_length()))
-
-    def _chunk(self, sequence: Sequence, budget: int, chunks: list[Chunk]) -> int:
-        """Add a chunk of this sequence as far as the budget goes, and return what is left of it."""
-        left = sequence.input_tokens - sequence.computed_tokens
-        new_tokens = min(left, budget)
-        if new_tokens > 0 or not left:
-            chunks.append(Chunk(sequence, new_tokens, sequence.computed_tokens, samples=new_tokens == left))
-        return budget - new_tokens
 
     def advanced(self, num_decode_steps: int) -> None:
         """Nothing depends on the number of steps done."""
@@ -58,3 +50,12 @@ class Chunked:
     def arrivals_matter(self, context: BatchContext) -> bool:
         """Tell whether an arrival may matter before the last choice is through."""
         return context.arrivals_matter()
+
+
+def add_chunk(chunks: list[Chunk], sequence: Sequence, budget: int) -> int:
+    """Add a chunk of this sequence as far as the budget goes, and return what is left of it."""
+    left = sequence.input_tokens - sequence.computed_tokens
+    new_tokens = min(left, budget)
+    if new_tokens > 0 or not left:
+        chunks.append(Chunk(sequence, new_tokens, sequence.computed_tokens, samples=new_tokens == left))
+    return budget - new_tokens

@@ -48,7 +48,7 @@ def test_growth_is_what_counting_each_sequence_gives(
 # --- any history ------------------------------------------------------------------------------------------------------
 
 BLOCK = 4
-BATCHINGS = ("continuous", "mixed", "chunked", "slora_loop")
+BATCHINGS = ("continuous", "mixed", "chunked", "prefill_first", "slora_loop")
 
 
 class PagedMachine(RuleBasedStateMachine):
@@ -73,7 +73,7 @@ class PagedMachine(RuleBasedStateMachine):
                 max_total_token_num=pool,
                 max_req_total_len=40,
                 max_num_seqs=6,
-                max_num_batched_tokens=13 if batching == "chunked" else 46,
+                max_num_batched_tokens=13 if batching in ("chunked", "prefill_first") else 46,
             )
         )
         self.num_blocks = pool // BLOCK

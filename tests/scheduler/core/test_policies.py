@@ -111,7 +111,7 @@ def refused(*overrides: str) -> bool:
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        (("policy=pets", "batching=chunked"), "computes them in pieces"),
+        (("policy=pets", "batching=chunked"), "compute them in pieces"),
         (("policy=vtc_fair", "batching=llm_mock"), "in order of arrival"),
         (("policy=fcfs", "prefetch=true"), "other ways to batch do not wait"),
         (("policy=abort", "prefetch=true"), "newest or the oldest"),
@@ -149,7 +149,9 @@ def test_every_queue_goes_with_every_way_to_batch_but_those_in_the_table() -> No
             *(["scheduler.batch_num_adapters=2"] if policy == "cluster" else []),
         )
     }
-    assert senseless == {("pets", "chunked")} | {(policy, "llm_mock") for policy in set(QUEUES) - {"fcfs"}}
+    assert senseless == {("pets", "chunked"), ("pets", "prefill_first")} | {
+        (policy, "llm_mock") for policy in set(QUEUES) - {"fcfs"}
+    }
 
 
 def exclusions() -> list[tuple[dict[str, object], Exclusion]]:

@@ -25,22 +25,23 @@ from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.validation.policy.drive import Device, Log, World, jump, step_by_step
 
 QUEUES = ["req_queue", "fcfs"]
-BATCHINGS = ["slora_loop", "continuous", "mixed", "chunked", "static"]
+BATCHINGS = ["slora_loop", "continuous", "mixed", "chunked", "prefill_first", "static"]
+IN_PIECES = ("chunked", "prefill_first")
 POLICIES = [f"{queue} {batching}" for queue in QUEUES for batching in BATCHINGS]
 POLICIES += ["req_queue slora_loop strict", "req_queue slora_loop prefetch"]
 POLICIES += [f"{queue} {batching} loads" for queue in QUEUES for batching in BATCHINGS]
-POLICIES += ["req_queue slora_loop blocking", "fcfs chunked blocking"]
+POLICIES += ["req_queue slora_loop blocking", "fcfs chunked blocking", "fcfs prefill_first blocking"]
 POLICIES += [f"fcfs {batching} cached" for batching in ("continuous", "mixed", "chunked")]
 POLICIES += [f"{queue} {batching} paged" for queue in QUEUES for batching in BATCHINGS if batching != "static"]
 POLICIES += [f"{queue} {batching} blocks" for queue in QUEUES for batching in BATCHINGS]
 POLICIES += [f"fcfs {batching} paged blocks" for batching in BATCHINGS if batching != "static"]
-POLICIES += [f"fcfs {batching} paged blocks share" for batching in ("continuous", "mixed", "chunked")]
+POLICIES += [f"fcfs {batching} paged blocks share" for batching in ("continuous", "mixed", *IN_PIECES)]
 POLICIES += ["req_queue slora_loop paged blocks loads", "fcfs chunked paged blocks loads", "fcfs mixed paged cached"]
 POLICIES += ["req_queue slora_loop strict blocks"]
 NEVER_FREED_FROM_CANCELLED = {"peft slora_loop strict"}
 """A cancelled request at the head chooses the adapter, and stays; all that use others wait for good."""
 PREFERENCES = ["vtc_fair", "abort", "cluster", "peft", "pets"]
-POLICIES += [f"{queue} {way}" for queue in PREFERENCES for way in BATCHINGS if (queue, way) != ("pets", "chunked")]
+POLICIES += [f"{queue} {way}" for queue in PREFERENCES for way in BATCHINGS if queue != "pets" or way not in IN_PIECES]
 POLICIES += [f"{queue} slora_loop strict" for queue in PREFERENCES]
 POLICIES += [f"{queue} mixed paged loads" for queue in PREFERENCES]
 POLICIES += [f"vtc_fair {batching} tenants" for batching in ("slora_loop", "continuous", "mixed", "chunked")]
@@ -68,7 +69,7 @@ def build(policy: str, pool: int, batch_tokens: int, most: int) -> Replica:
         max_req_total_len=40,
         running_max_req_size=most,
         max_num_seqs=most,
-        max_num_batched_tokens=most + 7 if batching == "chunked" else batch_tokens + most,
+        max_num_batched_tokens=most + 7 if batching in IN_PIECES else batch_tokens + most,
         batch_max_tokens=batch_tokens + most,
         prefetch="prefetch" in variant,
         strict="strict" in variant,

@@ -1,0 +1,66 @@
+"""Options that name what a worker is: engine, model, GPU. Each stands for a setting, as `--set` would give it."""
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
+
+import typer
+
+from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.settings import override_of
+
+_PANEL = "Deployment"
+
+Engine = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME[-VERSION]",
+        help="Inference engine whose defaults hold: vllm, sglang, trtllm. It wins over the file; --set wins over it.",
+        rich_help_panel=_PANEL,
+    ),
+]
+Model = Annotated[str | None, typer.Option(metavar="NAME", help="Base model.", rich_help_panel=_PANEL)]
+Gpu = Annotated[str | None, typer.Option("--gpu", metavar="NAME", help="GPU.", rich_help_panel=_PANEL)]
+TensorParallel = Annotated[
+    int | None,
+    typer.Option("--tensor-parallel", "--tp", min=1, metavar="N", help="GPUs of a worker.", rich_help_panel=_PANEL),
+]
+WeightDtype = Annotated[
+    str | None,
+    typer.Option("--weight-dtype", metavar="TYPE", help="Number format of the weights.", rich_help_panel=_PANEL),
+]
+KvDtype = Annotated[
+    str | None,
+    typer.Option("--kv-dtype", metavar="TYPE", help="Number format of the KV cache.", rich_help_panel=_PANEL),
+]
+
+_SETTINGS = {
+    "engine": "engine",
+    "model": "model",
+    "gpu": "worker.gpu",
+    "tensor_parallel": "worker.tensor_parallel",
+    "weight_dtype": "worker.weight_dtype",
+    "kv_dtype": "worker.kv_dtype",
+}
+"""Parameter -> the setting that it stands for."""
+
+
+def with_deployment(given: Mapping[str, Any], overrides: Iterable[str] | None) -> list[str]:
+    """Return the overrides of `--set`, and before them those that the options above stand for.
+
+    Args:
+        given: the options' values by parameter, and anything else (a command's `locals()`).
+        overrides: of `--set`.
+
+    Raises:
+        SettingsError: an option and a `--set` say the same.
+    """
+    overrides = list(overrides or ())
+    found: list[str] = []
+    for name, key in _SETTINGS.items():
+        if (value := given.get(name)) is None:
+            continue
+        option = f"--{name.replace('_', '-')} {value}"
+        if same := next((one for one in overrides if one.partition("=")[0].strip() == key), None):
+            raise SettingsError(f"{option} and --set {same} both say what {key} is; give one")
+        found.append(override_of(key, value))
+    return [*found, *overrides]

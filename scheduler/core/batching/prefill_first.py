@@ -1,0 +1,52 @@
+"""Prefill first, in chunks: SGLang's way to batch (sgl-project/sglang, srt/managers/scheduler.py).
+
+While prompts are under way or may enter, a step computes prompts alone, as many as its token budget holds
+(`chunked_prefill_size`); the last one is cut where the budget ends and goes on first in the next step. Only when nobody
+may enter does everyone decode. So a wave of prompts holds up all who decode, until all of it is computed.
+
+`continuous` is the same with whole prompts, `chunked` lets decodes run beside the chunks.
+"""
+
+from dataclasses import replace
+
+from lorrery.scheduler.core.admission import BatchLimits
+from lorrery.scheduler.core.batching.base import BatchContext, Step, Wait
+from lorrery.scheduler.core.batching.chunked import add_chunk
+from lorrery.scheduler.core.plan import Chunk
+
+
+class PrefillFirst:
+    """Compute prompts before anyone decodes, in steps of a token budget.
+
+    Args:
+        limits: `max_prompt_tokens` is the token budget of a step with prompts.
+    """
+
+    def __init__(self, limits: BatchLimits) -> None:
+        self.limits = replace(limits, partial=True)
+
+    def choose(self, context: BatchContext, at_ps: int) -> Step | Wait:
+        """Decide at a boundary."""
+        running = context.running
+        budget = self.limits.max_prompt_tokens
+        chunks: list[Chunk] = []
+        for sequence in running.prefilling.values():
+            budget = add_chunk(chunks, sequence, budget)
+        if budget > 0:
+            for sequence in context.admit(self.limits, at_ps, budget):
+                budget = add_chunk(chunks, sequence, budget)
+        if chunks:
+            return Step(chunks)
+        if not running.num_decoding:
+            return Wait()
+        return Step(decode=True, max_steps=context.steps_blocked(running.steps_to_length()))
+
+    def advanced(self, num_decode_steps: int) -> None:
+        """Nothing depends on the number of steps done."""
+
+    def emptied(self, at_ps: int) -> None:
+        """Nothing depends on how long the batch has been empty."""
+
+    def arrivals_matter(self, context: BatchContext) -> bool:
+        """Tell whether an arrival may matter before the last choice is through."""
+        return context.arrivals_matter()
