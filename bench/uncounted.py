@@ -17,6 +17,7 @@ from lorrery.router.metrics import RouterMetrics
 from lorrery.router.streams import Fanout
 from lorrery.router.timing import Timing
 from lorrery.scheduler import workers
+from lorrery.scheduler.engine_counts import EngineTally
 from lorrery.scheduler.metrics import SchedulerMetrics
 from lorrery.worker.metrics import WorkerMetrics
 
@@ -39,12 +40,13 @@ def counters(kind: type) -> list[str]:
 
 def count_nothing() -> None:
     """Replace what counts in all services."""
-    silence(Histogram, ["observe"])
+    silence(Histogram, ["observe", "observe_many"])
     silence(Number, ["inc", "set"])
     silence(Timing, ["message", "finish", "ended"])
     silence(Fanout, ["_written"])
     silence(RouterMetrics, ["request_ended", "tokens_written", "flush"])
     silence(SchedulerMetrics, counters(SchedulerMetrics))
+    silence(EngineTally, counters(EngineTally))
     silence(WorkerMetrics, counters(WorkerMetrics))
     clocks: Any = SimpleNamespace(monotonic=time.monotonic, thread_time=float)
     workers.time = clocks  # type: ignore[attr-defined]

@@ -144,8 +144,8 @@ class EngineMetrics:
 
     def gaps(self, seconds: float, times: int) -> None:
         """Count gaps between two tokens of a request, so many alike."""
-        self._histograms["inter_token_latency_seconds"].observe(seconds, times)
-        self._sglang_histograms["inter_token_latency_seconds"].observe(seconds, times)
+        self._histograms["inter_token_latency_seconds"].observe_many(seconds, times)
+        self._sglang_histograms["inter_token_latency_seconds"].observe_many(seconds, times)
 
     def step(self, num_tokens: int) -> None:
         """Count a step by the tokens that it computed."""

@@ -52,8 +52,9 @@ class TopNames(Generic[T]):
         self._shown: dict[str, _Shown[T]] = {}
         self._candidates: dict[str, int] = {}
         self._past: dict[str, T] = {}
+        self._max_candidates = max(100, _CANDIDATES * most)
         self._bar = 0  # no candidate with less takes anybody's place
-        self._num_counted = 0
+        self._num_left = self._halve_after = _HALVE_AFTER * most  # requests until counts are halved
 
     def count(self, name: str) -> T:
         """Count one request of a name as traffic; return the record that what it does belongs to now."""
@@ -61,7 +62,9 @@ class TopNames(Generic[T]):
         if shown is None:
             return self._count_hidden(name)
         shown.traffic += 1
-        self._grow_old()
+        self._num_left -= 1
+        if self._num_left <= 0:
+            self._halve()
         return shown.record
 
     def of(self, name: str) -> T:
@@ -101,7 +104,9 @@ class TopNames(Generic[T]):
         self._candidates[name] = traffic
         if len(self._candidates) > 2 * self._max_candidates:
             self._thin()
-        self._grow_old()
+        self._num_left -= 1
+        if self._num_left <= 0:
+            self._halve()
         return self.other
 
     def _show(self, name: str, traffic: int) -> T:
@@ -120,18 +125,12 @@ class TopNames(Generic[T]):
         if len(self._past) > self._most:
             del self._past[next(iter(self._past))]
 
-    @property
-    def _max_candidates(self) -> int:
-        return max(100, _CANDIDATES * self._most)
-
     def _thin(self) -> None:
         least = sorted(self._candidates.values(), reverse=True)[self._max_candidates]
         self._candidates = {name: traffic - least for name, traffic in self._candidates.items() if traffic > least}
 
-    def _grow_old(self) -> None:
-        self._num_counted += 1
-        if self._num_counted >= _HALVE_AFTER * self._most:
-            self._num_counted = self._bar = 0
-            for shown in self._shown.values():
-                shown.traffic //= 2
-            self._candidates = {name: traffic // 2 for name, traffic in self._candidates.items() if traffic > 1}
+    def _halve(self) -> None:
+        self._num_left, self._bar = self._halve_after, 0
+        for shown in self._shown.values():
+            shown.traffic //= 2
+        self._candidates = {name: traffic // 2 for name, traffic in self._candidates.items() if traffic > 1}

@@ -9,6 +9,7 @@ that a span never ends before it began; the time of day is read for nothing else
 """
 
 import asyncio
+import contextlib
 import os
 import random
 import threading
@@ -110,7 +111,8 @@ class Tracer:
 
         def close() -> None:
             self._exporter.close()
-            loop.call_soon_threadsafe(closed.set)
+            with contextlib.suppress(RuntimeError):  # nobody waits any longer, and the loop is closed
+                loop.call_soon_threadsafe(closed.set)
 
         # A thread of asyncio's would be waited for at the end of the process.
         closing = threading.Thread(target=close, name="last spans", daemon=True)

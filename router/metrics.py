@@ -152,8 +152,8 @@ class RouterMetrics:
     def flush(self) -> None:
         """Count what `tokens_written` has gathered; after each frame of tokens."""
         if self._num_gaps:
-            self.itl.observe(self._gap_seconds, self._gap_tokens * self._num_gaps)
+            self.itl.observe_many(self._gap_seconds, self._gap_tokens * self._num_gaps)
             if self.engine is not None:
                 self.engine.gaps(self._gap_seconds, self._gap_tokens * self._num_gaps)
-            self.tokens_per_message.observe(self._gap_tokens, self._num_gaps)
+            self.tokens_per_message.observe_many(self._gap_tokens, self._num_gaps)
             self._num_gaps = 0

@@ -382,7 +382,7 @@ class Fanout:
 
     def _written(self, received: float, num_messages: int) -> None:
         """Note that the handlers which a frame has woken have had their turn to write."""
-        self._metrics.stream_out.observe(time.monotonic() - received, num_messages)
+        self._metrics.stream_out.observe_many(time.monotonic() - received, num_messages)
 
     def _arm(self) -> None:
         if self._timer is None:

@@ -45,8 +45,10 @@ class EngineTally:
         config = self._next.config
         config.pool_tokens, config.block_size, config.max_loras = pool_tokens, block_size, max_loras
         config.prefix_caching = replica.prefix_cache is not None
-        self._waiting: dict[str, int] = {}  # by adapter id
-        self._waiting_keys: dict[str, int] = {}  # by key
+        self._first_tokens: list[FirstToken] = []
+        self._ended: list[Finished] = []
+        self._waiting: dict[str, int] = {}  # by adapter's key
+        self._waiting_ids: dict[str, str] = {}  # of these adapters
         self._running_version = -1
         self._running: tuple[str, ...] = ()
         self._told: tuple[tuple[str, ...], tuple[str, ...]] = (), ()
@@ -78,12 +80,12 @@ class EngineTally:
                     told.prefix_queries += sequence.input_tokens
                     told.prefix_hits += sequence.cached_tokens
             elif isinstance(event, FirstToken):
-                sequence = event.sequence
-                told.first_token_ps.append(max(0, event.at_ps - sequence.arrived_ps))
-                told.first_prompt_tokens.append(sequence.prompt_tokens)
-                told.first_cached_tokens.append(sequence.first_cached_tokens)
+                self._first_tokens.append(event)
             elif isinstance(event, Finished):
-                self._finished(event)
+                if event.reason is FinishReason.ABORTED:
+                    told.num_aborted += 1
+                else:
+                    self._ended.append(event)
             elif isinstance(event, Preempted):
                 self._wait(event.sequence, 1)
                 told.num_preemptions += 1
@@ -98,35 +100,17 @@ class EngineTally:
                     told.num_failed += 1
             self._happened = True
 
-    def _finished(self, event: Finished) -> None:
-        told, sequence = self._next, event.sequence
-        if event.reason is FinishReason.ABORTED:
-            told.num_aborted += 1
-            return
-        admitted_ps, first_token_ps = sequence.first_admitted_ps, sequence.first_token_ps
-        assert admitted_ps is not None
-        if first_token_ps is None:  # it brought tokens from another scheduler
-            first_token_ps = admitted_ps
-        first_token_ps = max(first_token_ps, admitted_ps)  # workers' clocks may differ
-        told.ended_reasons.append(event.reason)
-        told.ended_prompt_tokens.append(sequence.prompt_tokens)
-        told.ended_cached_tokens.append(sequence.first_cached_tokens)
-        told.ended_output_tokens.append(event.output_tokens)
-        told.ended_max_tokens.append(sequence.max_new_tokens)
-        told.ended_requeues.append(sequence.num_requeues)
-        told.ended_queue_ps.append(max(0, admitted_ps - sequence.arrived_ps))
-        told.ended_prefill_ps.append(first_token_ps - admitted_ps)
-        told.ended_decode_ps.append(max(0, event.at_ps - first_token_ps))
-
     def _wait(self, sequence: Sequence, by: int) -> None:
         adapter = sequence.adapter
         if adapter is not None:
-            for names, name in ((self._waiting, adapter.adapter_id), (self._waiting_keys, adapter.key)):
-                number = names.get(name, 0) + by
-                if number > 0:
-                    names[name] = number
-                else:
-                    names.pop(name, None)
+            key = adapter.key
+            number = self._waiting.get(key, 0) + by
+            if number > 0:
+                self._waiting[key] = number
+                self._waiting_ids[key] = adapter.adapter_id
+            else:
+                self._waiting.pop(key, None)
+                self._waiting_ids.pop(key, None)
 
     def adapters_changed(self, events: Iterable[AdapterEvent]) -> None:
         """Note what has happened to the adapters of the worker."""
@@ -142,7 +126,7 @@ class EngineTally:
     def take(self, now_ps: int, *, only_changes: bool = False) -> EngineCounts | None:
         """Return, once, what is to be told; with `only_changes` the names too, or None if nothing has changed."""
         replica = self._replica
-        waiting, awaited = self._waiting_keys, replica.adapters.awaited
+        waiting, awaited = self._waiting, replica.adapters.awaited
         num_deferred = sum([waiting.get(key, 0) for key in awaited]) if awaited else 0
         present = replica.num_running, replica.num_waiting, num_deferred, self._kv_usage()
         if only_changes and not self._happened and present == self._present:
@@ -150,6 +134,10 @@ class EngineTally:
         told, self._next = self._next, EngineCounts()
         self._present, self._happened = present, False
         told.num_running, told.num_waiting, told.num_deferred, told.kv_usage = present
+        if self._first_tokens:
+            self._tell_first_tokens(told)
+        if self._ended:
+            self._tell_ended(told)
         if only_changes or now_ps - self._names_at_ps >= NAMES_EVERY_PS:
             self._names_at_ps = now_ps
             self._tell_names(told)
@@ -166,12 +154,32 @@ class EngineTally:
             return use.used / max(1, use.used + use.cached + use.free)
         return replica.kv_tokens / max(1, self._pool_tokens)
 
+    def _tell_first_tokens(self, told: EngineCounts) -> None:
+        events, self._first_tokens = self._first_tokens, []
+        told.first_token_ps.extend([max(0, event.at_ps - event.sequence.arrived_ps) for event in events])
+        told.first_prompt_tokens.extend([event.sequence.prompt_tokens for event in events])
+        told.first_cached_tokens.extend([event.sequence.first_cached_tokens for event in events])
+
+    def _tell_ended(self, told: EngineCounts) -> None:
+        events, self._ended = self._ended, []
+        sequences = [event.sequence for event in events]
+        told.ended_reasons.extend([event.reason for event in events])
+        told.ended_prompt_tokens.extend([sequence.prompt_tokens for sequence in sequences])
+        told.ended_cached_tokens.extend([sequence.first_cached_tokens for sequence in sequences])
+        told.ended_output_tokens.extend([event.output_tokens for event in events])
+        told.ended_max_tokens.extend([sequence.max_new_tokens for sequence in sequences])
+        told.ended_requeues.extend([sequence.num_requeues for sequence in sequences])
+        queue_ps, prefill_ps, decode_ps = zip(*[_times(event) for event in events], strict=True)
+        told.ended_queue_ps.extend(queue_ps)
+        told.ended_prefill_ps.extend(prefill_ps)
+        told.ended_decode_ps.extend(decode_ps)
+
     def _tell_names(self, told: EngineCounts) -> None:
         running = self._replica.running
         if running.version != self._running_version:
             self._running_version = running.version
             self._running = running.adapter_ids
-        names = self._running, tuple(self._waiting)
+        names = self._running, tuple(dict.fromkeys(self._waiting_ids.values()))
         if names != self._told:
             self._told = names
             told.adapters.running.extend(names[0])
@@ -191,3 +199,14 @@ class EngineTally:
             told.places.add(adapter_id=name, gpu=any(gpu for gpu, _ in held), host=any(host for _, host in held))
             if not held:
                 del self._places[name]
+
+
+def _times(event: Finished) -> tuple[int, int, int]:
+    """Return how long a request that has ended was queued, in prefill and in decode, in picoseconds."""
+    sequence = event.sequence
+    admitted_ps, first_token_ps = sequence.first_admitted_ps, sequence.first_token_ps
+    assert admitted_ps is not None
+    if first_token_ps is None:  # it brought tokens from another scheduler
+        first_token_ps = admitted_ps
+    first_token_ps = max(first_token_ps, admitted_ps)  # workers' clocks may differ
+    return max(0, admitted_ps - sequence.arrived_ps), first_token_ps - admitted_ps, max(0, event.at_ps - first_token_ps)

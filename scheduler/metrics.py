@@ -22,6 +22,8 @@ from lorrery.vocabulary.units import PS_PER_SECOND
 LEVELS = ("gpu", "host")
 PHASES = tuple(name.removesuffix("_ps") for name in Phases._fields)
 DEFAULT = MetricsSettings()
+_PS = float(PS_PER_SECOND)
+"""A third of what dividing by the whole number costs."""
 
 
 class AdapterUse:
@@ -75,7 +77,8 @@ class SchedulerMetrics:
         self.gap_seconds = shown.number(series.GAPS)
         self.queue_seconds = shown.histogram(series.QUEUE)
         self.ttft_seconds = shown.histogram(series.TTFT)
-        self._phases = shown.histograms(series.REQUEST_PHASE, *PHASES)
+        phases = shown.histograms(series.REQUEST_PHASE, *PHASES)
+        self._phases = [phases.labels(name) for name in PHASES]
         step_seconds = shown.histograms(series.STEP, "prefill", "decode")
         self._prefill_seconds, self._decode_seconds = step_seconds.labels("prefill"), step_seconds.labels("decode")
         self.batch_size = shown.histogram(series.BATCH_SIZE)
@@ -112,7 +115,7 @@ class SchedulerMetrics:
 
     def admitted(self, sequence: Sequence, queue_ps: int) -> None:
         """Note a request's first admission."""
-        seconds, adapter = queue_ps / PS_PER_SECOND, sequence.adapter
+        seconds, adapter = queue_ps / _PS, sequence.adapter
         self.queue_seconds.observe(seconds)
         self.adapters.of("" if adapter is None else adapter.adapter_id).queue.observe(seconds)
         self.tenants.of(sequence.tenant_id).queue.observe(seconds)
@@ -125,7 +128,7 @@ class SchedulerMetrics:
 
     def first_token(self, ttft_ps: int) -> None:
         """Note a request's first token."""
-        self.ttft_seconds.observe(ttft_ps / PS_PER_SECOND)
+        self.ttft_seconds.observe(ttft_ps / _PS)
 
     def cancelled(self, *, orphaned: bool) -> None:
         """Note a request that was withdrawn: by its client, or because its router's stream has ended."""
@@ -134,8 +137,8 @@ class SchedulerMetrics:
     def finished(self, reason: FinishReason, phases: Phases) -> None:
         """Note a request that ended by itself."""
         self.requests.labels(reason.word).inc()
-        for name, phase_ps in zip(PHASES, phases, strict=True):
-            self._phases.labels(name).observe(phase_ps / PS_PER_SECOND)
+        for histogram, phase_ps in zip(self._phases, phases, strict=True):
+            histogram.observe(phase_ps / _PS)
 
     def served(self, tenant_id: str, prompt_tokens: int, output_tokens: int) -> None:
         """Note what a tenant has got by a request that was admitted, and has ended."""
@@ -148,15 +151,17 @@ class SchedulerMetrics:
     def step(self, plan: Plan, step_ps: int, num_tokens_out: int) -> None:
         """Note one step of a plan."""
         seconds = self._decode_seconds if plan.decode else self._prefill_seconds
-        seconds.observe(step_ps / PS_PER_SECOND)
-        num_decodes = num_tokens_out - sum(chunk.samples for chunk in plan.prefills) if plan.decode else 0
-        self.batch_tokens.observe(num_decodes + sum(chunk.new_tokens for chunk in plan.prefills))
+        seconds.observe(step_ps / _PS)
+        num_tokens = num_tokens_out if plan.decode else 0
+        if plan.prefills:
+            num_tokens += sum([chunk.new_tokens - (chunk.samples and plan.decode) for chunk in plan.prefills])
+        self.batch_tokens.observe(num_tokens)
         self.batch_size.observe(num_tokens_out)
         self.output_tokens.inc(num_tokens_out)
 
     def gap(self, gap_ps: int) -> None:
         """Note how long a worker stood still before a step."""
-        self.gap_seconds.inc(gap_ps / PS_PER_SECOND)
+        self.gap_seconds.inc(gap_ps / _PS)
 
     # --- adapters ---------------------------------------------------------------------------------------------------
 
@@ -170,5 +175,5 @@ class SchedulerMetrics:
                     self.adapters.of(event.adapter.adapter_id).num_thrashes += 1
             else:
                 self._loads.labels(event.tier, "failed" if event.failed else "ok").inc()
-                self._load_seconds.labels(event.tier).observe(event.took_ps / PS_PER_SECOND)
+                self._load_seconds.labels(event.tier).observe(event.took_ps / _PS)
                 self.adapters.of(event.adapter.adapter_id).num_loads += 1

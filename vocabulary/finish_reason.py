@@ -15,7 +15,7 @@ class FinishReason(IntEnum):
     @property
     def word(self) -> str:
         """The name in lower case: `eos`, `stop`, ..."""
-        return self.name.lower()
+        return _WORDS[self]
 
     @classmethod
     def of(cls, number: int) -> "FinishReason":
@@ -24,3 +24,4 @@ class FinishReason(IntEnum):
 
 
 _BY_NUMBER = {int(reason): reason for reason in FinishReason}
+_WORDS = {reason: reason.name.lower() for reason in FinishReason}

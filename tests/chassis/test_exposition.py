@@ -29,7 +29,7 @@ def filled(registry: Registry) -> Exporter:
     exporter.value(OPEN, lambda: 3)
     for number, name in enumerate(HOSTILE):
         requests.labels(name, "ok").inc(number + 0.5)
-        wait.labels(name).observe(number / 10, 4)
+        wait.labels(name).observe_many(number / 10, 4)
     Gauge("other_gauge", "Of the library's own kind.", registry=registry).set(7)
     return exporter
 

@@ -17,7 +17,7 @@ def test_series_are_shown_in_the_order_of_the_table_with_their_help_type_and_lab
     exporter.value(OPEN, lambda: 3)
     requests = exporter.numbers(REQUESTS, "ok", "failed")
     requests.labels("ok").inc(2)
-    wait.labels("a").observe(0.5, 4)
+    wait.labels("a").observe_many(0.5, 4)
     assert generate_latest(registry).decode().splitlines() == [
         "# HELP x_requests_total Requests that ended.",
         "# TYPE x_requests_total counter",

@@ -76,7 +76,9 @@ async def test_killed_shard_hands_its_streams_to_the_other(start_cluster: StartC
         assert [len(shard.workers) for shard in shards] == [1, 1]
         await client.load_adapter("loaded-later", 8)
         # Those without adapter spread by their random ids: that all 16 of them meet on one shard is one in 32,768.
-        streams = await _start_streams(client, 16, 150, ("",)) + await _start_streams(client, 14, 150)
+        # None may end before all have begun.
+        parts = await asyncio.gather(_start_streams(client, 16, 600, ("",)), _start_streams(client, 14, 600))
+        streams = [stream for part in parts for stream in part]
         in_flight = [
             await scrape(cluster, name, "lorrery_scheduler_in_flight_requests") for name in ("scheduler", "scheduler-1")
         ]

@@ -126,13 +126,13 @@ async def test_the_gaps_of_a_frame_count_once_with_their_number(
     handles, times = array("I", range(STREAMS)), []
     waiting = [asyncio.create_task(open_request.next_message()) for open_request in open_requests]
     await asyncio.wait(waiting, timeout=0)
-    observe = metrics.itl.observe
+    observe = metrics.itl.observe_many
 
-    def observed(value: float, times_: int = 1) -> None:
+    def observed(value: float, times_: int) -> None:
         times.append(times_)
         observe(value, times_)
 
-    monkeypatch.setattr(metrics, "itl", type("Itl", (), {"observe": staticmethod(observed)}))
+    monkeypatch.setattr(metrics, "itl", type("Itl", (), {"observe_many": staticmethod(observed)}))
     for _ in range(4):
         fanout.deliver(TokensFrame(10**16, STEP_PS, handles, handles, []))
     await asyncio.sleep(0)
