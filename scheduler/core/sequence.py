@@ -45,6 +45,25 @@ class Adapter(NamedTuple):
         return 4 * self.rank if self.exact_slots is None else self.exact_slots
 
 
+class Content:
+    """An input as prefix caches compare it, see `prefix_cache.content`.
+
+    Attributes:
+        data: what is known of it, unit by unit.
+        unit_tokens: tokens that a unit stands for.
+        unit_bytes: that it takes in `data`.
+        num_tokens: that are known.
+    """
+
+    __slots__ = ("data", "num_tokens", "unit_bytes", "unit_tokens")
+
+    def __init__(self, data: bytes, unit_tokens: int, unit_bytes: int, num_tokens: int) -> None:
+        self.data = data
+        self.unit_tokens = unit_tokens
+        self.unit_bytes = unit_bytes
+        self.num_tokens = num_tokens
+
+
 @dataclass(slots=True, eq=False, init=False)
 class Sequence:
     """A request in a scheduler.
@@ -56,6 +75,8 @@ class Sequence:
         prompt_token_ids: what prefix caches look at; may be empty where no cache does.
         output_token_ids: a view of the whole output, as it grows (or as it will be: it is read for tokens already
             produced only); may be empty where no prefix cache keeps output.
+        content: what prefix caches compare of its input; None: not looked at yet. A driver that knows more than tokens
+            sets it.
         produced_tokens: output made before this sequence was last queued.
         input_tokens: what its next prefill has to hold: prompt + produced. Kept, since it is read a dozen times in a
             sequence's life; only `requeue` changes these three.
@@ -87,6 +108,7 @@ class Sequence:
     tenant_id: str
     prompt_token_ids: Tokens[int]
     output_token_ids: Tokens[int]
+    content: Content | None
     produced_tokens: int
     input_tokens: int
     budget_tokens: int
@@ -129,6 +151,7 @@ class Sequence:
         self.tenant_id = tenant_id
         self.prompt_token_ids = prompt_token_ids
         self.output_token_ids = output_token_ids
+        self.content = None
         self.produced_tokens = produced_tokens
         self.input_tokens = prompt_tokens + produced_tokens
         self.budget_tokens = max_new_tokens - produced_tokens
@@ -193,6 +216,8 @@ class Sequence:
         self.produced_tokens += output_tokens
         self.input_tokens += output_tokens
         self.budget_tokens -= output_tokens
+        if output_tokens and self.content is not None and self.content.unit_tokens == 1:
+            self.content = None
         if self.admitted_ps is not None:
             self.num_requeues += 1
         self.admitted_ps = None

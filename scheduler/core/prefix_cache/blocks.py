@@ -1,9 +1,9 @@
 """A prefix cache of KV blocks that grows and shrinks with what a worker computes.
 
-vLLM's automatic prefix caching (docs/design/prefix_caching.md), kept as a tree as in SGLang's RadixAttention (Zheng et
-al., 2024): a node is one full block of tokens after all the blocks above it. Each adapter, in each version, has its own
-root, so two never share, whatever their tokens. Blocks are compared by their tokens themselves, so there is no hash
-that could collide.
+vLLM's automatic prefix caching (docs/design/prefix_caching.md), kept as a radix tree as in SGLang's RadixAttention
+(Zheng et al., 2024): below a root, each full block of tokens comes after all the blocks above it. Each adapter, in each
+version, has its own root, so two never share, whatever their tokens. The tree's edges are runs of blocks (`extents`);
+what is said here of blocks is true of each of them, and holds to the block.
 
 * A sequence that enters pins the blocks it finds. What a step has computed of its prompt becomes visible, and pinned,
   when that step is committed. Output becomes visible when the sequence leaves or is preempted: few ever ask for it
@@ -17,41 +17,43 @@ Whoever pins a block pins all above it, and whoever lets go does so from the lea
 let go is the order in which they may be evicted, and a leaf always comes before its parent: no search, no heap.
 """
 
-from array import array
 from collections import OrderedDict
-from collections.abc import Iterator
 from collections.abc import Sequence as Tokens
-from dataclasses import dataclass
 
+from lorrery.scheduler.core.prefix_cache import extents
 from lorrery.scheduler.core.prefix_cache.changes import BlockChange, BlockNotes, block_hash, root_hash
-from lorrery.scheduler.core.prefix_cache.tree import Node, Root, below, note_stored
-from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.scheduler.core.prefix_cache.content import content_of, of_tokens, with_output
+from lorrery.scheduler.core.prefix_cache.extents import Extent, Root
+from lorrery.scheduler.core.sequence import Content, Sequence
 
-_TOKEN_BYTES = array("I").itemsize
 
-
-@dataclass(slots=True)
 class _Use:
-    """What a sequence of the batch pins.
+    """What a sequence of the batch pins: the blocks from the root to the end of `last`.
 
-    Attributes:
-        nodes: from the root down.
-        input_bytes: the tokens of its whole input; shorter where they are not known.
+    `content` is that of its whole input, as far as it is known.
     """
 
-    nodes: list[Node]
-    input_bytes: bytes
+    __slots__ = ("content", "last", "root")
+
+    def __init__(self, root: Root, content: Content) -> None:
+        self.root = root
+        self.last: Extent = root
+        self.content = content
 
 
-@dataclass(slots=True)
 class _Found:
-    """The last look-up: whose, when, and what."""
+    """The last look-up: whose, when, and what: the extents on its way, the last one perhaps in part."""
 
-    sequence: Sequence
-    input_tokens: int
-    version: int
-    input_bytes: bytes
-    nodes: list[Node]
+    __slots__ = ("extents", "input_tokens", "num_blocks", "sequence", "version")
+
+    def __init__(
+        self, sequence: Sequence, input_tokens: int, version: int, num_blocks: int, extents: list[Extent]
+    ) -> None:
+        self.sequence = sequence
+        self.input_tokens = input_tokens
+        self.version = version
+        self.num_blocks = num_blocks
+        self.extents = extents
 
 
 class BlockCache:
@@ -70,9 +72,11 @@ class BlockCache:
         self._num_evictions = 0
         self._num_pins = 0
         self._num_pinned = 0
-        self._roots: dict[str | None, Root] = {}
+        self._num_unpinned = 0
+        self._roots: dict[tuple[str | None, int], Root] = {}
+        """By adapter, and by how many tokens a unit of the content stands for."""
         self._uses: dict[int, _Use] = {}
-        self._unpinned: OrderedDict[Node, None] = OrderedDict()
+        self._unpinned: OrderedDict[Extent, None] = OrderedDict()
         """Least recently used first; children before their parents."""
         self._version = 0
         """Counts the changes of the tree."""
@@ -97,105 +101,119 @@ class BlockCache:
     @property
     def num_unpinned(self) -> int:
         """Blocks that nobody uses, kept until their place is needed."""
-        return len(self._unpinned)
+        return self._num_unpinned
+
+    @property
+    def num_extents(self) -> int:
+        """Runs of blocks that the tree is made of; counts them."""
+        return sum([1 for root in self._roots.values() for _ in extents.below(root)])
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
     def match(self, token_ids: Tokens[int], adapter_key: str | None) -> int:
         """Count the leading tokens that are cached, whole blocks; mutates nothing."""
-        return len(self._walk(adapter_key, _as_bytes(token_ids))) * self.block_size
+        return self._walk(adapter_key, of_tokens(token_ids), []) * self.block_size
 
     def reusable(self, sequence: Sequence) -> int:
         """Count the leading input tokens of a waiting sequence that it could take over, whole blocks."""
-        return len(self._find(sequence).nodes) * self.block_size
+        return self._find(sequence).num_blocks * self.block_size
 
     def num_shareable(self, sequence: Sequence) -> int:
         """Count the blocks that a waiting sequence would find, and that others pin already."""
+        found = self._find(sequence)
         num = 0
-        for node in self._find(sequence).nodes:
-            if not node.pins:
+        for extent in found.extents:
+            if not extent.pins:
                 break
-            num += 1
-        return num
+            num = extent.end
+        return min(num, found.num_blocks)
 
     def _find(self, sequence: Sequence) -> _Found:
         """Look up a sequence's input, or remember: a blocked head of line is asked for again and again."""
-        found = self._found
-        again = found is not None and found.sequence is sequence and found.input_tokens == sequence.input_tokens
-        if found is not None and again and found.version == self._version:
+        found, input_tokens = self._found, sequence.input_tokens
+        if (
+            found is not None
+            and found.sequence is sequence
+            and found.input_tokens == input_tokens
+            and found.version == self._version
+        ):
             return found
-        data = found.input_bytes if found is not None and again else self._bytes(sequence, sequence.produced_tokens)
-        nodes = self._walk(_adapter_key(sequence), data)
-        del nodes[max(0, sequence.input_tokens - self.min_computed_tokens) // self.block_size :]
-        self._found = _Found(sequence, sequence.input_tokens, self._version, data, nodes)
-        return self._found
+        way: list[Extent] = []
+        num_blocks = self._walk(_adapter_key(sequence), content_of(sequence), way)
+        most = max(0, input_tokens - self.min_computed_tokens) // self.block_size
+        self._found = found = _Found(sequence, input_tokens, self._version, min(num_blocks, most), way)
+        return found
 
-    def _walk(self, adapter_key: str | None, data: bytes) -> list[Node]:
-        """Return the nodes of the leading blocks of these tokens, as far as there are any."""
-        nodes: list[Node] = []
-        node: Node | None = self._roots.get(adapter_key)
-        if node is not None:
-            for key in self._keys(data, 0):
-                node = node.children.get(key)
-                if node is None:
-                    break
-                nodes.append(node)
-        return nodes
-
-    def _keys(self, data: bytes, first: int) -> Iterator[bytes]:
-        """Yield the full blocks of these tokens, from the `first` on."""
-        size = self.block_size * _TOKEN_BYTES
-        for start in range(first * size, len(data) - size + 1, size):
-            yield data[start : start + size]
-
-    def _bytes(self, sequence: Sequence, num_outputs: int) -> bytes:
-        """Return the prompt and the first outputs of a sequence, as far as their tokens are known."""
-        prompt = _as_bytes(sequence.prompt_token_ids)
-        if not num_outputs or len(sequence.prompt_token_ids) < sequence.prompt_tokens:
-            return prompt
-        return prompt + _as_bytes(sequence.output_token_ids[:num_outputs])
+    def _walk(self, adapter_key: str | None, content: Content, way: list[Extent]) -> int:
+        """Follow a content, as far as its leading blocks are there; return how many, and note the way."""
+        root = self._roots.get((adapter_key, content.unit_tokens))
+        if root is None:
+            return 0
+        data, most = content.data, content.num_tokens // self.block_size
+        extent: Extent | None = root
+        end = 0
+        while end < most and extent is not None and end == extent.end:
+            extent = extent.children.get(root.key_of(data, end))
+            if extent is not None:
+                way.append(extent)
+                end = extents.num_common(root, extent, data, most)
+        return end
 
     # --- coming and going -------------------------------------------------------------------------------------------
 
     def acquire(self, sequence: Sequence) -> None:
         """Pin the first `cached_tokens` of a sequence that enters the batch."""
         found = self._find(sequence)
-        use = _Use([], found.input_bytes)
-        self._uses[sequence.handle] = use
-        for node in found.nodes[: sequence.cached_tokens // self.block_size]:
-            self._pin(use, node)
+        use = self._uses[sequence.handle] = _Use(self._root(sequence), content_of(sequence))
+        num_blocks = min(found.num_blocks, sequence.cached_tokens // self.block_size)
+        for extent in found.extents:
+            if extent.start < num_blocks:
+                use.last = extent if extent.end <= num_blocks else self._split(extent, num_blocks)
+        self._pin(use.last, use.root)
         if self.share_within_plan:
-            self._show(sequence, use, sequence.input_tokens)
+            self._show(use, use.content, sequence.input_tokens, computed=False)
 
     def commit(self, sequence: Sequence) -> None:
         """Let others see the full blocks among the first `computed_tokens` of a sequence's input."""
         use = self._uses[sequence.handle]
-        self._show(sequence, use, sequence.computed_tokens)
         if self.share_within_plan:
-            num_blocks = sequence.computed_tokens // self.block_size
-            self._computed(use.nodes[:num_blocks], sequence.adapter)
-            self._take_back(use, num_blocks)
+            self._take_back(use, sequence.computed_tokens // self.block_size)
+            self._note_computed(use.last)
+        self._show(use, use.content, sequence.computed_tokens, computed=True)
 
     def release(self, sequence: Sequence, output_tokens: int) -> None:
         """Unpin what a sequence used that leaves the batch; its full blocks stay, its last used."""
         use = self._uses.pop(sequence.handle)
+        content = use.content
+        cached_tokens = sequence.computed_tokens + max(0, output_tokens - 1)
+        if cached_tokens > sequence.input_tokens:
+            produced = sequence.produced_tokens
+            content = with_output(content, sequence, produced, produced + output_tokens - 1)
         if self.share_within_plan:  # one that is cancelled before its first step ended has computed nothing
             self._take_back(use, sequence.computed_tokens // self.block_size)
-        cached_tokens = sequence.computed_tokens + max(0, output_tokens - 1)
-        data = use.input_bytes
-        if cached_tokens > sequence.input_tokens:
-            data = self._bytes(sequence, sequence.produced_tokens + output_tokens - 1)
-        path = list(use.nodes)
-        for key in self._keys(data[: cached_tokens * _TOKEN_BYTES], len(path)):
-            path.append(self._child(path[-1] if path else self._root(sequence), key, sequence.adapter))
-        if self.share_within_plan:
-            self._computed(path, sequence.adapter)
-        for node in use.nodes:
-            self._unpin(node)
-        for node in reversed(path):
-            if not node.pins:
-                self._unpinned[node] = None
-                self._unpinned.move_to_end(node)
+            self._note_computed(use.last)
+        self._show(use, content, cached_tokens, computed=True)
+        self._let_go(use)
+
+    def _let_go(self, use: _Use) -> None:
+        """Unpin a path from its end up; what nobody pins any more has been used last."""
+        root, unpinned = use.root, self._unpinned
+        extent, child = use.last, None
+        while extent.parent is not None:
+            num_blocks = extent.end - extent.start
+            extent.pins -= 1
+            self._num_pins -= num_blocks
+            if not extent.pins:
+                self._num_pinned -= num_blocks
+                self._num_unpinned += num_blocks
+                if child is not None and len(extent.children) == 1:
+                    extents.merge(root, extent, child)
+                    self._version += 1
+                else:
+                    extents.trim_label(root, extent)
+                    unpinned[extent] = None
+                    child = extent
+            extent = extent.parent
 
     def _take_back(self, use: _Use, num_blocks: int) -> None:
         """Hide again what a sequence showed ahead of its step, and the step did not get to (a long prompt's chunk).
@@ -203,88 +221,144 @@ class BlockCache:
         Nobody has found it meanwhile: who does not get all of its prompt into a step is the last that enters with it.
         One that was in prefill before may have computed the same in this very step; then it stays.
         """
-        while len(use.nodes) > num_blocks:
-            node = use.nodes.pop()
-            self._unpin(node)
-            if node.pins:
+        while use.last.end > num_blocks:
+            extent = use.last
+            if extent.start < num_blocks:
+                if extent.pins == 1 and not extent.computed:
+                    size = extent.end - num_blocks
+                    self._num_pins -= size
+                    self._num_pinned -= size
+                    self._remove(extent, size)
+                    break
+                self._split(extent, num_blocks)
+            assert extent.parent is not None, "a root has no blocks"
+            use.last = extent.parent
+            size = extent.end - extent.start
+            extent.pins -= 1
+            self._num_pins -= size
+            if extent.pins:
                 continue
-            if node.computed:
-                self._unpinned[node] = None
+            self._num_pinned -= size
+            if extent.computed:
+                self._num_unpinned += size
+                self._unpinned[extent] = None
             else:
-                self._remove(node)
+                self._remove(extent, size)
 
-    def _show(self, sequence: Sequence, use: _Use, num_tokens: int) -> None:
-        """Pin the full blocks among the first tokens of its input; make those that are not there."""
-        parent = use.nodes[-1] if use.nodes else self._root(sequence)
-        for key in self._keys(use.input_bytes[: num_tokens * _TOKEN_BYTES], len(use.nodes)):
-            parent = self._child(parent, key, sequence.adapter)
-            self._pin(use, parent)
+    def _show(self, use: _Use, content: Content, num_tokens: int, *, computed: bool) -> None:
+        """Pin the full blocks among the first tokens of a content; make those that are not there."""
+        num_blocks = min(num_tokens, content.num_tokens) // self.block_size
+        above = extent = use.last
+        if extent.end >= num_blocks:
+            return
+        if extent.pins == 1 and not extent.children and extent.computed == computed:
+            # Nobody else's path ends here.
+            size, old_end = num_blocks - extent.end, extent.end
+            extents.grow(use.root, extent, content, num_blocks)
+            self._num_pinned += size
+            self._num_pins += size
+            self._made(extent, old_end)
+            return
+        root, data = use.root, content.data
+        while extent.end < num_blocks:
+            end = extent.end
+            key = root.key_of(data, end)
+            child = extent.children.get(key)
+            if child is None:
+                child = Extent(root, extent, end, num_blocks, key, data[root.first_byte(end) :], computed)
+                extent.children[key] = child
+                self._unpinned[child] = None
+                self._num_unpinned += num_blocks - end
+                self._made(child, end)
+            else:
+                end = extents.num_common(root, child, data, num_blocks)
+                if end < child.end:
+                    child = self._split(child, end)
+                if computed:
+                    self._note_computed(child)
+            extent = child
+        self._pin(extent, above)
+        use.last = extent
 
-    def _computed(self, nodes: list[Node], adapter: Adapter | None) -> None:
-        """Take note of blocks, from the root down, that may have been shown ahead of their step."""
-        for node in nodes:
-            if not node.computed:
-                node.computed = True
-                if self._notes is not None:
-                    note_stored(self._notes, node, adapter)
+    def _pin(self, extent: Extent, above: Extent) -> None:
+        """Pin a path from its end up to what is pinned already."""
+        while extent is not above:
+            num_blocks = extent.end - extent.start
+            if not extent.pins:
+                del self._unpinned[extent]
+                self._num_unpinned -= num_blocks
+                self._num_pinned += num_blocks
+            extent.pins += 1
+            self._num_pins += num_blocks
+            assert extent.parent is not None
+            extent = extent.parent
 
-    def _root(self, sequence: Sequence) -> Node:
-        adapter_key = _adapter_key(sequence)
-        root = self._roots.get(adapter_key)
+    def _root(self, sequence: Sequence) -> Root:
+        adapter_key, content = _adapter_key(sequence), content_of(sequence)
+        root = self._roots.get((adapter_key, content.unit_tokens))
         if root is None:
-            root = self._roots[adapter_key] = Root(sequence.adapter)
+            root = Root(sequence.adapter, self.block_size, content.unit_tokens, content.unit_bytes)
+            self._roots[adapter_key, content.unit_tokens] = root
             if self._notes is not None:
-                root.hash = root_hash(adapter_key)
+                root.hashes = [root_hash(adapter_key)]
         return root
 
-    def _child(self, parent: Node, key: bytes, adapter: Adapter | None) -> Node:
-        child = parent.children.get(key)
-        if child is None:
-            child = parent.children[key] = Node(parent, key)
-            self._version += 1
-            if self._notes is not None:
-                child.hash = block_hash(parent.hash, key)
-                if not self.share_within_plan:  # what is here has been computed
-                    note_stored(self._notes, child, adapter)
-        return child
+    def _split(self, extent: Extent, at: int) -> Extent:
+        """Cut an extent before a block; return what is above. If nobody pins it, the caller does so next."""
+        assert extent.root is not None
+        above = extents.split(extent.root, extent, at)
+        if not above.pins:
+            self._unpinned[above] = None
+        self._version += 1
+        return above
 
-    def _pin(self, use: _Use, node: Node) -> None:
-        use.nodes.append(node)
-        if not node.pins:
-            self._num_pinned += 1
-            self._unpinned.pop(node, None)
-        node.pins += 1
-        self._num_pins += 1
-
-    def _unpin(self, node: Node) -> None:
-        node.pins -= 1
-        self._num_pins -= 1
-        self._num_pinned -= not node.pins
+    def _made(self, extent: Extent, first: int) -> None:
+        """Take note that an extent has new blocks, from the block `first` on."""
+        self._version += 1
+        if self._notes is not None:
+            assert extent.parent is not None
+            _hash(extent, first)
+            if extent.computed:
+                self._note_stored(self._notes, extent, first)
 
     # --- giving up --------------------------------------------------------------------------------------------------
 
     def shrink(self, spare_tokens: int) -> None:
         """Evict unpinned leaves, the least recently used first, until what is left takes at most so many tokens."""
-        num_spare = max(0, spare_tokens) // self.block_size
-        while len(self._unpinned) > num_spare:
-            node, _ = self._unpinned.popitem(last=False)
-            self._remove(node)
-            self._num_evictions += 1
+        excess = self._num_unpinned - max(0, spare_tokens) // self.block_size
+        while excess > 0:
+            extent = next(iter(self._unpinned))
+            num_blocks = min(excess, extent.end - extent.start)
+            excess -= num_blocks
+            if num_blocks == extent.end - extent.start:
+                del self._unpinned[extent]
+            self._remove(extent, num_blocks)
+            self._num_unpinned -= num_blocks
+            self._num_evictions += num_blocks
 
-    def _remove(self, node: Node) -> None:
-        assert node.parent is not None, "a root is no block"
-        assert not node.children, "a block is evicted before the blocks that follow it"
-        del node.parent.children[node.key]
+    def _remove(self, extent: Extent, num_blocks: int) -> None:
+        """Remove the last so many blocks of a leaf, or all of it."""
+        assert extent.parent is not None, "a root has no blocks"
+        assert not extent.children, "a block is evicted before the blocks that follow it"
         self._version += 1
-        if self._notes is not None and (node.computed or not self.share_within_plan):
-            self._notes.removed(node.hash)
+        if self._notes is not None:
+            if extent.computed:
+                for number in range(1, num_blocks + 1):
+                    self._notes.removed(extent.hashes[-number])
+            del extent.hashes[len(extent.hashes) - num_blocks :]
+        extent.end -= num_blocks
+        if extent.end == extent.start:
+            del extent.parent.children[extent.key]
+        elif num_blocks > extent.end - extent.start:
+            assert extent.root is not None
+            extents.trim_label(extent.root, extent)
 
     def lose(self) -> None:
         """Forget every block; the worker is gone."""
         self._roots.clear()
         self._uses.clear()
         self._unpinned.clear()
-        self._num_pins = self._num_pinned = 0
+        self._num_pins = self._num_pinned = self._num_unpinned = 0
         self._version += 1
         self._found = None
         if self._notes is not None:
@@ -296,11 +370,11 @@ class BlockCache:
         """Note from now on what happens to blocks, for `take_changes`, or stop that. Takes a look at every block."""
         if on and self._notes is None:
             self._notes = BlockNotes()
-            for adapter_key, root in self._roots.items():
-                root.hash = root_hash(adapter_key)
-                for node in below(root):
-                    assert node.parent is not None
-                    node.hash = block_hash(node.parent.hash, node.key)
+            for (adapter_key, _), root in self._roots.items():
+                root.hashes = [root_hash(adapter_key)]
+                for extent in extents.below(root):
+                    extent.hashes = []
+                    _hash(extent, extent.start)
         elif not on:
             self._notes = None
 
@@ -313,10 +387,33 @@ class BlockCache:
         assert self._notes is not None, "nothing has a hash before note_changes"
         notes = BlockNotes()
         for root in self._roots.values():
-            for node in below(root):
-                if node.computed or not self.share_within_plan:
-                    note_stored(notes, node, root.adapter)
+            for extent in extents.below(root):
+                if extent.computed:
+                    self._note_stored(notes, extent, extent.start)
         return notes.take()
+
+    def _note_computed(self, last: Extent) -> None:
+        """Take note of blocks, from the root down, that may have been shown ahead of their step."""
+        shown: list[Extent] = []
+        extent: Extent | None = last
+        while extent is not None and not extent.computed:
+            shown.append(extent)
+            extent = extent.parent
+        for extent in reversed(shown):
+            extent.computed = True
+            if self._notes is not None:
+                self._note_stored(self._notes, extent, extent.start)
+
+    def _note_stored(self, notes: BlockNotes, extent: Extent, first: int) -> None:
+        parent, root = extent.parent, extent.root
+        assert parent is not None
+        assert root is not None
+        for block in range(first, extent.end):
+            number = block - extent.start
+            above: int | None = extent.hashes[number - 1] if number else parent.hashes[-1]
+            if not block:
+                above = None  # a root is no block
+            notes.stored(root.adapter, above, extent.hashes[number], extents.block_key(extent, block))
 
     # --- inspection -------------------------------------------------------------------------------------------------
 
@@ -326,24 +423,28 @@ class BlockCache:
         Those that somebody pins come first, in order of tokens; then the others, in the order in which they would go.
         """
         pinned: list[tuple[str | None, tuple[int, ...], int]] = []
-        tokens_of: dict[Node, tuple[str | None, tuple[int, ...]]] = {}
-        for adapter_key, root in self._roots.items():
-            tokens_of[root] = (adapter_key, ())
-            nodes: list[Node] = [root]
-            while nodes:
-                node = nodes.pop()
-                for child in node.children.values():
-                    tokens = (*tokens_of[node][1], *array("I", child.key))
-                    tokens_of[child] = (adapter_key, tokens)
-                    if child.pins:
-                        pinned.append((adapter_key, tokens, child.pins))
-                    nodes.append(child)
+        keys = {root: key[0] for key, root in self._roots.items()}
+        for root in self._roots.values():
+            for extent in extents.below(root):
+                if extent.pins:
+                    pinned += self._paths(extent, keys)
         pinned.sort(key=lambda path: (path[0] or "", path[1]))
-        return pinned + [(*tokens_of[node], 0) for node in self._unpinned]
+        return pinned + [path for extent in self._unpinned for path in reversed(self._paths(extent, keys))]
+
+    def _paths(self, extent: Extent, keys: dict[Root, str | None]) -> list[tuple[str | None, tuple[int, ...], int]]:
+        assert extent.root is not None
+        tokens, size = extents.path_tokens(extent), self.block_size
+        blocks = range(extent.start + 1, extent.end + 1)
+        return [(keys[extent.root], tokens[: block * size], extent.pins) for block in blocks]
 
 
-def _as_bytes(token_ids: Tokens[int]) -> bytes:
-    return array("I", token_ids).tobytes()
+def _hash(extent: Extent, first: int) -> None:
+    """Name the blocks of an extent from this one on; those before it have their names."""
+    assert extent.parent is not None
+    above = extent.hashes[-1] if extent.hashes else extent.parent.hashes[-1]
+    for block in range(first, extent.end):
+        above = block_hash(above, extents.block_key(extent, block))
+        extent.hashes.append(above)
 
 
 def _adapter_key(sequence: Sequence) -> str | None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.prefix_cache.changes import BlockChange, BlocksStored
-from lorrery.scheduler.core.prefix_cache.tree import below
+from lorrery.scheduler.core.prefix_cache.extents import below, path_tokens
 
 Prefix = tuple[str | None, tuple[int, ...]]
 
@@ -41,10 +41,10 @@ class CacheCopy:
 def to_be_found(cache: BlockCache) -> set[Prefix]:
     """What the tree itself has, without what is shown ahead of its step."""
     found: set[Prefix] = set()
-    for adapter_key, root in cache._roots.items():
-        tokens: dict[object, tuple[int, ...]] = {root: ()}
-        for node in below(root):
-            tokens[node] = (*tokens[node.parent], *array("I", node.key))
-            if node.computed or not cache.share_within_plan:
-                found.add((adapter_key, tokens[node]))
+    for (adapter_key, _), root in cache._roots.items():
+        for extent in below(root):
+            if extent.computed:
+                tokens = path_tokens(extent)
+                ends = range(extent.start + 1, extent.end + 1)
+                found.update((adapter_key, tokens[: end * cache.block_size]) for end in ends)
     return found

@@ -1,184 +1,194 @@
-"""The block cache against a plain dictionary of prefixes, and its rules one by one."""
+"""The cache of extents against the one that keeps a node for each block, and its rules one by one."""
 
-from dataclasses import dataclass, field
-
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
+from lorrery.scheduler.core.prefix_cache.content import of_runs
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from tests.scheduler.core.cache_copy import CacheCopy
+from tests.scheduler.core.oracle.blocks import BlockCache as Oracle
 
-BLOCK = 2
+BLOCK, EXAMPLES = 2, 12
 ADAPTERS = {None: None, "a": Adapter("a", 8), "a@3": Adapter("a", 16, version=3), "b": Adapter("b", 8)}
 
-Prefix = tuple[str | None, tuple[int, ...]]
 
+class CacheMachine(RuleBasedStateMachine):
+    """Plans admit sequences in chunks, steps compute them, they decode and leave, in any order; blocks are evicted.
 
-@dataclass
-class Entry:
-    """A cached block, in the naive cache: who pins it, and when somebody last let go of it."""
+    Prompts are runs of tokens that begin alike. With `by_id` the cache gets the ids of the runs instead of tokens.
+    """
 
-    pins: set[int] = field(default_factory=set)
-    used: tuple[int, int] = (0, 0)
-
-
-class NaiveCache:
-    """A dictionary from (adapter, all tokens up to a block's end) to that block."""
-
-    def __init__(self) -> None:
-        self.entries: dict[Prefix, Entry] = {}
-        self.clock = 0
-
-    @staticmethod
-    def prefixes(sequence: Sequence, num_tokens: int) -> list[Prefix]:
-        tokens = (*sequence.prompt_token_ids, *sequence.output_token_ids)
-        name = sequence.adapter.key if sequence.adapter is not None else None
-        return [(name, tokens[:end]) for end in range(BLOCK, num_tokens + 1, BLOCK)]
-
-    def reusable(self, sequence: Sequence) -> int:
-        found = 0
-        for prefix in self.prefixes(sequence, sequence.input_tokens - 1):
-            if prefix not in self.entries:
-                break
-            found += BLOCK
-        return found
-
-    def pin(self, sequence: Sequence, num_tokens: int) -> None:
-        for prefix in self.prefixes(sequence, num_tokens):
-            self.entries.setdefault(prefix, Entry()).pins.add(sequence.handle)
-
-    def release(self, sequence: Sequence, num_tokens: int) -> None:
-        self.clock += 1
-        for entry in self.entries.values():
-            entry.pins.discard(sequence.handle)
-        for prefix in self.prefixes(sequence, num_tokens):
-            self.entries.setdefault(prefix, Entry()).used = (self.clock, -len(prefix[1]))
-
-    def shrink(self, num_blocks: int) -> int:
-        gone = self.unpinned()[: max(0, len(self.unpinned()) - num_blocks)]
-        for prefix in gone:
-            del self.entries[prefix]
-        return len(gone)
-
-    def unpinned(self) -> list[Prefix]:
-        free = [prefix for prefix, entry in self.entries.items() if not entry.pins]
-        return sorted(free, key=lambda prefix: self.entries[prefix].used)
-
-    def paths(self) -> list[tuple[str | None, tuple[int, ...], int]]:
-        pinned = [(*prefix, len(entry.pins)) for prefix, entry in self.entries.items() if entry.pins]
-        pinned.sort(key=lambda path: (path[0] or "", path[1]))
-        return pinned + [(*prefix, 0) for prefix in self.unpinned()]
-
-
-class BlockCacheMachine(RuleBasedStateMachine):
-    """Sequences come, compute, decode and leave, in any order."""
+    block, share, by_id, min_computed_tokens = BLOCK, False, False, 1
+    RUN = 6
 
     def __init__(self) -> None:
         super().__init__()
-        self.cache = BlockCache(BLOCK)
-        self.cache.note_changes()
-        self.copy = CacheCopy()
-        self.naive = NaiveCache()
-        self.batch: dict[int, Sequence] = {}
-        self.waiting: list[Sequence] = []
+        more = {"share_within_plan": self.share, "min_computed_tokens": self.min_computed_tokens}
+        self.cache, self.oracle = BlockCache(self.block, **more), Oracle(self.block, **more)
+        self.noted = False
+        self.batch: dict[int, tuple[Sequence, Sequence]] = {}
+        self.waiting: list[tuple[Sequence, Sequence]] = []
+        self.chunks: list[tuple[int, int]] = []
         self.num_handles = 0
-        self.num_evicted = 0
-
-    def _pick(self, which: int) -> Sequence:
-        return list(self.batch.values())[which % len(self.batch)]
-
-    def _enter(self, sequence: Sequence) -> None:
-        sequence.cached_tokens = sequence.computed_tokens = self.cache.reusable(sequence)
-        self.cache.acquire(sequence)
-        self.naive.pin(sequence, sequence.cached_tokens)
-        self.batch[sequence.handle] = sequence
+        self.copy = CacheCopy()
 
     @rule(
-        fork=st.sampled_from([16, 16, 5, 3, 0]),
-        total=st.integers(10, 16),
-        prompt=st.integers(1, 9),
+        runs=st.lists(st.sampled_from([0, 0, 0, 1, 2]), min_size=1, max_size=6),
+        cut=st.integers(0, RUN - 1),
+        output=st.integers(1, 9),
         adapter=st.sampled_from([None, None, None, "a"]),
-        computed=st.booleans(),
     )
-    def enter(self, fork: int, total: int, prompt: int, adapter: str | None, computed: bool) -> None:
-        tokens = [0 if index < fork else 1 + self.num_handles % 2 for index in range(total)]
+    def arrive(self, runs: list[int], cut: int, output: int, adapter: str | None) -> None:
         self.num_handles += 1
-        sequence = Sequence(
-            self.num_handles,
-            prompt,
-            len(tokens) - prompt,
-            adapter=ADAPTERS[adapter],
-            prompt_token_ids=tokens[:prompt],
-            output_token_ids=tokens[prompt:],
-        )
-        self.waiting.append(sequence)
-        self._enter(sequence)
-        if computed:
-            self.compute(-1, 9)
+        tokens = [run * self.RUN + number for run in runs for number in range(self.RUN)][: len(runs) * self.RUN - cut]
+        output_ids = [] if self.by_id else [(runs[0] + number) % 3 for number in range(output)]
+        both = [
+            Sequence(self.num_handles, len(tokens), output, 0, ADAPTERS[adapter], "", tokens, output_ids)
+            for _ in range(2)
+        ]
+        if self.by_id:
+            both[0].prompt_token_ids = ()
+            both[0].content = of_runs(runs, self.RUN, len(tokens))
+        self.waiting.append((both[0], both[1]))
 
     @precondition(lambda self: self.waiting)
     @rule(which=st.integers(0, 20))
     def look_up(self, which: int) -> None:
-        sequence = self.waiting[which % len(self.waiting)]
+        ours, theirs = self.waiting[which % len(self.waiting)]
         before = self.cache.paths()
-        found = self.cache.reusable(sequence)
-        assert found == self.naive.reusable(sequence)
-        pinned = sum(bool(self.naive.entries[prefix].pins) for prefix in self.naive.prefixes(sequence, found))
-        assert self.cache.num_shareable(sequence) == pinned
+        assert self.cache.reusable(ours) == self.oracle.reusable(theirs)
+        assert self.cache.num_shareable(ours) == self.oracle.num_shareable(theirs)
+        if not self.by_id:
+            key = ours.adapter.key if ours.adapter is not None else None
+            assert self.cache.match(ours.prompt_token_ids, key) == self.oracle.match(theirs.prompt_token_ids, key)
         assert self.cache.paths() == before
 
-    @precondition(lambda self: self.batch)
-    @rule(which=st.integers(0, 20), num_tokens=st.sampled_from([9, 4, 1]))
-    def compute(self, which: int, num_tokens: int) -> None:
-        sequence = self._pick(which)
-        sequence.computed_tokens = min(sequence.input_tokens, sequence.computed_tokens + num_tokens)
-        self.cache.commit(sequence)
-        self.naive.pin(sequence, sequence.computed_tokens)
+    @precondition(lambda self: not self.chunks)
+    @rule(budget=st.sampled_from([3, 8, 20, 60]), most=st.integers(0, 3))
+    def plan(self, budget: int, most: int) -> None:
+        for ours, _ in self.batch.values():
+            budget = self._chunk(ours, budget)
+        while budget > 0 and most and self.waiting:
+            most -= 1
+            ours, theirs = self.waiting.pop(0)
+            for cache, sequence in ((self.cache, ours), (self.oracle, theirs)):
+                usable = min(cache.reusable(sequence), sequence.input_tokens - self.min_computed_tokens)
+                sequence.cached_tokens = sequence.computed_tokens = usable
+                cache.acquire(sequence)
+            assert ours.cached_tokens == theirs.cached_tokens
+            self.batch[ours.handle] = (ours, theirs)
+            budget = self._chunk(ours, budget)
 
-    @precondition(lambda self: self.batch)
-    @rule(which=st.integers(0, 20), most=st.integers(1, 16), again=st.booleans())
+    def _chunk(self, sequence: Sequence, budget: int) -> int:
+        new_tokens = min(sequence.input_tokens - sequence.computed_tokens, budget)
+        if new_tokens > 0:
+            self.chunks.append((sequence.handle, new_tokens))
+        return budget - new_tokens
+
+    @precondition(lambda self: self.chunks)
+    @rule()
+    def commit(self) -> None:
+        for handle, new_tokens in self.chunks:
+            for cache, sequence in zip((self.cache, self.oracle), self.batch[handle], strict=True):
+                sequence.computed_tokens += new_tokens
+                cache.commit(sequence)
+        self.chunks.clear()
+
+    @precondition(lambda self: self.chunks and not any(self.batch[handle][0].produced_tokens for handle in self.batch))
+    @rule()
+    def never_run(self) -> None:
+        """End those that a plan let in before its step has run."""
+        self.chunks.clear()
+        for handle in reversed(list(self.batch)):
+            self._leave(handle, 0)
+
+    @precondition(lambda self: self.batch and not self.chunks)
+    @rule(which=st.integers(0, 20), most=st.integers(1, 9), again=st.booleans())
     def leave(self, which: int, most: int, again: bool) -> None:
-        sequence = self._pick(which)
-        del self.batch[sequence.handle]
-        through = sequence.computed_tokens == sequence.input_tokens
-        output_tokens = min(most, sequence.budget_tokens) if through else 0
-        self.cache.release(sequence, output_tokens)
-        self.naive.release(sequence, sequence.computed_tokens + max(0, output_tokens - 1))
-        sequence.requeue(output_tokens, 0)
-        if again and sequence.budget_tokens:  # preempted: its output is input now
-            assert self.cache.reusable(sequence) == self.naive.reusable(sequence)
-            self._enter(sequence)
+        handle = list(self.batch)[which % len(self.batch)]
+        ours, theirs = self._leave(handle, most)
+        if again and ours.budget_tokens > 0:  # preempted: its output is input now
+            self.waiting.insert(0, (ours, theirs))
+            self.look_up(0)
 
-    @rule(num_blocks=st.integers(2, 12), odd=st.integers(0, BLOCK - 1))
+    def _leave(self, handle: int, most: int) -> tuple[Sequence, Sequence]:
+        both = self.batch.pop(handle)
+        for cache, sequence in zip((self.cache, self.oracle), both, strict=True):
+            through = sequence.computed_tokens == sequence.input_tokens
+            output_tokens = min(most, sequence.budget_tokens) if through else 0
+            cache.release(sequence, output_tokens)
+            sequence.requeue(output_tokens, 0)
+        return both
+
+    @rule(num_blocks=st.sampled_from([0, 1, 2, 4, 7, 12]), odd=st.integers(-1, 1))
     def shrink(self, num_blocks: int, odd: int) -> None:
-        self.cache.shrink(num_blocks * BLOCK + odd)
-        self.num_evicted += self.naive.shrink(num_blocks)
+        for cache in (self.cache, self.oracle):
+            cache.shrink(num_blocks * self.block + odd)
 
     @precondition(lambda self: self.num_handles % 6 == 5)  # seldom, or there would be little to forget
     @rule()
     def lose(self) -> None:
-        self.cache.lose()
+        for cache in (self.cache, self.oracle):
+            cache.lose()
         self.copy = CacheCopy()
-        self.naive = NaiveCache()
         self.batch.clear()
+        self.chunks.clear()
         self.num_handles += 1
+
+    @precondition(lambda self: not self.by_id)
+    @rule()
+    def listen(self) -> None:
+        self.noted = not self.noted
+        for cache in (self.cache, self.oracle):
+            cache.note_changes(self.noted)
+        if self.noted:
+            self.copy = CacheCopy()
+            self.copy.apply(self.cache.contents())
+            theirs = CacheCopy()
+            theirs.apply(self.oracle.contents())
+            assert self.copy.blocks == theirs.blocks
 
     @invariant()
     def same(self) -> None:
-        paths = self.cache.paths()
-        assert paths == self.naive.paths()
-        assert self.cache.num_pins == sum(pins for _, _, pins in paths)
-        assert self.cache.num_pinned == sum(pins > 0 for _, _, pins in paths)
-        assert self.cache.num_unpinned == sum(not pins for _, _, pins in paths)
-        assert self.cache.num_evictions == self.num_evicted
-        self.copy.apply(self.cache.take_changes())
-        assert self.copy.paths() == {(adapter_key, tokens) for adapter_key, tokens, _ in paths}
+        ours, theirs = self.cache, self.oracle
+        paths = ours.paths()
+        assert paths == theirs.paths()
+        assert (ours.num_pins, ours.num_pinned) == (theirs.num_pins, theirs.num_pinned)
+        assert (ours.num_unpinned, ours.num_evictions) == (theirs.num_unpinned, theirs.num_evictions)
+        assert ours.num_extents <= 2 * self.num_handles
+        changes = ours.take_changes()
+        assert [told(change) for change in changes] == [told(change) for change in theirs.take_changes()]
+        if self.noted:
+            self.copy.apply(changes)
+            if not self.share:
+                assert self.copy.paths() == {(adapter_key, tokens) for adapter_key, tokens, _ in paths}
 
 
-BlockCacheMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
-TestAgainstADictionaryOfPrefixes = BlockCacheMachine.TestCase
+def told(change: object) -> dict[str, object]:
+    """Return all that a change says."""
+    return {name: getattr(change, name) for name in type(change).__slots__}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("block", "share", "by_id", "min_computed_tokens"),
+    [
+        (2, False, False, 1),
+        (2, True, False, 1),
+        (1, True, False, 0),
+        (2, True, True, 1),
+        (4, False, True, 1),
+        (9, False, True, 0),
+    ],
+)
+def test_extents_do_to_the_block_what_a_node_for_each_block_does(
+    block: int, share: bool, by_id: bool, min_computed_tokens: int
+) -> None:
+    own = {"block": block, "share": share, "by_id": by_id, "min_computed_tokens": min_computed_tokens}
+    machine = type("Machine", (CacheMachine,), own)
+    run_state_machine_as_test(machine, settings=settings(max_examples=EXAMPLES, stateful_step_count=50, deadline=None))
 
 
 def sequence(

@@ -1,0 +1,49 @@
+"""What prefix caches compare of an input: its tokens, or the ids that a trace gives for runs of them.
+
+A trace such as Mooncake's says of each 512 tokens only which other prompts have the same, by an id. There the ids are
+enough: nobody makes 512 tokens to find that they are equal. Otherwise the tokens themselves are compared, so there is
+no hash that could collide. Both are one `bytes`, since that is what the machine compares fastest; two inputs agree in
+as many leading tokens as their leading units of equal kind do.
+"""
+
+from array import array
+from collections.abc import Sequence as Tokens
+
+from lorrery.scheduler.core.sequence import Content, Sequence
+
+_TOKEN_BYTES = array("I").itemsize
+
+
+def of_tokens(token_ids: Tokens[int]) -> Content:
+    """Return the content of an input whose tokens are known."""
+    data = array("I", token_ids).tobytes()
+    return Content(data, 1, _TOKEN_BYTES, len(data) // _TOKEN_BYTES)
+
+
+def of_runs(run_ids: Tokens[int], run_tokens: int, num_tokens: int) -> Content:
+    """Return the content of an input of so many tokens, given an id for each run of `run_tokens`, the last cut short.
+
+    Equal ids mean equal tokens after equal ones, different ids different tokens from the first on.
+    """
+    ids = array("Q", run_ids)
+    assert len(ids) == -(-num_tokens // run_tokens), "a run without an id"
+    return Content(ids.tobytes(), run_tokens, ids.itemsize, num_tokens)
+
+
+def content_of(sequence: Sequence) -> Content:
+    """Return what is known of a sequence's input; it is kept there until the input changes."""
+    content = sequence.content
+    if content is None:
+        content = of_tokens(sequence.prompt_token_ids)
+        if sequence.produced_tokens:
+            content = with_output(content, sequence, 0, sequence.produced_tokens)
+        sequence.content = content
+    return content
+
+
+def with_output(content: Content, sequence: Sequence, first: int, end: int) -> Content:
+    """Return a content that goes on with the tokens of a sequence's output from `first` to `end`, as far as known."""
+    if len(sequence.prompt_token_ids) < sequence.prompt_tokens:
+        return content
+    output = of_tokens(sequence.output_token_ids[first:end])
+    return Content(content.data + output.data, 1, _TOKEN_BYTES, content.num_tokens + output.num_tokens)

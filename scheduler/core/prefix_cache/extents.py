@@ -1,0 +1,201 @@
+"""The tree that `BlockCache` keeps: a radix tree whose edges are runs of blocks.
+
+Prompts are long and part seldom. A node for each block of 16 tokens makes a prompt of 16,000 tokens cost a thousand
+nodes to find, to pin, to let go and to evict. Here an *extent* is a run of consecutive blocks of one path that have all
+in common: who pins them, whether they are computed, and when somebody last let go of them. So what a sequence costs
+follows from how often its path parts from others', and comparing is a `memcmp`.
+
+    root
+     +-- blocks 0 .. 311                 a shared beginning; 3 pins
+          +-- blocks 312 .. 990          one prompt's own; 1 pin
+          +-- blocks 312 .. 342          another's; 2 pins
+               +-- blocks 343 .. 700     who has the same beginning, and goes on; 1 pin
+
+* An extent starts where its parent ends. Its children differ in their first block, which is their key.
+* Where a sequence's path ends, an extent ends: it is split there when somebody pins or leaves a part of it.
+* Pins never grow on the way down, nor does `computed` come after what is not: both hold for a path's beginning.
+* What nobody pins is trimmed from its end, or goes whole; the part that is left stays where it is in every order.
+* Extents that one sequence lets go of together, one the only child of the other, become one again.
+
+Cost: a look-up takes a dictionary look-up and a comparison for each extent on the way, and O(log n) comparisons of
+halves where it parts from the last one; a split copies the extent's label. Memory: the label, which is what the blocks
+hold (`content`), and some 300 bytes for each extent; there are at most two extents for each sequence that left blocks.
+"""
+
+from collections.abc import Iterator
+
+from lorrery.scheduler.core.sequence import Adapter, Content
+
+
+class Extent:
+    """A run of blocks in its place; `pins` sequences of the batch use all of them.
+
+    Attributes:
+        root: of its tree.
+        parent: ends where this one starts; None: this is a root.
+        start: number of its first block, counted from the root.
+        end: number after its last block.
+        key: content of its first block.
+        label: content of its blocks; it may hold more than them, which means nothing.
+        children: by key.
+        pins: sequences that use it.
+        computed: whether its blocks are computed; kept up for `share_within_plan`, true otherwise.
+        hashes: of its blocks, while changes are noted.
+    """
+
+    __slots__ = ("children", "computed", "end", "hashes", "key", "label", "parent", "pins", "root", "start")
+
+    def __init__(
+        self,
+        root: "Root | None",
+        parent: "Extent | None",
+        start: int,
+        end: int,
+        key: bytes,
+        label: bytes,
+        computed: bool,
+    ) -> None:
+        self.root = root
+        self.parent = parent
+        self.start = start
+        self.end = end
+        self.key = key
+        self.label = label
+        self.children: dict[bytes, Extent] = {}
+        self.pins = 0
+        self.computed = computed
+        self.hashes: list[int] = []
+
+
+class Root(Extent):
+    """The extents of an adapter, and of one kind of content, hang under it; itself it has no blocks.
+
+    Where a unit stands for more than a block (the id of a run of tokens), blocks have the unit that they lie in, and
+    where blocks are larger all the units that they touch: two blocks in one place are equal if these are.
+    """
+
+    __slots__ = ("adapter", "block_size", "unit_bytes", "unit_tokens")
+
+    def __init__(self, adapter: Adapter | None, block_size: int, unit_tokens: int, unit_bytes: int) -> None:
+        super().__init__(None, None, 0, 0, b"", b"", True)
+        self.adapter = adapter
+        self.block_size = block_size
+        self.unit_tokens = unit_tokens
+        self.unit_bytes = unit_bytes
+
+    def first_byte(self, block: int) -> int:
+        """Return where a content's first unit of this block begins."""
+        return block * self.block_size // self.unit_tokens * self.unit_bytes
+
+    def end_byte(self, block: int) -> int:
+        """Return where a content's last unit before this block ends."""
+        return -(-block * self.block_size // self.unit_tokens) * self.unit_bytes
+
+    def key_of(self, data: bytes, block: int) -> bytes:
+        """Return what a block of a content is looked up by."""
+        return data[self.first_byte(block) : self.end_byte(block + 1)]
+
+
+def num_common(root: Root, extent: Extent, data: bytes, most: int) -> int:
+    """Return at which block the way of a content leaves an extent: at most its end, and `most`.
+
+    The content has `most` blocks, and agrees with the extent in all before it and in its first block.
+    """
+    label, first = extent.label, root.first_byte(extent.start)
+    most = min(most, extent.end)
+    if data.startswith(label, first):
+        return most
+    end = root.end_byte(most)
+    if data[first:end] == label[: end - first]:
+        return most
+    # They part somewhere between the units `equal` and `unequal`, from the extent's first.
+    equal, unequal, size = 0, (end - first) // root.unit_bytes, root.unit_bytes
+    while unequal - equal > 1:
+        middle = (equal + unequal) // 2
+        if label[equal * size : middle * size] == data[first + equal * size : first + middle * size]:
+            equal = middle
+        else:
+            unequal = middle
+    return (first // size + equal) * root.unit_tokens // root.block_size
+
+
+def split(root: Root, extent: Extent, at: int) -> Extent:
+    """Cut an extent before a block; return the new one, which has the blocks above. The old one keeps its identity."""
+    parent = extent.parent
+    assert parent is not None
+    assert extent.start < at < extent.end
+    first, label = root.first_byte(extent.start), extent.label
+    above = Extent(root, parent, extent.start, at, extent.key, label[: root.end_byte(at) - first], extent.computed)
+    above.pins = extent.pins
+    parent.children[extent.key] = above  # in the place of the old one
+    extent.parent, extent.start = above, at
+    extent.label = label = label[root.first_byte(at) - first :]
+    extent.key = label[: root.end_byte(at + 1) - root.first_byte(at)]
+    above.children[extent.key] = extent
+    if extent.hashes:
+        num_above = at - above.start
+        above.hashes, extent.hashes = extent.hashes[:num_above], extent.hashes[num_above:]
+    return above
+
+
+def merge(root: Root, above: Extent, extent: Extent) -> None:
+    """Put the blocks of an extent's parent before its own; it is the only child, and keeps its identity."""
+    parent = above.parent
+    assert parent is not None
+    assert len(above.children) == 1
+    first = root.first_byte(above.start)
+    extent.label = above.label[: root.first_byte(above.end) - first] + extent.label
+    extent.parent, extent.start, extent.key = parent, above.start, above.key
+    parent.children[extent.key] = extent  # in the place of the other
+    if extent.hashes:
+        extent.hashes = above.hashes + extent.hashes
+
+
+def trim_label(root: Root, extent: Extent) -> None:
+    """Forget what the label has beside the extent's blocks."""
+    num_bytes = root.end_byte(extent.end) - root.first_byte(extent.start)
+    if num_bytes < len(extent.label):
+        extent.label = extent.label[:num_bytes]
+
+
+def grow(root: Root, extent: Extent, content: Content, num_blocks: int) -> None:
+    """Let an extent without children go on along a content to this block."""
+    first, old_end = root.first_byte(extent.start), root.first_byte(extent.end)
+    new_end = root.end_byte(num_blocks)
+    if extent.label[old_end - first : new_end - first] != content.data[old_end:new_end]:
+        # The rest of the content comes with it: whoever grows by chunks copies once.
+        extent.label = extent.label[: old_end - first] + content.data[old_end:]
+    extent.end = num_blocks
+
+
+def below(root: Root) -> Iterator[Extent]:
+    """Yield the extents below a root: each after the one that it follows, a chain without branches in one go."""
+    extents: list[Extent] = list(root.children.values())
+    while extents:
+        extent = extents.pop()
+        yield extent
+        extents += extent.children.values()
+
+
+def block_key(extent: Extent, block: int) -> bytes:
+    """Return the tokens of a block, counted from the root."""
+    root = extent.root
+    assert root is not None
+    assert root.unit_tokens == 1, "of a run that is known by its id nobody knows the tokens"
+    first = root.first_byte(extent.start)
+    return extent.label[root.first_byte(block) - first : root.end_byte(block + 1) - first]
+
+
+def path_tokens(extent: Extent) -> tuple[int, ...]:
+    """Return all tokens from the root to an extent's end; of runs known by an id, numbers that stand for them."""
+    root = extent.root
+    assert root is not None
+    parts: list[tuple[int, ...]] = []
+    each, part = root.unit_tokens, extent
+    while part.parent is not None:
+        units = memoryview(part.label).cast("I" if each == 1 else "Q")
+        first = root.first_byte(part.start) // root.unit_bytes
+        tokens = range(part.start * root.block_size, part.end * root.block_size)
+        parts.append(tuple([units[token // each - first] * each + token % each for token in tokens]))
+        part = part.parent
+    return tuple([token for tokens in reversed(parts) for token in tokens])
