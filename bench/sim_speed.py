@@ -236,8 +236,9 @@ def simulate(scenario: Scenario) -> Times:
     )
     simulation = Simulation(workers, PLACEMENTS[scenario.placement](np.random.default_rng(1)))
     columns = scenario.columns
+    with_prompts = columns.hash_ids is not None
     requests = build_requests(
-        columns.requests(), scenario.model, scenario.adapters, with_prompts=columns.hash_ids is not None
+        columns.requests(), scenario.model, scenario.adapters, with_prompts=with_prompts, by_hash_ids=with_prompts
     )
     first_token_ps, finished_ps = (array("q", [-1]) * len(columns) for _ in range(2))
     num_finished = output_tokens = 0

@@ -3,12 +3,15 @@
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 
+from lorrery.loadgen.workload.mooncake import BLOCK_TOKENS
 from lorrery.loadgen.workload.prompts import TokenIds, output_seed, prompt_token_ids
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.scheduler.core.build import build_replica
+from lorrery.scheduler.core.prefix_cache.content import of_runs
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
@@ -45,6 +48,49 @@ def build_workers(
     return [SimulatedWorker(f"worker-{n}", lambda: make_replica(settings), step_time, shard) for n in range(count)]
 
 
+class UnreadPrompt(Sequence[int]):
+    """The token ids of a prompt, made when somebody reads them."""
+
+    def __init__(self, request: WorkloadRequest, seed: int) -> None:
+        self._request = request
+        self._seed = seed
+        self._token_ids: array[int] | None = None
+
+    def _made(self) -> "array[int]":
+        if self._token_ids is None:
+            self._token_ids = _tokens(prompt_token_ids(self._request, self._seed))
+        return self._token_ids
+
+    def __len__(self) -> int:
+        """Return how many there are, without making them."""
+        return self._request.prompt_tokens
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> "array[int]": ...
+    def __getitem__(self, index: int | slice) -> "int | array[int]":
+        """Return one, or some."""
+        return self._made()[index]
+
+    def __iter__(self) -> Iterator[int]:
+        """Iterate over them."""
+        return iter(self._made())
+
+
+def hash_ids_suffice(prefix_cache: str, block_size: int) -> bool:
+    """Tell whether a prefix cache finds by hash ids what it would find by tokens, and nothing else.
+
+    Prompts of different ids have different tokens as far as a block shows it. Where one shows less than four drawn
+    words of the run in which they part, it may be equal by chance, which those who compare tokens see.
+    """
+    return prefix_cache == "blocks" and block_size % 4 == 0
+
+
+def _tokens(token_ids: TokenIds) -> "array[int]":
+    return array("I", token_ids.tobytes())
+
+
 @dataclass(frozen=True, slots=True)
 class RequestBuilder:
     """Turns requests of a workload into simulated ones.
@@ -55,6 +101,8 @@ class RequestBuilder:
         natural_length: draws where outputs end, not above the workload's lengths; None: exactly there.
         seed: of prompts and outputs.
         with_prompts: make the prompts' token ids, for prefix caches.
+        by_hash_ids: prefix caches compare hash ids where a request has them (`hash_ids_suffice`); its tokens are made
+            only if somebody reads them.
         ignore_eos: requests ask for exactly their true length; otherwise the model ends there by itself.
         max_new_tokens: without `ignore_eos`, the limit that requests name, where the true length is not above it.
     """
@@ -64,6 +112,7 @@ class RequestBuilder:
     natural_length: LengthModel | None = None
     seed: int = 0
     with_prompts: bool = False
+    by_hash_ids: bool = False
     ignore_eos: bool = True
     max_new_tokens: int | None = None
 
@@ -76,15 +125,19 @@ class RequestBuilder:
         else:
             end = Ending(tokens, FinishReason.LENGTH if self.ignore_eos else FinishReason.EOS)
         adapter = None if request.adapter_id is None else self.adapters[request.adapter_id]
-        prompt: array[int] | tuple[()] = ()
+        by_id = self.by_hash_ids and request.hash_ids is not None and request.turn is None
+        prompt: Sequence[int] = ()
         if self.with_prompts:
-            prompt = array("I", prompt_token_ids(request, self.seed, said).tobytes())
+            prompt = UnreadPrompt(request, self.seed) if by_id else _tokens(prompt_token_ids(request, self.seed, said))
         built = SimulatedRequest(
             request.index, request.prompt_tokens, most, at_ps, end, adapter, request.tenant_id, prompt
         )
+        if by_id:
+            assert request.hash_ids is not None
+            built.sequence.content = of_runs(request.hash_ids, BLOCK_TOKENS, request.prompt_tokens)
         if self.with_prompts and request.turn is not None:
             # The next turn's prompt has it, and finds it in the cache.
-            built.sequence.output_token_ids = array("I", self._output(request, most, end).tobytes())
+            built.sequence.output_token_ids = _tokens(self._output(request, most, end))
         return built
 
     def said(self, request: SimulatedRequest) -> TokenIds:
@@ -111,6 +164,7 @@ def build_requests(
     natural_length: LengthModel | None = None,
     seed: int = 0,
     with_prompts: bool = False,
+    by_hash_ids: bool = False,
     ignore_eos: bool = True,
     max_new_tokens: int | None = None,
 ) -> Iterator[tuple[int, SimulatedRequest]]:
@@ -118,7 +172,9 @@ def build_requests(
 
     The arguments are those of `RequestBuilder`.
     """
-    build = RequestBuilder(model, adapters, natural_length, seed, with_prompts, ignore_eos, max_new_tokens).build
+    build = RequestBuilder(
+        model, adapters, natural_length, seed, with_prompts, by_hash_ids, ignore_eos, max_new_tokens
+    ).build
     for request in workload:
         at_ps = round(request.at_seconds * PS_PER_SECOND)
         yield at_ps, build(request, at_ps)

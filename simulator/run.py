@@ -26,7 +26,7 @@ from lorrery.scheduler.core.sequence import Adapter
 from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.replicas import ReplicaFactory, cluster_rules
 from lorrery.settings import Settings
-from lorrery.simulator.build import RequestBuilder
+from lorrery.simulator.build import RequestBuilder, hash_ids_suffice
 from lorrery.simulator.clients import Clients
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.faults import never_began, schedule_faults
@@ -294,11 +294,13 @@ class _SimulatedCluster:
         return self.clients.closed_loop(played, options.concurrency, options.schedule_seconds)
 
     def _builder(self, options: LoadOptions) -> RequestBuilder:
+        own = self._settings.scheduler
         return RequestBuilder(
             self._device.deployment.model.name,
             self.adapters,
             seed=options.seed,
-            with_prompts=self._settings.scheduler.prefix_cache.kind != "none",
+            with_prompts=own.prefix_cache.kind != "none",
+            by_hash_ids=hash_ids_suffice(own.prefix_cache.kind, own.block_size),
             ignore_eos=options.ignore_eos,
             max_new_tokens=options.max_new_tokens,
         )

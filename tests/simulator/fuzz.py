@@ -39,7 +39,7 @@ from lorrery.scheduler.core.queues.profile import DeviceProfile
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
-from lorrery.simulator.build import build_requests
+from lorrery.simulator.build import build_requests, hash_ids_suffice
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.faults import schedule_faults
 from lorrery.simulator.gaps import GapRecorder
@@ -356,6 +356,7 @@ def play_case(case: Case, simulation: Simulation) -> Iterable[SimulatedRequest]:
         ADAPTERS,
         natural_length=LlmMockLength() if case.model == "llm-mock" and case.number % 2 else None,
         with_prompts=case.replica.prefix_cache == "blocks" or case.trie,
+        by_hash_ids=case.number % 2 == 1 and hash_ids_suffice(case.replica.prefix_cache, case.replica.block_size),
     )
     return _play(simulation, requests, case)
 

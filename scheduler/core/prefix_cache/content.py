@@ -43,7 +43,7 @@ def content_of(sequence: Sequence) -> Content:
 
 def with_output(content: Content, sequence: Sequence, first: int, end: int) -> Content:
     """Return a content that goes on with the tokens of a sequence's output from `first` to `end`, as far as known."""
-    if len(sequence.prompt_token_ids) < sequence.prompt_tokens:
+    if content.unit_tokens != 1 or len(sequence.prompt_token_ids) < sequence.prompt_tokens:
         return content
     output = of_tokens(sequence.output_token_ids[first:end])
     return Content(content.data + output.data, 1, _TOKEN_BYTES, content.num_tokens + output.num_tokens)
