@@ -3,29 +3,28 @@
 A GPU with S SMs runs S tiles at a time; a tile is r query rows of one head. Sequence i computes c_i tokens after p_i
 cached ones, with q query heads and kv KV heads of d elements on this GPU, an element of the cache taking a bytes:
 
-    attn_decode  = sum_i p_i * kv * d * 2a / (B e) + t_sequence * sequences + t_attn
-    attn_prefill = sqrt(C^2 + M^2) + t_attn
+    attn_decode  = sum_i p_i * kv * d * 2a / (B e) + t_sequence * kv * sequences + t_longest * max_i p_i + t_decode
+    attn_prefill = tau * (total^x + longest^x)^(1/x) + sum_i c_i * kv * d * 4 / (B e_store) + t_prefill
     tau          = 4 r d S / (F e): the time per KV token of one tile, when all SMs are busy
     total        = sum of the tiles' lengths / S      sequence i has ceil(c_i/r) q tiles of mean length p_i + c_i/2 + s
-    longest      = p_i + c_i + s, of the sequence where that is most
-    C            = tau * (total^x + longest^x)^(1/x)     tiles go to SMs as these get free, and the last one ends alone
-    M            = the queries', outputs' and KV's bytes / (0.8 B)
+    longest      = p_i + c_i + s, of the sequence where that is most: tiles go to SMs as these get free, and one is last
     split        = attn_prefill(prefills) + attn_decode(decodes)                two kernels, each if it has work
-    unified      = max(C, decodes' KV bytes / (B e)) + t_attn    one kernel: a decode has q tiles (of one row each) of
-                   length p_i + s. A step of decodes alone runs attn_decode.
+    unified      = max(attn_prefill, attn_decode), each without its t, + the larger t      one kernel for both
 
 Older fits have no exponent x; for those tiles of 64 rows run in whole waves:
 
     attn_prefill = tau * waves + t_attn
     waves        = tiles, longest first, S at a time; each wave lasts as long as its longest tile. Sequence i has
                    ceil(c_i/64) q tiles of length p_i + c_i/2 + 132
+    unified      = max(tau * waves, decodes' KV bytes / (B e)) + t_attn       a decode has q tiles of one row and of
+                   length p_i + 100
 
-Integer arithmetic: the time per decode KV token and per sequence, and a prefill's time are rounded once.
+Integer arithmetic: times per decode KV token, per sequence and per token of the longest are rounded once, and so is
+what a step's prefill takes.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import sqrt
 
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.architecture import Model, Precision, Shard
@@ -35,8 +34,6 @@ from lorrery.worker.device.kernels import TILE
 
 TILE_START_TOKENS = 100
 """What a tile of a wave costs before its first KV token; 60 to 140 fit alike."""
-PREFILL_BANDWIDTH = 0.8
-"""Share of the bandwidth at which a prefill reads and writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +77,10 @@ class AttentionKernels:
         layers, self._num_sms, self._unified = num_layers, gpu.num_sms, unified
         self._heads, self._rows, self._start = heads.query, constants.tile, constants.tile_start
         self._overlap = constants.overlap
-        self._kernel_ps = round(layers * constants.us * 1e6)
-        self._sequence_ps = round(layers * constants.sequence_us * 1e6)
+        self._decode_us_ps = round(layers * constants.decode_us * 1e6)
+        self._prefill_us_ps = round(layers * constants.prefill_us * 1e6)
+        self._sequence_ps = round(layers * heads.kv * constants.sequence_ns * 1e3)
+        self.longest_token_ps = round(layers * constants.longest_ns * 1e3)
         self._kv_token_bytes = layers * heads.kv * heads.size * 2 * heads.kv_bytes
         bandwidth = gpu.gb_per_second * 1e9 * constants.decode_bandwidth
         self.kv_token_ps = round(self._kv_token_bytes / bandwidth * PS_PER_SECOND)
@@ -89,51 +88,53 @@ class AttentionKernels:
         seconds = layers * tile_flops / (gpu.tflops * 1e12 * constants.prefill_flops)
         self._tile_token_ps = seconds * PS_PER_SECOND
         self._half_tile_token_ps = round(seconds / 2 * PS_PER_SECOND)
-        byte_ps = layers * PS_PER_SECOND / (gpu.gb_per_second * 1e9 * PREFILL_BANDWIDTH)
-        self._new_token_ps = 4 * (heads.query + heads.kv) * heads.size * byte_ps
-        self._past_token_ps = 2 * heads.kv_bytes * heads.kv * heads.size * byte_ps
+        self._store_token_ps = 0
+        if constants.store_bandwidth:
+            per_second = gpu.gb_per_second * 1e9 * constants.store_bandwidth
+            self._store_token_ps = round(layers * 4 * heads.kv * heads.size / per_second * PS_PER_SECOND)
         self._pair_flops = 4 * layers * heads.query * heads.size
 
     def batch_ps(self, batch: Batch) -> int:
         """Return how long the step's attention takes."""
-        num_decodes = batch.num_decodes
+        num_decodes, longest = batch.num_decodes, batch.max_decode_kv_tokens
         if not batch.prefills:
-            return self.decode_ps(num_decodes, batch.decode_kv_tokens) if num_decodes else 0
+            return self.decode_ps(num_decodes, batch.decode_kv_tokens, longest) if num_decodes else 0
         if not num_decodes:
             return self.prefill_ps(batch.prefills)
+        decode_ps = self.decode_ps(num_decodes, batch.decode_kv_tokens, longest)
         if not self._unified:
-            return self.prefill_ps(batch.prefills) + self.decode_ps(num_decodes, batch.decode_kv_tokens)
-        lengths = batch.decode_lengths or (batch.max_decode_kv_tokens,) * num_decodes
-        tiles_ps = self._tiles_ps(batch.prefills, lengths)
-        return max(tiles_ps, batch.decode_kv_tokens * self.kv_token_ps) + self._kernel_ps
+            return self.prefill_ps(batch.prefills) + decode_ps
+        kernel_ps = max(self._prefill_us_ps, self._decode_us_ps)
+        if self._overlap:
+            return max(self._tiles_ps(batch.prefills), decode_ps - self._decode_us_ps) + kernel_ps
+        lengths = batch.decode_lengths or (longest,) * num_decodes
+        tiles_ps = self._wave_ps(batch.prefills, lengths)
+        return max(tiles_ps, batch.decode_kv_tokens * self.kv_token_ps) + kernel_ps
 
     def prefill_ps(self, chunks: Sequence[PrefillChunk]) -> int:
         """Return how long the attention of prompt chunks alone takes."""
-        return self._tiles_ps(chunks, ()) + self._kernel_ps
+        return (self._tiles_ps(chunks) if self._overlap else self._wave_ps(chunks, ())) + self._prefill_us_ps
 
-    def decode_ps(self, num_decodes: int, kv_tokens: int) -> int:
-        """Return how long the attention of decodes alone takes."""
-        return kv_tokens * self.kv_token_ps + num_decodes * self._sequence_ps + self._kernel_ps
+    def decode_ps(self, num_decodes: int, kv_tokens: int, longest: int) -> int:
+        """Return how long the attention of decodes alone takes; `longest` is the most tokens of one of them."""
+        tokens_ps = kv_tokens * self.kv_token_ps + longest * self.longest_token_ps
+        return tokens_ps + num_decodes * self._sequence_ps + self._decode_us_ps
 
-    def _tiles_ps(self, chunks: Sequence[PrefillChunk], decodes: Sequence[int]) -> int:
-        """Return how long the tiles of chunks and of decodes take; those of a decode have one row."""
-        if not self._overlap:
-            return self._wave_ps(chunks, decodes)
-        rows, start, longest = self._rows, self._start, 0
-        total = memory_ps = 0.0
+    def _tiles_ps(self, chunks: Sequence[PrefillChunk]) -> int:
+        """Return how long tiles take that go to SMs as these get free, and what goes into the cache."""
+        rows, start, longest, new_tokens = self._rows, self._start, 0, 0
+        total = 0.0
         for chunk in chunks:
             new, past = chunk.new_tokens, chunk.past_tokens
-            tiles = -(-new // rows)
-            total += tiles * (past + new / 2 + start)
+            total += -(-new // rows) * (past + new / 2 + start)
             longest = max(longest, past + new)
-            memory_ps += new * self._new_token_ps + past * self._past_token_ps
-        for length in decodes:
-            total += length + start
-            longest = max(longest, length)
+            new_tokens += new
+        if not new_tokens:
+            return 0
         total *= self._heads / self._num_sms
         power = self._overlap
-        compute_ps = self._tile_token_ps * (total**power + (longest + start) ** power) ** (1 / power)
-        return round(sqrt(compute_ps * compute_ps + memory_ps * memory_ps))
+        tokens: float = (total**power + (longest + start) ** power) ** (1 / power)
+        return round(self._tile_token_ps * tokens) + new_tokens * self._store_token_ps
 
     def _wave_ps(self, chunks: Sequence[PrefillChunk], decodes: Sequence[int]) -> int:
         """Return how long tiles take that run in whole waves."""

@@ -30,9 +30,9 @@ _FLAT = {
     "gemm_tile": ("gemm", "tile"),
     "decode_bandwidth": ("attention", "decode_bandwidth"),
     "prefill_flops": ("attention", "prefill_flops"),
-    "attention_us": ("attention", "us"),
+    "attention_us": ("attention", "decode_us", "prefill_us"),
 }
-"""Constants that a fit may give for all types at once -> (the table of types, the constant there)."""
+"""Constants that a fit may give for all types at once -> (the table of types, the constants there)."""
 _FIT_WORDS = {"source", "basis", "gpus", "assumed"}
 
 _Record = TypeVar("_Record", KernelFit, GemmFit, AttentionFit, AllReduce, Gpu, Model, Engine)
@@ -83,10 +83,9 @@ def build_fit(entry: Table, at: str) -> KernelFit:
     figures = {key: value for key, value in entry.items() if key not in _FIT_WORDS}
     tables: dict[str, dict[str, dict[str, Any]]] = {"gemm": {}, "attention": {}}
     flat: dict[str, dict[str, Any]] = {"gemm": {}, "attention": {}}
-    named = {key for key in figures if key in _FLAT}
-    for key in named:
-        part, constant = _FLAT[key]
-        flat[part][constant] = figures.pop(key)
+    for key in figures.keys() & _FLAT.keys():
+        part, *constants = _FLAT[key]
+        flat[part].update(dict.fromkeys(constants, figures.pop(key)))
     for part, types in (("gemm", WEIGHT_TYPES), ("attention", KV_TYPES)):
         given = figures.pop(part, {})
         if not isinstance(given, Mapping):
@@ -142,7 +141,7 @@ def build_link(entry: Table, at: str) -> AllReduce:
 
 def _all_there(flat: Table, part: str, at: str) -> None:
     """Check that constants given for all types at once are complete; the message has the names they go by."""
-    for key, (of, constant) in _FLAT.items():
+    for key, (of, constant, *_) in _FLAT.items():
         if of == part and constant != "tile" and constant not in flat:
             raise CatalogueError(f"{at}: {key} is missing")
 

@@ -14,8 +14,10 @@ SIXTEEN = "bf16"
 WEIGHT_TYPES = (SIXTEEN, "fp8", "fp8_block")
 """Types in which matrix products run: 16 bits; 8 bits with one scale per tensor; with one per 128 x 128 block."""
 KV_TYPES = (SIXTEEN, "fp8")
-FUSED_BYTES = 256 * 1024
-"""Bytes from which on a fused all-reduce pays its whole cost per further GPU."""
+PEER_BYTES = 128 * 1024
+"""Message from which on an all-reduce pays its whole cost per further GPU."""
+LARGE_BYTES = 8 * 1024 * 1024
+"""Message from which on an all-reduce pays its whole cost of being large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +29,18 @@ class GemmFit:
         bandwidth: share of peak bandwidth.
         us: constant per product.
         tile: rows of one block of a large product.
+        inner_ns: what a block of 64 rows takes per inner element, however few blocks there are.
+        inner_rows: rows beyond which a block's inner element takes no longer.
+        launch_us: of the CPU, for a product launched by itself and not from a CUDA graph; no step has it.
     """
 
     flops: float
     bandwidth: float
     us: float
     tile: int = 64
+    inner_ns: float = 0.0
+    inner_rows: int = 64
+    launch_us: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +50,23 @@ class AttentionFit:
     Attributes:
         decode_bandwidth: share of peak bandwidth in decode attention.
         prefill_flops: share of peak FLOPS in prefill attention.
-        us: constant per kernel.
-        sequence_us: added to decode attention for each sequence.
+        decode_us: constant per decode kernel.
+        prefill_us: constant per prefill kernel.
+        sequence_ns: added to decode attention for each sequence and KV head.
+        longest_ns: added to it for each token of the longest sequence.
+        store_bandwidth: share of peak bandwidth at which a prefill's keys and values go into the cache; 0: no time.
         tile: query rows of one tile of prefill attention.
         tile_start: what such a tile costs before its first KV token, in KV tokens.
-        overlap: exponent p of how the longest tile adds to the tiles' sum; 0 for tiles that run in whole waves.
+        overlap: exponent of how the longest tile adds to the tiles' sum; 0 for tiles that run in whole waves.
     """
 
     decode_bandwidth: float
     prefill_flops: float
-    us: float
-    sequence_us: float = 0.0
+    decode_us: float
+    prefill_us: float
+    sequence_ns: float = 0.0
+    longest_ns: float = 0.0
+    store_bandwidth: float = 0.0
     tile: int = 64
     tile_start: float = 100.0
     overlap: float = 0.0
@@ -102,7 +116,9 @@ class KernelFit:
             elementwise_bandwidth=c["elementwise_bandwidth"],
             elementwise_us=c["elementwise_us"],
             gemm={SIXTEEN: GemmFit(c["gemm_flops"], c["gemm_bandwidth"], c["gemm_us"], int(c.get("gemm_tile", 64)))},
-            attention={SIXTEEN: AttentionFit(c["decode_bandwidth"], c["prefill_flops"], c["attention_us"])},
+            attention={
+                SIXTEEN: AttentionFit(c["decode_bandwidth"], c["prefill_flops"], c["attention_us"], c["attention_us"])
+            },
             basis=basis,
             source=source,
         )
@@ -119,7 +135,7 @@ class KernelFit:
             "elementwise_us": self.elementwise_us,
             "decode_bandwidth": attention.decode_bandwidth,
             "prefill_flops": attention.prefill_flops,
-            "attention_us": attention.us,
+            "attention_us": attention.decode_us,
             "gemm_tile": gemm.tile,
         }
 
@@ -128,12 +144,15 @@ class KernelFit:
 class AllReduce:
     """Cost of summing over the GPUs of one replica.
 
-    Of s bytes over T GPUs: us + us_per_gpu (T - 2) min(1, s / 256 KiB) + 2 (T - 1) / T s / gb_per_second.
+    Of s bytes over T GPUs:
+
+        us + us_per_gpu (T - 2) min(1, s / 128 KiB) + large_us min(1, s / 8 MiB) + 2 (T - 1) / T s / gb_per_second
 
     Attributes:
         us: to start.
         gb_per_second: bus bandwidth: the ring's bytes per second.
         us_per_gpu: for each GPU beyond two, in a message that is not small.
+        large_us: for a large message, which another kernel takes over.
         by_degree: (GPUs, bus bandwidth) where it differs, ascending; a number not named takes the next smaller.
         basis: what the figures rest on.
         source: where they are from.
@@ -142,6 +161,7 @@ class AllReduce:
     us: float
     gb_per_second: float
     us_per_gpu: float = 0.0
+    large_us: float = 0.0
     by_degree: tuple[tuple[int, float], ...] = ()
     basis: Basis = "fitted"
     source: str = ""
@@ -159,7 +179,8 @@ class AllReduce:
         if num_gpus == 1:
             return 0.0
         ring_bytes = 2 * (num_gpus - 1) / num_gpus * num_bytes
-        us = self.us + self.us_per_gpu * (num_gpus - 2) * min(1.0, num_bytes / FUSED_BYTES)
+        us = self.us + self.us_per_gpu * (num_gpus - 2) * min(1.0, num_bytes / PEER_BYTES)
+        us += self.large_us * min(1.0, num_bytes / LARGE_BYTES)
         return us * 1e-6 + ring_bytes / (self.bandwidth(num_gpus) * 1e9)
 
 

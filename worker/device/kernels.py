@@ -3,18 +3,20 @@
 For a model with L layers, hidden size h, q query and kv KV elements per token, feed-forward size f, vocabulary V, cut
 over T GPUs (q/T, kv/T, f/T, V/T below); a GPU with F FLOPS and B bytes per second; n tokens; weights of w bytes:
 
-    gemm(n, N, K) = sqrt(C^2 + M^2) + t_gemm        C = 2 m N K / (F e)       M = (wNK + 2nK + 2nN) / (B e)
-    m             = n rounded up to whole tiles, of 64 rows up to 256 tokens and of `gemm_tile` rows beyond
+    gemm(n, N, K) = sqrt(C^2 + M^2 + I^2) + t_gemm  C = 2 m N K / (F e)       M = (wNK + 2nK + 2nN) / (B e)
+    m             = n rounded up to whole tiles, of 64 rows up to 256 tokens and of `tile` rows beyond
+    I             = K t_inner * min(rows of a block, `inner_rows`) / 64      a block has 64, 128 or 256 rows
     elem(bytes)   = bytes / (B e) + t_elem
     linear        = gemm(n, q + 2kv, h) + gemm(n, h, q) + gemm(n, (1+gated)f, h) + gemm(n, h, f)
                   + elem(4hn) norm + elem(4hn) post norm + elem(4(q+kv)n) rotation + elem((6 if gated else 4) fn) act
-                  + elem(6hn) residual add, unless fused into the norm
-    allreduce     = alpha + 2 (T-1)/T * 2nh / bus   two per layer, if T > 1
+                  + elem(6hn) residual add, unless fused into the norm + elem(4qn) + elem(4kvn) query and key norms
+    allreduce     = of 2nh bytes, two per layer, if T > 1; see `hardware.AllReduce`
     head          = gemm(sampling sequences, V, h)  in 16 bits
 
 Mixture of experts: E (1 - (1 - k/E)^n) experts' weights are read, and k experts' arithmetic is done per token.
 
-The smooth maximum of C and M is split between compute and memory in proportion to their squares.
+The smooth maximum of C, M and I is split between compute, memory and constant in proportion to their squares. Fits
+have their constants by type of the weights; I, what one block alone takes, is 0 in those of older engines.
 """
 
 from dataclasses import dataclass
@@ -107,10 +109,12 @@ class Products:
         compute = 2 * padded_rows * columns * inner / (tflops * 1e12 * fit.flops)
         num_bytes = weight_bytes * columns * inner * read + 2 * rows * copies * (inner + columns)
         memory = num_bytes / (self._bytes_per_second * fit.bandwidth)
-        both = sqrt(compute * compute + memory * memory)
-        times.compute += compute * compute / both
-        times.memory += memory * memory / both
-        times.constant += fit.us * 1e-6
+        inner_rows = TILE if rows <= TILE else 2 * TILE if rows <= 2 * TILE else 4 * TILE
+        chain = fit.inner_ns * 1e-9 * inner * (min(inner_rows, fit.inner_rows) / TILE)
+        whole = sqrt(compute * compute + memory * memory + chain * chain)
+        times.compute += compute * compute / whole
+        times.memory += memory * memory / whole
+        times.constant += fit.us * 1e-6 + chain * chain / whole
         times.flops += 2 * rows * copies * columns * inner
         times.num_bytes += num_bytes
 

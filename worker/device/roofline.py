@@ -103,16 +103,17 @@ class Roofline:
         self, num_decodes: int, kv_tokens: int, max_kv_tokens: int, lora: LoraWork = NO_LORA
     ) -> Segment | None:
         """Return the times of consecutive decode steps, unless kernel launches bound the first of them."""
-        del max_kv_tokens  # attention reads every token once, whoever's it is
         if not num_decodes:
             return Segment(self._launch_ps + self._host_step_ps, 0)
-        token_ps = self._attention.kv_token_ps
-        gpu_ps = self._size_ps(num_decodes, num_decodes) + self._attention.decode_ps(num_decodes, kv_tokens)
+        gpu_ps = self._size_ps(num_decodes, num_decodes) + self._attention.decode_ps(
+            num_decodes, kv_tokens, max_kv_tokens
+        )
         if lora.num_adapters:
             gpu_ps += self._lora_ps(lora, False)
         if gpu_ps < self._floor_ps(lora):
             return None  # a kink lies ahead, where the GPU becomes the slower one
-        return Segment(gpu_ps + self._host_step_ps + self._host_sequence_ps * num_decodes, num_decodes * token_ps)
+        slope_ps = num_decodes * self._attention.kv_token_ps + self._attention.longest_token_ps
+        return Segment(gpu_ps + self._host_step_ps + self._host_sequence_ps * num_decodes, slope_ps)
 
     def linear_seconds(self, num_tokens: int) -> float:
         """Return what all layers take without attention and all-reduce."""

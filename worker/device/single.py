@@ -8,7 +8,7 @@ from lorrery.worker.device.kernels import KernelTimes, Products
 
 
 class SingleKernels:
-    """The kernels of one GPU, in seconds.
+    """The kernels of one GPU, in seconds, each launched by itself.
 
     Args:
         gpu: whose.
@@ -31,7 +31,7 @@ class SingleKernels:
         """
         times = KernelTimes()
         self._products.add(times, rows, columns, inner, weight_type, 2.0 if weight_type == SIXTEEN else 1.0)
-        return times.seconds
+        return max(times.seconds, self._fit.gemm_of(weight_type).launch_us * 1e-6)
 
     def prefill(self, batch: int, tokens: int, heads: Heads) -> float:
         """Return what the attention of `batch` prompts of `tokens` tokens each takes, none of them cached."""
@@ -40,7 +40,7 @@ class SingleKernels:
 
     def decode(self, batch: int, tokens: int, heads: Heads) -> float:
         """Return what the attention of `batch` sequences takes that each add a token to `tokens` cached ones."""
-        return self._attention(heads).decode_ps(batch, batch * tokens) / PS_PER_SECOND
+        return self._attention(heads).decode_ps(batch, batch * tokens, tokens) / PS_PER_SECOND
 
     def all_reduce(self, num_bytes: int, num_gpus: int, *, graph: bool = True) -> float:
         """Return what one sum over the GPUs takes: by the engine in a CUDA graph, or by the vendor's library."""

@@ -25,7 +25,7 @@ def before(gpu: str, model: str, degree: int) -> Capacity:
     known = deployment(gpu, model, degree, engine="present-day")
     fit = known.gpu.fit
     if gpu == "A100":
-        fit = replace(fit, attention={"bf16": AttentionFit(0.85, 0.45, 10.0)})
+        fit = replace(fit, attention={"bf16": AttentionFit(0.85, 0.45, 10.0, 10.0)})
     known = replace(known, gpu=known.gpu.with_fit(fit), engine=replace(known.engine, kernels="older"))
     return Capacity(known, Roofline(known), QUESTION)
 

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lorrery.worker.device.architecture import precision
 from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, PrefillChunk
 from lorrery.worker.device.fitted import Fitted
 from lorrery.worker.device.llm_mock import LlmMock
@@ -25,6 +26,7 @@ CLOSED: list[StepTimeModel] = [
     Roofline(deployment("A100-80-SXM", "Llama-2-7B", engine="present-day")),
     Roofline(deployment("A10G", "Qwen2.5-7B", 2, lora=LoraKernels("all-linear", "batch"))),
     Roofline(deployment("H100-NVL", "Mixtral-8x7B", 4, lora=LoraKernels("qkvo", 64, 1.5, sharded=True))),
+    Roofline(deployment("B200", "Qwen3-32B", 4, engine="present-day", precision=precision("fp8", "fp8"))),
 ]
 FITTED: StepTimeModel = Fitted(deployment("A100-80-SXM", "Llama-2-7B", steps=STEP_LOG))
 SOMETIMES_CLOSED: list[StepTimeModel] = [
