@@ -38,10 +38,10 @@ class Roofline:
         gpu, model, degree, fit = deployment.gpu, deployment.model, deployment.tensor_parallel, deployment.fit
         engine, precision = deployment.engine, deployment.precision
         self._layers, self._head = model.num_layers, engine.head
-        link, unified = deployment.link, engine.attention == "unified"
+        link = deployment.link
         self._linear = LinearKernels(gpu, fit, link, model, degree, precision, engine)
         heads = Heads.of(model, Shard.of(model, degree), precision)
-        self._attention = AttentionKernels(gpu, fit, heads, model.num_layers, unified=unified)
+        self._attention = AttentionKernels(gpu, fit, heads, model.num_layers, engine)
         self._lora = LoraCost(gpu, model, degree, deployment.lora, link=link)
         self._prefill_lora = LoraCost(gpu, model, degree, deployment.lora, engine.prefill_lora_flops, link=link)
         self._launch_ps = round(model.num_layers * engine.launch_ms * _PS_PER_MS)
