@@ -115,7 +115,7 @@ def _fits(plan: Plan, work: Workload) -> list[str]:
     assert capacity is not None
     deployment, gpu = capacity.deployment, capacity.deployment.gpu
     memory = gpu.memory_gb * plan.num_gpus
-    weights = weight_bytes(deployment.model, deployment.precision) / 1e9
+    weights = weight_bytes(deployment.model, deployment.precision, deployment.expert_parallel) / 1e9
     adapters = f" - {capacity.adapter_bytes / 1e9:.1f} adapters" if work.num_adapters else ""
     left = 0.9 * memory - 2 * plan.num_gpus - weights - capacity.adapter_bytes / 1e9
     room = f"memory: 0.9 x {memory:g} - {2 * plan.num_gpus} - {weights:.1f} weights{adapters} = {left:.1f} GB"

@@ -112,6 +112,8 @@ def deployment_of(settings: Settings) -> Deployment:
             profile,
             steps,
             StepConstants(**worker.constant.model_dump()),
+            worker.expert_groups,
+            worker.expert_distribution,
         )
     except CatalogueError as error:
         raise SettingsError(f"worker.gpu, worker.engine, model: {error}") from None

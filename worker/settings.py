@@ -3,9 +3,22 @@
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_validator
 
 from lorrery.chassis.sections import MAX_PORT, Address, Count, Name, PositiveSeconds, Seconds, Section
+
+
+def _expert_groups(value: object) -> int | bool:
+    """Check a number of groups; true and false are taken too, as text from the environment."""
+    text = str(value).strip().lower()
+    if text in ("true", "false"):
+        return text == "true"
+    if isinstance(value, int | str) and text.isascii() and text.isdecimal() and int(text) >= 1:
+        return int(text)
+    raise ValueError(f"a whole number of at least 1 expected, or true for as many groups as GPUs, got {value!r}")
+
+
+ExpertGroups = Annotated[int | bool, PlainValidator(_expert_groups)]
 
 
 class OutputSettings(Section):
@@ -128,6 +141,16 @@ class WorkerSettings(Section):
 
     gpu: str = Field(default="A100-80-SXM", description="GPU, by its name in the catalogue")
     tensor_parallel: Count = Field(default=1, description="GPUs of one worker")
+    expert_parallel: ExpertGroups = Field(
+        default=False,
+        description="groups of these GPUs among which a mixture's experts are dealt, those of a group cutting each"
+        " expert; true: each GPU is a group, as with vLLM's --enable-expert-parallel; false: all are one",
+    )
+    expert_distribution: Literal["served", "balanced", "power_law_1.2"] = Field(
+        default="served",
+        description="how unevenly tokens use experts: as a served model's (docs/step-time.md), alike, or as in NVIDIA's"
+        " kernel timings",
+    )
     step_time: Literal["roofline", "naive-roofline", "llm-mock", "constant", "table", "fitted"] = Field(
         default="roofline", description="what says how long a step takes; docs/step-time.md describes each model"
     )
@@ -152,6 +175,11 @@ class WorkerSettings(Section):
         description="time between two signs of life to the scheduler; at most half of scheduler.worker_timeout_seconds",
     )
     drain_seconds: Seconds = Field(default=30.0, description="after SIGTERM: time for running sequences to end")
+
+    @property
+    def expert_groups(self) -> int:
+        """Groups of GPUs among which experts are dealt."""
+        return self.tensor_parallel if self.expert_parallel is True else int(self.expert_parallel) or 1
 
     @model_validator(mode="after")
     def _has_profile(self) -> Self:

@@ -14,7 +14,7 @@ from lorrery.cli.serve.flags import FLAGS, Flag
 from lorrery.cli.serve.not_taken import instead_of
 
 _OWN = ("--set", "--print-config", "--dry-run", "--version", "--help", "-h")
-_SHORT = {"-pp": "--pipeline-parallel-size", "-ep": "--enable-expert-parallel", "-n": "--nnodes", "-r": "--node-rank"}
+_SHORT = {"-pp": "--pipeline-parallel-size", "-n": "--nnodes", "-r": "--node-rank"}
 _BY_NAME = {part: flag for flag in FLAGS for name in flag.names for part in name.split("/")}
 _TRUTH = {"true": True, "1": True, "false": False, "0": False}
 

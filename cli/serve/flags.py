@@ -69,6 +69,13 @@ FLAGS = (
     _flag("--gpu", str, _MODEL, "worker.gpu", "GPU, by its name in the catalogue; H100-SXM unless given."),
     _flag("--tensor-parallel-size -tp", int, _MODEL, "worker.tensor_parallel", "GPUs of one worker.", least=1),
     _flag(
+        "--enable-expert-parallel/--no-enable-expert-parallel -ep",
+        bool,
+        _MODEL,
+        "worker.expert_parallel",
+        "Deal a mixture's experts to the GPUs instead of cutting each over all.",
+    ),
+    _flag(
         "--data-parallel-size -dp --num-workers",
         int,
         _MODEL,

@@ -147,7 +147,7 @@ def test_adapters_have_the_rank_of_their_folder_and_the_widest_projections(tmp_p
         ("Llama-3-70B", "does not fit on 1 x H100-SXM"),
         ("Llama-3-8B --enforce-eager", "--enforce-eager is not for this command: kernels are modelled"),
         ("Llama-3-8B --compilation-config.mode 3", "--compilation-config.mode is not for this command"),
-        ("Llama-3-8B --no-enable-expert-parallel", "only --tensor-parallel-size is modelled"),
+        ("Llama-3-8B --no-enable-eplb", "only --tensor-parallel-size and --enable-expert-parallel are modelled"),
         ("Llama-3-8B --max-num-sqes 3", "no such flag; did you mean --max-num-seqs?"),
         ("Llama-3-8B --no-enable-lora", "--enable-lora cannot be turned off"),
         ("Llama-3-8B --lora-modules a=/nowhere", "nothing is downloaded; give its rank: --lora-modules a=16"),

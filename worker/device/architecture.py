@@ -31,6 +31,7 @@ class Model:
         tied_head: whether the head shares the embedding's weights.
         query_key_norms: whether queries and keys are normed, each by a kernel of its own.
         max_model_len: most tokens of a prompt and its output together; None: not known.
+        shared_ffn: inner size of the experts that every token uses beside those it chooses, together; 0: none.
     """
 
     name: str
@@ -49,16 +50,17 @@ class Model:
     tied_head: bool = False
     query_key_norms: bool = False
     max_model_len: int | None = None
+    shared_ffn: int = 0
 
     @property
     def layer_parameters(self) -> int:
         """Weights of all layers, norms and biases left out."""
-        return self.num_layers * (self._attention_parameters + self.num_experts * self._expert_parameters)
+        return self.num_layers * (self._dense_parameters + self.num_experts * self.expert_parameters)
 
     @property
     def active_layer_parameters(self) -> int:
         """Weights of all layers that one token meets."""
-        return self.num_layers * (self._attention_parameters + self.experts_per_token * self._expert_parameters)
+        return self.num_layers * (self._dense_parameters + self.experts_per_token * self.expert_parameters)
 
     @property
     def head_parameters(self) -> int:
@@ -80,13 +82,20 @@ class Model:
         return self.num_experts * (1 - (1 - self.experts_per_token / self.num_experts) ** num_tokens)
 
     @property
-    def _attention_parameters(self) -> int:
-        heads = self.num_heads + 2 * self.num_kv_heads
-        return self.hidden * heads * self.head_size + self.num_heads * self.head_size * self.hidden
+    def expert_parameters(self) -> int:
+        """Weights of one expert of one layer; of the feed-forward part of a model without experts."""
+        return self._matrices * self.hidden * self.ffn
 
     @property
-    def _expert_parameters(self) -> int:
-        return (3 if self.gated else 2) * self.hidden * self.ffn
+    def _dense_parameters(self) -> int:
+        """Weights of a layer that every token meets: attention, and experts that all tokens share."""
+        heads = self.num_heads + 2 * self.num_kv_heads
+        attention = self.hidden * heads * self.head_size + self.num_heads * self.head_size * self.hidden
+        return attention + self._matrices * self.hidden * self.shared_ffn
+
+    @property
+    def _matrices(self) -> int:
+        return 3 if self.gated else 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,43 +154,71 @@ def precision(weight_dtype: str, kv_dtype: str) -> Precision:
 class Shard:
     """One GPU's share of a model: heads and inner sizes divided, the hidden size whole.
 
-    With more GPUs than KV heads each GPU holds a whole head, so heads are held more than once.
+    With more GPUs than KV heads each GPU holds a whole head, so heads are held more than once. With experts dealt to
+    groups of GPUs `ffn` is what a GPU holds of one expert, cut over the GPUs of its group.
     """
 
     queries: int
     kv: int
     ffn: int
+    shared_ffn: int
     vocabulary: int
 
     @classmethod
-    def of(cls, model: Model, tensor_parallel: int) -> "Shard":
+    def of(cls, model: Model, tensor_parallel: int, expert_parallel: int = 1) -> "Shard":
         """Cut a model; sizes in elements.
 
         Raises:
-            CatalogueError: the degree does not divide the model.
+            CatalogueError: the degrees do not divide the model.
         """
-        check_split(model, tensor_parallel)
+        check_split(model, tensor_parallel, expert_parallel)
         return cls(
             queries=model.num_heads // tensor_parallel * model.head_size,
             kv=max(model.num_kv_heads // tensor_parallel, 1) * model.head_size,
-            ffn=model.ffn // tensor_parallel,
+            ffn=model.ffn // (tensor_parallel // expert_parallel),
+            shared_ffn=-(-model.shared_ffn // tensor_parallel),
             vocabulary=-(-model.vocabulary // tensor_parallel),
         )
 
 
-def check_split(model: Model, tensor_parallel: int) -> None:
-    """Check that a model can be cut into equal shards.
+def check_split(model: Model, tensor_parallel: int, expert_parallel: int = 1) -> None:
+    """Check that a model can be cut into shards, all equal but for the number of experts.
 
     Raises:
-        CatalogueError: the degree does not divide what has to be divided.
+        CatalogueError: a degree does not divide what has to be divided.
     """
-    if model.num_heads % tensor_parallel or model.ffn % tensor_parallel:
-        raise CatalogueError(
-            f"{model.name} has {model.num_heads} heads and a feed-forward size of {model.ffn};"
-            f" tensor_parallel {tensor_parallel} must divide both"
-        )
+    if expert_parallel > 1:
+        _check_groups(model, tensor_parallel, expert_parallel)
+    cut = tensor_parallel // expert_parallel
+    if model.num_heads % tensor_parallel or model.ffn % cut:
+        must = f"tensor_parallel {tensor_parallel} must divide both"
+        if expert_parallel > 1:
+            must = (
+                f"tensor_parallel {tensor_parallel} must divide the heads, and the {cut} GPUs of each of"
+                f" expert_parallel {expert_parallel} groups the size"
+            )
+        raise CatalogueError(f"{model.name} has {model.num_heads} heads and a feed-forward size of {model.ffn}; {must}")
     if model.num_kv_heads % tensor_parallel and tensor_parallel % model.num_kv_heads:
         raise CatalogueError(
             f"{model.name} has {model.num_kv_heads} KV heads;"
             f" tensor_parallel {tensor_parallel} must divide them or be a multiple of them"
+        )
+
+
+def held_experts(num_experts: int, expert_parallel: int) -> int:
+    """Return how many of a layer's experts the fullest of `expert_parallel` groups of GPUs holds."""
+    return -(-num_experts // expert_parallel)
+
+
+def _check_groups(model: Model, tensor_parallel: int, expert_parallel: int) -> None:
+    if model.num_experts == 1:
+        raise CatalogueError(f"{model.name} has no experts; expert_parallel {expert_parallel} must be 1")
+    if tensor_parallel % expert_parallel:
+        raise CatalogueError(
+            f"expert_parallel {expert_parallel} must divide tensor_parallel, which is {tensor_parallel}:"
+            " experts are dealt to groups of as many GPUs"
+        )
+    if expert_parallel > model.num_experts:
+        raise CatalogueError(
+            f"{model.name} has {model.num_experts} experts; expert_parallel {expert_parallel} must be at most that"
         )

@@ -1,5 +1,6 @@
 """What a deployment's figures rest on: measured, fitted to measurements of that GPU, or assumed to hold for it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lorrery.worker.device.deployment import Deployment
@@ -34,11 +35,13 @@ def grounds(deployment: Deployment) -> list[Ground]:
     """Say what each part of a deployment's step times rests on."""
     gpu, fit, modern = deployment.gpu, deployment.fit, deployment.engine.modern
     missing = no_measurement(gpu, modern=modern)
-    types = (
+    types: list[tuple[str, str, Mapping[str, object]]] = [
         ("gemm", deployment.precision.weight_type, fit.gemm),
         ("attention", deployment.precision.kv_type, fit.attention),
         ("elementwise", SIXTEEN, {SIXTEEN: None}),
-    )
+    ]
+    if deployment.model.num_experts > 1:
+        types.append(("moe", deployment.precision.weight_type, fit.moe))
     found = [_kernels(fit, part, type_, type_ in known, missing) for part, type_, known in types]
     if deployment.tensor_parallel > 1:
         found.append(_all_reduce(deployment.link))

@@ -28,6 +28,8 @@ class Deployment:
         profile: measured steps, for the model `table`.
         steps: a log of an engine's steps, for the model `fitted`.
         constants: for the model `constant`.
+        expert_parallel: groups of GPUs among which a mixture's experts are dealt; the GPUs of a group cut each expert.
+        expert_distribution: how unevenly tokens use experts, one of `moe.DISTRIBUTIONS`.
     """
 
     gpu: Gpu
@@ -39,6 +41,8 @@ class Deployment:
     profile: Sequence[ProfileRow] = ()
     steps: Sequence[EngineStep] = ()
     constants: StepConstants = DEFAULT
+    expert_parallel: int = 1
+    expert_distribution: str = "served"
 
     @property
     def fit(self) -> KernelFit:
@@ -56,4 +60,6 @@ class Deployment:
         Raises:
             CatalogueError: the weights do not fit; the message shows the sum.
         """
-        return kv_pool_tokens(self.gpu, self.model, self.tensor_parallel, self.precision, adapter_bytes, used)
+        return kv_pool_tokens(
+            self.gpu, self.model, self.tensor_parallel, self.precision, adapter_bytes, used, self.expert_parallel
+        )

@@ -17,6 +17,7 @@ from lorrery.worker.device.hardware import (
     GemmFit,
     Gpu,
     KernelFit,
+    MoeFit,
 )
 
 Table = Mapping[str, Any]
@@ -35,7 +36,7 @@ _FLAT = {
 """Constants that a fit may give for all types at once -> (the table of types, the constants there)."""
 _FIT_WORDS = {"source", "basis", "gpus", "assumed"}
 
-_Record = TypeVar("_Record", KernelFit, GemmFit, AttentionFit, AllReduce, Gpu, Model, Engine)
+_Record = TypeVar("_Record", KernelFit, GemmFit, AttentionFit, MoeFit, AllReduce, Gpu, Model, Engine)
 
 
 def build(record: type[_Record], entry: Table, at: str, **given: Any) -> _Record:  # noqa: ANN401  a field's type
@@ -77,16 +78,18 @@ def build(record: type[_Record], entry: Table, at: str, **given: Any) -> _Record
 def build_fit(entry: Table, at: str) -> KernelFit:
     """Make a fit: `gemm.TYPE` and `attention.TYPE` are tables, or their constants are given for all types at once.
 
+    `moe.TYPE` are tables, which may be missing.
+
     Raises:
         CatalogueError: as `build`.
     """
     figures = {key: value for key, value in entry.items() if key not in _FIT_WORDS}
-    tables: dict[str, dict[str, dict[str, Any]]] = {"gemm": {}, "attention": {}}
-    flat: dict[str, dict[str, Any]] = {"gemm": {}, "attention": {}}
+    tables: dict[str, dict[str, dict[str, Any]]] = {"gemm": {}, "attention": {}, "moe": {}}
+    flat: dict[str, dict[str, Any]] = {"gemm": {}, "attention": {}, "moe": {}}
     for key in figures.keys() & _FLAT.keys():
         part, *constants = _FLAT[key]
         flat[part].update(dict.fromkeys(constants, figures.pop(key)))
-    for part, types in (("gemm", WEIGHT_TYPES), ("attention", KV_TYPES)):
+    for part, types in (("gemm", WEIGHT_TYPES), ("attention", KV_TYPES), ("moe", WEIGHT_TYPES)):
         given = figures.pop(part, {})
         if not isinstance(given, Mapping):
             raise CatalogueError(f"{at}: {part} cannot be {given!r}")
@@ -94,7 +97,7 @@ def build_fit(entry: Table, at: str) -> KernelFit:
             listed = ", ".join(sorted(unknown))
             raise CatalogueError(f"{at}.{part}: {listed} has no meaning here; types: {', '.join(types)}")
         tables[part] = {name: {**flat[part], **constants} for name, constants in given.items()}
-        if SIXTEEN not in tables[part]:
+        if SIXTEEN not in tables[part] and part != "moe":
             _all_there(flat[part], part, at)
             tables[part][SIXTEEN] = flat[part]
     return build(
@@ -105,6 +108,7 @@ def build_fit(entry: Table, at: str) -> KernelFit:
         attention={
             name: build(AttentionFit, table, f"{at}.attention.{name}") for name, table in tables["attention"].items()
         },
+        moe={name: build(MoeFit, table, f"{at}.moe.{name}") for name, table in tables["moe"].items()},
         basis=_basis(entry, at),
         source=str(entry.get("source", "")),
         gpus=tuple(entry.get("gpus", ())),

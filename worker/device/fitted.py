@@ -141,7 +141,13 @@ class Fitted:
         self._prefill = Curve(prefills[:, 1] + prefills[:, 2], prefills[:, 4], prefills[:, 0] - beside)
         self._kv_token_ps = _ps(self._decode.work_seconds)
         self._half_pair_ps = _ps(self._prefill.work_seconds / 2)
-        self._lora = LoraCost(deployment.gpu, deployment.model, deployment.tensor_parallel, deployment.lora)
+        self._lora = LoraCost(
+            deployment.gpu,
+            deployment.model,
+            deployment.tensor_parallel,
+            deployment.lora,
+            expert_parallel=deployment.expert_parallel,
+        )
         self._decode_ps = cache(lambda count: _ps(self._decode.base_seconds(count)))
         self._prefill_ps = cache(lambda count: _ps(self._prefill.base_seconds(count)))
         self._lora_ps = lru_cache(maxsize=4096)(lambda work: _ps(self._lora.step(work)[0]))

@@ -73,6 +73,29 @@ class AttentionFit:
 
 
 @dataclass(frozen=True, slots=True)
+class MoeFit:
+    """A layer's experts in one type of weights; see `moe` for the formulas.
+
+    Attributes:
+        flops: share of the type's peak FLOPS.
+        bandwidth: share of peak bandwidth at which weights are read.
+        us: constant per layer.
+        expert_rows: rows by which those of each expert are padded, in the mean.
+        activation_bandwidth: share of peak bandwidth in permutation and activation.
+        all_pairs: share of permutation and activation that every GPU does for all experts, not just its own.
+        expert_us: added for each expert that is read.
+    """
+
+    flops: float
+    bandwidth: float
+    us: float
+    expert_rows: float
+    activation_bandwidth: float
+    all_pairs: float = 0.0
+    expert_us: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class KernelFit:
     """How close a GPU's kernels come to its data sheet; see `kernels` and `attention` for the formulas.
 
@@ -81,16 +104,18 @@ class KernelFit:
         elementwise_us: constant per elementwise kernel.
         gemm: matrix products by type of the weights; 16 bits are always there.
         attention: attention by type of the KV cache; 16 bits are always there.
+        moe: experts by type of the weights; empty where nothing is known of them: they are computed as products.
         basis: what the constants rest on.
         source: where they are from.
         gpus: names of the GPUs that were measured; elsewhere the constants are assumed to hold.
-        assumed: parts without a measurement all the same: `gemm`, `attention`, `elementwise`.
+        assumed: parts without a measurement all the same: `gemm`, `attention`, `elementwise`, `moe`.
     """
 
     elementwise_bandwidth: float
     elementwise_us: float
     gemm: Mapping[str, GemmFit] = field(hash=False)
     attention: Mapping[str, AttentionFit] = field(hash=False)
+    moe: Mapping[str, MoeFit] = field(default_factory=dict, hash=False)
     basis: Basis = "fitted"
     source: str = ""
     gpus: tuple[str, ...] = ()
@@ -103,6 +128,10 @@ class KernelFit:
     def attention_of(self, kv_type: str) -> AttentionFit:
         """Return the constants of attention over such a cache: those of 16 bits where it has none of its own."""
         return self.attention.get(kv_type) or self.attention[SIXTEEN]
+
+    def moe_of(self, weight_type: str) -> MoeFit | None:
+        """Return the constants of experts in that type: those of 16 bits if it has none of its own; None: no such."""
+        return self.moe.get(weight_type) or self.moe.get(SIXTEEN)
 
     @classmethod
     def of_constants(cls, constants: Mapping[str, float], basis: Basis = "fitted", source: str = "") -> "KernelFit":

@@ -12,7 +12,8 @@ from lorrery.worker.device.attention import Heads
 from lorrery.worker.device.basis import no_measurement
 from lorrery.worker.device.catalogue import Catalogue
 from lorrery.worker.device.errors import CatalogueError
-from lorrery.worker.device.kernel_rows import OPS, AllReduceShape, AttentionShape, GemmShape, KernelRow
+from lorrery.worker.device.kernel_rows import OPS, AllReduceShape, AttentionShape, GemmShape, KernelRow, MoeShape
+from lorrery.worker.device.moe import Experts
 from lorrery.worker.device.single import SingleKernels
 
 MOST_GRAPH_BYTES = 128 * 2**20
@@ -71,10 +72,29 @@ class KernelPredictions:
                 if graph and message_bytes > MOST_GRAPH_BYTES:
                     return Prediction(None, "all_reduce of more than 128 MiB, for which no graph runs this kernel")
                 seconds = known.kernels.all_reduce(message_bytes, num_gpus, graph=graph)
+            case MoeShape():
+                return self._experts(known, row.shape)
             case None:
                 return Prediction(None, f"op {row.op!r} is not known; known: {', '.join(OPS)}")
             case _:
                 return Prediction(None, f"op {row.op} has no function yet")
+        return Prediction(seconds * 1e6, "", known.basis)
+
+    def _experts(self, known: _Known, shape: MoeShape) -> Prediction:
+        experts = Experts(shape.hidden, shape.ffn, shape.num_experts, shape.top_k)
+        try:
+            seconds = known.kernels.moe(
+                shape.tokens,
+                experts,
+                known.precision.weight_type,
+                cut=shape.moe_tp,
+                expert_parallel=shape.moe_ep,
+                distribution=shape.distribution,
+            )
+        except CatalogueError as error:
+            return Prediction(None, str(error))
+        if seconds is None:
+            return Prediction(None, "op moe: the GPU's fit has no constants for experts")
         return Prediction(seconds * 1e6, "", known.basis)
 
     def _look_up(self, gpu_name: str, dtype: str, kv_dtype: str) -> "_Known | str":

@@ -21,6 +21,7 @@ have their constants by type of the weights; I, what one block alone takes, is 0
 
 from dataclasses import dataclass
 from math import sqrt
+from typing import Protocol
 
 from lorrery.worker.device.architecture import Model, Precision, Shard
 from lorrery.worker.device.engine import Engine
@@ -70,11 +71,10 @@ class Products:
     Args:
         gpu: the data sheet.
         fit: how close its kernels come to it.
-        factor: how long the engine's products take, against those of the fit.
     """
 
-    def __init__(self, gpu: Gpu, fit: KernelFit, factor: float = 1.0) -> None:
-        self._gpu, self._fit, self._factor = gpu, fit, factor
+    def __init__(self, gpu: Gpu, fit: KernelFit) -> None:
+        self._gpu, self._fit = gpu, fit
         self._bytes_per_second = gpu.gb_per_second * 1e9
 
     def add(
@@ -101,9 +101,7 @@ class Products:
             read: weight matrices that are read.
             copies: of them that every row meets.
         """
-        tflops = self._gpu.tflops
-        if weight_type != SIXTEEN:
-            tflops, weight_type = self._eight_bits(weight_type)
+        tflops, weight_type = compute_type(self._gpu, weight_type)
         fit = self._fit.gemm_of(weight_type)
         tile = TILE if rows <= LARGE_ROWS else fit.tile
         padded_rows = tile * -(-rows // tile) * copies
@@ -113,15 +111,26 @@ class Products:
         inner_rows = TILE if rows <= TILE else 2 * TILE if rows <= 2 * TILE else 4 * TILE
         chain = fit.inner_ns * 1e-9 * inner * (min(inner_rows, fit.inner_rows) / TILE)
         whole = sqrt(compute * compute + memory * memory + chain * chain)
-        times.compute += compute * compute / whole * self._factor
-        times.memory += memory * memory / whole * self._factor
-        times.constant += (fit.us * 1e-6 + chain * chain / whole) * self._factor
+        times.compute += compute * compute / whole
+        times.memory += memory * memory / whole
+        times.constant += fit.us * 1e-6 + chain * chain / whole
         times.flops += 2 * rows * copies * columns * inner
         times.num_bytes += num_bytes
 
-    def _eight_bits(self, weight_type: str) -> tuple[float, str]:
-        fp8_tflops = self._gpu.fp8_tflops
-        return (self._gpu.tflops, SIXTEEN) if fp8_tflops is None else (fp8_tflops, weight_type)
+
+def compute_type(gpu: Gpu, weight_type: str) -> tuple[float, str]:
+    """Return (peak TFLOPS, type) in which products with such weights run: 16 bits where the GPU has no 8-bit ones."""
+    if weight_type == SIXTEEN or gpu.fp8_tflops is None:
+        return gpu.tflops, SIXTEEN
+    return gpu.fp8_tflops, weight_type
+
+
+class LayerExperts(Protocol):
+    """A layer's experts as one kernel; `moe.ExpertKernels` is."""
+
+    def times(self, num_tokens: int) -> KernelTimes:
+        """Return what they take for so many tokens."""
+        ...
 
 
 class LinearKernels:
@@ -135,6 +144,7 @@ class LinearKernels:
         tensor_parallel: number of GPUs.
         precision: of the weights.
         engine: which kernels run.
+        experts: a mixture's experts; None: they are matrix products like a dense model's.
 
     Raises:
         CatalogueError: the degree does not divide the model.
@@ -147,29 +157,33 @@ class LinearKernels:
         link: AllReduce,
         model: Model,
         tensor_parallel: int,
+        shard: Shard,
         precision: Precision,
         engine: Engine,
+        experts: LayerExperts | None = None,
     ) -> None:
-        self._model, self._shard, self._fit = model, Shard.of(model, tensor_parallel), fit
+        self._model, self._shard, self._fit, self._experts = model, shard, fit, experts
         self._degree, self._link, self._separate_add = tensor_parallel, link, engine.separate_add
         self._query_key_norms = model.query_key_norms and engine.modern
         self._weight_bytes, self._weight_type = precision.weight_bytes, precision.weight_type
-        self._products = Products(gpu, fit, engine.gemm_factor)
-        self._all_reduce_factor = engine.all_reduce_factor
+        self._products = Products(gpu, fit)
         self._bytes_per_second = gpu.gb_per_second * 1e9
 
     def layer(self, num_tokens: int) -> KernelTimes:
         """Return what one layer takes for `num_tokens` tokens."""
         n, model, shard = num_tokens, self._model, self._shard
         hidden, q, kv, ffn = model.hidden, shard.queries, shard.kv, shard.ffn
-        experts = model.experts_per_token
         times = KernelTimes()
         self._gemm(times, n, q + 2 * kv, hidden)
         self._gemm(times, n, hidden, q)
-        self._expert_gemm(times, n, (2 if model.gated else 1) * ffn, hidden)
-        self._expert_gemm(times, n, hidden, ffn)
+        if self._experts is not None:
+            self._mixture(times, n, self._experts)
+        else:
+            self._expert_gemm(times, n, (2 if model.gated else 1) * ffn, hidden)
+            self._expert_gemm(times, n, hidden, ffn)
         self._elementwise(times, 4 * hidden * n)
-        self._elementwise(times, (6 if model.gated else 4) * ffn * n * experts)
+        if self._experts is None:
+            self._elementwise(times, (6 if model.gated else 4) * ffn * n * model.experts_per_token)
         if model.post_norm:
             self._elementwise(times, 4 * hidden * n)
         if model.rotary:
@@ -190,10 +204,22 @@ class LinearKernels:
 
     def all_reduce_seconds(self, num_tokens: int) -> float:
         """Return what one sum over the replica's GPUs takes."""
-        return self._link.seconds(num_tokens * self._model.hidden * 2, self._degree) * self._all_reduce_factor
+        return self._link.seconds(num_tokens * self._model.hidden * 2, self._degree)
 
     def _gemm(self, times: KernelTimes, rows: int, columns: int, inner: int) -> None:
         self._products.add(times, rows, columns, inner, self._weight_type, self._weight_bytes)
+
+    def _mixture(self, times: KernelTimes, rows: int, experts: LayerExperts) -> None:
+        """Add the router in 16 bits, its choice, the experts chosen, and those that all tokens share."""
+        model, shared = self._model, self._shard.shared_ffn
+        self._products.add(times, rows, model.num_experts, model.hidden)
+        self._elementwise(times, 4 * model.num_experts * rows)
+        times.add(experts.times(rows))
+        if shared:
+            self._gemm(times, rows, (2 if model.gated else 1) * shared, model.hidden)
+            self._gemm(times, rows, model.hidden, shared)
+            self._elementwise(times, (6 if model.gated else 4) * shared * rows)
+            self._elementwise(times, 6 * model.hidden * rows)  # added to the others' output
 
     def _expert_gemm(self, times: KernelTimes, rows: int, columns: int, inner: int) -> None:
         model = self._model

@@ -25,7 +25,7 @@ from math import ceil
 from typing import Literal
 
 from lorrery.vocabulary.units import PS_PER_SECOND
-from lorrery.worker.device.architecture import Model, Precision, Shard
+from lorrery.worker.device.architecture import Model, Precision, check_split
 from lorrery.worker.device.batch import LoraWork
 from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.hardware import AllReduce, Gpu
@@ -185,8 +185,9 @@ class LoraCost:
         flops_share: float = FLOPS_SHARE,
         *,
         link: AllReduce | None = None,
+        expert_parallel: int = 1,
     ) -> None:
-        Shard.of(model, tensor_parallel)
+        check_split(model, tensor_parallel, expert_parallel)
         self._layers, self._kernels, self._degree = model.num_layers, kernels, tensor_parallel
         self._flops_per_second = gpu.tflops * 1e12 * flops_share
         self._bytes_per_second = gpu.gb_per_second * 1e9 * BANDWIDTH_SHARE

@@ -8,7 +8,7 @@ Figures are over all GPUs of one replica; an adapter's bytes are counted once.
 
 from fractions import Fraction
 
-from lorrery.worker.device.architecture import Model, Precision, check_split
+from lorrery.worker.device.architecture import Model, Precision, check_split, held_experts
 from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.hardware import Gpu
 
@@ -19,9 +19,15 @@ _ACTIVATION_BYTES = 2 * 10**9
 SIXTEEN_BITS = Precision()
 
 
-def weight_bytes(model: Model, precision: Precision = SIXTEEN_BITS) -> int:
-    """Return the bytes of a model's weights; the embedding and the head are in 16 bits whatever the precision."""
-    return round(model.layer_parameters * precision.weight_bytes) + 2 * model.embedding_parameters
+def weight_bytes(model: Model, precision: Precision = SIXTEEN_BITS, expert_parallel: int = 1) -> int:
+    """Return the bytes of a model's weights; the embedding and the head are in 16 bits whatever the precision.
+
+    Where groups of GPUs hold unequal numbers of experts, every group is counted as the fullest: the KV cache is the
+    same size on all.
+    """
+    spare = held_experts(model.num_experts, expert_parallel) * expert_parallel - model.num_experts
+    parameters = model.layer_parameters + model.num_layers * spare * model.expert_parameters
+    return round(parameters * precision.weight_bytes) + 2 * model.embedding_parameters
 
 
 def kv_bytes_per_token(model: Model, tensor_parallel: int = 1, precision: Precision = SIXTEEN_BITS) -> int:
@@ -40,6 +46,7 @@ def kv_pool_tokens(
     precision: Precision = SIXTEEN_BITS,
     adapter_bytes: int = 0,
     used: Fraction = USED,
+    expert_parallel: int = 1,
 ) -> int:
     """Return how many tokens of KV cache fit beside the weights.
 
@@ -50,12 +57,13 @@ def kv_pool_tokens(
         precision: of weights and cache.
         adapter_bytes: memory set aside for adapters.
         used: share of the memory that may be used.
+        expert_parallel: groups of GPUs among which experts are dealt.
 
     Raises:
         CatalogueError: the weights do not fit (the message shows the sum), or the degree does not divide the model.
     """
-    check_split(model, tensor_parallel)
-    weights = weight_bytes(model, precision)
+    check_split(model, tensor_parallel, expert_parallel)
+    weights = weight_bytes(model, precision, expert_parallel)
     memory = round(gpu.memory_gb * 10**9) * tensor_parallel
     left = memory * used.numerator // used.denominator - _ACTIVATION_BYTES * tensor_parallel - weights - adapter_bytes
     tokens = left // kv_bytes_per_token(model, tensor_parallel, precision)

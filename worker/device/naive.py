@@ -35,7 +35,7 @@ class NaiveRoofline:
 
     def __init__(self, deployment: Deployment) -> None:
         model, degree, precision = deployment.model, deployment.tensor_parallel, deployment.precision
-        check_split(model, degree)
+        check_split(model, degree, deployment.expert_parallel)
         self._model, self._weight_bytes = model, precision.weight_bytes
         tflops = deployment.gpu.tflops
         if precision.weight_type != SIXTEEN and deployment.gpu.fp8_tflops is not None:
@@ -46,7 +46,9 @@ class NaiveRoofline:
         self._pair_flops = 4 * model.num_layers * model.num_heads * model.head_size
         self._kv_token_ps = _ps(self._kv_token_bytes / self._bytes_per_second)
         self._half_pair_ps = _ps(self._pair_flops / self._flops_per_second / 2)
-        self._lora = LoraCost(deployment.gpu, model, degree, deployment.lora)
+        self._lora = LoraCost(
+            deployment.gpu, model, degree, deployment.lora, expert_parallel=deployment.expert_parallel
+        )
         self._degree = degree
         self._size_ps = lru_cache(maxsize=4096)(self._compute_size_ps)
         self._lora_ps = lru_cache(maxsize=4096)(self._compute_lora_ps)

@@ -20,7 +20,8 @@ from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, Segment
 from lorrery.worker.device.cost import StepCost
 from lorrery.worker.device.deployment import Deployment
 from lorrery.worker.device.kernels import LinearKernels
-from lorrery.worker.device.lora import LoraCost
+from lorrery.worker.device.lora import FLOPS_SHARE, LoraCost
+from lorrery.worker.device.moe import expert_kernels
 
 _PS_PER_MS = 10**9
 
@@ -38,12 +39,16 @@ class Roofline:
         gpu, model, degree, fit = deployment.gpu, deployment.model, deployment.tensor_parallel, deployment.fit
         engine, precision = deployment.engine, deployment.precision
         self._layers, self._head = model.num_layers, engine.head
-        link = deployment.link
-        self._linear = LinearKernels(gpu, fit, link, model, degree, precision, engine)
-        heads = Heads.of(model, Shard.of(model, degree), precision)
-        self._attention = AttentionKernels(gpu, fit, heads, model.num_layers, engine)
-        self._lora = LoraCost(gpu, model, degree, deployment.lora, link=link)
-        self._prefill_lora = LoraCost(gpu, model, degree, deployment.lora, engine.prefill_lora_flops, link=link)
+        link, unified = deployment.link, engine.attention == "unified"
+        shard, experts = Shard.of(model, degree, deployment.expert_parallel), expert_kernels(deployment)
+        self._linear = LinearKernels(gpu, fit, link, model, degree, shard, precision, engine, experts)
+        heads = Heads.of(model, shard, precision)
+        self._attention = AttentionKernels(gpu, fit, heads, model.num_layers, unified=unified)
+        groups = deployment.expert_parallel
+        self._lora, self._prefill_lora = (
+            LoraCost(gpu, model, degree, deployment.lora, share, link=link, expert_parallel=groups)
+            for share in (FLOPS_SHARE, engine.prefill_lora_flops)
+        )
         self._launch_ps = round(model.num_layers * engine.launch_ms * _PS_PER_MS)
         self._lora_launch_ps = round(model.num_layers * engine.lora_launch_ms * _PS_PER_MS)
         self._host_step_ps = round(engine.step_ms * _PS_PER_MS)

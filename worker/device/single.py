@@ -4,7 +4,8 @@ from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.attention import AttentionKernels, Heads
 from lorrery.worker.device.batch import PrefillChunk
 from lorrery.worker.device.hardware import SIXTEEN, Gpu
-from lorrery.worker.device.kernels import KernelTimes, Products
+from lorrery.worker.device.kernels import KernelTimes, Products, compute_type
+from lorrery.worker.device.moe import SERVED, ExpertKernels, Experts
 
 
 class SingleKernels:
@@ -41,6 +42,44 @@ class SingleKernels:
     def decode(self, batch: int, tokens: int, heads: Heads) -> float:
         """Return what the attention of `batch` sequences takes that each add a token to `tokens` cached ones."""
         return self._attention(heads).decode_ps(batch, batch * tokens, tokens) / PS_PER_SECOND
+
+    def moe(
+        self,
+        tokens: int,
+        experts: Experts,
+        weight_type: str = SIXTEEN,
+        *,
+        cut: int = 1,
+        expert_parallel: int = 1,
+        distribution: str = SERVED,
+    ) -> float | None:
+        """Return what a layer's experts take on one GPU; None if nothing is known of such kernels on it.
+
+        Args:
+            tokens: of all GPUs.
+            experts: of the whole layer.
+            weight_type: one of `hardware.WEIGHT_TYPES`.
+            cut: GPUs over which each expert is cut.
+            expert_parallel: groups of GPUs among which the experts are dealt.
+            distribution: how unevenly tokens use experts, one of `moe.DISTRIBUTIONS`.
+
+        Raises:
+            CatalogueError: no such distribution, or an expert that cannot be cut so.
+        """
+        tflops, weight_type = compute_type(self._gpu, weight_type)
+        if (fit := self._fit.moe_of(weight_type)) is None:
+            return None
+        kernels = ExpertKernels(
+            self._gpu,
+            fit,
+            experts,
+            tflops=tflops,
+            weight_bytes=2.0 if weight_type == SIXTEEN else 1.0,
+            expert_parallel=expert_parallel,
+            cut=cut,
+            distribution=distribution,
+        )
+        return kernels.times(tokens).seconds
 
     def all_reduce(self, num_bytes: int, num_gpus: int, *, graph: bool = True) -> float:
         """Return what one sum over the GPUs takes: by the engine in a CUDA graph, or by the vendor's library."""

@@ -94,7 +94,13 @@ class ProfileTable:
                     f" {deployment.tensor_parallel} x {deployment.gpu.name}"
                 )
         self._decode, self._prefill = Grid(decodes), Grid(prefills)
-        self._lora = LoraCost(deployment.gpu, deployment.model, deployment.tensor_parallel, deployment.lora)
+        self._lora = LoraCost(
+            deployment.gpu,
+            deployment.model,
+            deployment.tensor_parallel,
+            deployment.lora,
+            expert_parallel=deployment.expert_parallel,
+        )
         self._mixed = 1.0
         ratios = [ms / self._batch_ms(row.batch()) for row, ms in rows if row.phase == "mixed" and row.batch_size > 1]
         if ratios:

@@ -12,8 +12,9 @@ PAGE = (Path(__file__).parents[3] / "docs" / "step-time.md").read_text(encoding=
 
 
 def table_of(part: str) -> list[dict[str, str]]:
-    """The table of products or of attention, by type."""
-    return table("fit", "type", "flops" if part == "gemm" else "decode_bandwidth")
+    """The table of products, of attention or of experts, by type."""
+    first = {"gemm": ("flops", "bandwidth", "us", "tile"), "attention": ("decode_bandwidth",)}
+    return table("fit", "type", *first.get(part, ("flops", "bandwidth", "us", "expert_rows")))
 
 
 def table(*first_columns: str) -> list[dict[str, str]]:
@@ -40,7 +41,7 @@ def overlaps(fit: KernelFit) -> bool:
     return bool(fit.attention_of("bf16").overlap)
 
 
-@pytest.mark.parametrize("part", ["gemm", "attention"])
+@pytest.mark.parametrize("part", ["gemm", "attention", "moe"])
 def test_every_modern_fit_is_listed_with_its_constants_by_type(part):
     rows = {(row.pop("fit"), row.pop("type")): row for row in table_of(part)}
     known = {

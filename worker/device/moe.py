@@ -1,0 +1,225 @@
+"""Time of a layer's experts: a grouped matrix product over the experts that one GPU holds. Seconds, bytes, FLOP.
+
+A layer has E experts of inner size f, of which each token uses k, and hidden size h. The experts are dealt to `ep`
+groups of GPUs and each is cut over `cut` GPUs, so that a GPU holds E' = ceil(E / ep) experts of f' = f / cut. n tokens
+make n k pairs of a token and an expert. The GPU with most of them decides, which has I times the mean:
+
+    pairs   = max(1, n k E'/E * I)
+    read    = max(1, E' * share of its experts that n tokens meet)
+    C       = 2 * 3 h f' (pairs + read * expert_rows) / (F * flops)      products; 2 in place of 3 without a gate
+    M       = read * (3 h f' w / (B * bandwidth) + expert_us)            weights of w bytes
+    A       = 2 (3 f' + 2 h) (a n k + (1 - a) pairs) / (B * activation_bandwidth)      permutation and activation
+    experts = sqrt(C^2 + M^2) + A + us
+
+Each expert's rows are padded to whole tiles, by `expert_rows` in the mean. a = `all_pairs` is the share of A that every
+GPU does for all pairs, its own or not. The router is not in it.
+
+How unevenly tokens use experts is a distribution, with the coefficient of variation cv over experts. m = k I / E is the
+chance that a token uses one of that GPU's experts:
+
+    balanced        every expert has as many pairs: met = min(1, n m), cv = 0
+    power_law_1.2   pairs drawn from a power law of exponent 1.2 between 1 and 0.8 n, as in NVIDIA's kernel timings:
+                    met = 1 - (1 - m)^n, cv grows with n
+    served          an expert's chance p is drawn from a Beta distribution of mean m and concentration 6:
+                    met = 1 - E[(1 - p)^n], cv = sqrt((E / k - 1) / (6 + 1))
+
+A GPU's sum over E' experts varies by cv / sqrt(E'), and the largest of ep such sums is z(ep) deviations above the mean,
+z being the normal quantile of (ep - 3/8) / (ep + 1/4) (Blom 1958). A token uses an expert once, so that none has more
+than n pairs:
+
+    I = min(1 + cv z(ep) / sqrt(E'), ep, E / k)
+
+No term falls as n rises, so more tokens never take less time.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import exp, lgamma, sqrt
+from statistics import NormalDist
+
+from lorrery.worker.device.architecture import Model, held_experts
+from lorrery.worker.device.deployment import Deployment
+from lorrery.worker.device.errors import CatalogueError
+from lorrery.worker.device.hardware import Gpu, MoeFit
+from lorrery.worker.device.kernels import KernelTimes, compute_type
+
+POWER = 1.2
+LARGEST_SHARE = 0.8
+"""Of the tokens: the upper end of the power law; the lower one is a single token."""
+CONCENTRATION = 6.0
+"""Of the Beta distribution. Fitted to every second served run of Qwen3-235B-A22B; 4 to 10 fit nearly as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """How unevenly tokens use experts.
+
+    Attributes:
+        variation: (tokens, mean chance k/E) -> coefficient of variation of experts' pairs; never falls with the tokens.
+        met: (tokens, chance m that a token uses an expert) -> share of experts that some token uses; rises with both.
+    """
+
+    variation: Callable[[int, float], float]
+    met: Callable[[int, float], float]
+
+
+def _power_law_variation(num_tokens: int, _chance: float) -> float:
+    largest = LARGEST_SHARE * num_tokens
+    if largest <= 1:
+        return 0.0
+    weight = (1 - largest ** (1 - POWER)) / (POWER - 1)
+    mean = (largest ** (2 - POWER) - 1) / (2 - POWER) / weight
+    square = (largest ** (3 - POWER) - 1) / (3 - POWER) / weight
+    return sqrt(max(square / (mean * mean) - 1, 0.0))
+
+
+def _beta_met(num_tokens: int, chance: float) -> float:
+    unused = CONCENTRATION * (1 - chance)
+    if unused <= 0:
+        return 1.0
+    missed = lgamma(unused + num_tokens) - lgamma(unused) + lgamma(CONCENTRATION) - lgamma(CONCENTRATION + num_tokens)
+    return 1 - exp(missed)
+
+
+SERVED = "served"
+DISTRIBUTIONS: Mapping[str, Distribution] = {
+    "balanced": Distribution(lambda _tokens, _chance: 0.0, lambda tokens, chance: min(1.0, tokens * chance)),
+    "power_law_1.2": Distribution(_power_law_variation, lambda tokens, chance: 1 - (1 - chance) ** tokens),
+    SERVED: Distribution(lambda _tokens, chance: sqrt((1 / chance - 1) / (CONCENTRATION + 1)), _beta_met),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A layer's experts, whole.
+
+    Attributes:
+        hidden: hidden size.
+        ffn: inner size of one expert.
+        count: experts.
+        per_token: of them that a token uses.
+        gated: whether an expert has a gate beside its up projection.
+    """
+
+    hidden: int
+    ffn: int
+    count: int
+    per_token: int
+    gated: bool = True
+
+    @classmethod
+    def of(cls, model: Model) -> "Experts":
+        """Return a model's."""
+        return cls(model.hidden, model.ffn, model.num_experts, model.experts_per_token, model.gated)
+
+
+class ExpertKernels:
+    """The formulas above for one GPU.
+
+    Args:
+        gpu: the data sheet.
+        fit: how close its kernels come to it, in the type of the weights.
+        experts: of one layer.
+        tflops: of the type in which products run.
+        weight_bytes: of one weight.
+        expert_parallel: groups of GPUs among which the experts are dealt.
+        cut: GPUs over which each expert is cut.
+        distribution: how unevenly tokens use experts, one of `DISTRIBUTIONS`.
+
+    Raises:
+        CatalogueError: no such distribution, an expert that cannot be cut so, or more groups than experts.
+    """
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        fit: MoeFit,
+        experts: Experts,
+        *,
+        tflops: float,
+        weight_bytes: float,
+        expert_parallel: int = 1,
+        cut: int = 1,
+        distribution: str = SERVED,
+    ) -> None:
+        if distribution not in DISTRIBUTIONS:
+            raise CatalogueError(
+                f"distribution of tokens over experts {distribution!r} is not known; known: {', '.join(DISTRIBUTIONS)}"
+            )
+        if experts.ffn % cut:
+            raise CatalogueError(f"experts have an inner size of {experts.ffn}, which {cut} GPUs cannot share equally")
+        self._per_token, self._distribution = experts.per_token, DISTRIBUTIONS[distribution]
+        self._held = held_experts(experts.count, expert_parallel)
+        self._share = self._held / experts.count
+        self._chance = experts.per_token / experts.count
+        self._most = min(float(expert_parallel), experts.count / experts.per_token)
+        quantile = (expert_parallel - 0.375) / (expert_parallel + 0.25)
+        self._deviations = NormalDist().inv_cdf(quantile) / sqrt(self._held) if expert_parallel > 1 else 0.0
+        products, ffn, bytes_per_second = 3 if experts.gated else 2, experts.ffn // cut, gpu.gb_per_second * 1e9
+        self._row_flops = 2 * products * experts.hidden * ffn
+        self._row_seconds = self._row_flops / (tflops * 1e12 * fit.flops)
+        self._padding = fit.expert_rows
+        self._expert_bytes = products * experts.hidden * ffn * weight_bytes
+        self._expert_seconds = self._expert_bytes / (bytes_per_second * fit.bandwidth) + fit.expert_us * 1e-6
+        self._pair_bytes = 2 * (products * ffn + 2 * experts.hidden)
+        self._pair_seconds = self._pair_bytes / (bytes_per_second * fit.activation_bandwidth)
+        self._all_pairs = fit.all_pairs
+        self._constant = fit.us * 1e-6
+
+    def imbalance(self, num_tokens: int) -> float:
+        """Return what the GPU with most pairs has over the mean, at least 1."""
+        variation = self._distribution.variation(num_tokens, self._chance)
+        return max(min(1 + variation * self._deviations, self._most), 1.0)
+
+    def read(self, num_tokens: int) -> float:
+        """Return how many experts that GPU is expected to read, at least 1."""
+        chance = min(self._chance * self.imbalance(num_tokens), 1.0)
+        return max(self._held * self._distribution.met(num_tokens, chance), 1.0)
+
+    def times(self, num_tokens: int) -> KernelTimes:
+        """Return what one layer's experts take for `num_tokens` tokens, at least one."""
+        all_pairs = num_tokens * self._per_token
+        pairs = max(all_pairs * self._share * self.imbalance(num_tokens), 1.0)
+        read = self.read(num_tokens)
+        moved = self._all_pairs * all_pairs + (1 - self._all_pairs) * pairs
+        compute = (pairs + read * self._padding) * self._row_seconds
+        memory = read * self._expert_seconds
+        both = sqrt(compute * compute + memory * memory)
+        return KernelTimes(
+            compute=compute * compute / both,
+            memory=memory * memory / both + moved * self._pair_seconds,
+            constant=self._constant,
+            flops=pairs * self._row_flops,
+            num_bytes=read * self._expert_bytes + moved * self._pair_bytes,
+        )
+
+
+def expert_kernels(deployment: Deployment) -> ExpertKernels | None:
+    """Return the kernels of a deployment's experts; None if it has none, or its kernels' constants are not known.
+
+    Raises:
+        CatalogueError: experts dealt to groups, without such constants.
+    """
+    model, precision = deployment.model, deployment.precision
+    if model.num_experts == 1:
+        return None
+    tflops, weight_type = compute_type(deployment.gpu, precision.weight_type)
+    fit = deployment.fit.moe_of(weight_type) if deployment.engine.modern else None
+    if fit is None:
+        if deployment.expert_parallel > 1:
+            raise CatalogueError(
+                f"expert_parallel is {deployment.expert_parallel}; experts dealt to groups of GPUs are modelled for"
+                f" present-day engines on GPUs whose modern_fit has constants for experts, not for engine"
+                f" {deployment.engine.name} on {deployment.gpu.name}: leave it at 1"
+            )
+        return None
+    return ExpertKernels(
+        deployment.gpu,
+        fit,
+        Experts.of(model),
+        tflops=tflops,
+        weight_bytes=precision.weight_bytes,
+        expert_parallel=deployment.expert_parallel,
+        cut=deployment.tensor_parallel // deployment.expert_parallel,
+        distribution=deployment.expert_distribution,
+    )
