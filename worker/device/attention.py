@@ -29,7 +29,8 @@ from dataclasses import dataclass
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.architecture import Model, Precision, Shard
 from lorrery.worker.device.batch import Batch, PrefillChunk
-from lorrery.worker.device.hardware import Gpu, KernelFit
+from lorrery.worker.device.engine import KERNELS_ONLY, Engine
+from lorrery.worker.device.hardware import SIXTEEN, Gpu, KernelFit
 from lorrery.worker.device.kernels import TILE
 
 TILE_START_TOKENS = 100
@@ -69,29 +70,33 @@ class AttentionKernels:
         fit: how close its kernels come to it.
         heads: its share of the model.
         num_layers: how many layers' kernels to sum.
-        unified: whether a step with prefills and decodes runs one kernel.
+        engine: which kernels run.
     """
 
-    def __init__(self, gpu: Gpu, fit: KernelFit, heads: Heads, num_layers: int = 1, *, unified: bool = False) -> None:
+    def __init__(
+        self, gpu: Gpu, fit: KernelFit, heads: Heads, num_layers: int = 1, engine: Engine = KERNELS_ONLY
+    ) -> None:
         constants = fit.attention_of(heads.kv_type)
-        layers, self._num_sms, self._unified = num_layers, gpu.num_sms, unified
+        layers, self._num_sms, self._unified = num_layers, gpu.num_sms, engine.attention == "unified"
+        decode = engine.decode_factor if heads.kv_type == SIXTEEN else engine.fp8_decode_factor
+        prefill = engine.prefill_factor
         self._heads, self._rows, self._start = heads.query, constants.tile, constants.tile_start
         self._overlap = constants.overlap
-        self._decode_us_ps = round(layers * constants.decode_us * 1e6)
-        self._prefill_us_ps = round(layers * constants.prefill_us * 1e6)
-        self._sequence_ps = round(layers * heads.kv * constants.sequence_ns * 1e3)
-        self.longest_token_ps = round(layers * constants.longest_ns * 1e3)
+        self._decode_us_ps = round(layers * constants.decode_us * 1e6 * decode)
+        self._prefill_us_ps = round(layers * constants.prefill_us * 1e6 * prefill)
+        self._sequence_ps = round(layers * heads.kv * constants.sequence_ns * 1e3 * decode)
+        self.longest_token_ps = round(layers * constants.longest_ns * 1e3 * decode)
         self._kv_token_bytes = layers * heads.kv * heads.size * 2 * heads.kv_bytes
         bandwidth = gpu.gb_per_second * 1e9 * constants.decode_bandwidth
-        self.kv_token_ps = round(self._kv_token_bytes / bandwidth * PS_PER_SECOND)
+        self.kv_token_ps = round(self._kv_token_bytes / bandwidth * PS_PER_SECOND * decode)
         tile_flops = 4 * self._rows * heads.size * gpu.num_sms
-        seconds = layers * tile_flops / (gpu.tflops * 1e12 * constants.prefill_flops)
+        seconds = layers * tile_flops / (gpu.tflops * 1e12 * constants.prefill_flops) * prefill
         self._tile_token_ps = seconds * PS_PER_SECOND
         self._half_tile_token_ps = round(seconds / 2 * PS_PER_SECOND)
         self._store_token_ps = 0
         if constants.store_bandwidth:
             per_second = gpu.gb_per_second * 1e9 * constants.store_bandwidth
-            self._store_token_ps = round(layers * 4 * heads.kv * heads.size / per_second * PS_PER_SECOND)
+            self._store_token_ps = round(layers * 4 * heads.kv * heads.size / per_second * PS_PER_SECOND * prefill)
         self._pair_flops = 4 * layers * heads.query * heads.size
 
     def batch_ps(self, batch: Batch) -> int:

@@ -109,8 +109,9 @@ class Catalogue:
         Raises:
             CatalogueError: no such engine; the message lists those there are.
         """
-        if gpu is not None and f"{name}-{gpu.fit_name}" in self._engines:
-            return self._engines[f"{name}-{gpu.fit_name}"]
+        for fit_name in () if gpu is None else (gpu.fit_name, gpu.modern_fit_name):
+            if f"{name}-{fit_name}" in self._engines:
+                return self._engines[f"{name}-{fit_name}"]
         if name not in self._engines:
             raise CatalogueError(f"engine {name!r} is not known; known: {', '.join(self._engines)}")
         return self._engines[name]

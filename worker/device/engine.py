@@ -23,6 +23,11 @@ class Engine:
         prefill_token_ms: added for each prompt token of the step.
         attention: whether a step with prefill and decode runs two attention kernels or one; see `attention`.
         kernels: whose kernels run: those of the GPU's `fit`, or of its `modern_fit` with its `modern_all_reduce`.
+        gemm_factor: how long its matrix products take, against those that were fitted.
+        prefill_factor: the same of prefill attention.
+        decode_factor: the same of decode attention.
+        fp8_decode_factor: the same over an 8-bit cache, in place of `decode_factor`.
+        all_reduce_factor: the same of all-reduces.
         separate_add: whether the residual add is a kernel of its own.
         head: whether the language-model head is part of the step.
     """
@@ -37,6 +42,11 @@ class Engine:
     prefill_lora_flops: float = 0.25
     attention: Literal["split", "unified"] = "split"
     kernels: Literal["older", "modern"] = "older"
+    gemm_factor: float = 1.0
+    prefill_factor: float = 1.0
+    decode_factor: float = 1.0
+    fp8_decode_factor: float = 1.0
+    all_reduce_factor: float = 1.0
     separate_add: bool = False
     head: bool = True
 

@@ -71,10 +71,11 @@ class Products:
     Args:
         gpu: the data sheet.
         fit: how close its kernels come to it.
+        factor: how long the engine's products take, against those of the fit.
     """
 
-    def __init__(self, gpu: Gpu, fit: KernelFit) -> None:
-        self._gpu, self._fit = gpu, fit
+    def __init__(self, gpu: Gpu, fit: KernelFit, factor: float = 1.0) -> None:
+        self._gpu, self._fit, self._factor = gpu, fit, factor
         self._bytes_per_second = gpu.gb_per_second * 1e9
 
     def add(
@@ -111,9 +112,9 @@ class Products:
         inner_rows = TILE if rows <= TILE else 2 * TILE if rows <= 2 * TILE else 4 * TILE
         chain = fit.inner_ns * 1e-9 * inner * (min(inner_rows, fit.inner_rows) / TILE)
         whole = sqrt(compute * compute + memory * memory + chain * chain)
-        times.compute += compute * compute / whole
-        times.memory += memory * memory / whole
-        times.constant += fit.us * 1e-6 + chain * chain / whole
+        times.compute += compute * compute / whole * self._factor
+        times.memory += memory * memory / whole * self._factor
+        times.constant += (fit.us * 1e-6 + chain * chain / whole) * self._factor
         times.flops += 2 * rows * copies * columns * inner
         times.num_bytes += num_bytes
 
@@ -166,7 +167,8 @@ class LinearKernels:
         self._degree, self._link, self._separate_add = tensor_parallel, link, engine.separate_add
         self._query_key_norms = model.query_key_norms and engine.modern
         self._weight_bytes, self._weight_type = precision.weight_bytes, precision.weight_type
-        self._products = Products(gpu, fit)
+        self._products = Products(gpu, fit, engine.gemm_factor)
+        self._all_reduce_factor = engine.all_reduce_factor
         self._bytes_per_second = gpu.gb_per_second * 1e9
 
     def layer(self, num_tokens: int) -> KernelTimes:
@@ -204,7 +206,7 @@ class LinearKernels:
 
     def all_reduce_seconds(self, num_tokens: int) -> float:
         """Return what one sum over the replica's GPUs takes."""
-        return self._link.seconds(num_tokens * self._model.hidden * 2, self._degree)
+        return self._link.seconds(num_tokens * self._model.hidden * 2, self._degree) * self._all_reduce_factor
 
     def _gemm(self, times: KernelTimes, rows: int, columns: int, inner: int) -> None:
         self._products.add(times, rows, columns, inner, self._weight_type, self._weight_bytes)

@@ -39,12 +39,12 @@ class Roofline:
         gpu, model, degree, fit = deployment.gpu, deployment.model, deployment.tensor_parallel, deployment.fit
         engine, precision = deployment.engine, deployment.precision
         self._layers, self._head = model.num_layers, engine.head
-        link, unified = deployment.link, engine.attention == "unified"
-        shard, experts = Shard.of(model, degree, deployment.expert_parallel), expert_kernels(deployment)
+        link, groups = deployment.link, deployment.expert_parallel
+        shard = Shard.of(model, degree, groups)
+        experts = expert_kernels(deployment)
         self._linear = LinearKernels(gpu, fit, link, model, degree, shard, precision, engine, experts)
         heads = Heads.of(model, shard, precision)
-        self._attention = AttentionKernels(gpu, fit, heads, model.num_layers, unified=unified)
-        groups = deployment.expert_parallel
+        self._attention = AttentionKernels(gpu, fit, heads, model.num_layers, engine)
         self._lora, self._prefill_lora = (
             LoraCost(gpu, model, degree, deployment.lora, share, link=link, expert_parallel=groups)
             for share in (FLOPS_SHARE, engine.prefill_lora_flops)

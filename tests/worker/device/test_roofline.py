@@ -182,3 +182,22 @@ def test_work_is_two_flops_per_weight_and_token_and_every_weight_read():
 def test_degree_that_does_not_divide_the_heads_is_refused():
     with pytest.raises(CatalogueError, match=r"Qwen2\.5-7B has 28 heads .* tensor_parallel 8"):
         Roofline(deployment("A100-80-SXM", "Qwen2.5-7B", 8))
+
+
+def test_an_engine_may_have_faster_kernels_than_those_that_were_fitted():
+    known = deployment("H200-SXM", "Llama-3-70B", 4, engine="present-day", precision=precision("fp8", "fp8"))
+    plain = Roofline(known)
+    batch = Batch((PrefillChunk(500, 0, samples=True),), 32, 64_000, 2_000)
+    for factor, part in (
+        ("fp8_decode_factor", "attention"),
+        ("prefill_factor", "attention"),
+        ("all_reduce_factor", "all_reduce"),
+        ("gemm_factor", "memory"),
+    ):
+        quick = Roofline(replace(known, engine=replace(known.engine, **{factor: 0.5})))
+        saved = plain.step_ps(batch) - quick.step_ps(batch)
+        assert saved > 0
+        assert getattr(quick.step_cost(batch), part) < getattr(plain.step_cost(batch), part)
+    assert Roofline(replace(known, engine=replace(known.engine, decode_factor=0.5))).step_ps(batch) == plain.step_ps(
+        batch
+    )
