@@ -209,7 +209,7 @@ def _why_not(model: type[S], layers: Sequence[Mapping[str, Any]], without: str =
             _drop(merged, without)
         model.model_validate(merged)
     except ValidationError as error:
-        return _in_words(error)
+        return in_words(error)
     except SettingsError as error:
         return str(error)
     return None
@@ -272,7 +272,7 @@ def _drop(tables: dict[str, Any], key: str) -> None:
     del tables[last]
 
 
-def _in_words(error: ValidationError) -> str:
+def in_words(error: ValidationError) -> str:
     """Say the first thing that is wrong: the key, what is expected, and the value."""
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"]) or "settings"

@@ -18,6 +18,7 @@ from lorrery.cli.up_cluster import summary
 from lorrery.cli.version import VersionOption
 from lorrery.local.cluster import LocalCluster, cancelled_by_signals, describe_exit
 from lorrery.local.processes import start_python
+from lorrery.settings import load as read_settings
 
 _LOAD_STOP_SECONDS = 5.0
 
@@ -30,7 +31,10 @@ def demo(
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; repeatable; wins over all.")
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="How many workers.")] = 2,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many workers; unset: as [[workers]] says, else 2.", show_default=False),
+    ] = None,
     trace: Annotated[
         Path,
         typer.Option(
@@ -76,11 +80,12 @@ def demo(
     raise typer.Exit(asyncio.run(_demo(config, overrides or [], workers, load, folder)))
 
 
-async def _demo(config: Path, overrides: list[str], num_workers: int, load: list[str], folder: Path) -> int:
+async def _demo(config: Path, overrides: list[str], num_workers: int | None, load: list[str], folder: Path) -> int:
     code = 1
     logs = LogFiles(folder)
     # An error of the settings comes before a folder is made.
-    cluster = LocalCluster(config, overrides, num_workers, show=logs.write, free_ports=True)
+    count = read_settings(config, overrides).num_workers(num_workers)
+    cluster = LocalCluster(config, overrides, count, show=logs.write, free_ports=True)
     with cancelled_by_signals() as received, logs:
         try:
             typer.echo(f"starting a cluster; its logs go to {folder}/")

@@ -19,8 +19,13 @@ def monitoring(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the files go; made if it is not there.")],
     config: ConfigOption = DEFAULT_SETTINGS,
     workers: Annotated[
-        int, typer.Option(min=0, help="How many workers of `lorrery up` to scrape; their ports count up.")
-    ] = 2,
+        int | None,
+        typer.Option(
+            min=0,
+            show_default=False,
+            help="How many workers of `lorrery up` to scrape; ports count up; unset: as [[workers]] says, else 2.",
+        ),
+    ] = None,
     prometheus_url: Annotated[
         str, typer.Option("--prometheus-url", metavar="URL", help="Where Grafana will find Prometheus.")
     ] = "http://127.0.0.1:9090",
@@ -41,7 +46,8 @@ def monitoring(
     from lorrery.local.monitoring import Monitoring, expected_targets
     from lorrery.settings import load
 
-    targets = expected_targets(load(config), workers)
+    settings = load(config)
+    targets = expected_targets(settings, settings.num_workers(workers))
     files = Monitoring(folder, prometheus_url)
     written = files.write(force=force)
     files.write_targets(targets)

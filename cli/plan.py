@@ -137,8 +137,13 @@ def plan(
 def _clusters(
     cluster: Cluster, models: list[str] | None, gpus: list[str] | None, degrees: list[int] | None
 ) -> Iterator[Cluster]:
-    for model, gpu, degree in product(models or (None,), gpus or (None,), degrees or (None,)):
-        yield cluster.but(model=model, worker__gpu=gpu, worker__tensor_parallel=degree)
+    """Yield what is to be planned: each GPU that is named, else each that the settings have."""
+    if cluster.settings().workers:
+        kinds = [cluster.all_alike({})] if gpus or degrees else cluster.kinds()
+    else:
+        kinds = [cluster]
+    for kind, model, gpu, degree in product(kinds, models or (None,), gpus or (None,), degrees or (None,)):
+        yield kind.but(model=model, worker__gpu=gpu, worker__tensor_parallel=degree)
 
 
 def _plan(cluster: Cluster, work: Workload, level: Level, claim: Claim | None, streams: Sequence[int] | None) -> Plan:

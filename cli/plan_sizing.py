@@ -1,8 +1,11 @@
 """A plan's settings as options of the command line, so that `lorrery plan` can print the run behind a figure."""
 
+import json
 import shlex
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from lorrery.chassis.settings import override_of
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
@@ -27,6 +30,16 @@ class Cluster:
         """Return it with settings changed; `__` in a name stands for the dot, None leaves a setting as it is."""
         changes = (override_of(name.replace("__", "."), value) for name, value in values.items() if value is not None)
         return replace(self, overrides=(*self.overrides, *changes))
+
+    def kinds(self) -> list["Cluster"]:
+        """Return one for each kind of worker, without groups of them."""
+        groups = self.settings().workers
+        return [self.all_alike(group.overrides) for group in groups] or [self]
+
+    def all_alike(self, worker: Mapping[str, Any]) -> "Cluster":
+        """Return it without groups of workers, but with these settings of `[worker]`."""
+        changes = [f"{key}={json.dumps(value)}" for key, value in _flat("worker", worker)]
+        return replace(self, overrides=(*self.overrides, "workers=[]", *changes))
 
     def settings(self) -> Settings:
         """Read them.
@@ -63,6 +76,15 @@ def _with_adapters(cluster: Cluster, work: Workload) -> Cluster:
         for family in plan_registry(work)
     )
     return replace(cluster, overrides=(*cluster.overrides, f"adapters.registry=[{', '.join(families)}]"))
+
+
+def _flat(prefix: str, table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the values of a table and of those in it, by dotted name."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(f"{prefix}.{key}", value)
+        else:
+            yield f"{prefix}.{key}", value
 
 
 def _number(value: float) -> str:

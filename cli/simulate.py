@@ -90,7 +90,9 @@ def simulate(
         int | None,
         typer.Option(
             min=1,
-            help="How many workers, of all schedulers together. Unset: 2, or 1 where an engine is named.",
+            show_default=False,
+            help="How many workers, of all schedulers together. Unset: as [[workers]] says, else 2, 1 where an engine"
+            " is named.",
             rich_help_panel=_SIMULATION,
         ),
     ] = None,
@@ -202,6 +204,7 @@ def simulate(
       lorrery simulate --engine vllm --model Llama-3.1-70B --gpu H200-SXM --tp 4 -c 64 --input 1024 --output 256
       lorrery simulate --workload azure --adapters all --out out/azure --steps --perfetto
       lorrery simulate --workload azure --adapters all --out out/azure --record
+      lorrery simulate --set 'workers=[{gpu = "H100-SXM"}, {count = 2, gpu = "L40S"}]' --rate 20
       lorrery simulate --set scheduler.policy=vtc_fair --workers 4 -n 100000 --rate 40
       lorrery simulate --fault worker_loss,at=30,worker=worker-1,for=10
       lorrery simulate --fault slow_worker,at=0,worker=worker-0,factor=1.5

@@ -29,7 +29,10 @@ def up(
     weight_dtype: deployment_flags.WeightDtype = None,
     kv_dtype: deployment_flags.KvDtype = None,
     workers: Annotated[
-        int | None, typer.Option(min=0, help="How many workers. Unset: 2, or 1 where an engine is named.")
+        int | None,
+        typer.Option(
+            min=0, help="How many workers. Unset: as [[workers]] says, else 2, or 1 where an engine is named."
+        ),
     ] = None,
     free_ports: Annotated[
         bool, typer.Option("--free-ports", help="Listen on free ports instead of the settings', for a second cluster.")
@@ -65,6 +68,7 @@ def up(
       lorrery up
       lorrery up --workers 4 --set scheduler.policy=vtc_fair
       lorrery up --engine vllm --gpu H200-SXM
+      lorrery up --set 'workers=[{gpu = "H100-SXM"}, {count = 2, gpu = "L40S"}]'
       lorrery up --free-ports --no-web
       lorrery up --monitoring monitoring
       lorrery up --restart --fault worker_loss,at=30,worker=worker-1,for=10

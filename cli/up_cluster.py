@@ -22,6 +22,7 @@ from lorrery.local.monitoring import Monitoring, Target
 from lorrery.local.processes import ForkServer
 from lorrery.local.supervisor import Supervisor
 from lorrery.settings import Settings, load
+from lorrery.vocabulary.worker_kinds import count_kinds
 
 _COLOURS = ("cyan", "green", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta", "bright_blue")
 _OWN_COLOUR = "yellow"
@@ -45,9 +46,8 @@ async def run(
     """
     if faults:
         overrides = [*overrides, f"faults={json.dumps([*load(config, overrides).faults, *faults])}"]
-    if num_workers is None:
-        num_workers = load(config, overrides).default_workers
-    printer = Printer(num_workers)
+    count = load(config, overrides).num_workers(num_workers)
+    printer = Printer(count)
     with _folder(monitoring) as folder:
         files = Monitoring(Path(folder))
 
@@ -60,7 +60,7 @@ async def run(
         cluster = LocalCluster(
             config,
             overrides,
-            num_workers,
+            count,
             show=printer.show,
             free_ports=free_ports,
             fork_server=fork_server,
@@ -143,7 +143,7 @@ def summary(cluster: LocalCluster, prometheus: Path | None = None) -> list[str]:
         prometheus: configuration file that scrapes it, if there is one.
     """
     settings: Settings = cluster.settings
-    workers = f"workers: {len(cluster.worker_names)} x {settings.worker.gpu}"
+    workers = f"workers: {in_words(cluster.worker_kinds)}"
     adapters = f"adapters: {sum(1 for _ in settings.adapters.expand())}"
     lines = [f"ready: {settings.model}, {workers}, {adapters}, time scale {settings.time_scale:g}"]
     lines += [
@@ -160,6 +160,12 @@ def summary(cluster: LocalCluster, prometheus: Path | None = None) -> list[str]:
     if prometheus is not None:
         lines.append(f"Prometheus: prometheus --config.file={shlex.quote(str(prometheus))}")
     return [*lines, f"try: lorrery load --target {cluster.router_address}"]
+
+
+def in_words(kinds: Iterable[tuple[Settings, int]]) -> str:
+    """Say which GPUs how many workers have."""
+    counted = count_kinds((kind.worker.gpu, kind.worker.tensor_parallel) for kind, count in kinds for _ in range(count))
+    return ", ".join(f"{count} x {gpu}" for gpu, count in counted)
 
 
 class Printer:

@@ -11,7 +11,8 @@ class ClusterView:
         time_scale: wall seconds per device second.
         max_req_input_len: smallest of the shards', tokens; None if no shard tells.
         max_req_total_len: the same for prompt and output together.
-        workers: (gpu, number of ready or draining workers), by gpu; None: the server does not tell of them.
+        workers: (kind, number of ready or draining workers), by kind as `count_kinds` names it; None: the server does
+            not tell of them.
     """
 
     model: str

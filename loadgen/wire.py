@@ -13,6 +13,7 @@ from lorrery.v1.router_pb2 import (
     ListAdaptersRequest,
 )
 from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.worker_kinds import count_kinds
 
 __all__ = [
     "GenerateRequest",
@@ -62,10 +63,6 @@ def cluster_view(response: router_pb2.GetClusterStatusResponse) -> ClusterView |
     shards = [shard for shard in response.shards if shard.connected and shard.time_scale > 0]
     if not shards:
         return None
-    gpus: dict[str, int] = {}
-    for shard in shards:
-        for worker in shard.workers:
-            gpus[worker.gpu] = gpus.get(worker.gpu, 0) + 1
     return ClusterView(
         model=shards[0].model,
         time_scale=shards[0].time_scale,
@@ -73,5 +70,5 @@ def cluster_view(response: router_pb2.GetClusterStatusResponse) -> ClusterView |
         num_connected_shards=len(shards),
         max_req_input_len=min((shard.max_req_input_len for shard in shards if shard.max_req_input_len), default=None),
         max_req_total_len=min((shard.max_req_total_len for shard in shards if shard.max_req_total_len), default=None),
-        workers=tuple(sorted(gpus.items())),
+        workers=count_kinds((worker.gpu, worker.tensor_parallel) for shard in shards for worker in shard.workers),
     )

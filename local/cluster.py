@@ -92,7 +92,8 @@ class LocalCluster:
     Args:
         config: settings file; unset: `LORRERY_CONFIG` or the defaults.
         overrides: `section.key=value`, as for `--set`.
-        num_workers: how many workers; fixed ports of theirs count up from the settings'.
+        num_workers: how many workers; fixed ports of theirs count up from the settings'. None: as many as the
+            settings' `[[workers]]` say, else one.
         show: gets every line that a process prints.
         free_ports: listen on free ports instead of the settings', but where `overrides` say otherwise.
         fork_server: running; unset: the cluster has its own.
@@ -108,7 +109,7 @@ class LocalCluster:
         self,
         config: Path | None = None,
         overrides: Sequence[str] = (),
-        num_workers: int = 1,
+        num_workers: int | None = None,
         *,
         show: Show = lambda _name, _line: None,
         free_ports: bool = False,
@@ -120,11 +121,14 @@ class LocalCluster:
         if free_ports:
             overrides = [*_free_ports(self.settings), *overrides]
             self.settings = load(config, overrides)
-        kv_event_ports.check_ports(self.settings, num_workers)
+        count = self.settings.num_workers(num_workers, 1)
+        kinds = self.settings.kinds(count)
+        self._start_up_seconds = max(kind.worker.startup_seconds for kind, _ in kinds)
+        kv_event_ports.check_ports(self.settings, count)
         self.processes: dict[str, ServiceProcess] = {}
         self._config = config
         self._overrides = list(overrides)
-        self._num_workers = num_workers
+        self._groups = self.settings.groups_of_workers(count)
         self._show = show
         self._on_change = on_change
         self._page = page
@@ -145,7 +149,7 @@ class LocalCluster:
             await self._start("scheduler", "scheduler", [])
             await self._listening("scheduler")
             address = self.processes["scheduler"].grpc
-            for index in range(self._num_workers):
+            for index in range(len(self._groups)):
                 await self._start(f"worker-{index}", "worker", self._worker_overrides(index, address))
             await self._start("router", "router", [f"router.schedulers={json.dumps([address])}"])
             for name in self.processes:
@@ -196,9 +200,14 @@ class LocalCluster:
         return self.processes["scheduler"].grpc
 
     @property
+    def worker_kinds(self) -> list[tuple[Settings, int]]:
+        """The settings of each kind of worker, and how many there are of it."""
+        return self.settings.kinds(len(self._groups))
+
+    @property
     def worker_names(self) -> list[str]:
         """`worker-0`, `worker-1`, ..."""
-        return [f"worker-{index}" for index in range(self._num_workers)]
+        return [f"worker-{index}" for index in range(len(self._groups))]
 
     def metrics_address(self, name: str) -> str:
         """Return HOST:PORT of a process's Prometheus endpoint."""
@@ -258,7 +267,7 @@ class LocalCluster:
             LorreryError: it ended, or not within `timeout_seconds` (unset: what a start may take).
         """
         if timeout_seconds is None:
-            timeout_seconds = READY_SECONDS + self.settings.worker.startup_seconds * self.settings.time_scale
+            timeout_seconds = READY_SECONDS + self._start_up_seconds * self.settings.time_scale
         process = self.processes[name]
         async with self._channel(process.grpc) as channel, self._bounded(process, "serve", timeout_seconds):
             check = channel.unary_unary(
@@ -284,6 +293,8 @@ class LocalCluster:
 
     def _worker_overrides(self, index: int, scheduler: str) -> list[str]:
         overrides = [f"worker.name={self.worker_names[index]}", f"worker.scheduler={scheduler}"]
+        if (group := self._groups[index]) is not None:
+            overrides.append(f"worker.group={group}")
         for key in ("listen", "metrics"):
             host, _, port = getattr(self.settings.worker, key).rpartition(":")
             overrides.append(f"worker.{key}={host}:{int(port) + index if int(port) else 0}")

@@ -67,7 +67,8 @@ def _cluster(cluster: Mapping[str, Any], worker: Mapping[str, Any]) -> str:
     if not isinstance(workers, list):
         return f"workers {_UNTOLD}"
     degree = worker.get("tensor_parallel", 1)
-    of_each = f" of {degree} GPUs each" if isinstance(degree, int) and degree > 1 else ""
+    told = any("(TP " in str(one) for one in workers)
+    of_each = f" of {degree} GPUs each" if isinstance(degree, int) and degree > 1 and not told else ""
     pairs = [one for one in workers if isinstance(one, list) and len(one) == 2]
     text = ", ".join(f"{count} x {gpu}{of_each}" for gpu, count in pairs) or "no worker"
     shards = cluster.get("num_shards")

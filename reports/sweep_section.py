@@ -96,6 +96,12 @@ def sweep_section(sweep: Sweep) -> SweepSection:
     )
 
 
+def _groups(groups: object, worker: Mapping[str, Any]) -> str:
+    """Say which workers there are, where settings have groups of them; else nothing."""
+    found = [_mapping(one) for one in groups] if isinstance(groups, list) else []
+    return ", ".join(f"{one.get('count', 1)} x {one.get('gpu', worker.get('gpu'))}" for one in found)
+
+
 def _facts(sweep: Sweep) -> list[tuple[str, str]]:
     swept = "; ".join(f"{axis.key} = {cut(', '.join(map(_text, axis.values)), 120)}" for axis in sweep.axes)
     done = sum(point.status == DONE for point in sweep.points)
@@ -104,10 +110,11 @@ def _facts(sweep: Sweep) -> list[tuple[str, str]]:
     settings, options = (_mapping(sweep.context.get(name)) for name in ("settings", "options"))
     worker, scheduler = (_mapping(settings.get(name)) for name in ("worker", "scheduler"))
     simulation = _mapping(sweep.context.get("simulation"))
+    groups = _groups(settings.get("workers"), worker)
     shown = (
         ("model", settings.get("model"), "model"),
-        ("GPU", worker.get("gpu"), "worker.gpu"),
-        ("workers", simulation.get("num_workers"), "workers"),
+        ("GPU", None if groups else worker.get("gpu"), "worker.gpu"),
+        ("workers", groups or simulation.get("num_workers"), "workers"),
         ("policy", scheduler.get("policy"), "scheduler.policy"),
         ("workload", options.get("workload"), "workload"),
         ("rate", options.get("rate"), "rate"),

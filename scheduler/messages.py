@@ -4,7 +4,9 @@ Fields named *_u32 are little-endian arrays that are passed on as they came.
 """
 
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from lorrery.chassis.trace_context import TraceContext
 from lorrery.scheduler.core.plan import Ran
@@ -49,7 +51,11 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class WorkerHello:
-    """How a worker announces itself."""
+    """How a worker announces itself.
+
+    Attributes:
+        device: the settings that its steps and its memory follow from; empty: not said.
+    """
 
     worker_id: str
     gpu: str
@@ -58,6 +64,7 @@ class WorkerHello:
     max_total_token_num: int
     step_time_model: str
     needs_prompts: bool
+    device: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,13 @@
 """Between the wire (`lorrery.v1`) and the scheduler's own types: the only place that knows both."""
 
+import json
 import math
 import re
 from array import array
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from fractions import Fraction
-from typing import Protocol
+from typing import Any, Protocol
 
 from lorrery.chassis import trace_context
 from lorrery.chassis.names import quoted, too_long
@@ -25,6 +26,8 @@ from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 from lorrery.vocabulary.wire_time import FAR_PS, from_wire, to_wire
 
+MAX_DEVICE_SETTINGS = 16_384
+"""Characters of what a worker says of its device; it stands in the journal."""
 MAX_WEIGHT_CHARACTERS = 100
 _WEIGHT = re.compile(r"\d+(\.\d*)?|\d+/0*[1-9]\d*", re.ASCII)
 
@@ -291,7 +294,22 @@ def read_worker_hello(message: pb.WorkerHello) -> WorkerHello:
         max_total_token_num=message.max_total_token_num,
         step_time_model=message.step_time_model,
         needs_prompts=message.needs_prompts,
+        device=_device_settings(message.device_settings),
     )
+
+
+def _device_settings(text: str) -> dict[str, Any]:
+    if not text:
+        return {}
+    if len(text) > MAX_DEVICE_SETTINGS:
+        raise ProtocolError(f"device_settings has {len(text)} characters; at most {MAX_DEVICE_SETTINGS} are allowed")
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        raise ProtocolError(f"device_settings is {quoted(text)}; a JSON object is expected")
+    return content
 
 
 def read_step(message: pb.StepDone, now_ps: int) -> StepReport:

@@ -11,7 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from lorrery.chassis import settings as reading
 from lorrery.chassis.errors import SettingsError
@@ -29,7 +29,7 @@ from lorrery.chassis.settings import FileSettings
 from lorrery.router.settings import RouterSettings
 from lorrery.scheduler.settings import AdapterSettings, SchedulerSettings
 from lorrery.settings.presets import Served, preset_tables
-from lorrery.worker.settings import WorkerSettings
+from lorrery.worker.settings import WorkerGroup, WorkerSettings, of_group
 
 FORMAT = 1
 """Version of the settings file's format."""
@@ -61,6 +61,10 @@ class Settings(FileSettings):
     adapters: AdapterSettings = AdapterSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     worker: WorkerSettings = WorkerSettings()
+    workers: tuple[WorkerGroup, ...] = Field(
+        default=(),
+        description="groups of workers with different GPUs; unset: all are as [worker] says, as many as are started",
+    )
     router: RouterSettings = RouterSettings()
     server_tls: TlsSettings = TlsSettings()
     client_tls: TlsSettings = TlsSettings()
@@ -88,6 +92,38 @@ class Settings(FileSettings):
             catalogue=tuple(map(Path, given.get("catalogue", ()))),
         )
         return f"engine = {name!r}", preset_tables(name, served, later)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _takes_its_group(cls, content: Any) -> Any:  # noqa: ANN401  pydantic's
+        """Let a worker that is of a group have the group's settings."""
+        if not isinstance(content, dict):
+            return content
+        worker = content.get("worker")
+        if isinstance(worker, WorkerSettings):
+            worker = worker.model_dump(exclude_unset=True)
+        number = worker.get("group") if isinstance(worker, dict) else None
+        if isinstance(number, str) and number.isdecimal():  # from the environment
+            number = int(number)
+        if not isinstance(worker, dict) or not isinstance(number, int):
+            return content
+        groups = TypeAdapter(tuple[WorkerGroup, ...]).validate_python(content.get("workers") or ())
+        if not 0 <= number < len(groups):
+            raise ValueError(f"worker.group is {number}; [[workers]] has {len(groups)} groups, counted from 0")
+        return {**content, "worker": of_group(worker, groups[number].overrides)}
+
+    @model_validator(mode="after")
+    def _groups_can_be(self) -> Self:
+        own = self.worker.model_dump(exclude_unset=True)
+        for number, group in enumerate(self.workers):
+            try:
+                WorkerSettings.model_validate(of_group(own, group.overrides))
+            except ValidationError as error:
+                what = reading.in_words(error).removeprefix("settings: ")
+                raise ValueError(f"workers.{number}.{what}") from None
+            except ValueError as error:
+                raise ValueError(f"workers.{number}.{error}") from None
+        return self
 
     @model_validator(mode="after")
     def _known_format(self) -> Self:
@@ -159,10 +195,38 @@ class Settings(FileSettings):
         """Of the router's HTTP edge."""
         return self.server_tls if self.router.http_tls == TlsSettings() else self.router.http_tls
 
-    @property
-    def default_workers(self) -> int:
-        """How many workers there are unless the command line says: an engine that is named is one."""
-        return 2 if self.engine is None else 1
+    def num_workers(self, asked: int | None, default: int | None = None) -> int:
+        """Return how many workers there are.
+
+        Args:
+            asked: by who starts them; None: not said.
+            default: where neither says; None: 2, or 1 where an engine is named.
+
+        Raises:
+            SettingsError: both say, and not the same.
+        """
+        if not self.workers:
+            return asked if asked is not None else default or (2 if self.engine is None else 1)
+        count = sum(group.count for group in self.workers)
+        if asked not in (None, count):
+            raise SettingsError(
+                f"{asked} workers are asked for, and the settings have {len(self.workers)} groups of [[workers]] with"
+                f" {count} in all; leave the number out, or change the groups' count (--set 'workers=[]': no groups)"
+            )
+        return count
+
+    def groups_of_workers(self, count: int) -> list[int | None]:
+        """Return the group of each of so many workers, in order; None: there are no groups."""
+        if not self.workers:
+            return [None] * count
+        return [number for number, group in enumerate(self.workers) for _ in range(group.count)]
+
+    def kinds(self, count: int) -> list[tuple["Settings", int]]:
+        """Return the settings of each kind of worker, and how many there are of it; `count`: of all workers."""
+        if not self.workers:
+            return [(self, count)]
+        groups = enumerate(self.workers)
+        return [(changed(self, {"worker.group": number}), group.count) for number, group in groups]
 
     def planned_faults(self) -> tuple[Fault, ...]:
         """Return the faults that are to happen."""

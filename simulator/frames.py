@@ -4,7 +4,7 @@ They show the state at fixed times. A worker's jump is committed as far as its s
 law of the core changes nothing of what follows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,8 +52,7 @@ class FrameRecorder:
     Args:
         simulation: that has not run, or only its warm-up.
         model: the base model's name.
-        gpu: each worker's.
-        tensor_parallel: each worker's.
+        gpus: by worker, the GPU's name and how many it has.
         addresses: of its schedulers.
         every_seconds: device seconds between two frames; None: as often as `Recorder` finds right.
     """
@@ -63,13 +62,12 @@ class FrameRecorder:
         simulation: Simulation,
         *,
         model: str,
-        gpu: str,
-        tensor_parallel: int,
+        gpus: Mapping[str, tuple[str, int]],
         addresses: Sequence[str],
         every_seconds: float | None = None,
     ) -> None:
         self._simulation = simulation
-        self._model, self._gpu, self._tensor_parallel = model, gpu, tensor_parallel
+        self._model, self._gpus = model, gpus
         self._shards = [Shard(address, connected=True) for address in addresses]
         self._recorder = Recorder(every_seconds)
         self._runs: dict[str, _Run] = {}
@@ -178,11 +176,12 @@ class FrameRecorder:
     def _worker(self, shard: int, worker: WorkerSnapshot, num_preempted: int) -> Worker:
         run = self._runs.get(worker.name) or _Run()
         plan = self._simulation.plan_of(worker.name)
+        gpu, tensor_parallel = self._gpus[worker.name]
         return Worker(
             id=worker.name,
             shard=shard,
-            gpu=self._gpu,
-            tp=self._tensor_parallel,
+            gpu=gpu,
+            tp=tensor_parallel,
             state="draining" if worker.draining else "ready",
             running=[
                 RunningRow(*row)

@@ -57,7 +57,8 @@ def simulate(
         workload: what to play, and how.
         requests: of one's own; the options of `workload` (adapters, speed-up, concurrency, timeout, ...) go for them.
         overrides: single settings, which win over `settings`.
-        workers: of all schedulers together; None: 2, or 1 where the settings name an engine.
+        workers: of all schedulers together; None: as the settings' `[[workers]]` say, else 2, or 1 where the settings
+            name an engine.
         shards: schedulers; None: as many as `router.schedulers` names.
         faults: as for `--fault`: `worker_loss,at=30,worker=worker-1,for=10`.
         seed: of every draw; None: the workload's.

@@ -77,7 +77,7 @@ def parts_of(journal: Journal, path: Path) -> ReplayParts:
         return book
 
     def make_gpu(hello: Record) -> MockGpu:
-        announced = {
+        announced = hello.get("device") or {
             "gpu": hello["gpu"],
             "tensor_parallel": hello["tensor_parallel"],
             "step_time": hello["step_time_model"],
@@ -87,7 +87,7 @@ def parts_of(journal: Journal, path: Path) -> ReplayParts:
         if device.pool_tokens != hello["max_total_token_num"]:
             raise SettingsError(
                 f"{path}: worker {hello['worker_id']} announced {hello['max_total_token_num']} KV tokens, and has"
-                f" {device.pool_tokens} by the scheduler's settings: it ran with others (worker.weight_dtype, ...)"
+                f" {device.pool_tokens} by the journal's settings: it ran with another catalogue or version"
             )
         return MockGpu(device.step_time, answers.table)
 

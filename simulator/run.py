@@ -38,6 +38,7 @@ from lorrery.simulator.request_faults import RequestFaultInjector
 from lorrery.simulator.step_span import Observer
 from lorrery.simulator.worker import SimulatedWorker
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
+from lorrery.vocabulary.worker_kinds import count_kinds
 from lorrery.worker.build import device_of
 
 Watch = Callable[["Progress"], None]
@@ -46,7 +47,7 @@ Watch = Callable[["Progress"], None]
 _LOOK_EVERY = 256
 """Ended requests between two looks at the wall clock."""
 _LOOK_SECONDS = 0.2
-_SHOWN_SETTINGS = {"model", "time_scale", "worker", "scheduler", "adapters"}
+_SHOWN_SETTINGS = {"model", "time_scale", "worker", "workers", "scheduler", "adapters"}
 """Sections that a report shows: what a simulation reads of a cluster's settings, and no key or certificate."""
 LAST_SECONDS = NEVER // PS_PER_SECOND
 """Times are kept in 64 bits of picoseconds: 53 days."""
@@ -67,7 +68,7 @@ class SimulationOptions:
 
     Attributes:
         num_workers: of all schedulers together; the n-th belongs to scheduler n modulo their number. None: as
-            `Settings.default_workers` has it.
+            `Settings.num_workers` has it.
         num_shards: schedulers; None: as many as the router has.
         faults: what goes wrong.
         one_step: plan before every step, as the oracle does; slow.
@@ -202,18 +203,19 @@ class _SimulatedCluster:
         num_shards = options.num_shards or len(addresses)
         if num_shards != len(addresses):
             addresses = [f"scheduler-{shard}" for shard in range(num_shards)]
-        self._num_workers = num_workers = options.num_workers or settings.default_workers
-        if num_workers < num_shards:
-            raise SettingsError(f"{num_shards} schedulers have {num_workers} workers; each needs one")
+        count = settings.num_workers(options.num_workers)
+        if count < num_shards:
+            raise SettingsError(f"{num_shards} schedulers have {count} workers; each needs one")
         self._settings, self._options, self._addresses = settings, options, addresses
-        self._device = device_of(settings)
+        self._devices = [device for one, number in settings.kinds(count) for device in [device_of(one)] * number]
+        self._model = self._devices[0].deployment.model.name
         self._faults = RuleBook()
         self.clients: Clients | None = None
         factories = [ReplicaFactory(settings) for _ in addresses]
         self.adapters: dict[str, Adapter] = {
             name: factories[0].adapter(name, rank) for name, rank in settings.adapters.expand()
         }
-        workers = [self._worker(number, factories[number % num_shards], num_shards) for number in range(num_workers)]
+        workers = [self._worker(number, factories[number % num_shards], num_shards) for number in range(count)]
         self.simulation = Simulation(
             workers,
             [factory.placement() for factory in factories],
@@ -235,13 +237,15 @@ class _SimulatedCluster:
         """What a report says of the cluster."""
         own, num_shards = self._settings.scheduler, len(self._addresses)
         return ClusterView(
-            model=self._device.deployment.model.name,
+            model=self._model,
             time_scale=self._settings.time_scale,
             num_shards=num_shards,
             num_connected_shards=num_shards,
             max_req_input_len=own.max_req_input_len,
             max_req_total_len=own.max_req_total_len,
-            workers=((self._device.deployment.gpu.name, self._num_workers),),
+            workers=count_kinds(
+                (device.deployment.gpu.name, device.deployment.tensor_parallel) for device in self._devices
+            ),
         )
 
     def check(self, requests: Sequence[WorkloadRequest]) -> None:
@@ -272,12 +276,11 @@ class _SimulatedCluster:
 
     def recorder(self, every_seconds: float | None) -> FrameRecorder:
         """Record what runs from now on."""
-        deployment = self._device.deployment
+        deployments = [device.deployment for device in self._devices]
         return FrameRecorder(
             self.simulation,
-            model=deployment.model.name,
-            gpu=deployment.gpu.name,
-            tensor_parallel=deployment.tensor_parallel,
+            model=self._model,
+            gpus={f"worker-{n}": (one.gpu.name, one.tensor_parallel) for n, one in enumerate(deployments)},
             addresses=self._addresses,
             every_seconds=every_seconds,
         )
@@ -296,7 +299,7 @@ class _SimulatedCluster:
     def _builder(self, options: LoadOptions) -> RequestBuilder:
         own = self._settings.scheduler
         return RequestBuilder(
-            self._device.deployment.model.name,
+            self._model,
             self.adapters,
             seed=options.seed,
             with_prompts=own.prefix_cache.kind != "none",
@@ -306,15 +309,17 @@ class _SimulatedCluster:
         )
 
     def _worker(self, number: int, factory: ReplicaFactory, num_shards: int) -> SimulatedWorker:
-        deployment, name = self._device.deployment, f"worker-{number}"
+        device, name = self._devices[number], f"worker-{number}"
+        deployment = device.deployment
         hello = WorkerHello(
             worker_id=name,
             gpu=deployment.gpu.name,
             model=deployment.model.name,
             tensor_parallel=deployment.tensor_parallel,
-            max_total_token_num=self._device.pool_tokens,
-            step_time_model=self._settings.worker.step_time,
+            max_total_token_num=device.pool_tokens,
+            step_time_model=device.settings["step_time"],
             needs_prompts=False,
+            device=device.settings,
         )
         replica_settings = factory.replica_settings(hello)
         faults = self._options.faults
@@ -327,7 +332,7 @@ class _SimulatedCluster:
             return factory.replica(replica_settings, LoadRules(book, name))
 
         return SimulatedWorker(
-            name, make_replica, self._device.step_time, number % num_shards, replica_settings.max_total_token_num
+            name, make_replica, device.step_time, number % num_shards, replica_settings.max_total_token_num
         )
 
     def _choose_shard(self, request: SimulatedRequest) -> int:

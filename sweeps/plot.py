@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from lorrery.plots import style
 from lorrery.sweeps.axes import Axis, Value
 from lorrery.sweeps.table import Row, short_names
+from lorrery.vocabulary.worker_kinds import count_kinds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -265,8 +266,16 @@ def _caption(row: Row, axes: Sequence[Axis], fixed: Mapping[str, Value], names: 
 
     gpu = f"{settings.worker.tensor_parallel} x {settings.worker.gpu}"
     gpu = unless("worker.gpu", unless("worker.tensor_parallel", f" of {gpu}"))
-    num_workers = simulation.num_workers or settings.default_workers
+    num_workers = simulation.num_workers
+    assert num_workers is not None  # as points say it
     workers = unless("workers", f"{num_workers} worker" if num_workers == 1 else f"{num_workers} workers")
+    if settings.workers:
+        counted = count_kinds(
+            (kind.worker.gpu, kind.worker.tensor_parallel)
+            for kind, count in settings.kinds(num_workers)
+            for _ in range(count)
+        )
+        gpu = ": " + ", ".join(f"{count} x {name}" for name, count in counted)
     cluster = (
         unless("model", settings.model),
         (workers or "workers") + gpu,

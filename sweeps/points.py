@@ -29,7 +29,7 @@ __all__ = ["Asked", "Point", "code_digest", "make_points"]
 _ROOMS_OF_A_SIMULATION = ("loadgen", "scheduler", "simulator", "worker")
 _NO_MATTER = {"log", "server_tls", "client_tls"}
 """Settings that no simulation reads."""
-_OF_DEVICE = {"catalogue", "model", "worker", "adapters"}
+_OF_DEVICE = {"catalogue", "model", "worker", "workers", "adapters"}
 """Settings that `deployment_of` reads."""
 
 
@@ -136,13 +136,17 @@ class _RunMaker:
                 of_simulation[field] = (*self._simulation.faults, *value) if field == "faults" else value
         options = replace(self._options, **of_load)
         options.check()
-        return Run(self._read_settings(config, tuple(overrides)), options, replace(self._simulation, **of_simulation))
+        simulation = replace(self._simulation, **of_simulation)
+        settings = self._read_settings(config, tuple(overrides))
+        count = settings.num_workers(simulation.num_workers)
+        return Run(settings, options, replace(simulation, num_workers=count))
 
     def _settings(self, config: Path | None, overrides: tuple[str, ...]) -> Settings:
         settings = load(config, overrides)
         device = settings.model_dump_json(include=_OF_DEVICE)
         if device not in self._known_devices:
-            deployment_of(settings)  # refuses names that are in no catalogue
+            for kind, _ in settings.kinds(1):
+                deployment_of(kind)  # refuses names that are in no catalogue
             self._known_devices.add(device)
         return settings
 

@@ -1,9 +1,10 @@
 """From settings to the mock GPU: reads catalogues and profiles, and says what the replica is."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -116,7 +117,14 @@ def deployment_of(settings: Settings) -> Deployment:
             worker.expert_distribution,
         )
     except CatalogueError as error:
-        raise SettingsError(f"worker.gpu, worker.engine, model: {error}") from None
+        raise SettingsError(f"{_at(settings, 'gpu', 'engine')}, model: {error}") from None
+
+
+def _at(settings: Settings, *keys: str) -> str:
+    """Name settings of a worker: where its group has them, if it is of one."""
+    group = settings.worker.group
+    where = "worker" if group is None else f"workers.{group}"
+    return ", ".join(f"{where}.{key}" for key in keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +135,13 @@ class Device:
         deployment: what it is.
         pool_tokens: size of its KV pool.
         step_time: how long its steps take.
+        settings: that it follows from, as the worker announces them.
     """
 
     deployment: Deployment
     pool_tokens: int
     step_time: StepTimeModel
+    settings: Mapping[str, Any]
 
 
 def device_of(settings: Settings) -> Device:
@@ -143,9 +153,9 @@ def device_of(settings: Settings) -> Device:
     deployment = deployment_of(settings)
     try:
         step_time = STEP_TIME_MODELS[settings.worker.step_time](deployment)
-        return Device(deployment, deployment.kv_pool_tokens(), step_time)
+        return Device(deployment, deployment.kv_pool_tokens(), step_time, settings.worker.of_device)
     except CatalogueError as error:
-        raise SettingsError(f"worker.gpu, worker.tensor_parallel, model: {error}") from None
+        raise SettingsError(f"{_at(settings, 'gpu', 'tensor_parallel')}, model: {error}") from None
 
 
 def spells_of(sets: Iterable[RuleSet], name: str) -> Spells:

@@ -114,6 +114,7 @@ class WorkerService:
             needs_prompts=self._answers.needs_prompts,
             instance_id=uuid4().hex,
             heartbeat_seconds=worker.heartbeat_seconds,
+            device_settings=device.settings,
         )
         self._log = get_logger("worker").bind(worker=name)
         self._attachment: _Attachment | None = None

@@ -1,9 +1,23 @@
-"""The settings of a worker: its mock GPU, what it answers, and where its scheduler is."""
+"""The settings of a worker: its mock GPU, what it answers, and where its scheduler is; and of groups of workers.
 
+A group of `[[workers]]` has what `[worker]` says, but for what it says itself; that wins, wherever `[worker]`'s value
+comes from. Workers are `worker-0`, `worker-1` and so on, group by group. A process learns which group it is of by
+`worker.group`; its settings are then those of the group.
+"""
+
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    model_validator,
+)
 
 from lorrery.chassis.sections import MAX_PORT, Address, Count, Name, PositiveSeconds, Seconds, Section
 
@@ -124,12 +138,27 @@ class ConstantSettings(Section):
     prefill_token_ms: Seconds = Field(default=0.0, description="milliseconds more for each of these tokens")
 
 
+GroupOrNone = Annotated[
+    Annotated[int, Field(ge=0)] | None, BeforeValidator(lambda number: None if number == "" else number)
+]
+
+OF_PROCESS: Final = frozenset(
+    {"name", "group", "scheduler", "listen", "metrics", "kv_events", "output", "heartbeat_seconds", "drain_seconds"}
+)
+"""Settings of a worker that are no matter of its GPU."""
+
+
 class WorkerSettings(Section):
     """The mock GPU, and how its worker finds its scheduler."""
 
     name: Name | None = Field(
         default=None,
         description="in usage, metrics, logs and faults, another for each worker; unset: HOST-PID",
+    )
+    group: GroupOrNone = Field(
+        default=None,
+        description="number of the group of [[workers]] that this process is of, from 0; `lorrery up` sets it; unset:"
+        " of none",
     )
     scheduler: Address = Field(default="127.0.0.1:50052", description="scheduler to attach to, HOST:PORT")
     listen: Address = Field(
@@ -181,8 +210,46 @@ class WorkerSettings(Section):
         """Groups of GPUs among which experts are dealt."""
         return self.tensor_parallel if self.expert_parallel is True else int(self.expert_parallel) or 1
 
+    @property
+    def of_device(self) -> dict[str, Any]:
+        """The settings that steps and memory follow from, as JSON has them."""
+        return self.model_dump(mode="json", exclude={*OF_PROCESS, "startup_seconds"})
+
     @model_validator(mode="after")
     def _has_profile(self) -> Self:
         if self.step_time in ("table", "fitted") and self.profile is None:
             raise ValueError(f"step_time = {self.step_time!r} needs profile")
         return self
+
+
+class WorkerGroup(BaseModel):
+    """Some workers that are alike. Beside `count`, any setting of `[worker]` about its GPU, such as `gpu`,
+    `tensor_parallel` or `weight_dtype`; what a group does not set is as `[worker]` says.
+    """  # noqa: D205  the settings page shows it as one paragraph
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    count: Count = Field(default=1, description="how many workers")
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """What it says otherwise than `[worker]`."""
+        return dict(self.model_extra or {})
+
+
+def of_group(worker: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the table `[worker]` of a group's workers.
+
+    Raises:
+        ValueError: a key that a group cannot have; names it.
+    """
+    merged = dict(worker)
+    for key, value in overrides.items():
+        if key in OF_PROCESS:
+            raise ValueError(f"{key}: it is set for all workers, in [worker]; groups differ in their GPUs")
+        if key not in WorkerSettings.model_fields:
+            raise ValueError(f"{key}: no such setting")
+        before = merged.get(key)
+        both = isinstance(before, Mapping) and isinstance(value, Mapping)
+        merged[key] = {**before, **value} if both else value  # type: ignore[dict-item]  # as just checked
+    return merged

@@ -1,6 +1,8 @@
 """The wire's messages to and from the worker's own records."""
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from lorrery.chassis.trace_context import TraceContext, read
 from lorrery.v1 import scheduler_pb2 as pb
@@ -26,6 +28,7 @@ def hello(
     needs_prompts: bool,
     instance_id: str,
     heartbeat_seconds: float,
+    device_settings: Mapping[str, Any],
 ) -> pb.AttachRequest:
     """Return the stream's first message."""
     return pb.AttachRequest(
@@ -39,6 +42,7 @@ def hello(
             needs_prompts=needs_prompts,
             instance_id=instance_id,
             heartbeat_seconds=heartbeat_seconds,
+            device_settings=json.dumps(device_settings),
         )
     )
 

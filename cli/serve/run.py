@@ -12,7 +12,7 @@ from lorrery.chassis.faults import check_faults
 from lorrery.chassis.settings import setting_variables
 from lorrery.cli.serve.settings import Engine
 from lorrery.cli.serve.toml import settings_file
-from lorrery.cli.up_cluster import Printer, run_until_stopped
+from lorrery.cli.up_cluster import Printer, in_words, run_until_stopped
 from lorrery.local.cluster import LocalCluster
 from lorrery.local.processes import ForkServer
 from lorrery.router.keys import digest
@@ -45,7 +45,7 @@ async def run(fork_server: ForkServer, engine: Engine) -> int:
 
         def ready() -> Iterable[str]:
             scheme = "http" if settings.http_tls.cert is None else "https"
-            counts = f"{engine.num_workers} x {settings.worker.gpu}, adapters: {len(adapters)}"
+            counts = f"{in_words(cluster.worker_kinds)}, adapters: {len(adapters)}"
             names = ", ".join(settings.served_model_names)
             typer.echo(
                 f"ready: {scheme}://{cluster.http_address} serves {names} on {counts};"

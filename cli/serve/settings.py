@@ -109,7 +109,8 @@ def engine_of(model: str | None, given: Mapping[str, Any], overrides: Iterable[s
     overrides = tuple(overrides)
     values["model"] = _in_catalogue(named, changed(changed({}, values), overrides).catalogue)
     _memory(flags, values, overrides)
-    return Engine(values, overrides, flags.get("data_parallel_size", 1), tuple(flags.get("api_key", ())))
+    workers = changed(changed({}, values), overrides).num_workers(flags.get("data_parallel_size"), 1)
+    return Engine(values, overrides, workers, tuple(flags.get("api_key", ())))
 
 
 def _model(positional: str | None, named: str | None) -> str:
@@ -254,13 +255,19 @@ def _memory(flags: Mapping[str, Any], values: dict[str, Any], overrides: tuple[s
     """Find out how large the KV pool is, and so how long a request may be."""
     # Lengths come last: all else must be right before the pool can be known.
     settings = changed(changed({}, values), overrides)
-    deployment = deployment_of(settings)
+    deployments = [deployment_of(kind) for kind, _ in settings.kinds(1)]
+    deployment = deployments[0]
     block = settings.scheduler.block_size
     given = [
         name for name in ("gpu_memory_utilization", "num_gpu_blocks_override", "kv_cache_memory_bytes") if name in flags
     ]
     if len(given) > 1:
         raise SettingsError(f"--{' and --'.join(given).replace('_', '-')} both say how large the KV cache is; give one")
+    if given and len(deployments) > 1:
+        raise SettingsError(
+            f"--{given[0].replace('_', '-')} gives all workers one size of KV cache; with groups of them (workers=...)"
+            " each has what its memory holds: leave it out"
+        )
     try:
         if "num_gpu_blocks_override" in flags:
             pool = flags["num_gpu_blocks_override"] * block
@@ -270,7 +277,7 @@ def _memory(flags: Mapping[str, Any], values: dict[str, Any], overrides: tuple[s
         elif "gpu_memory_utilization" in flags:
             pool = deployment.kv_pool_tokens(used=_share(flags["gpu_memory_utilization"]))
         else:
-            pool = settings.scheduler.max_total_token_num or deployment.kv_pool_tokens()
+            pool = settings.scheduler.max_total_token_num or max(one.kv_pool_tokens() for one in deployments)
     except CatalogueError as error:
         raise SettingsError(f"--gpu, --tensor-parallel-size, --gpu-memory-utilization, --model: {error}") from None
     pool = pool // block * block

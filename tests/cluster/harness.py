@@ -59,11 +59,11 @@ drain_seconds = 5.0
 class StartCluster(Protocol):
     """The `start_cluster` fixture: `overrides` as for `--set`."""
 
-    async def __call__(self, *overrides: str, num_workers: int = 1) -> LocalCluster: ...
+    async def __call__(self, *overrides: str, num_workers: int | None = None) -> LocalCluster: ...
 
 
 @contextlib.asynccontextmanager
-async def running_cluster(folder: Path, *overrides: str, num_workers: int = 1) -> AsyncIterator[LocalCluster]:
+async def running_cluster(folder: Path, *overrides: str, num_workers: int | None = None) -> AsyncIterator[LocalCluster]:
     """Run a cluster with small, quick settings on free ports; its output goes to the test's."""
     async with LocalCluster(
         write_settings(folder),

@@ -28,6 +28,7 @@ FAULTS = json.dumps(
         "adapter_load_failure,at=0,adapter=big,for=100",
     ]
 )
+MIXED = 'workers=[{gpu = "H100-SXM"}, {gpu = "L40S", tensor_parallel = 2, weight_dtype = "fp8", startup_seconds = 0.5}]'
 SETTINGS = (
     "scheduler.worker_timeout_seconds=60",  # a worker that is merely starved of CPU is not lost
     "adapters.max_loras=2",
@@ -123,8 +124,9 @@ async def test_a_killed_schedulers_journal_is_good_up_to_its_last_flush(tmp_path
         ),
         ("scheduler.policy=fcfs", "scheduler.prefix_cache.kind=blocks", "scheduler.max_total_token_num=4096"),
         ("scheduler.policy=fcfs", f"faults={FAULTS}"),
+        (MIXED, "scheduler.placement=round_robin"),
     ],
-    ids=["slora strict", "chunked", "paged", "blocks", "faults"],
+    ids=["slora strict", "chunked", "paged", "blocks", "faults", "mixed fleet"],
 )
 async def test_every_way_to_batch_is_replayed_exactly(tmp_path: Path, way: tuple[str, ...]):
     path, rng = tmp_path / "journal.jsonl", random.Random(3)
@@ -141,6 +143,13 @@ async def test_every_way_to_batch_is_replayed_exactly(tmp_path: Path, way: tuple
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     if "scheduler.memory=paged" in way:
         assert num_preempted > 0
+    if MIXED in way:
+        hellos = [line["hello"] for line in lines if line.get("type") == "attached"]
+        assert {(one["worker_id"], one["gpu"], one["tensor_parallel"]) for one in hellos} == {
+            ("worker-0", "H100-SXM", 1),
+            ("worker-1", "L40S", 2),
+        }
+        assert len({one["max_total_token_num"] for one in hellos}) == 2
     if f"faults={FAULTS}" in way:
         # Every other second is slow; without the faults the journal is not what the device says.
         lines[0]["settings"]["faults"] = []

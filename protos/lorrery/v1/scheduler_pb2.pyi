@@ -820,6 +820,7 @@ class WorkerHello(message.Message):
     INSTANCE_ID_FIELD_NUMBER: builtins.int
     HEARTBEAT_SECONDS_FIELD_NUMBER: builtins.int
     KV_EVENTS_FIELD_NUMBER: builtins.int
+    DEVICE_SETTINGS_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     """The worker's name."""
     gpu: builtins.str
@@ -844,6 +845,11 @@ class WorkerHello(message.Message):
     """Seconds between two heartbeats; INVALID_ARGUMENT where they are too rare for
     worker_timeout_seconds. 0: not said.
     """
+    device_settings: builtins.str
+    """The settings that its steps and its memory follow from, a JSON object; for the
+    scheduler's journal, from which they are played again. At most 16 KiB. Empty:
+    not said.
+    """
     @builtins.property
     def kv_events(self) -> types_pb2.KvEventSource:
         """Where it publishes KV events; unset: nowhere, and it is sent none.
@@ -864,10 +870,11 @@ class WorkerHello(message.Message):
         instance_id: builtins.str = ...,
         heartbeat_seconds: builtins.float = ...,
         kv_events: types_pb2.KvEventSource | None = ...,
+        device_settings: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["kv_events", b"kv_events"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_memory_bytes", b"adapter_memory_bytes", "gpu", b"gpu", "heartbeat_seconds", b"heartbeat_seconds", "instance_id", b"instance_id", "kv_events", b"kv_events", "max_total_token_num", b"max_total_token_num", "model", b"model", "needs_prompts", b"needs_prompts", "step_time_model", b"step_time_model", "tensor_parallel", b"tensor_parallel", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_memory_bytes", b"adapter_memory_bytes", "device_settings", b"device_settings", "gpu", b"gpu", "heartbeat_seconds", b"heartbeat_seconds", "instance_id", b"instance_id", "kv_events", b"kv_events", "max_total_token_num", b"max_total_token_num", "model", b"model", "needs_prompts", b"needs_prompts", "step_time_model", b"step_time_model", "tensor_parallel", b"tensor_parallel", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,138 @@
+"""Fleets of several kinds of worker: which there are, what each is, and what cannot be."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lorrery.chassis.errors import SettingsError
+from lorrery.settings import Settings, changed, load
+from lorrery.simulator.interface import simulate
+from lorrery.simulator.step_span import StepSpan
+from lorrery.worker.build import device_of
+
+H100_AND_L40S: list[dict[str, Any]] = [
+    {"gpu": "H100-SXM"},
+    {"count": 2, "gpu": "L40S", "weight_dtype": "fp8", "lora": {"launch_us": 1.0}},
+]
+SETTINGS: dict[str, Any] = {
+    "model": "Llama-3-8B",
+    "worker": {"kv_dtype": "fp8", "lora": {"padding": "batch"}},
+    "adapters": {"registry": [{"id": "a", "rank": 8, "count": 8}]},
+    "scheduler": {"max_req_input_len": 2048, "max_req_total_len": 4096, "placement": "round_robin"},
+}
+
+
+def mixed(groups: object = H100_AND_L40S) -> Settings:
+    return changed(SETTINGS, {"workers": groups})
+
+
+class Spans:
+    """Notes the steps of each worker."""
+
+    def __init__(self) -> None:
+        self.first_ps: dict[str, set[int]] = {}
+
+    def begin(self, start_ps: int) -> None: ...
+
+    def ran(self, span: StepSpan) -> None:
+        if span.plan.prefills and not span.plan.decode:
+            self.first_ps.setdefault(span.worker, set()).add(span.first_ps)
+
+    def left(self, worker: str, handle: int) -> None: ...
+
+    def requeued(self, worker: str, request: object) -> None: ...
+
+    def lost(self, worker: str) -> None: ...
+
+
+def test_a_group_has_what_worker_says_but_for_what_it_says_itself():
+    (h100, one), (l40s, two) = mixed().kinds(3)
+    assert (one, two) == (1, 2)
+    assert (h100.worker.gpu, h100.worker.weight_dtype, h100.worker.kv_dtype) == ("H100-SXM", "bfloat16", "fp8")
+    assert (l40s.worker.gpu, l40s.worker.weight_dtype, l40s.worker.kv_dtype) == ("L40S", "fp8", "fp8")
+    assert (l40s.worker.lora.padding, l40s.worker.lora.launch_us) == ("batch", 1.0)
+    assert mixed().groups_of_workers(3) == [0, 1, 1]
+
+
+def test_a_process_is_of_the_group_that_it_is_told_whatever_worker_says(tmp_path: Path, monkeypatch):
+    path = tmp_path / "cluster.toml"
+    path.write_text('model = "Llama-3-8B"\n[worker]\ngpu = "A10G"\n[[workers]]\n[[workers]]\ngpu = "L40S"\n')
+    assert [load(path, [f"worker.group={n}"]).worker.gpu for n in (0, 1)] == ["A10G", "L40S"]
+    assert load(path).worker.gpu == "A10G"
+    monkeypatch.setenv("LORRERY_WORKER__GROUP", "1")
+    monkeypatch.setenv("LORRERY_WORKERS", '[{"gpu": "L4"}, {"gpu": "H200-SXM", "tensor_parallel": 2}]')
+    assert (load(path).worker.gpu, load(path).worker.tensor_parallel) == ("H200-SXM", 2)
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ([{"count": 0}], "workers.0.count: Input should be greater than or equal to 1, got 0"),
+        ([{}, {"gpuu": "L40S"}], "workers.1.gpuu: no such setting"),
+        ([{"name": "w"}], "workers.0.name: it is set for all workers, in [worker]"),
+        ([{"tensor_parallel": 0}], "workers.0.tensor_parallel: Input should be greater than or equal to 1, got 0"),
+        ([{"step_time": "table"}], "workers.0.step_time = 'table' needs profile"),
+        ([{"lora": {"padding": 3}}], "workers.0.lora.padding"),
+        ({"gpu": "L40S"}, "workers: Input should be a valid tuple"),
+    ],
+)
+def test_a_group_that_cannot_be_is_refused_by_its_number(groups: object, message: str):
+    with pytest.raises(SettingsError) as error:
+        mixed(groups)
+    assert message in str(error.value)
+
+
+def test_a_group_that_is_not_there_is_refused():
+    with pytest.raises(SettingsError, match=r"worker\.group is 2; \[\[workers\]\] has 2 groups, counted from 0"):
+        changed(mixed(), {"worker.group": 2})
+
+
+def test_a_gpu_that_the_model_does_not_fit_on_is_named_with_its_group():
+    small = mixed([{"gpu": "H100-SXM"}, {"gpu": "T4"}])
+    with pytest.raises(
+        SettingsError, match=r"workers\.1\.gpu, workers\.1\.tensor_parallel, model: Llama-3-8B does not"
+    ):
+        simulate(small, {"num_requests": 10})
+    with pytest.raises(SettingsError, match=r"workers\.0\.gpu, workers\.0\.engine, model: .*H1000"):
+        simulate(mixed([{"gpu": "H1000"}]), {"num_requests": 10})
+
+
+def test_two_answers_to_how_many_workers_there_are_are_refused():
+    assert mixed().num_workers(None) == mixed().num_workers(3) == 3
+    assert (mixed([]).num_workers(None), mixed([]).num_workers(7)) == (2, 7)
+    with pytest.raises(SettingsError, match=r"4 workers are asked for, .* 2 groups of \[\[workers\]\] with 3 in all"):
+        simulate(mixed(), {"num_requests": 10}, workers=4)
+
+
+def test_a_fault_of_a_worker_that_no_group_has_is_refused():
+    with pytest.raises(SettingsError, match="no such worker; there are worker-0, worker-1, worker-2"):
+        simulate(mixed(), {"num_requests": 10}, faults=["worker_loss,at=1,worker=worker-3"])
+
+
+def test_each_worker_takes_the_time_of_its_own_device_and_has_its_own_pool(tmp_path: Path):
+    spans = Spans()
+    result = simulate(
+        mixed(),
+        {"num_requests": 60, "rate": 3.0, "adapters": "all", "input_range": (500, 500), "output_range": (10, 10)},
+        observers=[spans],
+        record=tmp_path / "frames.ndjson.gz",
+    )
+    assert result.report.cluster.workers == (("H100-SXM", 1), ("L40S", 2))
+    assert result.report.summary.num_completed == 60
+    fastest = {name: min(times) for name, times in spans.first_ps.items()}
+    assert fastest["worker-1"] == fastest["worker-2"] > 1.5 * fastest["worker-0"]
+    pools = [device_of(kind).pool_tokens for kind, _ in mixed().kinds(3)]
+    assert pools[0] > pools[1]
+
+
+def test_a_prompt_too_long_for_the_small_workers_goes_to_the_large_one():
+    few = {"scheduler.max_req_input_len": 400_000, "scheduler.max_req_total_len": 400_010, "scheduler.policy": "fcfs"}
+    few |= {"scheduler.max_num_batched_tokens": 400_010, "adapters.registry": []}
+    settings = changed(mixed([{"gpu": "L40S"}, {"gpu": "H200-SXM"}, {"gpu": "L40S"}]), few)
+    pools = [device_of(kind).pool_tokens for kind, _ in settings.kinds(3)]
+    longest = (pools[0] + 10, pools[0] + 10)
+    result = simulate(
+        settings, {"num_requests": 6, "rate": 1e-3, "timeout": 1e5, "input_range": longest, "output_range": (3, 3)}
+    )
+    assert result.report.summary.num_completed == 6
