@@ -31,6 +31,7 @@ class Model:
         tied_head: whether the head shares the embedding's weights.
         query_key_norms: whether queries and keys are normed, each by a kernel of its own.
         max_model_len: most tokens of a prompt and its output together; None: not known.
+        caveat: what of it is computed otherwise than it is; empty: nothing.
         shared_ffn: inner size of the experts that every token uses beside those it chooses, together; 0: none.
     """
 
@@ -51,6 +52,7 @@ class Model:
     query_key_norms: bool = False
     max_model_len: int | None = None
     shared_ffn: int = 0
+    caveat: str = ""
 
     @property
     def layer_parameters(self) -> int:

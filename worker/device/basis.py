@@ -43,6 +43,8 @@ def grounds(deployment: Deployment) -> list[Ground]:
     if deployment.model.num_experts > 1:
         types.append(("moe", deployment.precision.weight_type, fit.moe))
     found = [_kernels(fit, part, type_, type_ in known, missing) for part, type_, known in types]
+    if deployment.model.caveat:
+        found.append(Ground("model", "assumed", deployment.model.caveat))
     if deployment.tensor_parallel > 1:
         found.append(_all_reduce(deployment.link))
     return found

@@ -47,6 +47,7 @@ class Catalogue:
         self._gpus: dict[str, Gpu] = {}
         self._models: dict[str, Model] = {}
         self._engines: dict[str, Engine] = {}
+        self._not_modelled: dict[str, str] = {}
         self._gpu_names: dict[str, str] = {}
         self._model_names: dict[str, str] = {}
         self.sources: dict[str, str] = {}
@@ -95,10 +96,13 @@ class Catalogue:
         """Return the model of that name or alias.
 
         Raises:
-            CatalogueError: no such model; the message lists those there are.
+            CatalogueError: no such model (the message lists those there are), or one that no step-time model fits (it
+                says why).
         """
         known = self._model_names.get(_plain_model(name)) or self._model_names.get(_plain(name))
         if known is None:
+            if (why := self._not_modelled.get(_plain_model(name))) is not None:
+                raise CatalogueError(f"model {name!r} is not modelled: {why}")
             near = _nearest(_plain_model(name), self._model_names)
             raise CatalogueError(f"model {name!r} is not known{near}; known: {', '.join(self._models)}")
         return self._models[known]
@@ -119,7 +123,7 @@ class Catalogue:
     def _add(self, where: str, table: Table) -> None:
         if table.get("format") != FORMAT:
             raise CatalogueError(f"{where}: format {table.get('format')!r} is not known; this version reads {FORMAT}")
-        if unknown := table.keys() - {"format", "fits", "links", "engines", "gpu", "model"}:
+        if unknown := table.keys() - {"format", "fits", "links", "engines", "gpu", "model", "not_modelled"}:
             raise CatalogueError(f"{where}: {', '.join(sorted(unknown))} has no meaning here")
         for name, entry in table.get("fits", {}).items():
             self._fits[name] = build_fit(entry, f"{where}: fits.{name}")
@@ -130,6 +134,8 @@ class Catalogue:
         for name, entry in table.get("engines", {}).items():
             self._engines[name] = _engine(name, entry, f"{where}: engines.{name}")
             self.sources[f"engine {name}"] = str(entry.get("source", ""))
+        for name, why in table.get("not_modelled", {}).items():
+            self._not_modelled[_plain_model(name)] = str(why)
         for entry in table.get("model", ()):
             model = build(Model, entry, f"{where}: model {entry.get('name')!r}", name=entry.get("name"))
             self._enter("model", self._models, self._model_names, _plain_model, entry, model)

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from lorrery.chassis.tables import read_tables
 from lorrery.worker.device.basis import grounds
 from lorrery.worker.device.batch import Batch, LoraWork, PrefillChunk
+from lorrery.worker.device.catalogue import PACKAGE, Catalogue
 from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.hardware import KernelFit, MoeFit
 from lorrery.worker.device.kernel_prediction import KernelPredictions
@@ -160,6 +162,20 @@ def test_figures_say_what_experts_rest_on():
 
     assert basis("H100-SXM") == "fitted"
     assert basis("L40S") == "assumed"
+
+
+def test_models_that_are_computed_otherwise_than_they_are_say_so():
+    known = deployment("H100-SXM", "openai/gpt-oss-120b", 2, "present-day")
+    assert any("attends to 128 tokens only" in ground.why for ground in grounds(known))
+    for name in ("DeepSeek-V3", "deepseek-ai/DeepSeek-R1", "DeepSeek-V2-Chat"):
+        with pytest.raises(CatalogueError, match=r"is not modelled: its attention is multi-head latent"):
+            CATALOGUE.model(name)
+    # A table of one's own may have such a model all the same.
+    table = {"format": 1, "not_modelled": {"X": "no"}, "model": [{**SMALL, "name": "X"}]}
+    assert Catalogue([*read_tables(PACKAGE), ("own", table)]).model("X").ffn == 64
+
+
+SMALL = {"num_layers": 1, "hidden": 64, "num_heads": 1, "num_kv_heads": 1, "head_size": 64, "ffn": 64, "vocabulary": 9}
 
 
 # --- cut and dealt ---
