@@ -2,7 +2,7 @@
 
 `golden` replays golden records (JSON Lines, see `validation/golden`). Its last line is `N passed, N failed, N skipped`
 and nothing else, for scripts to read. `steptime` holds the step-time models against measured steps, `kernels` their
-kernels one by one, `vidur` the simulator against a run of Vidur.
+kernels one by one, `serving` whole runs of served models, `vidur` the simulator against a run of Vidur.
 """
 
 import json
@@ -20,6 +20,7 @@ from lorrery.chassis.shipped import golden_excerpts
 from lorrery.chassis.tables import read_tables
 from lorrery.cli.output import write
 from lorrery.cli.validate_kernels import kernels
+from lorrery.cli.validate_serving import serving
 from lorrery.cli.version import VersionOption
 from lorrery.settings import load
 from lorrery.validation import slora as slora_runs
@@ -42,6 +43,7 @@ MAX_VALUE_LENGTH = 300
 
 app = command_app(no_args_is_help=True)
 app.command(cls=Command)(kernels)
+app.command(cls=Command)(serving)
 
 
 @app.callback()

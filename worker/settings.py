@@ -187,8 +187,10 @@ class WorkerSettings(Section):
         default=None, description="table: CSV of measured batches; fitted: CSV of an engine's steps"
     )
     engine: str = Field(default="present-day", description="the CPU's share of a step, and which kernels run")
-    weight_dtype: Literal["float16", "bfloat16", "fp8", "int8", "int4"] = Field(
-        default="bfloat16", description="number format of the base model's weights"
+    weight_dtype: Literal["float16", "bfloat16", "fp8", "fp8_block", "int8", "int4"] = Field(
+        default="bfloat16",
+        description="number format of the base model's weights; fp8 has one scale per tensor, fp8_block one per 128 x"
+        " 128 weights",
     )
     kv_dtype: Literal["float16", "bfloat16", "fp8"] = Field(
         default="bfloat16", description="number format of the KV cache"

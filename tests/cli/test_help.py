@@ -16,7 +16,7 @@ from lorrery.chassis.errors import LorreryError
 from lorrery.cli.app import PARTS
 
 SERVICES = ("router", "scheduler", "worker")
-RUN_FOR_LONG = {"up", "demo", "web", "validate vidur", "validate slora"}
+RUN_FOR_LONG = {"up", "demo", "web", "validate vidur", "validate slora", "validate serving"}
 """Without options they run a cluster, or replay what ships: tests of their own watch that."""
 GROUPS = {"faults", "keys", "validate"}
 """Their commands have examples of their own."""

@@ -1,0 +1,277 @@
+"""`lorrery validate serving`: whole runs of served models against measured ones.
+
+Rows are grouped by columns of theirs. What does not count (a quality other than ok) is shown apart and is not in the
+overall figure; rows that the simulator makes nothing of are counted by reason. Predictions do not depend on how many
+processes make them.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from os import sched_getaffinity
+
+import numpy as np
+
+from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.terminal import FigureTable
+from lorrery.validation.serving_rows import OK, ServingFile, ServingRow, as_json
+from lorrery.validation.serving_run import AS_IT_IS, Options, Prediction, predict
+from lorrery.worker.device.basis import no_measurement
+from lorrery.worker.device.catalogue import Catalogue
+
+GROUPED_BY = ("model", "gpu", "backend", "weight_dtype")
+_FEW_ROWS = 6
+"""So few are simulated here: a further process takes a second to start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Of predicted against measured figures.
+
+    Attributes:
+        num_rows: how many.
+        mape: mean absolute error, percent; None without rows.
+        median: signed, percent: above 0 the simulator is too slow.
+    """
+
+    num_rows: int
+    mape: float | None
+    median: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServingGroup:
+    """Rows that share the values of some columns.
+
+    Attributes:
+        key: column -> value.
+        quality: of its rows.
+        tpot: of all rows.
+        ttft: of those whose first-token time says something.
+    """
+
+    key: Mapping[str, str]
+    quality: str
+    num_rows: int
+    tpot: Errors
+    ttft: Errors
+
+
+@dataclass(frozen=True, slots=True)
+class NotPredicted:
+    """Rows that the simulator makes nothing of: why, how many, and the line of the first."""
+
+    why: str
+    num_rows: int
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServingComparison:
+    """What became of a file.
+
+    Attributes:
+        groups: those of quality ok first.
+        overall: of the rows of quality ok; None without any.
+    """
+
+    file: ServingFile
+    predictions: Sequence[Prediction]
+    groups: Sequence[ServingGroup]
+    overall: ServingGroup | None
+    not_predicted: Sequence[NotPredicted]
+
+
+def default_jobs() -> int:
+    """Return how many processes this machine has cores for."""
+    return len(sched_getaffinity(0))
+
+
+def check_group(file: ServingFile, group_by: Sequence[str]) -> None:
+    """Refuse a group by a column that there is not.
+
+    Raises:
+        SettingsError: names it, and those there are.
+    """
+    if unknown := [name for name in group_by if name not in file.columns]:
+        raise SettingsError(f"--group {', '.join(unknown)}: no such column; there are {', '.join(file.columns)}")
+
+
+def compare(
+    file: ServingFile,
+    group_by: Sequence[str] = GROUPED_BY,
+    options: Options = AS_IT_IS,
+    *,
+    jobs: int = 1,
+    watch: Callable[[Iterable[Prediction], int], Iterable[Prediction]] = lambda found, total: found,
+) -> ServingComparison:
+    """Hold the simulator against measured runs.
+
+    Args:
+        file: measured runs.
+        group_by: columns.
+        options: of every simulation.
+        jobs: processes.
+        watch: gets the predictions as they come, and their number, and passes them on; to show progress.
+
+    Raises:
+        SettingsError: a group by a column that the file does not have.
+    """
+    check_group(file, group_by)
+    rows = file.rows
+    # The longest first, so that no process works alone at the end.
+    order = sorted(range(len(rows)), key=lambda index: (-_effort(rows[index]), index))
+    found: list[Prediction] = [Prediction()] * len(rows)
+    with _mapped(partial(predict, options=options), [rows[index] for index in order], jobs) as predicted:
+        for index, one in zip(order, watch(predicted, len(rows)), strict=True):
+            found[index] = one
+    groups = _groups(file, found, group_by)
+    counted = [index for index, row in enumerate(rows) if row.counts and found[index].why == ""]
+    overall = _group({}, OK, counted, rows, found) if counted else None
+    return ServingComparison(file, found, groups, overall, _reasons(rows, found))
+
+
+@contextmanager
+def _mapped(
+    function: Callable[[ServingRow], Prediction], rows: Sequence[ServingRow], jobs: int
+) -> Iterator[Iterator[Prediction]]:
+    if jobs == 1 or len(rows) <= _FEW_ROWS:
+        yield map(function, rows)
+        return
+    with ProcessPoolExecutor(min(jobs, len(rows)), get_context("spawn")) as pool:
+        try:
+            yield pool.map(function, rows)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _effort(row: ServingRow) -> int:
+    """Return what grows with a simulation's cost: a step is decided about twice a request, over all who run."""
+    return row.concurrency * row.concurrency
+
+
+def render(comparison: ServingComparison, catalogue: Catalogue) -> FigureTable:
+    """Write the errors as a table; the last line is overall."""
+    keys = list(dict.fromkeys(name for group in comparison.groups for name in group.key))
+    table = FigureTable(first_to_go=("median % TTFT", "median % TPOT"))
+    for name in keys:
+        table.add_column(name, justify="left", wraps_at=9)
+    for name in ("rows", "TPOT MAPE %", "median % TPOT", "TTFT rows", "TTFT MAPE %", "median % TTFT"):
+        table.add_column(name)
+    table.add_column("basis", justify="left", wraps_at=8)
+    table.add_column("", justify="left", wraps_at=8)
+    for group in comparison.groups:
+        cells = [group.key.get(name, "") for name in keys]
+        table.add_row(*cells, *_figures(group), _basis(group, catalogue), "" if group.quality == OK else group.quality)
+    if comparison.overall is not None:
+        cells = ["all"] + [""] * (len(keys) - 1) if keys else []
+        table.add_row(*cells, *_figures(comparison.overall), "", "")
+    return table
+
+
+def _figures(group: ServingGroup) -> list[str]:
+    tpot, ttft = group.tpot, group.ttft
+    return [
+        f"{group.num_rows:,}", _percent(tpot.mape), _percent(tpot.median, "+"), f"{ttft.num_rows:,}",
+        _percent(ttft.mape), _percent(ttft.median, "+"),
+    ]  # fmt: skip
+
+
+def _basis(group: ServingGroup, catalogue: Catalogue) -> str:
+    """Return what a group's kernels rest on; empty where its rows do not share a GPU."""
+    name = group.key.get("gpu")
+    if not name:
+        return ""
+    gpu = catalogue.gpu(name)
+    return gpu.modern_fit.basis if no_measurement(gpu) is None else "no measurement"
+
+
+def to_json(comparison: ServingComparison) -> str:
+    """Write `{"rows": [the row's columns + predicted_tpot_ms, predicted_ttft_ms], "groups": [...], ...}`."""
+    file = comparison.file
+    rows = [
+        {
+            **as_json(file.columns, row.cells),
+            "predicted_tpot_ms": _rounded(one.tpot_ms),
+            "predicted_ttft_ms": _rounded(one.ttft_ms),
+        }
+        for row, one in zip(file.rows, comparison.predictions, strict=True)
+    ]
+    content = {
+        "rows": rows,
+        "groups": [_group_json(group) for group in comparison.groups],
+        "overall": None if comparison.overall is None else _group_json(comparison.overall),
+        "not_predicted": [
+            {"why": one.why, "rows": one.num_rows, "first_line": one.line} for one in comparison.not_predicted
+        ],
+    }
+    return json.dumps(content, allow_nan=False, indent=1) + "\n"
+
+
+def _group_json(group: ServingGroup) -> dict[str, object]:
+    return {
+        "group": dict(group.key),
+        "quality": group.quality,
+        "rows": group.num_rows,
+        "tpot_mape": group.tpot.mape,
+        "tpot_signed_median": group.tpot.median,
+        "ttft_rows": group.ttft.num_rows,
+        "ttft_mape": group.ttft.mape,
+        "ttft_signed_median": group.ttft.median,
+    }
+
+
+def _groups(file: ServingFile, found: Sequence[Prediction], group_by: Sequence[str]) -> list[ServingGroup]:
+    members: dict[tuple[bool, tuple[str, ...], str], list[int]] = {}
+    for index, (row, one) in enumerate(zip(file.rows, found, strict=True)):
+        if not one.why:
+            values = tuple(row.cells[name].strip() for name in group_by)
+            members.setdefault((not row.counts, values, row.quality), []).append(index)
+    return [
+        _group(dict(zip(group_by, values, strict=True)), quality, indices, file.rows, found)
+        for (_, values, quality), indices in sorted(members.items())
+    ]
+
+
+def _group(
+    key: Mapping[str, str],
+    quality: str,
+    indices: Sequence[int],
+    rows: Sequence[ServingRow],
+    found: Sequence[Prediction],
+) -> ServingGroup:
+    with_ttft = [index for index in indices if rows[index].ttft_counts]
+    tpot = [_error(found[index].tpot_ms, rows[index].measured["tpot_ms"]) for index in indices]
+    ttft = [_error(found[index].ttft_ms, rows[index].measured["ttft_ms"]) for index in with_ttft]
+    return ServingGroup(key, quality, len(indices), _sum_up(tpot), _sum_up(ttft))
+
+
+def _error(predicted: float | None, measured: float) -> float:
+    assert predicted is not None
+    return (predicted / measured - 1) * 100
+
+
+def _sum_up(errors: Sequence[float]) -> Errors:
+    if not errors:
+        return Errors(0, None, None)
+    return Errors(len(errors), float(np.mean(np.abs(errors))), float(np.median(errors)))
+
+
+def _reasons(rows: Sequence[ServingRow], found: Sequence[Prediction]) -> list[NotPredicted]:
+    lines: dict[str, list[int]] = {}
+    for row, one in zip(rows, found, strict=True):
+        if one.why:
+            lines.setdefault(one.why, []).append(row.line)
+    return [NotPredicted(why, len(at), at[0]) for why, at in lines.items()]
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+def _percent(value: float | None, sign: str = "") -> str:
+    return "-" if value is None else f"{value:{sign}.1f}"

@@ -1,0 +1,206 @@
+"""Reads measured runs of served models: a CSV file with a row per run, as docs/validation.md describes it."""
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lorrery.chassis.errors import FormatError
+
+OK = "ok"
+"""Of `quality`: a row that counts."""
+MEASURED = ("ttft_ms", "tpot_ms")
+_NEEDED = (
+    "backend",
+    "model",
+    "gpu",
+    "weight_dtype",
+    "tensor_parallel",
+    "concurrency",
+    "input_tokens",
+    "output_tokens",
+    *MEASURED,
+)
+_COUNTS = (
+    "tensor_parallel", "moe_tp", "moe_ep", "concurrency", "input_tokens", "output_tokens", "requests_per_client",
+    "stream_interval",
+)  # fmt: skip
+_NUMBERS = ("length_ratio", *MEASURED)
+_MOST_CLIENTS, _MOST_TOKENS, _MOST_REQUESTS = 100_000, 10_000_000, 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ServingRow:
+    """One run: so many clients, each sending its next request when the last one is answered.
+
+    Attributes:
+        line: in the file.
+        cells: the columns as they are.
+        fp8_scaling: of 8-bit weights: `tensor` or `block`.
+        kv_dtype: of the KV cache; empty: not known.
+        moe_ep: GPUs over which experts are spread; 1: every expert is cut over all.
+        length_ratio: shortest length as a share of the longest; None: not known.
+        requests_per_client: None: not known.
+        stream_interval: tokens in a message.
+        measured: milliseconds by name; a mean over requests each.
+    """
+
+    line: int
+    cells: Mapping[str, str]
+    backend: str
+    version: str
+    model: str
+    gpu: str
+    weight_dtype: str
+    fp8_scaling: str
+    kv_dtype: str
+    tensor_parallel: int
+    moe_ep: int
+    concurrency: int
+    input_tokens: int
+    output_tokens: int
+    length_ratio: float | None
+    requests_per_client: int | None
+    stream_interval: int
+    quality: str
+    ttft_quality: str
+    measured: Mapping[str, float]
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is in the overall figures."""
+        return self.quality == OK
+
+    @property
+    def ttft_counts(self) -> bool:
+        """Whether its first-token time says anything."""
+        return self.ttft_quality == OK
+
+
+@dataclass(frozen=True, slots=True)
+class ServingFile:
+    """Rows, and the columns of their cells."""
+
+    columns: Sequence[str]
+    rows: Sequence[ServingRow]
+
+
+def read_file(path: Path) -> ServingFile:
+    """Read a CSV file of runs.
+
+    Raises:
+        FormatError: a file that cannot be read, that lacks a column, or a cell that cannot be; names line and column.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, restval="", strict=True)
+            columns = list(reader.fieldnames or ())
+            _check_columns(columns)
+            rows = [_row(_Cells(reader.line_num, cells)) for cells in reader]
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path}: no UTF-8 text ({error.reason}); a CSV file is needed") from None
+    except OSError as error:
+        raise FormatError(f"{path}: {error.strerror or error}") from None
+    except csv.Error as error:
+        raise FormatError(f"{path}: no CSV ({error}); save it as CSV with commas and a header") from None
+    except FormatError as error:
+        raise FormatError(f"{path}: {error}") from None
+    if not rows:
+        raise FormatError(f"{path}: a header and no rows")
+    return ServingFile(columns, rows)
+
+
+def _check_columns(columns: Sequence[str]) -> None:
+    if missing := [name for name in _NEEDED if name not in columns]:
+        raise FormatError(
+            f"line 1: no column {', '.join(missing)}; validate serving reads runs as docs/validation.md describes them"
+        )
+    if twice := [name for name in dict.fromkeys(columns) if columns.count(name) > 1]:
+        raise FormatError(f"line 1: column {', '.join(twice)} is there twice; leave one out")
+
+
+class _Cells:
+    """A line of the file; reading a cell as what it is not raises `FormatError`."""
+
+    def __init__(self, line: int, cells: Mapping[str | None, object]) -> None:
+        if None in cells:
+            raise FormatError(f"line {line}: more cells than the header has; look for a comma in a value")
+        self.line = line
+        self.texts = {str(name): str(text) for name, text in cells.items()}
+
+    def text(self, column: str, default: str = "") -> str:
+        """Return the cell without blanks around it; the default if it is empty or not there."""
+        return self.texts.get(column, "").strip() or default
+
+    def name(self, column: str) -> str:
+        """Return a cell that must say something."""
+        if not (text := self.text(column)):
+            raise FormatError(f"line {self.line}: {column} is empty; it must be a name")
+        return text
+
+    def number(self, column: str, most: float = math.inf) -> float:
+        """Return a finite number above 0."""
+        text = self.text(column)
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not (0 < value < math.inf and value <= most):
+            limit = "a number above 0" if most == math.inf else f"above 0 and at most {most:,g}"
+            raise FormatError(f"line {self.line}: {column} is {text!r}; it must be {limit}")
+        return value
+
+    def count(self, column: str, most: int) -> int:
+        """Return a whole number, 1 or more."""
+        value = self.number(column, most)
+        if value != int(value):
+            raise FormatError(f"line {self.line}: {column} is {self.text(column)!r}; it must be a whole number")
+        return int(value)
+
+    def count_or(self, column: str, most: int, default: int) -> int:
+        """Return a whole number; the default if the cell is empty, or 0, as of what does not apply."""
+        return default if self.text(column) in ("", "0") else self.count(column, most)
+
+
+def _row(cells: _Cells) -> ServingRow:
+    ratio = cells.number("length_ratio", 1.0) if cells.text("length_ratio") else None
+    each = cells.count("requests_per_client", _MOST_REQUESTS) if cells.text("requests_per_client") else None
+    return ServingRow(
+        line=cells.line,
+        cells=cells.texts,
+        backend=cells.name("backend"),
+        version=cells.text("backend_version"),
+        model=cells.name("model"),
+        gpu=cells.name("gpu"),
+        weight_dtype=cells.name("weight_dtype"),
+        fp8_scaling=cells.text("fp8_scaling", "tensor"),
+        kv_dtype=cells.text("kv_dtype"),
+        tensor_parallel=cells.count("tensor_parallel", 1024),
+        moe_ep=cells.count_or("moe_ep", 1024, 1),
+        concurrency=cells.count("concurrency", _MOST_CLIENTS),
+        input_tokens=cells.count("input_tokens", _MOST_TOKENS),
+        output_tokens=cells.count("output_tokens", _MOST_TOKENS),
+        length_ratio=ratio,
+        requests_per_client=each,
+        stream_interval=cells.count_or("stream_interval", _MOST_TOKENS, 1),
+        quality=cells.text("quality", OK),
+        ttft_quality=cells.text("ttft_quality", OK),
+        measured={name: cells.number(name) for name in MEASURED},
+    )
+
+
+def as_json(columns: Sequence[str], cells: Mapping[str, str]) -> dict[str, str | int | float | None]:
+    """Return a row's cells as JSON has them: counts and figures as numbers, an empty cell as null."""
+    values: dict[str, str | int | float | None] = {}
+    for name in columns:
+        text = cells[name].strip()
+        if not text:
+            values[name] = None
+        elif name in _COUNTS:
+            values[name] = int(float(text))
+        elif name in _NUMBERS:
+            values[name] = float(text)
+        else:
+            values[name] = text
+    return values

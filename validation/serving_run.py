@@ -1,0 +1,176 @@
+"""Simulates a measured run as its source ran it: the engine's preset, its flags, and the source's closed loop.
+
+`SOURCES` says what each source did beyond what a row tells. TTFT and TPOT are computed as there: means over requests,
+TPOT = (E2E - TTFT) / (n - 1). An engine that streams k tokens in a message shows its first token k - 1 steps late, and
+its TPOT runs over n - k.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lorrery.chassis.errors import LorreryError, SettingsError
+from lorrery.loadgen.options import LoadOptions
+from lorrery.settings import Settings, changed
+from lorrery.settings.presets import preset
+from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.run import SimulatedRun, SimulationOptions
+from lorrery.validation.serving_rows import ServingRow
+from lorrery.vocabulary.units import PS_PER_SECOND
+
+_PS_PER_MS = PS_PER_SECOND // 1000
+_TIMEOUT_SECONDS = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """How a source measured, where its rows do not say.
+
+    Attributes:
+        requests_per_client: where the row has none.
+        length_ratio: where the row has none.
+        flags: settings that its servers were started with.
+        clients_bound_batch: whether max-num-seqs was the number of clients.
+    """
+
+    requests_per_client: int = 10
+    length_ratio: float = 1.0
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    clients_bound_batch: bool = False
+
+
+OTHER = Source(flags={"scheduler.prefix_cache.kind": "none"})
+"""Drawn prompts never meet again, so a prefix cache only costs."""
+SOURCES: Mapping[str, Source] = {
+    # github.com/SemiAnalysisAI/InferenceX, benchmarks/: --max-num-seqs $CONC, --no-enable-prefix-caching
+    "inferencex": Source(
+        flags={"scheduler.prefix_cache.kind": "none", "scheduler.max_num_batched_tokens": 8192},
+        clients_bound_batch=True,
+    ),
+    # Not documented; 5 is what the engines' first-token times agree on, docs/validation.md.
+    "nvidia_internal": Source(requests_per_client=5, length_ratio=0.95, flags={"scheduler.prefix_cache.kind": "none"}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What every row is simulated with.
+
+    Attributes:
+        catalogue: files with further GPUs, models, engines.
+        seed: of every draw.
+        overrides: settings that win, `section.key=value`.
+    """
+
+    catalogue: tuple[Path, ...] = ()
+    seed: int = 0
+    overrides: tuple[str, ...] = ()
+
+
+AS_IT_IS = Options()
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What the simulator makes of a row; or why it makes nothing of it."""
+
+    tpot_ms: float | None = None
+    ttft_ms: float | None = None
+    why: str = ""
+
+
+def predict(row: ServingRow, options: Options) -> Prediction:
+    """Simulate a row."""
+    if row.output_tokens <= row.stream_interval:
+        return Prediction(why=f"no time per output token of {row.output_tokens} tokens")
+    try:
+        settings, load = settings_of(row, options), load_options(row, options)
+    except SettingsError as error:
+        return Prediction(why=_reason(error))
+    ended: list[SimulatedRequest] = []
+    try:
+        SimulatedRun(settings, load, SimulationOptions(num_workers=1), on_end=ended.append).run()
+    except LorreryError as error:
+        return Prediction(why=_reason(error))
+    failed = next((request for request in ended if request.outcome != "finished"), None)
+    if failed is not None:
+        return Prediction(why=failed.detail or failed.outcome or "a request did not finish")
+    tpot_ms, ttft_ms = _means(ended, row.stream_interval)
+    return Prediction(tpot_ms, ttft_ms)
+
+
+def source_of(row: ServingRow) -> Source:
+    """Return what is known of the row's source."""
+    return SOURCES.get(row.cells.get("source", "").strip(), OTHER)
+
+
+def settings_of(row: ServingRow, options: Options) -> Settings:
+    """Return the settings of the row's server.
+
+    Raises:
+        SettingsError: an engine, GPU, model or type that is not known, or that do not go together.
+    """
+    source = source_of(row)
+    weight_dtype = row.weight_dtype
+    if weight_dtype == "fp8" and row.fp8_scaling == "block":
+        weight_dtype = "fp8_block"
+    overrides: dict[str, object] = {
+        "engine": engine_of(row),
+        "model": row.model,
+        "worker.gpu": row.gpu,
+        "worker.tensor_parallel": row.tensor_parallel,
+        "worker.weight_dtype": weight_dtype,
+        "worker.kv_dtype": row.kv_dtype or "bfloat16",
+        **source.flags,
+    }
+    if source.clients_bound_batch:
+        overrides["scheduler.max_num_seqs"] = row.concurrency
+    if options.catalogue:
+        overrides["catalogue"] = options.catalogue
+    return changed(changed({}, overrides), options.overrides)
+
+
+def load_options(row: ServingRow, options: Options) -> LoadOptions:
+    """Return the workload of the row's clients."""
+    source = source_of(row)
+    ratio = source.length_ratio if row.length_ratio is None else row.length_ratio
+    return LoadOptions(
+        input_tokens=row.input_tokens,
+        output_tokens=row.output_tokens,
+        length_ratio=ratio,
+        concurrency=row.concurrency,
+        requests_per_client=row.requests_per_client or source.requests_per_client,
+        seed=options.seed,
+        timeout=_TIMEOUT_SECONDS,
+    )
+
+
+def _means(ended: list[SimulatedRequest], interval: int) -> tuple[float, float]:
+    arrived = np.array([request.arrived_ps for request in ended])
+    first = np.array([request.first_token_ps or 0 for request in ended])
+    finished = np.array([request.finished_ps or 0 for request in ended])
+    tokens = np.array([request.output_tokens for request in ended])
+    step_ps = (finished - first) / np.maximum(tokens - 1, 1)
+    ttft_ps = first - arrived + (interval - 1) * step_ps
+    return float(step_ps.mean() / _PS_PER_MS), float(ttft_ps.mean() / _PS_PER_MS)
+
+
+def _reason(error: LorreryError) -> str:
+    return str(error).splitlines()[0]
+
+
+def engine_of(row: ServingRow) -> str:
+    """Return the name of the row's engine, with its version where that is known.
+
+    Raises:
+        SettingsError: no such engine.
+    """
+    named = f"{row.backend}-{row.version}"
+    try:
+        preset(named)
+    except SettingsError:
+        return preset(row.backend).name
+    return named
