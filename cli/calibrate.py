@@ -1,11 +1,13 @@
 """`lorrery calibrate`: fits a GPU's kernel constants to one's own profile of it, and writes them for the settings.
 
-The fit is in `worker.device.calibration`. How far it can be trusted is told by fitting half of the rows and judging the
-other half; what is written is fitted to all.
+A profile is of single kernels (`calibrate_kernels`) or of whole steps. The fit to steps is in
+`worker.device.calibration`. How far it can be trusted is told by fitting half of the rows and judging the other half;
+what is written is fitted to all.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, fields, replace
+from math import isfinite
 from pathlib import Path
 from typing import Annotated
 
@@ -16,15 +18,18 @@ from rich.console import Console
 from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import FormatError, SettingsError
 from lorrery.chassis.terminal import FigureTable
+from lorrery.cli.calibrate_kernels import calibrate_kernels
+from lorrery.cli.calibrated import doubt, to_toml
 from lorrery.cli.output import write
 from lorrery.cli.version import VersionOption
+from lorrery.validation import kernels
 from lorrery.validation.steptime import UNTIMED, measured_deployment, modelled, read_file
 from lorrery.worker.build import read_catalogue
 from lorrery.worker.device.calibration import Calibration, Measured, calibrate
-from lorrery.worker.device.catalogue import DEFAULT_FIT, FORMAT, Catalogue
+from lorrery.worker.device.catalogue import DEFAULT_FIT, DEFAULT_MODERN_FIT, Catalogue
 from lorrery.worker.device.deployment import Deployment
 from lorrery.worker.device.errors import CatalogueError
-from lorrery.worker.device.hardware import AllReduce, Gpu, KernelFit
+from lorrery.worker.device.hardware import Gpu, KernelFit
 from lorrery.worker.device.profile import PHASES, ProfileRow
 from lorrery.worker.device.roofline import Roofline
 
@@ -36,7 +41,9 @@ app = command_app()
 
 @app.command("calibrate", cls=Command)
 def command(
-    file: Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="CSV of measured steps.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="CSV of measured kernels or steps.")
+    ],
     gpu: Annotated[str | None, typer.Option(help="GPU; default: the one that FILE names.")] = None,
     model: Annotated[str | None, typer.Option(help="Model of rows that name none.")] = None,
     version: VersionOption = False,
@@ -44,6 +51,7 @@ def command(
     memory_gb: Annotated[float | None, typer.Option(help="Of such a GPU.")] = None,
     gb_per_second: Annotated[float | None, typer.Option(help="Of such a GPU: memory bandwidth.")] = None,
     num_sms: Annotated[int | None, typer.Option(help="Of such a GPU: streaming multiprocessors.")] = None,
+    fp8_tflops: Annotated[float | None, typer.Option(help="Of such a GPU, if it multiplies in 8 bits: dense.")] = None,
     engine: Annotated[
         str | None, typer.Option(help="What the times hold; default: by the rows' source, else kernels alone.")
     ] = None,
@@ -53,19 +61,30 @@ def command(
 ) -> None:
     """Fit a GPU's kernel constants to your own profile of it.
 
-    Prints the constants, and the error that they leave: beside the default constants', and on rows that the fit did
-    not see. docs/step-time.md says what FILE holds. Name the file written with --out in the settings (`catalogue`).
+    FILE holds timings of single kernels, as docs/validation.md says, or of whole steps, as docs/step-time.md does; its
+    header tells which. Prints the constants, and the error that they leave: beside that of the constants before, and on
+    rows that the fit did not see; and which constants the rows do not tell. Name the file written with --out in the
+    settings (`catalogue`).
 
     Examples:
+      lorrery calibrate kernels.csv --gpu H100-SXM --out my-gpu.toml
       lorrery calibrate profile.csv --gpu A10G --out my-gpu.toml
       lorrery calibrate profile.csv --gpu MyGPU --tflops 200 --memory-gb 48 --gb-per-second 900 --num-sms 80
       lorrery simulate --set 'catalogue=["my-gpu.toml"]' --set worker.gpu=A10G
     """
     known = read_catalogue(catalogue or ())
+    sheet = _Sheet(tflops, memory_gb, gb_per_second, num_sms, fp8_tflops)
+    if kernels.holds_kernels(file):
+        if model is not None or engine is not None or host:
+            raise SettingsError(f"{file} holds single kernels: --model, --engine and --host are for steps")
+        timed = kernels.read_file(file).rows
+        target = _target(known, _gpu_name([row.gpu for row in timed], gpu, file), sheet)
+        calibrate_kernels(file, timed, known, target, out)
+        return
     good = [row for row in read_file(file) if row.quality == "ok"]
     rows = [row for row in good if row.measured_ms is not None]
-    name = _gpu_name(rows, gpu, file)
-    target = _target(known, name, tflops, memory_gb, gb_per_second, num_sms)
+    name = _gpu_name([row.gpu for row in rows], gpu, file)
+    target = _target(known, name, sheet)
     measured = _measured(rows, known, target, name, model, engine, file)
     if untimed := len(good) - len(rows):
         typer.echo(f"left out {untimed} rows: {UNTIMED}")
@@ -84,32 +103,9 @@ def command(
     for line in doubts(whole.fit):
         typer.echo(f"warning: {line}")
     if out is not None:
-        write(out, to_toml(target, whole, f"fitted to {len(measured)} rows of {file.name}"))
+        source = f"fitted to {len(measured)} rows of {file.name}"
+        write(out, to_toml(target.with_fit(whole.fit), source, modern=False, host=whole.host))
         typer.echo(f'wrote {out}; name it in the settings: catalogue = ["{out}"]')
-
-
-def to_toml(gpu: Gpu, calibration: Calibration, source: str) -> str:
-    """Write a fit, and the GPU with it, as a catalogue of one's own."""
-    fit_name = "".join(letter if letter.isalnum() else "-" for letter in gpu.name.lower())
-    lines = [f"format = {FORMAT}", "", f"[fits.{fit_name}]", f'source = "{source}"']
-    lines += [f"{key} = {_figure(value)}" for key, value in calibration.fit.constants.items()]
-    if calibration.host:
-        lines += ["", f"[engines.{fit_name}-engine]", f'source = "{source}"']
-        lines += [f"{key} = {_figure(value)}" for key, value in calibration.host.items()]
-    lines += ["", "[[gpu]]", f'name = "{gpu.name}"', f'source = "{source}"', f'fit = "{fit_name}"']
-    for key in ("tflops", "memory_gb", "gb_per_second", "num_sms", "pcie_gb_per_second", "fp8_tflops"):
-        if (value := getattr(gpu, key)) is not None:
-            lines.append(f"{key} = {_figure(value)}")
-    tables: list[str] = []
-    for key in ("all_reduce", "pair_all_reduce"):
-        link: AllReduce | None = getattr(gpu, key)
-        if link is not None:
-            link_name = f"{fit_name}-{key}"
-            lines.append(f'{key} = "{link_name}"')
-            tables += ["", f"[links.{link_name}]", f'source = "of {gpu.name} before the fit"']
-            tables += [f"us = {_figure(link.us)}", f"gb_per_second = {_figure(link.gb_per_second)}"]
-    lines += tables
-    return "\n".join(lines) + "\n"
 
 
 _SHARES = {
@@ -124,19 +120,25 @@ _SHARES = {
 def doubts(fit: KernelFit) -> list[str]:
     """Say which constants are above what the data sheet has."""
     return [
-        f"{name} is {value:.2f}: faster than the data sheet's {what}; look whether the GPU's figures are those of the"
-        " measured one, whether the times are milliseconds of whole steps, and whether the chip boosts"
+        doubt(name, value, what, "the times are milliseconds of whole steps")
         for name, what in _SHARES.items()
         if (value := fit.constants[name]) > 1
     ]
 
 
-def _figure(value: float) -> str:
-    return f"{value:.4g}" if isinstance(value, float) and value < 1000 else f"{value:g}"
+@dataclass(frozen=True, slots=True)
+class _Sheet:
+    """What the command line says of a GPU that the catalogue does not have."""
+
+    tflops: float | None
+    memory_gb: float | None
+    gb_per_second: float | None
+    num_sms: int | None
+    fp8_tflops: float | None
 
 
-def _gpu_name(rows: Sequence[ProfileRow], asked: str | None, file: Path) -> str:
-    names = sorted({row.gpu for row in rows if row.gpu})
+def _gpu_name(of_rows: Iterable[str], asked: str | None, file: Path) -> str:
+    names = sorted({name for name in of_rows if name})
     if asked is not None:
         return asked
     if len(names) != 1:
@@ -145,29 +147,25 @@ def _gpu_name(rows: Sequence[ProfileRow], asked: str | None, file: Path) -> str:
     return names[0]
 
 
-def _target(
-    known: Catalogue,
-    name: str,
-    tflops: float | None,
-    memory_gb: float | None,
-    gb_per_second: float | None,
-    num_sms: int | None,
-) -> Gpu:
-    if tflops is None and memory_gb is None and gb_per_second is None and num_sms is None:
+def _target(known: Catalogue, name: str, sheet: _Sheet) -> Gpu:
+    if sheet == _Sheet(None, None, None, None, None):
         try:
             return known.gpu(name)
         except CatalogueError as error:
             raise SettingsError(
                 f"{error}; give its data sheet with --tflops, --memory-gb, --gb-per-second, --num-sms"
             ) from None
+    tflops, memory_gb, gb_per_second, num_sms = sheet.tflops, sheet.memory_gb, sheet.gb_per_second, sheet.num_sms
     if tflops is None or memory_gb is None or gb_per_second is None or num_sms is None:
         raise SettingsError("--tflops, --memory-gb, --gb-per-second and --num-sms go together")
-    like = known.gpu("A100-80-SXM")
-    fit = known.fits[DEFAULT_FIT]
+    for option, value in zip(fields(_Sheet), astuple(sheet), strict=True):
+        if value is not None and not (value > 0 and isfinite(value)):
+            raise SettingsError(f"--{option.name.replace('_', '-')} {value:g}: must be above 0")
     return replace(
-        like, name=name, tflops=tflops, memory_gb=memory_gb, gb_per_second=gb_per_second, num_sms=num_sms,
-        fit=fit, fit_name=DEFAULT_FIT, modern_fit=fit, modern_fit_name=DEFAULT_FIT, modern_all_reduce=None,
-        usable_memory_gb=None, fp8_tflops=None, all_reduce=known.gpu("A40").all_reduce,
+        known.gpu("A100-80-SXM"), name=name, tflops=tflops, memory_gb=memory_gb, gb_per_second=gb_per_second,
+        num_sms=num_sms, fit=known.fits[DEFAULT_FIT], fit_name=DEFAULT_FIT,
+        modern_fit=known.fits[DEFAULT_MODERN_FIT], modern_fit_name=DEFAULT_MODERN_FIT, modern_all_reduce=None,
+        usable_memory_gb=None, fp8_tflops=sheet.fp8_tflops, all_reduce=known.gpu("A40").all_reduce,
     )  # fmt: skip
 
 

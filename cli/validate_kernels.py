@@ -8,7 +8,9 @@ import typer
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.terminal import table_console
 from lorrery.cli.output import write
+from lorrery.plots import style
 from lorrery.validation import kernels as measured
+from lorrery.validation import kernels_plot
 from lorrery.validation.published import MEASURED_KERNELS
 from lorrery.worker.build import read_catalogue
 
@@ -32,6 +34,9 @@ def kernels(
         Path | None,
         typer.Option("--json", metavar="FILE", dir_okay=False, help="Write each row's prediction, and the groups."),
     ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Draw predicted against measured: .svg, .png or .pdf.")
+    ] = None,
     catalogue: Annotated[list[Path] | None, typer.Option(help="TOML with further GPUs, fits; repeatable.")] = None,
     gpu: Annotated[str | None, typer.Option(metavar="NAME", help="GPU of rows that name none.")] = None,
 ) -> None:
@@ -45,12 +50,14 @@ def kernels(
 
     Examples:
       lorrery validate kernels
-      lorrery validate kernels --group gpu,op --json errors.json
+      lorrery validate kernels --group gpu,op --json errors.json --plot kernels.svg
       lorrery validate kernels my-kernels.csv --catalogue my-gpu.toml
     """
     names = [name.strip() for text in group or () for name in text.split(",")] or list(measured.GROUPED_BY)
     if "" in names:
         raise SettingsError(f"--group {','.join(names)}: an empty name; write column names with commas between")
+    if plot is not None:
+        style.check(kernels_plot.OPTION, plot)
     known = read_catalogue(catalogue or ())
     comparison = measured.compare(measured.read_file(file), known, list(dict.fromkeys(names)), gpu or "")
     table_console().print(measured.render(comparison))
@@ -58,5 +65,7 @@ def kernels(
         typer.echo(f"not predicted: {one.num_rows:,} rows, the first in line {one.line}: {one.why}")
     if json_file is not None:
         write(json_file, measured.to_json(comparison))
+    if plot is not None and comparison.groups:
+        kernels_plot.draw(plot, comparison)
     if not comparison.groups:
         raise typer.Exit(1)

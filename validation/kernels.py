@@ -21,7 +21,13 @@ from lorrery.chassis.errors import FormatError, SettingsError
 from lorrery.chassis.terminal import FigureTable
 from lorrery.worker.device.catalogue import Catalogue
 from lorrery.worker.device.kernel_prediction import KernelPredictions, Prediction
-from lorrery.worker.device.kernel_rows import COUNTS, KernelRow, KernelRowError, read_kernel_rows
+from lorrery.worker.device.kernel_rows import (
+    COUNTS,
+    KernelRow,
+    KernelRowError,
+    is_kernel_header,
+    read_kernel_rows,
+)
 
 GROUPED_BY = ("gpu", "op", "dtype", "kv_dtype")
 _GZIP = b"\x1f\x8b"
@@ -118,6 +124,15 @@ def read_file(path: Path) -> KernelFile:
     if not found:
         raise FormatError(f"{path}: a header and no rows")
     return KernelFile(columns, found)
+
+
+def holds_kernels(path: Path) -> bool:
+    """Return whether a file's header is that of kernels; of a file that cannot be read, False."""
+    try:
+        with _open(path) as file:
+            return is_kernel_header(file.readline())
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error):
+        return False
 
 
 def compare(

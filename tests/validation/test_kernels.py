@@ -110,8 +110,8 @@ def test_rows_that_cannot_be_predicted_are_counted_with_the_reason(tmp_path):
     assert code == 0
     assert "not predicted: 2 rows, the first in line 3: GPU 'Z9' is not known" in output
     assert "not predicted: 1 rows, the first in line 4: op 'conv3d' is not known; known: gemm, attention_" in output
-    assert "line 5: weight dtype 'nvfp4' is not known; known: " in output
-    assert "line 6: all_reduce of more than 128 MiB" in output
+    assert "line 5: dtype 'nvfp4' is not known; known: bfloat16, " in output
+    assert "line 6: a custom all-reduce of more than 128 MiB" in output
     assert "line 8: no GPU named; say which with --gpu" in output
     found = in_json(path)
     assert [one["predicted_us"] is None for one in found["rows"]] == [False, *[True] * 6]
@@ -196,3 +196,13 @@ def test_without_a_file_the_shipped_excerpt_is_judged(tmp_path):
     predicted = [one for one in found["rows"] if one["predicted_us"] is not None]
     assert sum(one["rows"] for one in found["groups"]) == len(predicted)
     assert len(found["rows"]) - len(predicted) == sum(one["rows"] for one in found["not_predicted"])
+
+
+def test_the_figure_has_a_panel_for_each_op_and_type(tmp_path):
+    path, figure = written(tmp_path / "k.csv", row(**GEMM), row(**DECODE), row(**ALL_REDUCE)), tmp_path / "k.svg"
+    assert kernels(path, "--plot", figure)[0] == 0
+    drawn = figure.read_text()
+    for text in ("gemm bfloat16", "attention_decode bfloat16", "all_reduce vLLM_custom_graph", "H100-SXM", "B200"):
+        assert f">{text}<" in drawn, text
+    with pytest.raises(SettingsError, match=r"the name must end in \.svg, \.png, \.pdf"):
+        kernels(path, "--plot", tmp_path / "k.txt")

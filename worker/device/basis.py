@@ -53,7 +53,7 @@ def grounds(deployment: Deployment) -> list[Ground]:
 def _kernels(fit: KernelFit, part: str, type_: str, type_known: bool, missing: str | None) -> Ground:
     if missing is not None:
         return Ground(part, "assumed", missing)
-    if part in fit.assumed:
+    if part in fit.assumed or f"{part}.{type_}" in fit.assumed:
         return Ground(part, "assumed", f"no measurement of {part} kernels")
     if not type_known:
         return Ground(part, "assumed", f"no measurement of {type_}: the constants of {SIXTEEN}")

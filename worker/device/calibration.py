@@ -10,18 +10,16 @@ prefill_flops where it was.
 The tile of large matrix products is not continuous: each of `GEMM_TILES` is tried, and the best kept.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lorrery.worker.device.deployment import Deployment
 from lorrery.worker.device.hardware import KernelFit
+from lorrery.worker.device.least_squares import Floats, least_squares
 from lorrery.worker.device.profile import ProfileRow
 from lorrery.worker.device.roofline import Roofline
-
-Floats = NDArray[np.float64]
 
 PULL = 0.03
 ATTENTION_WEIGHT = 0.2
@@ -31,9 +29,6 @@ HOST_CONSTANTS = ("step_ms", "sequence_ms")
 
 _LEAST = 1e-3
 """Where a constant of 0 starts, in its unit."""
-_MOST_ITERATIONS = 30
-_DONE = 1e-5
-"""Relative gain of an iteration below which the fit is at rest."""
 _CONSTANTS = (
     "gemm_flops", "gemm_bandwidth", "gemm_us", "elementwise_bandwidth", "elementwise_us",
     "decode_bandwidth", "prefill_flops", "attention_us",
@@ -94,7 +89,7 @@ def calibrate(rows: Sequence[Measured], start: KernelFit, *, host: bool = False)
         def errors(logs: Floats, tile: int = tile) -> Floats:
             return np.append(log_errors(rows, calibration(logs, tile)), PULL * (logs - begin))
 
-        logs, loss = _least_squares(errors, begin)
+        logs, loss = least_squares(errors, begin)
         found.append((loss, calibration(logs, tile)))
     return min(found, key=lambda pair: pair[0])[1]
 
@@ -122,29 +117,3 @@ def log_errors(rows: Sequence[Measured], constants: Calibration) -> Floats:
         if row.step_ms is not None:
             errors.append(np.log(model.step_ps(row.batch()) / 1e9 / row.step_ms))
     return np.array(errors)
-
-
-def _least_squares(errors: Callable[[Floats], Floats], start: Floats) -> tuple[Floats, float]:
-    """Return where the sum of squares is least, and that sum."""
-    at, now = start, errors(start)
-    damping = 1e-2
-    for _ in range(_MOST_ITERATIONS):
-        slopes = np.empty((len(now), len(at)))
-        for index in range(len(at)):
-            moved = at.copy()
-            moved[index] += 1e-4
-            slopes[:, index] = (errors(moved) - now) / 1e-4
-        square, down = slopes.T @ slopes, slopes.T @ now
-        while damping < 1e6:
-            step = np.linalg.solve(square + damping * np.diag(np.diag(square)), -down)
-            then = errors(at + np.clip(step, -1.0, 1.0))
-            if then @ then < now @ now:
-                break
-            damping *= 4
-        else:
-            break
-        gain = 1 - (then @ then) / (now @ now)
-        at, now, damping = at + np.clip(step, -1.0, 1.0), then, damping / 8
-        if gain < _DONE:
-            break
-    return at, float(now @ now)

@@ -1,23 +1,34 @@
-"""What the step-time model says of one kernel by itself, by the functions that a step is summed up from.
+"""What the step-time model says of one measured kernel, by the functions that a step is summed up from.
 
-NCCL's all-reduces are held against NCCL's link; vLLM's custom kernel, which engines run inside CUDA graphs, against the
-link of graphs, up to the largest message for which engines run it.
+NCCL's all-reduces are held against the link of the vendor's library; vLLM's custom kernel, which engines run inside
+CUDA graphs, against the link of graphs, up to the largest message for which it is fitted.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from lorrery.worker.device.architecture import Precision, precision
 from lorrery.worker.device.attention import Heads
 from lorrery.worker.device.basis import no_measurement
 from lorrery.worker.device.catalogue import Catalogue
 from lorrery.worker.device.errors import CatalogueError
-from lorrery.worker.device.kernel_rows import OPS, AllReduceShape, AttentionShape, GemmShape, KernelRow, MoeShape
+from lorrery.worker.device.hardware import KV_TYPES, SIXTEEN, WEIGHT_TYPES, Gpu
+from lorrery.worker.device.kernel_rows import (
+    OPS,
+    AllReduceShape,
+    AttentionShape,
+    GemmShape,
+    KernelRow,
+    MoeShape,
+)
 from lorrery.worker.device.moe import Experts
 from lorrery.worker.device.single import SingleKernels
 
 MOST_GRAPH_BYTES = 128 * 2**20
-"""Message beyond which an all-reduce is never that of a graph: NCCL takes over long before."""
+"""Message beyond which no engine runs the kernel of graphs: NCCL takes over long before."""
+NO_MEASUREMENT = "no measurement"
+
+_TYPES: Mapping[str, str] = {"": SIXTEEN, "bfloat16": SIXTEEN, "float16": SIXTEEN}
+"""As rows spell a type -> as fits do; the others are spelled alike."""
 
 
 class Prediction(NamedTuple):
@@ -34,15 +45,6 @@ class Prediction(NamedTuple):
     basis: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """One GPU with one pair of types."""
-
-    kernels: SingleKernels
-    precision: Precision
-    basis: str
-
-
 class KernelPredictions:
     """Predicts rows.
 
@@ -53,64 +55,117 @@ class KernelPredictions:
 
     def __init__(self, catalogue: Catalogue, gpu: str = "") -> None:
         self._catalogue, self._gpu_name = catalogue, gpu
-        self._known: dict[tuple[str, str, str], _Known | str] = {}
+        self._gpus: dict[str, OneGpu | str] = {}
 
     def predict(self, row: KernelRow) -> Prediction:
         """Say how long a row's kernel takes, or why the model does not know."""
-        known = self._look_up(row.gpu or self._gpu_name, row.dtype, row.kv_dtype)
-        if isinstance(known, str):
-            return Prediction(None, known)
-        match row.shape:
-            case GemmShape(m, n, k):
-                seconds = known.kernels.gemm(m, n, k, known.precision.weight_type)
-            case AttentionShape(batch, tokens, query, kv, size):
-                heads = Heads(query, kv, size, known.precision.kv_bytes, known.precision.kv_type)
-                attend = known.kernels.prefill if row.op == "attention_prefill" else known.kernels.decode
-                seconds = attend(batch, tokens, heads)
-            case AllReduceShape(message_bytes, num_gpus):
-                graph = "graph" in row.kernel
-                if graph and message_bytes > MOST_GRAPH_BYTES:
-                    return Prediction(None, "all_reduce of more than 128 MiB, for which no graph runs this kernel")
-                seconds = known.kernels.all_reduce(message_bytes, num_gpus, graph=graph)
-            case MoeShape():
-                return self._experts(known, row.shape)
-            case None:
-                return Prediction(None, f"op {row.op!r} is not known; known: {', '.join(OPS)}")
-            case _:
-                return Prediction(None, f"op {row.op} has no function yet")
-        return Prediction(seconds * 1e6, "", known.basis)
+        name = row.gpu or self._gpu_name
+        known = self._gpus.get(name)
+        if known is None:
+            known = self._gpus[name] = self._find(name)
+        return Prediction(None, known) if isinstance(known, str) else known.predict(row)
 
-    def _experts(self, known: _Known, shape: MoeShape) -> Prediction:
-        experts = Experts(shape.hidden, shape.ffn, shape.num_experts, shape.top_k)
-        try:
-            seconds = known.kernels.moe(
-                shape.tokens,
-                experts,
-                known.precision.weight_type,
-                cut=shape.moe_tp,
-                expert_parallel=shape.moe_ep,
-                distribution=shape.distribution,
-            )
-        except CatalogueError as error:
-            return Prediction(None, str(error))
-        if seconds is None:
-            return Prediction(None, "op moe: the GPU's fit has no constants for experts")
-        return Prediction(seconds * 1e6, "", known.basis)
-
-    def _look_up(self, gpu_name: str, dtype: str, kv_dtype: str) -> "_Known | str":
-        key = gpu_name, dtype, kv_dtype
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._find(*key)
-        return found
-
-    def _find(self, gpu_name: str, dtype: str, kv_dtype: str) -> "_Known | str":
-        if not gpu_name:
+    def _find(self, name: str) -> "OneGpu | str":
+        if not name:
             return "no GPU named; say which with --gpu"
         try:
-            gpu = self._catalogue.gpu(gpu_name)
-            bits = precision(dtype, kv_dtype or "bfloat16")
+            return OneGpu(self._catalogue.gpu(name))
         except CatalogueError as error:
-            return str(error)
-        basis = "no measurement" if no_measurement(gpu) else gpu.modern_fit.basis
-        return _Known(SingleKernels(gpu), bits, basis)
+            return f"{error}; --catalogue names a file with others"
+
+
+class OneGpu:
+    """Predicts the rows of one GPU."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._kernels = SingleKernels(gpu)
+
+    def predict(self, row: KernelRow) -> Prediction:
+        """Say how long a row's kernel takes, or why the model does not know."""
+        if (why := why_not(row)) is not None:
+            return Prediction(None, why)
+        try:
+            return Prediction(self.seconds(row) * 1e6, "", self._basis(row))
+        except CatalogueError as error:
+            return Prediction(None, f"op {row.op}: {error}")
+
+    def seconds(self, row: KernelRow) -> float:
+        """Return how long the kernel takes of a row against which nothing speaks (`why_not`).
+
+        Raises:
+            CatalogueError: experts that cannot be cut or dealt so, or of which this GPU's fit knows nothing.
+        """
+        match row.shape:
+            case GemmShape(m, n, k):
+                return self._kernels.gemm(m, n, k, weight_type(row))
+            case AttentionShape(batch, tokens, q_heads, kv_heads, size):
+                kv = kv_type(row)
+                heads = Heads(q_heads, kv_heads, size, 2 if kv == SIXTEEN else 1, kv)
+                if row.op == "attention_prefill":
+                    return self._kernels.prefill(batch, tokens, heads)
+                return self._kernels.decode(batch, tokens, heads)
+            case AllReduceShape(message_bytes, num_gpus):
+                return self._kernels.all_reduce(message_bytes, num_gpus, graph=not is_library(row))
+            case MoeShape():
+                return self._experts(row.shape, weight_type(row))
+            case None:
+                raise AssertionError(row)
+
+    def _experts(self, shape: MoeShape, weights: str) -> float:
+        experts = Experts(shape.hidden, shape.ffn, shape.num_experts, shape.top_k)
+        seconds = self._kernels.moe(
+            shape.tokens,
+            experts,
+            weights,
+            cut=shape.moe_tp,
+            expert_parallel=shape.moe_ep,
+            distribution=shape.distribution,
+        )
+        if seconds is None:
+            raise CatalogueError("the GPU's fit has no constants for experts")
+        return seconds
+
+    def _basis(self, row: KernelRow) -> str:
+        gpu, fit = self._gpu, self._gpu.modern_fit
+        if isinstance(row.shape, AllReduceShape):
+            return gpu.link(row.shape.num_gpus, modern=not is_library(row)).basis
+        if no_measurement(gpu):
+            return NO_MEASUREMENT
+        if isinstance(row.shape, GemmShape):
+            part, type_name, known = "gemm", weight_type(row), weight_type(row) in fit.gemm
+        elif isinstance(row.shape, MoeShape):
+            part, type_name, known = "moe", weight_type(row), weight_type(row) in fit.moe
+        else:
+            part, type_name, known = "attention", kv_type(row), kv_type(row) in fit.attention
+        return fit.basis if known and not {part, f"{part}.{type_name}"} & {*fit.assumed} else "assumed"
+
+
+def why_not(row: KernelRow) -> str | None:
+    """Return why no GPU's kernels say anything of a row; None if they do."""
+    match row.shape:
+        case None:
+            return f"op {row.op!r} is not known; known: {', '.join(OPS)}"
+        case GemmShape() | MoeShape() if weight_type(row) not in WEIGHT_TYPES:
+            return f"dtype {row.dtype!r} is not known; known: bfloat16, float16, {', '.join(WEIGHT_TYPES[1:])}"
+        case AttentionShape() if kv_type(row) not in KV_TYPES:
+            return f"kv_dtype {row.kv_dtype!r} is not known; known: bfloat16, float16, {', '.join(KV_TYPES[1:])}"
+        case AllReduceShape() if not is_library(row) and row.shape.message_bytes > MOST_GRAPH_BYTES:
+            return f"a custom all-reduce of more than {MOST_GRAPH_BYTES >> 20} MiB, where engines run another kernel"
+        case _:
+            return None
+
+
+def weight_type(row: KernelRow) -> str:
+    """Return the type of a row's weights, as fits spell it."""
+    return _TYPES.get(row.dtype, row.dtype)
+
+
+def kv_type(row: KernelRow) -> str:
+    """Return the type of a row's KV cache, as fits spell it."""
+    return _TYPES.get(row.kv_dtype, row.kv_dtype)
+
+
+def is_library(row: KernelRow) -> bool:
+    """Return whether an all-reduce is the vendor library's, and not an engine's own kernel."""
+    return "custom" not in row.kernel.lower()

@@ -1,0 +1,93 @@
+"""What `lorrery calibrate` writes: a catalogue of one's own, with a fit, the GPU that has it, and its links."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+
+from lorrery.worker.device.catalogue import FORMAT
+from lorrery.worker.device.hardware import AllReduce, Gpu, KernelFit
+
+_SHEET = (
+    "tflops", "memory_gb", "usable_memory_gb", "gb_per_second", "num_sms", "pcie_gb_per_second", "fp8_tflops",
+)  # fmt: skip
+_LINKS = ("all_reduce", "pair_all_reduce", "modern_all_reduce")
+
+
+def to_toml(gpu: Gpu, source: str, *, modern: bool, host: Mapping[str, float] | None = None) -> str:
+    """Write a GPU, its kernels and its links as a catalogue of one's own.
+
+    The names are the GPU's with `-own`, so that no other GPU's kernels change.
+
+    Args:
+        gpu: with the fitted constants.
+        source: where they are from.
+        modern: whether they are those of present-day engines alone; otherwise of any engine.
+        host: constants of an engine, by name.
+    """
+    plain = "".join(letter if letter.isalnum() else "-" for letter in gpu.name.lower())
+    own = f"{plain}-own"
+    lines = [f"format = {FORMAT}", *_fit(own, gpu.modern_fit, gpu, source)]
+    if host:
+        lines += ["", f"[engines.{plain}-engine]", f"source = {_text(source)}"]
+        lines += [f"{key} = {figure(value)}" for key, value in host.items()]
+    lines += ["", "[[gpu]]", f"name = {_text(gpu.name)}", f"source = {_text(source)}"]
+    lines += [f'fit = "{gpu.fit_name}"', f'modern_fit = "{own}"'] if modern else [f'fit = "{own}"']
+    for key in _SHEET:
+        if (value := getattr(gpu, key)) is not None:
+            lines.append(f"{key} = {figure(value)}")
+    tables: list[str] = []
+    for key in _LINKS:
+        link: AllReduce | None = getattr(gpu, key)
+        if link is not None:
+            lines.append(f'{key} = "{own}-{key}"')
+            tables += ["", f"[links.{own}-{key}]", f"source = {_text(link.source or source)}", *_link(link)]
+    return "\n".join(lines + tables) + "\n"
+
+
+def doubt(name: str, value: float, what: str, unit: str) -> str:
+    """Say that a constant is above what the data sheet has.
+
+    Args:
+        name: the constant.
+        value: its share of the data sheet's figure.
+        what: the figure.
+        unit: how the times should have been taken.
+    """
+    return (
+        f"{name} is {value:.2f}: faster than the data sheet's {what}; look whether the GPU's figures are those of the"
+        f" measured one, whether {unit}, and whether the chip boosts"
+    )
+
+
+def figure(value: float) -> str:
+    """Write a constant to four digits."""
+    return f"{value:.4g}" if isinstance(value, float) and value < 1000 else f"{value:g}"
+
+
+def _fit(name: str, fit: KernelFit, gpu: Gpu, source: str) -> list[str]:
+    lines = ["", f"[fits.{name}]", f"source = {_text(source)}", f"gpus = [{_text(gpu.name)}]"]
+    if fit.assumed:
+        lines.append(f"assumed = [{', '.join(map(_text, fit.assumed))}]")
+    lines += [f"elementwise_bandwidth = {figure(fit.elementwise_bandwidth)}"]
+    lines += [f"elementwise_us = {figure(fit.elementwise_us)}"]
+    for part, types in (("gemm", fit.gemm), ("attention", fit.attention), ("moe", fit.moe)):
+        for type_name, constants in types.items():
+            inner = ", ".join(f"{key} = {figure(value)}" for key, value in asdict(constants).items())
+            lines.append(f"{part}.{type_name} = {{ {inner} }}")
+    return lines
+
+
+def _link(link: AllReduce) -> list[str]:
+    lines = [f"basis = {_text(link.basis)}"]
+    for field in fields(link):
+        value = getattr(link, field.name)
+        if field.name == "by_degree" and value:
+            inner = ", ".join(f"{degree} = {figure(bandwidth)}" for degree, bandwidth in value)
+            lines.append(f"gb_per_second = {{ {inner} }}")
+        elif isinstance(value, float | int) and not (field.name == "gb_per_second" and link.by_degree):
+            lines.append(f"{field.name} = {figure(value)}")
+    return lines
+
+
+def _text(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

@@ -1,0 +1,251 @@
+"""Fits a GPU's constants to measured kernels, part by part: products and experts by type, attention by type, links.
+
+A part's constants are in no other part's kernels, so each is fitted by itself: least squares on ln(modelled /
+measured), over the logarithms of the constants. Large errors count by their size rather than its square (`_soften`), as
+in the mean absolute error, since a few shapes for which a library picks a bad kernel are two times off. A weak pull
+towards the starting values (`PULL` for a factor of e) keeps the solution in place. Constants that the rows do not tell
+are found by their standard error and set back: a profile of small products alone says nothing of `flops`.
+
+Rows are those of the shapes to fit on (`kernel_rows.is_fitted`); the others judge.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from lorrery.worker.device.basis import no_measurement
+from lorrery.worker.device.hardware import AttentionFit, GemmFit, Gpu, KernelFit, MoeFit
+from lorrery.worker.device.kernel_prediction import OneGpu, is_library, kv_type, weight_type, why_not
+from lorrery.worker.device.kernel_rows import AllReduceShape, AttentionShape, GemmShape, KernelRow, MoeShape
+from lorrery.worker.device.least_squares import Floats, least_squares, slopes
+
+PULL = 0.03
+MOST_ROWS = 900
+"""Rows fitted at most of a part, evenly chosen: more change no digit that counts."""
+MOST_ERROR = 0.25
+"""Standard error of a constant's logarithm from which on the rows do not tell it."""
+SOFT = 0.08
+"""Error (of the logarithm) beyond which one counts by its size, not its square."""
+WORTH = 0.98
+"""Loss with another tile, of the loss with the present one, below which it is taken."""
+LEAST = {
+    "us": 1.0, "decode_us": 5.0, "prefill_us": 5.0, "sequence_us": 0.01, "sequence_ns": 5.0, "longest_ns": 0.05,
+    "us_per_gpu": 0.5, "large_us": 5.0, "expert_us": 0.1, "all_pairs": 0.1,
+}  # fmt: skip
+"""Where a constant of 0 starts, since a logarithm cannot leave 0. Others of 0 stay: the kernel has no such cost."""
+MOST = {"all_pairs": 1.0}
+"""Constant -> what it cannot exceed."""
+CHOICES: Mapping[str, Sequence[int]] = {"tile": (64, 128, 256), "inner_rows": (64, 128, 256)}
+"""Constants that are not continuous -> what is tried."""
+_APART = 0.05
+"""Of a logarithm, for a slope: attention of one layer takes 30 to 1,000 ps a token, which are whole."""
+
+Values = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Constants that are fitted together, and the rows that tell them.
+
+    Attributes:
+        name: as a catalogue has it: `gemm.bf16`, `attention.fp8`, `all_reduce`, `modern_all_reduce`.
+        rows: measured.
+        start: name -> value; all that is fitted.
+        choices: name -> values to try in turn, for what is not continuous.
+        apply: the GPU with other constants.
+    """
+
+    name: str
+    rows: Sequence[KernelRow]
+    start: Values
+    choices: Mapping[str, Sequence[int]]
+    apply: Callable[[Values], Gpu]
+
+
+@dataclass(frozen=True, slots=True)
+class PartFit:
+    """What became of a part.
+
+    Attributes:
+        part: what was fitted.
+        values: name -> constant.
+        errors: name -> relative standard error, of those fitted.
+        kept: those that the rows do not tell, as they were.
+    """
+
+    part: Part
+    values: Values
+    errors: Values
+    kept: Sequence[str]
+
+
+def parts_of(gpu: Gpu, rows: Sequence[KernelRow]) -> list[Part]:
+    """Sort rows into the parts that they tell of; rows that no kernel stands for are in none."""
+    found: dict[str, list[KernelRow]] = {}
+    for row in rows:
+        if why_not(row) is None and (name := _part_name(row)):
+            found.setdefault(name, []).append(row)
+    return [_part(gpu, name, of) for name, of in sorted(found.items())]
+
+
+def fit(part: Part) -> PartFit:
+    """Fit a part's constants to those of its rows that are there to fit on.
+
+    Constants that the rows do not tell keep their values, and the others are fitted once more with them.
+    """
+    seen = [row for row in part.rows if row.is_fitted]
+    rows = seen[:: max(1, -(-len(seen) // MOST_ROWS))]
+    kept: list[str] = []
+    if not rows:
+        return PartFit(part, part.start, {}, [*part.start])
+    values, loss, errors = _fit(part, rows, part.start, kept)
+    while unknown := [name for name, error in errors.items() if error > MOST_ERROR]:
+        kept.append(max(unknown, key=lambda name: errors[name]))
+        values, loss, errors = _fit(part, rows, part.start, kept)
+    for name, choices in part.choices.items():
+        for choice in choices:
+            if choice != values[name]:
+                other = _fit(part, rows, {**part.start, name: choice}, kept)
+                if other[1] < loss * WORTH:
+                    values, loss, errors = other
+    return PartFit(part, values, errors, kept)
+
+
+def calibrated(gpu: Gpu, fits: Sequence[PartFit], source: str) -> Gpu:
+    """Return a GPU with all fitted constants, which says what no row told."""
+    fitted = {one.part.name for one in fits if one.errors}
+    fit = gpu.modern_fit
+    assumed = set(fit.assumed)
+    if no_measurement(gpu):
+        types = {"gemm": fit.gemm, "attention": fit.attention, "moe": fit.moe}
+        assumed = {"elementwise", *(f"{part}.{name}" for part, names in types.items() for name in names)}
+    for one in fits:
+        gpu = _applied(gpu, one.part.name, one.values, source)
+    fit = replace(
+        gpu.modern_fit, basis="fitted", source=source, gpus=(gpu.name,), assumed=tuple(sorted(assumed - fitted))
+    )
+    return replace(gpu, modern_fit=fit)
+
+
+def percent_errors(part: Part, values: Values) -> Floats:
+    """Return the signed errors that constants leave, in the order of the part's rows."""
+    return np.expm1(_log_errors(part, part.rows, values)) * 100
+
+
+def _fit(part: Part, rows: Sequence[KernelRow], start: Values, kept: Sequence[str]) -> tuple[Values, float, Values]:
+    """Return constants, what they leave, and their standard errors; those kept stay at the start."""
+    fixed = {*kept, *part.choices}
+    names = [name for name, value in start.items() if name not in fixed and (value or name in LEAST)]
+    begin = np.log([start[name] or LEAST[name] for name in names])
+
+    def values(logs: Floats) -> Values:
+        found = dict(zip(names, map(float, np.exp(logs)), strict=True))
+        return {**start, **{name: min(value, MOST.get(name, value)) for name, value in found.items()}}
+
+    def errors(logs: Floats) -> Floats:
+        return np.append(_soften(_log_errors(part, rows, values(logs))), PULL * (logs - begin))
+
+    if not names:
+        left = errors(begin)
+        return start, float(left @ left), {}
+    logs, loss = least_squares(errors, begin, apart=_APART)
+    return values(logs), loss, dict(zip(names, _standard_errors(part, rows, values, logs), strict=True))
+
+
+def _standard_errors(
+    part: Part, rows: Sequence[KernelRow], values: Callable[[Floats], Values], logs: Floats
+) -> list[float]:
+    """Return the standard error of each logarithm: how far it may move before the rows contradict it.
+
+    As of least squares, with a floor under the scatter, so that a few rows met exactly are not taken for certainty.
+    """
+
+    def errors(at: Floats) -> Floats:
+        return _log_errors(part, rows, values(at))
+
+    now = errors(logs)
+    change = slopes(errors, logs, now, _APART)
+    free = max(len(now) - len(logs), 1)
+    scatter = max(float(np.sum(_soften(now) ** 2)) / free, 0.02**2)
+    weak = np.full(len(logs), 1e-6)  # what no row tells gets an error in the hundreds, and no division by zero
+    covariance = np.linalg.inv(change.T @ change + np.diag(weak)) * scatter
+    return [float(error) for error in np.sqrt(np.diag(covariance))]
+
+
+def _log_errors(part: Part, rows: Sequence[KernelRow], values: Values) -> Floats:
+    model = OneGpu(part.apply(values))
+    modelled = [model.seconds(row) for row in rows]
+    errors: Floats = np.log(np.array(modelled) * 1e6 / np.array([row.latency_us for row in rows]))
+    return errors
+
+
+def _soften(errors: Floats) -> Floats:
+    """Return numbers whose squares grow as those of errors up to `SOFT`, and as their sizes beyond."""
+    softened: Floats = np.sign(errors) * SOFT * np.sqrt(2 * (np.sqrt(1 + (errors / SOFT) ** 2) - 1))
+    return softened
+
+
+def _part_name(row: KernelRow) -> str:
+    match row.shape:
+        case GemmShape():
+            return f"gemm.{weight_type(row)}"
+        case AttentionShape():
+            return f"attention.{kv_type(row)}"
+        case MoeShape():
+            return f"moe.{weight_type(row)}"
+        case AllReduceShape() if is_library(row):
+            return "all_reduce"
+        case AllReduceShape() if "graph" in row.kernel:  # the eager one has the launch in it
+            return "modern_all_reduce"
+        case _:
+            return ""
+
+
+def _part(gpu: Gpu, name: str, rows: Sequence[KernelRow]) -> Part:
+    kind, _, type_name = name.partition(".")
+    start: dict[str, float] = {}
+    if type_name:
+        record = _record(gpu.modern_fit, kind, type_name)
+        start = {one.name: getattr(record, one.name) for one in fields(record)}
+    else:
+        link = gpu.all_reduce if name == "all_reduce" else gpu.link(2, modern=True)
+        figures = {one.name: getattr(link, one.name) for one in fields(link)}
+        start = {key: value for key, value in figures.items() if isinstance(value, float | int)}
+        del start["gb_per_second"]
+        degrees = sorted({row.shape.num_gpus for row in rows if isinstance(row.shape, AllReduceShape)})
+        start |= {f"gb_per_second.{degree}": link.bandwidth(degree) for degree in degrees}
+    choices = {key: values for key, values in CHOICES.items() if key in start}
+    return Part(name, rows, start, choices, lambda values: _applied(gpu, name, values))
+
+
+def _record(fit: KernelFit, kind: str, type_name: str) -> GemmFit | AttentionFit | MoeFit:
+    """Return a type's constants: another type's where it has none of its own."""
+    if kind == "gemm":
+        return fit.gemm_of(type_name)
+    if kind == "attention":
+        return fit.attention_of(type_name)
+    return fit.moe_of(type_name) or _MOE
+
+
+_MOE = MoeFit(flops=0.5, bandwidth=0.7, us=20.0, expert_rows=16.0, activation_bandwidth=0.3)
+"""Where experts start if the fit knows none."""
+
+
+def _applied(gpu: Gpu, name: str, values: Values, source: str = "") -> Gpu:
+    """Return a GPU with a part's constants."""
+    kind, _, type_name = name.partition(".")
+    fit = gpu.modern_fit
+    if type_name:
+        whole: dict[str, Any] = {key: int(value) if key in CHOICES else value for key, value in values.items()}
+        record = replace(_record(fit, kind, type_name), **whole)
+        parts: dict[str, Any] = {kind: {**getattr(fit, kind), type_name: record}}
+        return replace(gpu, modern_fit=replace(fit, **parts))
+    by_degree = tuple((int(key.partition(".")[2]), value) for key, value in values.items() if "." in key)
+    link = gpu.all_reduce if name == "all_reduce" else gpu.link(2, modern=True)
+    others: dict[str, Any] = {key: value for key, value in values.items() if "." not in key}
+    link = replace(
+        link, **others, gb_per_second=by_degree[0][1], by_degree=by_degree, basis="fitted", source=source or link.source
+    )
+    return replace(gpu, all_reduce=link) if name == "all_reduce" else replace(gpu, modern_all_reduce=link)
