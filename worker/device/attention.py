@@ -82,9 +82,9 @@ class AttentionKernels:
         prefill = engine.prefill_factor
         self._heads, self._rows, self._start = heads.query, constants.tile, constants.tile_start
         self._overlap = constants.overlap
-        self._decode_us_ps = round(layers * constants.decode_us * 1e6 * decode)
-        self._prefill_us_ps = round(layers * constants.prefill_us * 1e6 * prefill)
-        self._sequence_ps = round(layers * heads.kv * constants.sequence_ns * 1e3 * decode)
+        self.decode_kernel_ps = round(layers * constants.decode_us * 1e6 * decode)
+        self._prefill_kernel_ps = round(layers * constants.prefill_us * 1e6 * prefill)
+        self.sequence_ps = round(layers * heads.kv * constants.sequence_ns * 1e3 * decode)
         self.longest_token_ps = round(layers * constants.longest_ns * 1e3 * decode)
         self._kv_token_bytes = layers * heads.kv * heads.size * 2 * heads.kv_bytes
         bandwidth = gpu.gb_per_second * 1e9 * constants.decode_bandwidth
@@ -104,26 +104,27 @@ class AttentionKernels:
         num_decodes, longest = batch.num_decodes, batch.max_decode_kv_tokens
         if not batch.prefills:
             return self.decode_ps(num_decodes, batch.decode_kv_tokens, longest) if num_decodes else 0
-        if not num_decodes:
-            return self.prefill_ps(batch.prefills)
-        decode_ps = self.decode_ps(num_decodes, batch.decode_kv_tokens, longest)
-        if not self._unified:
-            return self.prefill_ps(batch.prefills) + decode_ps
-        kernel_ps = max(self._prefill_us_ps, self._decode_us_ps)
+        if not self._unified or not num_decodes:
+            tiles_ps = self._tiles_ps(batch.prefills) if self._overlap else self._wave_ps(batch.prefills, ())
+            if num_decodes:
+                tiles_ps += self.decode_ps(num_decodes, batch.decode_kv_tokens, longest)
+            return tiles_ps + self._prefill_kernel_ps
+        kernel_ps = max(self._prefill_kernel_ps, self.decode_kernel_ps)
         if self._overlap:
-            return max(self._tiles_ps(batch.prefills), decode_ps - self._decode_us_ps) + kernel_ps
+            decode_ps = self.decode_ps(num_decodes, batch.decode_kv_tokens, longest) - self.decode_kernel_ps
+            return max(self._tiles_ps(batch.prefills), decode_ps) + kernel_ps
         lengths = batch.decode_lengths or (longest,) * num_decodes
         tiles_ps = self._wave_ps(batch.prefills, lengths)
         return max(tiles_ps, batch.decode_kv_tokens * self.kv_token_ps) + kernel_ps
 
     def prefill_ps(self, chunks: Sequence[PrefillChunk]) -> int:
         """Return how long the attention of prompt chunks alone takes."""
-        return (self._tiles_ps(chunks) if self._overlap else self._wave_ps(chunks, ())) + self._prefill_us_ps
+        return (self._tiles_ps(chunks) if self._overlap else self._wave_ps(chunks, ())) + self._prefill_kernel_ps
 
     def decode_ps(self, num_decodes: int, kv_tokens: int, longest: int) -> int:
         """Return how long the attention of decodes alone takes; `longest` is the most tokens of one of them."""
         tokens_ps = kv_tokens * self.kv_token_ps + longest * self.longest_token_ps
-        return tokens_ps + num_decodes * self._sequence_ps + self._decode_us_ps
+        return tokens_ps + num_decodes * self.sequence_ps + self.decode_kernel_ps
 
     def _tiles_ps(self, chunks: Sequence[PrefillChunk]) -> int:
         """Return how long tiles take that go to SMs as these get free, and what goes into the cache."""

@@ -110,15 +110,17 @@ class Roofline:
         """Return the times of consecutive decode steps, unless kernel launches bound the first of them."""
         if not num_decodes:
             return Segment(self._launch_ps + self._host_step_ps, 0)
-        gpu_ps = self._size_ps(num_decodes, num_decodes) + self._attention.decode_ps(
-            num_decodes, kv_tokens, max_kv_tokens
-        )
+        attention = self._attention
+        token_ps, longest_ps = attention.kv_token_ps, attention.longest_token_ps
+        gpu_ps = self._size_ps(num_decodes, num_decodes) + kv_tokens * token_ps + max_kv_tokens * longest_ps
+        gpu_ps += num_decodes * attention.sequence_ps + attention.decode_kernel_ps
         if lora.num_adapters:
             gpu_ps += self._lora_ps(lora, False)
         if gpu_ps < self._floor_ps(lora):
             return None  # a kink lies ahead, where the GPU becomes the slower one
-        slope_ps = num_decodes * self._attention.kv_token_ps + self._attention.longest_token_ps
-        return Segment(gpu_ps + self._host_step_ps + self._host_sequence_ps * num_decodes, slope_ps)
+        return Segment(
+            gpu_ps + self._host_step_ps + self._host_sequence_ps * num_decodes, num_decodes * token_ps + longest_ps
+        )
 
     def linear_seconds(self, num_tokens: int) -> float:
         """Return what all layers take without attention and all-reduce."""
