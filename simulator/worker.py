@@ -182,7 +182,9 @@ class SimulatedWorker:
         """
         if self.replica.prefix_cache is not None:
             self.catch_up(at_ps)
-        self.member.candidate.uncommitted_steps = self._steps_ended(at_ps)
+            self.member.candidate.uncommitted_steps = 0
+        else:
+            self.member.candidate.uncommitted_steps = self._steps_ended(at_ps)
 
     def tokens_given(self, request: SimulatedRequest, at_ps: int) -> int:
         """Return how many tokens a request of this worker has got by now, those of earlier batches included."""

@@ -24,6 +24,8 @@ class BlockGrowth:
         self._num_at: list[int] = [0] * block_size
         self._whole_blocks = 0
         self._num = 0
+        self._known_step = -1  # `blocks` there is `_known_blocks`
+        self._known_blocks = 0
 
     def __len__(self) -> int:
         return self._num
@@ -41,12 +43,16 @@ class BlockGrowth:
         self._whole_blocks += by * whole
         self._num_at[residue] += by
         self._num += by
+        self._known_step = -1
 
     def blocks(self, decode_step: int) -> int:
-        """Return the blocks that all need when the decode-step counter is here."""
-        periods, phase = divmod(decode_step, self.block_size)
-        one_more = sum(self._num_at[self.block_size - phase :]) if phase else 0
-        return self._whole_blocks + self._num * periods + one_more
+        """Return the blocks that all need when the decode-step counter is here; asked again, O(1)."""
+        if decode_step != self._known_step:
+            periods, phase = divmod(decode_step, self.block_size)
+            one_more = sum(self._num_at[self.block_size - phase :]) if phase else 0
+            self._known_step = decode_step
+            self._known_blocks = self._whole_blocks + self._num * periods + one_more
+        return self._known_blocks
 
     def most_blocks(self, decode_step: int) -> int:
         """Return a number that `blocks` is never above there, nor far below; O(1)."""

@@ -85,9 +85,8 @@ class PagedMemory:
     def needed_blocks(self, running: Running, num_steps: int = 0) -> int:
         """Return the blocks that the batch needs for a decode step that `num_steps` others precede; O(block_size)."""
         blocks = self._growth.blocks(running.decode_step + num_steps) + self._num_prefill_blocks
-        if self.shared is not None:
-            blocks += self.shared.num_pinned - self.shared.num_pins
-        return blocks
+        shared = self.shared
+        return blocks if shared is None else blocks + shared.num_pinned - shared.num_pins
 
     def _surely_suffices(self, running: Running, num_steps: int) -> bool:
         """Tell whether a look at the sums alone shows that the batch has its blocks that far ahead; O(1)."""

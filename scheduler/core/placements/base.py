@@ -69,7 +69,11 @@ def least_loaded(candidates: Many[Candidate]) -> Candidate:
     """Return the candidate with the fewest sequences; ties: fewest KV tokens, then the first to attach."""
     if len(candidates) == 1:
         return candidates[0]
-    loads = [candidate.load for candidate in candidates]
+    return least_of(candidates, [candidate.load for candidate in candidates])
+
+
+def least_of(candidates: Many[Candidate], loads: Many[int]) -> Candidate:
+    """Return the same, given the loads."""
     least = min(loads)
     tied = [candidate for candidate, load in zip(candidates, loads, strict=True) if load == least]
     return min(tied, key=lambda candidate: candidate.kv_tokens) if len(tied) > 1 else tied[0]
@@ -80,5 +84,9 @@ def load_bound(candidates: Many[Candidate], factor: float, extra: int = 1) -> in
 
     It is the mean load, the new sequence included, times `factor`, and at least `extra` above the least.
     """
-    loads = [candidate.load for candidate in candidates]
+    return bound_of([candidate.load for candidate in candidates], factor, extra)
+
+
+def bound_of(loads: Many[int], factor: float, extra: int = 1) -> int:
+    """Return the same, given the loads."""
     return max(ceil(factor * (sum(loads) + 1) / len(loads)) - 1, min(loads) + extra)

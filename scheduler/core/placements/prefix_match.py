@@ -7,7 +7,7 @@ least loaded one. Cost: one look-up per worker.
 
 from collections.abc import Sequence as Many
 
-from lorrery.scheduler.core.placements.base import Candidate, Choice, least_loaded, load_bound
+from lorrery.scheduler.core.placements.base import Candidate, Choice, bound_of, least_loaded, least_of
 from lorrery.scheduler.core.sequence import Sequence
 
 LOAD_FACTOR = 1.5
@@ -21,11 +21,17 @@ class PrefixMatch:
 
     def place(self, sequence: Sequence, candidates: Many[Candidate]) -> Choice:
         """Choose the worker with the longest cached prefix that is not much fuller than the others."""
-        most = load_bound(candidates, LOAD_FACTOR)
-        hits = [(candidate.cached_tokens(sequence), candidate) for candidate in candidates if candidate.load <= most]
-        longest = max((hit for hit, _ in hits), default=0)
+        loads = [candidate.load for candidate in candidates]
+        most = bound_of(loads, LOAD_FACTOR)
+        longest = 0
+        holders: list[Candidate] = []
+        for candidate, load in zip(candidates, loads, strict=True):
+            if load <= most and (hit := candidate.cached_tokens(sequence)) >= longest:
+                if hit > longest:
+                    longest, holders = hit, []
+                holders.append(candidate)
         if longest and longest >= MIN_HIT_RATIO * sequence.input_tokens:
-            chosen = least_loaded([candidate for hit, candidate in hits if hit == longest])
+            chosen = least_loaded(holders)
             return Choice(chosen, f"{longest} of {sequence.input_tokens} tokens cached; load {chosen.load} of {most}")
-        chosen = least_loaded(candidates)
+        chosen = least_of(candidates, loads)
         return Choice(chosen, f"longest prefix has {longest} tokens; least load, {chosen.load}")

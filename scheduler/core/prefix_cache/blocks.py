@@ -63,16 +63,22 @@ class BlockCache:
         block_size: tokens in a block.
         share_within_plan: let a sequence use blocks that another one computes in the same step.
         min_computed_tokens: tokens of an input that are computed even if all are cached.
+
+    Attributes:
+        num_evictions: blocks given up so far because their place was needed.
+        num_pins: blocks that sequences of the batch use; one that two use counts twice.
+        num_pinned: distinct blocks that sequences of the batch use.
+        num_unpinned: blocks that nobody uses, kept until their place is needed.
     """
 
     def __init__(self, block_size: int = 16, *, share_within_plan: bool = False, min_computed_tokens: int = 1) -> None:
         self.block_size = block_size
         self.share_within_plan = share_within_plan
         self.min_computed_tokens = min_computed_tokens
-        self._num_evictions = 0
-        self._num_pins = 0
-        self._num_pinned = 0
-        self._num_unpinned = 0
+        self.num_evictions = 0
+        self.num_pins = 0
+        self.num_pinned = 0
+        self.num_unpinned = 0
         self._roots: dict[tuple[str | None, int], Root] = {}
         """By adapter, and by how many tokens a unit of the content stands for."""
         self._uses: dict[int, _Use] = {}
@@ -82,26 +88,6 @@ class BlockCache:
         """Counts the changes of the tree."""
         self._found: _Found | None = None
         self._notes: BlockNotes | None = None
-
-    @property
-    def num_evictions(self) -> int:
-        """Blocks given up so far because their place was needed."""
-        return self._num_evictions
-
-    @property
-    def num_pins(self) -> int:
-        """Blocks that sequences of the batch use; one that two use counts twice."""
-        return self._num_pins
-
-    @property
-    def num_pinned(self) -> int:
-        """Distinct blocks that sequences of the batch use."""
-        return self._num_pinned
-
-    @property
-    def num_unpinned(self) -> int:
-        """Blocks that nobody uses, kept until their place is needed."""
-        return self._num_unpinned
 
     @property
     def num_extents(self) -> int:
@@ -149,14 +135,24 @@ class BlockCache:
         root = self._roots.get((adapter_key, content.unit_tokens))
         if root is None:
             return 0
-        data, most = content.data, content.num_tokens // self.block_size
-        extent: Extent | None = root
-        end = 0
-        while end < most and extent is not None and end == extent.end:
-            extent = extent.children.get(root.key_of(data, end))
-            if extent is not None:
-                way.append(extent)
+        # Every arrival asks every worker, so what `Root` and `num_common` do is written out.
+        size, unit_tokens, unit_bytes = self.block_size, content.unit_tokens, content.unit_bytes
+        data, most = content.data, content.num_tokens // size
+        children, end = root.children, 0
+        while end < most:
+            first = end * size // unit_tokens * unit_bytes
+            extent = children.get(data[first : -(-(end + 1) * size // unit_tokens) * unit_bytes])
+            if extent is None:
+                break
+            way.append(extent)
+            if data.startswith(extent.label, first) and extent.end <= most:
+                end = extent.end
+                children = extent.children
+            else:
                 end = extents.num_common(root, extent, data, most)
+                if end < extent.end:
+                    break
+                children = extent.children
         return end
 
     # --- coming and going -------------------------------------------------------------------------------------------
@@ -202,10 +198,10 @@ class BlockCache:
         while extent.parent is not None:
             num_blocks = extent.end - extent.start
             extent.pins -= 1
-            self._num_pins -= num_blocks
+            self.num_pins -= num_blocks
             if not extent.pins:
-                self._num_pinned -= num_blocks
-                self._num_unpinned += num_blocks
+                self.num_pinned -= num_blocks
+                self.num_unpinned += num_blocks
                 if child is not None and len(extent.children) == 1:
                     extents.merge(root, extent, child)
                     self._version += 1
@@ -226,8 +222,8 @@ class BlockCache:
             if extent.start < num_blocks:
                 if extent.pins == 1 and not extent.computed:
                     size = extent.end - num_blocks
-                    self._num_pins -= size
-                    self._num_pinned -= size
+                    self.num_pins -= size
+                    self.num_pinned -= size
                     self._remove(extent, size)
                     break
                 self._split(extent, num_blocks)
@@ -235,12 +231,12 @@ class BlockCache:
             use.last = extent.parent
             size = extent.end - extent.start
             extent.pins -= 1
-            self._num_pins -= size
+            self.num_pins -= size
             if extent.pins:
                 continue
-            self._num_pinned -= size
+            self.num_pinned -= size
             if extent.computed:
-                self._num_unpinned += size
+                self.num_unpinned += size
                 self._unpinned[extent] = None
             else:
                 self._remove(extent, size)
@@ -255,8 +251,8 @@ class BlockCache:
             # Nobody else's path ends here.
             size, old_end = num_blocks - extent.end, extent.end
             extents.grow(use.root, extent, content, num_blocks)
-            self._num_pinned += size
-            self._num_pins += size
+            self.num_pinned += size
+            self.num_pins += size
             self._made(extent, old_end)
             return
         root, data = use.root, content.data
@@ -268,7 +264,7 @@ class BlockCache:
                 child = Extent(root, extent, end, num_blocks, key, data[root.first_byte(end) :], computed)
                 extent.children[key] = child
                 self._unpinned[child] = None
-                self._num_unpinned += num_blocks - end
+                self.num_unpinned += num_blocks - end
                 self._made(child, end)
             else:
                 end = extents.num_common(root, child, data, num_blocks)
@@ -286,10 +282,10 @@ class BlockCache:
             num_blocks = extent.end - extent.start
             if not extent.pins:
                 del self._unpinned[extent]
-                self._num_unpinned -= num_blocks
-                self._num_pinned += num_blocks
+                self.num_unpinned -= num_blocks
+                self.num_pinned += num_blocks
             extent.pins += 1
-            self._num_pins += num_blocks
+            self.num_pins += num_blocks
             assert extent.parent is not None
             extent = extent.parent
 
@@ -325,7 +321,7 @@ class BlockCache:
 
     def shrink(self, spare_tokens: int) -> None:
         """Evict unpinned leaves, the least recently used first, until what is left takes at most so many tokens."""
-        excess = self._num_unpinned - max(0, spare_tokens) // self.block_size
+        excess = self.num_unpinned - max(0, spare_tokens) // self.block_size
         while excess > 0:
             extent = next(iter(self._unpinned))
             num_blocks = min(excess, extent.end - extent.start)
@@ -333,8 +329,8 @@ class BlockCache:
             if num_blocks == extent.end - extent.start:
                 del self._unpinned[extent]
             self._remove(extent, num_blocks)
-            self._num_unpinned -= num_blocks
-            self._num_evictions += num_blocks
+            self.num_unpinned -= num_blocks
+            self.num_evictions += num_blocks
 
     def _remove(self, extent: Extent, num_blocks: int) -> None:
         """Remove the last so many blocks of a leaf, or all of it."""
@@ -358,7 +354,7 @@ class BlockCache:
         self._roots.clear()
         self._uses.clear()
         self._unpinned.clear()
-        self._num_pins = self._num_pinned = self._num_unpinned = 0
+        self.num_pins = self.num_pinned = self.num_unpinned = 0
         self._version += 1
         self._found = None
         if self._notes is not None:
