@@ -20,6 +20,7 @@ from lorrery.scheduler.core.cluster_events import ClusterEvent, Placed, Refused,
 from lorrery.scheduler.core.history import History
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.plan import Recalled
+from lorrery.scheduler.core.prefix_cache.content import of_u32
 from lorrery.scheduler.core.refusals import Refusal, RefusalReason, withheld
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.fairness import ServedByTenant
@@ -122,6 +123,8 @@ class Requests:
             output_token_ids=submit.produced,
             produced_tokens=len(submit.produced),
         )
+        if not submit.produced:
+            sequence.content = of_u32(submit.prompt_token_ids_u32)  # the same bytes, for caches that look at them
         if submit.time_left_ps:
             sequence.deadline_ps = at_ps + submit.time_left_ps
         trace = self._traces.begin(submit, sequence)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["pack", "pack_array", "unpack", "view"]
+__all__ = ["native", "pack", "pack_array", "unpack", "view"]
 
 _U32 = np.dtype("<u4")
 _SWAPPED = not _U32.isnative
@@ -41,6 +41,15 @@ def unpack(data: bytes) -> "array[int]":
     if _SWAPPED:
         values.byteswap()
     return values
+
+
+def native(data: bytes) -> bytes:
+    """Return the numbers as an `array("I")` of this machine has them; no copy where that is the wire's order.
+
+    Raises:
+        ValueError: not a multiple of four bytes.
+    """
+    return unpack(data).tobytes() if _SWAPPED or len(data) % _U32.itemsize else data
 
 
 def pack_array(values: NDArray[np.uint32]) -> bytes:

@@ -1,3 +1,5 @@
+from array import array
+
 import numpy as np
 import pytest
 
@@ -13,9 +15,10 @@ def test_numbers_are_little_endian_words():
     assert list(u32.unpack(BYTES)) == NUMBERS
     assert u32.view(BYTES).tolist() == NUMBERS
     assert list(u32.unpack(b"")) == []
+    assert u32.native(BYTES) == array("I", NUMBERS).tobytes()
 
 
-@pytest.mark.parametrize("read", [u32.unpack, u32.view])
+@pytest.mark.parametrize("read", [u32.unpack, u32.view, u32.native])
 def test_bytes_that_are_no_words_are_refused(read):
     with pytest.raises(ValueError, match=r"multiple|size"):
         read(BYTES[:-1])

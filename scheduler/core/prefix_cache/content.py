@@ -10,13 +10,23 @@ from array import array
 from collections.abc import Sequence as Tokens
 
 from lorrery.scheduler.core.sequence import Content, Sequence
+from lorrery.vocabulary import u32
 
 _TOKEN_BYTES = array("I").itemsize
 
 
 def of_tokens(token_ids: Tokens[int]) -> Content:
     """Return the content of an input whose tokens are known."""
-    data = array("I", token_ids).tobytes()
+    if isinstance(token_ids, array) and token_ids.typecode == "I":
+        data = token_ids.tobytes()
+    else:
+        data = array("I", token_ids).tobytes()
+    return Content(data, 1, _TOKEN_BYTES, len(data) // _TOKEN_BYTES)
+
+
+def of_u32(data: bytes) -> Content:
+    """Return the content of an input whose tokens are on the wire as `vocabulary.u32` packs them; usually no copy."""
+    data = u32.native(data)
     return Content(data, 1, _TOKEN_BYTES, len(data) // _TOKEN_BYTES)
 
 
