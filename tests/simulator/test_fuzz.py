@@ -3,10 +3,15 @@
 import pytest
 
 from lorrery.chassis.version import core_is_compiled
+from lorrery.scheduler.core import memories
 from lorrery.scheduler.core.batchings import BATCHINGS
 from lorrery.scheduler.core.memories import MEMORIES
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.policies import QUEUES, batching_name, batching_of
+from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
+from lorrery.scheduler.core.replica import Replica
+from tests.scheduler.core.oracle.blocks import BlockCache as Oracle
+from tests.simulator import fuzz
 from tests.simulator.fuzz import MODELS, check, draw_case
 
 CASES, AT_ONCE = 3_000 if core_is_compiled() else 1_000, 50
@@ -15,6 +20,22 @@ CASES, AT_ONCE = 3_000 if core_is_compiled() else 1_000, 50
 @pytest.mark.parametrize("first", range(0, CASES, AT_ONCE))
 def test_jumping_equals_stepping_in_every_case(first: int) -> None:
     assert [wrong for number in range(first, first + AT_ONCE) if (wrong := check(number)) is not None] == []
+
+
+def test_a_cluster_with_runs_of_blocks_equals_one_with_a_node_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuzz, "_cache_told", _counts)  # by hash ids, nobody knows the tokens of blocks
+    cases = [case for number in range(3_000, 3_070) if (case := draw_case(number)).replica.prefix_cache == "blocks"]
+    by_runs = [fuzz.run_case(case, one_step=False) for case in cases]
+    monkeypatch.setattr(memories, "BlockCache", Oracle)
+    monkeypatch.setattr(fuzz, "hash_ids_suffice", lambda *_: False)
+    for case, ours in zip(cases, by_runs, strict=True):
+        assert fuzz.run_case(case, one_step=False) == ours, case.title
+
+
+def _counts(replica: Replica) -> tuple[int, int, int, int]:
+    cache = replica.prefix_cache
+    assert isinstance(cache, (BlockCache, Oracle))
+    return cache.num_evictions, cache.num_unpinned, cache.num_pins, cache.num_pinned
 
 
 def test_the_corpus_has_everything() -> None:
