@@ -3,7 +3,6 @@
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import overload
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.unread_prompt import UnreadPrompt
 from lorrery.simulator.worker import SimulatedWorker
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
@@ -46,36 +46,6 @@ def build_workers(
         shard: which scheduler they belong to.
     """
     return [SimulatedWorker(f"worker-{n}", lambda: make_replica(settings), step_time, shard) for n in range(count)]
-
-
-class UnreadPrompt(Sequence[int]):
-    """The token ids of a prompt, made when somebody reads them."""
-
-    def __init__(self, request: WorkloadRequest, seed: int) -> None:
-        self._request = request
-        self._seed = seed
-        self._token_ids: array[int] | None = None
-
-    def _made(self) -> "array[int]":
-        if self._token_ids is None:
-            self._token_ids = _tokens(prompt_token_ids(self._request, self._seed))
-        return self._token_ids
-
-    def __len__(self) -> int:
-        """Return how many there are, without making them."""
-        return self._request.prompt_tokens
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> "array[int]": ...
-    def __getitem__(self, index: int | slice) -> "int | array[int]":
-        """Return one, or some."""
-        return self._made()[index]
-
-    def __iter__(self) -> Iterator[int]:
-        """Iterate over them."""
-        return iter(self._made())
 
 
 def hash_ids_suffice(prefix_cache: str, block_size: int) -> bool:

@@ -10,6 +10,7 @@ from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.simulator import build
 from lorrery.simulator.engine import Simulation
+from lorrery.simulator.unread_prompt import UnreadPrompt
 from tests.simulator.fuzz import step_time_model
 
 ADAPTERS = {"a": Adapter("a", 8)}
@@ -52,7 +53,7 @@ def test_tokens_of_a_prompt_that_is_known_by_hash_ids_can_be_read() -> None:
         requests = build.build_requests(WORKLOAD[:1], "m", ADAPTERS, with_prompts=True, by_hash_ids=by_hash_ids)
         prompts.append(next(requests)[1].sequence.prompt_token_ids)
     unread, tokens = prompts
-    assert isinstance(unread, build.UnreadPrompt)
+    assert isinstance(unread, UnreadPrompt)
     assert unread._token_ids is None
     assert len(unread) == len(tokens) == 300
     assert (list(unread), unread[3], list(unread[2:5])) == (list(tokens), tokens[3], list(tokens[2:5]))
