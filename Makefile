@@ -118,6 +118,9 @@ $(COMPILED)/.stamp: dist/.stamp
 	@rm -rf $(COMPILED)
 	@case $$(echo dist/*.whl) in *-none-any.whl) rm dist/.stamp; echo 'the core is not compiled: no C compiler, or no headers of Python' >&2; exit 1;; esac
 	@$(BIN)/python -m pip install --quiet --no-deps --target $(COMPILED) dist/*.whl
+	@printf '%s\n' '#!/bin/sh' '# pip gives a command no path to the folder beside it, and would run the checkout.' \
+	  'PYTHONPATH=$(abspath $(COMPILED)) PYTHONSAFEPATH=1 exec $(abspath $(BIN))/python -m lorrery.cli "$$@"' >$(COMPILED)/bin/lorrery
+	@$(COMPILED)/bin/lorrery --version | grep 'compiled core'
 	@touch $@
 
 # pytest's own pythonpath would put the checkout's src before it.

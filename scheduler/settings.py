@@ -157,9 +157,12 @@ class SchedulerSettings(Section):
     max_req_total_len: Count = Field(default=3072, description="most tokens of a prompt and its output together")
     memory: MemoryName = Field(
         default="peak",
-        description="reserve everybody's peak, give out blocks and preempt when they run out, or bound the count only",
+        description="reserve everybody's peak (peak), give out blocks and preempt when they run out (paged), let in who"
+        " finds blocks for all it may produce (no_evict), or bound the count only (none)",
     )
-    block_size: Count = Field(default=16, description="paged, and prefix_cache.kind = 'blocks': tokens in a block")
+    block_size: Count = Field(
+        default=16, description="paged, no_evict, and prefix_cache.kind = 'blocks': tokens in a block"
+    )
     watermark: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.01, description="paged: share of the blocks that admission leaves free"
     )

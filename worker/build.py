@@ -20,9 +20,11 @@ from lorrery.worker.device.architecture import Model, precision
 from lorrery.worker.device.catalogue import PACKAGE, Catalogue
 from lorrery.worker.device.constant import StepConstants
 from lorrery.worker.device.deployment import Deployment
+from lorrery.worker.device.engine import Engine
 from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.hardware import Gpu
 from lorrery.worker.device.lora import LoraKernels
+from lorrery.worker.device.memory import MemoryUse
 from lorrery.worker.device.output import LengthModel, LlmMockLength, LognormalLength
 from lorrery.worker.device.profile import ProfileError, ProfileRow, read_profile
 from lorrery.worker.device.slow import Spells
@@ -97,6 +99,7 @@ def deployment_of(settings: Settings) -> Deployment:
     catalogue = read_catalogue(settings.catalogue)
     try:
         gpu, model = catalogue.gpu(worker.gpu), catalogue.model(settings.model)
+        engine = catalogue.engine(worker.engine, gpu)
         profile: list[ProfileRow] = []
         steps: list[EngineStep] = []
         if worker.profile is not None and worker.step_time == "fitted":
@@ -108,8 +111,9 @@ def deployment_of(settings: Settings) -> Deployment:
             model,
             worker.tensor_parallel,
             precision(worker.weight_dtype, worker.kv_dtype),
-            catalogue.engine(worker.engine, gpu),
+            engine,
             _lora(settings),
+            _memory(settings, engine),
             profile,
             steps,
             StepConstants(**worker.constant.model_dump()),
@@ -204,6 +208,16 @@ def answers_of(settings: Settings) -> Answers:
     except CatalogueError as error:
         raise SettingsError(f"model: {error}") from None
     return Answers(model, length_model_of(output), output.mode, words)
+
+
+def _memory(settings: Settings, engine: Engine) -> MemoryUse:
+    worker = settings.worker
+    return MemoryUse(
+        share=Fraction(str(worker.gpu_memory_utilization)),
+        own_gb=worker.activation_gb,
+        of_rest=engine.memory_share_of == "rest",
+        reported=engine.memory == "reported",
+    )
 
 
 def _lora(settings: Settings) -> LoraKernels:

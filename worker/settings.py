@@ -195,6 +195,14 @@ class WorkerSettings(Section):
     kv_dtype: Literal["float16", "bfloat16", "fp8"] = Field(
         default="bfloat16", description="number format of the KV cache"
     )
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=0.9,
+        description="share of a GPU's memory for weights, KV cache and activations; engine trtllm: of what weights and"
+        " activations leave, for the KV cache (free_gpu_memory_fraction)",
+    )
+    activation_gb: Seconds = Field(
+        default=2.0, description="GB of each GPU that activations, CUDA graphs and communication take"
+    )
     lora: LoraSettings = LoraSettings()
     constant: ConstantSettings = ConstantSettings()
     startup_seconds: Seconds = Field(default=0.0, description="device seconds until the weights are loaded")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from lorrery.scheduler.core.exclusion import Exclusion
 from lorrery.scheduler.core.memory.base import Memory
+from lorrery.scheduler.core.memory.no_evict import NoEvictMemory
 from lorrery.scheduler.core.memory.paged import PagedMemory
 from lorrery.scheduler.core.memory.peak import PeakMemory
 from lorrery.scheduler.core.memory.unlimited import UnlimitedMemory
@@ -45,6 +46,17 @@ MEMORIES: dict[str, MemoryRule] = {
                 {"batching": {"static"}},
                 "memory = 'paged' preempts when blocks run out; nobody leaves a batch of batching = 'static' before its"
                 " end, so give it memory = 'peak'",
+            ),
+        ),
+    ),
+    "no_evict": MemoryRule(
+        lambda s, blocks: NoEvictMemory(s.max_total_token_num, block_size=s.block_size, shared=blocks),
+        (
+            _NO_ORIGINAL_MEMORY,
+            Exclusion(
+                {"batching": {"static"}},
+                "memory = 'no_evict' takes a sequence's blocks back when it ends; a batch of batching = 'static' keeps"
+                " them to its own end, so give it memory = 'peak'",
             ),
         ),
     ),

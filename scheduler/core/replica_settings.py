@@ -73,9 +73,10 @@ class ReplicaSettings:
         """Slots that adapters on the GPU may have together where `max_loras` is not set.
 
         The memory beside the weights holds them and the pool, which the adapters in use take their slots from. They may
-        fill it but for what the longest request needs.
+        fill it but for what the longest request needs, and an eighth of it where requests may be as long as the pool.
         """
-        return max(self.memory_tokens, self.max_total_token_num) - self.max_req_total_len
+        most = max(self.memory_tokens, self.max_total_token_num)
+        return max(most - self.max_req_total_len, most // 8)
 
     @property
     def step_tokens(self) -> int:

@@ -164,7 +164,7 @@ def draw_case(number: int) -> Case:
     num_workers = num_shards * int(one_of(1, 1, 2, 3))
     model = MODELS[number % len(MODELS)]
     seqs = int(rng.integers(2, 9))
-    paged = settings["memory"] == "paged"
+    paged = settings["memory"] in ("paged", "no_evict")
     # Strict S-LoRA takes in what never fits, and then waits for good; with 450 everything fits.
     pool = int(rng.integers(300, 500) if paged else rng.integers(450 if strict else 330, 900))
     replica = ReplicaSettings(

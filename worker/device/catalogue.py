@@ -182,9 +182,17 @@ class Catalogue:
         )
 
 
+_ENGINE_CHOICES = {
+    "attention": ("split", "unified"),
+    "kernels": ("older", "modern"),
+    "memory": ("label", "reported"),
+    "memory_share_of": ("all", "rest"),
+}
+
+
 def _engine(name: str, entry: Table, at: str) -> Engine:
     engine = build(Engine, entry, at, name=name)
-    for key, choices in (("attention", ("split", "unified")), ("kernels", ("older", "modern"))):
+    for key, choices in _ENGINE_CHOICES.items():
         if (value := getattr(engine, key)) not in choices:
             raise CatalogueError(f"{at}: {key} is {value!r}; it may be {' or '.join(map(repr, choices))}")
     return engine

@@ -1,7 +1,7 @@
 """One replica as a step-time model sees it: the model, the GPUs it is cut over, and how the engine runs it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from lorrery.worker.device.architecture import Model, Precision
@@ -9,7 +9,7 @@ from lorrery.worker.device.constant import DEFAULT, StepConstants
 from lorrery.worker.device.engine import KERNELS_ONLY, Engine
 from lorrery.worker.device.hardware import AllReduce, Gpu, KernelFit
 from lorrery.worker.device.lora import REAL_RANKS, LoraKernels
-from lorrery.worker.device.memory import SIXTEEN_BITS, USED, kv_pool_tokens
+from lorrery.worker.device.memory import SIXTEEN_BITS, USUAL, MemoryUse, kv_pool_tokens
 from lorrery.worker.device.profile import ProfileRow
 from lorrery.worker.device.steps import EngineStep
 
@@ -25,6 +25,7 @@ class Deployment:
         precision: of weights and KV cache.
         engine: the CPU's share, and which kernels run; nothing of the CPU by default.
         lora: how adapters are computed.
+        memory: how much of the GPU's memory the engine takes.
         profile: measured steps, for the model `table`.
         steps: a log of an engine's steps, for the model `fitted`.
         constants: for the model `constant`.
@@ -38,6 +39,7 @@ class Deployment:
     precision: Precision = SIXTEEN_BITS
     engine: Engine = KERNELS_ONLY
     lora: LoraKernels = REAL_RANKS
+    memory: MemoryUse = USUAL
     profile: Sequence[ProfileRow] = ()
     steps: Sequence[EngineStep] = ()
     constants: StepConstants = DEFAULT
@@ -54,12 +56,17 @@ class Deployment:
         """What sums over its GPUs."""
         return self.gpu.link(self.tensor_parallel, modern=self.engine.modern)
 
-    def kv_pool_tokens(self, adapter_bytes: int = 0, used: Fraction = USED) -> int:
+    def kv_pool_tokens(self, adapter_bytes: int = 0, used: Fraction | None = None) -> int:
         """Return how many tokens of KV cache fit; see `memory.kv_pool_tokens`.
+
+        Args:
+            adapter_bytes: memory set aside for adapters.
+            used: share of the memory, in place of the engine's.
 
         Raises:
             CatalogueError: the weights do not fit; the message shows the sum.
         """
+        use = self.memory if used is None else replace(self.memory, share=used)
         return kv_pool_tokens(
-            self.gpu, self.model, self.tensor_parallel, self.precision, adapter_bytes, used, self.expert_parallel
+            self.gpu, self.model, self.tensor_parallel, self.precision, adapter_bytes, use, self.expert_parallel
         )

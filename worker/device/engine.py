@@ -30,6 +30,8 @@ class Engine:
         all_reduce_factor: the same of all-reduces.
         separate_add: whether the residual add is a kernel of its own.
         head: whether the language-model head is part of the step.
+        memory: of a GPU: what its label says, or what the device reports, where that is known.
+        memory_share_of: what gpu_memory_utilization is a share of: all memory, or what weights and activations leave.
     """
 
     name: str
@@ -49,6 +51,8 @@ class Engine:
     all_reduce_factor: float = 1.0
     separate_add: bool = False
     head: bool = True
+    memory: Literal["label", "reported"] = "label"
+    memory_share_of: Literal["all", "rest"] = "all"
 
     @property
     def modern(self) -> bool:

@@ -1,21 +1,58 @@
 """What fits in a GPU's memory: weights, KV cache, adapters.
 
-    usable    = u * memory - 2 GB per GPU          u = 0.9, engines' usual default; activations and graphs
-    KV tokens = (usable - weights - adapters) / (2 L kv d bytes)          over all GPUs of a replica
+    left      = u * memory - own * T - weights - adapters        over all T GPUs of a replica
+    left      = u * (memory - own * T - weights) - adapters      engines that share out what the weights leave
+    KV tokens = left / (2 L kv d bytes)
 
-Figures are over all GPUs of one replica; an adapter's bytes are counted once.
+u is the share that the engine takes, `own` what activations, CUDA graphs and communication take on each GPU. Figures
+are over all GPUs of one replica; an adapter's bytes are counted once.
 """
 
+from dataclasses import dataclass
 from fractions import Fraction
 
 from lorrery.worker.device.architecture import Model, Precision, check_split, held_experts
 from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.hardware import Gpu
 
-USED = Fraction(9, 10)
-"""Share of the memory that engines use unless told otherwise."""
-_ACTIVATION_BYTES = 2 * 10**9
 
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """How an engine uses a GPU's memory.
+
+    Attributes:
+        share: of the memory that it takes.
+        own_gb: on each GPU for activations, graphs and communication; 2 is an assumption.
+        of_rest: whether the share is of what weights and `own_gb` leave.
+        reported: whether the memory is what the device reports, where that is known, or the label's.
+    """
+
+    share: Fraction = Fraction(9, 10)
+    own_gb: float = 2.0
+    of_rest: bool = False
+    reported: bool = False
+
+    def memory_gb(self, gpu: Gpu) -> float:
+        """Return the memory of one GPU."""
+        reported = gpu.usable_memory_gb if self.reported else None
+        return gpu.memory_gb if reported is None else reported
+
+    def left_bytes(self, gpu: Gpu, tensor_parallel: int, weights: int) -> int:
+        """Return the bytes that weights leave."""
+        memory = round(self.memory_gb(gpu) * 10**9) * tensor_parallel
+        own = round(self.own_gb * 10**9) * tensor_parallel
+        if self.of_rest:
+            return (memory - own - weights) * self.share.numerator // self.share.denominator
+        return memory * self.share.numerator // self.share.denominator - own - weights
+
+    def shown(self, gpu: Gpu, tensor_parallel: int, weights: int) -> str:
+        """Write `left_bytes` as a sum."""
+        share, memory = f"{float(self.share):g}", f"{self.memory_gb(gpu):g} GB x {tensor_parallel}"
+        taken = f"{self.own_gb:g} GB x {tensor_parallel} - {weights / 1e9:.1f} GB of weights"
+        return f"{share} x ({memory} - {taken})" if self.of_rest else f"{share} x {memory} - {taken}"
+
+
+USUAL = MemoryUse()
 SIXTEEN_BITS = Precision()
 
 
@@ -45,7 +82,7 @@ def kv_pool_tokens(
     tensor_parallel: int = 1,
     precision: Precision = SIXTEEN_BITS,
     adapter_bytes: int = 0,
-    used: Fraction = USED,
+    use: MemoryUse = USUAL,
     expert_parallel: int = 1,
 ) -> int:
     """Return how many tokens of KV cache fit beside the weights.
@@ -56,7 +93,7 @@ def kv_pool_tokens(
         tensor_parallel: number of GPUs.
         precision: of weights and cache.
         adapter_bytes: memory set aside for adapters.
-        used: share of the memory that may be used.
+        use: what the engine takes.
         expert_parallel: groups of GPUs among which experts are dealt.
 
     Raises:
@@ -64,14 +101,12 @@ def kv_pool_tokens(
     """
     check_split(model, tensor_parallel, expert_parallel)
     weights = weight_bytes(model, precision, expert_parallel)
-    memory = round(gpu.memory_gb * 10**9) * tensor_parallel
-    left = memory * used.numerator // used.denominator - _ACTIVATION_BYTES * tensor_parallel - weights - adapter_bytes
+    left = use.left_bytes(gpu, tensor_parallel, weights) - adapter_bytes
     tokens = left // kv_bytes_per_token(model, tensor_parallel, precision)
     if tokens < 1:
         adapters = f" - {adapter_bytes / 1e9:.1f} GB of adapters" if adapter_bytes else ""
         raise CatalogueError(
             f"{model.name} does not fit on {tensor_parallel} x {gpu.name}:"
-            f" {float(used):g} x {gpu.memory_gb:g} GB x {tensor_parallel} - 2 GB x {tensor_parallel}"
-            f" - {weights / 1e9:.1f} GB of weights{adapters} = {left / 1e9:.1f} GB for the KV cache"
+            f" {use.shown(gpu, tensor_parallel, weights)}{adapters} = {left / 1e9:.1f} GB for the KV cache"
         )
     return tokens

@@ -88,6 +88,14 @@ class PagedMemory:
         shared = self.shared
         return blocks if shared is None else blocks + shared.num_pinned - shared.num_pins
 
+    def claim_of(self, sequence: Sequence) -> int:
+        """Return the blocks that a sequence must find to enter."""
+        return self.newcomer_blocks(sequence)
+
+    def claimed_blocks(self, running: Running) -> int:
+        """Return the blocks that are the batch's when somebody asks to enter."""
+        return self.needed_blocks(running)
+
     def _surely_suffices(self, running: Running, num_steps: int) -> bool:
         """Tell whether a look at the sums alone shows that the batch has its blocks that far ahead; O(1)."""
         blocks = self._growth.most_blocks(running.decode_step + num_steps) + self._num_prefill_blocks
@@ -179,7 +187,7 @@ class _PagedTrial:
         self._running = running
         self._num_sequences = len(running)
         # What is shared changes as sequences of this pass pin it; what they need of their own is taken at its end.
-        self._needed_blocks = memory.needed_blocks(running) if memory.shared is None else None
+        self._claimed_blocks = memory.claimed_blocks(running) if memory.shared is None else None
         self._taken_blocks = 0
         self._new_adapters: set[str] = set()
         self._adapter_slots = running.adapter_slots
@@ -188,10 +196,10 @@ class _PagedTrial:
         """Test one more sequence."""
         memory = self._memory
         slots = self._slots_with(sequence.adapter)
-        needed = self._needed_blocks
-        if needed is None:
-            needed = memory.needed_blocks(self._running)
-        blocks = needed + self._taken_blocks + memory.newcomer_blocks(sequence)
+        claimed = self._claimed_blocks
+        if claimed is None:
+            claimed = memory.claimed_blocks(self._running)
+        blocks = claimed + self._taken_blocks + memory.claim_of(sequence)
         if memory.shared is not None:
             blocks -= memory.shared.num_shareable(sequence)
         most = memory.num_blocks - memory.blocks_for(slots)
@@ -202,7 +210,7 @@ class _PagedTrial:
     def take(self, sequence: Sequence) -> None:
         """Count a sequence that passed as taken."""
         self._adapter_slots = self._slots_with(sequence.adapter)
-        self._taken_blocks += self._memory.newcomer_blocks(sequence)
+        self._taken_blocks += self._memory.claim_of(sequence)
         self._num_sequences += 1
         if sequence.adapter is not None:
             self._new_adapters.add(sequence.adapter.key)

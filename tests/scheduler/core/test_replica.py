@@ -25,7 +25,7 @@ from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.validation.policy.drive import Device, Log, World, jump, step_by_step
 
 QUEUES = ["req_queue", "fcfs"]
-BATCHINGS = ["slora_loop", "continuous", "mixed", "chunked", "prefill_first", "static"]
+BATCHINGS = ["slora_loop", "continuous", "mixed", "chunked", "static"]
 IN_PIECES = ("chunked", "prefill_first")
 POLICIES = [f"{queue} {batching}" for queue in QUEUES for batching in BATCHINGS]
 POLICIES += ["req_queue slora_loop strict", "req_queue slora_loop prefetch"]
@@ -35,13 +35,19 @@ POLICIES += [f"fcfs {batching} cached" for batching in ("continuous", "mixed", "
 POLICIES += [f"{queue} {batching} paged" for queue in QUEUES for batching in BATCHINGS if batching != "static"]
 POLICIES += [f"{queue} {batching} blocks" for queue in QUEUES for batching in BATCHINGS]
 POLICIES += [f"fcfs {batching} paged blocks" for batching in BATCHINGS if batching != "static"]
-POLICIES += [f"fcfs {batching} paged blocks share" for batching in ("continuous", "mixed", *IN_PIECES)]
+POLICIES += [f"fcfs {batching} paged blocks share" for batching in ("continuous", "mixed", "chunked")]
 POLICIES += ["req_queue slora_loop paged blocks loads", "fcfs chunked paged blocks loads", "fcfs mixed paged cached"]
 POLICIES += ["req_queue slora_loop strict blocks"]
+POLICIES += ["fcfs mixed no_evict loads", "fcfs chunked no_evict blocks"]
+POLICIES += [
+    "req_queue prefill_first blocking",
+    "fcfs prefill_first paged blocks share",
+    "vtc_fair prefill_first loads",
+]
 NEVER_FREED_FROM_CANCELLED = {"peft slora_loop strict"}
 """A cancelled request at the head chooses the adapter, and stays; all that use others wait for good."""
 PREFERENCES = ["vtc_fair", "abort", "cluster", "peft", "pets"]
-POLICIES += [f"{queue} {way}" for queue in PREFERENCES for way in BATCHINGS if queue != "pets" or way not in IN_PIECES]
+POLICIES += [f"{queue} {way}" for queue in PREFERENCES for way in BATCHINGS if (queue, way) != ("pets", "chunked")]
 POLICIES += [f"{queue} slora_loop strict" for queue in PREFERENCES]
 POLICIES += [f"{queue} mixed paged loads" for queue in PREFERENCES]
 POLICIES += [f"vtc_fair {batching} tenants" for batching in ("slora_loop", "continuous", "mixed", "chunked")]
@@ -60,8 +66,9 @@ class LinearProfile:
 
 def build(policy: str, pool: int, batch_tokens: int, most: int) -> Replica:
     name, batching, *variant = policy.split()
-    if "paged" in variant:
+    if {"paged", "no_evict"} & set(variant):
         pool = 56 + pool % 13  # little more than one sequence may take, so that blocks run out
+    unblocked = "none" if "unlimited" in variant else "peak"
     settings = ReplicaSettings(
         policy=name,
         batching=batching,
@@ -85,7 +92,7 @@ def build(policy: str, pool: int, batch_tokens: int, most: int) -> Replica:
         batch_num_adapters=1 + pool % 2,
         first_token_slo_ps=PREFILL_ALLOWANCE_PS + 20_000,
         profile=LinearProfile(),
-        memory="paged" if "paged" in variant else "none" if "unlimited" in variant else "peak",
+        memory=next((memory for memory in ("no_evict", "paged") if memory in variant), unblocked),
         block_size=4,
         watermark=0.1 if pool % 3 else 0.0,
         prefix_cache="blocks" if "blocks" in variant else "none",
@@ -149,7 +156,7 @@ def nothing_is_negative_or_over(replica: Replica, pool: int, most: int) -> None:
     else:  # after a commit the next step may lack blocks, which preemption will find
         assert use.used + use.cached + use.free == (56 + pool % 13) // 4
         assert use.used >= 0
-        assert use.free >= -running.num_decoding - use.cached
+        assert use.free >= -use.cached - (0 if replica.memory.reserved else running.num_decoding)
     assert replica.num_running <= most
     sequences = [*running, *running.prefilling.values(), *running.held.values()]
     adapters = {s.adapter for s in sequences if s.adapter is not None}
