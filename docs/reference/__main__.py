@@ -1,12 +1,19 @@
 """Write the pages of docs/ that are made from the code: `python -m docs.reference`, or `make docs`."""
 
+from docs.reference.engines_page import engines_page
 from docs.reference.grpc_page import grpc_page
 from docs.reference.metrics_page import metrics_page
 from docs.reference.pages import DOCS
 from docs.reference.serve_page import serve_page
 from docs.reference.settings_page import settings_page
 
-PAGES = {"settings.md": settings_page, "grpc.md": grpc_page, "serve.md": serve_page, "metrics.md": metrics_page}
+PAGES = {
+    "settings.md": settings_page,
+    "grpc.md": grpc_page,
+    "serve.md": serve_page,
+    "metrics.md": metrics_page,
+    "engines.md": engines_page,
+}
 
 for name, page in PAGES.items():
     (DOCS / name).write_text(page(), encoding="utf-8")

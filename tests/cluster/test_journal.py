@@ -125,8 +125,9 @@ async def test_a_killed_schedulers_journal_is_good_up_to_its_last_flush(tmp_path
         ("scheduler.policy=fcfs", "scheduler.prefix_cache.kind=blocks", "scheduler.max_total_token_num=4096"),
         ("scheduler.policy=fcfs", f"faults={FAULTS}"),
         (MIXED, "scheduler.placement=round_robin"),
+        ("engine=sglang",),
     ],
-    ids=["slora strict", "chunked", "paged", "blocks", "faults", "mixed fleet"],
+    ids=["slora strict", "chunked", "paged", "blocks", "faults", "mixed fleet", "engine"],
 )
 async def test_every_way_to_batch_is_replayed_exactly(tmp_path: Path, way: tuple[str, ...]):
     path, rng = tmp_path / "journal.jsonl", random.Random(3)

@@ -25,7 +25,7 @@ HEALTH_PORTS = {"router": 50051, "scheduler": 50052, "worker": 50053}
 def settings(monkeypatch: pytest.MonkeyPatch) -> Settings:
     """What a service in a container reads."""
     for name, value in SERVICES["router"]["environment"].items():
-        if name != "LORRERY_CONFIG":
+        if name != "LORRERY_CONFIG" and value is not None:
             monkeypatch.setenv(name, value)
     return load(ROOT / "deploy" / "cluster.toml")
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from docs.reference.engines_page import engines_page
 from docs.reference.grpc_page import comments_of, declarations, grpc_page, read_protos
 from docs.reference.metrics_page import metrics_page
 from docs.reference.pages import DOCS
@@ -19,6 +20,7 @@ PAGES = [
     ("grpc.md", grpc_page),
     ("serve.md", serve_page),
     ("metrics.md", metrics_page),
+    ("engines.md", engines_page),
 ]
 
 
