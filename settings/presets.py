@@ -123,7 +123,7 @@ def preset_tables(name: str, served: Served, later: Mapping[str, Any]) -> dict[s
         scheduler = {}
     model = None
     try:
-        catalogue = Catalogue(read_tables(PACKAGE, served.catalogue))
+        catalogue = Catalogue(read_tables(PACKAGE, served.catalogue)) if served.catalogue else _shipped()
         found = chosen.tables(catalogue.gpu(served.gpu))
         if any(key not in scheduler for key in _LENGTHS):
             model = catalogue.model(served.model)
@@ -145,6 +145,11 @@ def preset_tables(name: str, served: Served, later: Mapping[str, Any]) -> dict[s
     if isinstance(longest, int):
         merge(found, {"scheduler": {"max_req_input_len": max(longest - 1, 1)}})
     return found
+
+
+@cache
+def _shipped() -> Catalogue:
+    return Catalogue(read_tables(PACKAGE))
 
 
 def _fits(row: Mapping[str, Any], gpu: Gpu) -> bool:
