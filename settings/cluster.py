@@ -84,10 +84,8 @@ class Settings(FileSettings):
         name = layer.get("engine")
         if not isinstance(name, str):
             return "", {}
-        worker = given.get("worker", {})
-        gpu = worker.get("gpu") if isinstance(worker, Mapping) else None
         served = Served(
-            gpu=str(gpu or WorkerSettings().gpu),
+            gpu=_gpu_of(given),
             model=str(given.get("model", cls.model_fields["model"].default)),
             catalogue=tuple(map(Path, given.get("catalogue", ()))),
         )
@@ -241,6 +239,17 @@ class Settings(FileSettings):
             else zip((name for name, _ in self.adapters.expand()), weights, strict=False)
         )
         return {name: Fraction(str(weight)) for name, weight in by_adapter}
+
+
+def _gpu_of(tables: Mapping[str, Any]) -> str:
+    """Return the GPU that a settings file's tables name, for the worker's group if it is of one."""
+    worker, groups = tables.get("worker"), tables.get("workers")
+    own = worker if isinstance(worker, Mapping) else {}
+    number = str(own.get("group", ""))
+    if number.isdecimal() and isinstance(groups, list | tuple) and int(number) < len(groups):
+        group = groups[int(number)]
+        own = {**own, **group} if isinstance(group, Mapping) else own
+    return str(own.get("gpu", WorkerSettings().gpu))
 
 
 def load(path: Path | None = None, overrides: Iterable[str] = ()) -> Settings:

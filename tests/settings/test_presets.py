@@ -107,6 +107,15 @@ def test_changed_gpu_or_engine_changes_what_a_preset_derives():
     assert changed(again, {"worker.gpu": "L40S"}).scheduler.max_num_seqs == 3
 
 
+def test_each_group_of_a_fleet_has_what_depends_on_its_gpu():
+    groups = [{"gpu": "B200"}, {"gpu": "L40S", "count": 2}]
+    kinds = changed({}, {"engine": "sglang", "workers": groups}).kinds(3)
+    assert [(kind.worker.gpu, kind.worker.activation_gb, count) for kind, count in kinds] == [
+        ("B200", 27.4, 1),
+        ("L40S", 7.1, 2),
+    ]
+
+
 def test_longest_request_follows_what_is_set_of_lengths_and_pool():
     def lengths(*overrides: str) -> tuple[int, int]:
         own = load(None, [*H100, "engine=vllm", *overrides]).scheduler
