@@ -122,6 +122,7 @@ def settings_of(row: ServingRow, options: Options) -> Settings:
         "model": row.model,
         "worker.gpu": row.gpu,
         "worker.tensor_parallel": row.tensor_parallel,
+        "worker.expert_parallel": max(row.moe_ep, 1),
         "worker.weight_dtype": weight_dtype,
         "worker.kv_dtype": row.kv_dtype or "bfloat16",
         **source.flags,
