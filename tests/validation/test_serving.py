@@ -111,7 +111,8 @@ def test_messages_of_several_tokens_delay_the_first(tmp_path):
     ("cells", "why"),
     [
         ({"weight_dtype": "nvfp4"}, "nvfp4"),
-        ({"model": "gpt-oss-120b"}, "gpt-oss-120b"),
+        ({"model": "DeepSeek-R1"}, "multi-head latent"),
+        ({"moe_ep": 4}, "has no experts"),
         ({"gpu": "TPU"}, "TPU"),
         ({"backend": "tgi"}, "'tgi' is not known"),
         ({"tensor_parallel": 7}, "tensor_parallel 7"),

@@ -185,6 +185,7 @@ class Catalogue:
 _ENGINE_CHOICES = {
     "attention": ("split", "unified"),
     "kernels": ("older", "modern"),
+    "fp8_experts": ("fp8", "fp8_block"),
     "memory": ("label", "reported"),
     "memory_share_of": ("all", "rest"),
 }

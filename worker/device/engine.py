@@ -23,6 +23,8 @@ class Engine:
         prefill_token_ms: added for each prompt token of the step.
         attention: whether a step with prefill and decode runs two attention kernels or one; see `attention`.
         kernels: whose kernels run: those of the GPU's `fit`, or of its `modern_fit` with its `modern_all_reduce`.
+        fp8_experts: whose constants its experts have in 8 bits with a scale per tensor: those of that type, or with a
+            scale per block, where its kernel is not the one that was timed.
         gemm_factor: how long its matrix products take, against those that were fitted.
         prefill_factor: the same of prefill attention.
         decode_factor: the same of decode attention.
@@ -44,6 +46,7 @@ class Engine:
     prefill_lora_flops: float = 0.25
     attention: Literal["split", "unified"] = "split"
     kernels: Literal["older", "modern"] = "older"
+    fp8_experts: Literal["fp8", "fp8_block"] = "fp8"
     gemm_factor: float = 1.0
     prefill_factor: float = 1.0
     decode_factor: float = 1.0

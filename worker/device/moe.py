@@ -204,6 +204,8 @@ def expert_kernels(deployment: Deployment) -> ExpertKernels | None:
     if model.num_experts == 1:
         return None
     tflops, weight_type = compute_type(deployment.gpu, precision.weight_type)
+    if weight_type == "fp8":
+        weight_type = deployment.engine.fp8_experts
     fit = deployment.fit.moe_of(weight_type) if deployment.engine.modern else None
     if fit is None:
         if deployment.expert_parallel > 1:

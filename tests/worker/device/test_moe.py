@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from lorrery.chassis.tables import read_tables
+from lorrery.worker.device.architecture import precision
 from lorrery.worker.device.basis import grounds
 from lorrery.worker.device.batch import Batch, LoraWork, PrefillChunk
 from lorrery.worker.device.catalogue import PACKAGE, Catalogue
@@ -138,6 +139,14 @@ def test_experts_that_all_tokens_share_are_computed_and_held():
     few = decodes(4, 100)
     assert Roofline(shared).step_ps(few) > Roofline(plain).step_ps(few) + 48 * 10**6
     assert shared.model.num_parameters - plain.model.num_parameters == 48 * 3 * 2048 * 2048
+
+
+def test_engine_may_have_another_kernel_for_experts_in_eight_bits():
+    eight = precision("fp8", "bfloat16")
+    vllm, trtllm = (
+        Roofline(deployment("H100-SXM", "Qwen3-235B-A22B", 4, name, precision=eight)) for name in ("vllm", "trtllm")
+    )
+    assert trtllm.step_cost(decodes(32, 500)).memory < 0.5 * vllm.step_cost(decodes(32, 500)).memory
 
 
 def test_kernels_without_constants_for_experts_are_products():
