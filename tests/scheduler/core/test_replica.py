@@ -185,7 +185,7 @@ def phases(log: Log, world: World) -> dict[int, Phases]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(world=worlds(), pool=st.integers(60, 150), batch_tokens=st.integers(40, 60), most=st.integers(1, 6))
 def test_skipping_equals_stepping_and_nothing_is_lost(
     policy: str, world: World, pool: int, batch_tokens: int, most: int
@@ -222,7 +222,7 @@ def test_skipping_equals_stepping_and_nothing_is_lost(
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(world=worlds(), num_steps=st.integers(0, 12))
 def test_lose_gives_back_every_unfinished_sequence_with_what_it_produced(
     policy: str, world: World, num_steps: int
