@@ -34,6 +34,13 @@ _FLAT = {
     "attention_us": ("attention", "decode_us", "prefill_us"),
 }
 """Constants that a fit may give for all types at once -> (the table of types, the constants there)."""
+_DIVISORS = {
+    "flops", "bandwidth", "elementwise_bandwidth", "decode_bandwidth", "prefill_flops", "gb_per_second", "tflops",
+    "fp8_tflops",
+}  # fmt: skip
+"""Figures that may not be 0."""
+_MOST = {"overlap": 16.0}
+"""Figures that may not be larger: a power of so many tokens is still a number."""
 _FIT_WORDS = {"source", "basis", "gpus", "assumed"}
 
 _Record = TypeVar("_Record", KernelFit, GemmFit, AttentionFit, MoeFit, AllReduce, Gpu, Model, Engine)
@@ -68,6 +75,7 @@ def build(record: type[_Record], entry: Table, at: str, **given: Any) -> _Record
             right = isinstance(value, int) and not isinstance(value, bool) and value > 0
         elif name in figures and field.type in (float, float | None):
             right = isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+            right = right and (value > 0 or name not in _DIVISORS) and value <= _MOST.get(name, value)
         else:
             right = True
         if not right:
@@ -96,7 +104,10 @@ def build_fit(entry: Table, at: str) -> KernelFit:
         if unknown := given.keys() - set(types):
             listed = ", ".join(sorted(unknown))
             raise CatalogueError(f"{at}.{part}: {listed} has no meaning here; types: {', '.join(types)}")
-        tables[part] = {name: {**flat[part], **constants} for name, constants in given.items()}
+        for name, constants in given.items():
+            if not isinstance(constants, Mapping):
+                raise CatalogueError(f"{at}.{part}: {name} cannot be {constants!r}; its constants are a table")
+            tables[part][name] = {**flat[part], **constants}
         if SIXTEEN not in tables[part] and part != "moe":
             _all_there(flat[part], part, at)
             tables[part][SIXTEEN] = flat[part]
@@ -111,8 +122,8 @@ def build_fit(entry: Table, at: str) -> KernelFit:
         moe={name: build(MoeFit, table, f"{at}.moe.{name}") for name, table in tables["moe"].items()},
         basis=_basis(entry, at),
         source=str(entry.get("source", "")),
-        gpus=tuple(entry.get("gpus", ())),
-        assumed=tuple(entry.get("assumed", ())),
+        gpus=_names(entry, "gpus", at),
+        assumed=_names(entry, "assumed", at),
     )
 
 
@@ -148,6 +159,13 @@ def _all_there(flat: Table, part: str, at: str) -> None:
     for key, (of, constant, *_) in _FLAT.items():
         if of == part and constant != "tile" and constant not in flat:
             raise CatalogueError(f"{at}: {key} is missing")
+
+
+def _names(entry: Table, key: str, at: str) -> tuple[str, ...]:
+    names = entry.get(key, [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise CatalogueError(f"{at}: {key} cannot be {names!r}; it is a list of names")
+    return tuple(names)
 
 
 def _basis(entry: Table, at: str) -> Basis:

@@ -7,6 +7,9 @@ from lorrery.worker.device.hardware import SIXTEEN, Gpu
 from lorrery.worker.device.kernels import KernelTimes, Products, compute_type
 from lorrery.worker.device.moe import SERVED, ExpertKernels, Experts
 
+_LAYERS = 100
+"""Attention is that of so many layers over their number: a coefficient of one alone would lose digits to rounding."""
+
 
 class SingleKernels:
     """The kernels of one GPU, in seconds, each launched by itself.
@@ -37,11 +40,11 @@ class SingleKernels:
     def prefill(self, batch: int, tokens: int, heads: Heads) -> float:
         """Return what the attention of `batch` prompts of `tokens` tokens each takes, none of them cached."""
         chunks = (PrefillChunk(tokens, 0, samples=True),) * batch
-        return self._attention(heads).prefill_ps(chunks) / PS_PER_SECOND
+        return self._attention(heads).prefill_ps(chunks) / PS_PER_SECOND / _LAYERS
 
     def decode(self, batch: int, tokens: int, heads: Heads) -> float:
         """Return what the attention of `batch` sequences takes that each add a token to `tokens` cached ones."""
-        return self._attention(heads).decode_ps(batch, batch * tokens, tokens) / PS_PER_SECOND
+        return self._attention(heads).decode_ps(batch, batch * tokens, tokens) / PS_PER_SECOND / _LAYERS
 
     def moe(
         self,
@@ -87,5 +90,5 @@ class SingleKernels:
 
     def _attention(self, heads: Heads) -> AttentionKernels:
         if heads not in self._attentions:
-            self._attentions[heads] = AttentionKernels(self._gpu, self._fit, heads)
+            self._attentions[heads] = AttentionKernels(self._gpu, self._fit, heads, _LAYERS)
         return self._attentions[heads]

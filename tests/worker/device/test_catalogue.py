@@ -158,6 +158,16 @@ def test_an_own_fit_or_link_changes_the_shipped_gpus_that_name_it():
             {"format": FORMAT, "fits": {"f": {**OWN_FIT, "gemm": {"fp4": {}}}}},
             r"fits\.f\.gemm: fp4 has no meaning here",
         ),
+        ({"format": FORMAT, "fits": {"f": {**OWN_FIT, "gemm": {"bf16": 3}}}}, r"fits\.f\.gemm: bf16 cannot be 3"),
+        ({"format": FORMAT, "fits": {"f": {**OWN_FIT, "gemm_flops": 0}}}, r"fits\.f\.gemm\.bf16: flops cannot be 0"),
+        (
+            {"format": FORMAT, "fits": {"f": {**OWN_FIT, "attention": {"fp8": {"overlap": 99.0}}}}},
+            r"fits\.f\.attention\.fp8: overlap cannot be 99\.0",
+        ),
+        (
+            {"format": FORMAT, "fits": {"f": {**OWN_FIT, "gpus": "H100"}}},
+            r"fits\.f: gpus cannot be 'H100'; it is a list",
+        ),
         ({"format": FORMAT, "fits": {"f": {**OWN_FIT, "basis": "felt"}}}, r"fits\.f: basis is 'felt'; it may be"),
         ({"format": FORMAT, "links": {"l": {"us": 1, "gb_per_second": {"x": 1}}}}, r"gb_per_second\.x cannot be 1"),
         ({"format": FORMAT, "gpu": [{**OWN_GPU, "modern_fit": "z"}]}, r"gpu 'X1': modern_fit 'z' is not known"),
