@@ -101,7 +101,7 @@ class FileSettings(BaseSettings):
             SettingsError: a preset that is not known.
         """
         made = cls.model_validate(_merged(cls, layers)[0])
-        made.__dict__["layers"] = tuple(layers)  # in place of what the property would find
+        object.__setattr__(made, "layers", tuple(layers))  # in place of what the property would find; frozen
         return made
 
     @cached_property
