@@ -127,12 +127,13 @@ def read_file(path: Path) -> KernelFile:
 
 
 def holds_kernels(path: Path) -> bool:
-    """Return whether a file's header is that of kernels; of a file that cannot be read, False."""
+    """Return whether a file's header is that of kernels, or it is in gzip, which no other rows are read from."""
     try:
-        with _open(path) as file:
-            return is_kernel_header(file.readline())
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error):
+        with path.open("rb") as file:
+            first = file.readline(1 << 16)
+    except OSError:
         return False
+    return first.startswith(_GZIP) or is_kernel_header(first.decode("utf-8", errors="replace"))
 
 
 def compare(
@@ -153,7 +154,9 @@ def compare(
         raise SettingsError(f"--group {', '.join(unknown)}: no such column; there are {', '.join(file.columns)}")
     model = KernelPredictions(catalogue, gpu)
     predictions = [model.predict(row) for row in file.rows]
-    return KernelComparison(file, predictions, _groups(file, predictions, group_by), _reasons(file.rows, predictions))
+    return KernelComparison(
+        file, predictions, _groups(file, predictions, group_by, gpu), _reasons(file.rows, predictions)
+    )
 
 
 def render(comparison: KernelComparison) -> FigureTable:
@@ -209,13 +212,17 @@ def _open(path: Path) -> TextIO:
     return path.open(encoding="utf-8-sig", newline="")
 
 
-def _groups(file: KernelFile, predictions: Sequence[Prediction], group_by: Sequence[str]) -> list[KernelGroup]:
+def _groups(
+    file: KernelFile, predictions: Sequence[Prediction], group_by: Sequence[str], gpu: str
+) -> list[KernelGroup]:
+    usual = {"gpu": gpu}
     at = {name: index for index, name in enumerate(file.columns)}
     members: dict[tuple[tuple[str, str], ...], list[int]] = {}
     for index, (row, one) in enumerate(zip(file.rows, predictions, strict=True)):
         if one.us is None:
             continue
-        key = [(name, row.cells[at[name]].strip() if name in at else "") for name in group_by]
+        cells = row.cells
+        key = [(name, (cells[at[name]].strip() if name in at else "") or usual.get(name, "")) for name in group_by]
         if row.op == "all_reduce" and "kernel" not in group_by:
             key.append(("kernel", row.kernel))
         members.setdefault(tuple(key), []).append(index)

@@ -1,5 +1,6 @@
 """`lorrery calibrate` of single kernels: finds the constants they were made with, and says what they do not tell."""
 
+import gzip
 import json
 import re
 from dataclasses import replace
@@ -163,6 +164,27 @@ def test_what_cannot_be_fitted_is_refused(tmp_path):
         calibrate(path, *SHEET, "--fp8-tflops", "-3")
     with pytest.raises(FormatError, match=r"k\.csv: line 2: m is 'x'; it must be a whole number"):
         calibrate(written(path, ["gemm,bfloat16,,,x,1,1,,,,,,,,3"]), *SHEET)
+
+
+def test_a_file_in_gzip_that_is_cut_is_told_so(tmp_path):
+    path = tmp_path / "k.csv.gz"
+    path.write_bytes(gzip.compress("\n".join([HEADER, *gemms()]).encode()))
+    assert "120 rows of Z1" in calibrate(path, *SHEET)
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(FormatError, match=r"k\.csv\.gz: cut or damaged gzip"):
+        calibrate(path, *SHEET)
+
+
+def test_experts_that_cannot_be_dealt_so_are_left_out(tmp_path):
+    header = "gpu,op,dtype,tokens,hidden,ffn,top_k,num_experts,moe_tp,moe_ep,distribution,latency_us"
+    shapes = [(tokens, ffn) for tokens in (1, 16, 256, 4096) for ffn in (512, 768, 1024, 2048)]
+    rows = [f"B200,moe,bfloat16,{tokens},2048,{ffn},8,64,1,4,balanced,{40 + tokens / 9}" for tokens, ffn in shapes]
+    bad = ["B200,moe,bfloat16,8,2048,512,8,64,3,1,balanced,40", "B200,moe,bfloat16,8,2048,512,8,64,1,1,zipf,40"]
+    path = tmp_path / "moe.csv"
+    path.write_text("\n".join([header, *rows, *bad]))
+    output = calibrate(path)
+    assert "16 rows of B200" in output
+    assert "left out 2 rows" in output
 
 
 def test_a_gpu_faster_than_its_data_sheet_is_doubted(tmp_path):

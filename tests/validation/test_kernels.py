@@ -130,6 +130,10 @@ def test_a_gpu_of_ones_own_says_that_nothing_was_measured(tmp_path):
     assert "no measurement" in output
 
 
+MOE = {
+    "gpu": "B200", "op": "moe", "tokens": 64, "hidden": 2048, "ffn": 768, "top_k": 8, "num_experts": 128,
+    "latency_us": 50,
+}  # fmt: skip
 BAD_ROWS = {
     "m is 'abc'; it must be a whole number of at least 1": {**GEMM, "m": "abc"},
     "n is '-4'; it must be a whole number of at least 1": {**GEMM, "n": -4},
@@ -142,6 +146,8 @@ BAD_ROWS = {
     "latency_us is '-3'; it must be": {**GEMM, "latency_us": -3},
     "latency_us is ''; it must be": {**GEMM, "latency_us": ""},
     "q_heads is 12; it must be a multiple of kv_heads, 8": {**DECODE, "q_heads": 12},
+    "top_k is 200; it must be at most num_experts, 128": {**MOE, "top_k": 200},
+    "moe_ep is 200; it must be at most num_experts, 128": {**MOE, "moe_ep": 200},
     "num_gpus is 1; an all-reduce is over at least 2": {**ALL_REDUCE, "num_gpus": 1},
 }
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from lorrery.worker.device.basis import no_measurement
+from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.hardware import AttentionFit, GemmFit, Gpu, KernelFit, MoeFit
 from lorrery.worker.device.kernel_prediction import OneGpu, is_library, kv_type, weight_type, why_not
 from lorrery.worker.device.kernel_rows import AllReduceShape, AttentionShape, GemmShape, KernelRow, MoeShape
@@ -87,7 +88,20 @@ def parts_of(gpu: Gpu, rows: Sequence[KernelRow]) -> list[Part]:
     for row in rows:
         if why_not(row) is None and (name := _part_name(row)):
             found.setdefault(name, []).append(row)
-    return [_part(gpu, name, of) for name, of in sorted(found.items())]
+    parts = [_part(gpu, name, of) for name, of in sorted(found.items())]
+    return [replace(part, rows=rows) for part in parts if (rows := _possible(part))]
+
+
+def _possible(part: Part) -> list[KernelRow]:
+    """Return the rows that the part's kernels can run: not experts that cannot be cut or dealt as they say."""
+    model, rows = OneGpu(part.apply(part.start)), []
+    for row in part.rows:
+        try:
+            model.seconds(row)
+        except CatalogueError:
+            continue
+        rows.append(row)
+    return rows
 
 
 def fit(part: Part) -> PartFit:

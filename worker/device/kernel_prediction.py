@@ -158,12 +158,14 @@ def why_not(row: KernelRow) -> str | None:
 
 def weight_type(row: KernelRow) -> str:
     """Return the type of a row's weights, as fits spell it."""
-    return _TYPES.get(row.dtype, row.dtype)
+    name = row.dtype.lower()
+    return _TYPES.get(name, name)
 
 
 def kv_type(row: KernelRow) -> str:
     """Return the type of a row's KV cache, as fits spell it."""
-    return _TYPES.get(row.kv_dtype, row.kv_dtype)
+    name = row.kv_dtype.lower()
+    return _TYPES.get(name, name)
 
 
 def is_library(row: KernelRow) -> bool:

@@ -273,6 +273,8 @@ def _checked(shape: Shape) -> Shape:
         raise ValueError(f"q_heads is {shape.q_heads}; it must be a multiple of kv_heads, {shape.kv_heads}")
     if isinstance(shape, MoeShape) and shape.top_k > shape.num_experts:
         raise ValueError(f"top_k is {shape.top_k}; it must be at most num_experts, {shape.num_experts}")
+    if isinstance(shape, MoeShape) and shape.moe_ep > shape.num_experts:
+        raise ValueError(f"moe_ep is {shape.moe_ep}; it must be at most num_experts, {shape.num_experts}")
     return shape
 
 
