@@ -114,11 +114,14 @@ def _fits(plan: Plan, work: Workload) -> list[str]:
     capacity = plan.capacity
     assert capacity is not None
     deployment, gpu = capacity.deployment, capacity.deployment.gpu
-    memory = gpu.memory_gb * plan.num_gpus
-    weights = weight_bytes(deployment.model, deployment.precision, deployment.expert_parallel) / 1e9
+    weights = weight_bytes(deployment.model, deployment.precision, deployment.expert_parallel)
     adapters = f" - {capacity.adapter_bytes / 1e9:.1f} adapters" if work.num_adapters else ""
-    left = 0.9 * memory - 2 * plan.num_gpus - weights - capacity.adapter_bytes / 1e9
-    room = f"memory: 0.9 x {memory:g} - {2 * plan.num_gpus} - {weights:.1f} weights{adapters} = {left:.1f} GB"
+    use = deployment.memory
+    left = (use.left_bytes(gpu, plan.num_gpus, weights) - capacity.adapter_bytes) / 1e9
+    memory, own, share = use.memory_gb(gpu) * plan.num_gpus, use.own_gb * plan.num_gpus, float(use.share)
+    taken = f"{own:g} - {weights / 1e9:.1f} weights"
+    room = f"{share:g} x ({memory:g} - {taken})" if use.of_rest else f"{share:g} x {memory:g} - {taken}"
+    room = f"memory: {room}{adapters} = {left:.1f} GB"
     pool = f"{capacity.fitting_kv_tokens} KV tokens"
     if capacity.kv_pool_tokens != capacity.fitting_kv_tokens:
         pool += f"; scheduler.max_total_token_num is {capacity.kv_pool_tokens}"
