@@ -155,7 +155,9 @@ class Cluster:
         self.faults.begin(at_ps)
         load_rules = self.faults.load_rules(hello.worker_id)
         journal = None if self.journal is None else self.journal.attached(hello, at_ps)
-        member = Member(hello.worker_id, self._factory.replica(settings, load_rules), settings.max_total_token_num)
+        member = Member(
+            hello.worker_id, self._factory.replica(settings, load_rules), settings.max_total_token_num, hello.pace
+        )
         events = self.core.attach(member, at_ps)
         if (history := self.feed.history) is not None:
             history.joined(member, at_ps)

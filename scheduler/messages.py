@@ -11,6 +11,7 @@ from typing import Any
 from lorrery.chassis.trace_context import TraceContext
 from lorrery.scheduler.core.plan import Ran
 from lorrery.scheduler.core.quotas import Quota
+from lorrery.worker.device.pace import Pace
 
 
 class ProtocolError(ValueError):
@@ -55,6 +56,7 @@ class WorkerHello:
 
     Attributes:
         device: the settings that its steps and its memory follow from; empty: not said.
+        pace: what its steps take; None: not said.
     """
 
     worker_id: str
@@ -65,6 +67,7 @@ class WorkerHello:
     step_time_model: str
     needs_prompts: bool
     device: Mapping[str, Any] = field(default_factory=dict)
+    pace: Pace | None = None
 
 
 @dataclass(frozen=True, slots=True)

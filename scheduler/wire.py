@@ -25,6 +25,7 @@ from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 from lorrery.vocabulary.wire_time import FAR_PS, from_wire, to_wire
+from lorrery.worker.device.pace import Pace
 
 MAX_DEVICE_SETTINGS = 16_384
 """Characters of what a worker says of its device; it stands in the journal."""
@@ -295,7 +296,19 @@ def read_worker_hello(message: pb.WorkerHello) -> WorkerHello:
         step_time_model=message.step_time_model,
         needs_prompts=message.needs_prompts,
         device=_device_settings(message.device_settings),
+        pace=_pace(message),
     )
+
+
+def _pace(message: pb.WorkerHello) -> Pace | None:
+    """Read what a worker says of its steps; None: nothing."""
+    if not message.HasField("pace"):
+        return None
+    said = message.pace
+    pace = Pace(said.base_ps, said.sequence_ps, said.kv_token_ps, said.prompt_token_ps)
+    if not pace.base_ps or max(pace) >= NEVER:
+        raise ProtocolError(f"pace is {tuple(pace)}; its base_ps must be above 0, and all below {NEVER}")
+    return pace
 
 
 def _device_settings(text: str) -> dict[str, Any]:
@@ -331,10 +344,11 @@ def read_step(message: pb.StepDone, now_ps: int) -> StepReport:
             raise ProtocolError(f"finish_reasons_u32 {reasons[:8]} for {len(handles)} finished_handles_u32")
         ended = list(zip(handles, reasons, strict=True))
         silent = frozenset(handles) - frozenset(token_handles)
+    start_ps, end_ps = from_wire(message.start_ps, now_ps), from_wire(message.end_ps, now_ps)
     return StepReport(
         plan_id=message.plan_id,
-        start_ps=from_wire(message.start_ps, now_ps),
-        ran=Ran(1, from_wire(message.end_ps, now_ps), ended, silent),
+        start_ps=start_ps,
+        ran=Ran(1, end_ps, ended, silent, end_ps - start_ps),
         handles_u32=message.handles_u32,
         token_ids_u32=message.token_ids_u32,
         hand_back=message.hand_back,

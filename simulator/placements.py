@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from lorrery.scheduler.core.candidates import Figures
 from lorrery.scheduler.core.placements.base import Candidate, Placement
 from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.worker.device.pace import Pace
 
 
 class NotReadError(Exception):
@@ -50,6 +51,46 @@ class RecordedCandidate:
         """See `Candidate`."""
         del sequence
         return self._figure("cached_tokens")
+
+    @property
+    def is_blocked(self) -> bool:
+        """See `Candidate`."""
+        return bool(self._figure("is_blocked"))
+
+    def load_ps(self, adapter: Adapter) -> int:
+        """See `Candidate`."""
+        del adapter
+        return self._figure("load_ps")
+
+    @property
+    def pace(self) -> Pace:
+        """See `Candidate`."""
+        return Pace(*(self._figure(name) for name in Pace._fields))
+
+    @property
+    def slowdown(self) -> int:
+        """See `Candidate`."""
+        return self._figure("slowdown")
+
+    @property
+    def usual_slowdown(self) -> int:
+        """See `Candidate`."""
+        return self._figure("usual_slowdown")
+
+    @property
+    def prompt_share(self) -> int:
+        """See `Candidate`."""
+        return self._figure("prompt_share")
+
+    @property
+    def waiting_tokens(self) -> int:
+        """See `Candidate`."""
+        return self._figure("waiting_tokens")
+
+    @property
+    def output_ratio(self) -> int:
+        """See `Candidate`."""
+        return self._figure("output_ratio")
 
     def _figure(self, name: str) -> int:
         if name not in self._figures:

@@ -332,7 +332,12 @@ class _SimulatedCluster:
             return factory.replica(replica_settings, LoadRules(book, name))
 
         return SimulatedWorker(
-            name, make_replica, device.step_time, number % num_shards, replica_settings.max_total_token_num
+            name,
+            make_replica,
+            device.step_time,
+            number % num_shards,
+            replica_settings.max_total_token_num,
+            device.pace,
         )
 
     def _choose_shard(self, request: SimulatedRequest) -> int:

@@ -16,6 +16,7 @@ from lorrery.simulator.step_span import Observer, StepSpan
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.gpu import MockGpu
+from lorrery.worker.device.pace import Pace
 from lorrery.worker.device.steptime import StepTimeModel
 
 
@@ -38,6 +39,7 @@ class SimulatedWorker:
         step_time: of its device.
         shard: index of the scheduler it belongs to.
         pool_tokens: its KV pool, for the check on a request's length; by default no request is too long for it.
+        pace: what its steps take, as it announces; None: it does not.
 
     Attributes:
         member: what its scheduler has of it, or had when it was lost.
@@ -63,6 +65,7 @@ class SimulatedWorker:
         "name",
         "observer",
         "order",
+        "pace",
         "plan",
         "pool_tokens",
         "replica",
@@ -81,8 +84,10 @@ class SimulatedWorker:
         step_time: StepTimeModel,
         shard: int = 0,
         pool_tokens: int = NEVER,
+        pace: Pace | None = None,
     ) -> None:
         self.name = name
+        self.pace = pace
         self.step_time = step_time
         self.gpu = MockGpu(step_time)
         self.shard = shard
@@ -102,7 +107,7 @@ class SimulatedWorker:
         self._may_be_silent = False
         self.attached = False
         self.replica = make_replica()
-        self.member = Member(name, self.replica, pool_tokens)
+        self.member = Member(name, self.replica, pool_tokens, pace)
 
     def use(self, step_time: StepTimeModel) -> None:
         """Take another model's times from now on; call it at a boundary."""
@@ -111,7 +116,7 @@ class SimulatedWorker:
     def renew(self, at_ps: int) -> None:
         """Come back with nothing, after it was lost."""
         self.replica = self._make_replica()
-        self.member = Member(self.name, self.replica, self.pool_tokens)
+        self.member = Member(self.name, self.replica, self.pool_tokens, self.pace)
         self.boundary_ps = at_ps
 
     def start(self, plan: Plan, at_ps: int, requests: dict[int, SimulatedRequest], *, one_step: bool) -> int:
@@ -152,13 +157,14 @@ class SimulatedWorker:
         finished = self.gpu.jump(steps)
         totals = self.totals
         totals.num_steps += steps
-        totals.busy_ps += at_ps - self.start_ps
+        busy_ps = at_ps - self.start_ps
+        totals.busy_ps += busy_ps
         totals.end_ps = at_ps
         self.plan = None
         if span is not None:
             self._observe(span, finished, requests)
         if not finished:
-            return self.member.commit(plan, Ran(steps, at_ps))
+            return self.member.commit(plan, Ran(steps, at_ps, busy_ps=busy_ps))
         silent: frozenset[int] = frozenset()
         if plan.hold:
             for handle, _ in finished:
@@ -167,7 +173,7 @@ class SimulatedWorker:
             silent = frozenset(handle for handle, _ in finished if requests[handle].ending.extra_step)
             for handle in silent:
                 requests[handle].last_token_ps = before_ps
-        return self.member.commit(plan, Ran(steps, at_ps, finished, silent))
+        return self.member.commit(plan, Ran(steps, at_ps, finished, silent, busy_ps))
 
     def _last_boundary_before(self, plan: Plan, at_ps: int) -> int:
         """Return the boundary before the last step of the plan, which ends now."""
@@ -222,10 +228,11 @@ class SimulatedWorker:
         assert not finished
         self.totals.num_steps += done
         self.totals.end_ps = end_ps
-        self.totals.busy_ps += end_ps - self.start_ps
+        busy_ps = end_ps - self.start_ps
+        self.totals.busy_ps += busy_ps
         self.start_ps = end_ps
         self.steps -= done
-        events = self.replica.commit(plan, Ran(done, end_ps))
+        events = self.member.commit(plan, Ran(done, end_ps, busy_ps=busy_ps))
         assert not events
 
     def _span(self, plan: Plan, num_steps: int, end_ps: int) -> StepSpan:

@@ -13,6 +13,7 @@ STUDIES = {
     "static_continuous": "static against continuous batching: the passes of 32 requests in 8 places (1 s)",
     "long_tail": "does a short request wait for a long one? simulated; by itself with --live the cluster too (2 s)",
     "adapters": "S-LoRA's figures: throughput over adapters, skew and bursts, beside measured runs (25 s)",
+    "mixed_fleet": "one H100 beside two L40S: round robin, least loaded, adapter hash, predicted finish (15 s)",
     "fair_tenants": "one tenant at ten times its share: what the others notice, by policy (25 s)",
 }
 """Name -> what it answers, and about how long it takes on one core. docs/studies.md shows them all."""

@@ -26,6 +26,7 @@ from lorrery.worker.device.hardware import Gpu
 from lorrery.worker.device.lora import LoraKernels
 from lorrery.worker.device.memory import MemoryUse
 from lorrery.worker.device.output import LengthModel, LlmMockLength, LognormalLength
+from lorrery.worker.device.pace import Pace, pace_of
 from lorrery.worker.device.profile import ProfileError, ProfileRow, read_profile
 from lorrery.worker.device.slow import Spells
 from lorrery.worker.device.steps import EngineStep, StepLogError, read_steps
@@ -140,12 +141,14 @@ class Device:
         pool_tokens: size of its KV pool.
         step_time: how long its steps take.
         settings: that it follows from, as the worker announces them.
+        pace: what its steps take, in the same way.
     """
 
     deployment: Deployment
     pool_tokens: int
     step_time: StepTimeModel
     settings: Mapping[str, Any]
+    pace: Pace
 
 
 def device_of(settings: Settings) -> Device:
@@ -157,7 +160,7 @@ def device_of(settings: Settings) -> Device:
     deployment = deployment_of(settings)
     try:
         step_time = STEP_TIME_MODELS[settings.worker.step_time](deployment)
-        return Device(deployment, deployment.kv_pool_tokens(), step_time, settings.worker.of_device)
+        return Device(deployment, deployment.kv_pool_tokens(), step_time, settings.worker.of_device, pace_of(step_time))
     except CatalogueError as error:
         raise SettingsError(f"{_at(settings, 'gpu', 'tensor_parallel')}, model: {error}") from None
 

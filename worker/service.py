@@ -115,6 +115,7 @@ class WorkerService:
             instance_id=uuid4().hex,
             heartbeat_seconds=worker.heartbeat_seconds,
             device_settings=device.settings,
+            pace=device.pace,
         )
         self._log = get_logger("worker").bind(worker=name)
         self._attachment: _Attachment | None = None

@@ -11,6 +11,7 @@ from lorrery.vocabulary.adapter_log import adapter_key
 from lorrery.vocabulary.wire_time import from_wire, to_wire
 from lorrery.worker.device.answers import Answers
 from lorrery.worker.device.output import Sampling
+from lorrery.worker.device.pace import Pace
 from lorrery.worker.device.rows import DeviceSequence
 from lorrery.worker.device.sampler import GREEDY, Sampler
 from lorrery.worker.device.work import PrefillWork
@@ -29,6 +30,7 @@ def hello(
     instance_id: str,
     heartbeat_seconds: float,
     device_settings: Mapping[str, Any],
+    pace: Pace,
 ) -> pb.AttachRequest:
     """Return the stream's first message."""
     return pb.AttachRequest(
@@ -43,6 +45,7 @@ def hello(
             instance_id=instance_id,
             heartbeat_seconds=heartbeat_seconds,
             device_settings=json.dumps(device_settings),
+            pace=pb.Pace(**pace._asdict()),
         )
     )
 

@@ -177,6 +177,14 @@ class Residency:
             self._begin(adapter, at_ps)
             self.advance(at_ps)  # a load that takes no time
 
+    def load_ps(self, adapter: Adapter) -> int:
+        """Return how long a load takes by itself: 0 of an adapter that is there, half of one that is under way."""
+        key = adapter.key
+        if key in self.gpu:
+            return 0
+        load_ps = self._load_ps(adapter, Tier.HOST if key in self.host else Tier.DISK)
+        return load_ps // 2 if key in self.loading else load_ps
+
     def has_asked_for(self, adapter: Adapter) -> bool:
         """Tell whether an adapter is on the GPU, or its load is under way or waits for its turn."""
         key = adapter.key

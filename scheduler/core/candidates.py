@@ -4,10 +4,15 @@ A scheduler that keeps a journal notes which of the figures a placement read, so
 (`simulator.placements`).
 """
 
+from lorrery.scheduler.core.forecast import Forecast, OutputShare
 from lorrery.scheduler.core.placements.base import Candidate
 from lorrery.scheduler.core.prefix_cache.base import usable_tokens
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.worker.device.pace import Pace
+
+NO_FORECAST = Forecast(None, OutputShare())
+"""Of workers whose placement does not ask for it; nothing is noted in it."""
 
 Figures = dict[str, int]
 """The figures of one candidate by name, as far as they were read; a truth value counts as 0 or 1."""
@@ -18,14 +23,16 @@ class ReplicaCandidate:
 
     Attributes:
         name: the worker's id; the same for as long as it is attached.
+        forecast: what is known of its time.
         uncommitted_steps: decode steps that have ended and are not committed yet; `kv_tokens` counts them. A driver
             that commits a plan in one go, as the simulator does, sets it before a placement looks.
     """
 
-    __slots__ = ("_replica", "name", "uncommitted_steps")
+    __slots__ = ("_replica", "forecast", "name", "uncommitted_steps")
 
-    def __init__(self, name: str, replica: Replica) -> None:
+    def __init__(self, name: str, replica: Replica, forecast: Forecast = NO_FORECAST) -> None:
         self.name = name
+        self.forecast = forecast
         self.uncommitted_steps = 0
         self._replica = replica
 
@@ -57,6 +64,45 @@ class ReplicaCandidate:
     def cached_tokens(self, sequence: Sequence) -> int:
         """Return how many leading tokens of the sequence's input its prefix cache holds, and may be used."""
         return usable_tokens(self._replica.prefix_cache, sequence, 1)
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether one that waits, if any does, could not start when it was tried."""
+        return self._replica.is_blocked
+
+    def load_ps(self, adapter: Adapter) -> int:
+        """Return how long the load of an adapter takes, by itself: 0 if it is there, half if it is under way."""
+        return self._replica.adapters.load_ps(adapter)
+
+    @property
+    def pace(self) -> Pace:
+        """What its steps take, as announced."""
+        return self.forecast.pace
+
+    @property
+    def slowdown(self) -> int:
+        """What its last steps took, in thousandths of what its pace says."""
+        return self.forecast.slowdown
+
+    @property
+    def usual_slowdown(self) -> int:
+        """The same for all its steps."""
+        return self.forecast.usual_slowdown
+
+    @property
+    def prompt_share(self) -> int:
+        """Share of its last steps' time in which running sequences waited for prompts, in thousandths."""
+        return self.forecast.prompt_share
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Input tokens of the sequences in its queue."""
+        return self.forecast.waiting_tokens
+
+    @property
+    def output_ratio(self) -> int:
+        """How much of what they may produce requests do produce lately, in thousandths."""
+        return self.forecast.outputs.ratio
 
 
 class WatchedCandidate:
@@ -100,6 +146,48 @@ class WatchedCandidate:
     def cached_tokens(self, sequence: Sequence) -> int:
         """See `Candidate`; asked of the sequence that is to be placed."""
         return self._note("cached_tokens", self._candidate.cached_tokens(sequence))
+
+    @property
+    def is_blocked(self) -> bool:
+        """See `Candidate`."""
+        return bool(self._note("is_blocked", int(self._candidate.is_blocked)))
+
+    def load_ps(self, adapter: Adapter) -> int:
+        """See `Candidate`; asked of the adapter of the sequence that is to be placed."""
+        return self._note("load_ps", self._candidate.load_ps(adapter))
+
+    @property
+    def pace(self) -> Pace:
+        """See `Candidate`."""
+        pace = self._candidate.pace
+        for name, value in zip(Pace._fields, pace, strict=True):
+            self._note(name, value)
+        return pace
+
+    @property
+    def slowdown(self) -> int:
+        """See `Candidate`."""
+        return self._note("slowdown", self._candidate.slowdown)
+
+    @property
+    def usual_slowdown(self) -> int:
+        """See `Candidate`."""
+        return self._note("usual_slowdown", self._candidate.usual_slowdown)
+
+    @property
+    def prompt_share(self) -> int:
+        """See `Candidate`."""
+        return self._note("prompt_share", self._candidate.prompt_share)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """See `Candidate`."""
+        return self._note("waiting_tokens", self._candidate.waiting_tokens)
+
+    @property
+    def output_ratio(self) -> int:
+        """See `Candidate`."""
+        return self._note("output_ratio", self._candidate.output_ratio)
 
     def _note(self, name: str, value: int) -> int:
         self.read[name] = value

@@ -27,6 +27,7 @@ from lorrery.scheduler.core.backlog import Backlog
 from lorrery.scheduler.core.balance import Move, moves, someone_is_blocked
 from lorrery.scheduler.core.cluster_events import ClusterEvent, GaveBack, Placed, Refused, Withdrawn
 from lorrery.scheduler.core.door import LETS_ALL_IN, ClusterRules, Door
+from lorrery.scheduler.core.forecast import OutputShare
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.base import Placement
 from lorrery.scheduler.core.placing import SLICE, Placing
@@ -74,6 +75,7 @@ class ClusterCore:
         self.draining = False
         self.balances = bool(getattr(placement, "moves_waiting", False))
         self.num_moved = 0
+        self._outputs = OutputShare() if getattr(placement, "predicts", False) else None
         self._catch_up = catch_up
         self._max_waiting = rules.max_waiting_requests
         self._placing = Placing(placement, rules, notes_figures=notes_figures, bring_up_to_date=bring_up_to_date)
@@ -297,6 +299,8 @@ class ClusterCore:
         """Take in a worker, which has nothing and a name that no other has, and give it what waits for one."""
         assert member.name not in self.members, f"worker {member.name} is attached already"
         self.members[member.name] = member
+        if self._outputs is not None:
+            member.predict(self._outputs)
         member.backlog = self._backlog if self._backlog.is_kept else None
         self._workers_changed()
         return self._placing.place_all(at_ps)

@@ -9,10 +9,25 @@ from collections.abc import Iterable
 
 from lorrery.scheduler.core.backlog import Backlog
 from lorrery.scheduler.core.candidates import ReplicaCandidate
-from lorrery.scheduler.core.plan import Cancelled, Dropped, Event, Failed, Finished, Idle, Plan, Raised, Ran, Recalled
+from lorrery.scheduler.core.forecast import Forecast, OutputShare
+from lorrery.scheduler.core.plan import (
+    Admitted,
+    Cancelled,
+    Dropped,
+    Event,
+    Failed,
+    Finished,
+    Idle,
+    Plan,
+    Preempted,
+    Raised,
+    Ran,
+    Recalled,
+)
 from lorrery.scheduler.core.replica import Replica, SequenceError
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.vocabulary.units import NEVER
+from lorrery.worker.device.pace import Pace
 
 _ENDS = (Finished, Cancelled, Dropped, Failed)
 
@@ -24,8 +39,10 @@ class Member:
         name: its id.
         replica: its batch and queue.
         pool_tokens: its KV pool, for the checks on a request's length; by default none is too long.
+        pace: what its steps take, as it announced; None: it did not.
 
     Attributes:
+        forecast: takes note of what its steps take; None: nobody does.
         backlog: takes note of who starts and who is preempted; None: nobody does.
         candidate: its figures, for placements.
         sequences: by handle: submitted and not ended.
@@ -42,32 +59,42 @@ class Member:
         "candidate",
         "changed",
         "draining",
+        "forecast",
         "moving",
         "name",
+        "pace",
         "pool_tokens",
         "replica",
         "sequences",
         "withdrawn",
     )
 
-    def __init__(self, name: str, replica: Replica, pool_tokens: int = NEVER) -> None:
+    def __init__(self, name: str, replica: Replica, pool_tokens: int = NEVER, pace: Pace | None = None) -> None:
         self.name = name
+        self.pace = pace
         self.replica = replica
         self.pool_tokens = pool_tokens
         self.candidate = ReplicaCandidate(name, replica)
         self.sequences: dict[int, Sequence] = {}
         self.moving: dict[int, str] = {}
         self.withdrawn: set[int] = set()
+        self.forecast: Forecast | None = None
         self.backlog: Backlog | None = None
         self.draining = False
         self.changed = False
         self._is_new = False  # something has come that the next decision heeds
         self._version = replica.running.version
 
+    def predict(self, outputs: OutputShare) -> None:
+        """Take note from now on of what its steps take; it has nothing yet."""
+        self.candidate.forecast = self.forecast = Forecast(self.pace, outputs)
+
     def submit(self, sequence: Sequence, at_ps: int) -> bool:
         """Hand in a sequence; return whether it may change the plan that runs."""
         replica = self.replica
         self.sequences[sequence.handle] = sequence
+        if self.forecast is not None:
+            self.forecast.waits(sequence.handle, sequence.input_tokens)
         try:
             matters = replica.arrival_matters(sequence.adapter, again=sequence.arrived_ps < at_ps)
         except Exception:
@@ -98,7 +125,16 @@ class Member:
                 self._forget(event.sequence.handle)
         if self.backlog is not None:
             self.backlog.note(decision.events)
+        forecast = self.forecast
+        if forecast is not None:
+            for event in decision.events:
+                if isinstance(event, Admitted):
+                    forecast.stops_waiting(event.sequence.handle)
+                elif isinstance(event, Preempted):
+                    forecast.waits(event.sequence.handle, event.sequence.input_tokens)
         version = self.replica.running.version
+        if forecast is not None and version != self._version:
+            forecast.batch_changed()
         if version != self._version or self._is_new:
             self.changed = True
             self._version, self._is_new = version, False
@@ -106,6 +142,8 @@ class Member:
 
     def _forget(self, handle: int) -> None:
         del self.sequences[handle]
+        if self.forecast is not None:
+            self.forecast.stops_waiting(handle)
         if self.withdrawn:
             self.withdrawn.discard(handle)
         if self.moving:
@@ -120,10 +158,14 @@ class Member:
 
     def commit(self, plan: Plan, ran: Ran) -> list[Event]:
         """Advance by the steps that ran."""
+        if self.forecast is not None:
+            self.forecast.ran(self.replica.running, plan, ran)
         events = self.replica.commit(plan, ran)
         for event in events:
             if isinstance(event, _ENDS):
                 self._forget(event.sequence.handle)
+                if self.forecast is not None and isinstance(event, Finished):
+                    self.forecast.outputs.ended(event.output_tokens, event.sequence.max_new_tokens)
         return events
 
     def lose(self, at_ps: int) -> tuple[list[Sequence], list[Event]]:

@@ -237,12 +237,14 @@ class Ran:
         end_ps: end of the last of them.
         finished: sequences that ended with the last of them (handle, reason).
         silent: those among them to which that step gave no token (llm-mock's last).
+        busy_ps: how long the steps took, without waits before and between them; 0: not said.
     """
 
     num_steps: int
     end_ps: int
     finished: Many[tuple[int, FinishReason]]
     silent: frozenset[int]
+    busy_ps: int
 
     def __init__(
         self,
@@ -250,8 +252,10 @@ class Ran:
         end_ps: int,
         finished: Many[tuple[int, FinishReason]] = (),
         silent: frozenset[int] = frozenset(),
+        busy_ps: int = 0,
     ) -> None:
         self.num_steps = num_steps
         self.end_ps = end_ps
         self.finished = finished
         self.silent = silent
+        self.busy_ps = busy_ps

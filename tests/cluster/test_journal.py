@@ -124,7 +124,7 @@ async def test_a_killed_schedulers_journal_is_good_up_to_its_last_flush(tmp_path
         ),
         ("scheduler.policy=fcfs", "scheduler.prefix_cache.kind=blocks", "scheduler.max_total_token_num=4096"),
         ("scheduler.policy=fcfs", f"faults={FAULTS}"),
-        (MIXED, "scheduler.placement=round_robin"),
+        (MIXED, "scheduler.placement=predicted_finish"),
         ("engine=sglang",),
     ],
     ids=["slora strict", "chunked", "paged", "blocks", "faults", "mixed fleet", "engine"],
@@ -151,6 +151,7 @@ async def test_every_way_to_batch_is_replayed_exactly(tmp_path: Path, way: tuple
             ("worker-1", "L40S", 2),
         }
         assert len({one["max_total_token_num"] for one in hellos}) == 2
+        assert result.num_derived > 0
     if f"faults={FAULTS}" in way:
         # Every other second is slow; without the faults the journal is not what the device says.
         lines[0]["settings"]["faults"] = []

@@ -126,6 +126,31 @@ def test_each_worker_takes_the_time_of_its_own_device_and_has_its_own_pool(tmp_p
     assert pools[0] > pools[1]
 
 
+def test_predicted_finish_beats_rules_that_know_no_speed():
+    load = {"num_requests": 150, "rate": 6.0, "adapters": "all"}
+    mean = {
+        name: simulate(mixed(), load, overrides={"scheduler.placement": name}).summary.from_intended.e2e_ms.mean
+        for name in ("predicted_finish", "least_loaded", "round_robin")
+    }
+    assert mean["predicted_finish"] < 0.9 * min(mean["least_loaded"], mean["round_robin"])
+
+
+def test_predicted_finish_leaves_a_worker_while_it_is_slow_alike_however_steps_are_jumped():
+    load = {"num_requests": 150, "rate": 6.0, "adapters": "all"}
+    placement, faults = {"scheduler.placement": "predicted_finish"}, ["slow_worker,at=8,worker=worker-0,factor=6,for=6"]
+    jumps, steps = (
+        simulate(mixed(), load, overrides=placement, faults=faults, one_step=one_step).columns
+        for one_step in (False, True)
+    )
+    assert jumps.end_seconds.tolist() == steps.end_seconds.tolist()
+    assert jumps.worker_id.tolist() == steps.worker_id.tolist()
+    on_it = [at for at, worker in zip(jumps.arrival_seconds, jumps.worker_id, strict=True) if worker == "worker-0"]
+    before, slow, after = (sum(begin <= at < end for at in on_it) for begin, end in ((0, 8), (9, 14), (16, 30)))
+    assert before > 30
+    assert slow == 0
+    assert after > 30
+
+
 def test_a_prompt_too_long_for_the_small_workers_goes_to_the_large_one():
     few = {"scheduler.max_req_input_len": 400_000, "scheduler.max_req_total_len": 400_010, "scheduler.policy": "fcfs"}
     few |= {"scheduler.max_num_batched_tokens": 400_010, "adapters.registry": []}

@@ -20,6 +20,7 @@ SMALL = {
     "long_tail": [],
     "adapters": ["--duration", "2"],
     "fair_tenants": ["--seconds", "6"],
+    "mixed_fleet": ["--seconds", "6"],
 }
 
 

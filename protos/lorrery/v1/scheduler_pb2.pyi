@@ -821,6 +821,7 @@ class WorkerHello(message.Message):
     HEARTBEAT_SECONDS_FIELD_NUMBER: builtins.int
     KV_EVENTS_FIELD_NUMBER: builtins.int
     DEVICE_SETTINGS_FIELD_NUMBER: builtins.int
+    PACE_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     """The worker's name."""
     gpu: builtins.str
@@ -856,6 +857,12 @@ class WorkerHello(message.Message):
         FAILED_PRECONDITION where the scheduler's prefix cache has no blocks.
         """
 
+    @builtins.property
+    def pace(self) -> Pace:
+        """What its steps take, for placements that predict when a request would end.
+        Unset: not said, and learnt from its steps alone.
+        """
+
     def __init__(
         self,
         *,
@@ -871,10 +878,45 @@ class WorkerHello(message.Message):
         heartbeat_seconds: builtins.float = ...,
         kv_events: types_pb2.KvEventSource | None = ...,
         device_settings: builtins.str = ...,
+        pace: Pace | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["kv_events", b"kv_events"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["kv_events", b"kv_events", "pace", b"pace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_memory_bytes", b"adapter_memory_bytes", "device_settings", b"device_settings", "gpu", b"gpu", "heartbeat_seconds", b"heartbeat_seconds", "instance_id", b"instance_id", "kv_events", b"kv_events", "max_total_token_num", b"max_total_token_num", "model", b"model", "needs_prompts", b"needs_prompts", "step_time_model", b"step_time_model", "tensor_parallel", b"tensor_parallel", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_memory_bytes", b"adapter_memory_bytes", "device_settings", b"device_settings", "gpu", b"gpu", "heartbeat_seconds", b"heartbeat_seconds", "instance_id", b"instance_id", "kv_events", b"kv_events", "max_total_token_num", b"max_total_token_num", "model", b"model", "needs_prompts", b"needs_prompts", "pace", b"pace", "step_time_model", b"step_time_model", "tensor_parallel", b"tensor_parallel", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class Pace(message.Message):
+    """Pace is about what a step takes: base_ps, and the others times the sequences
+    that decode, their tokens in the KV cache and the prompt tokens it computes.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    BASE_PS_FIELD_NUMBER: builtins.int
+    SEQUENCE_PS_FIELD_NUMBER: builtins.int
+    KV_TOKEN_PS_FIELD_NUMBER: builtins.int
+    PROMPT_TOKEN_PS_FIELD_NUMBER: builtins.int
+    base_ps: builtins.int
+    """Of every step; at least 1."""
+    sequence_ps: builtins.int
+    """For each sequence that decodes."""
+    kv_token_ps: builtins.int
+    """For each of their tokens in the KV cache."""
+    prompt_token_ps: builtins.int
+    """For each prompt token."""
+    def __init__(
+        self,
+        *,
+        base_ps: builtins.int = ...,
+        sequence_ps: builtins.int = ...,
+        kv_token_ps: builtins.int = ...,
+        prompt_token_ps: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["base_ps", b"base_ps", "kv_token_ps", b"kv_token_ps", "prompt_token_ps", b"prompt_token_ps", "sequence_ps", b"sequence_ps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

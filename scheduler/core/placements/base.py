@@ -6,6 +6,7 @@ from math import ceil
 from typing import Protocol
 
 from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.worker.device.pace import Pace
 
 
 class Candidate(Protocol):
@@ -44,6 +45,45 @@ class Candidate(Protocol):
         """Return how many leading tokens of the sequence's input its prefix cache holds. Cost: one look-up."""
         ...
 
+    @property
+    def is_blocked(self) -> bool:
+        """Whether those that wait, if any do, could not start when they were tried."""
+        ...
+
+    def load_ps(self, adapter: Adapter) -> int:
+        """Return how long the load of an adapter takes there, by itself: 0 if it is there, half if it is under way."""
+        ...
+
+    @property
+    def pace(self) -> Pace:
+        """What its steps take, as announced; see `core.forecast` for this and what follows."""
+        ...
+
+    @property
+    def slowdown(self) -> int:
+        """What its last steps took, in thousandths of what its pace says."""
+        ...
+
+    @property
+    def usual_slowdown(self) -> int:
+        """The same for all its steps."""
+        ...
+
+    @property
+    def prompt_share(self) -> int:
+        """Share of its last steps' time in which running sequences waited for prompts, in thousandths."""
+        ...
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Input tokens of the sequences in its queue."""
+        ...
+
+    @property
+    def output_ratio(self) -> int:
+        """How much of what they may produce requests do produce lately, in thousandths; the same of all workers."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -57,7 +97,8 @@ class Placement(Protocol):
     """Chooses a worker, by the candidates' figures, what it chose before, and the generator that it was made with.
 
     With an attribute `moves_waiting` that is true, what it has placed may move to another worker while it waits, if it
-    would start there first (`core.balance`).
+    would start there first (`core.balance`). Candidates keep the figures from `pace` on only for a placement with an
+    attribute `predicts` that is true; for others they are those of a worker without steps.
     """
 
     def place(self, sequence: Sequence, candidates: Many[Candidate]) -> Choice:

@@ -6,12 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lorrery.scheduler.core.adapters import Residency
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.candidates import ReplicaCandidate
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.prefix_cache.static_trie import StaticTrie
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.worker.device.pace import Pace
 
 SETTINGS = ReplicaSettings("fcfs", max_total_token_num=1000, max_req_total_len=100)
 
@@ -123,3 +125,58 @@ def test_power_of_two_never_takes_the_fullest_and_is_reproducible() -> None:
     drawn = [placed("power_of_two", Sequence(1, 5, 5), among, seed) for seed in range(40)]
     assert set(drawn) == {"w1", "w2"}
     assert drawn == [placed("power_of_two", Sequence(1, 5, 5), among, seed) for seed in range(40)]
+
+
+class Told(Candidate):
+    """A candidate of a given pace."""
+
+    def __init__(self, name: str, base_ms: int, slowdown: int = 1000, usual: int = 1000) -> None:
+        super().__init__(name)
+        self.pace = Pace(base_ms * 10**9, 10**7, 10**4, base_ms * 10**6)
+        self.slowdown, self.usual_slowdown = slowdown, usual
+        self.waiting_tokens = 0
+        self.output_ratio = 1000
+        self.prompt_share = 0
+
+
+def finish(sequence: Sequence, *among: Candidate) -> str:
+    return placed("predicted_finish", sequence, list(among))
+
+
+def test_predicted_finish_takes_the_faster_worker_until_what_waits_there_takes_longer() -> None:
+    fast, slow = Told("fast", 10), Told("slow", 25)
+    assert finish(Sequence(1, 500, 100), slow, fast) == "fast"
+    fast.waiting_tokens = 1_000_000
+    fast.replica.submit(Sequence(7, 5, 5), 0)
+    assert finish(Sequence(1, 500, 100), slow, fast) == "slow"
+    fast.waiting_tokens = 100
+    assert finish(Sequence(1, 500, 100), slow, fast) == "fast"
+
+
+def test_predicted_finish_counts_a_slowdown_a_cached_prompt_and_a_loaded_adapter() -> None:
+    assert finish(Sequence(1, 500, 100), Told("fast", 10, 4000), Told("slow", 25)) == "slow"
+    prompt = list(range(40))
+    one, other = Told("one", 10), Told("other", 10)
+    other.replica.prefix_cache = StaticTrie.build([prompt])
+    assert finish(Sequence(1, 40, 5, prompt_token_ids=prompt), one, other) == "other"
+    adapter = Adapter("a", 8)
+    one, other = (Told(name, 10) for name in ("one", "other"))
+    for each in (one, other):
+        each.replica.adapters = Residency(load_ps=lambda _adapter, _tier: 10**12)
+    other.replica.adapters.gpu[adapter.key] = adapter
+    assert finish(Sequence(1, 5, 5, adapter=adapter), one, other) == "other"
+
+
+def test_predicted_finish_tries_a_worker_again_that_was_faster_before() -> None:
+    rule = PLACEMENTS["predicted_finish"](np.random.default_rng(0))
+    slowed, other = Told("slowed", 10), Told("other", 10)
+    chosen = [rule.place(Sequence(0, 5, 50), [slowed, other]).candidate.name]
+    slowed.slowdown = 4000
+    other.pace = Pace(*(2 * value for value in other.pace))
+    chosen += [rule.place(Sequence(n, 5, 50), [slowed, other]).candidate.name for n in range(1, 400)]
+    assert chosen[:2] == ["slowed", "other"]
+    tried = chosen.index("slowed", 1)
+    assert 64 < tried < 200
+    steady = Told("steady", 40)
+    rule = PLACEMENTS["predicted_finish"](np.random.default_rng(0))
+    assert {rule.place(Sequence(n, 5, 50), [steady, other]).candidate.name for n in range(1000)} == {"other"}

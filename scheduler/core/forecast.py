@@ -1,0 +1,151 @@
+"""What is known of a worker's time: what it announced, how much slower its steps have been, what waits there.
+
+A worker announces the pace of its steps (`worker.device.pace`). The ratio of what its steps took to what the pace says
+corrects it: over the last two windows of steps (`slowdown`), and over all (`usual_slowdown`). So a worker that is
+slowed down is known to be within seconds of its steps, an engine that announces nothing is learnt, and an error of the
+announced pace counts for nothing.
+
+The ratios change only where the batch does. Within a batch, sums of steps that are committed one by one and at once
+are equal, so every driver knows the same at the same time. Whole numbers throughout: a placement's choice is the same
+live, simulated and replayed. Kept only for a placement that asks for it (`Placement.predicts`).
+"""
+
+from lorrery.scheduler.core.plan import Plan, Ran
+from lorrery.scheduler.core.running import Running
+from lorrery.vocabulary.units import PS_PER_SECOND
+from lorrery.worker.device.pace import Pace
+
+WINDOW_PS = PS_PER_SECOND
+"""Announced time of the steps in one window."""
+WINDOW_ENDS = 256
+"""Ends of requests in one window."""
+ONE = 1000
+"""Ratios are in thousandths."""
+UNTOLD = Pace(PS_PER_SECOND // 100, 10_000_000, 20_000, 50_000_000)
+"""Of a worker that announces none: an order of magnitude, which its steps correct."""
+
+
+class OutputShare:
+    """How much of what requests may produce they do produce, lately; shared by a scheduler's workers."""
+
+    def __init__(self) -> None:
+        self._produced = 0
+        self._allowed = 0
+        self._num = 0
+        self._last_produced = 0
+        self._last_allowed = 0
+
+    def ended(self, produced_tokens: int, allowed_tokens: int) -> None:
+        """Note the end of a request."""
+        self._produced += produced_tokens
+        self._allowed += allowed_tokens
+        self._num += 1
+        if self._num == WINDOW_ENDS:
+            self._last_produced, self._last_allowed = self._produced, self._allowed
+            self._produced = self._allowed = self._num = 0
+
+    @property
+    def ratio(self) -> int:
+        """The share, in thousandths; all of it while nothing has ended."""
+        allowed = self._last_allowed + self._allowed
+        return ONE * (self._last_produced + self._produced) // allowed if allowed else ONE
+
+
+class Forecast:
+    """See the module.
+
+    Args:
+        pace: as announced; None: not announced.
+        outputs: of the scheduler.
+
+    Attributes:
+        pace: what the ratios are to.
+        slowdown: time that its last steps took to that which the pace says, in thousandths.
+        usual_slowdown: the same for all its steps.
+        prompt_share: of the time of its last steps, that in which running sequences waited for prompts, in thousandths.
+        waiting_tokens: input tokens of the sequences that wait at the worker.
+    """
+
+    __slots__ = (
+        "_last_prompt_ps",
+        "_last_said_ps",
+        "_last_took_ps",
+        "_new_prompt_ps",
+        "_new_said_ps",
+        "_new_took_ps",
+        "_prompt_ps",
+        "_said_ps",
+        "_took_ps",
+        "_total_said_ps",
+        "_total_took_ps",
+        "_waiting",
+        "outputs",
+        "pace",
+        "prompt_share",
+        "slowdown",
+        "usual_slowdown",
+        "waiting_tokens",
+    )
+
+    def __init__(self, pace: Pace | None, outputs: OutputShare) -> None:
+        self.pace = UNTOLD if pace is None else pace
+        self.outputs = outputs
+        self.slowdown = self.usual_slowdown = ONE
+        self.prompt_share = 0
+        self.waiting_tokens = 0
+        self._waiting: dict[int, int] = {}  # input tokens by handle
+        self._took_ps = self._said_ps = self._prompt_ps = 0  # of steps of the present batch
+        self._new_took_ps = self._new_said_ps = self._new_prompt_ps = 0  # in the window that fills
+        self._last_took_ps = self._last_said_ps = self._last_prompt_ps = 0  # in the one before
+        self._total_took_ps = self._total_said_ps = 0
+
+    # --- steps ------------------------------------------------------------------------------------------------------
+
+    def ran(self, running: Running, plan: Plan, ran: Ran) -> None:
+        """Note steps that have ended and are not committed yet."""
+        if not ran.busy_ps:
+            return
+        pace, num_steps = self.pace, ran.num_steps
+        said_ps = num_steps * pace.base_ps
+        if plan.decode:
+            num = running.num_decoding
+            kv_tokens = num_steps * running.kv_tokens + num * (num_steps * (num_steps - 1) // 2)
+            said_ps += num_steps * num * pace.sequence_ps + kv_tokens * pace.kv_token_ps
+        for chunk in plan.prefills:
+            said_ps += chunk.new_tokens * pace.prompt_token_ps
+            self._prompt_ps += chunk.new_tokens * pace.prompt_token_ps
+        if not plan.decode:
+            self._prompt_ps += pace.base_ps
+        self._said_ps += said_ps
+        self._took_ps += ran.busy_ps
+
+    def batch_changed(self) -> None:
+        """Let the steps of the batch that was count."""
+        if not self._said_ps:
+            return
+        self._new_took_ps += self._took_ps
+        self._new_said_ps += self._said_ps
+        self._new_prompt_ps += self._prompt_ps
+        self._total_took_ps += self._took_ps
+        self._total_said_ps += self._said_ps
+        self._took_ps = self._said_ps = self._prompt_ps = 0
+        said_ps = self._last_said_ps + self._new_said_ps
+        self.slowdown = ONE * (self._last_took_ps + self._new_took_ps) // said_ps
+        self.usual_slowdown = ONE * self._total_took_ps // self._total_said_ps
+        self.prompt_share = ONE * (self._last_prompt_ps + self._new_prompt_ps) // said_ps
+        if self._new_said_ps >= WINDOW_PS:
+            self._last_took_ps, self._last_said_ps = self._new_took_ps, self._new_said_ps
+            self._last_prompt_ps = self._new_prompt_ps
+            self._new_took_ps = self._new_said_ps = self._new_prompt_ps = 0
+
+    # --- who waits --------------------------------------------------------------------------------------------------
+
+    def waits(self, handle: int, input_tokens: int) -> None:
+        """Count a sequence that waits from now on."""
+        self.stops_waiting(handle)
+        self._waiting[handle] = input_tokens
+        self.waiting_tokens += input_tokens
+
+    def stops_waiting(self, handle: int) -> None:
+        """Count a sequence no longer, if it has been counted."""
+        self.waiting_tokens -= self._waiting.pop(handle, 0)
