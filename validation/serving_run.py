@@ -53,7 +53,12 @@ SOURCES: Mapping[str, Source] = {
         clients_bound_batch=True,
     ),
     # Not documented; 5 is what the engines' first-token times agree on, docs/validation.md.
-    "nvidia_internal": Source(requests_per_client=5, length_ratio=0.95, flags={"scheduler.prefix_cache.kind": "none"}),
+    "nvidia_internal": Source(
+        requests_per_client=5,
+        length_ratio=0.95,
+        flags={"scheduler.prefix_cache.kind": "none"},
+        drawn_after=("0.5.6",),
+    ),
 }
 
 
