@@ -27,6 +27,7 @@ from lorrery.cli.plan_sizing import Cluster, command_of
 from lorrery.cli.version import VersionOption
 from lorrery.plots import style
 from lorrery.simulator.plan import Claim, Level, Plan, make_plan
+from lorrery.worker.device.basis import grounds
 from lorrery.worker.device.capacity import Workload
 
 app = command_app()
@@ -194,6 +195,7 @@ def _to_json(one: Plan) -> dict[str, object]:
         "deployment": one.name,
         "gpus_per_replica": one.num_gpus,
         "refused": one.refused,
+        "basis": [asdict(ground) for ground in grounds(capacity.deployment)] if capacity else None,
         "kv_pool_tokens": capacity.kv_pool_tokens if capacity else None,
         "max_concurrency": capacity.max_concurrency if capacity else None,
         "points": [asdict(point) for point in one.points],

@@ -6,7 +6,8 @@ from rich.console import Console
 
 from lorrery.chassis.terminal import FigureTable
 from lorrery.simulator.plan import Claim, ClaimAnswer, Level, Plan, Sizing
-from lorrery.worker.device.capacity import Point, Workload
+from lorrery.worker.device.basis import grounds
+from lorrery.worker.device.capacity import Capacity, Point, Workload
 from lorrery.worker.device.lora import adapter_load_ps
 from lorrery.worker.device.memory import weight_bytes
 
@@ -23,6 +24,8 @@ def show_one(console: Console, plan: Plan, work: Workload, level: Level, claim: 
         return
     for line in _fits(plan, work):
         console.print(line)
+    for line in _basis(plan.capacity):
+        console.print(line, highlight=False, markup=False)
     console.print(f"TTFT without queueing: {plan.capacity.unqueued_ttft() * 1e3:.0f} ms")
     console.print()
     console.print(_points(plan.points))
@@ -37,6 +40,14 @@ def show_one(console: Console, plan: Plan, work: Workload, level: Level, claim: 
         _show_sizing(console, plan, plan.sizing, level)
     for line in _claim_lines(plan, claim):
         console.print(line)
+
+
+def _basis(capacity: Capacity) -> list[str]:
+    """Say what step times rest on: each basis once, with the parts that have it and why."""
+    parts: dict[tuple[str, str], list[str]] = {}
+    for ground in grounds(capacity.deployment):
+        parts.setdefault((ground.basis, ground.why), []).append(ground.part)
+    return [f"{basis}: {', '.join(names)}{f' ({why})' if why else ''}" for (basis, why), names in parts.items()]
 
 
 def show_many(console: Console, plans: Sequence[Plan], work: Workload, level: Level, claim: Claim | None) -> None:

@@ -328,3 +328,12 @@ def test_own_catalogue_files_are_read(tmp_path: Path):
         plan("--set", f'catalogue=["{own}"]')
     with pytest.raises(SettingsError, match=r"none\.toml: No such file"):
         plan("--set", 'catalogue=["none.toml"]')
+
+
+def test_a_plan_says_what_its_step_times_rest_on(tmp_path: Path):
+    path = tmp_path / "plan.json"
+    assert "no measurement of L40S" in plan("--gpu", "L40S", "--json", str(path))
+    basis = json.loads(path.read_text())["plans"][0]["basis"]
+    assert {one["basis"] for one in basis} == {"assumed"}
+    assert {"gemm", "attention"} <= {one["part"] for one in basis}
+    assert "no measurement of H100" not in plan("--gpu", "H100-SXM")
