@@ -23,6 +23,8 @@ from lorrery.local.processes import ForkServer
 from lorrery.local.supervisor import Supervisor
 from lorrery.settings import Settings, load
 from lorrery.vocabulary.worker_kinds import count_kinds
+from lorrery.worker.build import deployment_of
+from lorrery.worker.device.basis import no_measurement
 
 _COLOURS = ("cyan", "green", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta", "bright_blue")
 _OWN_COLOUR = "yellow"
@@ -146,6 +148,7 @@ def summary(cluster: LocalCluster, prometheus: Path | None = None) -> list[str]:
     workers = f"workers: {in_words(cluster.worker_kinds)}"
     adapters = f"adapters: {sum(1 for _ in settings.adapters.expand())}"
     lines = [f"ready: {settings.model}, {workers}, {adapters}, time scale {settings.time_scale:g}"]
+    lines += _unmeasured(kind for kind, _ in cluster.worker_kinds)
     lines += [
         f"  {entry.name:<10} {entry.grpc:<21} http://{entry.metrics}/metrics"
         for entry in cluster.processes.values()
@@ -160,6 +163,13 @@ def summary(cluster: LocalCluster, prometheus: Path | None = None) -> list[str]:
     if prometheus is not None:
         lines.append(f"Prometheus: prometheus --config.file={shlex.quote(str(prometheus))}")
     return [*lines, f"try: lorrery load --target {cluster.router_address}"]
+
+
+def _unmeasured(kinds: Iterable[Settings]) -> list[str]:
+    """Say of which GPUs nothing was measured, each once."""
+    deployments = [deployment_of(kind) for kind in kinds if kind.worker.step_time == "roofline"]
+    found = (no_measurement(one.gpu, modern=one.engine.modern) for one in deployments)
+    return list(dict.fromkeys(f"step times: {line}" for line in found if line is not None))
 
 
 def in_words(kinds: Iterable[tuple[Settings, int]]) -> str:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lorrery.chassis.trace_context import TraceContext
+from lorrery.scheduler.core.forecast import Pace
 from lorrery.scheduler.core.plan import Ran
 from lorrery.scheduler.core.quotas import Quota
-from lorrery.worker.device.pace import Pace
 
 
 class ProtocolError(ValueError):

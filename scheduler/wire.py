@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from lorrery.chassis import trace_context
 from lorrery.chassis.names import quoted, too_long
 from lorrery.chassis.trace_context import TraceContext
+from lorrery.scheduler.core.forecast import Pace
 from lorrery.scheduler.core.plan import Idle, Plan, Ran
 from lorrery.scheduler.core.prefix_cache.changes import BlockChange, BlocksStored
 from lorrery.scheduler.core.quotas import Quota
@@ -25,7 +26,6 @@ from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 from lorrery.vocabulary.wire_time import FAR_PS, from_wire, to_wire
-from lorrery.worker.device.pace import Pace
 
 MAX_DEVICE_SETTINGS = 16_384
 """Characters of what a worker says of its device; it stands in the journal."""

@@ -15,6 +15,8 @@ from lorrery.scheduler.core.running import Running
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.pace import Pace
 
+__all__ = ["ONE", "UNTOLD", "WINDOW_ENDS", "WINDOW_PS", "Forecast", "OutputShare", "Pace"]
+
 WINDOW_PS = PS_PER_SECOND
 """Announced time of the steps in one window."""
 WINDOW_ENDS = 256
