@@ -110,6 +110,7 @@ class Journal:
         notes_figures: whether it says what placements read.
         has_versions: whether adapters have versions in it.
         has_phases: whether it says where the time of requests went.
+        has_modern_kernels: whether present-day engines in it run the kernels of today.
         inputs: in the order in which the scheduler came to know.
         workers: by number, in order of attaching.
         cut_line: number of a last line that is not whole; None: all are.
@@ -121,6 +122,7 @@ class Journal:
     notes_figures: bool = True
     has_versions: bool = True
     has_phases: bool = True
+    has_modern_kernels: bool = True
     inputs: list[Line] = field(default_factory=list)
     workers: list[WorkerLines] = field(default_factory=list)
     cut_line: int | None = None
@@ -169,6 +171,7 @@ def _header(path: Path, line: str) -> Journal:
             notes_figures=version >= 2,
             has_versions=version >= 3,
             has_phases=version >= 6,
+            has_modern_kernels=version >= 7,
         )
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError(f"{path}: is no journal: {error}") from None

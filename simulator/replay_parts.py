@@ -22,6 +22,8 @@ from lorrery.worker.device.answers import Answers
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.device.slow import Spells
 
+_ENGINES_BEFORE_7 = {"present-day": "present-day-2025", "present-day-unified": "present-day-unified-2025"}
+
 
 @dataclass(frozen=True, slots=True)
 class ReplayParts:
@@ -60,6 +62,8 @@ def parts_of(journal: Journal, path: Path) -> ReplayParts:
         SettingsError: they cannot be met here.
     """
     content = journal.settings if journal.has_versions else _as_before_version_3(journal.settings)
+    if not journal.has_modern_kernels:
+        content = _as_before_version_7(content)
     settings = _settings(content, path)
     factory = ReplicaFactory(settings)
     adapters = {name: factory.adapter(name, rank) for name, rank in settings.adapters.expand()}
@@ -110,6 +114,12 @@ def _as_before_version_3(content: dict[str, Any]) -> dict[str, Any]:
     adapters = content["adapters"]
     unbounded = {"max_loras": 10**9} if adapters["max_loras"] is None else {}
     return content | {"adapters": adapters | {"look_ahead": 0, "max_overtakes": 0} | unbounded}
+
+
+def _as_before_version_7(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings with what present-day engines were then: with the kernels of older ones."""
+    worker = content["worker"]
+    return content | {"worker": worker | {"engine": _ENGINES_BEFORE_7.get(worker["engine"], worker["engine"])}}
 
 
 def _settings(content: dict[str, Any], path: Path) -> Settings:

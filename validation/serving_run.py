@@ -26,19 +26,35 @@ _TIMEOUT_SECONDS = 1e6
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """How a source measured, where its rows do not say.
+class Clients:
+    """What a source's clients did, where its rows do not say.
 
     Attributes:
         requests_per_client: where the row has none.
         length_ratio: where the row has none.
+        prompt_token_ms: how much later than the engine's the first token was, for each token of the prompt: what the
+            client and the server's front end take.
+    """
+
+    requests_per_client: int = 10
+    length_ratio: float = 1.0
+    prompt_token_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """How a source measured, where its rows do not say.
+
+    Attributes:
+        clients: of its runs.
+        clients_of: of its runs of one engine, where they differ.
         flags: settings that its servers were started with.
         clients_bound_batch: whether max-num-seqs was the number of clients.
         drawn_after: versions of SGLang whose rows guess fixed lengths, and contradict it.
     """
 
-    requests_per_client: int = 10
-    length_ratio: float = 1.0
+    clients: Clients = Clients()
+    clients_of: Mapping[str, Clients] = field(default_factory=dict)
     flags: Mapping[str, Any] = field(default_factory=dict)
     clients_bound_batch: bool = False
     drawn_after: tuple[str, ...] = ()
@@ -52,10 +68,10 @@ SOURCES: Mapping[str, Source] = {
         flags={"scheduler.prefix_cache.kind": "none", "scheduler.max_num_batched_tokens": 8192},
         clients_bound_batch=True,
     ),
-    # Not documented; 5 is what the engines' first-token times agree on, docs/validation.md.
+    # Not documented; found on every third row's first-token time, docs/validation.md.
     "nvidia_internal": Source(
-        requests_per_client=5,
-        length_ratio=0.95,
+        clients=Clients(10, 0.95, prompt_token_ms=0.03),
+        clients_of={"sglang": Clients(5, 0.95)},
         flags={"scheduler.prefix_cache.kind": "none"},
         drawn_after=("0.5.6",),
     ),
@@ -106,12 +122,18 @@ def predict(row: ServingRow, options: Options) -> Prediction:
     if failed is not None:
         return Prediction(why=failed.detail or failed.outcome or "a request did not finish")
     tpot_ms, ttft_ms = _means(ended, row.stream_interval)
-    return Prediction(tpot_ms, ttft_ms)
+    return Prediction(tpot_ms, ttft_ms + clients_of(row).prompt_token_ms * row.input_tokens)
 
 
 def source_of(row: ServingRow) -> Source:
     """Return what is known of the row's source."""
     return SOURCES.get(row.cells.get("source", "").strip(), OTHER)
+
+
+def clients_of(row: ServingRow) -> Clients:
+    """Return what is known of the row's clients."""
+    source = source_of(row)
+    return source.clients_of.get(row.backend, source.clients)
 
 
 def settings_of(row: ServingRow, options: Options) -> Settings:
@@ -143,15 +165,15 @@ def settings_of(row: ServingRow, options: Options) -> Settings:
 
 def load_options(row: ServingRow, options: Options) -> LoadOptions:
     """Return the workload of the row's clients."""
-    source = source_of(row)
-    guessed = row.backend == "sglang" and row.version.startswith(source.drawn_after)
-    ratio = source.length_ratio if row.length_ratio is None or guessed else row.length_ratio
+    clients = clients_of(row)
+    guessed = row.backend == "sglang" and row.version.startswith(source_of(row).drawn_after)
+    ratio = clients.length_ratio if row.length_ratio is None or guessed else row.length_ratio
     return LoadOptions(
         input_tokens=row.input_tokens,
         output_tokens=row.output_tokens,
         length_ratio=ratio,
         concurrency=row.concurrency,
-        requests_per_client=row.requests_per_client or source.requests_per_client,
+        requests_per_client=row.requests_per_client or clients.requests_per_client,
         seed=options.seed,
         timeout=_TIMEOUT_SECONDS,
     )

@@ -20,6 +20,7 @@ from lorrery.worker.device.hardware import AllReduce, AttentionFit, GemmFit
 from lorrery.worker.device.single import SingleKernels
 from tests.worker.device.known import CATALOGUE
 
+WIDE = {"COLUMNS": "200"}
 SHEET = ["--gpu", "Z1", "--tflops", "200", "--memory-gb", "48", "--gb-per-second", "1000", "--num-sms", "90"]
 GEMM = GemmFit(0.61, 0.78, 6.0, 128)
 ATTENTION = AttentionFit(0.75, 0.5, 9.0, 8.0, 20.0, 0.2, 0.1, 64, 300.0, 2.0)
@@ -34,7 +35,7 @@ KERNELS = SingleKernels(Z1)
 
 
 def calibrate(*arguments: str | Path) -> str:
-    result = CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "200"})
+    result = CliRunner().invoke(app, [*map(str, arguments)], env=WIDE)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output
@@ -101,7 +102,7 @@ def test_the_constants_of_a_new_gpu_are_found_and_serve(tmp_path):
     assert "gemm.bf16" not in gpu.modern_fit.assumed
     assert catalogue.gpu("L40S") == CATALOGUE.gpu("L40S")
 
-    result = CliRunner().invoke(validate, ["kernels", str(path), "--gpu", "Z1", "--catalogue", str(out)])
+    result = CliRunner().invoke(validate, ["kernels", str(path), "--gpu", "Z1", "--catalogue", str(out)], env=WIDE)
     assert result.exit_code == 0, result.output
     assert re.search(r"gemm +bfloat16 .* 0\.\d +[+-]0\.\d .* fitted", result.output), result.output
 

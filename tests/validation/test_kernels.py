@@ -32,7 +32,7 @@ ALL_REDUCE = {
 
 
 def kernels(*arguments: str | Path) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["kernels", *map(str, arguments)])
+    result = CliRunner().invoke(app, ["kernels", *map(str, arguments)], env={"COLUMNS": "200"})
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.output
