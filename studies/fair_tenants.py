@@ -2,7 +2,7 @@
 
     python -m studies.fair_tenants [--out docs/figures] [--seconds 300]
 
-Ten tenants send Poisson requests to one A100 with Llama-3-8B, 1.6 a second each, which together is about four fifths of
+Ten tenants send Poisson requests to one A100 with Llama-3-8B, 1.9 a second each, which together is about four fifths of
 what it can serve. Then one of them sends 2, 4 and 10 times as much. Three policies: first come first served, virtual
 token counters by tenant (policy = "vtc_fair", fair_by = "tenant"), and the same with at most 16 requests of one tenant
 running at once (fair_max_running), four times what a tenant at its share has. The nine others send the same requests
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 NAME = "fair_tenants"
 MODEL, GPU = "Llama-3-8B", "A100-80-SXM"
-NUM_TENANTS, SHARE, MAX_RUNNING = 10, 1.6, 16
+NUM_TENANTS, SHARE, MAX_RUNNING = 10, 1.9, 16
 PROMPT, OUTPUT = (128, 384), (64, 192)
 TIMES = (1, 2, 4, 10)
 GREEDY = f"tenant-{NUM_TENANTS - 1}"

