@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.terminal import table_console
 from lorrery.cli.output import write
+from lorrery.cli.validate_rows import JsonFile, group_names, say_left_out
 from lorrery.plots import style
 from lorrery.validation import kernels as measured
 from lorrery.validation import kernels_plot
@@ -30,10 +30,7 @@ def kernels(
         list[str] | None,
         typer.Option(metavar="COLUMNS", help="Columns to group by, with commas; default: gpu,op,dtype,kv_dtype."),
     ] = None,
-    json_file: Annotated[
-        Path | None,
-        typer.Option("--json", metavar="FILE", dir_okay=False, help="Write each row's prediction, and the groups."),
-    ] = None,
+    json_file: JsonFile = None,
     plot: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Draw predicted against measured: .svg, .png or .pdf.")
     ] = None,
@@ -53,16 +50,13 @@ def kernels(
       lorrery validate kernels --group gpu,op --json errors.json --plot kernels.svg
       lorrery validate kernels my-kernels.csv --catalogue my-gpu.toml
     """
-    names = [name.strip() for text in group or () for name in text.split(",")] or list(measured.GROUPED_BY)
-    if "" in names:
-        raise SettingsError(f"--group {','.join(names)}: an empty name; write column names with commas between")
+    names = group_names(group, measured.GROUPED_BY)
     if plot is not None:
         style.check(kernels_plot.OPTION, plot)
     known = read_catalogue(catalogue or ())
-    comparison = measured.compare(measured.read_file(file), known, list(dict.fromkeys(names)), gpu or "")
+    comparison = measured.compare(measured.read_file(file), known, names, gpu or "")
     table_console().print(measured.render(comparison))
-    for one in comparison.not_predicted:
-        typer.echo(f"not predicted: {one.num_rows:,} rows, the first in line {one.line}: {one.why}")
+    say_left_out(comparison.not_predicted)
     if json_file is not None:
         write(json_file, measured.to_json(comparison))
     if plot is not None and comparison.groups:

@@ -8,9 +8,9 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.terminal import table_console
 from lorrery.cli.output import write
+from lorrery.cli.validate_rows import JsonFile, group_names, say_left_out
 from lorrery.validation import serving as measured
 from lorrery.validation.published import MEASURED_SERVING
 from lorrery.validation.serving_rows import read_file
@@ -35,10 +35,7 @@ def serving(
             metavar="COLUMNS", help="Columns to group by, with commas; default: model,gpu,backend,weight_dtype."
         ),
     ] = None,
-    json_file: Annotated[
-        Path | None,
-        typer.Option("--json", metavar="FILE", dir_okay=False, help="Write each row's prediction, and the groups."),
-    ] = None,
+    json_file: JsonFile = None,
     catalogue: Annotated[
         list[Path] | None, typer.Option(help="TOML with further GPUs, models, engines; repeatable.")
     ] = None,
@@ -64,21 +61,16 @@ def serving(
       lorrery validate serving --group backend,tensor_parallel --json errors.json
       lorrery validate serving my-runs.csv --catalogue my-gpu.toml --jobs 8
     """
-    names = [name.strip() for text in group or () for name in text.split(",")] or list(measured.GROUPED_BY)
-    if "" in names:
-        raise SettingsError(f"--group {','.join(names)}: an empty name; write column names with commas between")
+    names = group_names(group, measured.GROUPED_BY)
     known = read_catalogue(catalogue or ())
     options = Options(tuple(path.absolute() for path in catalogue or ()), seed, tuple(overrides or ()))
 
     def watch(found: Iterable[Prediction], total: int) -> Iterable[Prediction]:
         return track(found, "simulating", total=total, console=Console(stderr=True), transient=True)
 
-    comparison = measured.compare(
-        read_file(file), list(dict.fromkeys(names)), options, jobs=jobs or measured.default_jobs(), watch=watch
-    )
+    comparison = measured.compare(read_file(file), names, options, jobs=jobs or measured.default_jobs(), watch=watch)
     table_console().print(measured.render(comparison, known))
-    for one in comparison.not_predicted:
-        typer.echo(f"not predicted: {one.num_rows:,} rows, the first in line {one.line}: {one.why}")
+    say_left_out(comparison.not_predicted)
     if json_file is not None:
         write(json_file, measured.to_json(comparison))
     if not comparison.groups:

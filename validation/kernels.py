@@ -8,17 +8,17 @@ reason.
 import gzip
 import json
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
 from typing import TextIO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lorrery.chassis.errors import FormatError, SettingsError
 from lorrery.chassis.terminal import FigureTable
+from lorrery.validation.errors import Errors, NotPredicted, percent, reasons, reasons_json, sum_up
 from lorrery.worker.device.catalogue import Catalogue
 from lorrery.worker.device.kernel_prediction import KernelPredictions, Prediction
 from lorrery.worker.device.kernel_rows import (
@@ -33,8 +33,6 @@ GROUPED_BY = ("gpu", "op", "dtype", "kv_dtype")
 _GZIP = b"\x1f\x8b"
 _COUNTS = frozenset(name for names in COUNTS.values() for name in names)
 
-Floats = NDArray[np.float64]
-
 
 @dataclass(frozen=True, slots=True)
 class KernelFile:
@@ -42,21 +40,6 @@ class KernelFile:
 
     columns: Sequence[str]
     rows: Sequence[KernelRow]
-
-
-@dataclass(frozen=True, slots=True)
-class Errors:
-    """Of predicted against measured times.
-
-    Attributes:
-        num_rows: how many.
-        mape: mean absolute error, percent; None without rows.
-        median: signed, percent: above 0 the model is too slow.
-    """
-
-    num_rows: int
-    mape: float | None
-    median: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,21 +59,6 @@ class KernelGroup:
     fitted: Errors
     judged: Errors
     basis: str
-
-
-@dataclass(frozen=True, slots=True)
-class NotPredicted:
-    """Rows that the model says nothing of.
-
-    Attributes:
-        why: for all of them.
-        num_rows: how many.
-        line: of the first.
-    """
-
-    why: str
-    num_rows: int
-    line: int
 
 
 @dataclass(slots=True)
@@ -154,9 +122,10 @@ def compare(
         raise SettingsError(f"--group {', '.join(unknown)}: no such column; there are {', '.join(file.columns)}")
     model = KernelPredictions(catalogue, gpu)
     predictions = [model.predict(row) for row in file.rows]
-    return KernelComparison(
-        file, predictions, _groups(file, predictions, group_by, gpu), _reasons(file.rows, predictions)
+    left_out = reasons(
+        (row.line, one.why if one.us is None else "") for row, one in zip(file.rows, predictions, strict=True)
     )
+    return KernelComparison(file, predictions, _groups(file, predictions, group_by, gpu), left_out)
 
 
 def render(comparison: KernelComparison) -> FigureTable:
@@ -172,10 +141,10 @@ def render(comparison: KernelComparison) -> FigureTable:
         table.add_row(
             *(group.key.get(name, "") for name in keys),
             f"{group.errors.num_rows:,}",
-            _percent(group.errors.mape),
-            _percent(group.errors.median, "+"),
-            _percent(group.fitted.mape),
-            _percent(group.judged.mape),
+            percent(group.errors.mape),
+            percent(group.errors.median, "+"),
+            percent(group.fitted.mape),
+            percent(group.judged.mape),
             group.basis,
         )
     return table
@@ -200,8 +169,8 @@ def to_json(comparison: KernelComparison) -> str:
         }
         for group in comparison.groups
     ]
-    reasons = [{"why": one.why, "rows": one.num_rows, "first_line": one.line} for one in comparison.not_predicted]
-    return json.dumps({"rows": rows, "groups": groups, "not_predicted": reasons}, allow_nan=False) + "\n"
+    left_out = reasons_json(comparison.not_predicted)
+    return json.dumps({"rows": rows, "groups": groups, "not_predicted": left_out}, allow_nan=False) + "\n"
 
 
 def _open(path: Path) -> TextIO:
@@ -237,22 +206,8 @@ def _groups(
     for pairs, indices in sorted(members.items()):
         chosen, seen = errors[indices], fitted[indices]
         basis = " + ".join(dict.fromkeys(predictions[index].basis for index in indices))
-        groups.append(KernelGroup(dict(pairs), _sum_up(chosen), _sum_up(chosen[seen]), _sum_up(chosen[~seen]), basis))
+        groups.append(KernelGroup(dict(pairs), sum_up(chosen), sum_up(chosen[seen]), sum_up(chosen[~seen]), basis))
     return groups
-
-
-def _sum_up(errors: Floats) -> Errors:
-    if not len(errors):
-        return Errors(0, None, None)
-    return Errors(len(errors), float(np.mean(np.abs(errors))), float(np.median(errors)))
-
-
-def _reasons(rows: Sequence[KernelRow], predictions: Iterable[Prediction]) -> list[NotPredicted]:
-    found: dict[str, list[int]] = {}
-    for row, one in zip(rows, predictions, strict=True):
-        if one.us is None:
-            found.setdefault(one.why, []).append(row.line)
-    return [NotPredicted(why, len(lines), lines[0]) for why, lines in found.items()]
 
 
 def _values(columns: Sequence[str], cells: Sequence[str]) -> dict[str, str | int | float | None]:
@@ -275,10 +230,6 @@ def _is_number(cell: str) -> bool:
         return isfinite(float(cell))
     except ValueError:
         return False
-
-
-def _percent(value: float | None, sign: str = "") -> str:
-    return "-" if value is None else f"{value:{sign}.1f}"
 
 
 def _errors_json(errors: Errors) -> dict[str, float | int | None]:

@@ -14,10 +14,9 @@ from functools import partial
 from multiprocessing import get_context
 from os import sched_getaffinity
 
-import numpy as np
-
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.terminal import FigureTable
+from lorrery.validation.errors import Errors, NotPredicted, percent, reasons, reasons_json, sum_up
 from lorrery.validation.serving_rows import OK, ServingFile, ServingRow, as_json
 from lorrery.validation.serving_run import AS_IT_IS, Options, Prediction, predict
 from lorrery.worker.device.basis import no_measurement
@@ -26,21 +25,6 @@ from lorrery.worker.device.catalogue import Catalogue
 GROUPED_BY = ("model", "gpu", "backend", "weight_dtype")
 _FEW_ROWS = 6
 """So few are simulated here: a further process takes a second to start."""
-
-
-@dataclass(frozen=True, slots=True)
-class Errors:
-    """Of predicted against measured figures.
-
-    Attributes:
-        num_rows: how many.
-        mape: mean absolute error, percent; None without rows.
-        median: signed, percent: above 0 the simulator is too slow.
-    """
-
-    num_rows: int
-    mape: float | None
-    median: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +43,6 @@ class ServingGroup:
     num_rows: int
     tpot: Errors
     ttft: Errors
-
-
-@dataclass(frozen=True, slots=True)
-class NotPredicted:
-    """Rows that the simulator makes nothing of: why, how many, and the line of the first."""
-
-    why: str
-    num_rows: int
-    line: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +107,8 @@ def compare(
     groups = _groups(file, found, group_by)
     counted = [index for index, row in enumerate(rows) if row.counts and found[index].why == ""]
     overall = _group({}, OK, counted, rows, found) if counted else None
-    return ServingComparison(file, found, groups, overall, _reasons(rows, found))
+    left_out = reasons((row.line, one.why) for row, one in zip(rows, found, strict=True))
+    return ServingComparison(file, found, groups, overall, left_out)
 
 
 @contextmanager
@@ -176,8 +152,8 @@ def render(comparison: ServingComparison, catalogue: Catalogue) -> FigureTable:
 def _figures(group: ServingGroup) -> list[str]:
     tpot, ttft = group.tpot, group.ttft
     return [
-        f"{group.num_rows:,}", _percent(tpot.mape), _percent(tpot.median, "+"), f"{ttft.num_rows:,}",
-        _percent(ttft.mape), _percent(ttft.median, "+"),
+        f"{group.num_rows:,}", percent(tpot.mape), percent(tpot.median, "+"), f"{ttft.num_rows:,}",
+        percent(ttft.mape), percent(ttft.median, "+"),
     ]  # fmt: skip
 
 
@@ -205,9 +181,7 @@ def to_json(comparison: ServingComparison) -> str:
         "rows": rows,
         "groups": [_group_json(group) for group in comparison.groups],
         "overall": None if comparison.overall is None else _group_json(comparison.overall),
-        "not_predicted": [
-            {"why": one.why, "rows": one.num_rows, "first_line": one.line} for one in comparison.not_predicted
-        ],
+        "not_predicted": reasons_json(comparison.not_predicted),
     }
     return json.dumps(content, allow_nan=False, indent=1) + "\n"
 
@@ -247,7 +221,7 @@ def _group(
     with_ttft = [index for index in indices if rows[index].ttft_counts]
     tpot = [_error(found[index].tpot_ms, rows[index].measured["tpot_ms"]) for index in indices]
     ttft = [_error(found[index].ttft_ms, rows[index].measured["ttft_ms"]) for index in with_ttft]
-    return ServingGroup(key, quality, len(indices), _sum_up(tpot), _sum_up(ttft))
+    return ServingGroup(key, quality, len(indices), sum_up(tpot), sum_up(ttft))
 
 
 def _error(predicted: float | None, measured: float) -> float:
@@ -255,23 +229,5 @@ def _error(predicted: float | None, measured: float) -> float:
     return (predicted / measured - 1) * 100
 
 
-def _sum_up(errors: Sequence[float]) -> Errors:
-    if not errors:
-        return Errors(0, None, None)
-    return Errors(len(errors), float(np.mean(np.abs(errors))), float(np.median(errors)))
-
-
-def _reasons(rows: Sequence[ServingRow], found: Sequence[Prediction]) -> list[NotPredicted]:
-    lines: dict[str, list[int]] = {}
-    for row, one in zip(rows, found, strict=True):
-        if one.why:
-            lines.setdefault(one.why, []).append(row.line)
-    return [NotPredicted(why, len(at), at[0]) for why, at in lines.items()]
-
-
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
-
-
-def _percent(value: float | None, sign: str = "") -> str:
-    return "-" if value is None else f"{value:{sign}.1f}"

@@ -29,12 +29,7 @@ class Chunked:
         """Decide at a boundary."""
         running = context.running
         budget = self.limits.max_prompt_tokens - running.num_decoding
-        chunks: list[Chunk] = []
-        for sequence in running.prefilling.values():
-            budget = add_chunk(chunks, sequence, budget)
-        if budget > 0:
-            for sequence in context.admit(self.limits, at_ps, budget):
-                budget = add_chunk(chunks, sequence, budget)
+        chunks = chunks_within(context, self.limits, at_ps, budget)
         if chunks:
             return Step(chunks, decode=running.num_decoding > 0)
         if not running.num_decoding:
@@ -50,6 +45,17 @@ class Chunked:
     def arrivals_matter(self, context: BatchContext) -> bool:
         """Tell whether an arrival may matter before the last choice is through."""
         return context.arrivals_matter()
+
+
+def chunks_within(context: BatchContext, limits: BatchLimits, at_ps: int, budget: int) -> list[Chunk]:
+    """Return what a budget of tokens computes of prompts: those under way, then those who may enter for the rest."""
+    chunks: list[Chunk] = []
+    for sequence in context.running.prefilling.values():
+        budget = add_chunk(chunks, sequence, budget)
+    if budget > 0:
+        for sequence in context.admit(limits, at_ps, budget):
+            budget = add_chunk(chunks, sequence, budget)
+    return chunks
 
 
 def add_chunk(chunks: list[Chunk], sequence: Sequence, budget: int) -> int:

@@ -11,8 +11,7 @@ from dataclasses import replace
 
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.base import BatchContext, Step, Wait
-from lorrery.scheduler.core.batching.chunked import add_chunk
-from lorrery.scheduler.core.plan import Chunk
+from lorrery.scheduler.core.batching.chunked import chunks_within
 
 
 class PrefillFirst:
@@ -28,13 +27,7 @@ class PrefillFirst:
     def choose(self, context: BatchContext, at_ps: int) -> Step | Wait:
         """Decide at a boundary."""
         running = context.running
-        budget = self.limits.max_prompt_tokens
-        chunks: list[Chunk] = []
-        for sequence in running.prefilling.values():
-            budget = add_chunk(chunks, sequence, budget)
-        if budget > 0:
-            for sequence in context.admit(self.limits, at_ps, budget):
-                budget = add_chunk(chunks, sequence, budget)
+        chunks = chunks_within(context, self.limits, at_ps, self.limits.max_prompt_tokens)
         if chunks:
             return Step(chunks)
         if not running.num_decoding:

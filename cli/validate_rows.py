@@ -1,0 +1,37 @@
+"""What the commands share that hold rows of a file against predictions."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lorrery.chassis.errors import SettingsError
+from lorrery.validation.errors import NotPredicted
+
+JsonFile = Annotated[
+    Path | None,
+    typer.Option("--json", metavar="FILE", dir_okay=False, help="Write each row's prediction, and the groups."),
+]
+
+
+def group_names(group: Iterable[str] | None, usual: Sequence[str]) -> list[str]:
+    """Return the columns that `--group` names, each once.
+
+    Args:
+        group: as given, names with commas; None: not given.
+        usual: what is meant then.
+
+    Raises:
+        SettingsError: a name is empty.
+    """
+    names = [name.strip() for text in group or () for name in text.split(",")] or list(usual)
+    if "" in names:
+        raise SettingsError(f"--group {','.join(names)}: an empty name; write column names with commas between")
+    return list(dict.fromkeys(names))
+
+
+def say_left_out(left_out: Iterable[NotPredicted]) -> None:
+    """Print which rows nothing is predicted of, and why."""
+    for one in left_out:
+        typer.echo(f"not predicted: {one.num_rows:,} rows, the first in line {one.line}: {one.why}")

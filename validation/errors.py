@@ -1,0 +1,61 @@
+"""What is the same of every check row by row: errors of predicted against measured figures, and rows left out."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Of predicted against measured figures.
+
+    Attributes:
+        num_rows: how many.
+        mape: mean absolute error, percent; None without rows.
+        median: signed, percent: above 0 the model is too slow.
+    """
+
+    num_rows: int
+    mape: float | None
+    median: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class NotPredicted:
+    """Rows that nothing is predicted of: why, how many, and the line of the first."""
+
+    why: str
+    num_rows: int
+    line: int
+
+
+def sum_up(errors: Sequence[float] | NDArray[np.float64]) -> Errors:
+    """Sum up signed errors of rows, in percent."""
+    if not len(errors):
+        return Errors(0, None, None)
+    return Errors(len(errors), float(np.mean(np.abs(errors))), float(np.median(errors)))
+
+
+def reasons(rows: Iterable[tuple[int, str]]) -> list[NotPredicted]:
+    """Count rows by reason.
+
+    Args:
+        rows: a row's line, and why nothing is predicted of it; empty: something is.
+    """
+    lines: dict[str, list[int]] = {}
+    for line, why in rows:
+        if why:
+            lines.setdefault(why, []).append(line)
+    return [NotPredicted(why, len(at), at[0]) for why, at in lines.items()]
+
+
+def reasons_json(left_out: Iterable[NotPredicted]) -> list[dict[str, str | int]]:
+    """Return the rows left out as JSON has them."""
+    return [{"why": one.why, "rows": one.num_rows, "first_line": one.line} for one in left_out]
+
+
+def percent(value: float | None, sign: str = "") -> str:
+    """Write a figure of a table; `sign` is "+" where it may be negative."""
+    return "-" if value is None else f"{value:{sign}.1f}"
