@@ -181,7 +181,7 @@ async def test_a_worker_that_makes_more_tokens_than_were_asked_for_is_given_up(s
     await router.submit(1, max_new=3)
     await liar.step(await liar.plan())
     plan = await liar.plan()
-    for number in range(4):
+    for number in range(3):  # one too many, and nothing after it: the stream has ended then
         times = {"start_ps": liar.clock_ps + number * 10**9, "end_ps": liar.clock_ps + (number + 1) * 10**9}
         step = pb.StepDone(plan_id=plan.plan_id, **times, handles_u32=ids(1), token_ids_u32=ids(7 + number))
         await liar.call.write(pb.AttachRequest(step=step))
@@ -209,7 +209,7 @@ async def test_a_worker_takes_no_faults_but_those_it_was_told(scheduler: Harness
 
 
 @pytest.mark.parametrize("promise", [False, True])
-async def test_a_worker_that_beats_and_does_nothing_is_lost(promise: bool) -> None:
+async def test_a_worker_that_beats_and_does_nothing_is_lost(promise: bool, capsys: pytest.CaptureFixture[str]) -> None:
     async with Harness(load(None, OVERRIDES)) as scheduler:
         idle, frozen, router = await scheduler.attach("idle"), await scheduler.attach("frozen"), await scheduler.route()
         await idle.call.write(pb.AttachRequest(draining=pb.WorkerDraining()))  # has no plan, and may stay
@@ -230,6 +230,7 @@ async def test_a_worker_that_beats_and_does_nothing_is_lost(promise: bool) -> No
         beating = asyncio.create_task(beat())
         # Which status it sees is open: where it writes while the stream ends, gRPC's client makes one of its own.
         await status_of(frozen)
+        assert "no progress with its plan for 0.5 s" in capsys.readouterr().out
         assert scheduler.value("workers_given_up_total", reason="stalled") == 1
         assert scheduler.value("workers", state="draining") == 1
         beating.cancel()
