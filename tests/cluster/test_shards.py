@@ -15,8 +15,13 @@ pytestmark = pytest.mark.cluster
 ADAPTERS = ("", "lora-0", "lora-1", "lora-2", "lora-3", "big", "loaded-later")
 
 
+def _start(client: Client, count: int, output: int, adapters: tuple[str, ...] = ADAPTERS) -> list[Stream]:
+    return [client.start(Ask(seed, 30, output, adapters[seed % len(adapters)])) for seed in range(count)]
+
+
 async def _start_streams(client: Client, count: int, output: int, adapters: tuple[str, ...] = ADAPTERS) -> list[Stream]:
-    streams = [client.start(Ask(seed, 30, output, adapters[seed % len(adapters)])) for seed in range(count)]
+    """Start streams, and wait until all have begun and none has ended."""
+    streams = _start(client, count, output, adapters)
     await asyncio.gather(*(stream.at(5) for stream in streams))
     assert not any(stream.over for stream in streams), [stream.error for stream in streams]
     return streams
@@ -97,7 +102,7 @@ async def test_killed_shard_hands_its_streams_to_the_other(start_cluster: StartC
             return [len(shard.workers) for shard in await client.shards()] == [1, 1]
 
         await wait_until(all_attached)
-        again = await _start_streams(client, 16, 20, ("",)) + await _start_streams(client, 14, 20)
+        again = _start(client, 16, 20, ("",)) + _start(client, 14, 20)
         assert await _check_all(cluster, again) == workers
         assert (await client.adapters())["loaded-later"] == 8
     await nothing_held(cluster)
