@@ -36,7 +36,7 @@ WHAT_TELLS = {
     "sequence_ns": "decodes of many short sequences",
     "longest_ns": "decodes of one long sequence",
     "us_per_gpu": "messages of 256 KiB and more over different numbers of GPUs",
-    "large_us": "messages around 8 MiB",
+    "large_us": "messages around 16 MiB",
     "gb_per_second": "large messages over that many GPUs",
     "expert_rows": "several tokens an expert",
     "expert_us": "many experts of few tokens",

@@ -21,13 +21,12 @@ from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
 from lorrery.chassis.terminal import table_console
 from lorrery.cli import deployment_flags, plan_text
-from lorrery.cli.config import ConfigOption
+from lorrery.cli.config_option import ConfigOption
 from lorrery.cli.output import write
 from lorrery.cli.plan_sizing import Cluster, command_of
 from lorrery.cli.version import VersionOption
 from lorrery.plots import style
 from lorrery.simulator.plan import Claim, Level, Plan, make_plan
-from lorrery.worker.device.basis import grounds
 from lorrery.worker.device.capacity import Workload
 
 app = command_app()
@@ -144,7 +143,7 @@ def _clusters(
     else:
         kinds = [cluster]
     for kind, model, gpu, degree in product(kinds, models or (None,), gpus or (None,), degrees or (None,)):
-        yield kind.but(model=model, worker__gpu=gpu, worker__tensor_parallel=degree)
+        yield kind.alone().but(model=model, worker__gpu=gpu, worker__tensor_parallel=degree)
 
 
 def _plan(cluster: Cluster, work: Workload, level: Level, claim: Claim | None, streams: Sequence[int] | None) -> Plan:
@@ -195,7 +194,7 @@ def _to_json(one: Plan) -> dict[str, object]:
         "deployment": one.name,
         "gpus_per_replica": one.num_gpus,
         "refused": one.refused,
-        "basis": [asdict(ground) for ground in grounds(capacity.deployment)] if capacity else None,
+        "basis": [asdict(ground) for ground in capacity.grounds] if capacity else None,
         "kv_pool_tokens": capacity.kv_pool_tokens if capacity else None,
         "max_concurrency": capacity.max_concurrency if capacity else None,
         "points": [asdict(point) for point in one.points],

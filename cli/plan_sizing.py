@@ -34,7 +34,12 @@ class Cluster:
     def kinds(self) -> list["Cluster"]:
         """Return one for each kind of worker, without groups of them."""
         groups = self.settings().workers
-        return [self.all_alike(group.overrides) for group in groups] or [self]
+        alike = ({key: value for key, value in group.overrides.items() if key != "gpus"} for group in groups)
+        return [self.all_alike(worker) for worker in alike] or [self]
+
+    def alone(self) -> "Cluster":
+        """Return it with one worker a process, so that their number is that of processes."""
+        return self if self.settings().worker.gpus == 1 else self.but(worker__gpus=1)
 
     def all_alike(self, worker: Mapping[str, Any]) -> "Cluster":
         """Return it without groups of workers, but with these settings of `[worker]`."""

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from lorrery.chassis.terminal import FigureTable
+from lorrery.cli.basis_text import in_one_line, with_sources
 from lorrery.simulator.plan import Claim, ClaimAnswer, Level, Plan, Sizing
-from lorrery.worker.device.basis import grounds
-from lorrery.worker.device.capacity import Capacity, Point, Workload
+from lorrery.worker.device.capacity import Point, Workload
 from lorrery.worker.device.lora import adapter_load_ps
 from lorrery.worker.device.memory import weight_bytes
 
@@ -24,7 +24,7 @@ def show_one(console: Console, plan: Plan, work: Workload, level: Level, claim: 
         return
     for line in _fits(plan, work):
         console.print(line)
-    for line in _basis(plan.capacity):
+    for line in with_sources(plan.capacity.grounds):
         console.print(line, highlight=False, markup=False)
     console.print(f"TTFT without queueing: {plan.capacity.unqueued_ttft() * 1e3:.0f} ms")
     console.print()
@@ -40,14 +40,6 @@ def show_one(console: Console, plan: Plan, work: Workload, level: Level, claim: 
         _show_sizing(console, plan, plan.sizing, level)
     for line in _claim_lines(plan, claim):
         console.print(line)
-
-
-def _basis(capacity: Capacity) -> list[str]:
-    """Say what step times rest on: each basis once, with the parts that have it and why."""
-    parts: dict[tuple[str, str], list[str]] = {}
-    for ground in grounds(capacity.deployment):
-        parts.setdefault((ground.basis, ground.why), []).append(ground.part)
-    return [f"{basis}: {', '.join(names)}{f' ({why})' if why else ''}" for (basis, why), names in parts.items()]
 
 
 def show_many(console: Console, plans: Sequence[Plan], work: Workload, level: Level, claim: Claim | None) -> None:
@@ -84,6 +76,8 @@ def show_many(console: Console, plans: Sequence[Plan], work: Workload, level: Le
     for plan in plans:
         if plan.refused is not None:
             console.print(plan.refused)
+    for lines, names in _bases(plans).items():
+        console.print(f"basis of {', '.join(names)}: {lines}", highlight=False, markup=False)
     for plan in plans:
         if plan.sizing is not None:
             console.print()
@@ -93,6 +87,15 @@ def show_many(console: Console, plans: Sequence[Plan], work: Workload, level: Le
         console.print()
         console.print(_claim_heading(claim))
         console.print(_claims(plans, claim))
+
+
+def _bases(plans: Sequence[Plan]) -> dict[str, list[str]]:
+    """Return what figures rest on -> the deployments of which that is so."""
+    found: dict[str, list[str]] = {}
+    for plan in plans:
+        if plan.capacity is not None:
+            found.setdefault(in_one_line(plan.capacity.grounds), []).append(plan.name)
+    return found
 
 
 def draw_points(points: Sequence[Point], columns: int = PLOT_COLUMNS) -> list[str]:

@@ -27,7 +27,8 @@ from lorrery.validation import slora as slora_runs
 from lorrery.validation import steptime as steptimes
 from lorrery.validation import vidur_run
 from lorrery.validation.golden.replay import Failure, FileReport, KindReport, Report, replay_files
-from lorrery.validation.policy.check import check_policy
+from lorrery.validation.policy.check import check_policy, placements_of
+from lorrery.validation.policy.placement import check_placement
 from lorrery.validation.published import MEASURED_STEPS, SLORA_RUNS, VIDUR_REQUESTS, VIDUR_STEPS
 from lorrery.validation.vidur import BatchRules
 from lorrery.worker.device.catalogue import PACKAGE, Catalogue
@@ -40,6 +41,9 @@ MAX_MISMATCHES_SHOWN = 3
 """Differences shown per failed record."""
 MAX_VALUE_LENGTH = 300
 """Characters of a value shown."""
+
+_PARTS = {"policy": (), "batching": ("scheduler.policy=fcfs",), "placement": ()}
+"""What `validate policy` checks, each the setting that names it -> what it runs with unless --set says otherwise."""
 
 app = command_app(no_args_is_help=True)
 app.command(cls=Command)(kernels)
@@ -54,7 +58,11 @@ def validate(version: VersionOption = False) -> None:
 
 @app.command(cls=Command)
 def policy(
-    name: Annotated[str, typer.Argument(metavar="MODULE:CLASS", help="A queue of your own; or one of ours.")],
+    name: Annotated[str, typer.Argument(metavar="MODULE:CLASS", help="A class of your own; or one of ours.")],
+    part: Annotated[
+        str,
+        typer.Option(metavar="PART", help=f"What it is: {', '.join(_PARTS)}; policy is a queue of scheduler.policy."),
+    ] = "policy",
     overrides: Annotated[
         list[str] | None,
         typer.Option(
@@ -66,18 +74,30 @@ def policy(
     seconds: Annotated[float, typer.Option(min=0.0, help="How long to look for a fault.")] = 20.0,
     seed: Annotated[int, typer.Option(min=0, help="Of all that is drawn; the same seed draws the same cases.")] = 0,
 ) -> None:
-    """Check that a policy of your own keeps its contract.
+    """Check that a policy, a way to batch or a placement of your own keeps its contract.
 
-    Its interface first; then small replicas under any order of arrivals, cancels, steps and losses of the worker; and
-    each once more asked before every step, and asked only when the policy said, which must come to the same. The first
-    fault is told, with the case that shows it, and the exit code is 1.
+    Its interface first. A queue or a way to batch then runs small replicas under any order of arrivals, cancels, steps
+    and losses of the worker; and each once more asked before every step, and asked only when it said, which must come
+    to the same. A placement chooses among workers that come, go, fill and empty, twice, which must come to the same.
+    The first fault is told, with the case that shows it, and the exit code is 1.
 
     Examples:
       lorrery validate policy vtc_fair --seconds 5
       lorrery validate policy my_module:MyQueue --set scheduler.policy_options.ageing=0.5
+      lorrery validate policy my_module:MyBatching --part batching --set scheduler.policy=fcfs
+      lorrery validate policy predicted_finish --part placement --seconds 5
     """
-    settings = load(overrides=[f"scheduler.policy={name}", *(overrides or ())])
+    if part not in _PARTS:
+        raise SettingsError(f"--part {part}: it must be one of {', '.join(_PARTS)}")
+    settings = load(overrides=[*_PARTS[part], f"scheduler.{part}={name}", *(overrides or ())])
     typer.echo(f"{name}: trying it for {seconds:g} s, seed {seed}")
+    if part == "placement":
+        placed = check_placement(placements_of(settings), seed=seed, seconds=seconds)
+        typer.echo(f"{name}: {placed.fault}" if placed.fault else f"{name}: {placed.num_cases} cases, no fault")
+        if placed.fault:
+            typer.echo(f"  {placed.case}")
+            raise typer.Exit(1)
+        return
     verdict = check_policy(settings, seed=seed, seconds=seconds)
     if verdict.case is not None:
         typer.echo(f"{name}: {verdict.fault}")

@@ -11,8 +11,11 @@ from rich.progress import track
 from lorrery.chassis.terminal import table_console
 from lorrery.cli.output import write
 from lorrery.cli.validate_rows import JsonFile, group_names, say_left_out
+from lorrery.plots import style
 from lorrery.validation import serving as measured
+from lorrery.validation import serving_ablation, serving_left_out, serving_plot
 from lorrery.validation.published import MEASURED_SERVING
+from lorrery.validation.serving_causes import ALL, CAUSES, named
 from lorrery.validation.serving_rows import read_file
 from lorrery.validation.serving_run import Options, Prediction
 from lorrery.worker.build import read_catalogue
@@ -43,6 +46,25 @@ def serving(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="One setting of every row; repeatable; wins over the row."),
     ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Draw predicted against measured: .svg, .png or .pdf.")
+    ] = None,
+    causes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--without",
+            metavar="CAUSE",
+            help="Show the errors without one cause too; repeatable; all: each by itself. The causes:"
+            f" {', '.join(CAUSES)}.",
+        ),
+    ] = None,
+    leave_out: Annotated[
+        bool,
+        typer.Option(
+            "--leave-one-out", help="Show each group's errors with engine constants found anew without its rows."
+        ),
+    ] = False,
+    every: Annotated[int, typer.Option(min=1, metavar="N", help="Only every Nth row of each group.")] = 1,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of every draw.")] = 0,
     jobs: Annotated[
         int | None, typer.Option("--jobs", "-j", min=1, help="Processes; default: as many as there are cores.")
@@ -60,18 +82,39 @@ def serving(
       lorrery validate serving
       lorrery validate serving --group backend,tensor_parallel --json errors.json
       lorrery validate serving my-runs.csv --catalogue my-gpu.toml --jobs 8
+      lorrery validate serving --every 10 --without host-time --without graph-all-reduce
+      lorrery validate serving --every 4 --leave-one-out --plot serving.svg
     """
     names = group_names(group, measured.GROUPED_BY)
+    left_out = named(causes or ())
+    if plot is not None:
+        style.check(serving_plot.OPTION, plot)
     known = read_catalogue(catalogue or ())
     options = Options(tuple(path.absolute() for path in catalogue or ()), seed, tuple(overrides or ()))
 
     def watch(found: Iterable[Prediction], total: int) -> Iterable[Prediction]:
         return track(found, "simulating", total=total, console=Console(stderr=True), transient=True)
 
-    comparison = measured.compare(read_file(file), names, options, jobs=jobs or measured.default_jobs(), watch=watch)
-    table_console().print(measured.render(comparison, known))
+    jobs = jobs or measured.default_jobs()
+    rows = measured.every(read_file(file), every, names)
+    comparison = measured.compare(rows, names, options, jobs=jobs, watch=watch)
+    console = table_console()
+    console.print(measured.render(comparison, known))
     say_left_out(comparison.not_predicted)
+    more: dict[str, object] = {}
+    if left_out and comparison.groups:
+        ablated = serving_ablation.ablate(comparison, left_out, names, options, jobs=jobs, watch=watch)
+        console.print(serving_ablation.render(ablated, groups=ALL not in (causes or ())))
+        for line in serving_ablation.legend(left_out):
+            typer.echo(line)
+        more["ablations"] = serving_ablation.to_json(ablated)
+    if leave_out and comparison.groups:
+        found = serving_left_out.leave_out(comparison, names, options, known, jobs=jobs, watch=watch)
+        console.print(serving_left_out.render(found))
+        more["left_out"] = serving_left_out.to_json(found)
     if json_file is not None:
-        write(json_file, measured.to_json(comparison))
+        write(json_file, measured.to_json(comparison, more))
+    if plot is not None and comparison.groups:
+        serving_plot.draw(plot, comparison, names)
     if not comparison.groups:
         raise typer.Exit(1)

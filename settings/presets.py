@@ -123,7 +123,7 @@ def preset_tables(name: str, served: Served, later: Mapping[str, Any]) -> dict[s
         scheduler = {}
     model = None
     try:
-        catalogue = Catalogue(read_tables(PACKAGE, served.catalogue)) if served.catalogue else _shipped()
+        catalogue = Catalogue(read_tables(PACKAGE, served.catalogue)) if served.catalogue else shipped_catalogue()
         found = chosen.tables(catalogue.gpu(served.gpu))
         if any(key not in scheduler for key in _LENGTHS):
             model = catalogue.model(served.model)
@@ -148,7 +148,8 @@ def preset_tables(name: str, served: Served, later: Mapping[str, Any]) -> dict[s
 
 
 @cache
-def _shipped() -> Catalogue:
+def shipped_catalogue() -> Catalogue:
+    """Return what ships, read once."""
     return Catalogue(read_tables(PACKAGE))
 
 

@@ -6,11 +6,11 @@ processes make them.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing import get_context
 from os import sched_getaffinity
 
@@ -22,6 +22,7 @@ from lorrery.validation.serving_run import AS_IT_IS, Options, Prediction, predic
 from lorrery.worker.device.basis import no_measurement
 from lorrery.worker.device.catalogue import Catalogue
 
+Watch = Callable[[Iterable[Prediction], int], Iterable[Prediction]]
 GROUPED_BY = ("model", "gpu", "backend", "weight_dtype")
 _FEW_ROWS = 6
 """So few are simulated here: a further process takes a second to start."""
@@ -66,6 +67,19 @@ def default_jobs() -> int:
     return len(sched_getaffinity(0))
 
 
+def every(file: ServingFile, number: int, group_by: Sequence[str] = GROUPED_BY) -> ServingFile:
+    """Return a file with every `number`-th row of each group, the first always."""
+    check_group(file, group_by)
+    seen: Counter[tuple[str, ...]] = Counter()
+    kept: list[ServingRow] = []
+    for row in file.rows:
+        key = (row.quality, *(row.cells[name].strip() for name in group_by))
+        if seen[key] % number == 0:
+            kept.append(row)
+        seen[key] += 1
+    return ServingFile(file.columns, kept)
+
+
 def check_group(file: ServingFile, group_by: Sequence[str]) -> None:
     """Refuse a group by a column that there is not.
 
@@ -82,7 +96,7 @@ def compare(
     options: Options = AS_IT_IS,
     *,
     jobs: int = 1,
-    watch: Callable[[Iterable[Prediction], int], Iterable[Prediction]] = lambda found, total: found,
+    watch: Watch = lambda found, total: found,
 ) -> ServingComparison:
     """Hold the simulator against measured runs.
 
@@ -98,29 +112,42 @@ def compare(
     """
     check_group(file, group_by)
     rows = file.rows
-    # The longest first, so that no process works alone at the end.
-    order = sorted(range(len(rows)), key=lambda index: (-_effort(rows[index]), index))
-    found: list[Prediction] = [Prediction()] * len(rows)
-    with _mapped(partial(predict, options=options), [rows[index] for index in order], jobs) as predicted:
-        for index, one in zip(order, watch(predicted, len(rows)), strict=True):
-            found[index] = one
-    groups = _groups(file, found, group_by)
-    counted = [index for index, row in enumerate(rows) if row.counts and found[index].why == ""]
-    overall = _group({}, OK, counted, rows, found) if counted else None
+    found = predict_all([(row, options) for row in rows], jobs=jobs, watch=watch)
+    predicted = [index for index, one in enumerate(found) if not one.why]
+    groups = [members.errors(found) for members in grouped(file, predicted, group_by)]
+    overall = next((one.errors(found) for one in grouped(file, predicted, ()) if one.quality == OK), None)
     left_out = reasons((row.line, one.why) for row, one in zip(rows, found, strict=True))
     return ServingComparison(file, found, groups, overall, left_out)
 
 
+def predict_all(
+    runs: Sequence[tuple[ServingRow, Options]], *, jobs: int, watch: Watch = lambda found, total: found
+) -> list[Prediction]:
+    """Simulate rows, each under its own options; return the predictions in the rows' order.
+
+    Args:
+        runs: rows and options.
+        jobs: processes.
+        watch: as for `compare`.
+    """
+    # The longest first, so that no process works alone at the end.
+    order = sorted(range(len(runs)), key=lambda index: (-_effort(runs[index][0]), index))
+    found: list[Prediction] = [Prediction()] * len(runs)
+    with _mapped([runs[index] for index in order], jobs) as predicted:
+        for index, one in zip(order, watch(predicted, len(runs)), strict=True):
+            found[index] = one
+    return found
+
+
 @contextmanager
-def _mapped(
-    function: Callable[[ServingRow], Prediction], rows: Sequence[ServingRow], jobs: int
-) -> Iterator[Iterator[Prediction]]:
-    if jobs == 1 or len(rows) <= _FEW_ROWS:
-        yield map(function, rows)
+def _mapped(runs: Sequence[tuple[ServingRow, Options]], jobs: int) -> Iterator[Iterator[Prediction]]:
+    rows, options = [row for row, _ in runs], [one for _, one in runs]
+    if jobs == 1 or len(runs) <= _FEW_ROWS:
+        yield map(predict, rows, options)
         return
-    with ProcessPoolExecutor(min(jobs, len(rows)), get_context("spawn")) as pool:
+    with ProcessPoolExecutor(min(jobs, len(runs)), get_context("spawn")) as pool:
         try:
-            yield pool.map(function, rows)
+            yield pool.map(predict, rows, options)
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -166,8 +193,13 @@ def _basis(group: ServingGroup, catalogue: Catalogue) -> str:
     return gpu.modern_fit.basis if no_measurement(gpu) is None else "no measurement"
 
 
-def to_json(comparison: ServingComparison) -> str:
-    """Write `{"rows": [the row's columns + predicted_tpot_ms, predicted_ttft_ms], "groups": [...], ...}`."""
+def to_json(comparison: ServingComparison, more: Mapping[str, object] | None = None) -> str:
+    """Write `{"rows": [the row's columns + predicted_tpot_ms, predicted_ttft_ms], "groups": [...], ...}`.
+
+    Args:
+        comparison: what became of the file.
+        more: further parts.
+    """
     file = comparison.file
     rows = [
         {
@@ -182,6 +214,7 @@ def to_json(comparison: ServingComparison) -> str:
         "groups": [_group_json(group) for group in comparison.groups],
         "overall": None if comparison.overall is None else _group_json(comparison.overall),
         "not_predicted": reasons_json(comparison.not_predicted),
+        **(more or {}),
     }
     return json.dumps(content, allow_nan=False, indent=1) + "\n"
 
@@ -199,29 +232,35 @@ def _group_json(group: ServingGroup) -> dict[str, object]:
     }
 
 
-def _groups(file: ServingFile, found: Sequence[Prediction], group_by: Sequence[str]) -> list[ServingGroup]:
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The rows of a group, by their place in the file."""
+
+    file: ServingFile
+    key: Mapping[str, str]
+    quality: str
+    indices: Sequence[int]
+
+    def errors(self, found: Mapping[int, Prediction] | Sequence[Prediction]) -> ServingGroup:
+        """Return the group's errors under these predictions."""
+        rows = self.file.rows
+        with_ttft = [index for index in self.indices if rows[index].ttft_counts]
+        tpot = [_error(found[index].tpot_ms, rows[index].measured["tpot_ms"]) for index in self.indices]
+        ttft = [_error(found[index].ttft_ms, rows[index].measured["ttft_ms"]) for index in with_ttft]
+        return ServingGroup(self.key, self.quality, len(self.indices), sum_up(tpot), sum_up(ttft))
+
+
+def grouped(file: ServingFile, indices: Iterable[int], group_by: Sequence[str]) -> list[Members]:
+    """Return groups of rows that share columns and quality, those of quality ok first."""
     members: dict[tuple[bool, tuple[str, ...], str], list[int]] = {}
-    for index, (row, one) in enumerate(zip(file.rows, found, strict=True)):
-        if not one.why:
-            values = tuple(row.cells[name].strip() for name in group_by)
-            members.setdefault((not row.counts, values, row.quality), []).append(index)
+    for index in indices:
+        row = file.rows[index]
+        values = tuple(row.cells[name].strip() for name in group_by)
+        members.setdefault((not row.counts, values, row.quality), []).append(index)
     return [
-        _group(dict(zip(group_by, values, strict=True)), quality, indices, file.rows, found)
-        for (_, values, quality), indices in sorted(members.items())
+        Members(file, dict(zip(group_by, values, strict=True)), quality, found)
+        for (_, values, quality), found in sorted(members.items())
     ]
-
-
-def _group(
-    key: Mapping[str, str],
-    quality: str,
-    indices: Sequence[int],
-    rows: Sequence[ServingRow],
-    found: Sequence[Prediction],
-) -> ServingGroup:
-    with_ttft = [index for index in indices if rows[index].ttft_counts]
-    tpot = [_error(found[index].tpot_ms, rows[index].measured["tpot_ms"]) for index in indices]
-    ttft = [_error(found[index].ttft_ms, rows[index].measured["ttft_ms"]) for index in with_ttft]
-    return ServingGroup(key, quality, len(indices), sum_up(tpot), sum_up(ttft))
 
 
 def _error(predicted: float | None, measured: float) -> float:

@@ -10,6 +10,8 @@ from lorrery.chassis.errors import FormatError
 
 OK = "ok"
 """Of `quality`: a row that counts."""
+DOUBTFUL = "suspect"
+"""How qualities begin of rows whose measurement is in doubt."""
 MEASURED = ("ttft_ms", "tpot_ms")
 _NEEDED = (
     "backend",

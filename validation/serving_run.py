@@ -23,6 +23,8 @@ from lorrery.vocabulary.units import PS_PER_SECOND
 
 _PS_PER_MS = PS_PER_SECOND // 1000
 _TIMEOUT_SECONDS = 1e6
+CLIENT_TIME, DRAWN_LENGTHS, MESSAGES = "client-time", "drawn-lengths", "messages"
+"""What is known of a source's clients, by the name under which it can be left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +88,13 @@ class Options:
         catalogue: files with further GPUs, models, engines.
         seed: of every draw.
         overrides: settings that win, `section.key=value`.
+        without: what is known of the clients, and left out all the same.
     """
 
     catalogue: tuple[Path, ...] = ()
     seed: int = 0
     overrides: tuple[str, ...] = ()
+    without: frozenset[str] = frozenset()
 
 
 AS_IT_IS = Options()
@@ -121,8 +125,10 @@ def predict(row: ServingRow, options: Options) -> Prediction:
     failed = next((request for request in ended if request.outcome != "finished"), None)
     if failed is not None:
         return Prediction(why=failed.detail or failed.outcome or "a request did not finish")
-    tpot_ms, ttft_ms = _means(ended, row.stream_interval)
-    return Prediction(tpot_ms, ttft_ms + clients_of(row).prompt_token_ms * row.input_tokens)
+    tpot_ms, ttft_ms = _means(ended, 1 if MESSAGES in options.without else row.stream_interval)
+    if CLIENT_TIME not in options.without:
+        ttft_ms += clients_of(row).prompt_token_ms * row.input_tokens
+    return Prediction(tpot_ms, ttft_ms)
 
 
 def source_of(row: ServingRow) -> Source:
@@ -168,6 +174,8 @@ def load_options(row: ServingRow, options: Options) -> LoadOptions:
     clients = clients_of(row)
     guessed = row.backend == "sglang" and row.version.startswith(source_of(row).drawn_after)
     ratio = clients.length_ratio if row.length_ratio is None or guessed else row.length_ratio
+    if DRAWN_LENGTHS in options.without:
+        ratio = 1.0
     return LoadOptions(
         input_tokens=row.input_tokens,
         output_tokens=row.output_tokens,

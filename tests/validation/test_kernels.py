@@ -95,6 +95,13 @@ def test_all_reduces_of_other_kernels_are_never_pooled(tmp_path):
     }  # fmt: skip
 
 
+def test_messages_of_nvidias_rows_are_counted_in_numbers_of_two_bytes(tmp_path):
+    own, theirs = row(**{**ALL_REDUCE, "message_bytes": 2**21}), row(**ALL_REDUCE, version="0.24.0")
+    found = in_json(written(tmp_path / "k.csv", own, theirs))
+    assert found["rows"][0]["predicted_us"] == found["rows"][1]["predicted_us"]
+    assert [one["message_bytes"] for one in found["rows"]] == [2**21, 2**20]
+
+
 def test_rows_that_cannot_be_predicted_are_counted_with_the_reason(tmp_path):
     rows = [
         row(**GEMM),
@@ -111,7 +118,7 @@ def test_rows_that_cannot_be_predicted_are_counted_with_the_reason(tmp_path):
     assert "not predicted: 2 rows, the first in line 3: GPU 'Z9' is not known" in output
     assert "not predicted: 1 rows, the first in line 4: op 'conv3d' is not known; known: gemm, attention_" in output
     assert "line 5: dtype 'nvfp4' is not known; known: bfloat16, " in output
-    assert "line 6: a custom all-reduce of more than 128 MiB" in output
+    assert "line 6: a custom all-reduce of more than 256 MiB" in output
     assert "line 8: no GPU named; say which with --gpu" in output
     found = in_json(path)
     assert [one["predicted_us"] is None for one in found["rows"]] == [False, *[True] * 6]

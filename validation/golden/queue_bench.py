@@ -86,7 +86,7 @@ class QueueBench:
             "deadline_aborted": self.ids(self.dropped),
         }
         for sequence in admitted:
-            self._running.join(sequence)
+            self._join(sequence)
         self._drop_ended(admitted)  # a running one that was cancelled meanwhile stays until its next decode step
         return before | after
 
@@ -109,7 +109,11 @@ class QueueBench:
         sequence = self._add(request_id, adapter, input_len, max_new_tokens)
         sequence.requeue(output_len - 1, self.now_ps)  # joining gives the last one
         sequence.aborted = bool(aborted)
+        self._join(sequence)
+
+    def _join(self, sequence: Sequence) -> None:
         self._running.join(sequence)
+        self._memory.joined(sequence)
 
     def _abort(self, sequence: Sequence) -> None:
         if self._running.get(sequence.handle) is not None:
@@ -122,6 +126,7 @@ class QueueBench:
         for sequence in stepped:
             if sequence.aborted or sequence.finish_step <= decode_step:
                 self._running.leave(sequence)
+                self._memory.left(sequence)
 
     def _waiting_row(self, sequence: Sequence) -> list[Any]:
         adapter = sequence.adapter.adapter_id if sequence.adapter is not None else None

@@ -4,6 +4,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from lorrery.scheduler.core.placements.base import Placement
 from lorrery.scheduler.core.queues.base import is_asked_every_step
 from lorrery.scheduler.core.replica import Replica, SequenceError
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
@@ -73,6 +76,17 @@ def check_policy(
         if fault is not None:
             return Verdict(number, every_step, case, fault)
     return Verdict(number, every_step)
+
+
+def placements_of(settings: Settings) -> Callable[[np.random.Generator], Placement]:
+    """Return what makes the placement of these settings, of a generator.
+
+    Raises:
+        SettingsError: there is no such placement, or it is none.
+    """
+    factory = ReplicaFactory(settings)
+    factory.placement()  # a class that is none is an error now
+    return factory.placement
 
 
 def _fault_in(case: Case, cases: Cases) -> str | None:

@@ -92,7 +92,7 @@ class Device:
         """Run steps until the first sequence ends, `max_steps` or `until_ps`."""
         end_ps, steps = at_ps + plan.wait_ps, 0
         while True:
-            work = plan.prefills if chunks and not steps else []
+            work = plan.prefills if chunks and steps < plan.chunk_steps else []
             end_ps += self.step_ps + self.token_ps * sum(chunk.new_tokens for chunk in work)
             stepping = list(self.produced) if plan.decode else []
             end_ps += self.token_ps * sum(self.cached[handle] for handle in stepping)
@@ -198,7 +198,8 @@ def _drive(replica: Replica, world: World, *, jump_steps: bool, check: Check) ->
         ]
         if bounding:
             until_ps = bounding[0] if until_ps is None else min(until_ps, bounding[0])
-        ran = device.run(decision, at_ps, decision.max_steps if jump_steps else 1, until_ps)
+        most = max(decision.max_steps, decision.chunk_steps) if jump_steps else 1
+        ran = device.run(decision, at_ps, most, until_ps)
         at_ps = ran.end_ps
         log += [note(event, at_ps) for event in replica.commit(decision, ran)]
         check(replica)

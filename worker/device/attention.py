@@ -82,6 +82,7 @@ class AttentionKernels:
         prefill = engine.prefill_factor
         self._heads, self._rows, self._start = heads.query, constants.tile, constants.tile_start
         self._overlap = constants.overlap
+        self.reads_decode_lengths = self._unified and not self._overlap
         self.decode_kernel_ps = round(layers * constants.decode_us * 1e6 * decode)
         self._prefill_kernel_ps = round(layers * constants.prefill_us * 1e6 * prefill)
         self.sequence_ps = round(layers * heads.kv * constants.sequence_ns * 1e3 * decode)

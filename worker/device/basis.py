@@ -1,18 +1,27 @@
 """What a deployment's figures rest on: measured, fitted to measurements of that GPU, or assumed to hold for it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from lorrery.worker.device.deployment import Deployment
-from lorrery.worker.device.hardware import SIXTEEN, AllReduce, Basis, Gpu, KernelFit
+from lorrery.worker.device.engine import KERNELS_ONLY, Engine
+from lorrery.worker.device.hardware import SIXTEEN, AllReduce, Basis, Gpu
+
+FORMULAS = ("roofline", "naive-roofline")
+"""Step-time models that are made of kernels; the others have their own grounds."""
+_WORDS = {
+    "name", "source", "basis", "gpus", "kernels", "memory", "memory_share_of", "attention", "head", "separate_add",
+    "fp8_experts",
+}  # fmt: skip
+"""What of an engine is no figure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What one part of a step's time rests on.
+    """What one figure rests on.
 
     Attributes:
-        part: which.
+        part: which: a part of a step's time, or the setting whose value it is.
         basis: how it was found.
         why: the source, or what is assumed.
     """
@@ -31,34 +40,84 @@ def no_measurement(gpu: Gpu, *, modern: bool = True) -> str | None:
     return f"no measurement of {gpu.name}: its data sheet with assumed constants ({whose})"
 
 
-def grounds(deployment: Deployment) -> list[Ground]:
-    """Say what each part of a deployment's step times rests on."""
-    gpu, fit, modern = deployment.gpu, deployment.fit, deployment.engine.modern
-    missing = no_measurement(gpu, modern=modern)
-    types: list[tuple[str, str, Mapping[str, object]]] = [
-        ("gemm", deployment.precision.weight_type, fit.gemm),
-        ("attention", deployment.precision.kv_type, fit.attention),
-        ("elementwise", SIXTEEN, {SIXTEEN: None}),
-    ]
-    if deployment.model.num_experts > 1:
-        types.append(("moe", deployment.precision.weight_type, fit.moe))
-    found = [_kernels(fit, part, type_, type_ in known, missing) for part, type_, known in types]
-    if deployment.model.caveat:
-        found.append(Ground("model", "assumed", deployment.model.caveat))
-    if deployment.tensor_parallel > 1:
-        found.append(_all_reduce(deployment.link))
-    return found
+def kernel_ground(gpu: Gpu, part: str, type_: str, *, modern: bool = True) -> Ground:
+    """Say what one kind of kernel rests on.
 
-
-def _kernels(fit: KernelFit, part: str, type_: str, type_known: bool, missing: str | None) -> Ground:
-    if missing is not None:
+    Args:
+        gpu: that runs it.
+        part: `gemm`, `attention`, `moe` or `elementwise`.
+        type_: of the weights; of the KV cache for attention.
+        modern: whether it is a present-day engine's kernel or an older one's.
+    """
+    fit = gpu.kernels(modern=modern)
+    if (missing := no_measurement(gpu, modern=modern)) is not None:
         return Ground(part, "assumed", missing)
     if part in fit.assumed or f"{part}.{type_}" in fit.assumed:
         return Ground(part, "assumed", f"no measurement of {part} kernels")
-    if not type_known:
+    by_type: dict[str, Mapping[str, object]] = {"gemm": fit.gemm, "attention": fit.attention, "moe": fit.moe}
+    if type_ not in by_type.get(part, {type_: None}):
         return Ground(part, "assumed", f"no measurement of {type_}: the constants of {SIXTEEN}")
     return Ground(part, fit.basis, fit.source)
 
 
-def _all_reduce(link: AllReduce) -> Ground:
+def link_ground(link: AllReduce) -> Ground:
+    """Say what a link's all-reduces rest on."""
     return Ground("all_reduce", link.basis, link.source)
+
+
+def grounds(deployment: Deployment, step_time: str = "roofline") -> list[Ground]:
+    """Say what each part of a deployment's step times, and of its memory, rests on.
+
+    Args:
+        deployment: what serves.
+        step_time: the step-time model that is asked, by its name in the settings.
+    """
+    times = _of_kernels(deployment) if step_time in FORMULAS else [_of_model(step_time)]
+    return [*times, *_of_memory(deployment)]
+
+
+def _of_kernels(deployment: Deployment) -> list[Ground]:
+    weights, modern = deployment.precision.weight_type, deployment.engine.modern
+    types = [("gemm", weights), ("attention", deployment.precision.kv_type), ("elementwise", SIXTEEN)]
+    if deployment.model.num_experts > 1:
+        types.append(("moe", weights))
+    found = [kernel_ground(deployment.gpu, part, type_, modern=modern) for part, type_ in types]
+    if deployment.model.caveat:
+        found.append(Ground("model", "assumed", deployment.model.caveat))
+    if deployment.tensor_parallel > 1:
+        found.append(link_ground(deployment.link))
+    return [*found, *_of_host(deployment.engine, deployment.gpu)]
+
+
+def _of_host(engine: Engine, gpu: Gpu) -> list[Ground]:
+    """Say what the CPU's share, and the factors on kernels, rest on; nothing of an engine without any."""
+    figures = [field.name for field in fields(engine) if field.name not in _WORDS]
+    if all(getattr(engine, name) == getattr(KERNELS_ONLY, name) for name in figures):
+        return []
+    if engine.basis != "assumed" and engine.gpus and gpu.name not in engine.gpus:
+        return [Ground("host", "assumed", f"no measurement of {engine.name} on {gpu.name}: {engine.source}")]
+    return [Ground("host", engine.basis, engine.source)]
+
+
+def _of_model(step_time: str) -> Ground:
+    match step_time:
+        case "table":
+            return Ground("step time", "measured", "worker.profile")
+        case "fitted":
+            return Ground("step time", "fitted", "to worker.profile")
+        case "constant":
+            return Ground("step time", "assumed", "worker.constant")
+        case _:
+            return Ground("step time", "assumed", f"the formula of {step_time}")
+
+
+def _of_memory(deployment: Deployment) -> list[Ground]:
+    gpu, use = deployment.gpu, deployment.memory
+    if use.reported and gpu.usable_memory_gb is not None:
+        size = Ground("usable_memory_gb", "measured", "as devices report it")
+    else:
+        missing = f"no measurement of {gpu.name}'s memory: " if use.reported else ""
+        size = Ground("memory_gb", "assumed", f"{missing}its label's {gpu.memory_gb:g} GB")
+    why = f"settings, not measured: {use.own_gb:g} GB of each GPU, and {float(use.share):g} of"
+    why += " what these and weights leave" if use.of_rest else " its memory"
+    return [size, Ground("activation_gb", "assumed", why), Ground("gpu_memory_utilization", "assumed", why)]

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from lorrery.vocabulary.units import PS_PER_SECOND
+from lorrery.worker.device.basis import Ground, grounds
 from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, PrefillChunk
 from lorrery.worker.device.cost import StepCost
 from lorrery.worker.device.deployment import Deployment
@@ -104,6 +105,11 @@ class Capacity:
         self.fitting_kv_tokens = deployment.kv_pool_tokens(self.adapter_bytes)
         self.kv_pool_tokens = self.fitting_kv_tokens if kv_pool_tokens is None else kv_pool_tokens
         self.max_concurrency = self.kv_pool_tokens // (workload.prompt_tokens + workload.output_tokens)
+
+    @property
+    def grounds(self) -> list[Ground]:
+        """What its figures rest on."""
+        return grounds(self.deployment, self._step_time.name)
 
     def unqueued_ttft(self, prompt_tokens: int | None = None) -> float:
         """Return the seconds of one prompt's prefill."""

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from lorrery.worker.device.architecture import Model
 from lorrery.worker.device.engine import Engine
-from lorrery.worker.device.entries import Table, build, build_fit, build_link
+from lorrery.worker.device.entries import Table, build, build_engine, build_fit, build_link
 from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.hardware import AllReduce, Gpu, KernelFit
 
@@ -132,7 +132,7 @@ class Catalogue:
             self._links[name] = build_link(entry, f"{where}: links.{name}")
             self.sources[f"link {name}"] = str(entry.get("source", ""))
         for name, entry in table.get("engines", {}).items():
-            self._engines[name] = _engine(name, entry, f"{where}: engines.{name}")
+            self._engines[name] = build_engine(name, entry, f"{where}: engines.{name}")
             self.sources[f"engine {name}"] = str(entry.get("source", ""))
         for name, why in table.get("not_modelled", {}).items():
             self._not_modelled[_plain_model(name)] = str(why)
@@ -180,23 +180,6 @@ class Catalogue:
             modern_fit_name=modern_name,
             **links,
         )
-
-
-_ENGINE_CHOICES = {
-    "attention": ("split", "unified"),
-    "kernels": ("older", "modern"),
-    "fp8_experts": ("fp8", "fp8_block"),
-    "memory": ("label", "reported"),
-    "memory_share_of": ("all", "rest"),
-}
-
-
-def _engine(name: str, entry: Table, at: str) -> Engine:
-    engine = build(Engine, entry, at, name=name)
-    for key, choices in _ENGINE_CHOICES.items():
-        if (value := getattr(engine, key)) not in choices:
-            raise CatalogueError(f"{at}: {key} is {value!r}; it may be {' or '.join(map(repr, choices))}")
-    return engine
 
 
 def _plain(name: str) -> str:

@@ -44,6 +44,7 @@ class ConstantSteps:
     """
 
     name = "constant"
+    reads_decode_lengths = False
 
     def __init__(self, constants: StepConstants) -> None:
         self._step_ps = max(1, _ps(constants.step_ms))

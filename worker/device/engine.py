@@ -6,6 +6,8 @@ The figures and their sources are in `data/engines.toml`.
 from dataclasses import dataclass
 from typing import Literal
 
+from lorrery.worker.device.hardware import Basis
+
 
 @dataclass(frozen=True, slots=True)
 class Engine:
@@ -29,11 +31,14 @@ class Engine:
         prefill_factor: the same of prefill attention.
         decode_factor: the same of decode attention.
         fp8_decode_factor: the same over an 8-bit cache, in place of `decode_factor`.
-        all_reduce_factor: the same of all-reduces.
+        all_reduce_factor: the same of what an all-reduce takes whatever its bytes are.
         separate_add: whether the residual add is a kernel of its own.
         head: whether the language-model head is part of the step.
         memory: of a GPU: what its label says, or what the device reports, where that is known.
         memory_share_of: what gpu_memory_utilization is a share of: all memory, or what weights and activations leave.
+        basis: what the times and factors rest on.
+        source: where they are from.
+        gpus: names of the GPUs on which they were found; elsewhere they are assumed to hold. Empty: not said.
     """
 
     name: str
@@ -56,6 +61,9 @@ class Engine:
     head: bool = True
     memory: Literal["label", "reported"] = "label"
     memory_share_of: Literal["all", "rest"] = "all"
+    basis: Basis = "fitted"
+    source: str = ""
+    gpus: tuple[str, ...] = ()
 
     @property
     def modern(self) -> bool:

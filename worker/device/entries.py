@@ -42,6 +42,13 @@ _DIVISORS = {
 _MOST = {"overlap": 16.0}
 """Figures that may not be larger: a power of so many tokens is still a number."""
 _FIT_WORDS = {"source", "basis", "gpus", "assumed"}
+_ENGINE_CHOICES = {
+    "attention": ("split", "unified"),
+    "kernels": ("older", "modern"),
+    "fp8_experts": ("fp8", "fp8_block"),
+    "memory": ("label", "reported"),
+    "memory_share_of": ("all", "rest"),
+}
 
 _Record = TypeVar("_Record", KernelFit, GemmFit, AttentionFit, MoeFit, AllReduce, Gpu, Model, Engine)
 
@@ -152,6 +159,21 @@ def build_link(entry: Table, at: str) -> AllReduce:
         basis=_basis(entry, at),
         source=str(entry.get("source", "")),
     )
+
+
+def build_engine(name: str, entry: Table, at: str) -> Engine:
+    """Make an engine.
+
+    Raises:
+        CatalogueError: as `build`.
+    """
+    figures = {key: value for key, value in entry.items() if key not in {"source", "basis", "gpus"}}
+    source, gpus = str(entry.get("source", "")), _names(entry, "gpus", at)
+    engine = build(Engine, figures, at, name=name, basis=_basis(entry, at), source=source, gpus=gpus)
+    for key, choices in _ENGINE_CHOICES.items():
+        if (value := getattr(engine, key)) not in choices:
+            raise CatalogueError(f"{at}: {key} is {value!r}; it may be {' or '.join(map(repr, choices))}")
+    return engine
 
 
 def _all_there(flat: Table, part: str, at: str) -> None:

@@ -122,6 +122,7 @@ class Fitted:
     """
 
     name = "fitted"
+    reads_decode_lengths = False
 
     def __init__(self, deployment: Deployment) -> None:
         log = np.array(

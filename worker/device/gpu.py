@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.worker.device.adapters import DecodingAdapters
 from lorrery.worker.device.batch import Batch
+from lorrery.worker.device.chunk_run import ChunkRun
 from lorrery.worker.device.cost import StepCost
 from lorrery.worker.device.output import EOS_TOKEN_ID, TokenIds
 from lorrery.worker.device.rows import DecodeRows, DeviceSequence, Row
@@ -35,12 +36,13 @@ class MockGpu:
     """
 
     def __init__(self, step_time: StepTimeModel, spelling: TokenIds | None = None) -> None:
-        self._step_time = step_time
+        self._prefill_ps: int | None = None  # how long the coming step with prefills takes, once asked for
+        self.use(step_time)
         self._spelling = spelling
         self._rows: dict[int, Row] = {}  # in join order
         self._num_joined = 0
         self._decode_steps = 0
-        # Aggregates over the decoding rows. Heaps keep rows that are gone until they come up.
+        # Aggregates over the decoding rows. Heaps keep rows that are gone until they come up; no top of one is gone.
         self._num_decoding = 0
         self._kv_offset_sum = 0
         self._adapters = DecodingAdapters()
@@ -52,11 +54,10 @@ class MockGpu:
         self._held: dict[int, tuple[DeviceSequence, int]] = {}
         self._decode_rows: DecodeRows | None = None
         # The coming decode steps: the first takes so long, each further one longer by the slope, if they are closed.
-        self._known = False
         self._closed = False
         self._next_ps = self._slope_ps = 0
-        self._prefill_ps: int | None = None  # how long the coming step with prefills takes, once asked for
         self._prefills: tuple[PrefillWork, ...] = ()
+        self._chunk_run: ChunkRun | None = None  # of the prompt whose piece is all of `_prefills`
         self._decode = False
 
     def __contains__(self, handle: int) -> bool:
@@ -78,7 +79,8 @@ class MockGpu:
     @property
     def kv_tokens(self) -> int:
         """Tokens in the KV cache, of all sequences."""
-        return self._partial_tokens + self._decode_kv_tokens + sum(kv_tokens for _, kv_tokens in self._held.values())
+        kv_tokens = self._partial_tokens + self._decode_kv_tokens
+        return kv_tokens + sum([held for _, held in self._held.values()]) if self._held else kv_tokens
 
     @property
     def _decode_kv_tokens(self) -> int:
@@ -107,16 +109,19 @@ class MockGpu:
             self._adapters.remove(held[0])
             return
         self._remove(self._row(handle))
+        self._drop_gone_tops()
         if self._prefills:
             self._prefills = tuple(work for work in self._prefills if work.handle != handle)
+            self._chunk_run = None
 
     def clear(self) -> None:
         """Forget every sequence."""
         for row in tuple(self._rows.values()):
             self._remove(row)
+        self._drop_gone_tops()
         for handle in tuple(self._held):
             self.leave(handle)
-        self._prefills, self._decode = (), False
+        self._prefills, self._chunk_run, self._decode = (), None, False
 
     def begin(self, prefills: Iterable[PrefillWork], *, decode: bool, hold: bool = False) -> None:
         """Say what the coming steps do: the first one the prefills, all of them (with `decode`) a token per sequence.
@@ -133,6 +138,7 @@ class MockGpu:
         if decode != self._decode or hold != self._hold:
             self._known = False
         self._prefills, self._decode, self._hold, self._prefill_ps = (), decode, hold, None
+        self._chunk_run = None
         if not prefills:
             return
         if len(prefills) > 1 and len({work.handle for work in prefills}) < len(prefills):
@@ -159,7 +165,7 @@ class MockGpu:
             return 1
         if not self._decode or not self._num_decoding:
             return None
-        return self._next_last_step() - self._decode_steps + 1
+        return self._by_last_step[0][0] - self._decode_steps + 1
 
     def batch(self) -> Batch:
         """Return the next step's work."""
@@ -173,15 +179,19 @@ class MockGpu:
         lora = self._adapters.work_with(prefills, decode=decode)
         if not decode:
             return Batch(self._prefills, lora=lora)
+        num, kv_tokens, longest = self._decode_sums()
+        if not self._reads_lengths:
+            return Batch(self._prefills, num, kv_tokens, longest, lora)
         lengths = [row.kv_offset + self._decode_steps for row in self._rows.values() if row.decoding]
         lengths += (kv_tokens for _, kv_tokens in self._held.values())
-        num, kv_tokens, longest = self._decode_sums()
         return Batch(self._prefills, num, kv_tokens, longest, lora, tuple(lengths))
 
     def step_ps(self) -> int:
         """Return how long the next step takes."""
         if not self._prefills:
             return self._next_ps if self._closed_ahead() else self._step_time.step_ps(self.batch())
+        if self._chunk_run is not None:
+            return self._chunk_run.step_ps
         if self._prefill_ps is None:
             self._prefill_ps = self._step_time.step_ps(self.batch())
         return self._prefill_ps
@@ -190,34 +200,56 @@ class MockGpu:
         """Return where the time of a step goes, as `batch` described it."""
         return self._step_time.step_cost(batch)
 
-    def run_length(self, max_steps: int, duration_ps: int | None = None) -> int:
-        """Return how many of the coming steps may run in one jump: until a sequence ends, or what is asked for.
+    def run(self, max_steps: int, duration_ps: int | None = None, chunk_steps: int = 1) -> tuple[int, int]:
+        """Return how many of the coming steps may run in one jump, and how long they take together.
+
+        They run until a sequence ends, or to what is asked for.
 
         Args:
             max_steps: at most so many, at least 1.
             duration_ps: stop at the first end of a step so long after the start; None: no such bound.
+            chunk_steps: in so many steps, at most, goes on the one prompt that the first computes a piece of.
         """
-        if self._prefills or not self._closed_ahead():
-            return 1
+        if chunk_steps > 1 and not self._reads_lengths and not self._held:
+            return self._run_chunks(chunk_steps, duration_ps)
+        if max_steps == 1 or self._prefills or not (self._closed if self._known else self._closed_ahead()):
+            return 1, self.step_ps()
         if self._decode and self._num_decoding:
-            max_steps = min(max_steps, self._next_last_step() - self._decode_steps + 1)
-        if duration_ps is None or max_steps == 1:
-            return max_steps
-        return self.steps_to_cover(duration_ps, max_steps)
+            steps_to_end = self._by_last_step[0][0] - self._decode_steps + 1
+            if steps_to_end < max_steps:
+                max_steps = steps_to_end
+        total_ps = max_steps * self._next_ps + self._slope_ps * (max_steps * (max_steps - 1) // 2)
+        if duration_ps is None or max_steps == 1 or total_ps <= duration_ps:
+            return max_steps, total_ps
+        steps = self.steps_to_cover(duration_ps, max_steps)
+        return steps, self.total_ps(steps)
+
+    def _run_chunks(self, max_steps: int, duration_ps: int | None) -> tuple[int, int]:
+        (work,), batch = self._prefills, self.batch()
+        if batch.num_decodes:
+            max_steps = min(max_steps, self._by_last_step[0][0] - self._decode_steps + 1)
+        self._chunk_run = run = ChunkRun(self._step_time, work, batch)
+        return run.extend(max_steps, duration_ps)
 
     def use(self, step_time: StepTimeModel) -> None:
         """Take what another model says for steps that have not begun."""
         self._step_time, self._known, self._prefill_ps = step_time, False, None
+        # A loop over the batch in each step with prompts, so only for a model that wants to know.
+        self._reads_lengths = bool(getattr(step_time, "reads_decode_lengths", True))
 
     def total_ps(self, num_steps: int) -> int:
-        """Return how long the coming steps take together; more than one only as `run_length` says."""
+        """Return how long the coming steps take together; more than one only as `run` says."""
         if num_steps == 1:
             return self.step_ps()
+        if self._chunk_run is not None:
+            return self._chunk_run.total_ps(num_steps)
         assert self._known and self._closed  # noqa: PT018  one question
         return num_steps * self._next_ps + self._slope_ps * (num_steps * (num_steps - 1) // 2)
 
     def steps_to_cover(self, duration_ps: int, limit: int) -> int:
         """Return the fewest steps, at least 1, that take at least this long, but at most `limit`. By closed form."""
+        if self._chunk_run is not None:
+            return self._chunk_run.steps_to_cover(duration_ps, limit)
         assert self._known and self._closed  # noqa: PT018  one question
         base, slope = self._next_ps, self._slope_ps
         if limit * base + slope * (limit * (limit - 1) // 2) <= duration_ps or base <= 0:
@@ -296,22 +328,38 @@ class MockGpu:
         Raises:
             ValueError: `num_steps` is out of range: more than one with prefills, or beyond a sequence's end.
         """
+        if self._chunk_run is not None:
+            return self._jump_chunks(self._chunk_run, num_steps)
         if num_steps < 1 or (self._prefills and num_steps > 1):
             raise ValueError(f"cannot run {num_steps} steps{'; the first has prefills' if num_steps > 0 else ''}")
         if self._prefills:
             past_prompt = self._run_prefills()
-            finished = self._finish_decodes()
+            finished = self._finish_decodes() if self._decode else []
             if past_prompt:
                 finished += self._admit_to_decode(past_prompt)
                 finished.sort(key=_order)
             return _ends(finished) if finished else ()
         if not (self._decode and self._num_decoding):
             return ()
-        limit = self._next_last_step() - self._decode_steps + 1
+        limit = self._by_last_step[0][0] - self._decode_steps + 1
         if num_steps > limit:
             raise ValueError(f"cannot run {num_steps} steps; a sequence ends after {limit}")
         self._count_decode_steps(num_steps)
         return _ends(self._pop_finished()) if num_steps == limit else ()
+
+    def _jump_chunks(self, run: ChunkRun, num_steps: int) -> tuple[tuple[int, FinishReason], ...]:
+        (work,) = self._prefills
+        row = self._rows[work.handle]
+        computed = work.past_tokens + num_steps * work.new_tokens
+        self._partial_tokens += computed - row.cached_tokens
+        row.cached_tokens = computed
+        following = run.advance(num_steps)
+        if following is None:
+            self._prefills, self._chunk_run = (), None
+        else:
+            self._prefills = (following,)
+        self._count_decode_steps(num_steps)
+        return _ends(self._pop_finished()) if self._decode else ()
 
     def _row(self, handle: int) -> Row:
         if handle not in self._rows:
@@ -337,20 +385,15 @@ class MockGpu:
 
     def _decode_sums(self) -> tuple[int, int, int]:
         """Return the number of decodes in a step, the sum of their KV tokens, and the longest; held ones count."""
-        num, total, longest = self._num_decoding, self._decode_kv_tokens, self._longest_kv()
+        num, total, longest = self._num_decoding, self._decode_kv_tokens, self._decode_steps - self._by_length[0][0]
         for _, kv_tokens in self._held.values():
             num, total, longest = num + 1, total + kv_tokens, max(longest, kv_tokens)
         return num, total, longest
 
-    def _next_last_step(self) -> int:
-        while self._by_last_step[0][2].gone:
-            heappop(self._by_last_step)
-        return self._by_last_step[0][0]
-
-    def _longest_kv(self) -> int:
-        while self._by_length[0][2].gone:
-            heappop(self._by_length)
-        return self._decode_steps - self._by_length[0][0]
+    def _drop_gone_tops(self) -> None:
+        for heap in (self._by_last_step, self._by_length):
+            while heap and heap[0][2].gone:
+                heappop(heap)
 
     def _closed_ahead(self) -> bool:
         """Tell whether the coming decode steps have a closed form; work it out if it is not known."""
@@ -362,7 +405,7 @@ class MockGpu:
         if self._held:
             pass
         elif self._decode and self._num_decoding:
-            kv_tokens, longest = self._decode_kv_tokens, self._longest_kv()
+            kv_tokens, longest = self._decode_kv_tokens, self._decode_steps - self._by_length[0][0]
             segment = self._step_time.decode_segment(self._num_decoding, kv_tokens, longest, self._adapters.work)
         else:
             segment = self._step_time.decode_segment(0, 0, 0)
@@ -385,7 +428,7 @@ class MockGpu:
         step = self._decode_steps
         if self._decode_rows is None:
             self._decode_rows = DecodeRows((row for row in self._rows.values() if row.decoding), step)
-        tokens = self._decode_rows.tokens(step, self._next_last_step() - step + 1)
+        tokens = self._decode_rows.tokens(step, self._by_last_step[0][0] - step + 1)
         return self._decode_rows.handles, tokens, self._decode_rows.orders
 
     def _finish_decodes(self) -> list[Row]:
@@ -395,15 +438,14 @@ class MockGpu:
 
     def _pop_finished(self) -> list[Row]:
         finished: list[Row] = []
-        heap = self._by_last_step
-        while self._num_decoding:
-            last_step, _, row = heap[0]
+        heap, step = self._by_last_step, self._decode_steps
+        while heap and heap[0][0] < step:
+            row = heappop(heap)[2]
             if not row.gone:
-                if last_step >= self._decode_steps:
-                    break
-                self._end(row, row.kv_offset + self._decode_steps)
+                self._end(row, row.kv_offset + step)
                 finished.append(row)
-            heappop(heap)
+        if finished:
+            self._drop_gone_tops()
         return finished
 
     def _run_prefills(self) -> list[Row]:

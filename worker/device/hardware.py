@@ -14,9 +14,9 @@ SIXTEEN = "bf16"
 WEIGHT_TYPES = (SIXTEEN, "fp8", "fp8_block")
 """Types in which matrix products run: 16 bits; 8 bits with one scale per tensor; with one per 128 x 128 block."""
 KV_TYPES = (SIXTEEN, "fp8")
-PEER_BYTES = 128 * 1024
+PEER_BYTES = 256 * 1024
 """Message from which on an all-reduce pays its whole cost per further GPU."""
-LARGE_BYTES = 8 * 1024 * 1024
+LARGE_BYTES = 16 * 1024 * 1024
 """Message from which on an all-reduce pays its whole cost of being large."""
 
 
@@ -31,6 +31,8 @@ class GemmFit:
         tile: rows of one block of a large product.
         inner_ns: what a block of 64 rows takes per inner element, however few blocks there are.
         inner_rows: rows beyond which a block's inner element takes no longer.
+        columns_start: columns that a product's arithmetic takes longer, as if it had so many more.
+        inner_start: the same in inner elements: what a block takes before its first and after its last.
         launch_us: of the CPU, for a product launched by itself and not from a CUDA graph; no step has it.
     """
 
@@ -40,6 +42,8 @@ class GemmFit:
     tile: int = 64
     inner_ns: float = 0.0
     inner_rows: int = 64
+    columns_start: float = 0.0
+    inner_start: float = 0.0
     launch_us: float = 0.0
 
 
@@ -175,7 +179,7 @@ class AllReduce:
 
     Of s bytes over T GPUs:
 
-        us + us_per_gpu (T - 2) min(1, s / 128 KiB) + large_us min(1, s / 8 MiB) + 2 (T - 1) / T s / gb_per_second
+        us + us_per_gpu (T - 2) min(1, s / 256 KiB) + large_us min(1, s / 16 MiB) + 2 (T - 1) / T s / gb_per_second
 
     Attributes:
         us: to start.
@@ -203,14 +207,20 @@ class AllReduce:
                 found = bandwidth
         return found
 
-    def seconds(self, num_bytes: float, num_gpus: int) -> float:
-        """Return what one sum of so many bytes takes; nothing on one GPU."""
+    def seconds(self, num_bytes: float, num_gpus: int, factor: float = 1.0) -> float:
+        """Return what one sum of so many bytes takes; nothing on one GPU.
+
+        Args:
+            num_bytes: on each GPU.
+            num_gpus: over which it is.
+            factor: how long what does not come of the ring's bytes takes, against this.
+        """
         if num_gpus == 1:
             return 0.0
         ring_bytes = 2 * (num_gpus - 1) / num_gpus * num_bytes
         us = self.us + self.us_per_gpu * (num_gpus - 2) * min(1.0, num_bytes / PEER_BYTES)
         us += self.large_us * min(1.0, num_bytes / LARGE_BYTES)
-        return us * 1e-6 + ring_bytes / (self.bandwidth(num_gpus) * 1e9)
+        return us * factor * 1e-6 + ring_bytes / (self.bandwidth(num_gpus) * 1e9)
 
 
 @dataclass(frozen=True, slots=True)

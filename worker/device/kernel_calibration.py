@@ -34,6 +34,7 @@ WORTH = 0.98
 LEAST = {
     "us": 1.0, "decode_us": 5.0, "prefill_us": 5.0, "sequence_us": 0.01, "sequence_ns": 5.0, "longest_ns": 0.05,
     "us_per_gpu": 0.5, "large_us": 5.0, "expert_us": 0.1, "all_pairs": 0.1,
+    "columns_start": 100.0, "inner_start": 100.0,
 }  # fmt: skip
 """Where a constant of 0 starts, since a logarithm cannot leave 0. Others of 0 stay: the kernel has no such cost."""
 MOST = {"all_pairs": 1.0}

@@ -2,13 +2,17 @@
 
 NCCL's all-reduces are held against the link of the vendor's library; vLLM's custom kernel, which engines run inside
 CUDA graphs, against the link of graphs, up to the largest message for which it is fitted.
+
+NVIDIA's collector counts a message in numbers of 16 bits, although the column of its rows here is called bytes: on A100
+vLLM's kernel gives way to NCCL between 2 Mi and 4 Mi of them, and its limit is 8 MiB; and the bus bandwidth of NCCL
+over 32 Mi of them is that of Vidur's DGX A100 and DGX H100 (185 and 345 GB/s) for 64 MiB, not half of it.
 """
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from lorrery.worker.device.attention import Heads
-from lorrery.worker.device.basis import no_measurement
+from lorrery.worker.device.basis import kernel_ground, link_ground, no_measurement
 from lorrery.worker.device.catalogue import Catalogue
 from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.hardware import KV_TYPES, SIXTEEN, WEIGHT_TYPES, Gpu
@@ -23,9 +27,11 @@ from lorrery.worker.device.kernel_rows import (
 from lorrery.worker.device.moe import Experts
 from lorrery.worker.device.single import SingleKernels
 
-MOST_GRAPH_BYTES = 128 * 2**20
+MOST_GRAPH_BYTES = 256 * 2**20
 """Message beyond which no engine runs the kernel of graphs: NCCL takes over long before."""
 NO_MEASUREMENT = "no measurement"
+_NUMBER_BYTES = 2
+"""Of one number in NVIDIA's messages; its rows, and no others, name the library's version."""
 
 _TYPES: Mapping[str, str] = {"": SIXTEEN, "bfloat16": SIXTEEN, "float16": SIXTEEN}
 """As rows spell a type -> as fits do; the others are spelled alike."""
@@ -105,8 +111,8 @@ class OneGpu:
                 if row.op == "attention_prefill":
                     return self._kernels.prefill(batch, tokens, heads)
                 return self._kernels.decode(batch, tokens, heads)
-            case AllReduceShape(message_bytes, num_gpus):
-                return self._kernels.all_reduce(message_bytes, num_gpus, graph=not is_library(row))
+            case AllReduceShape(_, num_gpus):
+                return self._kernels.all_reduce(message_bytes(row), num_gpus, graph=not is_library(row))
             case MoeShape():
                 return self._experts(row.shape, weight_type(row))
             case None:
@@ -127,18 +133,18 @@ class OneGpu:
         return seconds
 
     def _basis(self, row: KernelRow) -> str:
-        gpu, fit = self._gpu, self._gpu.modern_fit
+        gpu = self._gpu
         if isinstance(row.shape, AllReduceShape):
-            return gpu.link(row.shape.num_gpus, modern=not is_library(row)).basis
+            return link_ground(gpu.link(row.shape.num_gpus, modern=not is_library(row))).basis
         if no_measurement(gpu):
             return NO_MEASUREMENT
-        if isinstance(row.shape, GemmShape):
-            part, type_name, known = "gemm", weight_type(row), weight_type(row) in fit.gemm
-        elif isinstance(row.shape, MoeShape):
-            part, type_name, known = "moe", weight_type(row), weight_type(row) in fit.moe
-        else:
-            part, type_name, known = "attention", kv_type(row), kv_type(row) in fit.attention
-        return fit.basis if known and not {part, f"{part}.{type_name}"} & {*fit.assumed} else "assumed"
+        match row.shape:
+            case GemmShape():
+                return kernel_ground(gpu, "gemm", weight_type(row)).basis
+            case MoeShape():
+                return kernel_ground(gpu, "moe", weight_type(row)).basis
+            case _:
+                return kernel_ground(gpu, "attention", kv_type(row)).basis
 
 
 def why_not(row: KernelRow) -> str | None:
@@ -150,7 +156,7 @@ def why_not(row: KernelRow) -> str | None:
             return f"dtype {row.dtype!r} is not known; known: bfloat16, float16, {', '.join(WEIGHT_TYPES[1:])}"
         case AttentionShape() if kv_type(row) not in KV_TYPES:
             return f"kv_dtype {row.kv_dtype!r} is not known; known: bfloat16, float16, {', '.join(KV_TYPES[1:])}"
-        case AllReduceShape() if not is_library(row) and row.shape.message_bytes > MOST_GRAPH_BYTES:
+        case AllReduceShape() if not is_library(row) and message_bytes(row) > MOST_GRAPH_BYTES:
             return f"a custom all-reduce of more than {MOST_GRAPH_BYTES >> 20} MiB, where engines run another kernel"
         case _:
             return None
@@ -166,6 +172,13 @@ def kv_type(row: KernelRow) -> str:
     """Return the type of a row's KV cache, as fits spell it."""
     name = row.kv_dtype.lower()
     return _TYPES.get(name, name)
+
+
+def message_bytes(row: KernelRow) -> int:
+    """Return the bytes that an all-reduce sums on each GPU; 0 of another kernel."""
+    if not isinstance(row.shape, AllReduceShape):
+        return 0
+    return row.shape.message_bytes * (_NUMBER_BYTES if row.version else 1)
 
 
 def is_library(row: KernelRow) -> bool:

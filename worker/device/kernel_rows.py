@@ -137,6 +137,7 @@ class KernelRow:
         gpu: as the file spells it.
         op: what ran.
         kernel: the library's kernel.
+        version: of the library, as NVIDIA's files name it; empty in others.
         dtype: of the weights; of an all-reduce, of the summed numbers.
         kv_dtype: of the KV cache; empty where there is none.
         shape: None if the op is not one of `OPS`.
@@ -148,6 +149,7 @@ class KernelRow:
     gpu: str
     op: str
     kernel: str
+    version: str
     dtype: str
     kv_dtype: str
     shape: Shape | None
@@ -233,6 +235,7 @@ class _RowMaker:
             self._text(cells, "gpu"),
             op,
             self._text(cells, "kernel"),
+            self._text(cells, "version"),
             self._text(cells, "dtype") or "bfloat16",
             self._text(cells, "kv_dtype"),
             self._shape(op, cells) if op in OPS else None,

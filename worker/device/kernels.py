@@ -3,7 +3,7 @@
 For a model with L layers, hidden size h, q query and kv KV elements per token, feed-forward size f, vocabulary V, cut
 over T GPUs (q/T, kv/T, f/T, V/T below); a GPU with F FLOPS and B bytes per second; n tokens; weights of w bytes:
 
-    gemm(n, N, K) = sqrt(C^2 + M^2 + I^2) + t_gemm  C = 2 m N K / (F e)       M = (wNK + 2nK + 2nN) / (B e)
+    gemm(n, N, K) = sqrt(C^2 + M^2 + I^2) + t_gemm  C = 2 m (N + N_0) (K + K_0) / (F e)    M = (wNK + 2nK + 2nN) / (B e)
     m             = n rounded up to whole tiles, of 64 rows up to 256 tokens and of `tile` rows beyond
     I             = K t_inner * min(rows of a block, `inner_rows`) / 64      a block has 64, 128 or 256 rows
     elem(bytes)   = bytes / (B e) + t_elem
@@ -106,7 +106,8 @@ class Products:
         fit = self._fit.gemm_of(weight_type)
         tile = TILE if rows <= LARGE_ROWS else fit.tile
         padded_rows = tile * -(-rows // tile) * copies
-        compute = 2 * padded_rows * columns * inner / (tflops * 1e12 * fit.flops)
+        columns_paid, inner_paid = columns + fit.columns_start, inner + fit.inner_start
+        compute = 2 * padded_rows * columns_paid * inner_paid / (tflops * 1e12 * fit.flops)
         num_bytes = weight_bytes * columns * inner * read + 2 * rows * copies * (inner + columns)
         memory = num_bytes / (self._bytes_per_second * fit.bandwidth)
         inner_rows = TILE if rows <= TILE else 2 * TILE if rows <= 2 * TILE else 4 * TILE
@@ -206,7 +207,7 @@ class LinearKernels:
 
     def all_reduce_seconds(self, num_tokens: int) -> float:
         """Return what one sum over the replica's GPUs takes."""
-        return self._link.seconds(num_tokens * self._model.hidden * 2, self._degree) * self._all_reduce_factor
+        return self._link.seconds(num_tokens * self._model.hidden * 2, self._degree, self._all_reduce_factor)
 
     def _gemm(self, times: KernelTimes, rows: int, columns: int, inner: int) -> None:
         self._products.add(times, rows, columns, inner, self._weight_type, self._weight_bytes)

@@ -23,6 +23,7 @@ class LlmMock:
     """The formula above."""
 
     name = "llm-mock"
+    reads_decode_lengths = False
 
     def step_ps(self, batch: Batch) -> int:
         """Return the step's duration."""

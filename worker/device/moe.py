@@ -19,7 +19,7 @@ chance that a token uses one of that GPU's experts:
 
     balanced        every expert has as many pairs: met = min(1, n m), cv = 0
     power_law_1.2   pairs drawn from a power law of exponent 1.2 between 1 and 0.8 n, as in NVIDIA's kernel timings:
-                    met = 1 - (1 - m)^n, cv grows with n
+                    met = 1 - (1 - m)^n, cv grows with n; power_law_1.01 with an exponent of 1.01
     served          an expert's chance p is drawn from a Beta distribution of mean m and concentration 6:
                     met = 1 - E[(1 - p)^n], cv = sqrt((E / k - 1) / (6 + 1))
 
@@ -43,7 +43,6 @@ from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.hardware import Gpu, MoeFit
 from lorrery.worker.device.kernels import KernelTimes, compute_type
 
-POWER = 1.2
 LARGEST_SHARE = 0.8
 """Of the tokens: the upper end of the power law; the lower one is a single token."""
 CONCENTRATION = 6.0
@@ -63,14 +62,19 @@ class Distribution:
     met: Callable[[int, float], float]
 
 
-def _power_law_variation(num_tokens: int, _chance: float) -> float:
-    largest = LARGEST_SHARE * num_tokens
-    if largest <= 1:
-        return 0.0
-    weight = (1 - largest ** (1 - POWER)) / (POWER - 1)
-    mean = (largest ** (2 - POWER) - 1) / (2 - POWER) / weight
-    square = (largest ** (3 - POWER) - 1) / (3 - POWER) / weight
-    return sqrt(max(square / (mean * mean) - 1, 0.0))
+def _power_law(power: float) -> Distribution:
+    """Return the distribution of pairs per expert that follows a power law of an exponent other than 1, 2, 3."""
+
+    def variation(num_tokens: int, _chance: float) -> float:
+        largest = LARGEST_SHARE * num_tokens
+        if largest <= 1:
+            return 0.0
+        weight = (1 - largest ** (1 - power)) / (power - 1)
+        mean = (largest ** (2 - power) - 1) / (2 - power) / weight
+        square = (largest ** (3 - power) - 1) / (3 - power) / weight
+        return sqrt(max(square / (mean * mean) - 1, 0.0))
+
+    return Distribution(variation, lambda tokens, chance: 1 - (1 - chance) ** tokens)
 
 
 def _beta_met(num_tokens: int, chance: float) -> float:
@@ -84,7 +88,8 @@ def _beta_met(num_tokens: int, chance: float) -> float:
 SERVED = "served"
 DISTRIBUTIONS: Mapping[str, Distribution] = {
     "balanced": Distribution(lambda _tokens, _chance: 0.0, lambda tokens, chance: min(1.0, tokens * chance)),
-    "power_law_1.2": Distribution(_power_law_variation, lambda tokens, chance: 1 - (1 - chance) ** tokens),
+    "power_law_1.2": _power_law(1.2),
+    "power_law_1.01": _power_law(1.01),
     SERVED: Distribution(lambda _tokens, chance: sqrt((1 / chance - 1) / (CONCENTRATION + 1)), _beta_met),
 }
 

@@ -32,6 +32,7 @@ class NaiveRoofline:
     """
 
     name = "naive-roofline"
+    reads_decode_lengths = False
 
     def __init__(self, deployment: Deployment) -> None:
         model, degree, precision = deployment.model, deployment.tensor_parallel, deployment.precision

@@ -45,6 +45,7 @@ class Roofline:
         self._linear = LinearKernels(gpu, fit, link, model, degree, shard, precision, engine, experts)
         heads = Heads.of(model, shard, precision)
         self._attention = AttentionKernels(gpu, fit, heads, model.num_layers, engine)
+        self.reads_decode_lengths = self._attention.reads_decode_lengths
         self._lora, self._prefill_lora = (
             LoraCost(gpu, model, degree, deployment.lora, share, link=link, expert_parallel=groups)
             for share in (FLOPS_SHARE, engine.prefill_lora_flops)

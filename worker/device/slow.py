@@ -22,6 +22,7 @@ class Slowed:
 
     def __init__(self, step_time: StepTimeModel, factor: Fraction) -> None:
         self.name = step_time.name
+        self.reads_decode_lengths = bool(getattr(step_time, "reads_decode_lengths", True))
         self._step_time = step_time
         self._factor = factor
 

@@ -19,7 +19,10 @@ from lorrery.worker.device.table import ProfileTable
 
 
 class StepTimeModel(Protocol):
-    """Says how long a step takes."""
+    """Says how long a step takes.
+
+    A model with an attribute `reads_decode_lengths` that is false is not told `Batch.decode_lengths`.
+    """
 
     @property
     def name(self) -> str:

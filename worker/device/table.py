@@ -77,6 +77,7 @@ class ProfileTable:
     """
 
     name = "table"
+    reads_decode_lengths = False
 
     def __init__(self, deployment: Deployment) -> None:
         rows = [(row, row.step_ms) for row in deployment.profile if row.step_ms is not None]

@@ -20,6 +20,14 @@ from lorrery.worker.device.work import PrefillWork
 from tests.worker.device.known import deployment
 
 LLM_MOCK = LlmMock()
+
+
+class ReadsLengths(LlmMock):
+    """Wants to know how long each decode is, as kernels that run tiles in waves do."""
+
+    reads_decode_lengths = True
+
+
 ROOFLINE = Roofline(deployment("A100-80-SXM", "Llama-2-7B"))
 LAUNCH_BOUND = Roofline(deployment("H100-SXM", "Llama-3-8B", engine="vllm-2023"))
 STEP_TIMES: list[StepTimeModel] = [LLM_MOCK, ROOFLINE, LAUNCH_BOUND]
@@ -112,7 +120,7 @@ class GpuAgainstPlainGpu(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.gpu, self.plain, self.next_handle = MockGpu(LLM_MOCK), PlainGpu(), 0
+        self.gpu, self.plain, self.next_handle = MockGpu(ReadsLengths()), PlainGpu(), 0
 
     @rule(data=st.data())
     def join(self, data):
@@ -184,6 +192,43 @@ def run_out(gpu: MockGpu) -> list[object]:
 
 
 batches = st.integers(1, 6).flatmap(lambda n: st.tuples(*(sequences(handle) for handle in range(n)))).map(list)
+
+
+@pytest.mark.parametrize("step_time", STEP_TIMES)
+@settings(deadline=None, max_examples=20)
+@given(batch=batches, chunk=st.integers(1, 40), count=st.integers(2, 9), past=st.integers(0, 30), decode=st.booleans())
+def test_pieces_of_one_prompt_in_one_go_are_those_one_after_another(step_time, batch, chunk, count, past, decode):
+    newcomer = DeviceSequence(99, past + chunk * count + 1, 0, 7, Ending(3, FinishReason.LENGTH))
+    jumping, naive = (filled(step_time, batch) for _ in range(2))
+    for gpu in (jumping, naive):
+        gpu.join(newcomer)
+    jumping.begin([PrefillWork(99, chunk, past, samples=False)], decode=decode)
+    steps, total_ps = jumping.run(1, None, count)
+    ends = []
+    for n in range(steps):
+        ended_before = ends[-1] if ends else 0
+        duration_ps, finished = one_piece(naive, chunk, past + n * chunk, decode)
+        assert bool(finished) <= (n == steps - 1)
+        ends.append(ended_before + duration_ps)
+    assert steps == count or finished
+    assert [jumping.total_ps(n) for n in range(1, steps + 1)] == ends
+    assert [jumping.steps_to_cover(end_ps, steps) for end_ps in ends] == list(range(1, steps + 1))
+    assert [jumping.steps_to_cover(end_ps + 1, steps) for end_ps in ends[:-1]] == list(range(2, steps + 1))
+    half = steps // 2
+    if half:
+        assert not jumping.jump(half)
+        assert jumping.total_ps(steps - half) == total_ps - ends[half - 1]
+    assert jumping.jump(steps - half) == finished
+    assert jumping.kv_tokens == naive.kv_tokens
+    jumping.begin([PrefillWork(99, 1, past + steps * chunk, samples=steps == count)], decode=decode)
+    naive.begin([PrefillWork(99, 1, past + steps * chunk, samples=steps == count)], decode=decode)
+    assert jumping.skip(1) == naive.skip(1)
+
+
+def one_piece(gpu: MockGpu, chunk: int, past: int, decode: bool) -> tuple[int, tuple[tuple[int, FinishReason], ...]]:
+    """Run one step with a piece of the prompt of sequence 99."""
+    gpu.begin([PrefillWork(99, chunk, past, samples=False)], decode=decode)
+    return gpu.skip(1)
 
 
 @pytest.mark.parametrize("step_time", STEP_TIMES)

@@ -214,7 +214,7 @@ def test_experts_are_not_dealt_where_nothing_is_known_of_their_kernels():
 
 
 def test_unknown_distribution_is_refused():
-    with pytest.raises(CatalogueError, match=r"known: balanced, power_law_1\.2, served"):
+    with pytest.raises(CatalogueError, match=r"known: balanced, power_law_1\.2, power_law_1\.01, served"):
         kernels(distribution="zipf")
 
 

@@ -89,6 +89,15 @@ def test_slow_launches_bound_the_step_and_leave_no_closed_form():
     assert waiting.host == launch_bound.step_ps(batch) - free.gpu_step_ps(batch)
 
 
+def test_narrow_products_in_eight_bits_are_further_from_the_peak():
+    fp8 = precision("fp8", "bfloat16")
+    times = [
+        Roofline(deployment("B200", "Llama-3-70B", degree, engine="present-day", precision=fp8)).linear_seconds(8192)
+        for degree in (1, 8)
+    ]
+    assert times[0] / 8 < 0.8 * times[1]
+
+
 def test_modern_engine_uses_the_attention_of_today():
     old, new = (Roofline(deployment("A100-80-SXM", "Llama-2-7B", engine=e)) for e in (None, "present-day"))
     batch = prefill(2000, 0)

@@ -6,6 +6,7 @@ from lorrery.worker.device.architecture import precision
 from lorrery.worker.device.attention import Heads
 from lorrery.worker.device.basis import grounds, no_measurement
 from lorrery.worker.device.batch import Batch, PrefillChunk
+from lorrery.worker.device.memory import MemoryUse
 from lorrery.worker.device.roofline import Roofline
 from lorrery.worker.device.single import SingleKernels
 from tests.worker.device.known import CATALOGUE, deployment
@@ -46,3 +47,23 @@ def test_what_nobody_measured_says_so():
     found = {ground.part: ground.basis for ground in grounds(known)}
     assert found["gemm"] == found["all_reduce"] == "fitted"
     assert found["attention"] == "assumed"  # A100's cache was timed in 16 bits alone
+
+
+def test_host_times_and_memory_say_what_they_rest_on():
+    def found(gpu: str, engine: str, step_time: str = "roofline") -> dict[str, str]:
+        served = deployment(gpu, "Llama-3-8B", engine=engine, memory=MemoryUse(reported=True))
+        return {ground.part: f"{ground.basis}: {ground.why}" for ground in grounds(served, step_time)}
+
+    there, elsewhere, card = found("H100-SXM", "vllm"), found("H200-SXM", "vllm"), found("L40S", "vllm")
+    assert there["host"].startswith("fitted: fit to every third")
+    assert elsewhere["host"].startswith("assumed: no measurement of vllm on H200-SXM")
+    assert there["usable_memory_gb"].startswith("measured")
+    assert card["memory_gb"] == "assumed: no measurement of L40S's memory: its label's 48 GB"
+    assert (
+        there["activation_gb"]
+        == there["gpu_memory_utilization"]
+        == ("assumed: settings, not measured: 2 GB of each GPU, and 0.9 of its memory")
+    )
+    assert "gemm" not in found("H100-SXM", "vllm", "constant")
+    assert found("H100-SXM", "vllm", "constant")["step time"] == "assumed: worker.constant"
+    assert "host" not in found("H100-SXM", "vllm-kernels")

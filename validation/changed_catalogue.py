@@ -1,0 +1,51 @@
+"""A catalogue in which some figures differ from those that are shipped, as a file: for ablations and refits.
+
+A file, so that processes that simulate can read it, and so that it says what a user's own catalogue would.
+"""
+
+from collections.abc import Callable, Iterable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from lorrery.chassis.tables import read_tables
+from lorrery.chassis.toml import to_toml
+from lorrery.worker.device.catalogue import FORMAT, PACKAGE
+
+Tables = dict[str, dict[str, dict[str, Any]]]
+"""Kind of entry -> name -> the entry as its file has it."""
+Change = Callable[[Tables], None]
+_BY_NAME, _LISTED = ("fits", "links", "engines"), ("gpu", "model")
+
+
+def tables_of(catalogue: Iterable[Path] = ()) -> Tables:
+    """Return all entries: the shipped ones, and those of further files, which win."""
+    found: Tables = {kind: {} for kind in (*_BY_NAME, *_LISTED)}
+    for _, table in read_tables(PACKAGE, catalogue):
+        for kind in _BY_NAME:
+            found[kind] |= table.get(kind, {})
+        for kind in _LISTED:
+            found[kind] |= {entry["name"]: entry for entry in table.get(kind, ())}
+    return deepcopy(found)
+
+
+def write_changed(path: Path, catalogue: Iterable[Path], change: Change) -> tuple[Path, ...]:
+    """Write what a change makes of a catalogue's entries; return the catalogue's files with that one.
+
+    Args:
+        path: of the new file, which has those entries that change.
+        catalogue: files beside the shipped ones.
+        change: changes entries.
+    """
+    catalogue = tuple(catalogue)
+    before, after = tables_of(catalogue), tables_of(catalogue)
+    change(after)
+    new = {
+        kind: {name: entry for name, entry in entries.items() if entry != before[kind].get(name)}
+        for kind, entries in after.items()
+    }
+    content: dict[str, Any] = {"format": FORMAT}
+    content |= {kind: list(new[kind].values()) for kind in _LISTED if new[kind]}
+    content |= {kind: new[kind] for kind in _BY_NAME if new[kind]}
+    path.write_text(to_toml(content), encoding="utf-8")
+    return (*catalogue, path)

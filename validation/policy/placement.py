@@ -1,0 +1,166 @@
+"""Checks a placement as `lorrery validate policy --part placement` does.
+
+Fleets of drawn size, whose workers come, go, fill and empty while requests arrive. What is checked: each answer is a
+`Choice` of one of the candidates with a reason in words; the request and the candidates stay as they are; and the same
+requests on the same fleet with the same generator are placed alike, as a replay of a journal needs it.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from lorrery.scheduler.core.placements.base import Choice, Placement
+from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.scheduler.plugins import in_words
+from lorrery.validation.policy.watch import PolicyFault
+from lorrery.vocabulary.units import PS_PER_SECOND
+from lorrery.worker.device.pace import Pace
+
+_MOST_WORKERS, _MOST_REQUESTS = 6, 60
+_ADAPTERS = (None, Adapter("adapter-0", 8), Adapter("adapter-1", 16), Adapter("adapter-2", 64))
+
+
+@dataclass
+class Worker:
+    """A candidate; its figures are drawn, and move with what it is given."""
+
+    name: str
+    num_waiting: int
+    num_running: int
+    kv_tokens: int
+    adapters: frozenset[str]
+    cached: int
+    is_blocked: bool
+    pace: Pace
+    slowdown: int
+    usual_slowdown: int
+    prompt_share: int
+    waiting_tokens: int
+    output_ratio: int
+
+    @property
+    def load(self) -> int:
+        """Sequences it has."""
+        return self.num_waiting + self.num_running
+
+    def has_adapter(self, adapter: Adapter) -> bool:
+        """Tell whether it has an adapter."""
+        return adapter.adapter_id in self.adapters
+
+    def cached_tokens(self, sequence: Sequence) -> int:
+        """Return how many leading tokens of a prompt it has in its cache."""
+        return min(self.cached, sequence.input_tokens - 1)
+
+    def load_ps(self, adapter: Adapter) -> int:
+        """Return how long the load of an adapter takes."""
+        return 0 if self.has_adapter(adapter) else adapter.rank * PS_PER_SECOND // 1000
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementVerdict:
+    """What a check has found.
+
+    Attributes:
+        num_cases: fleets that were tried.
+        fault: what is wrong; empty: nothing.
+        case: of the fault.
+    """
+
+    num_cases: int
+    fault: str = ""
+    case: str = ""
+
+
+def check_placement(make: Callable[[np.random.Generator], Placement], *, seed: int, seconds: float) -> PlacementVerdict:
+    """Try a placement until a fault is found or the time is over; at least one fleet is tried."""
+    end = time.monotonic() + seconds
+    number = 0
+    while not number or time.monotonic() < end:
+        case = f"case {number}, seed {seed}"
+        try:
+            first, again = (_play(make, seed, number) for _ in range(2))
+        except PolicyFault as fault:
+            return PlacementVerdict(number + 1, str(fault), case)
+        except Exception as error:  # the author's
+            return PlacementVerdict(number + 1, f"`place` raised {in_words(error)}", case)
+        number += 1
+        if first != again:
+            at = next(index for index, pair in enumerate(zip(first, again, strict=True)) if pair[0] != pair[1])
+            return PlacementVerdict(
+                number,
+                f"request {at} went to {first[at]}, and to {again[at]} when all was played again with the same"
+                " generator: take chance from the generator that the class is made with, and from nothing else",
+                case,
+            )
+    return PlacementVerdict(number)
+
+
+def _play(make: Callable[[np.random.Generator], Placement], seed: int, number: int) -> list[str]:
+    """Place drawn requests on a drawn fleet; return who got each."""
+    rng = np.random.default_rng([seed, number])
+    placement = make(np.random.default_rng([seed, number, 1]))
+    fleet = [_worker(rng, index) for index in range(int(rng.integers(1, _MOST_WORKERS + 1)))]
+    placed: list[str] = []
+    for handle in range(int(rng.integers(1, _MOST_REQUESTS + 1))):
+        if rng.random() < 0.1 and len(fleet) > 1:
+            fleet.pop(int(rng.integers(len(fleet))))
+        if rng.random() < 0.1 and len(fleet) < _MOST_WORKERS:
+            fleet.append(_worker(rng, handle + _MOST_WORKERS))
+        adapter = _ADAPTERS[int(rng.integers(len(_ADAPTERS)))]
+        prompt, most = int(rng.integers(1, 4_000)), int(rng.integers(1, 1_000))
+        sequence = Sequence(handle, prompt, most, arrived_ps=handle * PS_PER_SECOND, adapter=adapter)
+        before = [(one.name, one.load, one.kv_tokens) for one in fleet]
+        choice = placement.place(sequence, list(fleet))
+        _check(choice, handle, fleet)
+        if [(one.name, one.load, one.kv_tokens) for one in fleet] != before or sequence.input_tokens != prompt:
+            raise PolicyFault(f"request {handle}: `place` changed the request or a candidate; it may only look")
+        placed.append(choice.candidate.name)
+        chosen = next(one for one in fleet if one is choice.candidate)
+        chosen.num_waiting += 1
+        chosen.waiting_tokens += prompt
+        for one in fleet:
+            if one.num_waiting and rng.random() < 0.5:
+                one.num_waiting, one.num_running = one.num_waiting - 1, one.num_running + 1
+                one.waiting_tokens = one.waiting_tokens // (one.num_waiting + 1) * one.num_waiting
+                one.kv_tokens += 500
+            if one.num_running and rng.random() < 0.4:
+                one.num_running -= 1
+                one.kv_tokens = one.kv_tokens // (one.num_running + 1) * one.num_running
+    return placed
+
+
+def _check(choice: object, handle: int, fleet: list[Worker]) -> None:
+    names = ", ".join(one.name for one in fleet)
+    if not isinstance(choice, Choice):
+        raise PolicyFault(
+            f"request {handle}: `place` answered {choice!r}; it must be a Choice(candidate, why) of one of {names}"
+        )
+    if not any(choice.candidate is one for one in fleet):
+        raise PolicyFault(
+            f"request {handle}: `place` chose {getattr(choice.candidate, 'name', choice.candidate)!r}, which is no"
+            f" candidate; there are {names}. Workers come and go: choose among those that are given"
+        )
+    if not isinstance(choice.why, str):
+        raise PolicyFault(f"request {handle}: the reason of the Choice is {choice.why!r}; it must be words")
+
+
+def _worker(rng: np.random.Generator, number: int) -> Worker:
+    running, waiting = int(rng.integers(0, 40)), int(rng.integers(0, 10)) * int(rng.random() < 0.5)
+    held = rng.random(3) < 0.4
+    return Worker(
+        name=f"worker-{number}",
+        num_waiting=waiting,
+        num_running=running,
+        kv_tokens=running * int(rng.integers(1, 2_000)),
+        adapters=frozenset(f"adapter-{index}" for index in range(3) if held[index]),
+        cached=int(rng.integers(0, 2_000)) * int(rng.random() < 0.5),
+        is_blocked=bool(waiting and rng.random() < 0.3),
+        pace=Pace(*(int(rng.integers(1, 10**power)) for power in (10, 8, 5, 8))),
+        slowdown=int(rng.integers(500, 4_000)),
+        usual_slowdown=int(rng.integers(500, 2_000)),
+        prompt_share=int(rng.integers(0, 900)),
+        waiting_tokens=waiting * int(rng.integers(1, 2_000)),
+        output_ratio=int(rng.integers(1, 1_001)),
+    )
