@@ -20,6 +20,7 @@ from lorrery.simulator.worker import SimulatedWorker
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.output import Ending, LengthModel, Sampling, ending, sequence_seed, tokens_between
+from lorrery.worker.device.pace import Pace
 from lorrery.worker.device.steptime import StepTimeModel
 
 _NO_TOKENS = np.empty(0, np.uint32)
@@ -35,6 +36,7 @@ def build_workers(
     make_replica: Callable[[ReplicaSettings], Replica] = build_replica,
     *,
     shard: int = 0,
+    pace: Pace | None = None,
 ) -> list[SimulatedWorker]:
     """Make workers that are all alike.
 
@@ -44,8 +46,12 @@ def build_workers(
         step_time: of each GPU.
         make_replica: builds a replica, with caches and adapter loads as wanted.
         shard: which scheduler they belong to.
+        pace: what they announce of their steps, to a placement that predicts.
     """
-    return [SimulatedWorker(f"worker-{n}", lambda: make_replica(settings), step_time, shard) for n in range(count)]
+    return [
+        SimulatedWorker(f"worker-{n}", lambda: make_replica(settings), step_time, shard, pace=pace)
+        for n in range(count)
+    ]
 
 
 def hash_ids_suffice(prefix_cache: str, block_size: int) -> bool:

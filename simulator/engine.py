@@ -113,6 +113,7 @@ class Simulation:
             observer.begin(self.now_ps)
         for worker in self.workers:
             worker.observer = observer
+            worker.runs_chunks = not any(getattr(one, "reads_prompts", True) for one in observers)
 
     # --- frames -----------------------------------------------------------------------------------------------------
 

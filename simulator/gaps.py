@@ -18,6 +18,8 @@ from lorrery.vocabulary.units import PS_PER_SECOND
 class GapRecorder:
     """Gathers gaps of a whole run; 32 bytes a span."""
 
+    reads_prompts = False
+
     def __init__(self) -> None:
         self.begin(0)
 
@@ -25,10 +27,7 @@ class GapRecorder:
         """Forget all that was."""
         del start_ps  # a gap has no origin
         # Each entry: the first gap, what each further one is longer by, how many there are, and sequences that have it.
-        self._first_ps = array("q")
-        self._slope_ps = array("q")
-        self._num_gaps = array("q")
-        self._num_sequences = array("q")
+        self._entries = array("q")
         self._decoded_ps: dict[str, int] = {}  # worker -> end of its last decode step
         self._since_ps: dict[str, dict[int, int]] = {}  # worker -> handle -> last token, of those who came since
         self._requeued_ps: dict[int, int] = {}  # handle -> last token
@@ -76,16 +75,12 @@ class GapRecorder:
 
     def _add(self, first_ps: int, slope_ps: int, num_gaps: int, num_sequences: int) -> None:
         if num_sequences:
-            self._first_ps.append(first_ps)
-            self._slope_ps.append(slope_ps)
-            self._num_gaps.append(num_gaps)
-            self._num_sequences.append(num_sequences)
+            self._entries.extend((first_ps, slope_ps, num_gaps, num_sequences))
 
     def gaps(self) -> TokenGaps:
         """Return them all; takes some 30 bytes a step."""
-        num_gaps = np.array(self._num_gaps, np.int64)
+        first_ps, slope_ps, num_gaps, num_sequences = np.array(self._entries, np.int64).reshape(-1, 4).T
         starts = np.repeat(np.cumsum(num_gaps) - num_gaps, num_gaps)
         index = np.arange(len(starts)) - starts
-        slopes = np.repeat(np.array(self._slope_ps, np.int64), num_gaps)
-        gap_ps = np.repeat(np.array(self._first_ps, np.int64), num_gaps) + index * slopes
-        return TokenGaps(gap_ps / PS_PER_SECOND, np.repeat(np.array(self._num_sequences, np.int64), num_gaps))
+        gap_ps = np.repeat(first_ps, num_gaps) + index * np.repeat(slope_ps, num_gaps)
+        return TokenGaps(gap_ps / PS_PER_SECOND, np.repeat(num_sequences, num_gaps))

@@ -13,6 +13,21 @@ from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 _NONE = -1
+_COLUMNS = (
+    "index",
+    "prompt",
+    "output",
+    "cached",
+    "requeues",
+    "sent",
+    "queue",
+    "load",
+    "prefill",
+    "decode",
+    "first",
+    "last",
+    "end",
+)
 _NO_PHASES = Phases(_NONE, _NONE, _NONE, _NONE)
 
 STATUS = {
@@ -41,22 +56,7 @@ class OutcomeRecorder:
 
     def __init__(self, start_ps: int = 0) -> None:
         self._start_ps = start_ps
-        names = [
-            "index",
-            "prompt",
-            "output",
-            "cached",
-            "requeues",
-            "sent",
-            "queue",
-            "load",
-            "prefill",
-            "decode",
-            "first",
-            "last",
-            "end",
-        ]
-        self._numbers = {name: array("q") for name in names}
+        self._numbers = array("q")  # row by row
         self._status: list[str] = []
         self._adapter_id: list[str | None] = []
         self._tenant_id: list[str] = []
@@ -74,7 +74,7 @@ class OutcomeRecorder:
         phases = _NO_PHASES
         if left_ps is not None and sequence.first_admitted_ps is not None:
             phases = sequence.phases(left_ps)
-        row = (
+        row = (  # in the order of `_COLUMNS`
             request.handle,
             sequence.prompt_tokens,
             request.output_tokens,
@@ -86,8 +86,7 @@ class OutcomeRecorder:
             _last_token_ps(request),
             _NONE if request.finished_ps is None else request.finished_ps,
         )
-        for column, value in zip(self._numbers.values(), row, strict=True):
-            column.append(value)
+        self._numbers.extend(row)
         if request.detail:
             self._detail[len(self._status)] = request.detail
         self._status.append(STATUS[request.outcome or ""] if request.faults is NO_FAULTS else _status(request))
@@ -98,7 +97,8 @@ class OutcomeRecorder:
 
     def table(self, gaps: TokenGaps) -> OutcomeTable:
         """Return all, in order of index."""
-        column = {name: np.array(values, np.int64) for name, values in self._numbers.items()}
+        numbers = np.array(self._numbers, np.int64).reshape(-1, len(_COLUMNS)).T
+        column = dict(zip(_COLUMNS, numbers, strict=True))
         order = np.argsort(column["index"], kind="stable")
         column = {name: values[order] for name, values in column.items()}
         rows = order.tolist()

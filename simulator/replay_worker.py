@@ -63,6 +63,8 @@ class ReplayWorker:
         self._steps_left = 0
         self._until_ps: int | None = None
         self._due_ps: int | None = None
+        self._was_idle = True  # at the last decision, or nobody has decided yet
+        self._nudges_ps: deque[int] = deque()  # where inputs came since, and nobody has decided
         self._planned_ps = -1
         self._position_ps = 0
         self._boundary_ps = 0
@@ -103,6 +105,8 @@ class ReplayWorker:
         """Plan at the first boundary at or after this time."""
         if self._plan is None:
             at_ps = max(at_ps, self._boundary_ps)
+            if self._was_idle:
+                self._nudges_ps.append(at_ps)
             self._due_ps = at_ps if self._due_ps is None else min(self._due_ps, at_ps)
         else:
             self._until_ps = at_ps if self._until_ps is None else min(self._until_ps, at_ps)
@@ -111,6 +115,7 @@ class ReplayWorker:
         """Drain or be lost, after the plans and steps that the journal has before this line."""
         content = line.content
         self.run_to_stop()
+        self._decide_without_trace(content["at_ps"])
         lost = line.type == "lost"
         # What took effect before without a trace, and what never did.
         for inputs in (self._late, self._never):
@@ -142,6 +147,14 @@ class ReplayWorker:
     def run_to_stop(self) -> None:
         """Run until all is seen that the journal has before this worker's next stop, or before its own end."""
         self._run_to(self._num_wanted)
+
+    def _decide_without_trace(self, before_ps: int) -> None:
+        """Decide where inputs came to an idle worker after all that the journal has of it, and led to no other plan.
+
+        Who then waits for an adapter has waited for it. A load that ends by itself is no input: nobody may have looked.
+        """
+        while self._plan is None and self._nudges_ps and self._nudges_ps[0] < before_ps:
+            self._decide(self._nudges_ps[0])
 
     def run_to_line(self, line: int) -> None:
         """Run until all is seen that the journal has before this line."""
@@ -193,6 +206,8 @@ class ReplayWorker:
     def _decide(self, at_ps: int) -> None:
         decision = self.member.plan(at_ps)
         self._planned_ps = at_ps
+        while self._nudges_ps and self._nudges_ps[0] <= at_ps:
+            self._nudges_ps.popleft()
         record = self._decisions.record(decision)
         if record is not None:
             self._see_plan(at_ps, record)
@@ -202,12 +217,14 @@ class ReplayWorker:
         for sequence in decision.leaves:
             self._gpu.leave(sequence.handle)
         if isinstance(decision, Idle):
-            self._due_ps = decision.until_ps
+            self._was_idle, self._due_ps = True, decision.until_ps
             return
         for sequence in decision.joins:
             self._gpu.join(self._requests[sequence.handle].device(self._parts.answers))
         self._gpu.begin(decision.prefills, decode=decision.decode, hold=decision.hold)
         self._plan, self._due_ps, self._position_ps = decision, None, at_ps
+        self._was_idle = False
+        self._nudges_ps.clear()
         self._steps_left, self._until_ps = decision.max_steps, decision.until_ps
 
     def _next_ps(self) -> int | None:
@@ -237,6 +254,9 @@ class ReplayWorker:
     # --- comparing --------------------------------------------------------------------------------------------------
 
     def _see_plan(self, at_ps: int, record: Record) -> None:
+        if self._num_seen >= self._num_wanted:
+            last = self._lines.expected[self._num_seen - 1].line if self._num_seen else 0
+            raise DifferenceError(last, f"the simulation plans at {at_ps} ps, and the journal has no such plan")
         expected = self._lines.expected[self._num_seen]
         if not isinstance(expected, ExpectedPlan):
             raise DifferenceError(expected.line, f"the simulation plans anew at {at_ps} ps, before this step")

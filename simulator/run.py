@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lorrery.chassis import rendezvous
 from lorrery.chassis.errors import SettingsError
@@ -30,8 +31,8 @@ from lorrery.simulator.build import RequestBuilder, hash_ids_suffice
 from lorrery.simulator.clients import Clients
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.faults import never_began, schedule_faults
-from lorrery.simulator.frames import FrameRecorder
 from lorrery.simulator.gaps import GapRecorder
+from lorrery.simulator.garbage import collected_seldom
 from lorrery.simulator.outcomes import OutcomeRecorder
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.request_faults import RequestFaultInjector
@@ -39,7 +40,10 @@ from lorrery.simulator.step_span import Observer
 from lorrery.simulator.worker import SimulatedWorker
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 from lorrery.vocabulary.worker_kinds import count_kinds
-from lorrery.worker.build import device_of
+from lorrery.worker.build import Device, device_of
+
+if TYPE_CHECKING:
+    from lorrery.simulator.frames import FrameRecorder
 
 Watch = Callable[["Progress"], None]
 """Told now and then how far a run is."""
@@ -67,8 +71,8 @@ class SimulationOptions:
     """What a simulation is asked for beside settings and workload.
 
     Attributes:
-        num_workers: of all schedulers together; the n-th belongs to scheduler n modulo their number. None: as
-            `Settings.num_workers` has it.
+        num_workers: worker processes of all schedulers together; the GPUs of the n-th one belong to scheduler n modulo
+            their number. None: as `Settings.num_worker_processes` has it.
         num_shards: schedulers; None: as many as the router has.
         faults: what goes wrong.
         one_step: plan before every step, as the oracle does; slow.
@@ -91,6 +95,7 @@ class SimulatedRun:
         watch: told now and then how far it is.
         record: file to write what a watcher would have seen; None: none.
         record_every: device seconds between two of its frames; None: so that there are 2,000 at most.
+        devices: of its workers, once it runs.
     """
 
     settings: Settings
@@ -102,6 +107,7 @@ class SimulatedRun:
     watch: Watch | None = None
     record: Path | None = None
     record_every: float | None = None
+    devices: Sequence[Device] = field(default=(), init=False)
     _gaps: GapRecorder = field(default_factory=GapRecorder, init=False)
     _stopped: bool = field(default=False, init=False)
 
@@ -116,8 +122,9 @@ class SimulatedRun:
             LorreryError: settings or options that cannot be, a trace that cannot be read.
         """
         settings, options = self.settings, self.options
-        faults = (*settings.planned_faults(), *self.simulation_options.faults)
+        faults = (*settings.planned_faults(), *settings.of_workers(self.simulation_options.faults))
         cluster = _SimulatedCluster(settings, replace(self.simulation_options, faults=faults), options.timeout)
+        self.devices = cluster.devices
         view = cluster.view
         asked = build_workload(options, list(cluster.adapters), self.requests)
         workload, num_skipped = admissible(options, asked, view)
@@ -134,7 +141,8 @@ class SimulatedRun:
             cluster.simulation.inject(injector)
         outcomes = OutcomeRecorder(start_ps)
         cpu = time.process_time()
-        interrupted = self._play(cluster, workload, outcomes)
+        with collected_seldom():
+            interrupted = self._play(cluster, workload, outcomes)
         cpu_seconds = time.process_time() - cpu
         for recorder in recording:
             assert self.record is not None
@@ -203,19 +211,25 @@ class _SimulatedCluster:
         num_shards = options.num_shards or len(addresses)
         if num_shards != len(addresses):
             addresses = [f"scheduler-{shard}" for shard in range(num_shards)]
-        count = settings.num_workers(options.num_workers)
-        if count < num_shards:
-            raise SettingsError(f"{num_shards} schedulers have {count} workers; each needs one")
+        processes = settings.num_worker_processes(options.num_workers)
+        self._names = settings.worker_names(processes)
+        if processes < num_shards:
+            raise SettingsError(f"{num_shards} schedulers have {processes} worker processes; each needs one")
+        self._shards = [
+            number % num_shards
+            for number, names in enumerate(settings.workers_of_processes(processes).values())
+            for _ in names
+        ]
         self._settings, self._options, self._addresses = settings, options, addresses
-        self._devices = [device for one, number in settings.kinds(count) for device in [device_of(one)] * number]
-        self._model = self._devices[0].deployment.model.name
+        self.devices = [device for one, number in settings.kinds(processes) for device in [device_of(one)] * number]
+        self._model = self.devices[0].deployment.model.name
         self._faults = RuleBook()
         self.clients: Clients | None = None
         factories = [ReplicaFactory(settings) for _ in addresses]
         self.adapters: dict[str, Adapter] = {
             name: factories[0].adapter(name, rank) for name, rank in settings.adapters.expand()
         }
-        workers = [self._worker(number, factories[number % num_shards], num_shards) for number in range(count)]
+        workers = [self._worker(number, factories[shard]) for number, shard in enumerate(self._shards)]
         self.simulation = Simulation(
             workers,
             [factory.placement() for factory in factories],
@@ -244,7 +258,7 @@ class _SimulatedCluster:
             max_req_input_len=own.max_req_input_len,
             max_req_total_len=own.max_req_total_len,
             workers=count_kinds(
-                (device.deployment.gpu.name, device.deployment.tensor_parallel) for device in self._devices
+                (device.deployment.gpu.name, device.deployment.tensor_parallel) for device in self.devices
             ),
         )
 
@@ -274,13 +288,15 @@ class _SimulatedCluster:
         ):
             pass
 
-    def recorder(self, every_seconds: float | None) -> FrameRecorder:
+    def recorder(self, every_seconds: float | None) -> "FrameRecorder":
         """Record what runs from now on."""
-        deployments = [device.deployment for device in self._devices]
+        from lorrery.simulator.frames import FrameRecorder
+
+        deployments = zip(self._names, (device.deployment for device in self.devices), strict=True)
         return FrameRecorder(
             self.simulation,
             model=self._model,
-            gpus={f"worker-{n}": (one.gpu.name, one.tensor_parallel) for n, one in enumerate(deployments)},
+            gpus={name: (one.gpu.name, one.tensor_parallel) for name, one in deployments},
             addresses=self._addresses,
             every_seconds=every_seconds,
         )
@@ -308,8 +324,8 @@ class _SimulatedCluster:
             max_new_tokens=options.max_new_tokens,
         )
 
-    def _worker(self, number: int, factory: ReplicaFactory, num_shards: int) -> SimulatedWorker:
-        device, name = self._devices[number], f"worker-{number}"
+    def _worker(self, number: int, factory: ReplicaFactory) -> SimulatedWorker:
+        device, name = self.devices[number], self._names[number]
         deployment = device.deployment
         hello = WorkerHello(
             worker_id=name,
@@ -335,7 +351,7 @@ class _SimulatedCluster:
             name,
             make_replica,
             device.step_time,
-            number % num_shards,
+            self._shards[number],
             replica_settings.max_total_token_num,
             device.pace,
         )

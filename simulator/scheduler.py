@@ -12,13 +12,11 @@ from lorrery.scheduler.core.history import History
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.base import Placement
 from lorrery.scheduler.core.plan import (
-    Admitted,
     Cancelled,
     Dropped,
     Event,
     Failed,
     Finished,
-    FirstToken,
     Preempted,
     Recalled,
 )
@@ -185,7 +183,7 @@ class SimulatedScheduler:
 
     def look_for_moves(self) -> None:
         """Balance what waits once all that happens at this moment has happened."""
-        if not self._looks_for_moves and self.core.may_move:
+        if len(self._workers) > 1 and not self._looks_for_moves and self.core.may_move:
             self._looks_for_moves = True
             self._clock.at(self._clock.now_ps + 1, self._balance)
 
@@ -227,9 +225,7 @@ class SimulatedScheduler:
     def handle(self, worker: SimulatedWorker, events: Iterable[Event]) -> None:
         """Carry out what a worker's replica tells of its sequences."""
         requests, observer = self._requests, worker.observer
-        for event in events:
-            if isinstance(event, (FirstToken, Admitted)):
-                continue  # its sequence tells
+        for event in events:  # of a first token and an admission the sequence tells
             if isinstance(event, Finished):
                 if self._tells_ends:
                     self._ended(event.sequence, event.output_tokens)

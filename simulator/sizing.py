@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lorrery.loadgen.options import LoadOptions
-from lorrery.settings import Settings
+from lorrery.settings import Settings, changed
 from lorrery.simulator.run import SimulatedRun, SimulationOptions
 
 __all__ = ["Trial", "Watch", "fewest", "search", "try_replicas"]
@@ -59,6 +59,7 @@ def try_replicas(
     Raises:
         LorreryError: as `SimulatedRun.run`.
     """
+    settings = changed(settings, {"worker.gpus": 1})  # a worker process for each replica
 
     def run(num_replicas: int) -> Trial:
         watch(num_replicas)

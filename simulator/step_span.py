@@ -42,7 +42,11 @@ class StepSpan:
 
 
 class Observer(Protocol):
-    """Told of what runs, in order of time for each worker."""
+    """Told of what runs, in order of time for each worker.
+
+    One with an attribute `reads_prompts` that is false does not read of spans what is computed of prompts, nor who
+    waits: then pieces of one long prompt may run in one go, each still told of by itself.
+    """
 
     def begin(self, start_ps: int) -> None:
         """Take note that the run begins; its times count from here."""

@@ -49,6 +49,7 @@ class SimulatedWorker:
         step_time: its device's, if nothing slows it down.
         boundary_ps: the last boundary at which it planned.
         frozen_until_ps: before which it begins no step.
+        runs_chunks: whether steps that compute pieces of one prompt run in one go; not where somebody looks at each.
         version: of its entry in the clock's heap.
     """
 
@@ -69,6 +70,7 @@ class SimulatedWorker:
         "plan",
         "pool_tokens",
         "replica",
+        "runs_chunks",
         "shard",
         "start_ps",
         "step_time",
@@ -103,6 +105,7 @@ class SimulatedWorker:
         self.version = 0
         self.totals = Totals()
         self.observer: Observer | None = None
+        self.runs_chunks = True
         self._make_replica = make_replica
         self._may_be_silent = False
         self.attached = False
@@ -135,12 +138,15 @@ class SimulatedWorker:
             if request.ending.extra_step:
                 self._may_be_silent = True
         gpu.begin(plan.prefills, decode=plan.decode, hold=plan.hold)
-        steps = 1
-        self.start_ps = start_ps = max(at_ps, self.frozen_until_ps) + plan.wait_ps
-        if plan.max_steps > 1 and not one_step:
-            steps = gpu.run_length(plan.max_steps, None if plan.until_ps is None else plan.until_ps - start_ps)
-        self.plan, self.steps = plan, steps
-        return start_ps + gpu.total_ps(steps)
+        start_ps = (max(self.frozen_until_ps, at_ps)) + plan.wait_ps
+        until_ps = plan.until_ps
+        duration_ps = None if until_ps is None else until_ps - start_ps
+        if one_step:
+            steps, total_ps = 1, gpu.step_ps()
+        else:
+            steps, total_ps = gpu.run(plan.max_steps, duration_ps, plan.chunk_steps if self.runs_chunks else 1)
+        self.start_ps, self.plan, self.steps = start_ps, plan, steps
+        return start_ps + total_ps
 
     def interrupt(self, at_ps: int) -> int | None:
         """Cut the plan at its next boundary; return that boundary, None if it stays."""
@@ -190,7 +196,8 @@ class SimulatedWorker:
             self.catch_up(at_ps)
             self.member.candidate.uncommitted_steps = 0
         else:
-            self.member.candidate.uncommitted_steps = self._steps_ended(at_ps)
+            decodes = self.plan is not None and self.plan.decode
+            self.member.candidate.uncommitted_steps = self._steps_ended(at_ps) if decodes else 0
 
     def tokens_given(self, request: SimulatedRequest, at_ps: int) -> int:
         """Return how many tokens a request of this worker has got by now, those of earlier batches included."""
@@ -236,14 +243,20 @@ class SimulatedWorker:
         assert not events
 
     def _span(self, plan: Plan, num_steps: int, end_ps: int) -> StepSpan:
+        """Return the span of these steps; where each has a piece of one prompt, of the last: the others are told of."""
         gpu = self.gpu
-        first_ps = gpu.step_ps()
-        slope_ps = gpu.total_ps(2) - 2 * first_ps if num_steps > 1 else 0
         num_decodes = gpu.num_decoding if plan.decode else 0
+        start_ps, first_ps, slope_ps = self.start_ps, gpu.step_ps(), 0
+        if num_steps > 1:
+            if plan.prefills:
+                start_ps = self._tell_chunks(plan, num_steps - 1, num_decodes)
+                num_steps, first_ps = 1, end_ps - start_ps
+            else:
+                slope_ps = gpu.total_ps(2) - 2 * first_ps
         return StepSpan(
             self.name,
             plan,
-            self.start_ps,
+            start_ps,
             num_steps,
             first_ps,
             slope_ps,
@@ -252,6 +265,18 @@ class SimulatedWorker:
             gpu.kv_tokens,
             self.replica.num_queued,
         )
+
+    def _tell_chunks(self, plan: Plan, num_steps: int, num_decodes: int) -> int:
+        """Tell of steps with pieces of one prompt, each by itself, as they have no slope; return when they end."""
+        assert self.observer is not None
+        begin_ps = self.start_ps
+        for step in range(1, num_steps + 1):
+            end_ps = self.start_ps + self.gpu.total_ps(step)
+            took_ps, kv_tokens, num_waiting = end_ps - begin_ps, self.gpu.kv_tokens, self.replica.num_queued
+            span = StepSpan(self.name, plan, begin_ps, 1, took_ps, 0, end_ps, num_decodes, kv_tokens, num_waiting)
+            self.observer.ran(span)
+            begin_ps = end_ps
+        return begin_ps
 
     def _observe(
         self, span: StepSpan, finished: tuple[tuple[int, FinishReason], ...], requests: dict[int, SimulatedRequest]

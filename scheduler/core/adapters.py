@@ -163,19 +163,28 @@ class Residency:
 
     def load_ahead(self, adapters: Sequence[Adapter], at_ps: int, pinned: Callable[[], Collection[str]]) -> None:
         """Begin to load adapters that will be needed next, as far as loads and places are free, in this order."""
-        keep: frozenset[str] | None = None
-        for adapter in adapters:
-            if self.has_asked_for(adapter):
+        if not self.has_free_load:
+            return
+        gpu, loading = self.gpu, self.loading
+        keys = [adapter.key for adapter in adapters]
+        keep: set[str] | None = None
+        for adapter, key in zip(adapters, keys, strict=True):
+            if key in gpu or key in loading:
                 continue
-            if self._waiting or len(self.loading) >= self.options.max_concurrent_loads:
-                return
             if not self._has_place(adapter):
                 if keep is None:
-                    keep = frozenset(pinned()).union(other.key for other in adapters)
-                if not self._make_place(adapter, at_ps, keep.copy):
+                    keep = {*pinned(), *keys}
+                if not self._put_out_for(adapter, at_ps, keep):
                     return
             self._begin(adapter, at_ps)
             self.advance(at_ps)  # a load that takes no time
+            if not self.has_free_load:
+                return
+
+    @property
+    def has_free_load(self) -> bool:
+        """Whether a load that were asked for now would begin at once."""
+        return not self._waiting and len(self.loading) < self.options.max_concurrent_loads
 
     def load_ps(self, adapter: Adapter) -> int:
         """Return how long a load takes by itself: 0 of an adapter that is there, half of one that is under way."""
@@ -236,24 +245,27 @@ class Residency:
         return self._taken_slots + adapter.slots <= options.max_slots
 
     def _make_place(self, adapter: Adapter, at_ps: int, pinned: Callable[[], Collection[str]]) -> bool:
+        return self._has_place(adapter) or self._put_out_for(adapter, at_ps, pinned())
+
+    def _put_out_for(self, adapter: Adapter, at_ps: int, in_use: Collection[str]) -> bool:
         """Put out, least recently used first, as many as must go; nobody if that would not do."""
-        if self._has_place(adapter):
-            return True
-        in_use = pinned()
-        free = [name for name in self.gpu if name not in in_use]
         most = self.options.max_slots
-        if self.options.max_loras is None and most is not None:
-            missing = self._taken_slots + adapter.slots - most
-            for number, name in enumerate(free, start=1):
-                missing -= self.gpu[name].slots
-                if missing <= 0:
-                    free = free[:number]
-                    break
-            all_go = len(free) == len(self.gpu) and not self.loading and not self._waiting
-            if missing > 0 and not all_go:
-                return False
-        else:
-            del free[1:]
+        if self.options.max_loras is not None or most is None:
+            for name in self.gpu:
+                if name not in in_use:
+                    self._evict(name, at_ps)
+                    return True
+            return False
+        free = [name for name in self.gpu if name not in in_use]
+        missing = self._taken_slots + adapter.slots - most
+        for number, name in enumerate(free, start=1):
+            missing -= self.gpu[name].slots
+            if missing <= 0:
+                free = free[:number]
+                break
+        all_go = len(free) == len(self.gpu) and not self.loading and not self._waiting
+        if missing > 0 and not all_go:
+            return False
         for name in free:
             self._evict(name, at_ps)
         return bool(free)

@@ -50,8 +50,16 @@ class Batch:
 
     def remove(self, sequence: Sequence) -> int:
         """Take a sequence out, and what it holds out of memory; return what it has produced in this batch."""
-        output_tokens = self.output_tokens(sequence)
-        self._release(sequence, output_tokens)
+        running = self.running
+        # A sequence that decodes, as nearly all do that leave, gets here without a further call.
+        if running.prefilling or running.held:
+            output_tokens = self.output_tokens(sequence)
+        else:
+            output_tokens = running.decode_step - sequence.base_step
+        running.leave(sequence)
+        self.memory.left(sequence)
+        if self.prefix_cache is not None:
+            self.prefix_cache.release(sequence, output_tokens)
         return output_tokens
 
     def cancel(self, sequence: Sequence) -> None:
@@ -116,6 +124,21 @@ class Batch:
             else:
                 self._release(sequence, 1)
                 events.append(self._finished.finished(sequence, reason, 1, ran.end_ps))
+
+    def advance_chunks(self, plan: Plan, num_steps: int) -> None:
+        """Note what steps computed of the one long prompt; call it before they count as decode steps.
+
+        A prefix cache sees them one after another, as each makes room for its decodes and shows what it computed.
+        """
+        chunk = plan.prefills[0]
+        sequence, cache = chunk.sequence, self.prefix_cache
+        if cache is None:
+            sequence.computed_tokens += num_steps * chunk.new_tokens
+            return
+        for step in range(num_steps):
+            self.shrink_cache(step if plan.decode else 0)
+            sequence.computed_tokens += chunk.new_tokens
+            cache.commit(sequence)
 
     def hold(self, ended: dict[int, FinishReason]) -> dict[int, FinishReason]:
         """Note who has ended; return them all once nobody is left, so that the batch ends together."""

@@ -1,6 +1,6 @@
 """What a way to batch sees of its replica: who runs, and who would enter. It lets waiting sequences in."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Many
 from functools import partial
 
@@ -31,6 +31,7 @@ class ReplicaBatchContext:
         admitted: who was let in and is not in a plan yet; whoever takes them leaves an empty list.
         events: what letting in did, likewise.
         blocked: whether the last call of `admit` found no seat, or nobody further for whom there was what it needs.
+        at_rest: the queue has said that it is, and nobody has come since.
     """
 
     def __init__(
@@ -59,18 +60,18 @@ class ReplicaBatchContext:
         self.blocked = False
         self._tried = False
         self._passed_over = False
-        self._at_rest = False  # true: the queue has said so, and nobody has come since
+        self.at_rest = False
 
     def enqueue(self, sequence: Sequence, at_ps: int) -> None:
         """Let a sequence wait."""
         self._queue.append(sequence, at_ps)
-        self._at_rest = False
+        self.at_rest = False
 
     def admit(self, limits: BatchLimits, at_ps: int, max_prompt_tokens: int | None = None) -> list[Sequence]:
         """Admit waiting sequences within these limits; they are in prefill afterwards. See `BatchContext.admit`."""
         running = self.running
         self.blocked = running.num >= limits.max_sequences
-        self._tried = not self.blocked and not self.has_no_candidates()
+        self._tried = not self.blocked and not (self.at_rest or self.has_no_candidates())
         if not self._tried:
             return []
         self._at_ps = at_ps
@@ -118,20 +119,22 @@ class ReplicaBatchContext:
 
     def has_no_candidates(self) -> bool:
         """Tell whether `admit` would find nobody, and change nothing, until something arrives."""
-        if not self._at_rest:
-            self._at_rest = self._queue.at_rest()
-        return self._at_rest
+        if not self.at_rest:
+            self.at_rest = self._queue.at_rest()
+        return self.at_rest
 
     def arrivals_matter(self) -> bool:
         """Tell whether an arrival could change what `admit` has just answered."""
-        return self._at_rest or self._queue.arrivals_matter()
+        return self.at_rest or self._queue.arrivals_matter()
 
     def look_ahead(self, max_prompt_tokens: int) -> list[Sequence]:
         """Return who would be admitted next if only the prompt limit counted."""
         return self._queue.look_ahead(max_prompt_tokens)
 
-    def pinned_adapters(self, admitted: Many[Sequence] = ()) -> frozenset[str]:
-        """Return the keys of the adapters of the batch, and of those who will join it."""
+    def pinned_adapters(self, admitted: Many[Sequence] = ()) -> Collection[str]:
+        """Return the keys of the adapters of the batch, and of those who will join it; maybe a view."""
+        if not admitted:
+            return self.running.adapter_keys
         return self.running.adapter_keys | {s.adapter.key for s in admitted if s.adapter is not None}
 
     def _has_adapter(self, sequence: Sequence, admitted: list[Sequence]) -> bool:

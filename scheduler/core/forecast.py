@@ -114,10 +114,10 @@ class Forecast:
             kv_tokens = num_steps * running.kv_tokens + num * (num_steps * (num_steps - 1) // 2)
             said_ps += num_steps * num * pace.sequence_ps + kv_tokens * pace.kv_token_ps
         for chunk in plan.prefills:
-            said_ps += chunk.new_tokens * pace.prompt_token_ps
-            self._prompt_ps += chunk.new_tokens * pace.prompt_token_ps
+            said_ps += num_steps * chunk.new_tokens * pace.prompt_token_ps
+            self._prompt_ps += num_steps * chunk.new_tokens * pace.prompt_token_ps
         if not plan.decode:
-            self._prompt_ps += pace.base_ps
+            self._prompt_ps += num_steps * pace.base_ps
         self._said_ps += said_ps
         self._took_ps += ran.busy_ps
 

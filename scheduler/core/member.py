@@ -121,7 +121,7 @@ class Member:
         except Exception as error:
             decision = self._plan_despite(error, at_ps)
         for event in decision.events:
-            if isinstance(event, _ENDS):
+            if isinstance(event, (Cancelled, Finished, Dropped, Failed)):
                 self._forget(event.sequence.handle)
         if self.backlog is not None:
             self.backlog.note(decision.events)
@@ -162,9 +162,9 @@ class Member:
             self.forecast.ran(self.replica.running, plan, ran)
         events = self.replica.commit(plan, ran)
         for event in events:
-            if isinstance(event, _ENDS):
+            if isinstance(event, Finished):
                 self._forget(event.sequence.handle)
-                if self.forecast is not None and isinstance(event, Finished):
+                if self.forecast is not None:
                     self.forecast.outputs.ended(event.output_tokens, event.sequence.max_new_tokens)
         return events
 

@@ -172,6 +172,9 @@ class Plan:
         joins: sequences new to the device, in order.
         leaves: sequences that left since the last plan without ending on the device.
         prefills: prompt pieces of the (then only) step.
+        chunk_steps: above 1 where `prefills` is one piece that takes all there is for prompts and does not end its
+            own: in so many steps, the first included, nothing the scheduler knows can change more than that each
+            computes the next piece, as large. A driver may run them in one go, as the simulator does, or one alone.
         decode: whether every sequence past its prompt gets a token.
         hold: whether sequences that end stay until all have ended (static batching).
         adapter_loads: adapters the batch needs; those already resident cost nothing.
@@ -187,6 +190,7 @@ class Plan:
     joins: Many[Sequence]
     leaves: Many[Sequence]
     prefills: Many[Chunk]
+    chunk_steps: int
     decode: bool
     hold: bool
     wait_ps: int
@@ -202,6 +206,7 @@ class Plan:
         self.max_steps = max_steps
         self.until_ps = None
         self.prefills = prefills
+        self.chunk_steps = 1
         self.decode = decode
         self.hold = hold
         self.wait_ps = 0
@@ -233,7 +238,7 @@ class Ran:
     """What a device did of a plan.
 
     Attributes:
-        num_steps: steps that ended; at most what is left of the plan's `max_steps`.
+        num_steps: steps that ended; at most what is left of the plan's `max_steps`, or `chunk_steps`.
         end_ps: end of the last of them.
         finished: sequences that ended with the last of them (handle, reason).
         silent: those among them to which that step gave no token (llm-mock's last).

@@ -16,13 +16,14 @@ from typing import NoReturn
 from lorrery.scheduler.core.adapters import Residency
 from lorrery.scheduler.core.batch import Batch
 from lorrery.scheduler.core.batch_context import ReplicaBatchContext
-from lorrery.scheduler.core.batching.base import Batching, Step
+from lorrery.scheduler.core.batching.base import Batching, Step, decodes_on
 from lorrery.scheduler.core.headroom import Headroom
 from lorrery.scheduler.core.inbox import Inbox, Recall
 from lorrery.scheduler.core.memory.base import Check, Memory
 from lorrery.scheduler.core.plan import (
     AdaptersKept,
     Cancelled,
+    Chunk,
     Dropped,
     DropReason,
     Event,
@@ -35,7 +36,7 @@ from lorrery.scheduler.core.plan import (
     Recalled,
 )
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache
-from lorrery.scheduler.core.queues.base import Queue, is_asked_every_step
+from lorrery.scheduler.core.queues.base import Queue, hears_of_steps, is_asked_every_step
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.vocabulary.finish_reason import FinishReason
 
@@ -125,6 +126,9 @@ class Replica:
         self._events: list[Event] = []
         self._aborted: dict[int, Sequence] = {}
         self._one_step = is_asked_every_step(queue)
+        self._decodes_on = decodes_on(batching)
+        self._max_sequences = batching.limits.max_sequences if self._decodes_on else 0
+        self._queue_hears = hears_of_steps(queue)
         self._raised: Exception | None = None
         self._queue_is_broken = False
         self._holds = False  # nobody enters the batch that runs
@@ -141,7 +145,11 @@ class Replica:
     @property
     def num_waiting(self) -> int:
         """Sequences that wait, in the queue or still in the inbox."""
-        return self.num_queued + self._inbox.num_arrivals
+        try:
+            return len(self.queue) + self._inbox.num_arrivals
+        except Exception as error:  # as for `num_queued`, without the way there: placements ask each worker
+            self._raised = error
+            return self._inbox.num_arrivals
 
     @property
     def num_running(self) -> int:
@@ -236,25 +244,58 @@ class Replica:
             self._drop_unloadable(adapters.take_given_up())
         if self._may_preempt:
             self._preempt(at_ps)
-        choice = self.batching.choose(context, at_ps)
-        if context.events:
-            self._events += context.events
-            context.events = []
-        if self._look_ahead and self.num_queued:
-            self._load_ahead(at_ps)
+        running, batch = self.running, self._batch
         plan: Plan | Idle
-        if isinstance(choice, Step):
-            plan = self._plan_step(choice, at_ps)
+        if (
+            self._decodes_on
+            and running.num
+            and not running.prefilling
+            and (context.at_rest or context.has_no_candidates())
+        ):
+            plan = self._decode_on(at_ps)
         else:
-            plan = Idle(_earlier(choice.until_ps, self._next_event_ps(at_ps)))
-        batch = self._batch
-        batch.shrink_cache(0)
+            plan = self._choose(at_ps)
+        if self.prefix_cache is not None:
+            batch.shrink_cache(0)
         if batch.leaves:
             plan.leaves, batch.leaves = batch.leaves, []
         if adapters.evicted:
             plan.adapter_evictions = adapters.take_evicted()
         if self._events:
             plan.events, self._events = self._events, []
+        return plan
+
+    def _choose(self, at_ps: int) -> Plan | Idle:
+        """Ask the way to batch what runs."""
+        context = self._context
+        choice = self.batching.choose(context, at_ps)
+        if context.events:
+            self._events += context.events
+            context.events = []
+        if self._look_ahead and self.adapters.has_free_load and self.num_queued:
+            self._load_ahead(at_ps)
+        if isinstance(choice, Step):
+            return self._plan_step(choice, at_ps)
+        return Idle(_earlier(choice.until_ps, self._next_event_ps(at_ps)))
+
+    def _decode_on(self, at_ps: int) -> Plan:
+        """Decide what the way to batch would, as it says (`decodes_on`), while nobody waits and nobody is in prefill.
+
+        A simulation decides so at more than half of its boundaries. Time alone changes nothing for a queue at rest.
+        """
+        running, adapters = self.running, self.adapters
+        self._context.blocked = running.num >= self._max_sequences
+        self._holds = False
+        max_steps = running.steps_to_length()
+        if max_steps > 1:
+            if self._aborted or self._one_step:
+                max_steps = 1
+            elif self._may_preempt:
+                max_steps = self.memory.steps_before_full(running, max_steps)
+        plan = Plan(at_ps, max_steps, decode=True)
+        plan.until_ps = self._inbox.next_ps
+        if adapters.loading:
+            plan.until_ps = _earlier(plan.until_ps, adapters.next_event_ps)
         return plan
 
     def _load_ahead(self, at_ps: int) -> None:
@@ -290,6 +331,10 @@ class Replica:
             max_steps = 1 if self._aborted or self._one_step else self.memory.steps_before_full(self.running, max_steps)
         self._holds = step.hold
         plan = Plan(at_ps, max_steps, step.chunks, decode=step.decode, hold=step.hold)
+        if step.chunk_steps > 1 and self._may_stretch(step.chunks[0]):
+            plan.chunk_steps = step.chunk_steps
+            if step.decode:
+                plan.chunk_steps = self.memory.steps_before_full(self.running, step.chunk_steps)
         if self._context.admitted:
             plan.joins, self._context.admitted = self._context.admitted, []
             if not self.options.no_lora:
@@ -305,6 +350,17 @@ class Replica:
                 self.adapters.prefetch(adapter, at_ps, self._context.pinned_adapters)
         plan.until_ps = self._next_event_ps(at_ps)
         return plan
+
+    def _may_stretch(self, chunk: Chunk) -> bool:
+        """Tell whether steps may go on with a long prompt unasked.
+
+        Not with the first piece where a cache shares within a plan: its commit may take blocks back that the sequence
+        has shown ahead, and others pin, and then the batch needs more.
+        """
+        if not self._decodes_on or self._aborted or self._one_step:
+            return False
+        cache = self.prefix_cache
+        return cache is None or not cache.share_within_plan or chunk.past_tokens > chunk.sequence.cached_tokens
 
     def _await_adapters(self, joins: Iterable[Sequence], at_ps: int) -> None:
         """Let sequences that join wait for their adapters as long as their first step does."""
@@ -362,12 +418,18 @@ class Replica:
             if ran.silent:
                 batch.were_silent(ran.silent)
             ended = dict(ran.finished)
-        prefilling = self.running.prefilling
+        running = self.running
+        prefilling = running.prefilling
         decoded_ended = {h: reason for h, reason in ended.items() if h not in prefilling} if prefilling else ended
+        if plan.chunk_steps > 1:
+            batch.advance_chunks(plan, ran.num_steps)
         if plan.decode:
-            batch.shrink_cache(ran.num_steps - 1)  # what the last of the steps needed, before anything is added
+            # What the last of the steps needed, before anything is added. A step with prompts is the plan's only one,
+            # and what that needs was seen to when it was planned.
+            if self.prefix_cache is not None and not plan.prefills:
+                batch.shrink_cache(ran.num_steps - 1)
             self._decode(ran.num_steps, decoded_ended)
-        if plan.prefills:
+        if plan.prefills and plan.chunk_steps == 1:
             batch.advance_prefills(plan, ran, ended, events)
         if plan.hold:
             decoded_ended = batch.hold(decoded_ended)
@@ -376,21 +438,23 @@ class Replica:
         # S-LoRA puts adapters out when decoding sequences end, and after a prefill only if nobody is left.
         if decoded_ended:
             events += self._offload(ran.end_ps)
-        elif ended and not len(self.running):
+        elif ended and not running.num:
             self._emptied(ran.end_ps)
             events += self._keep_adapters((), ran.end_ps)
         return events
 
     def _decode(self, num_steps: int, ended: dict[int, FinishReason]) -> None:
-        try:
-            self.queue.decoded(self.running, num_steps)
-        except Exception as error:
-            self._raised = error
+        if self._queue_hears:
+            try:
+                self.queue.decoded(self.running, num_steps)
+            except Exception as error:
+                self._raised = error
         self.running.advance(num_steps)
-        try:
-            self.batching.advanced(num_steps)
-        except Exception as error:
-            self._raised = error
+        if not self._decodes_on:
+            try:
+                self.batching.advanced(num_steps)
+            except Exception as error:
+                self._raised = error
         if not self._aborted:
             return
         for handle, sequence in self._aborted.items():
@@ -414,7 +478,7 @@ class Replica:
         events: list[Event] = []
         if self._moves_adapters:
             events += self._keep_adapters(tuple(sorted(self.running.adapter_keys)), at_ps)
-        if not len(self.running):
+        if not self.running.num:
             self._emptied(at_ps)
             events += self._keep_adapters((), at_ps)
         return events

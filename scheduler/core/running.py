@@ -5,7 +5,7 @@ costs O(1) whatever the batch size. The arrays that admission rules read are reb
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, KeysView
 
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 
@@ -96,9 +96,9 @@ class Running:
     # --- adapters ---------------------------------------------------------------------------------------------------
 
     @property
-    def adapter_keys(self) -> frozenset[str]:
-        """Distinct adapters of the sequences."""
-        return frozenset(self._adapter_pins)
+    def adapter_keys(self) -> KeysView[str]:
+        """Distinct adapters of the sequences; a view."""
+        return self._adapter_pins.keys()
 
     @property
     def adapter_ids(self) -> tuple[str, ...]:
@@ -159,7 +159,8 @@ class Running:
         sequence.base_step = base_step = self.decode_step - 1
         self._kv_tokens -= base_step
         self._decoding[sequence.handle] = sequence
-        insort(self._by_finish, (-sequence.finish_step, sequence.handle, sequence.input_tokens - base_step))
+        finish_step = base_step + sequence.budget_tokens
+        insort(self._by_finish, (-finish_step, sequence.handle, sequence.input_tokens - base_step))
         self.version += 1
 
     def _enter(self, sequence: Sequence) -> None:
@@ -188,7 +189,7 @@ class Running:
 
     def _forget_finish(self, sequence: Sequence) -> None:
         by_finish = self._by_finish
-        del by_finish[bisect_left(by_finish, (-sequence.finish_step, sequence.handle))]
+        del by_finish[bisect_left(by_finish, (-sequence.base_step - sequence.budget_tokens, sequence.handle))]
 
     def hold(self, sequence: Sequence) -> None:
         """Let a decoding sequence that has ended keep what it holds, and grow no more."""
@@ -214,16 +215,3 @@ class Running:
         if not self._by_finish:
             return 1
         return max(1, -self._by_finish[0][0] - self.decode_step)
-
-    def reservations(self) -> tuple[list[int], list[int]]:
-        """Return what the peak test needs, see `memory.reservation`: (finishes F, descending; helds h).
-
-        A sequence in prefill counts as if it had its first token.
-        """
-        step, entries = self.decode_step, self._by_finish
-        if self.prefilling:
-            newcomers = self.prefilling.values()
-            entries = sorted(
-                [*entries, *((1 - step - s.budget_tokens, s.handle, s.input_tokens + 1 - step) for s in newcomers)]
-            )
-        return [-1 - entry[0] for entry in entries], [entry[2] for entry in entries]

@@ -100,6 +100,25 @@ def test_jumping_equals_stepping(
         assert outcome != "finished" or output_tokens == drawn[handle][2]
 
 
+@pytest.mark.parametrize("batching", ["chunked", "prefill_first"])
+def test_a_long_prompt_is_planned_as_often_as_others_come(batching: str) -> None:
+    replica = ReplicaSettings("fcfs", 200_000, 150_000, batching, max_num_seqs=8, max_num_batched_tokens=512)
+    lengths = [(0.0, 100_000, 3), (0.5, 900, 40), (3.0, 400, 3)]
+    workload = [WorkloadRequest(n, at, prompt, output) for n, (at, prompt, output) in enumerate(lengths)]
+
+    def simulate(*, one_step: bool) -> tuple[list[tuple[int, int | None, int | None]], int, int]:
+        (worker,) = build_workers(1, replica, STEP_TIMES["roofline"])
+        simulation = Simulation([worker], PLACEMENTS["least_loaded"](np.random.default_rng(1)), one_step=one_step)
+        ended = simulation.run(build_requests(workload, "Llama-2-7B", ADAPTERS))
+        times = [(request.handle, request.first_token_ps, request.finished_ps) for request in ended]
+        return times, worker.totals.num_steps, worker.totals.num_plans
+
+    (stepped, num_steps, _), (jumped, num_jumped, num_plans) = simulate(one_step=True), simulate(one_step=False)
+    assert jumped == stepped
+    assert num_jumped == num_steps > 200
+    assert num_plans < 20
+
+
 def test_a_cancelled_request_has_the_tokens_that_had_come() -> None:
     workload = [WorkloadRequest(0, 0.0, 50, 40), WorkloadRequest(1, 0.0, 50, 40), WorkloadRequest(2, 0.0, 50, 40)]
 

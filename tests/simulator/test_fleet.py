@@ -52,7 +52,7 @@ def test_a_group_has_what_worker_says_but_for_what_it_says_itself():
     assert (h100.worker.gpu, h100.worker.weight_dtype, h100.worker.kv_dtype) == ("H100-SXM", "bfloat16", "fp8")
     assert (l40s.worker.gpu, l40s.worker.weight_dtype, l40s.worker.kv_dtype) == ("L40S", "fp8", "fp8")
     assert (l40s.worker.lora.padding, l40s.worker.lora.launch_us) == ("batch", 1.0)
-    assert mixed().groups_of_workers(3) == [0, 1, 1]
+    assert mixed().groups_of_processes(3) == [0, 1, 1]
 
 
 def test_a_process_is_of_the_group_that_it_is_told_whatever_worker_says(tmp_path: Path, monkeypatch):
@@ -83,6 +83,22 @@ def test_a_group_that_cannot_be_is_refused_by_its_number(groups: object, message
     assert message in str(error.value)
 
 
+def test_what_every_group_sets_itself_is_refused_for_all_workers(tmp_path: Path, monkeypatch):
+    path = tmp_path / "cluster.toml"
+    path.write_text('[worker]\ngpu = "A10G"\n[[workers]]\ngpu = "H100-SXM"\n[[workers]]\ngpu = "L40S"\n')
+    assert load(path, ["worker.weight_dtype=fp8", "worker.group=1"]).worker.gpu == "L40S"
+    assert load(path, ["worker.gpu=L4", "workers=[{}]"]).kinds(1)[0][0].worker.gpu == "L4"
+    why = r"worker\.gpu is 'L4', and no worker has it: every group of \[\[workers\]\] sets gpu itself.*"
+    for overrides in (["worker.gpu=L4"], ["worker.gpu=L4", 'workers=[{gpu="T4"}, {gpu="A10G"}]']):
+        with pytest.raises(SettingsError, match=rf"{why}\(--set\)"):
+            load(path, overrides)
+    with pytest.raises(SettingsError, match=r"no worker has it: .* sets lora\.launch_us itself"):
+        changed(mixed([{"lora": {"launch_us": 1.0}}]), {"worker.lora.launch_us": 2.0})
+    monkeypatch.setenv("LORRERY_WORKER__GPU", "L4")
+    with pytest.raises(SettingsError, match=rf"{why}\(environment\)"):
+        load(path)
+
+
 def test_a_group_that_is_not_there_is_refused():
     with pytest.raises(SettingsError, match=r"worker\.group is 2; \[\[workers\]\] has 2 groups, counted from 0"):
         changed(mixed(), {"worker.group": 2})
@@ -99,8 +115,8 @@ def test_a_gpu_that_the_model_does_not_fit_on_is_named_with_its_group():
 
 
 def test_two_answers_to_how_many_workers_there_are_are_refused():
-    assert mixed().num_workers(None) == mixed().num_workers(3) == 3
-    assert (mixed([]).num_workers(None), mixed([]).num_workers(7)) == (2, 7)
+    assert mixed().num_worker_processes(None) == mixed().num_worker_processes(3) == 3
+    assert (mixed([]).num_worker_processes(None), mixed([]).num_worker_processes(7)) == (2, 7)
     with pytest.raises(SettingsError, match=r"4 workers are asked for, .* 2 groups of \[\[workers\]\] with 3 in all"):
         simulate(mixed(), {"num_requests": 10}, workers=4)
 
@@ -161,3 +177,43 @@ def test_a_prompt_too_long_for_the_small_workers_goes_to_the_large_one():
         settings, {"num_requests": 6, "rate": 1e-3, "timeout": 1e5, "input_range": longest, "output_range": (3, 3)}
     )
     assert result.report.summary.num_completed == 6
+
+
+def test_gpus_of_a_process_are_workers_of_their_own_with_equal_results():
+    hosted = changed({}, {"worker.gpus": 3})
+    assert hosted.num_worker_processes(None) == 1
+    assert hosted.workers_of_processes(2) == {
+        f"worker-{number}": tuple(f"worker-{number}.{gpu}" for gpu in range(3)) for number in range(2)
+    }
+    load = {"num_requests": 40, "rate": 20.0}
+    together, apart = simulate(hosted, load, workers=2), simulate(changed({}, {}), load, workers=6)
+    names = dict(zip(hosted.worker_names(2), changed({}, {}).worker_names(6), strict=True))
+    assert [names[name] for name in together.columns.worker_id] == list(apart.columns.worker_id)
+    # A fault of a process is one of each of its workers.
+    lost = simulate(hosted, load, workers=2, faults=["worker_loss,at=0.5,worker=worker-0,for=1"])
+    each = [f"worker_loss,at=0.5,worker=worker-{number},for=1" for number in range(3)]
+    assert (
+        lost.columns.e2e_seconds.tolist()
+        == simulate(changed({}, {}), load, workers=6, faults=each).columns.e2e_seconds.tolist()
+    )
+    assert together.columns.e2e_seconds.tolist() == apart.columns.e2e_seconds.tolist()
+
+
+def test_groups_may_host_several_gpus_a_process():
+    fleet = mixed([{"gpu": "H100-SXM", "gpus": 2}, {"gpu": "L40S", "count": 2}])
+    assert [count for _, count in fleet.kinds(3)] == [2, 2]
+    assert fleet.worker_names(3) == ["worker-0.0", "worker-0.1", "worker-1", "worker-2"]
+
+
+def test_the_gpus_of_a_process_belong_to_one_scheduler_and_each_scheduler_needs_a_process():
+    groups = [{"gpu": "H100-SXM", "gpus": 3}, {"gpu": "L40S", "gpus": 2}]
+    load = {"num_requests": 60, "rate": 6.0, "adapters": "all"}
+    columns = simulate(mixed(groups), load, shards=2).columns
+    processes: dict[str, set[str]] = {}
+    for adapter, worker in zip(columns.adapter_id, columns.worker_id, strict=True):
+        processes.setdefault(adapter, set()).add(worker.partition(".")[0])
+    # An adapter's requests all go to one scheduler.
+    assert all(len(found) == 1 for found in processes.values())
+    assert len(set(columns.worker_id)) == 5
+    with pytest.raises(SettingsError, match="3 schedulers have 2 worker processes; each needs one"):
+        simulate(mixed(groups), load, shards=3)

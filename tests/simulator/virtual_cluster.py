@@ -14,7 +14,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from lorrery.chassis.clock import DeviceClock
-from lorrery.scheduler import wire as scheduler_wire
+from lorrery.scheduler import wire_routers, wire_workers
 from lorrery.scheduler.cluster import Cluster
 from lorrery.scheduler.messages import WorkerHello
 from lorrery.scheduler.routers import RouterLink
@@ -66,7 +66,7 @@ class VirtualCluster:
             produced_token_ids_u32=u32.pack(produced),
             sampling=sampling,
         )
-        self.cluster.requests.submit(scheduler_wire.read_submit(message), self.router)
+        self.cluster.requests.submit(wire_routers.read_submit(message), self.router)
         return self._num_handles
 
     def cancel(self, handle: int) -> None:
@@ -169,7 +169,7 @@ class VirtualWorker:
             self.pacer.interrupt(message.interrupt.plan_id, at_ps)
 
     def _arrive(self, message: pb.AttachRequest) -> None:
-        self.dispatcher.step_done(scheduler_wire.read_step(message.step, self._owner.cluster.clock.now_ps()))
+        self.dispatcher.step_done(wire_workers.read_step(message.step, self._owner.cluster.clock.now_ps()))
 
 
 async def play(settings: Settings, rng: random.Random, *, num_requests: int, num_workers: int = 2) -> Path:

@@ -19,6 +19,7 @@ class Step:
         chunks: prompt pieces to compute, in the first step.
         decode: whether every sequence past its prompt gets a token in each step.
         max_steps: how many steps this choice holds without events; 1 with chunks.
+        chunk_steps: see `Plan`; how many steps without events go on with the one chunk's prompt.
         prefetch: adapters to load meanwhile.
         hold: sequences that end stay in the batch until all have ended (static batching).
     """
@@ -26,6 +27,7 @@ class Step:
     chunks: Many[Chunk]
     decode: bool
     max_steps: int
+    chunk_steps: int
     prefetch: tuple[Adapter, ...]
     hold: bool
 
@@ -35,12 +37,14 @@ class Step:
         *,
         decode: bool = False,
         max_steps: int = 1,
+        chunk_steps: int = 1,
         prefetch: tuple[Adapter, ...] = (),
         hold: bool = False,
     ) -> None:
         self.chunks = chunks
         self.decode = decode
         self.max_steps = max_steps
+        self.chunk_steps = chunk_steps
         self.prefetch = prefetch
         self.hold = hold
 
@@ -107,6 +111,25 @@ class Batching(Protocol):
     def arrivals_matter(self, context: BatchContext) -> bool:
         """Tell whether an arrival may change the last choice before it is through."""
         ...
+
+
+def decodes_on(batching: Batching) -> bool:
+    """Tell whether a way to batch says, by a true `decodes_on`, what it does while nobody could enter.
+
+    That is: it has no state, and its limits stay; with a sequence past its prompt, none in prefill and none that waits,
+    its choice is to decode until the first one reaches its length. Then it need not be asked, nor told of steps. The
+    attribute speaks for the class that defines it: one that defines any other part anew has to say so again.
+    """
+    for cls in type(batching).__mro__:
+        if "decodes_on" in vars(cls):
+            return bool(vars(cls)["decodes_on"])
+        if not _PARTS.isdisjoint(vars(cls)):
+            break
+    return False
+
+
+_PARTS = frozenset({"limits", "choose", "advanced", "emptied"})
+"""Of a way to batch: what `decodes_on` speaks of."""
 
 
 def whole(sequences: Iterable[Sequence]) -> list[Chunk]:

@@ -7,6 +7,7 @@ left.
 """
 
 from dataclasses import replace
+from typing import ClassVar
 
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.base import BatchContext, Step, Wait
@@ -22,6 +23,8 @@ class Chunked:
             room for a prompt.
     """
 
+    decodes_on: ClassVar[bool] = True
+
     def __init__(self, limits: BatchLimits) -> None:
         self.limits = replace(limits, partial=True)
 
@@ -31,7 +34,10 @@ class Chunked:
         budget = self.limits.max_prompt_tokens - running.num_decoding
         chunks = chunks_within(context, self.limits, at_ps, budget)
         if chunks:
-            return Step(chunks, decode=running.num_decoding > 0)
+            steps = steps_alike(chunks)
+            if running.num_decoding:
+                return Step(chunks, decode=True, chunk_steps=min(steps, running.steps_to_length()))
+            return Step(chunks, chunk_steps=steps)
         if not running.num_decoding:
             return Wait()
         return Step(decode=True, max_steps=context.steps_blocked(running.steps_to_length()))
@@ -56,6 +62,18 @@ def chunks_within(context: BatchContext, limits: BatchLimits, at_ps: int, budget
         for sequence in context.admit(limits, at_ps, budget):
             budget = add_chunk(chunks, sequence, budget)
     return chunks
+
+
+def steps_alike(chunks: list[Chunk]) -> int:
+    """Return how many steps, from the one with these chunks on, compute a piece of the same prompt and nothing else.
+
+    One that is alone and does not end its prompt takes the whole budget; so do the next ones, as long as the budget
+    stays and the prompt goes on. The step that ends it may have room for others.
+    """
+    if len(chunks) > 1 or chunks[0].samples:
+        return 1
+    chunk = chunks[0]
+    return (chunk.sequence.input_tokens - chunk.past_tokens - 1) // chunk.new_tokens
 
 
 def add_chunk(chunks: list[Chunk], sequence: Sequence, budget: int) -> int:

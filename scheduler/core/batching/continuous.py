@@ -4,6 +4,8 @@ At every boundary whoever may enter enters, in a prefill of their own that the r
 every running sequence decodes. A sequence leaves in the step that ends it.
 """
 
+from typing import ClassVar
+
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.base import BatchContext, Step, Wait, whole
 
@@ -14,6 +16,8 @@ class Continuous:
     Args:
         limits: of one prefill and of the whole batch.
     """
+
+    decodes_on: ClassVar[bool] = True
 
     def __init__(self, limits: BatchLimits) -> None:
         self.limits = limits

@@ -4,6 +4,8 @@ No step is given to prefill alone, but every running sequence waits for the whol
 a step, one per decoding sequence and the newcomers' prompts, stay within the prompt limit.
 """
 
+from typing import ClassVar
+
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.base import BatchContext, Step, Wait, whole
 
@@ -14,6 +16,8 @@ class Mixed:
     Args:
         limits: `max_prompt_tokens` bounds the tokens of a whole step.
     """
+
+    decodes_on: ClassVar[bool] = True
 
     def __init__(self, limits: BatchLimits) -> None:
         self.limits = limits

@@ -8,10 +8,11 @@ may enter does everyone decode. So a wave of prompts holds up all who decode, un
 """
 
 from dataclasses import replace
+from typing import ClassVar
 
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.base import BatchContext, Step, Wait
-from lorrery.scheduler.core.batching.chunked import chunks_within
+from lorrery.scheduler.core.batching.chunked import chunks_within, steps_alike
 
 
 class PrefillFirst:
@@ -21,6 +22,8 @@ class PrefillFirst:
         limits: `max_prompt_tokens` is the token budget of a step with prompts.
     """
 
+    decodes_on: ClassVar[bool] = True
+
     def __init__(self, limits: BatchLimits) -> None:
         self.limits = replace(limits, partial=True)
 
@@ -29,7 +32,7 @@ class PrefillFirst:
         running = context.running
         chunks = chunks_within(context, self.limits, at_ps, self.limits.max_prompt_tokens)
         if chunks:
-            return Step(chunks)
+            return Step(chunks, chunk_steps=steps_alike(chunks))
         if not running.num_decoding:
             return Wait()
         return Step(decode=True, max_steps=context.steps_blocked(running.steps_to_length()))

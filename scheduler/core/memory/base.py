@@ -12,7 +12,7 @@ class Check:
     """One test of an admission pass; every figure includes the candidate.
 
     Attributes:
-        peak_tokens: what the pool would hold at its worst.
+        peak_tokens: what the pool would hold at its worst, or more where the memory rule does not report it exactly.
         adapter_slots: what the distinct adapters take from it.
         num_sequences: sequences counted, those running and those taken in this walk.
         fits: whether memory suffices.

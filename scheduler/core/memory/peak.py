@@ -10,7 +10,8 @@ prefill; `exact` charges it (input + 1, max_new_tokens - 2), since the last toke
 """
 
 from lorrery.scheduler.core.memory.base import BlockUse, Check, Trial
-from lorrery.scheduler.core.memory.reservation import PeakReservation, RunningPeak
+from lorrery.scheduler.core.memory.reservation import PeakReservation
+from lorrery.scheduler.core.memory.running_peak import RunningPeak
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 
@@ -23,7 +24,7 @@ class PeakMemory:
         exact: mend S-LoRA's charge of one token too many and its strict comparison.
         together: nobody leaves before all have ended (static batching), so the peak is everybody's end.
         keep_refused: a refused candidate stays counted for the rest of the pass, as S-LoRA's cluster policy has it.
-        report_peaks: let checks carry the exact peak also where a bound shows that the candidate fits.
+        report_peaks: let checks carry the exact peak, not only whether the candidate fits.
     """
 
     reserved = True
@@ -77,10 +78,12 @@ class PeakMemory:
         """Reserve nothing: the next pass counts whoever runs."""
 
     def joined(self, sequence: Sequence) -> None:
-        """Reserve nothing: the next pass counts whoever runs."""
+        """Count it in the batch's peak."""
+        self.running_peak.joined(sequence)
 
     def left(self, sequence: Sequence) -> None:
-        """Free nothing: the next pass counts whoever runs."""
+        """Count it no more in the batch's peak."""
+        self.running_peak.left(sequence)
 
     def steps_before_full(self, running: Running, limit: int) -> int:
         """Return `limit`: everybody's peak is reserved."""
@@ -104,7 +107,7 @@ class _PeakTrial:
     """One pass over candidates.
 
     No peak is higher than what all hold together in the end. As long as that fits, it costs one addition a candidate;
-    only then the exact peak is computed.
+    only then the reservation is asked.
     """
 
     def __init__(self, memory: PeakMemory, running: Running) -> None:
@@ -113,7 +116,7 @@ class _PeakTrial:
         self._taken: list[tuple[int, int]] = []
         self._total_tokens = 0 if memory.together else running.reserved_tokens
         self._reservation: PeakReservation | None = None
-        self._num_reserved = 0
+        self._num_reserved = 0  # of those taken, in a reservation of its own
         self._num_present = 0 if memory.together else len(running)
         self._new_adapters: set[str] = set()
         self._adapter_slots = running.adapter_slots
@@ -125,9 +128,14 @@ class _PeakTrial:
         slots = self._slots_with(sequence.adapter)
         most = memory.most_tokens(slots)
         peak = self._total_tokens + held + left
-        if not memory.together and (peak > most or memory.report_peaks):
-            peak = self._exact_peak(held, left)
-        check = Check(sequence, peak, slots, self._num_present + len(self._taken) + 1, peak <= most)
+        fits = peak <= most
+        if not memory.together:
+            if memory.report_peaks:
+                peak = self._reserved().peak_with(held, left, self._running.decode_step)
+                fits = peak <= most
+            elif not fits:
+                fits = self._reserved().has_room(held, left, most, self._running.decode_step)
+        check = Check(sequence, peak, slots, self._num_present + len(self._taken) + 1, fits)
         if memory.keep_refused:
             self._add(sequence)
         return check
@@ -137,14 +145,18 @@ class _PeakTrial:
         if not self._memory.keep_refused:
             self._add(sequence)
 
-    def _exact_peak(self, held: int, left: int) -> int:
-        step = self._running.decode_step
+    def _reserved(self) -> PeakReservation:
+        """Return the reservation of those that run and those taken."""
         if self._reservation is None:
             self._reservation = self._memory.running_peak.of(self._running)
         if self._num_reserved < len(self._taken):
-            self._reservation = self._reservation.with_more(self._taken[self._num_reserved :], step)
+            if not self._num_reserved:
+                self._reservation = self._reservation.copy()
+            step = self._running.decode_step
+            for held, left in self._taken[self._num_reserved :]:
+                self._reservation.add(left + step, held - step)
             self._num_reserved = len(self._taken)
-        return self._reservation.peak_with(held, left, step)
+        return self._reservation
 
     def _slots_with(self, adapter: Adapter | None) -> int:
         if adapter is None or self._running.uses(adapter.key) or adapter.key in self._new_adapters:

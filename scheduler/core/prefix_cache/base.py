@@ -15,6 +15,11 @@ class PrefixCache(Protocol):
     """Knows which prefixes have their keys and values in the KV pool."""
 
     @property
+    def share_within_plan(self) -> bool:
+        """Whether a sequence may use what another one computes in the same step."""
+        ...
+
+    @property
     def num_evictions(self) -> int:
         """Blocks given up so far because their place was needed."""
         ...

@@ -127,6 +127,7 @@ class StaticTrie:
 
     # --- as a replica's cache: only looking means anything ------------------------------------------------------------
 
+    share_within_plan = False
     num_evictions = 0
     """Nothing is ever given up."""
 

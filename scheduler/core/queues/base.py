@@ -155,6 +155,11 @@ def is_asked_every_step(queue: Queue) -> bool:
     return True
 
 
+def hears_of_steps(queue: Queue) -> bool:
+    """Tell whether a queue does anything when it is told of steps (`decoded`)."""
+    return getattr(type(queue), "decoded", None) is not ListedQueue.decoded
+
+
 _PARTS = frozenset(name for name in vars(Queue) if not name.startswith("_")) | {"__len__", "__iter__"}
 """What the protocol asks for."""
 
@@ -180,8 +185,3 @@ def prompts_within(sequences: Iterable[Sequence], max_prompt_tokens: int) -> lis
             break
         within.append(sequence)
     return within
-
-
-def adapter_key(sequence: Sequence) -> str | None:
-    """Return the key of the sequence's adapter: its name and version; None is the base model."""
-    return None if sequence.adapter is None else sequence.adapter.key

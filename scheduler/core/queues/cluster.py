@@ -19,14 +19,15 @@ that has waited longest; then nobody does until it has.
 Each has a counterpart in the default: a hard limit (the base model is free), one pass, cancelled ones leave at once,
 and the bound above. The pollution is the memory rule's, `PeakMemory(keep_refused=True)`.
 
-Cost: a pass looks at every waiting sequence in the worst case, some tenth of a microsecond each.
+Cost of a pass: as many tests as sequences enter, and one, and O(distinct adapters that wait); strict: O(waiting).
 """
 
 from collections.abc import Iterator
 
 from lorrery.scheduler.core.admission import AdmissionPass
 from lorrery.scheduler.core.memory.base import Memory
-from lorrery.scheduler.core.queues.base import ListedQueue, adapter_key, steps_until_admissible
+from lorrery.scheduler.core.queues.base import ListedQueue, steps_until_admissible
+from lorrery.scheduler.core.queues.by_adapter import WaitingByAdapter, adapter_key
 from lorrery.scheduler.core.queues.patience import MAX_OVERTAKES, Patience
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
@@ -43,6 +44,7 @@ class Cluster(ListedQueue):
 
     def __init__(self, max_adapters: int, *, strict: bool = False, max_overtakes: int = MAX_OVERTAKES) -> None:
         super().__init__(strict=strict)
+        self._waiting = self._by_adapter = WaitingByAdapter()
         self.max_adapters = max_adapters
         self._patience = Patience(max_overtakes)
         self._in_two_passes = False
@@ -80,19 +82,22 @@ class Cluster(ListedQueue):
                 return
             adapter_keys.add(adapter_key(head))
             yield head
-        preferred = frozenset(adapter_keys)
-        others: list[Sequence] = []
-        for sequence in self._waiting:
-            if head_first and sequence is head:
-                continue
-            if adapter_key(sequence) in preferred:
+        waiting, preferred = self._by_adapter, frozenset(adapter_keys)
+        ahead = waiting.merged(preferred)
+        while (sequence := ahead.first) is not None:
+            ahead.take()
+            if not head_first or sequence is not head:
                 yield sequence
-            else:
-                others.append(sequence)
-        for sequence in others:
+        if len(adapter_keys) > self.max_adapters:
+            return
+        others = waiting.merged(key for key in waiting.adapters if key not in preferred)
+        while (sequence := others.first) is not None:
             if has_room(sequence):
                 adapter_keys.add(adapter_key(sequence))
+                others.take()
                 yield sequence
+            else:
+                others.drop_adapter()
 
     # --- S-LoRA's way -----------------------------------------------------------------------------------------------
 

@@ -20,16 +20,20 @@ Otherwise first come first served.
   an assertion (here, as all that is not in the table, its cost is infinite). The default asks the device model.
 * `cancelled_stay_listed`: a cancelled request takes part in the programs, and is listed until a batch forms.
 
-Cost of a pass: the programs, O(WINDOW^2) additions (milliseconds); strict O(waiting^2).
+Cost of a pass: the programs, O(WINDOW^2) additions (some hundred microseconds); strict O(waiting^2).
 """
 
 from collections.abc import Callable
+from functools import partial
+from itertools import accumulate
 from math import inf
+from operator import add
 from typing import TypeAlias, TypeVar
 
 from lorrery.scheduler.core.admission import AdmissionPass
 from lorrery.scheduler.core.memory.base import Memory
-from lorrery.scheduler.core.queues.base import ListedQueue, adapter_key, steps_until_admissible
+from lorrery.scheduler.core.queues.base import ListedQueue, steps_until_admissible
+from lorrery.scheduler.core.queues.by_adapter import adapter_key
 from lorrery.scheduler.core.queues.patience import MAX_OVERTAKES, Patience
 from lorrery.scheduler.core.queues.profile import Profile
 from lorrery.scheduler.core.running import Running
@@ -88,9 +92,10 @@ class Pets(ListedQueue):
         chunks: list[list[Sequence]] = []
         for of_adapter in self._by_adapter():
             of_adapter.sort(key=lambda sequence: sequence.input_tokens)
-            chunks += _cut(of_adapter, self._chunk_cost)
+            chunks += _cut(of_adapter, partial(self._chunk_costs, of_adapter))
         chunks.sort(key=lambda chunk: chunk[-1].input_tokens)
-        first = _cut(chunks, self._macro_batch_cost)[0]
+        num_before = list(accumulate(map(len, chunks), initial=0))
+        first = _cut(chunks, partial(self._macro_batch_costs, chunks, num_before))[0]
         return [sequence for chunk in first for sequence in chunk]
 
     def _by_adapter(self) -> list[list[Sequence]]:
@@ -101,39 +106,35 @@ class Pets(ListedQueue):
             by_adapter.setdefault(adapter_key(sequence), []).append(sequence)
         return list(by_adapter.values())
 
-    def _chunk_cost(self, chunk: list[Sequence]) -> Costs:
-        """Return the cost of each tail of these sequences of one adapter, the longest prompt last."""
-        adapter, tokens = chunk[-1].adapter, chunk[-1].input_tokens
+    def _chunk_costs(self, sequences: list[Sequence], end: int) -> Costs:
+        """Return the costs of the chunks of one adapter that end here, the longest prompt last."""
+        adapter, tokens = sequences[end - 1].adapter, sequences[end - 1].input_tokens
         rank = 0 if adapter is None else adapter.rank
-        return [self._profile.adapter(rank, len(chunk) - first, tokens) for first in range(len(chunk))]
+        return [self._profile.adapter(rank, num_sequences, tokens) for num_sequences in range(end, 0, -1)]
 
-    def _macro_batch_cost(self, chunks: list[list[Sequence]]) -> Costs:
-        """Return the cost of each tail of these chunks, the longest prompt last."""
-        tokens = chunks[-1][-1].input_tokens
-        costs: Costs = []
-        num_sequences = 0
-        for chunk in reversed(chunks):
-            num_sequences += len(chunk)
-            costs.append(self._profile.prefill(num_sequences, tokens))
-        return costs[::-1]
+    def _macro_batch_costs(self, chunks: list[list[Sequence]], num_before: list[int], end: int) -> Costs:
+        """Return the costs of the macro batches that end here, given how many sequences are before each chunk."""
+        num_sequences = num_before[end]
+        costs = self._profile.prefills(num_sequences, chunks[end - 1][-1].input_tokens)
+        return [costs[num_sequences - before] for before in num_before[:end]]
 
 
-def _cut(what: list[_Item], tail_costs: Callable[[list[_Item]], Costs]) -> list[list[_Item]]:
+def _cut(what: list[_Item], costs_to: Callable[[int], Costs]) -> list[list[_Item]]:
     """Cut a list into pieces so that their costs have the least sum; of equal sums the longest last piece.
 
     Args:
         what: at least one.
-        tail_costs: of a list, the cost of each of its tails as one piece: entry i is that of `list[i:]`.
+        costs_to: of an end, the cost of each piece that ends there: entry i is that of `what[i:end]`.
     """
+    if len(what) == 1:
+        return [what]
     least: Costs = [0]
     begins: list[int] = []
     for end in range(1, len(what) + 1):
-        best, begin = inf, 0
-        for first, cost in enumerate(tail_costs(what[:end])):
-            if least[first] + cost < best:
-                best, begin = least[first] + cost, first
+        sums = list(map(add, least, costs_to(end)))
+        best = min(sums)
         least.append(best)
-        begins.append(begin)
+        begins.append(sums.index(best) if best < inf else 0)
     pieces: list[list[_Item]] = []
     end = len(what)
     while end:

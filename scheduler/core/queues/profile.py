@@ -11,7 +11,6 @@ arXiv 2311.03285):
 """
 
 from collections.abc import Callable
-from functools import lru_cache
 from math import inf
 from typing import Protocol
 
@@ -23,6 +22,8 @@ from lorrery.worker.device.steptime import StepTimeModel
 LENGTH_STEP = 32
 """Lengths are padded to a multiple of this."""
 MAX_PROFILED_TOKENS = 1024
+_MAX_LENGTHS = 1024
+"""Padded lengths that are kept; with a window of 64 each takes some kilobytes."""
 
 
 class Profile(Protocol):
@@ -32,12 +33,16 @@ class Profile(Protocol):
         """Return the cost of prefilling so many prompts, each padded to `tokens`, without adapters."""
         ...
 
+    def prefills(self, most: int, tokens: int) -> list[float]:
+        """Return `prefill` of 0, 1, ... `most` prompts, and maybe of more. One that derives from this need not."""
+        return [self.prefill(num_sequences, tokens) for num_sequences in range(most + 1)]
+
     def adapter(self, rank: int, num_sequences: int, tokens: int) -> float:
         """Return what one adapter adds for so many prompts of that length."""
         ...
 
 
-class MeasuredProfile:
+class MeasuredProfile(Profile):
     """A table of measurements.
 
     Args:
@@ -75,7 +80,7 @@ def _look_up(table: Callable[[int, int], float | None], num_sequences: int, toke
     return inf if below is None or above is None else (below + above) / 2
 
 
-class DeviceProfile:
+class DeviceProfile(Profile):
     """Costs in picoseconds, as integers, by the device model.
 
     Args:
@@ -94,11 +99,23 @@ class DeviceProfile:
         query, kv = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
         self._ends = tuple(model.hidden + other for other in (query, kv, kv, query))
         # The same few sizes come again, walk after walk.
-        self._prefill_ps = lru_cache(maxsize=8192)(self._compute_prefill_ps)
+        self._by_length: dict[int, list[float]] = {}  # padded length: `prefill` of 0, 1, ... prompts
 
-    def prefill(self, num_sequences: int, tokens: int) -> int:
+    def prefill(self, num_sequences: int, tokens: int) -> float:
         """Return the duration of that step."""
-        return self._prefill_ps(num_sequences, _padded(tokens))
+        return self.prefills(num_sequences, tokens)[num_sequences]
+
+    def prefills(self, most: int, tokens: int) -> list[float]:
+        """Return `prefill` of 0, 1, ... `most` prompts, and maybe of more; kept."""
+        padded = _padded(tokens)
+        row = self._by_length.get(padded)
+        if row is None:
+            if len(self._by_length) >= _MAX_LENGTHS:
+                self._by_length.clear()
+            row = self._by_length[padded] = [0]
+        while len(row) <= most:
+            row.append(self._compute_prefill_ps(len(row), padded))
+        return row
 
     def _compute_prefill_ps(self, num_sequences: int, tokens: int) -> int:
         return self._step_time.step_ps(Batch((PrefillChunk(tokens, 0, samples=True),) * num_sequences))

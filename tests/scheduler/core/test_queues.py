@@ -23,7 +23,7 @@ from lorrery.scheduler.core.queues.early_drop import PREFILL_ALLOWANCE_PS, Early
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.queues.peft import Peft
 from lorrery.scheduler.core.queues.pets import MIN_WAITING, Pets, _cut
-from lorrery.scheduler.core.queues.profile import DeviceProfile, MeasuredProfile
+from lorrery.scheduler.core.queues.profile import DeviceProfile, MeasuredProfile, Profile
 from lorrery.scheduler.core.queues.vtc_fair import INPUT_PRICE, OUTPUT_PRICE, VtcFair
 from lorrery.scheduler.core.replica import Replica, ReplicaOptions
 from lorrery.scheduler.core.sequence import Adapter, Sequence
@@ -311,7 +311,7 @@ def test_a_refused_candidate_counts_on_in_strict_clusters_second_pass(polluted: 
 # --- cluster, peft and pets: nobody is passed for ever -------------------------------------------------------------
 
 
-class LengthProfile:
+class LengthProfile(Profile):
     def prefill(self, num_sequences: int, tokens: int) -> int:
         return 1 + num_sequences * tokens
 
@@ -406,7 +406,7 @@ def test_the_cut_is_as_cheap_as_the_best_of_all_cuts(costs: list[int], fixed: in
     def cost(piece: list[int]) -> int:
         return fixed + len(piece) * piece[-1]
 
-    cut = _cut(costs, lambda head: [cost(head[first:]) for first in range(len(head))])
+    cut = _cut(costs, lambda end: [cost(costs[first:end]) for first in range(end)])
     assert list(itertools.chain(*cut)) == costs
     best = inf
     for ends in itertools.product((False, True), repeat=len(costs) - 1):

@@ -1,7 +1,9 @@
 """The core's contract, over every policy: nothing lost, nothing left behind, and skipping equals stepping."""
 
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
+from typing import ClassVar
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -9,6 +11,8 @@ from hypothesis import strategies as st
 
 from lorrery.scheduler.core.adapters import AdapterOptions, LoadFault, Residency, Tier
 from lorrery.scheduler.core.admission import BatchLimits
+from lorrery.scheduler.core.batching.base import BatchContext, Step, Wait, decodes_on
+from lorrery.scheduler.core.batching.chunked import Chunked
 from lorrery.scheduler.core.batching.continuous import Continuous
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.memory.peak import PeakMemory
@@ -19,6 +23,7 @@ from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.prefix_cache.static_trie import StaticTrie
 from lorrery.scheduler.core.queues.early_drop import PREFILL_ALLOWANCE_PS
 from lorrery.scheduler.core.queues.fifo import Fifo
+from lorrery.scheduler.core.queues.profile import Profile
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
@@ -56,7 +61,7 @@ POLICIES += [f"vtc_fair {batching} tenants places" for batching in ("mixed", "ch
 POLICIES += ["vtc_fair slora_loop prefetch", "cluster slora_loop prefetch", "fcfs llm_mock unlimited"]
 
 
-class LinearProfile:
+class LinearProfile(Profile):
     def prefill(self, num_sequences: int, tokens: int) -> int:
         return 100 + num_sequences * tokens
 
@@ -281,6 +286,68 @@ def test_cancel_of_a_running_sequence_puts_out_the_adapter_that_it_alone_used() 
         evictions.append(replica.plan(at_ps).adapter_evictions)
     assert evictions == [(), ("a",), ("b",)]
     assert not replica.resident_adapters
+
+
+def test_a_long_prompt_goes_on_unasked_only_where_the_way_to_batch_says_that_it_needs_not_be() -> None:
+    class OfAUser:
+        """Chunked prefill in plain Python: of compiled classes none can be derived."""
+
+        decodes_on: ClassVar[bool] = True
+
+        def __init__(self, limits: BatchLimits) -> None:
+            self.inner = Chunked(limits)
+            self.advanced = self.inner.advanced
+            self.emptied = self.inner.emptied
+            self.arrivals_matter = self.inner.arrivals_matter
+
+        @property
+        def limits(self) -> BatchLimits:
+            return self.inner.limits
+
+        def choose(self, context: BatchContext, at_ps: int) -> Step | Wait:
+            return self.inner.choose(context, at_ps)
+
+    class Alternating(OfAUser):
+        """Sets its budget before each choice, and does not say again what its base says."""
+
+        def choose(self, context: BatchContext, at_ps: int) -> Step | Wait:
+            self.inner.limits = replace(self.limits, max_prompt_tokens=60 - self.limits.max_prompt_tokens)
+            return super().choose(context, at_ps)
+
+    assert decodes_on(OfAUser(BatchLimits(4, 20)))
+    world = World([(0, Sequence(1, 400, 4), 4), (3_000, Sequence(2, 300, 4, arrived_ps=3_000), 4)])
+    stepped, jumped = (
+        drive(Replica(Fifo(), Alternating(BatchLimits(4, 20)), PeakMemory(2_000)), world.anew())
+        for drive in (step_by_step, jump)
+    )
+    assert jumped == stepped
+
+
+def test_a_long_prompt_goes_on_unasked_only_once_it_has_given_back_what_it_showed_ahead() -> None:
+    tokens = list(range(160))
+    settings = ReplicaSettings(
+        policy="fcfs",
+        batching="chunked",
+        max_total_token_num=13 * 16,  # the blocks that both need
+        max_req_total_len=200,
+        max_num_seqs=4,
+        max_num_batched_tokens=6,
+        memory="paged",
+        block_size=16,
+        watermark=0.0,
+        prefix_cache="blocks",
+        share_within_plan=True,
+    )
+    num_preempted = 0
+    for at_ps in range(28_000, 70_000, 1_000):
+        first = Sequence(1, 160, 30, prompt_token_ids=tokens)
+        second = Sequence(2, 160, 5, arrived_ps=at_ps, prompt_token_ids=tokens)
+        world = World([(0, first, 30), (at_ps, second, 5)])
+        stepped, jumped = (drive(build_replica(settings), world.anew()) for drive in (step_by_step, jump))
+        assert jumped == stepped, at_ps
+        assert ("admitted", 144) in {(entry[0], entry[-1]) for entry in stepped}
+        num_preempted += any(entry[0] == "preempted" for entry in stepped)
+    assert num_preempted
 
 
 def test_req_queue_waits_ten_decode_steps_between_prefills() -> None:

@@ -1,0 +1,65 @@
+"""The peak reservation of a batch, kept up as sequences come and go for as long as somebody asks.
+
+Where memory is no limit nobody asks, so after `MOST_UNASKED` changes without a question it is let go, and a change
+costs nothing until the next question, which makes it anew.
+"""
+
+from lorrery.scheduler.core.memory.reservation import PeakReservation
+from lorrery.scheduler.core.running import Running
+from lorrery.scheduler.core.sequence import Sequence
+
+MOST_UNASKED = 64
+"""More than a batch turns over between two tries; to make it anew costs about as much as so many changes."""
+
+
+class RunningPeak:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._reservation = PeakReservation()
+        self._entries: dict[int, tuple[int, int]] = {}  # by handle: F and h of those in the reservation
+        self._is_kept = False
+        self._num_unasked = 0
+
+    def of(self, running: Running) -> PeakReservation:
+        """Return the reservation, good for any decode step unless a sequence is in prefill; not to be changed."""
+        self._num_unasked = 0
+        if not self._is_kept or len(self._entries) != running.num_decoding:  # those that are held grow no more
+            self._make(running)
+        if not running.prefilling:
+            return self._reservation
+        # They count as if they had their first token, and do not decode, so what is left to them falls at no step.
+        step, with_newcomers = running.decode_step, self._reservation.copy()
+        for sequence in running.prefilling.values():
+            with_newcomers.add(step + sequence.budget_tokens - 2, sequence.input_tokens + 1 - step)
+        return with_newcomers
+
+    def _make(self, running: Running) -> None:
+        self._entries = {sequence.handle: _entry(sequence) for sequence in running}
+        ordered = sorted(self._entries.values(), reverse=True)
+        self._reservation = PeakReservation([finish for finish, _ in ordered], [held for _, held in ordered])
+        self._is_kept = True
+
+    def joined(self, sequence: Sequence) -> None:
+        """Take note that a sequence decodes from now on."""
+        if self._is_changed():
+            self._entries[sequence.handle] = entry = _entry(sequence)
+            self._reservation.add(entry[0], entry[1])
+
+    def left(self, sequence: Sequence) -> None:
+        """Take note that a sequence is gone."""
+        if self._is_kept:
+            entry = self._entries.pop(sequence.handle, None)
+            if entry is not None and self._is_changed():
+                self._reservation.remove(entry[0], entry[1])
+
+    def _is_changed(self) -> bool:
+        """Count a change, and tell whether it is to be made."""
+        self._num_unasked += 1
+        if self._num_unasked > MOST_UNASKED:
+            self._is_kept = False
+        return self._is_kept
+
+
+def _entry(sequence: Sequence) -> tuple[int, int]:
+    return sequence.finish_step - 1, sequence.input_tokens - sequence.base_step

@@ -1,0 +1,123 @@
+"""Who waits, in order of first arrival, of all and of any adapters.
+
+Queues that prefer some adapters would look at every waiting sequence to find theirs. Here each adapter has a list of
+its own beside the one of all.
+
+Invariant: an adapter's list is that of all without the others. Both are in order of arrival, and of coming where that
+is the same (`WaitingList`), so `ordinals`, which count who comes, decide between adapters.
+
+Cost: what the list of all costs, twice; `of` O(1) for each that is taken from it, `merged` O(log adapters).
+"""
+
+from collections.abc import Iterable, Iterator
+from heapq import heapify, heappop, heapreplace
+
+from lorrery.scheduler.core.queues.waiting import WaitingList
+from lorrery.scheduler.core.sequence import Sequence
+
+_Head = tuple[int, int, Sequence, Iterator[Sequence]]
+
+
+class WaitingByAdapter(WaitingList):
+    """Sequences in order of first arrival, with removal by handle in O(1)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._by_adapter: dict[str | None, WaitingList] = {}  # by key, of those that have any
+        self._ordinals: dict[int, int] = {}  # by handle
+        self._num_come = 0
+
+    def append(self, sequence: Sequence) -> None:
+        """Add at the end, or, if one that arrived later waits (after a loss), at its place by arrival."""
+        super().append(sequence)
+        self._ordinals[sequence.handle] = self._num_come
+        self._num_come += 1
+        key = adapter_key(sequence)
+        of_adapter = self._by_adapter.get(key)
+        if of_adapter is None:
+            of_adapter = self._by_adapter[key] = WaitingList()
+        of_adapter.append(sequence)
+
+    def remove(self, handle: int) -> None:
+        """Remove one that is known to wait."""
+        if self.pop(handle) is None:
+            raise KeyError(handle)
+
+    def remove_all(self, sequences: Iterable[Sequence]) -> None:
+        """Remove sequences that are known to wait."""
+        for sequence in sequences:
+            self.remove(sequence.handle)
+
+    def pop(self, handle: int) -> Sequence | None:
+        """Remove and return the sequence of that handle, if it waits."""
+        sequence = super().pop(handle)
+        if sequence is not None:
+            del self._ordinals[handle]
+            key = adapter_key(sequence)
+            of_adapter = self._by_adapter[key]
+            of_adapter.remove(handle)
+            if not len(of_adapter):
+                del self._by_adapter[key]
+        return sequence
+
+    def clear(self) -> list[Sequence]:
+        """Remove and return all, in order."""
+        self._by_adapter.clear()
+        self._ordinals.clear()
+        return super().clear()
+
+    def of(self, key: str | None) -> Iterator[Sequence]:
+        """Iterate over those of one adapter, in order; None is the base model."""
+        of_adapter = self._by_adapter.get(key)
+        return iter(()) if of_adapter is None else iter(of_adapter)
+
+    @property
+    def adapters(self) -> Iterable[str | None]:
+        """Keys of the adapters that any of them have; a view."""
+        return self._by_adapter.keys()
+
+    def merged(self, keys: Iterable[str | None]) -> "Merged":
+        """Begin to go through those of some adapters, in order; nobody may come or go meanwhile."""
+        heads: list[_Head] = []
+        for key in keys:
+            rest = self.of(key)
+            for sequence in rest:
+                heads.append((sequence.arrived_ps, self._ordinals[sequence.handle], sequence, rest))
+                break
+        return Merged(heads, self._ordinals)
+
+
+class Merged:
+    """Sequences of some adapters, in order.
+
+    Args:
+        heads: the first of each adapter; of those that follow it, the iterators.
+        ordinals: of all, by handle.
+    """
+
+    def __init__(self, heads: list[_Head], ordinals: dict[int, int]) -> None:
+        heapify(heads)  # ordinals differ, so nothing behind them is compared
+        self._heads = heads
+        self._ordinals = ordinals
+
+    @property
+    def first(self) -> Sequence | None:
+        """The next one."""
+        return self._heads[0][2] if self._heads else None
+
+    def take(self) -> None:
+        """Go on to the next."""
+        rest = self._heads[0][3]
+        for sequence in rest:
+            heapreplace(self._heads, (sequence.arrived_ps, self._ordinals[sequence.handle], sequence, rest))
+            return
+        heappop(self._heads)
+
+    def drop_adapter(self) -> None:
+        """Leave out the next one, and all that have its adapter."""
+        heappop(self._heads)
+
+
+def adapter_key(sequence: Sequence) -> str | None:
+    """Return the key of the sequence's adapter: its name and version; None is the base model."""
+    return None if sequence.adapter is None else sequence.adapter.key

@@ -1,0 +1,80 @@
+"""Steps that compute one long prompt, piece by piece, in one run.
+
+While a prompt takes all that a step's token budget leaves, its steps differ in what lies in the cache already, and in
+nothing else. With c tokens in each piece after p others, and n decodes that hold K tokens, the longest of them l:
+
+    step i = step_ps(a piece of c tokens after p + i c; n decodes that hold K + i n tokens, the longest l + i)
+
+Nobody has to decide anything between two of them. The model is asked for each, since attention over what is cached has
+no closed sum (its tiles overlap by a power, and are rounded), so the times are those of one step after another, to the
+picosecond. Cost: a call of the model for each step that is needed, and none of the scheduler.
+"""
+
+from bisect import bisect_left
+
+from lorrery.worker.device.batch import Batch
+from lorrery.worker.device.steptime import StepTimeModel
+from lorrery.worker.device.work import PrefillWork
+
+
+class ChunkRun:
+    """The coming steps of a run.
+
+    Args:
+        step_time: how long a step takes; it does not read `Batch.decode_lengths`.
+        work: the first piece, which does not end its prompt.
+        batch: the first step.
+    """
+
+    __slots__ = ("_batch", "_ends_ps", "_num_done", "_step_time", "_work")
+
+    def __init__(self, step_time: StepTimeModel, work: PrefillWork, batch: Batch) -> None:
+        self._step_time = step_time
+        self._work = work
+        self._batch = batch
+        self._num_done = 0
+        self._ends_ps: list[int] = []
+        """End of each step that is known, from the start of the first."""
+
+    def extend(self, max_steps: int, duration_ps: int | None) -> tuple[int, int]:
+        """Work out steps until one ends so long after the start, at most so many; return their number and time."""
+        work, batch, ends_ps = self._work, self._batch, self._ends_ps
+        num, kv_tokens, longest = batch.num_decodes, batch.decode_kv_tokens, batch.max_decode_kv_tokens
+        new_tokens, past_tokens = work.new_tokens, work.past_tokens
+        end_ps = step = 0
+        while step < max_steps:
+            piece = PrefillWork(work.handle, new_tokens, past_tokens + step * new_tokens, False)
+            grown = step if num else 0
+            end_ps += self._step_time.step_ps(Batch((piece,), num, kv_tokens + step * num, longest + grown, batch.lora))
+            ends_ps.append(end_ps)
+            step += 1
+            if duration_ps is not None and end_ps >= duration_ps:
+                break
+        return step, end_ps
+
+    @property
+    def step_ps(self) -> int:
+        """How long the next step takes."""
+        return self.total_ps(1)
+
+    def total_ps(self, num_steps: int) -> int:
+        """Return how long the next steps take together; they are known."""
+        return self._ends_ps[self._num_done + num_steps - 1] - self._done_ps
+
+    def steps_to_cover(self, duration_ps: int, limit: int) -> int:
+        """Return the fewest of the next steps, at least 1, that take at least this long, but at most `limit`."""
+        first = self._num_done
+        return min(limit, bisect_left(self._ends_ps, self._done_ps + duration_ps, first, first + limit) - first + 1)
+
+    @property
+    def _done_ps(self) -> int:
+        return self._ends_ps[self._num_done - 1] if self._num_done else 0
+
+    def advance(self, num_steps: int) -> PrefillWork | None:
+        """Leave steps behind; return the piece of the next one, None if no further step is known."""
+        self._num_done += num_steps
+        assert self._num_done <= len(self._ends_ps), "no more steps than are known"
+        if self._num_done == len(self._ends_ps):
+            return None
+        work = self._work
+        return PrefillWork(work.handle, work.new_tokens, work.past_tokens + self._num_done * work.new_tokens, False)
