@@ -92,8 +92,8 @@ class LocalCluster:
     Args:
         config: settings file; unset: `LORRERY_CONFIG` or the defaults.
         overrides: `section.key=value`, as for `--set`.
-        num_workers: how many workers; fixed ports of theirs count up from the settings'. None: as many as the
-            settings' `[[workers]]` say, else one.
+        num_workers: how many worker processes; fixed ports of theirs count up from the settings'. None: as many as
+            the settings' `[[workers]]` say, else one.
         show: gets every line that a process prints.
         free_ports: listen on free ports instead of the settings', but where `overrides` say otherwise.
         fork_server: running; unset: the cluster has its own.
@@ -121,14 +121,15 @@ class LocalCluster:
         if free_ports:
             overrides = [*_free_ports(self.settings), *overrides]
             self.settings = load(config, overrides)
-        count = self.settings.num_workers(num_workers, 1)
+        count = self.settings.num_worker_processes(num_workers, 1)
         kinds = self.settings.kinds(count)
         self._start_up_seconds = max(kind.worker.startup_seconds for kind, _ in kinds)
-        kv_event_ports.check_ports(self.settings, count)
+        self._workers = self.settings.workers_of_processes(count)
+        kv_event_ports.check_ports(self.settings, sum(map(len, self._workers.values())))
         self.processes: dict[str, ServiceProcess] = {}
         self._config = config
         self._overrides = list(overrides)
-        self._groups = self.settings.groups_of_workers(count)
+        self._groups = self.settings.groups_of_processes(count)
         self._show = show
         self._on_change = on_change
         self._page = page
@@ -149,15 +150,15 @@ class LocalCluster:
             await self._start("scheduler", "scheduler", [])
             await self._listening("scheduler")
             address = self.processes["scheduler"].grpc
-            for index in range(len(self._groups)):
-                await self._start(f"worker-{index}", "worker", self._worker_overrides(index, address))
+            for index, name in enumerate(self._workers):
+                await self._start(name, "worker", self._worker_overrides(index, address))
             await self._start("router", "router", [f"router.schedulers={json.dumps([address])}"])
             for name in self.processes:
                 await self._listening(name)
             if self._page:
                 await self._start(PAGE, "orrery", [], [*self._page_port, "--target", self.router_address])
                 await self._listening(PAGE)
-            for name in [*self.worker_names, "router"]:
+            for name in [*self._workers, "router"]:
                 await self.serving(name)
         except BaseException:
             await self._end_now()
@@ -205,9 +206,14 @@ class LocalCluster:
         return self.settings.kinds(len(self._groups))
 
     @property
+    def worker_processes(self) -> dict[str, tuple[str, ...]]:
+        """`worker-0`, `worker-1`, ..., and the names of each one's workers: the same, or one for each of its GPUs."""
+        return self._workers
+
+    @property
     def worker_names(self) -> list[str]:
-        """`worker-0`, `worker-1`, ..."""
-        return [f"worker-{index}" for index in range(len(self._groups))]
+        """The workers: `worker-0`, `worker-1`, ..., or `worker-0.0`, `worker-0.1`, ..."""
+        return [name for names in self._workers.values() for name in names]
 
     def metrics_address(self, name: str) -> str:
         """Return HOST:PORT of a process's Prometheus endpoint."""
@@ -292,13 +298,15 @@ class LocalCluster:
             await channel.close()
 
     def _worker_overrides(self, index: int, scheduler: str) -> list[str]:
-        overrides = [f"worker.name={self.worker_names[index]}", f"worker.scheduler={scheduler}"]
+        names = list(self._workers)
+        overrides = [f"worker.name={names[index]}", f"worker.scheduler={scheduler}"]
         if (group := self._groups[index]) is not None:
             overrides.append(f"worker.group={group}")
         for key in ("listen", "metrics"):
             host, _, port = getattr(self.settings.worker, key).rpartition(":")
             overrides.append(f"worker.{key}={host}:{int(port) + index if int(port) else 0}")
-        return overrides + kv_event_ports.own_endpoints(self.settings, index)
+        before = sum(len(self._workers[name]) for name in names[:index])
+        return overrides + kv_event_ports.own_endpoints(self.settings, before)
 
     async def _start(self, name: str, service: str, overrides: list[str], further: Sequence[str] = ()) -> None:
         assert self._announcements is not None, "start it with `async with`"

@@ -13,8 +13,9 @@ _ANNOUNCED = {"endpoint": "kv_events", "replay_endpoint": "kv_events_replay"}
 
 
 def own_endpoints(settings: Settings, index: int) -> list[str]:
-    """Return the overrides with which the worker of this index has addresses of its own."""
-    return [f"worker.kv_events.{key}={_another(endpoint, index)}" for key, endpoint in _bound(settings).items()]
+    """Return the overrides with which a process has addresses of its own, whose first worker has this index."""
+    own = settings.worker.kv_events.of_gpu(index)
+    return [f"worker.kv_events.{key}={getattr(own, key)}" for key in _bound(settings)]
 
 
 def taken_again(settings: Settings, announced: Mapping[str, str]) -> list[str]:
@@ -27,7 +28,7 @@ def taken_again(settings: Settings, announced: Mapping[str, str]) -> list[str]:
     return [
         f"worker.kv_events.{key}={endpoint[:-1]}{announced[_ANNOUNCED[key]].rpartition(':')[2]}"
         for key, endpoint in _bound(settings).items()
-        if endpoint.endswith(":0")
+        if endpoint.endswith(":0") and _ANNOUNCED[key] in announced  # that of a process with one worker
     ]
 
 
@@ -49,10 +50,3 @@ def _bound(settings: Settings) -> dict[str, str]:
     own = settings.worker.kv_events
     endpoints = {"endpoint": own.endpoint if own.binds else None, "replay_endpoint": own.replay_endpoint}
     return {key: endpoint for key, endpoint in endpoints.items() if endpoint is not None}
-
-
-def _another(endpoint: str, index: int) -> str:
-    host, _, port = endpoint.rpartition(":")
-    if not index or port == "0":
-        return endpoint
-    return f"{endpoint}-{index}" if endpoint.startswith("ipc://") else f"{host}:{int(port) + index}"

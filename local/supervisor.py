@@ -1,7 +1,7 @@
 """What happens to the processes of a running local cluster: those that die start again, and faults kill on schedule.
 
-A fault `worker_loss` is SIGKILL, and a start once its time is over; its times are device seconds from the moment at
-which the supervisor runs, when the cluster is ready. The other faults are the services' own doing.
+A fault `worker_loss` of a process is SIGKILL, and a start once its time is over; its times are device seconds from the
+moment at which the supervisor runs, when the cluster is ready. The other faults are the services' own doing.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from lorrery.chassis.errors import LorreryError
-from lorrery.chassis.faults import WORKER_LOSS, Fault
+from lorrery.chassis.faults import WORKER_LOSS, Fault, parse_fault
 from lorrery.chassis.tasks import until_first_ends
 from lorrery.local.cluster import LocalCluster, ServiceProcess, describe_exit
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
@@ -38,7 +38,9 @@ class Supervisor:
 
     async def run(self) -> ServiceProcess:
         """Watch until a process dies that is not to start again, and return it."""
-        losses = [fault for fault in self._cluster.settings.planned_faults() if fault.kind == WORKER_LOSS]
+        faults = map(parse_fault, self._cluster.settings.faults)
+        # A process that hosts several GPUs loses one of them by itself.
+        losses = [one for one in faults if one.kind == WORKER_LOSS and one.worker in self._cluster.worker_processes]
         await until_first_ends(self._watch(), self._lose_all(losses))
         assert self._died is not None
         return self._died

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 
 from lorrery.chassis.clock import DeviceClock
 from lorrery.chassis.log import get_logger
-from lorrery.scheduler import wire
+from lorrery.scheduler import wire_routers
 from lorrery.scheduler.adapters import LoadedAdapters
 from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.journal import Journal
@@ -75,17 +75,17 @@ class AdapterChanges:
             await self._changed(news, told_by)
         elif news:
             adapters = self.log
-            await self._changed(news, told_by, wire.write_changes(adapters.changes, adapters.forgotten))
+            await self._changed(news, told_by, wire_routers.write_changes(adapters.changes, adapters.forgotten))
 
     async def _changed(
         self,
         news: list[AdapterChange],
         told_by: RouterLink | None = None,
-        message: wire.AdapterChanges | None = None,
+        message: wire_routers.AdapterChanges | None = None,
     ) -> None:
         self._carry_out(news)
         if news:
-            tell = wire.adapter_changes(wire.write_changes(news) if message is None else message)
+            tell = wire_routers.adapter_changes(wire_routers.write_changes(news) if message is None else message)
             for router in self._routers:
                 if router is not told_by:
                     router.send(tell)

@@ -16,7 +16,7 @@ from lorrery.chassis.log import get_logger
 from lorrery.chassis.names import quoted
 from lorrery.chassis.slices import Slices
 from lorrery.chassis.tracing import Tracer
-from lorrery.scheduler import wire
+from lorrery.scheduler import wire_routers, wire_workers
 from lorrery.scheduler.adapter_changes import AdapterChanges
 from lorrery.scheduler.adapters import LoadedAdapters
 from lorrery.scheduler.core.cluster import ClusterCore
@@ -127,7 +127,7 @@ class Cluster:
     # --- workers ----------------------------------------------------------------------------------------------------
 
     def attach(
-        self, hello: WorkerHello, instance_id: str = "", kv_source: wire.KvEventSource | None = None
+        self, hello: WorkerHello, instance_id: str = "", kv_source: wire_workers.KvEventSource | None = None
     ) -> Dispatcher:
         """Take in a worker and give it what waits for one.
 
@@ -291,7 +291,7 @@ class Cluster:
         """Refuse new requests and tell the routers."""
         self.core.draining = True
         for router in self.routers:
-            router.send(wire.draining())
+            router.send(wire_routers.draining())
         self.requests.tell_if_empty()
 
     def end_traces(self) -> None:

@@ -21,7 +21,7 @@ from lorrery.scheduler.core.plan import (
 )
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter, Sequence
-from lorrery.scheduler.wire import EngineCounts
+from lorrery.scheduler.wire_workers import EngineCounts
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
 

@@ -2,7 +2,7 @@
 
 from array import array
 
-from lorrery.scheduler import wire
+from lorrery.scheduler import wire_routers
 from lorrery.scheduler.core.plan import Plan
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.live_request import LiveRequest
@@ -120,5 +120,5 @@ class FanOut:
     def send(self, token_ids_u32: bytes, step_ps: int) -> None:
         """Send each router its own of the step's tokens."""
         for router, indices, router_handles_u32 in self._places:
-            token_ids = token_ids_u32 if self._whole else wire.take(token_ids_u32, indices)
+            token_ids = token_ids_u32 if self._whole else wire_routers.take(token_ids_u32, indices)
             router.tokens(router_handles_u32, token_ids, step_ps)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from lorrery.chassis.clock import DeviceClock
 from lorrery.chassis.errors import InjectedFault, InvalidRequest
-from lorrery.chassis.fault_calls import added, read_rules
+from lorrery.chassis.fault_calls import check_number, further, read_rules
 from lorrery.chassis.fault_rules import LoadRules, RuleBook
 from lorrery.chassis.faults import (
     FREEZE_WORKER,
@@ -58,6 +58,7 @@ class ClusterFaults:
         self._attached = attached
         self._lose = lose
         self._num_met: Counter[Fault] = Counter()
+        self._num_rules = 0  # of an operator, as asked for
         self._timers: list[asyncio.TimerHandle] = []
         self._frozen_out: set[str] = set()  # workers, of rules only
 
@@ -82,7 +83,7 @@ class ClusterFaults:
         self.book.plan(self._settings.planned_faults(), at_ps)
 
     def take(self, texts: Sequence[str], from_ps: int, *, add: bool) -> list[Fault]:
-        """Take an operator's rules; their times and counts begin now. Return those that are new.
+        """Take an operator's rules; their times and counts begin now. Return those that are new, one for each GPU.
 
         Args:
             texts: of faults.
@@ -92,14 +93,19 @@ class ClusterFaults:
         Raises:
             InvalidRequest: one is none, or none of workers and loads; or they do not go with those that hold.
         """
-        faults = read_rules(texts, "rules", WORKER_KINDS | LOAD_KINDS)
+        asked = read_rules(texts, "rules", WORKER_KINDS | LOAD_KINDS)
         blocking = self._settings.scheduler.strict or self._settings.adapters.loading == "blocking"
-        if blocking and any(fault.kind == LOAD_FAILURE and fault.never_ends for fault in faults):
+        if blocking and any(fault.kind == LOAD_FAILURE and fault.never_ends for fault in asked):
             message = "rules: adapter_load_failure without for: a prefill that waits for the load never runs"
             raise InvalidRequest(message, field="rules")
-        if add:
-            faults = added(faults, [fault for one in self.book.current for fault in one.timed], from_ps)
-        else:
+        held = [fault for one in self.book.current for fault in one.timed] if add else []
+        faults = further(self._settings.of_workers(asked), held, from_ps)
+        num_held = self._num_rules if add else 0
+        new = {fault.text for fault in faults}
+        num_new = sum(any(one.text in new for one in self._settings.of_workers([fault])) for fault in asked)
+        check_number(num_held, num_new)
+        self._num_rules = num_held + num_new
+        if not add:
             for timer in self._timers:
                 timer.cancel()
             self._timers.clear()

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 
 from lorrery.chassis.errors import NoKvEvents
-from lorrery.scheduler import wire
+from lorrery.scheduler import wire_workers
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 
@@ -29,7 +29,7 @@ class Watcher:
     def __init__(self, worker_id: str, max_pending_bytes: int) -> None:
         self._worker_id = worker_id
         self._max_pending_bytes = max_pending_bytes
-        self._pending: list[wire.WatchedKvEvents] = []
+        self._pending: list[wire_workers.WatchedKvEvents] = []
         self._pending_bytes = 0
         self._wake = asyncio.Event()
         self._overrun = asyncio.Event()
@@ -38,9 +38,9 @@ class Watcher:
         """Tell whether it follows this worker."""
         return self._worker_id in ("", worker_id)
 
-    def send(self, worker_id: str, events: wire.KvEvents) -> None:
+    def send(self, worker_id: str, events: wire_workers.KvEvents) -> None:
         """Send events; one that is too slow for them is to be cut off."""
-        message = wire.watched_kv_events(worker_id, events)
+        message = wire_workers.watched_kv_events(worker_id, events)
         if self._pending:  # the first may be large, as all that a cache has
             self._pending_bytes += message.ByteSize()
         if self._pending_bytes > self._max_pending_bytes:
@@ -49,7 +49,7 @@ class Watcher:
             self._pending.append(message)
             self._wake.set()
 
-    async def write_all(self, write: Callable[[wire.WatchedKvEvents], Awaitable[None]]) -> None:
+    async def write_all(self, write: Callable[[wire_workers.WatchedKvEvents], Awaitable[None]]) -> None:
         """Write what gathers, until cancelled."""
         while True:
             await self._wake.wait()
@@ -77,7 +77,7 @@ class WorkerKvEvents:
         self,
         worker_id: str,
         cache: PrefixCache | None,
-        source: wire.KvEventSource | None,
+        source: wire_workers.KvEventSource | None,
         watchers: Collection[Watcher],
     ) -> None:
         self._worker_id = worker_id
@@ -102,10 +102,10 @@ class WorkerKvEvents:
         """Send a new watcher what is in the cache."""
         if self._cache is not None:
             self._cache.note_changes()
-            contents = wire.kv_events(self._cache.contents(), self._cache.block_size, cleared=True)
+            contents = wire_workers.kv_events(self._cache.contents(), self._cache.block_size, cleared=True)
             watcher.send(self._worker_id, contents)
 
-    def take(self) -> wire.ToWorker | None:
+    def take(self) -> wire_workers.ToWorker | None:
         """Send watchers what has changed since the last call; return the worker's own message, if it gets one."""
         if not self._on:
             return None
@@ -113,16 +113,16 @@ class WorkerKvEvents:
         changes = self._cache.take_changes()
         if not changes:
             return None
-        events = wire.kv_events(changes, self._cache.block_size)
+        events = wire_workers.kv_events(changes, self._cache.block_size)
         for watcher in self._own_watchers():
             watcher.send(self._worker_id, events)
-        return wire.worker_kv_events(events) if self.source is not None else None
+        return wire_workers.worker_kv_events(events) if self.source is not None else None
 
     def lost(self) -> None:
         """Send watchers that the worker is gone, and its cache with it."""
         if self._cache is not None:
             for watcher in self._own_watchers():
-                watcher.send(self._worker_id, wire.kv_events([], cleared=True))
+                watcher.send(self._worker_id, wire_workers.kv_events([], cleared=True))
 
 
 class KvEvents:
@@ -140,7 +140,7 @@ class KvEvents:
         self._watchers: set[Watcher] = set()
 
     def attach(
-        self, worker_id: str, cache: PrefixCache | None, source: wire.KvEventSource | None = None
+        self, worker_id: str, cache: PrefixCache | None, source: wire_workers.KvEventSource | None = None
     ) -> WorkerKvEvents:
         """Take in a worker; `source`: see `WorkerKvEvents`."""
         events = self._workers[worker_id] = WorkerKvEvents(worker_id, cache, source, self._watchers)
@@ -162,7 +162,7 @@ class KvEvents:
         self._watchers.add(watcher)
         try:
             if worker_id and worker_id not in self._workers:
-                watcher.send(worker_id, wire.kv_events([], cleared=True))
+                watcher.send(worker_id, wire_workers.kv_events([], cleared=True))
             for name, worker in self._workers.items():
                 if watcher.wants(name):
                     worker.begin(watcher)

@@ -1,4 +1,4 @@
-"""What routers and workers say, in the scheduler's own types; `scheduler.wire` makes them.
+"""What routers and workers say, in the scheduler's own types; `wire_routers` and `wire_workers` make them.
 
 Fields named *_u32 are little-endian arrays that are passed on as they came.
 """

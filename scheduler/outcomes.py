@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable
 from typing import Protocol
 
-from lorrery.scheduler import wire
+from lorrery.scheduler import wire_routers
 from lorrery.scheduler.core import refusals
 from lorrery.scheduler.core.history import History
 from lorrery.scheduler.core.member import Member
@@ -108,7 +108,7 @@ class Outcomes:
             elif isinstance(event, Finished):
                 live = lives[event.sequence.handle]
                 live.router.finished(
-                    wire.finished(
+                    wire_routers.finished(
                         live.router_handle,
                         event.sequence,
                         event.reason,

@@ -94,14 +94,17 @@ class ReplicaFactory:
     def _plug_in(part: str, name: str, protocol: type, options: Mapping[str, Any]) -> PlugIn[Any] | None:
         return find(f"scheduler.{part}", name, protocol, options) if ":" in name else None
 
-    def placement(self) -> Placement:
+    def placement(self, rng: np.random.Generator | None = None) -> Placement:
         """Build the placement.
+
+        Args:
+            rng: that it draws from; None: the scheduler's own.
 
         Raises:
             SettingsError: one from outside the tree cannot be made.
         """
         make = PLACEMENTS[self._settings.scheduler.placement] if self._placement is None else self._placement.make
-        return make(self._rng)
+        return make(self._rng if rng is None else rng)
 
     def adapter(self, adapter_id: str, rank: int, version: int = 0) -> Adapter:
         """Build an adapter, with the slots that it takes of a KV pool."""
@@ -121,7 +124,8 @@ class ReplicaFactory:
 
     def replica_settings(self, hello: WorkerHello) -> ReplicaSettings:
         """Return what the replica of this worker is built from."""
-        own, adapters = self._settings.scheduler, self._settings.adapters
+        settings = self._settings.of_gpu(hello.gpu)
+        own, adapters = settings.scheduler, settings.adapters
         return ReplicaSettings(
             policy=own.policy,
             max_total_token_num=own.max_total_token_num or hello.max_total_token_num,

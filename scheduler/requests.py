@@ -14,7 +14,7 @@ from lorrery.chassis.log import get_logger
 from lorrery.chassis.recent import Recent
 from lorrery.chassis.slices import Slices
 from lorrery.chassis.trace_context import TraceContext, log_fields
-from lorrery.scheduler import wire
+from lorrery.scheduler import wire_routers
 from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.cluster_events import ClusterEvent, Placed, Refused, Withdrawn
 from lorrery.scheduler.core.history import History
@@ -146,7 +146,7 @@ class Requests:
             if refused is not None:
                 history.refused(sequence, refused.refusal.message, at_ps)
         if self._journal is not None and (refused is None or refused.figures is not None):
-            sampling = wire.sampling_record(submit.sampling)
+            sampling = wire_routers.sampling_record(submit.sampling)
             self._journal.request(sequence, submit.request_id, sampling, resumed=submit.resumed)
         if refused is not None:
             self._note_refused(refused, submit.request_id, at_ps, None if refused.figures is None else sequence.handle)
@@ -169,7 +169,7 @@ class Requests:
         )
         adapter = sequence.adapter
         if adapter is not None and adapter.version != submit.adapter_version:
-            router.send(wire.adapter_pinned(submit.handle, adapter))
+            router.send(wire_routers.adapter_pinned(submit.handle, adapter))
         self.empty.clear()
         router.owned[submit.handle] = sequence.handle
         log.debug(
@@ -297,7 +297,7 @@ class Requests:
                 worker_id = event.member.name if event.sequence.first_admitted_ps is not None else ""
                 num_tokens = len(live.token_ids)
                 live.router.finished(
-                    wire.finished(
+                    wire_routers.finished(
                         live.router_handle, event.sequence, FinishReason.ABORTED, num_tokens, worker_id, at_ps
                     )
                 )

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from lorrery.chassis.clock import DeviceClock
 from lorrery.chassis.log import get_logger
-from lorrery.scheduler import wire
+from lorrery.scheduler import wire_routers
 from lorrery.scheduler.core.refusals import Refusal
 
 log = get_logger("scheduler.routers")
@@ -38,8 +38,8 @@ class RouterLink:
         self._token_ids: list[bytes] = []
         self._pending_bytes = 0
         self._step_ps = 0
-        self._finished: list[wire.FinishedMessage] = []
-        self._others: list[wire.ToRouter] = []
+        self._finished: list[wire_routers.FinishedMessage] = []
+        self._others: list[wire_routers.ToRouter] = []
         self._wake = asyncio.Event()
         self._overrun = asyncio.Event()
 
@@ -50,16 +50,16 @@ class RouterLink:
         self._step_ps = step_ps
         self._count(2 * len(handles_u32))
 
-    def finished(self, message: wire.FinishedMessage) -> None:
+    def finished(self, message: wire_routers.FinishedMessage) -> None:
         """Send the end of a sequence, after its tokens."""
         self._finished.append(message)
         self._count(message.ByteSize())
 
     def refused(self, handle: int, refusal: Refusal) -> None:
         """Send that a request ends without further tokens."""
-        self.send(wire.refused(handle, refusal))
+        self.send(wire_routers.refused(handle, refusal))
 
-    def send(self, message: wire.ToRouter) -> None:
+    def send(self, message: wire_routers.ToRouter) -> None:
         """Send anything else."""
         self._others.append(message)
         self._count(message.ByteSize())
@@ -70,7 +70,7 @@ class RouterLink:
             self._overrun.set()
         self._wake.set()
 
-    async def write_all(self, write: Callable[[wire.ToRouter], Awaitable[None]]) -> None:
+    async def write_all(self, write: Callable[[wire_routers.ToRouter], Awaitable[None]]) -> None:
         """Write what gathers, until cancelled."""
         while True:
             await self._wake.wait()
@@ -83,12 +83,12 @@ class RouterLink:
         await self._overrun.wait()
         log.warning("router_too_slow", router_id=self.router_id, waiting_bytes=self._pending_bytes)
 
-    def _take(self) -> list[wire.ToRouter]:
-        messages: list[wire.ToRouter] = []
+    def _take(self) -> list[wire_routers.ToRouter]:
+        messages: list[wire_routers.ToRouter] = []
         if self._handles or self._finished:
             handles_u32, token_ids_u32 = b"".join(self._handles), b"".join(self._token_ids)
             messages.append(
-                wire.tokens(self._clock.now_ps(), self._step_ps, handles_u32, token_ids_u32, self._finished)
+                wire_routers.tokens(self._clock.now_ps(), self._step_ps, handles_u32, token_ids_u32, self._finished)
             )
             self._handles, self._token_ids, self._finished = [], [], []
         messages += self._others

@@ -27,7 +27,7 @@ from lorrery.chassis.names import quoted, too_long, why_no_name
 from lorrery.chassis.tasks import until_first_ends
 from lorrery.chassis.tracing import open_tracer
 from lorrery.chassis.writes import Writes
-from lorrery.scheduler import wire
+from lorrery.scheduler import wire, wire_routers, wire_workers
 from lorrery.scheduler.cluster import Cluster
 from lorrery.scheduler.core import refusals
 from lorrery.scheduler.guard import OPERATORS, ROUTERS, WORKERS, Guard
@@ -114,13 +114,14 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         if (why := too_long(theirs.router_id)) is not None:
             raise InvalidRequest(f"router_id {why}", field="router_id")
         changes = theirs.adapter_changes
-        await self._cluster.adapters.learn(wire.read_changes(changes), changes.forgotten)
+        await self._cluster.adapters.learn(wire_routers.read_changes(changes), changes.forgotten)
         router = self._cluster.connect(theirs.router_id)
         try:
             # Nothing is awaited in between: changes from now on follow the hello, which has all before.
-            hello = wire.scheduler_hello(self._settings.model, self._settings.time_scale, self._cluster.adapters.log)
+            settings, adapter_log = self._settings, self._cluster.adapters.log
+            hello = wire_routers.scheduler_hello(settings.model, settings.time_scale, adapter_log)
             if self._cluster.core.draining:
-                router.send(wire.draining())
+                router.send(wire_routers.draining())
             # Before anything that may cancel it: gRPC sends no status where the first write was broken off.
             await self._cluster.awake.within(self._settings.scheduler.router_timeout_seconds, context.write(hello))
             await until_first_ends(
@@ -153,7 +154,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             elif kind == "adapter_changes":
                 changes = request.adapter_changes
                 forgotten = changes.forgotten if changes.whole else None
-                await self._cluster.adapters.learn(wire.read_changes(changes), forgotten, router)
+                await self._cluster.adapters.learn(wire_routers.read_changes(changes), forgotten, router)
 
     async def _first(
         self, requests: AsyncIterator[_Request], context: grpc.aio.ServicerContext[_Request, _Response]
@@ -173,7 +174,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             log.warning("submit_ignored", router_id=router.router_id, reason=f"handle {message.handle} is taken")
             return
         try:
-            submit = wire.read_submit(message)
+            submit = wire_routers.read_submit(message)
         except ValueError as error:
             self._cluster.requests.refuse(
                 router, message.handle, quoted(message.request_id), refusals.malformed(str(error))
@@ -194,7 +195,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         if (why := why_no_name(name)) is not None:
             await status.abort(context, InvalidRequest(f"worker_id {why}; see worker.name", field="worker_id"))
         try:
-            announced = wire.read_worker_hello(hello)
+            announced = wire_workers.read_worker_hello(hello)
         except ProtocolError as error:
             raise InvalidRequest(str(error)) from None
         if 2 * hello.heartbeat_seconds > self._timeout_seconds:
@@ -219,7 +220,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         try:
             now_ps, faults_from_ps = self._cluster.clock.now_ps(), self._cluster.faults.from_ps
             unix_ns = self._cluster.traces.unix_ns(now_ps)
-            await context.write(wire.welcome(self._settings.time_scale, now_ps, faults_from_ps, unix_ns))
+            await context.write(wire_workers.welcome(self._settings.time_scale, now_ps, faults_from_ps, unix_ns))
             await until_first_ends(
                 self._read_worker(request_iterator, worker),
                 worker.write_all(context.write),
@@ -244,7 +245,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     def _receive(self, message: pb.AttachRequest, worker: Dispatcher) -> None:
         kind, now_ps = message.WhichOneof("message"), self._cluster.clock.now_ps()
         if kind == "step":
-            worker.step_done(wire.read_step(message.step, now_ps))
+            worker.step_done(wire_workers.read_step(message.step, now_ps))
         elif kind == "draining":
             self._cluster.drain_worker(worker)
         elif kind == "heartbeat":

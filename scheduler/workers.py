@@ -9,14 +9,12 @@ Nothing here awaits; what is to be sent gathers in an outbox that the stream's w
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from lorrery.chassis.awake import AwakeClock
 from lorrery.chassis.clock import DeviceClock
-from lorrery.chassis.faults import parse_fault
-from lorrery.scheduler import wire
+from lorrery.scheduler import wire_workers
 from lorrery.scheduler.core.adapter_events import AdapterLog
 from lorrery.scheduler.core.cluster_events import GaveBack, Placed
 from lorrery.scheduler.core.member import Member
@@ -35,13 +33,12 @@ from lorrery.scheduler.journal import WorkerJournal
 from lorrery.scheduler.kv_events import WorkerKvEvents
 from lorrery.scheduler.messages import ProtocolError, StepReport, WorkerHello
 from lorrery.scheduler.outcomes import Outcomes, RequestOwner
+from lorrery.scheduler.told_faults import ToldFaults
 from lorrery.scheduler.watch import Loss, Watch
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 MAX_AHEAD_PS = 3600 * PS_PER_SECOND
 """A worker's clock may be ahead of its scheduler's, but what ends an hour from now has not been run."""
-MAX_UNTAKEN = 64
-"""An operator's calls with faults of a worker that it may leave without an answer."""
 INTERNAL = "internal error; the scheduler's log says more"
 
 
@@ -118,13 +115,12 @@ class Dispatcher:
         self._idle_until_ps: int | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._soon: asyncio.Handle | None = None
-        self._outbox: list[wire.ToWorker] = []
+        self._outbox: list[wire_workers.ToWorker] = []
         self._wake = asyncio.Event()
         self._given_up = asyncio.Event()
         self._adapter_log = member.replica.adapters.log = AdapterLog()
         self.num_tokens = self.busy_ps = self._last_step_ps = 0
-        self._rules_told = False
-        self._untaken_rules: deque[tuple[list[str], bool]] = deque()
+        self._told_faults = ToldFaults(cluster.clock, cluster.faults, journal)
         self._fan_out: FanOut | None = None
         self._outcomes = Outcomes(member, cluster.requests)
 
@@ -144,7 +140,7 @@ class Dispatcher:
         return self.member.draining
 
     @property
-    def kv_source(self) -> wire.KvEventSource | None:
+    def kv_source(self) -> wire_workers.KvEventSource | None:
         """Where it publishes KV events; None: nowhere."""
         return None if self._kv_events is None else self._kv_events.source
 
@@ -213,7 +209,7 @@ class Dispatcher:
                 self._soon = asyncio.get_running_loop().call_soon(self._guarded, self._decide, first_ps)
         elif heeded and self._steps_left > 1 and not self._interrupted:
             self._interrupted = True
-            self._send(wire.interrupt(self._plan_id, at_ps))
+            self._send(wire_workers.interrupt(self._plan_id, at_ps))
 
     # --- failing ----------------------------------------------------------------------------------------------------
 
@@ -275,7 +271,7 @@ class Dispatcher:
             return None
         if decision.leaves or decision.adapter_evictions:
             self._plan_id += 1
-            self._send(wire.write_leaves(decision, self._plan_id, at_ps, self._clock.now_ps()))
+            self._send(wire_workers.write_leaves(decision, self._plan_id, at_ps, self._clock.now_ps()))
         if decision.until_ps is not None and decision.until_ps <= self._clock.now_ps():
             return decision.until_ps
         self._wait(decision.until_ps)
@@ -305,7 +301,7 @@ class Dispatcher:
         self._steps_left = plan.max_steps
         self._interrupted = False
         now_ps = self._clock.now_ps()
-        message = wire.write_plan(
+        message = wire_workers.write_plan(
             plan,
             self._plan_id,
             now_ps,
@@ -340,7 +336,7 @@ class Dispatcher:
     def answer(self, number: int, now_ps: int) -> None:
         """Answer a heartbeat."""
         engine = None if self._engine is None else self._engine.take(now_ps, only_changes=True)
-        self._send(wire.heartbeat_answer(number, now_ps, engine))
+        self._send(wire_workers.heartbeat_answer(number, now_ps, engine))
 
     def promised(self, plan_id: int, end_ps: int) -> None:
         """Take note of when the worker says that the step under way ends."""
@@ -430,12 +426,13 @@ class Dispatcher:
             add: whether those that it was told before go on.
             from_ps: since when their times count; None: since the worker takes them.
         """
-        if len(self._untaken_rules) == MAX_UNTAKEN:
-            self.give_up(Loss.PROTOCOL, f"the worker has not taken the faults of {MAX_UNTAKEN} calls")
-        elif rules or (self._rules_told and not add):
-            self._rules_told = True
-            self._untaken_rules.append((rules, add))
-            self._send(wire.worker_faults(rules, add=add, from_ps=from_ps, sent_ps=self._clock.now_ps()))
+        try:
+            message = self._told_faults.tell(rules, add=add, from_ps=from_ps)
+        except ProtocolError as error:
+            self.give_up(Loss.PROTOCOL, str(error))
+        else:
+            if message is not None:
+                self._send(message)
 
     def faults_taken(self, from_ps: int) -> None:
         """Take note of since when the faults that the worker was told hold.
@@ -443,26 +440,16 @@ class Dispatcher:
         Raises:
             ProtocolError: it was told none, or they hold since what cannot be.
         """
-        if not self._untaken_rules:
-            raise ProtocolError("the worker takes faults that it was not told")
         latest_ps = max(self._boundary_ps, self._clock.now_ps()) + MAX_AHEAD_PS
-        if not self._boundary_ps <= from_ps <= latest_ps:
-            raise ProtocolError(
-                f"the worker takes faults from {from_ps} ps on; its last step ended {self._boundary_ps}"
-            )
-        rules, add = self._untaken_rules.popleft()
-        if self._journal is not None:
-            self._journal.faults(rules, from_ps, add=add)
-        for rule in rules:
-            self._cluster.faults.taken(parse_fault(rule))
+        self._told_faults.taken(from_ps, self._boundary_ps, latest_ps)
 
     # --- the stream -------------------------------------------------------------------------------------------------
 
-    def _send(self, message: wire.ToWorker) -> None:
+    def _send(self, message: wire_workers.ToWorker) -> None:
         self._outbox.append(message)
         self._wake.set()
 
-    async def write_all(self, write: Callable[[wire.ToWorker], Awaitable[None]]) -> None:
+    async def write_all(self, write: Callable[[wire_workers.ToWorker], Awaitable[None]]) -> None:
         """Write what is to be sent, in order, until cancelled."""
         while True:
             await self._wake.wait()

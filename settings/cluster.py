@@ -6,8 +6,9 @@ owner's: `scheduler/settings.py`, `worker/settings.py`, `router/settings.py`, an
 process reads.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,7 +30,7 @@ from lorrery.chassis.settings import FileSettings
 from lorrery.router.settings import RouterSettings
 from lorrery.scheduler.settings import AdapterSettings, SchedulerSettings
 from lorrery.settings.presets import Served, preset_tables
-from lorrery.worker.settings import WorkerGroup, WorkerSettings, of_group
+from lorrery.worker.settings import WorkerGroup, WorkerSettings, gpu_names, of_group
 
 FORMAT = 1
 """Version of the settings file's format."""
@@ -90,6 +91,25 @@ class Settings(FileSettings):
             catalogue=tuple(map(Path, given.get("catalogue", ()))),
         )
         return f"engine = {name!r}", preset_tables(name, served, later)
+
+    @classmethod
+    def without_effect(cls, layers: Sequence[Mapping[str, Any]]) -> str | None:
+        """Say which setting of `[worker]` a later source sets in vain, since every group has its own; None: none."""
+        groups: object = ()
+        for number, layer in enumerate(layers):
+            groups = layer.get("workers", groups)
+            worker = layer.get("worker")
+            if not number or not isinstance(groups, list | tuple) or not isinstance(worker, Mapping):
+                continue
+            own = [dict(reading.leaves(group)) for group in groups if isinstance(group, Mapping)]
+            for key, value in reading.leaves(worker):
+                if own and len(own) == len(groups) and all(key in group for group in own):
+                    name = ".".join(key)
+                    return (
+                        f"worker.{name} is {value!r}, and no worker has it: every group of [[workers]] sets"
+                        f" {name} itself; set it there, or have no groups (--set 'workers=[]')"
+                    )
+        return None
 
     @model_validator(mode="before")
     @classmethod
@@ -193,18 +213,20 @@ class Settings(FileSettings):
         """Of the router's HTTP edge."""
         return self.server_tls if self.router.http_tls == TlsSettings() else self.router.http_tls
 
-    def num_workers(self, asked: int | None, default: int | None = None) -> int:
-        """Return how many workers there are.
+    def num_worker_processes(self, asked: int | None, default: int | None = None) -> int:
+        """Return how many processes the workers have.
 
         Args:
             asked: by who starts them; None: not said.
-            default: where neither says; None: 2, or 1 where an engine is named.
+            default: where neither says; None: 2, or 1 where an engine is named or a process has several GPUs.
 
         Raises:
             SettingsError: both say, and not the same.
         """
         if not self.workers:
-            return asked if asked is not None else default or (2 if self.engine is None else 1)
+            if asked is None:
+                asked = default or (2 if self.engine is None and self.worker.gpus == 1 else 1)
+            return asked
         count = sum(group.count for group in self.workers)
         if asked not in (None, count):
             raise SettingsError(
@@ -213,22 +235,73 @@ class Settings(FileSettings):
             )
         return count
 
-    def groups_of_workers(self, count: int) -> list[int | None]:
-        """Return the group of each of so many workers, in order; None: there are no groups."""
+    def groups_of_processes(self, count: int) -> list[int | None]:
+        """Return the group of each of so many worker processes, in order; None: there are no groups."""
         if not self.workers:
             return [None] * count
         return [number for number, group in enumerate(self.workers) for _ in range(group.count)]
 
+    def workers_of_processes(self, count: int) -> dict[str, tuple[str, ...]]:
+        """Return the names of so many worker processes, in order, with those of each one's workers."""
+        gpus = [kind.worker.gpus for kind, number in self._processes(count) for _ in range(number)]
+        return {name: gpu_names(name, gpus[index]) for index, name in enumerate(f"worker-{n}" for n in range(count))}
+
+    def worker_names(self, count: int) -> list[str]:
+        """Return the names of all workers of so many processes, in the order of `kinds`."""
+        return [name for names in self.workers_of_processes(count).values() for name in names]
+
     def kinds(self, count: int) -> list[tuple["Settings", int]]:
-        """Return the settings of each kind of worker, and how many there are of it; `count`: of all workers."""
+        """Return the settings of each kind of worker, and how many workers so many processes have of it."""
+        return [(kind, number * kind.worker.gpus) for kind, number in self._processes(count)]
+
+    def _processes(self, count: int) -> list[tuple["Settings", int]]:
         if not self.workers:
             return [(self, count)]
         groups = enumerate(self.workers)
         return [(changed(self, {"worker.group": number}), group.count) for number, group in groups]
 
+    def of_gpu(self, gpu: str) -> "Settings":
+        """Return what holds for a worker with that GPU: what an engine's preset sets depends on it.
+
+        A GPU that these settings' catalogue does not have gets what `[worker]`'s has.
+        """
+        if self.engine is None or gpu == self.worker.gpu:
+            return self
+        if gpu not in self._of_gpus:
+            try:
+                found = changed(self, {"workers": [], "worker.group": None, "worker.gpu": gpu})
+            except SettingsError:
+                found = self
+            self._of_gpus[gpu] = found
+        return self._of_gpus[gpu]
+
+    @cached_property
+    def _of_gpus(self) -> dict[str, "Settings"]:
+        return {}
+
     def planned_faults(self) -> tuple[Fault, ...]:
-        """Return the faults that are to happen."""
-        return tuple(map(parse_fault, self.faults))
+        """Return the faults that are to happen, as `of_workers` has them."""
+        return self.of_workers(map(parse_fault, self.faults))
+
+    def of_workers(self, faults: Iterable[Fault]) -> tuple[Fault, ...]:
+        """Return faults, with one for each of its workers in the place of one that names a process of several."""
+        return tuple(
+            fault if name == fault.worker else fault.of_worker(name)
+            for fault in faults
+            for name in self._workers_of(fault.worker)
+        )
+
+    def _workers_of(self, name: str) -> tuple[str, ...]:
+        """Return the workers that a name stands for: those of a process, or the name."""
+        number = name.removeprefix("worker-")
+        if number == name or not number.isdecimal():
+            return (name,)
+        own = self.worker.gpus
+        if self.workers:
+            groups = self.groups_of_processes(0)
+            group = groups[int(number)] if int(number) < len(groups) else None
+            own = own if group is None else int(self.workers[group].overrides.get("gpus", own))
+        return gpu_names(name, own)
 
     def fair_weights(self) -> dict[str, Fraction]:
         """Return the weights that are set, by adapter; decimal fractions are taken as written."""
@@ -242,13 +315,18 @@ class Settings(FileSettings):
 
 
 def _gpu_of(tables: Mapping[str, Any]) -> str:
-    """Return the GPU that a settings file's tables name, for the worker's group if it is of one."""
+    """Return the GPU that a settings file's tables name.
+
+    It is that of the worker's group if it is of one, and of the first group where every group names its own.
+    """
     worker, groups = tables.get("worker"), tables.get("workers")
     own = worker if isinstance(worker, Mapping) else {}
     number = str(own.get("group", ""))
-    if number.isdecimal() and isinstance(groups, list | tuple) and int(number) < len(groups):
-        group = groups[int(number)]
-        own = {**own, **group} if isinstance(group, Mapping) else own
+    known = [group for group in groups if isinstance(group, Mapping)] if isinstance(groups, list | tuple) else []
+    if number.isdecimal() and int(number) < len(known):
+        own = {**own, **known[int(number)]}
+    elif known and all("gpu" in group for group in known):  # no worker has another
+        own = known[0]
     return str(own.get("gpu", WorkerSettings().gpu))
 
 
@@ -277,3 +355,22 @@ def changed(content: Settings | Mapping[str, Any], overrides: Mapping[str, objec
         SettingsError: an unknown key or an impossible value; names the key.
     """
     return reading.changed(Settings, content, overrides)
+
+
+def origins(path: Path | None = None, overrides: Iterable[str] = ()) -> dict[reading.Key, str]:
+    """Return where each value comes from that is not a default: key -> engine's preset, file, and so on.
+
+    Args:
+        path: as for `load`.
+        overrides: as for `load`.
+
+    Raises:
+        SettingsError: as `load`.
+    """
+    settings = load(path, overrides)
+    found = reading.origins(Settings, path, overrides)
+    number = settings.worker.group
+    if number is not None:
+        of_group = reading.leaves(settings.workers[number].overrides, ("worker",))
+        found |= {key: f"workers.{number}" for key, _ in of_group}
+    return found

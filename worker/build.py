@@ -13,7 +13,7 @@ from lorrery.chassis.fault_rules import RuleSet
 from lorrery.chassis.faults import FREEZE_WORKER, SLOW_WORKER
 from lorrery.chassis.tables import read_tables
 from lorrery.settings import Settings
-from lorrery.tokenizer.file import FileTokenizer
+from lorrery.settings.presets import shipped_catalogue
 from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.answers import Answers, Words
 from lorrery.worker.device.architecture import Model, precision
@@ -40,6 +40,9 @@ def read_catalogue(extra: Iterable[Path] = ()) -> Catalogue:
     Raises:
         SettingsError: a file that cannot be read or is not of the form.
     """
+    extra = tuple(extra)
+    if not extra:
+        return shipped_catalogue()
     try:
         return Catalogue(read_tables(PACKAGE, extra))
     except CatalogueError as error:
@@ -204,6 +207,8 @@ def answers_of(settings: Settings) -> Answers:
     output, path = settings.worker.output, settings.router.tokenizer
     words = None
     if path is not None and output.mode != "echo":
+        from lorrery.tokenizer.file import FileTokenizer
+
         tokenizer = FileTokenizer(path)
         words = Words(np.array(tokenizer.word_ids, np.uint32), tokenizer.eos_id)
     try:

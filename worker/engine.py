@@ -22,9 +22,10 @@ class Engine:
         settings: of the cluster.
         registry: where it is shown.
         pool_tokens: of the worker, until its scheduler says what it makes of them.
+        number: of its GPU among those of the process.
     """
 
-    def __init__(self, settings: Settings, registry: CollectorRegistry, pool_tokens: int) -> None:
+    def __init__(self, settings: Settings, registry: CollectorRegistry, pool_tokens: int, number: int = 0) -> None:
         own = settings.scheduler
         self._dtype = settings.worker.kv_dtype
         cache = KvCache(pool_tokens, own.block_size, self._dtype, own.prefix_cache.kind != "none")
@@ -35,6 +36,7 @@ class Engine:
             cache,
             vllm=settings.metrics.vllm,
             sglang=settings.metrics.sglang,
+            rank=number if settings.worker.gpus > 1 else None,
         )
         self._max_loras = settings.adapters.max_loras or 0
         self._metrics.state = self._idle()
@@ -44,9 +46,10 @@ class Engine:
         self._joined: list[tuple[int, int]] = []  # when, and how many
 
     @classmethod
-    def of(cls, settings: Settings, registry: CollectorRegistry, pool_tokens: int) -> "Engine | None":
+    def of(cls, settings: Settings, registry: CollectorRegistry, pool_tokens: int, number: int = 0) -> "Engine | None":
         """Return one, if the settings want anything shown."""
-        return cls(settings, registry, pool_tokens) if settings.metrics.vllm or settings.metrics.sglang else None
+        shown = settings.metrics
+        return cls(settings, registry, pool_tokens, number) if shown.vllm or shown.sglang else None
 
     def _idle(self) -> EngineState:
         return EngineState(max_loras=self._max_loras)

@@ -97,14 +97,26 @@ NO_OUTCOME = StepOutcome(np.empty(0, np.uint32), np.empty(0, np.uint32), ())
 
 
 class _Running:
-    """The plan that runs."""
+    """The plan that runs.
 
-    __slots__ = ("boundary_ps", "plan", "step_end_ps", "steps_left", "until_ps")
+    Attributes:
+        plan: itself.
+        boundary_ps: before the step under way.
+        step_end_ps: what has been told of its end; None: it has not begun.
+        start_ps: when it began; None: it waits for a thaw.
+        duration_ps: of the step under way.
+        steps_left: that may begin, this one included.
+        until_ps: hand back at the first boundary from here on.
+    """
+
+    __slots__ = ("boundary_ps", "duration_ps", "plan", "start_ps", "step_end_ps", "steps_left", "until_ps")
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.boundary_ps = plan.start_ps
         self.step_end_ps: int | None = None
+        self.start_ps: int | None = None
+        self.duration_ps = 0
         self.steps_left = plan.max_steps
         self.until_ps = math.inf if plan.until_ps is None else plan.until_ps
 
@@ -131,7 +143,9 @@ class Pacer:
         self._gpu, self._clock, self._metrics, self._report = gpu, clock, metrics, report
         self._spells = spells
         self._running: _Running | None = None
-        self._wake: asyncio.Future[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # while it runs
+        self._timer: asyncio.Handle | None = None
+        self._failed: asyncio.Future[None] | None = None
         self._last_report_ps = 0  # when the last step's end was told
         self._last_end_ps = -1  # and when it was due
         self.empty = asyncio.Event()
@@ -157,7 +171,7 @@ class Pacer:
         self._note_sequences()
         if plan.max_steps:
             self._running = _Running(plan)
-            self._wake_up()
+            self._look_soon()
 
     def interrupt(self, plan_id: int, at_ps: int) -> None:
         """End the plan at the first boundary at or after `at_ps` whose next step's tokens are not yet told.
@@ -174,7 +188,7 @@ class Pacer:
         self._running = None
         boundary_ps = running.boundary_ps
         self._report(StepReport(plan_id, boundary_ps, boundary_ps, NO_OUTCOME, hand_back=True))
-        self._wake_up()
+        self._look_soon()
 
     @property
     def progress(self) -> tuple[int, int] | None:
@@ -192,46 +206,89 @@ class Pacer:
     def use(self, spells: Spells) -> None:
         """Be slow or frozen at these times; they may differ from the last ones after `boundary_ps` only."""
         self._spells = spells
-        self._wake_up()
+        self._look_soon()
 
     async def run(self) -> None:
         """Run the plans that `start` brings, until cancelled."""
-        while True:
-            running = self._running
-            if running is None:
-                await self._sleep(None)
-            elif not await self._run_step(running):
-                # Behind time: let the stream be read and written all the same.
-                await asyncio.sleep(0)
+        self._loop = asyncio.get_running_loop()
+        self._failed = self._loop.create_future()
+        self._look_soon()
+        try:
+            await self._failed
+        finally:
+            self._loop = None
+            self._disarm()
 
-    async def _run_step(self, running: _Running) -> bool:
-        """Run one step, unless an interrupt drops it; return whether it was worth waiting for."""
+    # The timers of all GPUs of a process are one heap, the event loop's; those that are due together fire in one turn.
+    # No task sleeps: a step would then cost a future and a switch more.
+
+    def _look_soon(self) -> None:
+        """Look at what is to be done in the loop's next turn."""
+        if self._loop is not None:
+            self._disarm()
+            self._timer = self._loop.call_soon(self._look)
+
+    def _look_in(self, seconds: float) -> None:
+        assert self._loop is not None
+        self._disarm()
+        # Whole milliseconds, rounded up: event loops know no finer timers, and rounding down would spin.
+        self._timer = self._loop.call_later(math.ceil(seconds * 1e3) / 1e3, self._look)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        self._timer = None
+        try:
+            self._go_on()
+        except Exception as error:  # `run` raises it
+            assert self._failed is not None
+            if not self._failed.done():
+                self._failed.set_exception(error)
+
+    def _go_on(self) -> None:
+        """Finish the step under way if it is due, begin the next, and wait for its end."""
+        while (running := self._running) is not None:
+            begins = running.step_end_ps is None
+            if begins:
+                self._begin_step(running)
+            if running.start_ps is None and not self._thaw(running):
+                return
+            assert running.start_ps is not None
+            end_ps = running.start_ps + running.duration_ps
+            left_seconds = self._clock.to_monotonic(end_ps) - time.monotonic()
+            if left_seconds > 0:
+                self._look_in(left_seconds)
+                return
+            self._finish_step(running, running.start_ps, end_ps, -left_seconds)
+            if begins:
+                # Behind time: let the stream be read and written all the same.
+                self._look_soon()
+                return
+
+    def _begin_step(self, running: _Running) -> None:
         duration_ps = self._spells.stretch(self._gpu.step_ps(), running.boundary_ps)
         if running.steps_left == running.plan.max_steps:
             duration_ps += running.plan.wait_ps
         start_ps = max(running.boundary_ps, self._clock.now_ps() - duration_ps)
-        running.step_end_ps = start_ps + duration_ps
-        waited = False
+        running.duration_ps, running.step_end_ps = duration_ps, start_ps + duration_ps
+        running.start_ps = start_ps
         if self._spells.thaw_ps(running.boundary_ps) > running.boundary_ps:
             # A GPU that hangs says nothing: what its worker has told of the step's end stands.
             self._metrics.fault(FREEZE_WORKER)
-            while (left_seconds := self._seconds_to_thaw(running)) > 0:
-                await self._sleep(min(left_seconds, LONGEST_SLEEP_SECONDS))
-                waited = True
-                if self._running is not running:
-                    return True
-            start_ps = max(self._spells.thaw_ps(running.boundary_ps), self._clock.now_ps() - duration_ps)
-        end_ps = start_ps + duration_ps
-        while (left_seconds := self._clock.to_monotonic(end_ps) - time.monotonic()) > 0:
-            await self._sleep(left_seconds)
-            waited = True
-            if self._running is not running:
-                return True
-        self._finish_step(running, start_ps, end_ps, -left_seconds)
-        return waited
+            running.start_ps = None
 
-    def _seconds_to_thaw(self, running: _Running) -> float:
-        return self._clock.to_monotonic(self._spells.thaw_ps(running.boundary_ps)) - time.monotonic()
+    def _thaw(self, running: _Running) -> bool:
+        """Tell whether a frozen GPU goes on; wait for it otherwise."""
+        thaw_ps = self._spells.thaw_ps(running.boundary_ps)
+        left_seconds = self._clock.to_monotonic(thaw_ps) - time.monotonic()
+        if left_seconds > 0:
+            self._look_in(min(left_seconds, LONGEST_SLEEP_SECONDS))
+            return False
+        running.start_ps = max(thaw_ps, self._clock.now_ps() - running.duration_ps)
+        return True
 
     def _finish_step(self, running: _Running, start_ps: int, end_ps: int, lag_seconds: float) -> None:
         batch = self._gpu.batch()
@@ -278,22 +335,3 @@ class Pacer:
             self.empty.clear()
         else:
             self.empty.set()
-
-    async def _sleep(self, seconds: float | None) -> None:
-        """Wait for `_wake_up`, at most `seconds`."""
-        loop = asyncio.get_running_loop()
-        self._wake = loop.create_future()
-        timer = None
-        if seconds is not None:
-            # Whole milliseconds, rounded up: event loops know no finer timers, and rounding down would spin.
-            timer = loop.call_later(math.ceil(seconds * 1e3) / 1e3, self._wake_up)
-        try:
-            await self._wake
-        finally:
-            self._wake = None
-            if timer is not None:
-                timer.cancel()
-
-    def _wake_up(self) -> None:
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)

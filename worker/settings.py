@@ -1,8 +1,9 @@
 """The settings of a worker: its mock GPU, what it answers, and where its scheduler is; and of groups of workers.
 
 A group of `[[workers]]` has what `[worker]` says, but for what it says itself; that wins, wherever `[worker]`'s value
-comes from. Workers are `worker-0`, `worker-1` and so on, group by group. A process learns which group it is of by
-`worker.group`; its settings are then those of the group.
+comes from. Worker processes are `worker-0`, `worker-1` and so on, group by group. A process learns which group it is of
+by `worker.group`; its settings are then those of the group. To its scheduler each GPU of a process is a worker, whose
+name `gpu_names` says.
 """
 
 from collections.abc import Mapping
@@ -75,6 +76,14 @@ def _endpoint(text: str) -> str:
     raise ValueError(f"tcp://HOST:PORT, with a port of at most {MAX_PORT}, or ipc://PATH expected, got {text!r}")
 
 
+def _counted_up(endpoint: str, number: int) -> str:
+    """Return the address of this number, from 0, of those that begin with `endpoint`; port 0 is any free one."""
+    host, _, port = endpoint.rpartition(":")
+    if not number or port == "0":
+        return endpoint
+    return f"{endpoint}-{number}" if endpoint.startswith("ipc://") else f"{host}:{int(port) + number}"
+
+
 Endpoint = Annotated[str, AfterValidator(_endpoint)]
 EndpointOrNone = Annotated[Endpoint | None, BeforeValidator(lambda endpoint: endpoint or None)]
 
@@ -107,6 +116,11 @@ class KvEventsSettings(Section):
     replay_topic: bool = Field(
         default=False, description="begin each frame of a replay with the topic, as vLLM 0.33 does and 0.24 does not"
     )
+
+    def of_gpu(self, number: int) -> Self:
+        """Return the section of a process's GPU of this number: addresses that are listened on count up."""
+        own = {"endpoint": self.endpoint if self.binds else None, "replay_endpoint": self.replay_endpoint}
+        return self.model_copy(update={key: _counted_up(one, number) for key, one in own.items() if one is not None})
 
     @property
     def binds(self) -> bool:
@@ -142,10 +156,18 @@ GroupOrNone = Annotated[
     Annotated[int, Field(ge=0)] | None, BeforeValidator(lambda number: None if number == "" else number)
 ]
 
+MAX_GPUS = 1024
+"""Most workers of one process; what a process can keep the pace of is far less."""
+
 OF_PROCESS: Final = frozenset(
     {"name", "group", "scheduler", "listen", "metrics", "kv_events", "output", "heartbeat_seconds", "drain_seconds"}
 )
 """Settings of a worker that are no matter of its GPU."""
+
+
+def gpu_names(process: str, gpus: int) -> tuple[str, ...]:
+    """Return the names of a process's workers: one for each of its GPUs."""
+    return (process,) if gpus == 1 else tuple(f"{process}.{number}" for number in range(gpus))
 
 
 class WorkerSettings(Section):
@@ -153,7 +175,7 @@ class WorkerSettings(Section):
 
     name: Name | None = Field(
         default=None,
-        description="in usage, metrics, logs and faults, another for each worker; unset: HOST-PID",
+        description="in usage, metrics, logs and faults, another for each process; unset: HOST-PID",
     )
     group: GroupOrNone = Field(
         default=None,
@@ -169,6 +191,11 @@ class WorkerSettings(Section):
     )
 
     gpu: str = Field(default="A100-80-SXM", description="GPU, by its name in the catalogue")
+    gpus: Annotated[int, Field(ge=1, le=MAX_GPUS)] = Field(
+        default=1,
+        description="GPUs that a process hosts, each a worker of its own: NAME.0, NAME.1 and so on, or NAME where it is"
+        " one; with tensor_parallel, so many workers of that degree",
+    )
     tensor_parallel: Count = Field(default=1, description="GPUs of one worker")
     expert_parallel: ExpertGroups = Field(
         default=False,
@@ -223,7 +250,7 @@ class WorkerSettings(Section):
     @property
     def of_device(self) -> dict[str, Any]:
         """The settings that steps and memory follow from, as JSON has them."""
-        return self.model_dump(mode="json", exclude={*OF_PROCESS, "startup_seconds"})
+        return self.model_dump(mode="json", exclude={*OF_PROCESS, "gpus", "startup_seconds"})
 
     @model_validator(mode="after")
     def _has_profile(self) -> Self:
@@ -233,13 +260,13 @@ class WorkerSettings(Section):
 
 
 class WorkerGroup(BaseModel):
-    """Some workers that are alike. Beside `count`, any setting of `[worker]` about its GPU, such as `gpu`,
+    """Some workers that are alike. Beside `count`, any setting of `[worker]` about its GPU, such as `gpu`, `gpus`,
     `tensor_parallel` or `weight_dtype`; what a group does not set is as `[worker]` says.
     """  # noqa: D205  the settings page shows it as one paragraph
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    count: Count = Field(default=1, description="how many workers")
+    count: Count = Field(default=1, description="how many worker processes; each hosts as many workers as gpus says")
 
     @property
     def overrides(self) -> dict[str, Any]:

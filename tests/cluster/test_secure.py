@@ -11,12 +11,15 @@ import pytest
 from typer.testing import CliRunner
 
 from lorrery.chassis.credentials import bearer
+from lorrery.chassis.server import LIVENESS
 from lorrery.cli.certs import app as certs_app
 from lorrery.cli.keys import app as keys_app
 from lorrery.local.cluster import LocalCluster
 from lorrery.v1 import router_pb2, router_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from tests.cluster.client import Ask, Stream
 from tests.cluster.harness import running_cluster, wait_until, write_settings
+from tests.deploy.chart import PROGRAM, pods
+from tests.deploy.probes import healthcheck
 
 pytestmark = pytest.mark.cluster
 
@@ -54,6 +57,14 @@ def channel(address: str, certs: Path, name: str) -> grpc.aio.Channel:
     ca, key, cert = ((certs / file).read_bytes() for file in ("ca.pem", f"{name}.key", f"{name}.pem"))
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
     return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(ca, key, cert), options)
+
+
+def probed(component: str) -> set[str]:
+    """Return the names under which the Helm chart's probes ask for a component's health."""
+    if not PROGRAM.exists():  # helm has no wheel for this platform
+        return {LIVENESS}
+    probes = [probe for pod in pods("minimal") if pod.component == component for probe in pod.probes.values()]
+    return {probe["grpc"].get("service", "") for probe in probes}
 
 
 async def served(cluster: LocalCluster, certs: Path, key: str) -> None:
@@ -117,6 +128,23 @@ async def test_without_keys_operators_are_known_by_their_certificates(tmp_path: 
 
         assert await load("client") is grpc.StatusCode.PERMISSION_DENIED
         assert await load("operator") is grpc.StatusCode.OK
+
+        shown = ("--cert", str(certs / "worker.pem"), "--key", str(certs / "worker.key"))
+        addresses = {name: cluster.processes[name].grpc for name in ("router", "scheduler", "worker-0")}
+        for name, address in addresses.items():
+            asked = probed(name.partition("-")[0])
+            for service in ("", *asked):
+                assert await healthcheck(*shown, address, service) == (0, "")
+            assert (await healthcheck("--tls", address))[0] == 1, "a server that demands certificates"
+            assert (await healthcheck(address))[0] == 1
+
+        cluster.kill("scheduler")
+
+        async def unready() -> bool:
+            return (await healthcheck(*shown, addresses["worker-0"]))[0] == 1
+
+        await wait_until(unready, what="a worker without a scheduler is not ready")
+        assert await healthcheck(*shown, addresses["worker-0"], LIVENESS) == (0, ""), "and need not be restarted"
 
 
 def served_serial(address: str, certs: Path) -> str:

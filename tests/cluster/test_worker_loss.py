@@ -46,11 +46,17 @@ async def _workers_are(cluster: LocalCluster, count: int) -> None:
 
 
 async def _running_on_each(cluster: LocalCluster) -> set[float]:
-    return {await scrape(cluster, name, "lorrery_worker_running_sequences") for name in cluster.worker_names}
+    return {
+        await scrape(cluster, process, "lorrery_worker_running_sequences", worker=name)
+        for process, names in cluster.worker_processes.items()
+        for name in names
+    }
 
 
 async def test_killed_worker_loses_and_repeats_no_token(start_cluster: StartCluster):
-    cluster = await start_cluster(*SETTINGS, num_workers=2)
+    # Each process hosts two GPUs; one that is killed takes both along.
+    cluster = await start_cluster(*SETTINGS, "worker.gpus=2", num_workers=2)
+    assert cluster.worker_names == ["worker-0.0", "worker-0.1", "worker-1.0", "worker-1.1"]
     async with client_of(cluster) as client:
         streams = _start_streams(client, 1)
         await _all_at(streams, 5)
@@ -60,14 +66,14 @@ async def test_killed_worker_loses_and_repeats_no_token(start_cluster: StartClus
         assert 0 < sum(requeues) < NUM_STREAMS
         assert max(requeues) == 1
         await nothing_held(cluster, without=["worker-0"])
-        assert await scrape(cluster, "scheduler", "lorrery_scheduler_workers_lost_total") == 1
+        assert await scrape(cluster, "scheduler", "lorrery_scheduler_workers_lost_total") == 2
 
         # A new one takes its place, and its share.
         await cluster.restart("worker-0")
-        await _workers_are(cluster, 2)
+        await _workers_are(cluster, 4)
         again = _start_streams(client, 2, output=20)
         assert not any(await _check_all(cluster, again))
-        assert len({stream.finish.usage.worker_id for stream in again if stream.finish}) == 2
+        assert {stream.finish.usage.worker_id for stream in again if stream.finish} == set(cluster.worker_names)
     await nothing_held(cluster)
 
 

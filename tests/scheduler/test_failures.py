@@ -8,6 +8,7 @@ import grpc.aio
 import numpy as np
 import pytest
 
+from lorrery.chassis.fault_calls import MAX_RULES
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.plan import Event, Idle, Plan
 from lorrery.settings import load
@@ -206,6 +207,28 @@ async def test_a_worker_takes_no_faults_but_those_it_was_told(scheduler: Harness
     assert (await status_of(liar)).code() is grpc.StatusCode.ABORTED
     await router.submit(1, max_new=2)
     assert (await served_by(await scheduler.attach("honest"), router, 1))[0] == [100, 101]
+
+
+async def test_an_operators_fault_of_a_process_is_one_of_each_of_its_gpus() -> None:
+    async with Harness(load(None, [*OVERRIDES, "worker.gpus=2", "scheduler.worker_timeout_seconds=20"])) as scheduler:
+        gpus = [await scheduler.attach(f"worker-0.{number}") for number in range(2)]
+        # As many as there may be, each counted once.
+        rules = [f"slow_worker,at={n},worker=worker-0,factor=2,for=1" for n in range(1, MAX_RULES)]
+        rules.append("freeze_worker,at=9e5,worker=worker-0,for=1")
+        await scheduler.stub.SetClusterFaults(pb.SetClusterFaultsRequest(rules=rules))
+        for number, gpu in enumerate(gpus):
+            told = list((await gpu.call.read()).faults.rules)
+            assert told == [rule.replace("worker-0", f"worker-0.{number}") for rule in rules]
+        await scheduler.stub.SetClusterFaults(pb.SetClusterFaultsRequest(rules=rules[:1], add=True))  # it holds
+        for more, message in (
+            ("slow_worker,worker=worker-0.1,factor=3", "begins before"),
+            ("slow_worker,at=70,worker=worker-0,factor=3", f"{MAX_RULES} faults hold and 1 are to be added"),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError, match=message):
+                await scheduler.stub.SetClusterFaults(pb.SetClusterFaultsRequest(rules=[more], add=True))
+        both = ["slow_worker,worker=worker-0,factor=2", "slow_worker,worker=worker-0.1,factor=3"]
+        with pytest.raises(grpc.aio.AioRpcError, match="begins before"):
+            await scheduler.stub.SetClusterFaults(pb.SetClusterFaultsRequest(rules=both))
 
 
 @pytest.mark.parametrize("promise", [False, True])

@@ -7,7 +7,7 @@ import pytest
 
 from lorrery.router import wire as router_wire
 from lorrery.router.keys import ApiKey
-from lorrery.scheduler import wire
+from lorrery.scheduler import wire_routers, wire_workers
 from lorrery.scheduler.core.plan import Plan
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.scheduler.messages import ProtocolError
@@ -29,7 +29,7 @@ def submit(**more: object) -> pb.Submit:
 )
 def test_a_keys_weight_arrives_as_it_was_written(weight: float, read: Fraction | None) -> None:
     key = ApiKey(name="k", sha256="0" * 64, tenant="acme", weight=weight, max_running=3)
-    quota = wire.read_submit(submit(quota=router_wire.quota(key))).quota
+    quota = wire_routers.read_submit(submit(quota=router_wire.quota(key))).quota
     assert quota is not None
     assert (quota.key, quota.max_running, quota.weight) == ("k", 3, read)
 
@@ -37,20 +37,20 @@ def test_a_keys_weight_arrives_as_it_was_written(weight: float, read: Fraction |
 @pytest.mark.parametrize("weight", ["0", "0.0", "-1", "NaN", "inf", "1e999999999", "1/0", "1 ", "x", "1" * 500])
 def test_a_weight_that_is_none_is_refused(weight: str) -> None:
     with pytest.raises(ProtocolError, match=r"weight is .*; it must be a decimal number or a fraction above 0"):
-        wire.read_submit(submit(quota=pb.Quota(key="k", weight=weight)))
+        wire_routers.read_submit(submit(quota=pb.Quota(key="k", weight=weight)))
 
 
 def test_an_adapters_version_arrives_and_0_is_that_of_the_settings() -> None:
-    read = wire.read_submit(submit(adapter=types_pb2.Adapter(adapter_id="a", rank=8, version=2**63)))
+    read = wire_routers.read_submit(submit(adapter=types_pb2.Adapter(adapter_id="a", rank=8, version=2**63)))
     assert (read.adapter_rank, read.adapter_version) == (8, 2**63)
-    read = wire.read_submit(submit())
+    read = wire_routers.read_submit(submit())
     assert (read.adapter_rank, read.adapter_version) == (0, 0)
 
 
 def test_a_worker_tells_versions_of_an_adapter_apart() -> None:
     plan = Plan(5, 1)
     plan.adapter_loads = Adapter("a", 8), Adapter("a", 16, version=7)
-    message = wire.write_plan(plan, 1, 5, {}.__getitem__, False).plan
+    message = wire_workers.write_plan(plan, 1, 5, {}.__getitem__, False).plan
     assert [(one.adapter_id, one.rank, one.version) for one in message.adapter_loads] == [("a", 8, 0), ("a", 16, 7)]
     read = worker_wire.read_plan(message, Answers("m", LlmMockLength()), 5)
     assert read.adapter_loads == ("a", "a@7")

@@ -104,7 +104,7 @@ class Stream:
 
 
 class FakeScheduler(pb_grpc.SchedulerServiceServicer):
-    """Answers Attach; `refuse` names the model it serves, if not the worker's."""
+    """Answers Attach; `refuse` names the model it serves, if not the worker's, and `slow` a worker that has to wait."""
 
     def __init__(self, time_scale: float) -> None:
         self.time_scale = time_scale
@@ -112,6 +112,8 @@ class FakeScheduler(pb_grpc.SchedulerServiceServicer):
         self.streams: asyncio.Queue[Stream] = asyncio.Queue()
         self.refuse: str | None = None
         self.refused = asyncio.Event()
+        self.slow: str | None = None
+        self.asked, self.answer = asyncio.Event(), asyncio.Event()  # of the slow one: it has said hello; welcome it
         self.address = ""
 
     async def next_stream(self) -> Stream:
@@ -124,6 +126,9 @@ class FakeScheduler(pb_grpc.SchedulerServiceServicer):
         if self.refuse is not None:
             self.refused.set()
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"this cluster serves {self.refuse}")
+        if first.hello.worker_id == self.slow:
+            self.asked.set()
+            await self.answer.wait()
         await context.write(
             pb.AttachResponse(
                 welcome=pb.WorkerWelcome(time_scale=self.time_scale, sent_ps=self.clock.now_ps()),

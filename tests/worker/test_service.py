@@ -11,11 +11,15 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
+from lorrery.chassis.channel import Dialler
 from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.metrics import new_registry
 from lorrery.settings import Settings
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary.finish_reason import FinishReason
-from lorrery.worker.service import REFUSED_RETRY_SECONDS, WorkerService
+from lorrery.worker.attachment import StreamBrokenError
+from lorrery.worker.hosted import REFUSED_RETRY_SECONDS
+from lorrery.worker.service import WorkerService
 from tests.worker.fake_scheduler import (
     PATIENCE_SECONDS,
     FakeScheduler,
@@ -35,11 +39,12 @@ HEARTBEAT_SECONDS = 0.02
 
 
 class Worker:
-    def __init__(self, scheduler: FakeScheduler, **worker: object) -> None:
-        self.registry = CollectorRegistry()
+    def __init__(self, scheduler: FakeScheduler, faults: tuple[str, ...] = (), **worker: object) -> None:
+        self.registry = new_registry("worker")
         settings = Settings.model_validate(
             {
                 "time_scale": scheduler.time_scale,
+                "faults": faults,
                 "worker": {
                     "scheduler": scheduler.address,
                     "step_time": "llm-mock",
@@ -64,8 +69,10 @@ class Worker:
 
 
 @asynccontextmanager
-async def running_worker(scheduler: FakeScheduler, **settings: object) -> AsyncIterator[Worker]:
-    worker = Worker(scheduler, **settings)
+async def running_worker(
+    scheduler: FakeScheduler, faults: tuple[str, ...] = (), **settings: object
+) -> AsyncIterator[Worker]:
+    worker = Worker(scheduler, faults, **settings)
     running = asyncio.create_task(worker.service.run(worker.set_ready))
     try:
         yield worker
@@ -101,6 +108,70 @@ async def test_worker_announces_itself_and_is_ready_once_welcomed():
 async def test_worker_without_a_name_is_called_by_host_and_process():
     async with attached(name=None) as (_, stream):
         assert stream.hello.worker_id == f"{socket.gethostname()}-{os.getpid()}"
+
+
+async def test_one_gpu_of_a_process_is_lost_and_comes_back_while_the_other_goes_on():
+    at_seconds, for_seconds = 5, 5
+    loss = f"worker_loss,at={at_seconds},worker=worker-0.1,for={for_seconds}"
+    whole = "worker_loss,at=1,worker=worker-0,for=1"  # of the process: whoever runs it kills it
+    async with fake_scheduler(TIME_SCALE) as scheduler, running_worker(scheduler, (whole, loss), gpus=2) as worker:
+        first, second = sorted(
+            [await scheduler.next_stream(), await scheduler.next_stream()], key=lambda stream: stream.hello.worker_id
+        )
+        assert (first.hello.worker_id, second.hello.worker_id) == ("worker-0.0", "worker-0.1")
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await worker.ready.wait()
+        plan = prefill_plan(1, first.clock.now_ps(), join(1, 1, 5000), max_steps=5000, decode=True)
+        await first.send_plan(plan)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await second.ended.wait()
+            lost_ps = scheduler.clock.now_ps()
+            await worker.not_ready.wait()  # not all of its GPUs are attached
+        assert lost_ps >= at_seconds * 1e12
+        again = await scheduler.next_stream()
+        assert again.hello.worker_id == "worker-0.1"
+        assert scheduler.clock.now_ps() >= (at_seconds + for_seconds) * 1e12
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await worker.ready.wait()
+        assert (await first.step()).start_ps >= plan.start_ps
+        assert not first.ended.is_set()
+        text = worker.registry.text(openmetrics=False).decode()
+        assert text.count("# TYPE lorrery_worker_attachments_total") == 1
+        assert 'lorrery_worker_attachments_total{worker="worker-0.0"} 1\n' in text
+        assert 'lorrery_worker_attachments_total{worker="worker-0.1"} 2\n' in text
+        assert 'vllm:num_requests_running{engine="1",model_name="Llama-2-7B"} 0' in text
+
+
+async def test_new_certificates_wait_for_the_streams_that_other_gpus_open(monkeypatch):
+    renew = Dialler.renew
+    renewed = 0
+
+    async def renew_after_a_change(dialler: Dialler) -> bool:
+        nonlocal renewed
+        renewed += 1
+        monkeypatch.setattr(dialler, "_opened_with", None)
+        return await renew(dialler)
+
+    monkeypatch.setattr(Dialler, "renew", renew_after_a_change)
+    async with fake_scheduler(TIME_SCALE) as scheduler:
+        scheduler.slow = "worker-0.0"
+        async with running_worker(scheduler, gpus=2) as worker:
+            quick = await scheduler.next_stream()
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await scheduler.asked.wait()
+            quick.close()
+            again = await scheduler.next_stream()
+            assert (quick.hello.worker_id, again.hello.worker_id) == ("worker-0.1", "worker-0.1")
+            scheduler.answer.set()
+            greeted = await scheduler.next_stream()
+            assert greeted.hello.worker_id == "worker-0.0"
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await worker.ready.wait()
+            assert renewed == 1
+        async with running_worker(scheduler):
+            (await scheduler.next_stream()).close()
+            await scheduler.next_stream()
+        assert renewed == 3, "where no other stream is open, at each dial"
 
 
 async def test_plan_gives_one_step_after_another():
@@ -345,7 +416,7 @@ async def test_refused_worker_stays_up_and_asks_again(monkeypatch):
 
 
 async def test_stream_too_slow_for_the_steps_counts_as_broken(monkeypatch):
-    monkeypatch.setattr("lorrery.worker.service.MAX_OUTGOING", 3)
+    monkeypatch.setattr("lorrery.worker.attachment.MAX_OUTGOING", 3)
     stuck = asyncio.Event()
 
     async def write_nothing(_call: object, _message: object) -> None:
@@ -387,6 +458,39 @@ async def test_drained_worker_says_nothing_more_and_waits_until_its_scheduler_ha
             await worker.service.drain()
         assert stream.half_closed.is_set()
         assert not stream.cut
+
+
+async def test_gpus_of_a_process_drain_to_their_ends_whatever_becomes_of_the_others(monkeypatch):
+    async def broken() -> None:
+        raise StreamBrokenError("too slow")
+
+    async with fake_scheduler(TIME_SCALE) as scheduler, running_worker(scheduler, gpus=2) as worker:
+        first, second = sorted(
+            [await scheduler.next_stream(), await scheduler.next_stream()], key=lambda stream: stream.hello.worker_id
+        )
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await worker.ready.wait()
+        await second.send_plan(prefill_plan(1, second.clock.now_ps(), join(1, 1, 6), max_steps=9, decode=True))
+        started = await second.step()  # else there would be nothing to drain yet
+        monkeypatch.setattr(worker.service._gpus[0], "drain", broken)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await worker.service.drain()
+        assert second.half_closed.is_set()
+        assert len([started, *await second.whole_plan()]) == 6
+        assert not first.draining.is_set()
+
+
+async def test_a_gpu_that_is_just_attaching_when_its_process_drains_does_not_attach():
+    async with fake_scheduler(TIME_SCALE) as scheduler:
+        scheduler.slow = "worker-0"
+        async with running_worker(scheduler) as worker, asyncio.timeout(PATIENCE_SECONDS):
+            await scheduler.asked.wait()
+            await worker.service.drain()
+            scheduler.answer.set()
+            stream = await scheduler.next_stream()
+            await stream.ended.wait()
+            assert not worker.ready.is_set()
+            assert worker.metric("attachments_total") == 0
 
 
 async def test_idle_worker_drains_at_once():

@@ -1,0 +1,210 @@
+"""Between the wire (`lorrery.v1`) and the scheduler's own types: what routers say and are told."""
+
+import re
+from collections.abc import Iterable
+from collections.abc import Sequence as Many
+from fractions import Fraction
+
+from lorrery.chassis import trace_context
+from lorrery.chassis.names import quoted, too_long
+from lorrery.scheduler import wire
+from lorrery.scheduler.core.quotas import Quota
+from lorrery.scheduler.core.refusals import Refusal, RefusalReason, Scope
+from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.scheduler.messages import ProtocolError, Submit
+from lorrery.v1 import scheduler_pb2 as pb
+from lorrery.v1 import types_pb2
+from lorrery.vocabulary import u32
+from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
+from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.units import PS_PER_SECOND
+from lorrery.vocabulary.wire_time import to_wire
+
+MAX_WEIGHT_CHARACTERS = 100
+_WEIGHT = re.compile(r"\d+(\.\d*)?|\d+/0*[1-9]\d*", re.ASCII)
+ToRouter = pb.RouteResponse
+FinishedMessage = pb.Finished
+AdapterChanges = pb.AdapterChanges
+REFUSAL_REASON: dict[RefusalReason, pb.RefusalReason.ValueType] = {
+    RefusalReason.INVALID: pb.REFUSAL_REASON_INVALID,
+    RefusalReason.NEVER_FITS: pb.REFUSAL_REASON_NEVER_FITS,
+    RefusalReason.UNKNOWN_ADAPTER: pb.REFUSAL_REASON_UNKNOWN_ADAPTER,
+    RefusalReason.QUEUE_FULL: pb.REFUSAL_REASON_QUEUE_FULL,
+    RefusalReason.QUOTA_EXCEEDED: pb.REFUSAL_REASON_QUOTA_EXCEEDED,
+    RefusalReason.NO_WORKER: pb.REFUSAL_REASON_NO_WORKER,
+    RefusalReason.DRAINING: pb.REFUSAL_REASON_DRAINING,
+    RefusalReason.SLO_UNATTAINABLE: pb.REFUSAL_REASON_SLO_UNATTAINABLE,
+    RefusalReason.ADAPTER_LOAD: pb.REFUSAL_REASON_ADAPTER_LOAD,
+    RefusalReason.WORKERS_LOST: pb.REFUSAL_REASON_WORKERS_LOST,
+    RefusalReason.INTERNAL: pb.REFUSAL_REASON_INTERNAL,
+}
+
+
+def take(token_ids_u32: bytes, indices: Many[int]) -> bytes:
+    """Pick some entries of a u32 array."""
+    return u32.pack_array(u32.view(token_ids_u32)[list(indices)])
+
+
+def read_submit(message: pb.Submit) -> Submit:
+    """Read a request.
+
+    Raises:
+        ValueError: an array of token ids has no whole number of them, a name is too long, or a request with output has
+            no prompt or nothing left to do.
+    """
+    for field, name in (
+        ("request_id", message.request_id),
+        ("adapter_id", message.adapter_id),
+        ("tenant_id", message.tenant_id),
+    ):
+        if (why := too_long(name)) is not None:
+            raise ValueError(f"{field} {why}")
+    for token_ids_u32 in (message.prompt_token_ids_u32, *message.sampling.stop_sequences_u32):
+        u32.view(token_ids_u32)
+    produced = u32.unpack(message.produced_token_ids_u32)
+    if produced and (len(produced) >= message.sampling.max_new_tokens or not message.prompt_token_ids_u32):
+        raise ValueError(
+            f"{len(produced)} of {message.sampling.max_new_tokens} tokens (max_new_tokens) are produced, after a prompt"
+            f" of {len(message.prompt_token_ids_u32) // 4}"
+        )
+    return Submit(
+        handle=message.handle,
+        request_id=message.request_id,
+        adapter_id=message.adapter_id,
+        tenant_id=message.tenant_id,
+        prompt_token_ids_u32=message.prompt_token_ids_u32,
+        max_new_tokens=message.sampling.max_new_tokens,
+        sampling=message.sampling,
+        produced=produced,
+        resumed=message.resumed,
+        adapter_rank=message.adapter.rank,
+        adapter_version=message.adapter.version,
+        quota=_read_quota(message.quota) if message.HasField("quota") else None,
+        time_left_ps=message.time_left_ps,
+        trace=trace_context.read(message.traceparent, message.tracestate) if message.traceparent else None,
+    )
+
+
+def _read_quota(message: pb.Quota) -> Quota:
+    return Quota(
+        message.key,
+        message.requests_per_minute,
+        message.tokens_per_minute,
+        message.max_running,
+        message.max_waiting,
+        _read_weight(message.weight) if message.weight else None,
+    )
+
+
+def _read_weight(text: str) -> Fraction:
+    """Read a weight; `Fraction` takes an exponent of nine digits for as many digits of memory."""
+    if len(text) > MAX_WEIGHT_CHARACTERS or not _WEIGHT.fullmatch(text) or not (weight := Fraction(text)):
+        raise ProtocolError(f"weight is {quoted(text)}; it must be a decimal number or a fraction above 0")
+    return weight
+
+
+def sampling_record(sampling: object) -> dict[str, object]:
+    """Return what a request's sampling says, in plain values, for the journal; what is not set is left out."""
+    assert isinstance(sampling, pb.Sampling)
+    said: dict[str, object] = {"seed": sampling.seed, "max_new_tokens": sampling.max_new_tokens}
+    if sampling.ignore_eos:
+        said["ignore_eos"] = True
+    if sampling.min_new_tokens:
+        said["min_new_tokens"] = sampling.min_new_tokens
+    if sampling.true_output_tokens:
+        said["true_output_tokens"] = sampling.true_output_tokens
+    if sampling.HasField("sampler"):
+        said["sampler"] = {field.name: getattr(sampling.sampler, field.name) for field in pb.Sampler.DESCRIPTOR.fields}
+    if sampling.stop_sequences_u32:
+        said["stop_sequences"] = [list(u32.unpack(stop)) for stop in sampling.stop_sequences_u32]
+    return said
+
+
+def read_changes(message: pb.AdapterChanges) -> list[AdapterChange]:
+    """Read what happened to adapters."""
+    return [AdapterChange(change.version, change.adapter_id, change.rank) for change in message.changes]
+
+
+def write_changes(changes: Iterable[AdapterChange], forgotten: int | None = None) -> pb.AdapterChanges:
+    """Write what happened to adapters; `forgotten`: of the log that these are the whole of."""
+    return pb.AdapterChanges(
+        changes=[pb.AdapterChange(adapter_id=name, version=version, rank=rank) for version, name, rank in changes],
+        forgotten=forgotten or 0,
+        whole=forgotten is not None,
+    )
+
+
+def scheduler_hello(model: str, time_scale: float, adapters: AdapterLog) -> ToRouter:
+    """Write the answer to a router's hello."""
+    changes = write_changes(adapters.changes, adapters.forgotten)
+    return ToRouter(hello=pb.SchedulerHello(model=model, time_scale=time_scale, adapter_changes=changes))
+
+
+def adapter_changes(changes: pb.AdapterChanges) -> ToRouter:
+    """Write what happened to adapters since."""
+    return ToRouter(adapter_changes=changes)
+
+
+def adapter_pinned(handle: int, adapter: Adapter) -> ToRouter:
+    """Write with which adapter a request goes on to its end."""
+    return ToRouter(adapter_pinned=pb.AdapterPinned(handle=handle, adapter=wire.write_adapter(adapter)))
+
+
+def draining() -> ToRouter:
+    """Write that no new requests are wanted."""
+    return ToRouter(draining=pb.SchedulerDraining())
+
+
+_REFUSAL_SCOPE = {
+    Scope.REQUEST: pb.REFUSAL_SCOPE_UNSPECIFIED,
+    Scope.TENANT: pb.REFUSAL_SCOPE_TENANT,
+    Scope.ALL: pb.REFUSAL_SCOPE_ALL,
+}
+
+
+def refused(handle: int, refusal: Refusal) -> ToRouter:
+    """Write that a request ends without further tokens."""
+    facts = {name: str(value) for name, value in refusal.facts.items()}
+    reason = REFUSAL_REASON[refusal.reason]
+    message = pb.Refused(handle=handle, reason=reason, message=refusal.message, facts=facts)
+    message.scope = _REFUSAL_SCOPE[refusal.scope]
+    if refusal.retry_ps is not None:
+        message.retry_ps = refusal.retry_ps
+    return ToRouter(refused=message)
+
+
+def tokens(
+    sent_ps: int, step_ps: int, handles_u32: bytes, token_ids_u32: bytes, finished: list[FinishedMessage]
+) -> ToRouter:
+    """Write what one or more steps brought for one router."""
+    return ToRouter(
+        tokens=pb.Tokens(
+            sent_ps=to_wire(sent_ps),
+            step_ps=step_ps,
+            handles_u32=handles_u32,
+            token_ids_u32=token_ids_u32,
+            finished=finished,
+        )
+    )
+
+
+def finished(
+    router_handle: int, sequence: Sequence, reason: FinishReason, output_tokens: int, worker_id: str, at_ps: int
+) -> FinishedMessage:
+    """Write the end of a sequence, as its router knows it."""
+    phases = sequence.phases(at_ps)
+    return pb.Finished(
+        handle=router_handle,
+        reason=types_pb2.FinishReason.ValueType(reason),
+        usage=types_pb2.Usage(
+            prompt_tokens=sequence.prompt_tokens,
+            completion_tokens=output_tokens,
+            cached_tokens=sequence.first_cached_tokens,
+            queue_seconds=phases.queue_ps / PS_PER_SECOND,
+            worker_id=worker_id,
+            num_requeues=sequence.num_requeues,
+            adapter_load_seconds=phases.adapter_load_ps / PS_PER_SECOND,
+            prefill_seconds=phases.prefill_ps / PS_PER_SECOND,
+            decode_seconds=phases.decode_ps / PS_PER_SECOND,
+        ),
+    )

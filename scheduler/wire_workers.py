@@ -1,0 +1,269 @@
+"""Between the wire (`lorrery.v1`) and the scheduler's own types: what workers say and are told."""
+
+import json
+import math
+from array import array
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from lorrery.chassis.names import quoted
+from lorrery.chassis.trace_context import TraceContext
+from lorrery.scheduler import wire
+from lorrery.scheduler.core.forecast import Pace
+from lorrery.scheduler.core.plan import Idle, Plan, Ran
+from lorrery.scheduler.core.prefix_cache.changes import BlockChange, BlocksStored
+from lorrery.scheduler.core.sequence import Sequence
+from lorrery.scheduler.messages import ProtocolError, StepReport, WorkerHello
+from lorrery.v1 import scheduler_pb2 as pb
+from lorrery.v1 import types_pb2
+from lorrery.vocabulary import u32
+from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.units import NEVER
+from lorrery.vocabulary.wire_time import FAR_PS, from_wire, to_wire
+
+MAX_DEVICE_SETTINGS = 16_384
+"""Characters of what a worker says of its device; it stands in the journal."""
+ToWorker = pb.AttachResponse
+KvEvents = pb.KvEvents
+EngineCounts = pb.EngineCounts
+KvEventSource = types_pb2.KvEventSource
+WatchedKvEvents = pb.WatchKvEventsResponse
+
+
+class Asked(Protocol):
+    """What a worker needs of a request beside its sequence."""
+
+    prompt_token_ids_u32: bytes
+    sampling: object
+    token_ids: "array[int]"
+
+    @property
+    def run_context(self) -> TraceContext | None:
+        """The span that the worker's spans are to be part of; None: nobody keeps them."""
+        ...
+
+
+def read_worker_hello(message: pb.WorkerHello) -> WorkerHello:
+    """Read how a worker announces itself.
+
+    Raises:
+        ProtocolError: a name that is too long, or a number that no worker has.
+    """
+    wire.check_names(
+        gpu=message.gpu, model=message.model, step_time_model=message.step_time_model, instance_id=message.instance_id
+    )
+    if not 0 <= message.heartbeat_seconds < math.inf:
+        raise ProtocolError(f"heartbeat_seconds is {message.heartbeat_seconds}; it must be 0 or more, and finite")
+    if message.max_total_token_num >= NEVER:
+        raise ProtocolError(f"max_total_token_num is {message.max_total_token_num}; it must be below {NEVER}")
+    return WorkerHello(
+        worker_id=message.worker_id,
+        gpu=message.gpu,
+        model=message.model,
+        tensor_parallel=message.tensor_parallel,
+        max_total_token_num=message.max_total_token_num,
+        step_time_model=message.step_time_model,
+        needs_prompts=message.needs_prompts,
+        device=_device_settings(message.device_settings),
+        pace=_pace(message),
+    )
+
+
+def _pace(message: pb.WorkerHello) -> Pace | None:
+    """Read what a worker says of its steps; None: nothing."""
+    if not message.HasField("pace"):
+        return None
+    said = message.pace
+    pace = Pace(said.base_ps, said.sequence_ps, said.kv_token_ps, said.prompt_token_ps)
+    if not pace.base_ps or max(pace) >= NEVER:
+        raise ProtocolError(f"pace is {tuple(pace)}; its base_ps must be above 0, and all below {NEVER}")
+    return pace
+
+
+def _device_settings(text: str) -> dict[str, Any]:
+    if not text:
+        return {}
+    if len(text) > MAX_DEVICE_SETTINGS:
+        raise ProtocolError(f"device_settings has {len(text)} characters; at most {MAX_DEVICE_SETTINGS} are allowed")
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        raise ProtocolError(f"device_settings is {quoted(text)}; a JSON object is expected")
+    return content
+
+
+def read_step(message: pb.StepDone, now_ps: int) -> StepReport:
+    """Read one step's outcome; `now_ps` is the device clock.
+
+    Raises:
+        ProtocolError: arrays that are cut in the middle of a number or have other lengths than those beside them, or a
+            sequence that ended for no reason that there is.
+    """
+    token_handles = wire.numbers("handles_u32", message.handles_u32)
+    if len(wire.numbers("token_ids_u32", message.token_ids_u32)) != len(token_handles):
+        raise ProtocolError(f"{len(message.token_ids_u32) // 4} token_ids_u32 for {len(token_handles)} handles_u32")
+    ended: list[tuple[int, FinishReason]] = []
+    silent: frozenset[int] = frozenset()
+    if message.finished_handles_u32:
+        handles = wire.numbers("finished_handles_u32", message.finished_handles_u32)
+        reasons = [FinishReason.of(n) for n in wire.numbers("finish_reasons_u32", message.finish_reasons_u32)]
+        if len(handles) != len(reasons) or FinishReason.UNSPECIFIED in reasons:
+            raise ProtocolError(f"finish_reasons_u32 {reasons[:8]} for {len(handles)} finished_handles_u32")
+        ended = list(zip(handles, reasons, strict=True))
+        silent = frozenset(handles) - frozenset(token_handles)
+    start_ps, end_ps = from_wire(message.start_ps, now_ps), from_wire(message.end_ps, now_ps)
+    return StepReport(
+        plan_id=message.plan_id,
+        start_ps=start_ps,
+        ran=Ran(1, end_ps, ended, silent, end_ps - start_ps),
+        handles_u32=message.handles_u32,
+        token_ids_u32=message.token_ids_u32,
+        hand_back=message.hand_back,
+    )
+
+
+def welcome(time_scale: float, sent_ps: int, faults_from_ps: int, sent_unix_ns: int = 0) -> ToWorker:
+    """Write the answer to a worker's hello."""
+    faults_from_ps = max(faults_from_ps, sent_ps - FAR_PS)  # a fault begins and ends before that, or not at all
+    return ToWorker(
+        welcome=pb.WorkerWelcome(
+            time_scale=time_scale,
+            sent_ps=to_wire(sent_ps),
+            faults_from_ps=to_wire(faults_from_ps),
+            sent_unix_ns=sent_unix_ns,
+        )
+    )
+
+
+def heartbeat_answer(number: int, sent_ps: int, engine: EngineCounts | None = None) -> ToWorker:
+    """Write the answer to a heartbeat, with what the worker shows of its replica."""
+    return ToWorker(heartbeat_answer=pb.HeartbeatAnswer(number=number, sent_ps=to_wire(sent_ps), engine=engine))
+
+
+def worker_faults(rules: Iterable[str], *, add: bool, from_ps: int | None, sent_ps: int) -> ToWorker:
+    """Write an operator's faults of a worker.
+
+    Args:
+        rules: a text each.
+        add: whether those that it was told before go on.
+        from_ps: since when their times count; None: since the worker takes them.
+        sent_ps: now.
+    """
+    faults = pb.WorkerFaults(rules=rules, add=add)
+    if from_ps is not None:
+        faults.from_ps = to_wire(max(from_ps, sent_ps - FAR_PS))
+    return ToWorker(faults=faults)
+
+
+def kv_events(changes: Iterable[BlockChange], block_size: int = 0, *, cleared: bool = False) -> KvEvents:
+    """Write what has happened to a prefix cache.
+
+    Args:
+        changes: in order.
+        block_size: tokens in a block; only what is stored needs it.
+        cleared: before, all that was in it has gone.
+    """
+    message = pb.KvEvents(block_size=block_size)
+    if cleared:
+        message.events.add().cleared.SetInParent()
+    for change in changes:
+        event = message.events.add()
+        if not isinstance(change, BlocksStored):
+            event.removed.block_hashes.extend(change.hashes)
+            continue
+        stored = event.stored
+        stored.block_hashes.extend(change.hashes)
+        if change.parent_hash is not None:
+            stored.parent_block_hash = change.parent_hash
+        stored.token_ids_u32 = u32.pack(array("I", b"".join(change.keys)))
+        if change.adapter is not None:
+            stored.adapter.CopyFrom(wire.write_adapter(change.adapter))
+    return message
+
+
+def worker_kv_events(events: KvEvents) -> ToWorker:
+    """Write what has happened to a worker's own prefix cache."""
+    return ToWorker(kv_events=events)
+
+
+def watched_kv_events(worker_id: str, events: KvEvents) -> WatchedKvEvents:
+    """Write what has happened to a prefix cache for somebody who follows it."""
+    return WatchedKvEvents(worker_id=worker_id, events=events)
+
+
+def interrupt(plan_id: int, at_ps: int) -> ToWorker:
+    """Write that a plan should end at the first boundary at or after a time."""
+    return ToWorker(interrupt=pb.Interrupt(plan_id=plan_id, at_ps=to_wire(at_ps)))
+
+
+def write_plan(
+    plan: Plan,
+    plan_id: int,
+    sent_ps: int,
+    asked: Callable[[int], Asked],
+    needs_prompts: bool,
+    engine: EngineCounts | None = None,
+) -> ToWorker:
+    """Write a plan.
+
+    Args:
+        plan: the replica's.
+        plan_id: its number on the stream.
+        sent_ps: now.
+        asked: finds the request behind a handle.
+        needs_prompts: whether the worker does.
+        engine: what the worker shows of its replica.
+    """
+    chunks = plan.prefills
+    message = pb.Plan(
+        plan_id=plan_id,
+        start_ps=to_wire(plan.at_ps),
+        sent_ps=to_wire(sent_ps),
+        max_steps=plan.max_steps,
+        until_ps=None if plan.until_ps is None else to_wire(min(plan.until_ps, sent_ps + FAR_PS)),
+        joins=[_join(sequence, asked(sequence.handle), needs_prompts) for sequence in plan.joins],
+        decode=plan.decode,
+        hold=plan.hold,
+        wait_ps=plan.wait_ps,
+        adapter_loads=[wire.write_adapter(adapter) for adapter in (*plan.adapter_loads, *plan.adapter_prefetches)],
+        adapter_evictions=plan.adapter_evictions,
+        engine=engine,
+    )
+    if plan.leaves:
+        message.leaves_u32 = u32.pack(sequence.handle for sequence in plan.leaves)
+    if chunks:
+        message.prefill_handles_u32 = u32.pack(chunk.sequence.handle for chunk in chunks)
+        message.prefill_new_tokens_u32 = u32.pack(chunk.new_tokens for chunk in chunks)
+        message.prefill_past_tokens_u32 = u32.pack(chunk.past_tokens for chunk in chunks)
+        message.prefill_samples_u32 = u32.pack(chunk.samples for chunk in chunks)
+    return ToWorker(plan=message)
+
+
+def write_leaves(idle: Idle, plan_id: int, at_ps: int, sent_ps: int) -> ToWorker:
+    """Write a plan of no step, which says only what to forget; the worker does not answer it."""
+    return ToWorker(
+        plan=pb.Plan(
+            plan_id=plan_id,
+            start_ps=to_wire(at_ps),
+            sent_ps=to_wire(sent_ps),
+            leaves_u32=u32.pack(sequence.handle for sequence in idle.leaves),
+            adapter_evictions=idle.adapter_evictions,
+        )
+    )
+
+
+def _join(sequence: Sequence, asked: Asked, needs_prompts: bool) -> pb.Join:
+    join = pb.Join(
+        handle=sequence.handle,
+        prompt_tokens=sequence.prompt_tokens,
+        prompt_token_ids_u32=asked.prompt_token_ids_u32 if needs_prompts else b"",
+        produced_token_ids_u32=u32.pack(asked.token_ids),
+        adapter=wire.write_adapter(sequence.adapter) if sequence.adapter is not None else None,
+    )
+    assert isinstance(asked.sampling, pb.Sampling)
+    join.sampling.CopyFrom(asked.sampling)
+    if (context := asked.run_context) is not None:
+        join.traceparent, join.tracestate = context.traceparent, context.state
+    return join

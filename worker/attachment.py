@@ -1,0 +1,197 @@
+"""One stream to the scheduler, from its welcome to its end: plans come in, steps and heartbeats go out."""
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+
+from lorrery.chassis.clock import DeviceClock
+from lorrery.chassis.log import get_logger
+from lorrery.chassis.tasks import until_first_ends
+from lorrery.v1 import scheduler_pb2 as pb
+from lorrery.vocabulary.wire_time import from_wire
+from lorrery.worker import wire
+from lorrery.worker.device.answers import Answers
+from lorrery.worker.device.gpu import MockGpu
+from lorrery.worker.engine import Engine
+from lorrery.worker.faults import WorkerFaults
+from lorrery.worker.metrics import WorkerMetrics
+from lorrery.worker.pacer import Pacer, Plan, StepReport
+from lorrery.worker.tracing import SequenceTraces
+
+if TYPE_CHECKING:
+    from lorrery.worker.kv_events.publisher import Publisher
+
+CLOSE_SECONDS = 1.0
+"""How long a drained worker waits for the scheduler to close the stream."""
+JUMP_SECONDS = 1.0
+"""By so many wall seconds the scheduler's clock may turn out to be behind what this worker thinks it is."""
+MAX_OUTGOING = 4096
+"""Messages that may wait for a slow stream, a minute of 15 ms steps; one more and the stream counts as broken."""
+
+_log = get_logger("worker")
+
+Call = grpc.aio.StreamStreamCall[pb.AttachRequest, pb.AttachResponse]
+
+
+class StreamBrokenError(Exception):
+    """The stream to the scheduler is of no more use; the message says why."""
+
+
+class Attachment:
+    """See the module.
+
+    Args:
+        call: the stream, welcomed.
+        gpu: that runs the plans.
+        clock: the scheduler's device clock, as well as it is known here.
+        metrics: what happens is counted there.
+        answers: what sequences say.
+        faults: of this worker.
+        kv_events: publishes what happens to the prefix cache; None: nobody does.
+        traces: makes spans; None: nobody wants them.
+        engine: what is shown under other engines' names; None: nothing.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        gpu: MockGpu,
+        clock: DeviceClock,
+        metrics: WorkerMetrics,
+        answers: Answers,
+        faults: WorkerFaults,
+        kv_events: "Publisher | None",
+        traces: SequenceTraces | None,
+        engine: Engine | None,
+    ) -> None:
+        self._traces = traces
+        self._call, self._clock, self._answers, self._faults = call, clock, answers, faults
+        self._kv_events, self._engine = kv_events, engine
+        self._outgoing: asyncio.Queue[pb.AttachRequest | None] = asyncio.Queue(MAX_OUTGOING)
+        self._pacer = Pacer(gpu, clock, metrics, self._report, faults.spells)
+        self._ended = asyncio.Event()
+        self._num_beats, self._beat_at = 0, 0.0
+
+    async def run(self, heartbeat_seconds: float, until_lost: Coroutine[Any, Any, None]) -> None:
+        """Serve until the scheduler ends the stream.
+
+        Args:
+            heartbeat_seconds: between two signs of life.
+            until_lost: raises when the GPU is to be lost.
+
+        Raises:
+            StreamBrokenError: the stream is too slow, or the scheduler says what cannot be.
+            grpc.aio.AioRpcError: the stream broke.
+        """
+        try:
+            await until_first_ends(
+                self._read(), self._write(), self._pacer.run(), self._beat(heartbeat_seconds), until_lost
+            )
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            self._ended.set()
+            if self._traces:
+                self._traces.detached(self._pacer.boundary_ps)
+
+    async def drain(self) -> None:
+        """Finish the sequences that are here, tell their ends, and close the stream."""
+        self._send(wire.DRAINING)
+        ended = asyncio.ensure_future(self._ended.wait())
+        finished = asyncio.ensure_future(self._finish())
+        try:
+            await asyncio.wait((ended, finished), return_when=asyncio.FIRST_COMPLETED)
+            if not self._ended.is_set():
+                await asyncio.wait((ended,), timeout=CLOSE_SECONDS)
+        finally:
+            for task in (ended, finished):
+                task.cancel()
+
+    async def _finish(self) -> None:
+        await self._pacer.empty.wait()
+        await self._outgoing.put(None)
+
+    def _report(self, report: StepReport) -> None:
+        if self._traces:
+            self._traces.stepped(report)
+        self._send(wire.step_done(report))
+
+    def _send(self, message: pb.AttachRequest) -> None:
+        try:
+            self._outgoing.put_nowait(message)
+        except asyncio.QueueFull:
+            raise StreamBrokenError(f"{MAX_OUTGOING} messages wait for the scheduler") from None
+
+    async def _write(self) -> None:
+        """Write until None, which closes the stream: a heartbeat that came after that would break it."""
+        while (message := await self._outgoing.get()) is not None:
+            try:
+                await self._call.write(message)
+            except asyncio.InvalidStateError:
+                raise StreamBrokenError("the scheduler ended the stream") from None
+        await self._call.done_writing()
+        await self._ended.wait()
+
+    async def _beat(self, every_seconds: float) -> None:
+        while True:
+            await asyncio.sleep(every_seconds)
+            self._num_beats, self._beat_at = self._num_beats + 1, time.monotonic()
+            self._send(wire.heartbeat(self._num_beats, self._pacer.progress))
+
+    def _answered(self, answer: pb.HeartbeatAnswer, now_ps: int) -> None:
+        if answer.number != self._num_beats:
+            return
+        ahead_seconds = self._clock.observe(from_wire(answer.sent_ps, now_ps), self._beat_at)
+        if ahead_seconds > JUMP_SECONDS:
+            # What runs here was put at times that the scheduler's clock has not reached. A new stream starts anew.
+            raise StreamBrokenError(f"the clock of this host or of the scheduler's has jumped by {ahead_seconds:.3f} s")
+
+    async def _read(self) -> None:
+        while True:
+            message = await self._call.read()
+            if not isinstance(message, pb.AttachResponse):
+                return
+            try:
+                await self._receive(message)
+            except ValueError as error:
+                _log.exception("message_refused")
+                raise StreamBrokenError(str(error)) from None
+
+    async def _receive(self, message: pb.AttachResponse) -> None:
+        now_ps = self._clock.now_ps()
+        match message.WhichOneof("message"):
+            case "plan":
+                self._clock.observe(from_wire(message.plan.sent_ps, now_ps))
+                plan = await self._read_plan(message.plan, now_ps)
+                if self._traces is not None and ((parents := wire.parents(message.plan)) or self._traces):
+                    self._traces.planned(plan, parents)
+                self._show(message.plan)
+                self._pacer.start(plan)
+            case "interrupt":
+                self._pacer.interrupt(message.interrupt.plan_id, from_wire(message.interrupt.at_ps, now_ps))
+            case "heartbeat_answer":
+                self._show(message.heartbeat_answer)
+                self._answered(message.heartbeat_answer, now_ps)
+            case "faults":
+                faults, from_ps = message.faults, max(now_ps, self._pacer.boundary_ps + 1)
+                if faults.HasField("from_ps"):
+                    from_ps = from_wire(faults.from_ps, now_ps)
+                self._pacer.use(self._faults.take(faults.rules, from_ps, add=faults.add))
+                self._send(wire.faults_taken(from_ps))
+            case "kv_events" if self._kv_events is not None:
+                self._kv_events.publish(message.kv_events)
+            case other:
+                raise ValueError(f"the scheduler sent {other} in the middle of the stream")
+
+    def _show(self, message: pb.Plan | pb.HeartbeatAnswer) -> None:
+        if self._engine is not None and message.HasField("engine"):
+            self._engine.take(message.engine)
+
+    async def _read_plan(self, message: pb.Plan, now_ps: int) -> Plan:
+        if any(join.sampling.stop_sequences_u32 for join in message.joins):
+            # Where they stop takes a look at all that they may say: long enough for heartbeats to be missed.
+            return await asyncio.to_thread(wire.read_plan, message, self._answers, now_ps)
+        return wire.read_plan(message, self._answers, now_ps)

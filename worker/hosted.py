@@ -1,0 +1,210 @@
+"""One GPU of a worker process, a worker of its own to the scheduler: attaches, runs plans, and again after a loss.
+
+The worker dials, so nobody has to find it, and a broken stream is the loss of the worker: it forgets every sequence,
+the scheduler queues them again, and what this worker still had to say about them is dropped.
+"""
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
+
+from lorrery.chassis.channel import own_host
+from lorrery.chassis.clock import DeviceClock
+from lorrery.chassis.log import get_logger
+from lorrery.chassis.tasks import until_first_ends
+from lorrery.chassis.tracing import Tracer
+from lorrery.settings import Settings
+from lorrery.v1 import scheduler_pb2 as pb
+from lorrery.vocabulary.units import NEVER
+from lorrery.vocabulary.wire_time import from_wire
+from lorrery.worker.attachment import Attachment, Call, StreamBrokenError
+from lorrery.worker.device.answers import Answers
+from lorrery.worker.device.gpu import MockGpu
+from lorrery.worker.device.steptime import StepTimeModel
+from lorrery.worker.engine import Engine
+from lorrery.worker.faults import WorkerFaults
+from lorrery.worker.metrics import WorkerMetrics
+from lorrery.worker.pacer import LONGEST_SLEEP_SECONDS
+from lorrery.worker.tracing import SequenceTraces
+
+if TYPE_CHECKING:
+    from lorrery.worker.kv_events.publisher import Publisher
+
+WELCOME_SECONDS = 10.0
+"""How long a scheduler may take to answer the worker's hello."""
+FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 0.2, 2.0
+"""Between two attempts to attach: doubled each time, and drawn from the upper half so that workers spread."""
+REFUSED_RETRY_SECONDS = {
+    grpc.StatusCode.FAILED_PRECONDITION: 10.0,  # another base model: only new settings, there or here, will help
+    grpc.StatusCode.UNAUTHENTICATED: LAST_RETRY_SECONDS,  # a token that is being changed
+    grpc.StatusCode.PERMISSION_DENIED: 10.0,
+    grpc.StatusCode.INVALID_ARGUMENT: 10.0,  # so too for a hello that cannot be
+    grpc.StatusCode.ALREADY_EXISTS: LAST_RETRY_SECONDS,  # its name is taken, perhaps by its own broken stream
+}
+"""After a scheduler refused this worker."""
+
+
+class HostedGpu:
+    """See the module.
+
+    Args:
+        name: the worker's.
+        settings: of the cluster.
+        step_time: how long its steps take; shared by the GPUs of a process.
+        answers: what sequences say; shared too.
+        hello: announces it.
+        metrics: of its own.
+        engine: what is shown under other engines' names; None: nothing.
+        tracer: takes spans; None: tracing is off.
+        kv_events: publishes what happens to its prefix cache; None: nobody does.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        step_time: StepTimeModel,
+        answers: Answers,
+        hello: pb.AttachRequest,
+        metrics: WorkerMetrics,
+        engine: Engine | None,
+        tracer: Tracer | None,
+        kv_events: "Publisher | None",
+    ) -> None:
+        self.name = name
+        self.kv_events = kv_events
+        self._settings, self._answers, self._hello = settings, answers, hello
+        self._gpu = MockGpu(step_time, answers.table)
+        self._metrics, self._engine, self._tracer = metrics, engine, tracer
+        self._log = get_logger("worker").bind(worker=name)
+        self._attachment: Attachment | None = None
+        self._draining = False
+        self._away_until = -math.inf  # monotonic: lost by a fault on request until then
+
+    async def run(
+        self, open_stream: Callable[[], Awaitable[Call]], set_attached: Callable[[bool], Awaitable[None]]
+    ) -> None:
+        """Load the weights, then stay attached until cancelled.
+
+        Args:
+            open_stream: dials the scheduler.
+            set_attached: told of each attachment's begin and end.
+        """
+        if self.kv_events is None:
+            await self._stay_attached(open_stream, set_attached)
+        else:
+            async with self.kv_events:
+                await until_first_ends(self._stay_attached(open_stream, set_attached), self.kv_events.replay())
+
+    async def drain(self) -> None:
+        """Ask for no new sequences, and return when none is left."""
+        self._draining = True
+        self._metrics.enter("draining")
+        if self._attachment is not None:
+            await self._attachment.drain()
+
+    async def _stay_attached(
+        self, open_stream: Callable[[], Awaitable[Call]], set_attached: Callable[[bool], Awaitable[None]]
+    ) -> None:
+        await asyncio.sleep(self._settings.worker.startup_seconds * self._settings.time_scale)
+        num_failed = 0
+        while not self._draining:
+            if (away_seconds := self._away_until - time.monotonic()) > 0:
+                await asyncio.sleep(min(away_seconds, LONGEST_SLEEP_SECONDS))
+                continue
+            self._metrics.enter("dialling")
+            attached, retry_seconds = await self._attach(await open_stream(), set_attached)
+            if self._draining:
+                break
+            num_failed = 0 if attached else num_failed + 1
+            if retry_seconds is None:
+                longest = min(LAST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(num_failed, 10))
+                retry_seconds = max(FIRST_RETRY_SECONDS, random.uniform(longest / 2, longest))
+            await asyncio.sleep(retry_seconds)
+        await asyncio.get_running_loop().create_future()
+
+    async def _attach(self, call: Call, set_attached: Callable[[bool], Awaitable[None]]) -> tuple[bool, float | None]:
+        """Attach once, and serve until the stream ends; return whether it began, and when to try again if not soon."""
+        attached = False
+        kv_events = self.kv_events
+        own = self._settings.worker
+        try:
+            if kv_events is not None:
+                self._hello.hello.kv_events.CopyFrom(kv_events.source(await own_host(own.scheduler)))
+            welcome = await self._greet(call)
+            if self._draining:  # since it dialled: it must not get sequences
+                raise StreamBrokenError("drained before the welcome")
+            clock = DeviceClock.synced(welcome.time_scale, welcome.sent_ps)
+            attached = True
+            faults = WorkerFaults(self._settings, self.name, from_wire(welcome.faults_from_ps, welcome.sent_ps))
+            traces = self._traces_of(welcome)
+            self._attachment = Attachment(
+                call, self._gpu, clock, self._metrics, self._answers, faults, kv_events, traces, self._engine
+            )
+            if kv_events is not None:
+                kv_events.clear()
+            self._metrics.attach(attached=True)
+            self._metrics.enter("attached")
+            self._log.info("attached", scheduler=own.scheduler, time_scale=welcome.time_scale)
+            await set_attached(True)
+            await self._attachment.run(own.heartbeat_seconds, self._until_lost(faults, clock))
+            self._log.info("detached")
+        except StreamBrokenError as error:
+            (self._log.warning if attached else self._log.info)("not_attached", reason=str(error))
+        except grpc.aio.AioRpcError as error:
+            retry_seconds = REFUSED_RETRY_SECONDS.get(error.code())
+            if retry_seconds is not None:
+                self._log.error("refused", reason=error.details(), retry_seconds=retry_seconds)
+                return attached, retry_seconds
+            reason = f"{error.code().name}: {error.details()}"
+            (self._log.warning if attached else self._log.info)("not_attached", reason=reason)
+        finally:
+            call.cancel()
+            self._attachment = None
+            if attached:
+                self._gpu.clear()
+                if kv_events is not None:
+                    kv_events.clear()
+                self._metrics.attach(attached=False)
+                await set_attached(False)
+        return attached, None
+
+    async def _until_lost(self, faults: WorkerFaults, clock: DeviceClock) -> None:
+        """Wait for a fault that names this GPU, and leaves its process alone: a process of one is killed instead.
+
+        Raises:
+            StreamBrokenError: it is lost now.
+        """
+        loss = faults.next_loss(clock.now_ps()) if self._settings.worker.gpus > 1 else None
+        if loss is None:
+            await asyncio.get_running_loop().create_future()
+            return
+        while (seconds := clock.to_monotonic(loss.at_ps) - time.monotonic()) > 0:  # noqa: ASYNC110  a time is awaited
+            await asyncio.sleep(min(seconds, LONGEST_SLEEP_SECONDS))
+        self._away_until = math.inf if loss.until_ps == NEVER else clock.to_monotonic(loss.until_ps)
+        raise StreamBrokenError(f"injected fault: {loss.text}")
+
+    def _traces_of(self, welcome: pb.WorkerWelcome) -> SequenceTraces | None:
+        """Return what makes spans of an attachment; None: nobody wants them."""
+        if self._tracer is None or not welcome.sent_unix_ns:
+            return None
+        return SequenceTraces(self._tracer, self.name, welcome.time_scale, welcome.sent_ps, welcome.sent_unix_ns)
+
+    async def _greet(self, call: Call) -> pb.WorkerWelcome:
+        try:
+            async with asyncio.timeout(WELCOME_SECONDS):
+                await call.write(self._hello)
+                message = await call.read()
+        except TimeoutError:
+            raise StreamBrokenError(f"no welcome within {WELCOME_SECONDS:g} s") from None
+        except asyncio.InvalidStateError:
+            raise StreamBrokenError("the stream ended before the welcome") from None
+        if not isinstance(message, pb.AttachResponse) or message.WhichOneof("message") != "welcome":
+            raise StreamBrokenError("the scheduler's first message is no welcome")
+        return message.welcome
