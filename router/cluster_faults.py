@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from lorrery.chassis.fault_calls import added, read_rules
+from lorrery.chassis.fault_calls import check_number, further, read_rules
 from lorrery.chassis.faults import REQUEST_KINDS
 from lorrery.router.adapters import CALL_SECONDS, connected
 from lorrery.router.faults import Injector
@@ -22,7 +22,8 @@ async def set_faults(placement: Placement, injector: Injector, texts: Sequence[s
     faults = read_rules(texts, "rules")
     own = [fault for fault in faults if fault.kind in REQUEST_KINDS]
     if add:
-        own = added(own, injector.operators)
+        own = further(own, injector.operators)
+        check_number(len(injector.operators), len(own))
     request = scheduler_pb2.SetClusterFaultsRequest(
         rules=[fault.text for fault in faults if fault.kind not in REQUEST_KINDS], add=add
     )

@@ -8,14 +8,12 @@ comes. Reading goes on meanwhile, up to `_MAX_AHEAD` of them, so that a client t
 
 import asyncio
 import json
-from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
-from starlette.types import Message, Scope, Send
+from starlette.types import Send
 from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
-from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
@@ -28,7 +26,6 @@ MAX_HEAD_BYTES = 1 << 16
 _REFUSED_SECONDS = 1.0
 """How long a connection that is one too many may take to ask, so that it hears why it is closed."""
 _MAX_AHEAD = 8
-_FLOW = "flow"
 _FRAMING = 2
 """A body in chunks takes more bytes than it has, but not so many times as much."""
 
@@ -63,7 +60,6 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Http
 
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)  # type: ignore[arg-type]
-            self.app_state = {**self.app_state, _FLOW: self.flow}
             tls: Any = transport.get_extra_info("ssl_object")
             if tls is not None:
                 self.app_state = {**self.app_state, ROLES: roles_in(tls.getpeercert())}
@@ -160,30 +156,25 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Http
 
 
 class DirectWriter:
-    """The `answer.BodyWriter` of a request: calls uvicorn's own `send`, which waits only for a reader that is behind.
+    """The `answer.BodyWriter` of a request: writes a chunk as uvicorn's `send` would, at a fifth of its cost.
 
     Args:
-        scope: of the request.
         send: as uvicorn gave it.
     """
 
-    __slots__ = ("_flow", "_send")
+    __slots__ = ("_cycle",)
 
-    def __init__(self, scope: Scope, send: Send) -> None:
-        self._flow: FlowControl = scope["state"][_FLOW]
-        self._send: Callable[[Message], Any] = send
+    def __init__(self, send: Send) -> None:
+        self._cycle: RequestResponseCycle = cast("Any", send).__self__
 
     @property
     def is_ready(self) -> bool:
-        """See `BodyWriter`."""
-        return not self._flow.write_paused
+        """See `BodyWriter`; an answer that is not in chunks is uvicorn's to write."""
+        cycle = self._cycle
+        return cycle.chunked_encoding is True and not cycle.flow.write_paused
 
     def write_now(self, body: bytes) -> None:
         """See `BodyWriter`."""
-        sending = self._send({"type": "http.response.body", "body": body, "more_body": True})
-        try:
-            sending.send(None)
-        except StopIteration:
-            return
-        sending.close()
-        raise RuntimeError("uvicorn's send waits, though its reader keeps up")
+        cycle = self._cycle
+        if body and not cycle.disconnected:  # an empty chunk would end the answer
+            cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))

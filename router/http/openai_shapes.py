@@ -8,6 +8,7 @@ is `[DONE]`.
 import json
 import time
 from collections.abc import Sequence
+from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
 from lorrery.chassis.errors import RequestError
@@ -49,14 +50,14 @@ class CompletionShape:
         finish = finish_word(message)
         reason = "null" if finish is None else f'"{finish}"'
         return (
-            f"{self._prefix}{index}, {self._delta(index, json.dumps(message.text))},"
+            f"{self._prefix}{index}, {self._delta(index, quoted(message.text))},"
             f' "logprobs": null, "finish_reason": {reason}}}]}}\n\n'
         ).encode()
 
     def _detailed_event(self, details: Details, index: int, message: router_pb2.GenerateResponse) -> bytes:
         piece = details.take(index, message.text, message.token_ids, message.logprobs)
         choice, about = self._detailed(
-            index, json.loads(f"{{{self._delta(index, json.dumps(piece.text))}}}"), piece, finish_word(message)
+            index, json.loads(f"{{{self._delta(index, quoted(piece.text))}}}"), piece, finish_word(message)
         )
         return data(json.dumps(self._content(self.chunk_kind, [choice]) | about))
 

@@ -63,7 +63,7 @@ def bounded(app: ASGIApp, max_bytes: int, traces: CallTraces) -> ASGIApp:
         request_id = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
         request_id = request_id or uuid4().hex.encode()
         scope["state"][REQUEST_ID] = request_id.decode("latin-1")
-        scope["state"][WRITER] = DirectWriter(scope, send)
+        scope["state"][WRITER] = DirectWriter(send)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
