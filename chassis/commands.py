@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 from typer.core import TyperCommand
 
-from lorrery.chassis.settings import API_KEY_VARIABLE
+from lorrery.chassis.variables import API_KEY_VARIABLE
 
 __all__ = ["ApiKey", "Command", "command_app"]
 

@@ -15,7 +15,6 @@ from lorrery.chassis.engine_series import FINISHED_REASONS, SLEEP_STATES, sglang
 from lorrery.chassis.histogram import Histogram
 from lorrery.chassis.series import Exporter, Number, Sample, Series
 
-ENGINE = "0"
 REJECTIONS = ("max_num_queued_reqs", "max_num_queued_tokens")
 TRANSITIONS = {"disk": "load", "host": "activate"}
 """From which tier a load comes -> what vLLM's loads are called."""
@@ -91,6 +90,7 @@ class EngineMetrics:
         vllm: whether to show vLLM's series.
         sglang: whether to show SGLang's series.
         read: called at each scrape, in its thread, for what is shown of the present; None: `state`.
+        rank: of the engine among those of a process; None: it is the only one.
 
     Attributes:
         state: what is shown of the present.
@@ -106,6 +106,7 @@ class EngineMetrics:
         vllm: bool,
         sglang: bool,
         read: Callable[[], EngineState] | None = None,
+        rank: int | None = None,
     ) -> None:
         self.state = EngineState()
         self.cache = cache
@@ -114,6 +115,7 @@ class EngineMetrics:
         self.success = {reason: Number() for reason in FINISHED_REASONS}
         self._read = read or (lambda: self.state)
         self._model = model
+        self._engine = str(rank or 0)
         series = self._series = vllm_series(max_model_len)
         self._counts = {name: Number() for name, one in series.items() if one.type == "counter"}
         self._histograms = {name: Histogram(one.buckets) for name, one in series.items() if one.buckets}
@@ -123,7 +125,8 @@ class EngineMetrics:
         if vllm:
             self._show_vllm(Exporter(registry, tuple(series.values())))
         if sglang:
-            self._show_sglang(Exporter(registry, tuple(self._sglang.values())))
+            constant = None if rank is None else {"dp_rank": str(rank)}  # as of SGLang's data parallel ranks
+            self._show_sglang(Exporter(registry, tuple(self._sglang.values()), constant))
 
     # --- counting ---------------------------------------------------------------------------------------------------
 
@@ -200,7 +203,7 @@ class EngineMetrics:
     # --- showing ----------------------------------------------------------------------------------------------------
 
     def _show_vllm(self, shown: Exporter) -> None:
-        series, labels = self._series, (self._model, ENGINE)
+        series, labels = self._series, (self._model, self._engine)
 
         def gauge(name: str, read: Callable[[EngineState], float]) -> None:
             shown.read(series[name], lambda: [(labels, read(self._read()))])
@@ -260,7 +263,7 @@ class EngineMetrics:
             str(cache.block_size),
             cache.dtype,
             str(cache.prefix_caching),
-            ENGINE,
+            self._engine,
             str(cache.pool_tokens),
             str(cache.num_blocks),
             "sha256",

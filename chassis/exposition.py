@@ -27,7 +27,11 @@ class Registry(CollectorRegistry):
         self._registered: list[Collector] = []
 
     def register(self, collector: Collector) -> None:
-        """Show what a collector collects."""
+        """Show what a collector collects; an `Exporter` with series that are shown already, with those."""
+        if isinstance(collector, Exporter) and any(
+            isinstance(one, Exporter) and one.joined(collector) for one in self._registered
+        ):
+            return
         super().register(collector)
         self._registered.append(collector)
 

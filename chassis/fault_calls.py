@@ -39,7 +39,7 @@ def read_rules(texts: Sequence[str], field: str, kinds: Container[str] | None = 
     return faults
 
 
-def added(faults: Iterable[Fault], held: Sequence[Fault], from_ps: int = 0) -> list[Fault]:
+def further(faults: Iterable[Fault], held: Sequence[Fault], from_ps: int = 0) -> list[Fault]:
     """Return those of an operator's further faults that are new: one that holds already stays as it is.
 
     Args:
@@ -48,21 +48,29 @@ def added(faults: Iterable[Fault], held: Sequence[Fault], from_ps: int = 0) -> l
         from_ps: when the new ones' times begin to count.
 
     Raises:
-        InvalidRequest: they are too many together, or two do not go together.
+        InvalidRequest: two do not go together.
     """
     known = {fault.text for fault in held}
     new = [fault for fault in faults if fault.text not in known]
-    if len(held) + len(new) > MAX_RULES:
-        raise InvalidRequest(
-            f"rules: {len(held)} faults hold and {len(new)} are to be added; at most {MAX_RULES} at once; take the"
-            " others' place with a call that does not add, or with none",
-            field="rules",
-            value=len(held) + len(new),
-            limit=MAX_RULES,
-        )
     timed = [*held, *(fault.begun_at(from_ps) for fault in new)]
     try:
         check_faults(timed, adapters={fault.adapter for fault in timed})
     except SettingsError as error:
         raise InvalidRequest(f"rules: {error}", field="rules") from None
     return new
+
+
+def check_number(num_held: int, num_new: int) -> None:
+    """Check that an operator's rules are not too many; one that names a process of several GPUs counts once.
+
+    Raises:
+        InvalidRequest: they are.
+    """
+    if num_held + num_new > MAX_RULES:
+        raise InvalidRequest(
+            f"rules: {num_held} faults hold and {num_new} are to be added; at most {MAX_RULES} at once; take the"
+            " others' place with a call that does not add, or with none",
+            field="rules",
+            value=num_held + num_new,
+            limit=MAX_RULES,
+        )

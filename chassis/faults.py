@@ -110,6 +110,11 @@ class Fault:
         until_ps = self.until_ps if self.until_ps == NEVER else self.until_ps + from_ps
         return replace(self, at_ps=self.at_ps + from_ps, until_ps=until_ps)
 
+    def of_worker(self, name: str) -> "Fault":
+        """Return the fault as one of another worker."""
+        parts = [f"worker={name}" if part.strip() == f"worker={self.worker}" else part for part in self.text.split(",")]
+        return replace(self, text=",".join(parts), worker=name)
+
     def goes_on_at(self, at_ps: int) -> bool:
         """Tell whether it has begun and is not over."""
         return self.at_ps <= at_ps and (at_ps < self.until_ps or self.until_ps == NEVER)

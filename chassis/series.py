@@ -101,19 +101,33 @@ Sample = tuple[tuple[str, ...], float | Number | Histogram]
 class Exporter(Collector):
     """Shows the series of one table, in its order.
 
+    A process that has several of one thing, each of which counts for itself, makes an exporter for each, with another
+    constant label; a `chassis.exposition.Registry` shows them as one.
+
     Args:
         registry: where.
         table: what.
         constant: labels that all of them have besides their own.
+
+    Attributes:
+        readers: what shows each series; None: not yet known.
     """
 
     def __init__(
         self, registry: CollectorRegistry, table: Sequence[Series], constant: Mapping[str, str] | None = None
     ) -> None:
-        self._readers: dict[Series, Callable[[], Iterable[Sample]] | None] = dict.fromkeys(table)
-        self._constant = dict(constant or {})
+        self.readers: dict[Series, Callable[[], Iterable[Sample]] | None] = dict.fromkeys(table)
+        self.constant = dict(constant or {})
         self._lines: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+        self._all = [self]  # and those that are shown with it
         registry.register(self)
+
+    def joined(self, other: "Exporter") -> bool:
+        """Show another exporter's series with this one's, if they are the same; return whether they are."""
+        if self.readers.keys() != other.readers.keys():
+            return False
+        self._all.append(other)
+        return True
 
     def number(self, series: Series) -> Number:
         """Show a counter or gauge without labels; return what to count with."""
@@ -149,36 +163,47 @@ class Exporter(Collector):
 
     def read(self, series: Series, read: Callable[[], Iterable[Sample]]) -> None:
         """Show what `read` returns at each scrape, a value for each combination of labels; called in another thread."""
-        assert series in self._readers, f"{series.name} is not in the table"
-        self._readers[series] = read
+        assert series in self.readers, f"{series.name} is not in the table"
+        self.readers[series] = read
 
     def describe(self) -> Iterator[Metric]:
         """Yield all series empty, by which the registry knows their names."""
-        for series in self._readers:
-            yield family(series, (), self._constant)
+        for series in self.readers:
+            yield family(series, (), self.constant)
 
     def collect(self) -> Iterator[Metric]:
         """Yield all series that have something to show, for the client library."""
-        for series, read in self._readers.items():
-            if read is not None:
-                yield family(series, read(), self._constant)
+        for series in self.readers:
+            found = [family(series, read(), one.constant) for one in self._all if (read := one.readers[series])]
+            if found:
+                for more in found[1:]:
+                    found[0].samples += more.samples
+                yield found[0]
 
     def text(self, *, openmetrics: bool) -> str:
         """Return all series that have something to show, in Prometheus's text format or in OpenMetrics'."""
         lines: list[str] = []
-        for series, read in self._readers.items():
-            if read is not None:
+        for series in self.readers:
+            shown = [one for one in self._all if one.readers[series] is not None]
+            if shown:
                 is_counter = series.type == "counter"  # vLLM has a histogram whose name ends as a counter's does
                 name = series.name.removesuffix("_total") if openmetrics and is_counter else series.name
                 text = _escape(series.help) if openmetrics else _escape_help(series.help)
                 lines.append(f"# HELP {name} {text}\n# TYPE {name} {series.type}\n")
-                for labels, value in read():
-                    if isinstance(value, Histogram):
-                        self._write_histogram(lines, series, labels, value, with_exemplars=openmetrics)
-                    else:
-                        number = value.value if isinstance(value, Number) else value
-                        lines.append(f"{self._beginnings(series, labels)[0]} {_go(number)}\n")
+                for one in shown:
+                    one.write(lines, series, openmetrics=openmetrics)
         return "".join(lines)
+
+    def write(self, lines: list[str], series: Series, *, openmetrics: bool) -> None:
+        """Write the lines of one series, without those of the exporters that are shown with this one."""
+        read = self.readers[series]
+        assert read is not None
+        for labels, value in read():
+            if isinstance(value, Histogram):
+                self._write_histogram(lines, series, labels, value, with_exemplars=openmetrics)
+            else:
+                number = value.value if isinstance(value, Number) else value
+                lines.append(f"{self._beginnings(series, labels)[0]} {_go(number)}\n")
 
     def _write_histogram(
         self, lines: list[str], series: Series, labels: tuple[str, ...], histogram: Histogram, *, with_exemplars: bool
@@ -198,7 +223,7 @@ class Exporter(Collector):
         if lines is None:
             if len(self._lines) >= _MAX_KEPT:
                 self._lines.clear()
-            named = dict(zip(series.labels, labels, strict=True)) | self._constant
+            named = dict(zip(series.labels, labels, strict=True)) | self.constant
             if series.buckets:
                 bounds = (*map(str, map(float, series.buckets)), "+Inf")
                 lines = [_beginning(f"{series.name}_bucket", {**named, "le": bound}) for bound in bounds]

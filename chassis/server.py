@@ -31,28 +31,38 @@ _BACKLOG = 2048
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "::": "[::1]"}  # noqa: S104  compared, not listened on
 
 
+LIVENESS = "liveness"
+"""The health of the process itself, by the name that Kubernetes' documentation gives it: SERVING while its event loop
+answers, so that a worker without a scheduler, or a service that drains, is unready and not restarted."""
+
+
 class Health:
-    """What `grpc.health.v1.Health` answers, for the server ("") and for each of its services."""
+    """What `grpc.health.v1.Health` answers, for the server (""), for each of its services, and for `LIVENESS`."""
 
     def __init__(self) -> None:
         self._servicer = health.aio.HealthServicer()
         self._names: list[str] = [""]
+        self._ended = False
 
     async def attach(self, server: grpc.aio.Server, names: Sequence[str]) -> None:
         """Serve health on `server`: NOT_SERVING for "" and all `names` until told otherwise."""
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
         self._names = ["", *names]
         await self.set(False)
+        await self._servicer.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
 
     async def set(self, serving: bool) -> None:
         """Tell everyone who asks or watches; without effect once `end` was called."""
+        if self._ended:
+            return
         response = health_pb2.HealthCheckResponse
         for name in self._names:
             await self._servicer.set(name, response.SERVING if serving else response.NOT_SERVING)
 
     async def end(self) -> None:
-        """Answer NOT_SERVING from now on, whatever `set` says later."""
-        await self._servicer.enter_graceful_shutdown()
+        """Answer NOT_SERVING from now on, whatever `set` says later; the process still lives."""
+        await self.set(False)
+        self._ended = True
 
 
 def new_server(receive_bytes: int = RECEIVE_BYTES, guard: CallGuard | None = None) -> grpc.aio.Server:

@@ -15,82 +15,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
-from pydantic import BaseModel, ValidationError
-from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
-from pydantic_settings import SettingsError as SourceError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.sections import LogSettings, TlsSettings
+from lorrery.chassis.variables import ENV_PREFIX, setting_variables
 
-ENV_PREFIX = "LORRERY_"
-API_KEY_VARIABLE = "LORRERY_API_KEY"
-"""Where clients look for their key."""
-_NOT_SETTINGS = {"LORRERY_CONFIG", "LORRERY_SHARED", API_KEY_VARIABLE}
 _MAX_SHOWN = 80
+Key = tuple[str, ...]
+"""Of a setting: the names of the tables that it is in, and its own."""
 
 
-def setting_variables() -> list[str]:
-    """Return the environment variables that are to be settings."""
-    return [name for name in os.environ if name.startswith(ENV_PREFIX) and name not in _NOT_SETTINGS]
-
-
-class _StrictEnv(EnvSettingsSource):
-    """The environment, in which a `LORRERY_` name that is no setting is an error, and so is a value that is no JSON."""
-
-    def __call__(self) -> dict[str, Any]:
-        for name in setting_variables():
-            section = name.removeprefix(ENV_PREFIX).split("__")[0].lower()
-            if section not in self.settings_cls.model_fields:
-                raise SettingsError(f"environment variable {name} names no setting")
-        try:
-            return super().__call__()
-        except SourceError:
-            raise self._malformed() from None
-
-    def _malformed(self) -> SettingsError:
-        """Find the variable whose value cannot be read; pydantic tells its section only."""
-        for name in setting_variables():
-            value = os.environ[name]
-            self.env_vars = {name.lower(): value}
-            try:
-                super().__call__()
-            except SourceError:
-                form = self._form(name)
-                return SettingsError(f"environment variable {name}: {form} expected, got {value!r}")
-        return SettingsError("environment: a value cannot be read")
-
-    def _form(self, name: str) -> str:
-        """Say what a variable's value must look like."""
-        kind: Any = self.settings_cls
-        for part in name.removeprefix(ENV_PREFIX).lower().split("__"):
-            kind = kind.model_fields[part].annotation
-            if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
-                return f"""a JSON list such as '{'["HOST:PORT"]' if part == "schedulers" else "[...]"}'"""
-        return f"a JSON object, or one setting of it as {name}__SETTING"
-
-
-class FileSettings(BaseSettings):
+class FileSettings(BaseModel):
     """The whole of a settings file; derive from it, and read with `load`."""
 
-    model_config = SettingsConfigDict(
-        extra="forbid",
-        frozen=True,
-        env_prefix=ENV_PREFIX,
-        env_nested_delimiter="__",
-        nested_model_default_partial_update=True,
-    )
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Take only what is given: `load` merges file, environment and command line, and must know what came whence."""
-        return (init_settings,)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     @classmethod
     def of_layers(cls, layers: Sequence[Mapping[str, Any]]) -> Self:
@@ -126,6 +65,12 @@ class FileSettings(BaseSettings):
         del layer, given, later
         return "", {}
 
+    @classmethod
+    def without_effect(cls, layers: Sequence[Mapping[str, Any]]) -> str | None:
+        """Say which value of these layers can have no effect, and why; None: each has."""
+        del layers
+        return None
+
 
 S = TypeVar("S", bound=FileSettings)
 
@@ -156,16 +101,7 @@ def load(model: type[S], path: Path | None = None, overrides: Iterable[str] = ()
         SettingsError: a file that cannot be read, an unknown key or format, an impossible value; names the file, the
             environment or `--set`, whichever it came with.
     """
-    if path is None and (name := os.environ.get("LORRERY_CONFIG")):
-        path = Path(name)
-    from_command_line: dict[str, Any] = {}
-    for override in overrides:
-        merge(from_command_line, _parse_override(override))
-    sources = (
-        (f"file {path}", _read_toml(path) if path is not None else {}),
-        ("environment", _StrictEnv(model)()),
-        ("--set", from_command_line),
-    )
+    sources = _sources(model, path, overrides)
     layers = [layer for _, layer in sources]
     why = _why_not(model, layers)
     if why is None:
@@ -173,6 +109,53 @@ def load(model: type[S], path: Path | None = None, overrides: Iterable[str] = ()
     # Each source may only be wrong beside those before it: the first one with which there is this fault.
     culprit = next(name for number, (name, _) in enumerate(sources, 1) if _why_not(model, layers[:number]) == why)
     raise SettingsError(f"{why} ({'; '.join([culprit, *_preset_parts(model, layers, why)])})")
+
+
+def origins(model: type[FileSettings], path: Path | None = None, overrides: Iterable[str] = ()) -> dict[Key, str]:
+    """Return where each value comes from that is not a default: key -> preset, file, environment or `--set`.
+
+    Args:
+        model: of the whole file.
+        path: as for `load`.
+        overrides: as for `load`.
+
+    Raises:
+        SettingsError: as `load`.
+    """
+    sources = _sources(model, path, overrides)
+    found: dict[Key, str] = {}
+    variables = {name.upper(): name for name in setting_variables()}
+    for name, layer in sources:
+        for key, _ in leaves(layer):
+            variable = variables.get(f"{ENV_PREFIX}{'__'.join(key)}".upper())
+            found[key] = f"{name} {variable}" if name == "environment" and variable else name
+    # What is left of a preset is above all that stands below it.
+    presets = _merged(model, [layer for _, layer in sources])[1]
+    return found | {key: preset for key, (preset, _) in presets.items()}
+
+
+def _sources(
+    model: type[FileSettings], path: Path | None, overrides: Iterable[str]
+) -> tuple[tuple[str, dict[str, Any]], ...]:
+    """Read file, environment and command line: name and tables of each, the later ones win."""
+    if path is None and (name := os.environ.get("LORRERY_CONFIG")):
+        path = Path(name)
+    from_command_line: dict[str, Any] = {}
+    for override in overrides:
+        merge(from_command_line, _parse_override(override))
+    return (
+        (f"file {path}", _read_toml(path) if path is not None else {}),
+        ("environment", _environment(model)),
+        ("--set", from_command_line),
+    )
+
+
+def _environment(model: type[FileSettings]) -> dict[str, Any]:
+    if not setting_variables():
+        return {}
+    from lorrery.chassis.environment import read_environment
+
+    return read_environment(model)
 
 
 def changed(model: type[S], content: S | Mapping[str, Any], overrides: Mapping[str, object] | Iterable[str] = ()) -> S:
@@ -201,18 +184,18 @@ def changed(model: type[S], content: S | Mapping[str, Any], overrides: Mapping[s
     return model.of_layers(layers)
 
 
-def _why_not(model: type[S], layers: Sequence[Mapping[str, Any]], without: str = "") -> str | None:
+def _why_not(model: type[S], layers: Sequence[Mapping[str, Any]], without: Key = ()) -> str | None:
     """Return what is wrong with settings of these layers, without what a preset gives one of them; None: nothing."""
     try:
         merged = _merged(model, layers)[0]
         if without:
             _drop(merged, without)
         model.model_validate(merged)
+        return model.without_effect(layers)
     except ValidationError as error:
         return in_words(error)
     except SettingsError as error:
         return str(error)
-    return None
 
 
 def _preset_parts(model: type[S], layers: Sequence[Mapping[str, Any]], why: str) -> list[str]:
@@ -224,49 +207,49 @@ def _preset_parts(model: type[S], layers: Sequence[Mapping[str, Any]], why: str)
     found: list[str] = []
     for key, (preset, value) in preset_values.items():
         without = _why_not(model, layers, without=key)
-        named = key.rpartition(".")[2] in why or (isinstance(value, str) and value in why)
+        named = key[-1] in why or (isinstance(value, str) and value in why)
         if without is None or (without != why and named):
-            found.append(f"{preset} sets {key} = {value!r}")
+            found.append(f"{preset} sets {'.'.join(key)} = {value!r}")
     return found
 
 
 def _merged(
     model: type["FileSettings"], layers: Sequence[Mapping[str, Any]]
-) -> tuple[dict[str, Any], dict[str, tuple[str, object]]]:
+) -> tuple[dict[str, Any], dict[Key, tuple[str, object]]]:
     """Merge layers, each above those before it and above the preset that it names.
 
-    Returns the settings, and of those that are a preset's: dotted name -> (preset, value).
+    Returns the settings, and of those that are a preset's: key -> (preset, value).
     """
     given: dict[str, Any] = {}
     for layer in layers:
         merge(given, layer)
     merged: dict[str, Any] = {}
-    preset_values: dict[str, tuple[str, object]] = {}
+    preset_values: dict[Key, tuple[str, object]] = {}
     for number, layer in enumerate(layers):
         later: dict[str, Any] = {}
         for other in layers[number:]:
             merge(later, other)
         name, preset = model.preset(layer, given, later)
-        preset_values |= {key: (name, value) for key, value in _leaves(preset)}
-        for key, _ in _leaves(layer):
+        preset_values |= {key: (name, value) for key, value in leaves(preset)}
+        for key, _ in leaves(layer):
             preset_values.pop(key, None)
         merge(merged, preset)
         merge(merged, layer)
     return merged, preset_values
 
 
-def _leaves(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Yield (dotted name, value) of all that is no table."""
-    for key, value in tables.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
+def leaves(tables: Mapping[str, Any], within: Key = ()) -> Iterator[tuple[Key, object]]:
+    """Yield (key, value) of all that is no table, and of empty tables."""
+    for name, value in tables.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, (*within, name))
         else:
-            yield f"{prefix}{key}", value
+            yield (*within, name), value
 
 
-def _drop(tables: dict[str, Any], key: str) -> None:
-    """Take a value out of tables, by its dotted name."""
-    *sections, last = key.split(".")
+def _drop(tables: dict[str, Any], key: Key) -> None:
+    """Take a value out of tables."""
+    *sections, last = key
     for section in sections:
         tables = tables[section]
     del tables[last]

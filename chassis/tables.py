@@ -5,6 +5,7 @@ What the tables mean is the reader's business; the pure rooms build their record
 
 import tomllib
 from collections.abc import Iterable
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,12 @@ Table = dict[str, Any]
 def read_tables(package: str, extra: Iterable[Path] = ()) -> list[tuple[str, Table]]:
     """Return (file name, table) of each TOML file in the package's folder `data`, by name, then of the extra ones.
 
+    What is in a table is shared by all who ask: leave it as it is.
+
     Raises:
         SettingsError: an extra file that cannot be read or is no TOML; the message names it.
     """
-    folder = files(package) / "data"
-    shipped = sorted((file for file in folder.iterdir() if file.name.endswith(".toml")), key=lambda file: file.name)
-    tables = [(file.name, tomllib.loads(file.read_text(encoding="utf-8"))) for file in shipped]
+    tables = [(name, dict(table)) for name, table in _shipped(package)]
     for path in extra:
         try:
             tables.append((str(path), tomllib.loads(path.read_text(encoding="utf-8"))))
@@ -31,3 +32,10 @@ def read_tables(package: str, extra: Iterable[Path] = ()) -> list[tuple[str, Tab
         except tomllib.TOMLDecodeError as error:
             raise SettingsError(f"{path}: {error}") from None
     return tables
+
+
+@cache
+def _shipped(package: str) -> list[tuple[str, Table]]:
+    folder = files(package) / "data"
+    found = sorted((file for file in folder.iterdir() if file.name.endswith(".toml")), key=lambda file: file.name)
+    return [(file.name, tomllib.loads(file.read_text(encoding="utf-8"))) for file in found]

@@ -1,9 +1,9 @@
 """The version of the installed package, and whether its core is compiled."""
 
-from importlib import metadata
 from importlib.util import find_spec
 
-VERSION = metadata.version("lorrery")
+VERSION = "0.1.0"
+"""As in pyproject.toml: asking the installed package for it takes longer than reading a settings file."""
 
 
 def core_is_compiled() -> bool:

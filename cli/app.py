@@ -3,6 +3,7 @@
 Each part is imported when it is called, so that `lorrery --help` is quick and one part cannot break another.
 """
 
+import gc
 import sys
 from importlib import import_module
 from typing import Annotated
@@ -15,6 +16,7 @@ from lorrery.chassis.version import VERSION, core_is_compiled
 
 PARTS = {
     "init": "Write a settings file to edit.",
+    "config": "Show the settings that hold, and where each comes from.",
     "up": "Run a cluster on this machine: scheduler, workers, router.",
     "serve": "Run one engine that answers like vllm serve, under its flags.",
     "load": "Send a workload to a cluster, and report what its clients see.",
@@ -57,6 +59,8 @@ def _lorrery(
 
 def _run_part(context: typer.Context) -> None:
     part: typer.Typer = import_module(f"lorrery.cli.{context.info_name}").app
+    gc.freeze()  # code and classes: the collector need not look at them ever again
+    gc.enable()
     part(args=context.args, prog_name=f"lorrery {context.info_name}")
 
 

@@ -1,16 +1,105 @@
-"""`--config` of commands about a whole cluster."""
+"""`lorrery config`: the settings that hold, and where each comes from."""
 
-from pathlib import Path
+import tomllib
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
 from typing import Annotated
 
 import typer
 
-CONFIG_HELP = "Settings file; default: $LORRERY_CONFIG, else the shipped one, of which lorrery init writes a copy."
+from lorrery.chassis.commands import Command, command_app
+from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.settings import Key, leaves
+from lorrery.chassis.shipped import DEFAULT_SETTINGS
+from lorrery.chassis.toml import dotted, to_value
+from lorrery.cli import deployment_flags
+from lorrery.cli.config_option import ConfigOption
+from lorrery.cli.version import VersionOption
+from lorrery.settings import Settings, load, origins
 
-ConfigOption = Annotated[
-    Path,
-    typer.Option(
-        metavar="FILE", envvar="LORRERY_CONFIG", show_envvar=False, show_default=False, help=CONFIG_HELP, dir_okay=False
-    ),
-]
-"""Type of a parameter `config`, whose default is `DEFAULT_SETTINGS`."""
+DEFAULT = "default"
+_MOST_COLUMNS = 60
+"""Before the origin; a longer value moves its own to the right."""
+_CREDENTIALS: Key = ("tracing", "headers")
+"""A table whose values are not shown."""
+
+app = command_app()
+
+
+@app.command("config", cls=Command)
+def show(
+    keys: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY]...", help="Settings or sections, such as scheduler.max_num_seqs or worker."),
+    ] = None,
+    config: ConfigOption = DEFAULT_SETTINGS,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="One setting; repeatable; wins over all."),
+    ] = None,
+    engine: deployment_flags.Engine = None,
+    model: deployment_flags.Model = None,
+    gpu: deployment_flags.Gpu = None,
+    tensor_parallel: deployment_flags.TensorParallel = None,
+    weight_dtype: deployment_flags.WeightDtype = None,
+    kv_dtype: deployment_flags.KvDtype = None,
+    everything: Annotated[bool, typer.Option("--all", help="Defaults too.")] = False,
+    version: VersionOption = False,
+) -> None:
+    """Print the settings that hold, and where each comes from.
+
+    That is a default, an engine's preset, the settings file, an environment variable, or the command line (--set, and
+    the options that stand for a setting). Without a KEY, those that are not defaults. What it prints is a settings
+    file; what is unset is a comment in it, and so is a value of tracing.headers, a credential that is not shown.
+
+    Examples:
+      lorrery config
+      lorrery config --engine vllm --gpu H100-SXM scheduler worker
+      lorrery config --all --set scheduler.policy=vtc_fair scheduler.policy
+    """
+    overrides = deployment_flags.with_deployment(locals(), overrides)
+    del engine, model, gpu, tensor_parallel, weight_dtype, kv_dtype, version
+    settings, found = load(config, overrides), origins(config, overrides)
+    known = [key for key, _ in leaves(settings.model_dump())]
+    asked = {text: _read_key(text) for text in keys or ()}
+    for text, key in asked.items():
+        if not any(_is_of(one, key) for one in known):
+            near = "".join(f"; did you mean {one}?" for one in get_close_matches(text, map(dotted, known), n=1))
+            raise SettingsError(f"{text}: no such setting{near} (lorrery config --all shows all)")
+    lines = list(_lines(settings, found, asked.values(), everything=everything or bool(keys)))
+    width = min(max((len(line) for line, _ in lines), default=0), _MOST_COLUMNS)
+    for line, origin in lines:
+        typer.echo(f"{line:<{width}}  # {origin.replace('--set', 'command line')}")
+
+
+def _read_key(text: str) -> Key:
+    """Read a key as it is printed, `a."b.c"`, or as `--set` takes it: every dot parts names."""
+    try:
+        ((key, _),) = leaves(tomllib.loads(f"{text} = 0"))
+    except ValueError:
+        return tuple(text.split("."))
+    return key
+
+
+def _is_of(key: Key, other: Key) -> bool:
+    """Return whether a setting is that of a key, or in that section."""
+    return key[: len(other)] == other
+
+
+def _lines(
+    settings: Settings, found: dict[Key, str], keys: Iterable[Key], *, everything: bool
+) -> Iterator[tuple[str, str]]:
+    """Yield each setting that is asked for, and where it comes from."""
+    keys = tuple(keys)
+    for key, value in leaves(settings.model_dump()):
+        origin = found.get(key, DEFAULT)
+        if (not keys or any(_is_of(key, one) for one in keys)) and (everything or origin != DEFAULT):
+            yield _line(key, value), origin
+
+
+def _line(key: Key, value: object) -> str:
+    if value is None:
+        return f"# {dotted(key)} is unset"
+    if len(key) > len(_CREDENTIALS) and _is_of(key, _CREDENTIALS):
+        return f"# {dotted(key)} is set, and not shown"
+    return f"{dotted(key)} = {to_value(value)}"

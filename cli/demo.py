@@ -13,7 +13,7 @@ import typer
 from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.shipped import DEFAULT_SETTINGS, TRACES
-from lorrery.cli.config import ConfigOption
+from lorrery.cli.config_option import ConfigOption
 from lorrery.cli.up_cluster import summary
 from lorrery.cli.version import VersionOption
 from lorrery.local.cluster import LocalCluster, cancelled_by_signals, describe_exit
@@ -84,7 +84,7 @@ async def _demo(config: Path, overrides: list[str], num_workers: int | None, loa
     code = 1
     logs = LogFiles(folder)
     # An error of the settings comes before a folder is made.
-    count = read_settings(config, overrides).num_workers(num_workers)
+    count = read_settings(config, overrides).num_worker_processes(num_workers)
     cluster = LocalCluster(config, overrides, count, show=logs.write, free_ports=True)
     with cancelled_by_signals() as received, logs:
         try:

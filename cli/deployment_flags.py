@@ -24,6 +24,12 @@ TensorParallel = Annotated[
     int | None,
     typer.Option("--tensor-parallel", "--tp", min=1, metavar="N", help="GPUs of a worker.", rich_help_panel=_PANEL),
 ]
+Gpus = Annotated[
+    int | None,
+    typer.Option(
+        "--gpus", min=1, metavar="N", help="Workers that one process hosts, a GPU each.", rich_help_panel=_PANEL
+    ),
+]
 WeightDtype = Annotated[
     str | None,
     typer.Option("--weight-dtype", metavar="TYPE", help="Number format of the weights.", rich_help_panel=_PANEL),
@@ -38,6 +44,7 @@ _SETTINGS = {
     "model": "model",
     "gpu": "worker.gpu",
     "tensor_parallel": "worker.tensor_parallel",
+    "gpus": "worker.gpus",
     "weight_dtype": "worker.weight_dtype",
     "kv_dtype": "worker.kv_dtype",
 }

@@ -1,11 +1,14 @@
 """The entry point of `lorrery`: signals first, so that Ctrl-C while it imports is no traceback, then `cli.app`."""
 
+import gc
+
 from lorrery.chassis.interrupt import exit_on_signals
 
 
 def main() -> None:
     """Be the command `lorrery`; never returns normally."""
     exit_on_signals()
+    gc.disable()  # what imports make stays; cli.app enables it again
     from lorrery.cli.app import run
 
     run()

@@ -8,7 +8,7 @@ import typer
 
 from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
-from lorrery.cli.config import ConfigOption
+from lorrery.cli.config_option import ConfigOption
 from lorrery.cli.version import VersionOption
 
 app = command_app()
@@ -47,7 +47,7 @@ def monitoring(
     from lorrery.settings import load
 
     settings = load(config)
-    targets = expected_targets(settings, settings.num_workers(workers))
+    targets = expected_targets(settings, settings.num_worker_processes(workers))
     files = Monitoring(folder, prometheus_url)
     written = files.write(force=force)
     files.write_targets(targets)

@@ -8,29 +8,25 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import FormatError, LorreryError, SettingsError
 from lorrery.chassis.faults import parse_fault
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
 from lorrery.cli import deployment_flags
-from lorrery.cli.config import CONFIG_HELP
+from lorrery.cli.basis_text import in_one_line
+from lorrery.cli.config_option import CONFIG_HELP
 from lorrery.cli.deployment_flags import with_deployment
-from lorrery.cli.simulate_journal import replay_journal
 from lorrery.cli.version import VersionOption
 from lorrery.loadgen import flags
 from lorrery.loadgen.report import check_folder, write_report
 from lorrery.loadgen.table import print_report
-from lorrery.orrery.record import FILE_NAME, MAX_FRAMES
 from lorrery.simulator.interface import checked_record, prepare
-from lorrery.simulator.run import Progress as RunProgress
 from lorrery.simulator.run import SimulatedRun, SimulationOptions
 from lorrery.simulator.step_span import Observer
-from lorrery.simulator.steps import StepWriter
-from lorrery.simulator.trace import TraceWriter
 from lorrery.sweeps import flags as sweep_flags
-from lorrery.vocabulary.run_files import STEPS_FILE
+from lorrery.vocabulary.run_files import MAX_FRAMES, RECORD_FILE, STEPS_FILE
+from lorrery.worker.device.basis import grounds
 
 TRACE_FILE = "trace.json"
 _SIMULATION, _OUTPUT = "Simulation", "Output"
@@ -84,6 +80,7 @@ def simulate(
     model: deployment_flags.Model = None,
     gpu: deployment_flags.Gpu = None,
     tensor_parallel: deployment_flags.TensorParallel = None,
+    gpus: deployment_flags.Gpus = None,
     weight_dtype: deployment_flags.WeightDtype = None,
     kv_dtype: deployment_flags.KvDtype = None,
     workers: Annotated[
@@ -91,8 +88,8 @@ def simulate(
         typer.Option(
             min=1,
             show_default=False,
-            help="How many workers, of all schedulers together. Unset: as [[workers]] says, else 2, 1 where an engine"
-            " is named.",
+            help="How many worker processes, of all schedulers together. Unset: as [[workers]] says, else 2, 1 where an"
+            " engine is named or a process hosts several GPUs.",
             rich_help_panel=_SIMULATION,
         ),
     ] = None,
@@ -179,7 +176,7 @@ def simulate(
         str | None,
         typer.Option(
             metavar="[FILE]",
-            help=f"Write what a watcher would have seen, for lorrery web; without FILE to DIR/{FILE_NAME}.",
+            help=f"Write what a watcher would have seen, for lorrery web; without FILE to DIR/{RECORD_FILE}.",
             rich_help_panel=_OUTPUT,
         ),
     ] = None,
@@ -218,6 +215,8 @@ def simulate(
     if journal is not None:
         if sweeps:
             raise SettingsError("--journal replays one run; leave out --sweep")
+        from lorrery.cli.simulate_journal import replay_journal  # half as much again to import as a run
+
         try:
             raise typer.Exit(replay_journal(journal, Console()))
         except FormatError as error:  # exit code 1 says that the replay differs
@@ -275,16 +274,20 @@ def _run(
     elif steps or perfetto:
         raise SettingsError("--steps and --perfetto need --out DIR")
     record, every = recorded
-    path = out / FILE_NAME if out is not None and record == "" else record
+    path = out / RECORD_FILE if out is not None and record == "" else record
     run.record, run.record_every = checked_record(path, every)
     console = Console(soft_wrap=False)
     written: list[Path] = []
     with ExitStack() as stack:
         observers: list[Observer] = []
         if out is not None and steps:
+            from lorrery.simulator.steps import StepWriter
+
             written.append(out / STEPS_FILE)
             observers.append(StepWriter(stack.enter_context(written[-1].open("w", encoding="utf-8", newline=""))))
         if out is not None and perfetto:
+            from lorrery.simulator.trace import TraceWriter
+
             written.append(out / TRACE_FILE)
             trace = TraceWriter(stack.enter_context(written[-1].open("w", encoding="utf-8")))
             stack.callback(trace.close)
@@ -294,10 +297,12 @@ def _run(
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda _number, _frame: run.stop())
         if sys.stderr.isatty():
-            show = stack.enter_context(_ProgressBar())
+            from lorrery.cli.progress_bar import ProgressBar
+
+            show = stack.enter_context(ProgressBar())
             run.watch = show.look
         report = run.run()
-    print_report(report, console)
+    print_report(report, console, _bases(run))
     if out is not None:
         written = [*write_report(report, out), *written]
         if with_page:
@@ -313,37 +318,14 @@ def _run(
     return report.exit_code
 
 
-class _ProgressBar:
-    """Shows how far a run is on standard error: requests, simulated time, and how fast it passes."""
-
-    def __init__(self) -> None:
-        self._progress = Progress(
-            TextColumn("[bold]simulate"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[figures]}"),
-            TimeElapsedColumn(),
-            console=Console(stderr=True),
-            transient=True,
-            auto_refresh=False,
-        )
-        self._bar: TaskID = self._progress.add_task("", total=None, figures="")
-
-    def __enter__(self) -> "_ProgressBar":
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._progress.stop()
-
-    def look(self, run: RunProgress) -> None:
-        """Show it now."""
-        elapsed = self._progress.tasks[0].elapsed or 0.0
-        rate = run.simulated_seconds / elapsed if elapsed else 0.0
-        self._progress.update(
-            self._bar,
-            completed=run.num_ended,
-            total=run.num_requests or None,
-            figures=f"{run.simulated_seconds:,.0f} s simulated, x {rate:,.0f}",
-            refresh=True,
-        )
+def _bases(run: SimulatedRun) -> list[tuple[str, str]]:
+    """Return notes of what the figures of each kind of worker rest on."""
+    found: dict[str, dict[str, None]] = {}
+    for device in {id(device): device for device in run.devices}.values():
+        line = in_one_line(grounds(device.deployment, device.step_time.name))
+        found.setdefault(line, {})[device.deployment.gpu.name] = None
+    several = len(found) > 1
+    return [
+        ("" if number else "basis", f"{', '.join(gpus)}: {line}" if several else line)
+        for number, (line, gpus) in enumerate(found.items())
+    ]

@@ -9,7 +9,7 @@ import typer
 from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
 from lorrery.cli import deployment_flags
-from lorrery.cli.config import ConfigOption
+from lorrery.cli.config_option import ConfigOption
 from lorrery.cli.version import VersionOption
 from lorrery.local.processes import ForkServer
 
@@ -26,12 +26,15 @@ def up(
     model: deployment_flags.Model = None,
     gpu: deployment_flags.Gpu = None,
     tensor_parallel: deployment_flags.TensorParallel = None,
+    gpus: deployment_flags.Gpus = None,
     weight_dtype: deployment_flags.WeightDtype = None,
     kv_dtype: deployment_flags.KvDtype = None,
     workers: Annotated[
         int | None,
         typer.Option(
-            min=0, help="How many workers. Unset: as [[workers]] says, else 2, or 1 where an engine is named."
+            min=0,
+            help="How many worker processes. Unset: as [[workers]] says, else 2, or 1 where an engine is named or a"
+            " process hosts several GPUs.",
         ),
     ] = None,
     free_ports: Annotated[
@@ -68,6 +71,7 @@ def up(
       lorrery up
       lorrery up --workers 4 --set scheduler.policy=vtc_fair
       lorrery up --engine vllm --gpu H200-SXM
+      lorrery up --gpus 8
       lorrery up --set 'workers=[{gpu = "H100-SXM"}, {count = 2, gpu = "L40S"}]'
       lorrery up --free-ports --no-web
       lorrery up --monitoring monitoring

@@ -48,7 +48,7 @@ async def run(
     """
     if faults:
         overrides = [*overrides, f"faults={json.dumps([*load(config, overrides).faults, *faults])}"]
-    count = load(config, overrides).num_workers(num_workers)
+    count = load(config, overrides).num_worker_processes(num_workers)
     printer = Printer(count)
     with _folder(monitoring) as folder:
         files = Monitoring(Path(folder))

@@ -16,7 +16,6 @@ from lorrery.loadgen.workload import arrivals, azure, chat, mooncake, popularity
 from lorrery.loadgen.workload.arrays import Requests
 from lorrery.loadgen.workload.drift import drifting_indices
 from lorrery.loadgen.workload.request import TraceError, Turn, WorkloadRequest, sessions
-from lorrery.tokenizer.file import open_tokenizer
 
 __all__ = ["BuiltWorkload", "admissible", "build_workload"]
 
@@ -206,6 +205,8 @@ def _sharegpt(options: LoadOptions, rng: np.random.Generator) -> tuple[list[Work
         raise SettingsError(f"--trace {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise FormatError(f"{path}: not a text file") from None
+    from lorrery.tokenizer.file import open_tokenizer  # the one workload with text
+
     encode = open_tokenizer(options.tokenizer).encode_stop
     played = sharegpt.conversations(messages, encode, options.turns_range[1], rng)
     count = options.most_requests

@@ -19,12 +19,18 @@ _FIRST_FAILURES = 3
 _NOTHING = "-"
 
 
-def print_report(report: LoadReport, console: Console) -> None:
-    """Print requests, latencies, throughput, the busiest adapters, and what a reader must beware of."""
+def print_report(report: LoadReport, console: Console, more: Sequence[tuple[str, str]] = ()) -> None:
+    """Print requests, latencies, throughput, the busiest adapters, and what a reader must beware of.
+
+    Args:
+        report: of the run.
+        console: where.
+        more: further notes, each with its label.
+    """
     parts: list[RenderableType] = [Text(), _headline(report), _latencies(report), _throughput(report)]
     if len(report.summary.adapters) > 1:
         parts.append(_adapters(report))
-    parts.append(_hanging(_notes(report), style="dim"))
+    parts.append(_hanging([*_notes(report), *more], style="dim"))
     warnings = [("!", line) for line in (*_failures(report), *report.warnings)]
     parts.append(_hanging(warnings, style="yellow"))
     console.print(Group(*parts), highlight=False)

@@ -13,11 +13,8 @@ import msgspec
 
 from lorrery.chassis.errors import FormatError, LorreryError
 from lorrery.orrery.frame import MAX_ENDED, MAX_EVENTS, Frame, Hello, decode_frame, decode_hello, encode
+from lorrery.vocabulary.run_files import MAX_FRAMES, RECORD_FILE
 
-FILE_NAME = "frames.ndjson.gz"
-"""What a record is called in the folder of a run."""
-MAX_FRAMES = 2_000
-"""Frames of a record whose maker has not said how often."""
 _GZIP_MAGIC = b"\x1f\x8b"
 _FRAME_LEVEL = 1
 """Of zlib, while frames are kept; the file is compressed better."""
@@ -35,12 +32,12 @@ class Record:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path / FILE_NAME if path.is_dir() else path
+        self.path = path / RECORD_FILE if path.is_dir() else path
         try:
             with self.path.open("rb") as file:
                 self.is_compressed = file.read(2) == _GZIP_MAGIC
         except FileNotFoundError:
-            what = f"no {FILE_NAME} there" if path.is_dir() else "no such file"
+            what = f"no {RECORD_FILE} there" if path.is_dir() else "no such file"
             raise LorreryError(f"{path}: {what}; `lorrery simulate --record` makes one") from None
         except OSError as error:
             raise LorreryError(f"{self.path}: {error.strerror}") from None

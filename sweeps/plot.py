@@ -268,7 +268,8 @@ def _caption(row: Row, axes: Sequence[Axis], fixed: Mapping[str, Value], names: 
     gpu = unless("worker.gpu", unless("worker.tensor_parallel", f" of {gpu}"))
     num_workers = simulation.num_workers
     assert num_workers is not None  # as points say it
-    workers = unless("workers", f"{num_workers} worker" if num_workers == 1 else f"{num_workers} workers")
+    in_all = sum(count for _, count in settings.kinds(num_workers))
+    workers = unless("workers", f"{in_all} worker" if in_all == 1 else f"{in_all} workers")
     if settings.workers:
         counted = count_kinds(
             (kind.worker.gpu, kind.worker.tensor_parallel)

@@ -138,7 +138,7 @@ class _RunMaker:
         options.check()
         simulation = replace(self._simulation, **of_simulation)
         settings = self._read_settings(config, tuple(overrides))
-        count = settings.num_workers(simulation.num_workers)
+        count = settings.num_worker_processes(simulation.num_workers)
         return Run(settings, options, replace(simulation, num_workers=count))
 
     def _settings(self, config: Path | None, overrides: tuple[str, ...]) -> Settings:

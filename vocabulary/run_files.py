@@ -8,6 +8,10 @@ STEPS_FILE: Final = "steps.csv"
 REPORT_FILE: Final = "report.html"
 SWEEP_FILE: Final = "sweep.csv"
 POINTS_FOLDER: Final = "points"
+RECORD_FILE: Final = "frames.ndjson.gz"
+
+MAX_FRAMES: Final = 2_000
+"""Frames of a record whose maker has not said how often."""
 
 LIVE_KIND: Final = "lorrery load"
 SIMULATED_KIND: Final = "lorrery simulate"

@@ -1,8 +1,6 @@
 """What the flags of `lorrery serve` amount to: settings of a cluster, the number of its workers, and API keys.
 
-Where a flag is not given, vLLM's default holds where Lorrery has a setting for it: first come first served, chunked
-prefill, paged KV cache with a prefix cache, one adapter on the GPU, loaded while the step waits, adapters computed at
-the largest rank that there may be.
+Where a flag is not given, what `engine = "vllm"` sets holds (`settings/data/presets.toml`).
 """
 
 import json
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.settings import nested
 from lorrery.cli.serve.adapters import read_adapters, wide
 from lorrery.cli.serve.arguments import values_of
 from lorrery.cli.serve.faults import refusals
@@ -26,20 +25,16 @@ from lorrery.worker.device.memory import kv_bytes_per_token
 MAX_MODEL_LEN = 8192
 """Most tokens of a prompt and its output, unless a flag says otherwise, or fewer fit."""
 
-_PRESET: Mapping[str, Any] = {
-    "adapters.loading": "blocking",
-    "adapters.max_lora_rank": 16,
-    "adapters.max_loras": 1,
-    "adapters.slots_rule": "exact",
+_OWN: Mapping[str, Any] = {
+    "engine": "vllm",
+    "adapters.max_lora_rank": 16,  # the preset has none: it would refuse the adapters of other engines' files
     "log.level": "warning",
     "router.http": "127.0.0.1:8000",
-    "scheduler.batching": "chunked",
-    "scheduler.memory": "paged",
-    "scheduler.policy": "fcfs",
-    "scheduler.prefix_cache.kind": "blocks",
+    "scheduler.max_req_total_len": MAX_MODEL_LEN,  # until the pool is known
+    "scheduler.max_req_input_len": MAX_MODEL_LEN - 1,
     "worker.gpu": "H100-SXM",
-    "worker.lora.padding": "max_lora_rank",
 }
+"""What this command sets itself; how requests are batched, memory and step times are the engine's, settings/presets."""
 _WEIGHTS = {
     "auto": "bfloat16",
     "bfloat16": "bfloat16",
@@ -94,11 +89,11 @@ def engine_of(model: str | None, given: Mapping[str, Any], overrides: Iterable[s
         SettingsError: a value that cannot be; names the flag or the setting, and what it may be.
     """
     flags = {key: value for key, value in given.items() if value not in (None, [])}
-    values = dict(_PRESET)
+    values = dict(_OWN)
     named = _model(model, flags.pop("model", None))
     values["router.served_model_names"] = [named]
     values |= {flag.sets: flags.pop(flag.key) for flag in FLAGS if flag.plain and flag.key in flags}
-    values.setdefault("adapters.max_cpu_loras", values["adapters.max_loras"])
+    values.setdefault("adapters.max_cpu_loras", changed({}, values).adapters.max_loras)
     _formats(flags, values)
     _ways(flags, values)
     _adapters(flags, values)
@@ -109,8 +104,25 @@ def engine_of(model: str | None, given: Mapping[str, Any], overrides: Iterable[s
     overrides = tuple(overrides)
     values["model"] = _in_catalogue(named, changed(changed({}, values), overrides).catalogue)
     _memory(flags, values, overrides)
-    workers = changed(changed({}, values), overrides).num_workers(flags.get("data_parallel_size"), 1)
+    settings = changed(changed({}, values), overrides)
+    _flags_have_effect(given, values, settings)
+    workers = settings.num_worker_processes(flags.get("data_parallel_size"), 1)
     return Engine(values, overrides, workers, tuple(flags.get("api_key", ())))
+
+
+def _flags_have_effect(given: Mapping[str, Any], values: Mapping[str, Any], settings: Settings) -> None:
+    """Refuse a flag that sets what every group of workers sets itself.
+
+    Raises:
+        SettingsError: names the flag and the setting.
+    """
+    groups = [group.overrides for group in settings.workers]
+    for flag in FLAGS:
+        value = given.get(flag.key)
+        for key in re.findall(r"worker\.[\w.]+", flag.sets) if value not in (None, []) else ():
+            given_to_all = nested(key, values[key]) if key in values else {}
+            if (why := Settings.without_effect([{"workers": groups}, given_to_all])) is not None:
+                raise SettingsError(f"--{flag.key.replace('_', '-')} {value}: {why}")
 
 
 def _model(positional: str | None, named: str | None) -> str:
@@ -149,7 +161,6 @@ def _ways(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
         values["scheduler.batching"] = "continuous"
     if not flags.get("enable_prefix_caching", True):
         values["scheduler.prefix_cache.kind"] = "none"
-    values.setdefault("scheduler.limits", "vllm")
     if flags.get("preemption_mode", "lifo") != "lifo":
         raise SettingsError(f"--preemption-mode {flags['preemption_mode']}: the last to arrive is preempted, lifo")
     if flags.get("engine_type", "vllm") != "vllm":

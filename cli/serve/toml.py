@@ -1,12 +1,12 @@
 """The settings behind the flags, as a settings file."""
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from lorrery.chassis.settings import merge, nested
+from lorrery.chassis.toml import to_toml
 from lorrery.cli.serve.settings import Engine
-from lorrery.settings import Settings
+from lorrery.settings import changed
 from lorrery.settings.cluster import FORMAT
 
 _NO_KEYS = "# --api-key: router.keys is a file with the keys' SHA-256, see lorrery keys new --help.\n"
@@ -18,12 +18,27 @@ def settings_file(engine: Engine) -> str:
     head = f"# What the flags amount to; run it with lorrery up{workers} --config FILE.\n"
     if engine.api_keys:
         head += _NO_KEYS
-    tables = {"format": FORMAT, **_unlike(engine.settings.model_dump(), Settings.model_validate({}).model_dump())}
-    return f"{head}\n" + "".join(f"{line}\n" for line in _lines(tables, ""))
+    settings = engine.settings
+    scheduler = settings.scheduler
+    base: dict[str, object] = {
+        "model": settings.model,
+        "engine": settings.engine,
+        "catalogue": settings.catalogue,
+        "worker.gpu": settings.worker.gpu,
+        "scheduler.max_req_input_len": scheduler.max_req_input_len,
+        "scheduler.max_req_total_len": scheduler.max_req_total_len,
+    }
+    tables: dict[str, Any] = {"format": FORMAT}
+    for key, value in base.items():
+        if value not in (None, ()):
+            merge(tables, nested(key, value))
+    # What the engine's preset makes of those is not repeated.
+    merge(tables, _unlike(settings.model_dump(), changed({}, base).model_dump()))
+    return f"{head}\n{to_toml(tables)}"
 
 
 def _unlike(tables: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what differs from its default."""
+    """Return what differs from what would hold anyway."""
     found: dict[str, Any] = {}
     for key, value in tables.items():
         if isinstance(value, Mapping) and isinstance(defaults.get(key), Mapping):
@@ -32,25 +47,3 @@ def _unlike(tables: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str,
         elif value != defaults.get(key):
             found[key] = value
     return found
-
-
-def _lines(tables: Mapping[str, Any], name: str) -> list[str]:
-    """Return the lines of a table and of those in it: plain values first, as TOML needs it."""
-    nested = {key: value for key, value in tables.items() if isinstance(value, Mapping)}
-    lines = [f"{key} = {_value(value)}" for key, value in tables.items() if key not in nested and value is not None]
-    if name and lines:
-        lines = ["", f"[{name}]", *lines]
-    for key, value in nested.items():
-        lines += _lines(value, f"{name}.{key}" if name else key)
-    return lines
-
-
-def _value(value: object) -> str:
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{key} = {_value(one)}" for key, one in value.items() if one is not None) + " }"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_value, value)) + "]"
-    if isinstance(value, bool | int | float):
-        return json.dumps(value)
-    # A basic string of TOML is JSON's, but for the one character that JSON leaves as it is.
-    return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False).replace("\x7f", "\\u007f")

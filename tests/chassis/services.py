@@ -33,6 +33,7 @@ class EchoService:
         self.idle.set()
         self.fail: Exception | None = None
         self.lingers = False
+        self.set_ready: Callable[[bool], Awaitable[None]]
 
     def register(self, server: grpc.aio.Server) -> Sequence[str]:
         handler = grpc.unary_unary_rpc_method_handler(self.echo)
@@ -54,6 +55,7 @@ class EchoService:
         self.happened.append("run")
         if self.fail is not None:
             raise self.fail
+        self.set_ready = set_ready
         await set_ready(True)
         self.running.set()
         try:

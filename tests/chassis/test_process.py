@@ -18,6 +18,7 @@ from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.metrics import new_registry
 from lorrery.chassis.process import run_service
 from lorrery.chassis.sections import TlsSettings
+from lorrery.chassis.server import LIVENESS
 from lorrery.local.processes import start_python
 from lorrery.settings import Settings
 from tests.chassis.services import ECHO, EchoService
@@ -71,6 +72,9 @@ async def test_health_answers_for_the_server_and_each_service(tmp_path: Path):
     async with running(tmp_path) as up, open_channel(up.address, PLAIN) as channel:
         assert await health(channel) == health_pb2.HealthCheckResponse.SERVING
         assert await health(channel, "test.Echo") == health_pb2.HealthCheckResponse.SERVING
+        await up.service.set_ready(False)
+        assert await health(channel) == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert await health(channel, LIVENESS) == health_pb2.HealthCheckResponse.SERVING
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await health(channel, "test.Nothing")
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
@@ -171,6 +175,9 @@ async def test_signal_makes_health_not_serving_before_the_drain_and_stops_after_
         # Draining: health says so, and calls are still answered.
         assert await health(channel) == health_pb2.HealthCheckResponse.NOT_SERVING
         assert await health(channel, "test.Echo") == health_pb2.HealthCheckResponse.NOT_SERVING
+        await up.service.set_ready(True)
+        assert await health(channel) == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert await health(channel, LIVENESS) == health_pb2.HealthCheckResponse.SERVING
         assert metric(up.metrics, "lorrery_service_state", state="draining") == 1
         assert await channel.unary_unary(ECHO)(b"x", timeout=10) == b"x"
         assert not up.task.done()

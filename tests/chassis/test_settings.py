@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from lorrery.chassis.errors import SettingsError
-from lorrery.settings import Settings, load
+from lorrery.settings import Settings, load, origins
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -50,6 +50,19 @@ def test_precedence_is_file_then_environment_then_command_line(tmp_path: Path, m
 def test_file_is_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("LORRERY_CONFIG", str(file(tmp_path, "time_scale = 3.0")))
     assert load().time_scale == 3.0
+
+
+def test_the_environment_counts_in_any_case(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("lorrery_log__level", "debug")
+    assert load().log.level == "debug"
+    assert origins()["log", "level"] == "environment lorrery_log__level"
+    monkeypatch.setenv("Lorrery_Logg", "x")
+    with pytest.raises(SettingsError, match="environment variable Lorrery_Logg names no setting"):
+        load()
+    monkeypatch.delenv("Lorrery_Logg")
+    monkeypatch.setenv("lorrery_router__schedulers", "a:1")
+    with pytest.raises(SettingsError, match="environment variable lorrery_router__schedulers: a JSON list"):
+        load()
 
 
 def test_environment_takes_lists_as_json(monkeypatch: pytest.MonkeyPatch):
@@ -182,8 +195,8 @@ def test_empty_certificate_paths_mean_plain_text():
 
 
 def test_unknown_key_on_the_command_line_is_named():
-    with pytest.raises(SettingsError, match=r"worker\.gpus"):
-        load(overrides=["worker.gpus=2"])
+    with pytest.raises(SettingsError, match=r"worker\.gpu_s"):
+        load(overrides=["worker.gpu_s=2"])
 
 
 def test_settings_do_not_change():

@@ -31,6 +31,7 @@ WITHOUT_OPTIONS = {
     "faults add": (2, "RULE"),
     "faults list": (1, "UNAVAILABLE"),
     "faults clear": (1, "UNAVAILABLE"),
+    "config": (0, "model = "),
     "plan": (0, "KV"),
     "calibrate": (2, "FILE"),
     "cache": (2, "corpus"),

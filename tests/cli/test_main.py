@@ -5,6 +5,7 @@ import types
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.chassis.version import VERSION, core_is_compiled
@@ -38,8 +39,9 @@ async def test_help_of_a_part_is_its_own(part: str):
 
 
 @pytest.mark.parametrize("part", command.PARTS)
-async def test_version_of_a_part(part: str):
-    assert await run("-m", "lorrery.cli", part, "--version") == (0, f"lorrery {part} {VERSION}\n", "")
+def test_version_of_a_part(part: str):
+    done = CliRunner().invoke(command.app, [part, "--version"])
+    assert (done.exit_code, done.output) == (0, f"lorrery {part} {VERSION}\n")
 
 
 async def imported_for(*arguments: str) -> set[str]:

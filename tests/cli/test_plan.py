@@ -122,7 +122,7 @@ def test_several_deployments_are_compared_and_what_does_not_fit_shows_its_sum():
     output = plan("--model", "Llama-3-8B", "--model", "Llama-3-70B", "--gpu", "H100", "--tp", "1", "--tp", "4")
     assert len(re.findall(r"^Llama-3-\d+B on \d x H100-SXM  ", output, re.MULTILINE)) == 4
     assert "0.9 x 80 GB x 1 - 2 GB x 1 - 141.1 GB of weights = -71.1 GB for the KV cache" in output
-    assert all(len(line) <= 124 for line in output.splitlines() if "does not fit on" not in line)
+    assert all(len(line) <= 124 for line in output.splitlines() if " on " not in line or "  " in line)
 
 
 def test_nothing_that_fits_is_an_error():
@@ -240,6 +240,22 @@ def test_the_cluster_file_is_read_as_by_every_command(tmp_path, monkeypatch):
     assert "Llama-2-7B on 2 x H100-SXM" in plan("--gpu", "H100", "--tp", "2", "--set", "worker.gpu=A100")
 
 
+def test_each_group_is_planned_whose_processes_have_several_gpus(tmp_path):
+    file = tmp_path / "fleet.toml"
+    file.write_text(
+        'model = "Llama-2-7B"\n[worker]\ngpus = 8\n[[workers]]\ngpu = "A40"\ngpus = 2\n'
+        '[[workers]]\ngpu = "H100"\ngpus = 4\n'
+    )
+    both = plan("--config", str(file))
+    assert "A40" in both
+    assert "H100" in both
+    assert "Llama-2-7B on 1 x L40S" in plan("--config", str(file), "--gpu", "L40S")
+    out = tmp_path / "plan.json"
+    plan("--config", str(file), "--gpu", "L40S", "--rate", "1", "--requests", "100", "--json", str(out), "--tpot", "9")
+    (found,) = json.loads(out.read_text())["plans"]
+    assert "worker.gpus=1" in found["simulated"]["command"]
+
+
 def test_the_limits_of_the_cluster_file_bound_the_streams(tmp_path):
     at_most_3 = plan(*LLAMA_8B, "--set", "scheduler.running_max_req_size=3")
     assert ": 3 streams, " in at_most_3
@@ -337,3 +353,6 @@ def test_a_plan_says_what_its_step_times_rest_on(tmp_path: Path):
     assert {one["basis"] for one in basis} == {"assumed"}
     assert {"gemm", "attention"} <= {one["part"] for one in basis}
     assert "no measurement of H100" not in plan("--gpu", "H100-SXM")
+    several = " ".join(plan("--gpu", "L40S", "--gpu", "H100-SXM").split())
+    assert "on 1 x L40S: no measurement of L40S: gemm, attention, elementwise; assumed: host, memory_gb," in several
+    assert "on 1 x H100-SXM: fitted: gemm, attention;" in several

@@ -281,7 +281,7 @@ def test_a_deadline_passes_without_a_worker_too(tmp_path: Path) -> None:
         (["--journal", "README.md"], "README.md"),
         (["--steps"], "--steps and --perfetto need --out"),
         (["--adapters", "ghost"], "'ghost' of request 0 is not in adapters.registry"),
-        (["--shards", "3"], "3 schedulers have 2 workers"),
+        (["--shards", "3"], "3 schedulers have 2 worker processes"),
         (["--set", "scheduler.policy=best"], "scheduler.policy"),
         (
             ["--set", "adapters.loading=blocking", "--fault", "adapter_load_failure,at=1"],

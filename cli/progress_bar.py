@@ -1,0 +1,42 @@
+"""How far a simulation is, on a terminal. Imported only where there is one."""
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from lorrery.simulator.run import Progress as RunProgress
+
+
+class ProgressBar:
+    """Shows how far a run is on standard error: requests, simulated time, and how fast it passes."""
+
+    def __init__(self) -> None:
+        self._progress = Progress(
+            TextColumn("[bold]simulate"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            transient=True,
+            auto_refresh=False,
+        )
+        self._bar: TaskID = self._progress.add_task("", total=None, figures="")
+
+    def __enter__(self) -> "ProgressBar":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._progress.stop()
+
+    def look(self, run: RunProgress) -> None:
+        """Show it now."""
+        elapsed = self._progress.tasks[0].elapsed or 0.0
+        rate = run.simulated_seconds / elapsed if elapsed else 0.0
+        self._progress.update(
+            self._bar,
+            completed=run.num_ended,
+            total=run.num_requests or None,
+            figures=f"{run.simulated_seconds:,.0f} s simulated, x {rate:,.0f}",
+            refresh=True,
+        )

@@ -1,0 +1,40 @@
+"""Tables written as TOML are read as the same tables."""
+
+import tomllib
+from datetime import UTC, date, datetime, time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lorrery.chassis.settings import leaves
+from lorrery.chassis.toml import dotted, to_toml, to_value
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
+VALUES = st.recursive(
+    st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | TEXT | st.dates() | st.times()
+    | st.datetimes(timezones=st.none() | st.just(UTC)),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=6,
+)  # fmt: skip
+
+
+@settings(max_examples=40)
+@given(tables=st.dictionaries(TEXT, VALUES, max_size=3))
+def test_any_tables_are_read_back(tables: dict[str, object]):
+    assert tomllib.loads("".join(f"{dotted(key)} = {to_value(value)}\n" for key, value in leaves(tables))) == tables
+    assert tomllib.loads(f"all = {to_value(tables)}") == {"all": tables}
+    assert tomllib.loads(to_toml(tables)) == tables
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (float("inf"), "inf"), (float("-inf"), "-inf"), (float("nan"), "nan"), ({}, "{}"), ([], "[]"),
+        (date(2026, 1, 2), "2026-01-02"), (time(1, 2, 3), "01:02:03"),
+        (datetime(2026, 1, 2, tzinfo=UTC), "2026-01-02T00:00:00+00:00"),
+        ({"a b": 1, "c": None}, '{ "a b" = 1 }'),
+    ],
+)  # fmt: skip
+def test_a_value_is_written_as_toml_has_it(value: object, written: str):
+    assert to_value(value) == written

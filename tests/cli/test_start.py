@@ -1,0 +1,31 @@
+"""What a command does not import, so that it starts quickly."""
+
+import os
+import subprocess
+import sys
+
+SLOW = ("asyncio", "grpc", "jinja2", "matplotlib", "msgspec", "pydantic_settings", "tokenizers")
+RUN = """
+import atexit, sys
+atexit.register(lambda: print("imported:", *[name for name in {names} if name in sys.modules]))
+from lorrery.cli.app import app
+app({arguments})
+"""
+
+
+def imported(names: tuple[str, ...], arguments: list[str]) -> list[str]:
+    """Return which of the modules a command has imported by its end."""
+    code = RUN.format(names=names, arguments=arguments)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("LORRERY_")}
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    last = shown.stdout.splitlines()[-1]
+    assert last.startswith("imported:"), shown.stderr
+    return last.split()[1:]
+
+
+def test_a_simulation_imports_nothing_of_services_text_or_plots() -> None:
+    assert imported((*SLOW, "numpy"), ["simulate", "-n", "2"]) == ["numpy"]
+
+
+def test_the_list_of_commands_imports_neither_settings_nor_numpy() -> None:
+    assert imported((*SLOW, "lorrery.settings", "numpy"), ["--help"]) == []
