@@ -19,20 +19,25 @@ from rich.console import Console
 from bench import (
     clients,
     core,
+    deep_policies,
     deep_queues,
     failures,
     fidelity,
     last_hop,
     live_vs_sim,
     machine,
+    many_streams,
     metrics_cost,
     overload,
     sim_speed,
+    step_cpu,
     tables,
     tracing_cost,
 )
 from bench.client_table import client_table
 from bench.cluster import BenchBrokenError
+from bench.decision_table import decision_table
+from bench.stream_table import stream_table
 from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import LorreryError
 
@@ -61,6 +66,7 @@ class Benchmark(Enum):
     CLIENTS = "clients"
     METRICS = "metrics"
     TRACING = "tracing"
+    STEP_CPU = "step-cpu"
 
 
 @app.command(cls=Command)
@@ -73,7 +79,8 @@ def main(
     repetitions: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Windows of last-hop, clients, metrics and tracing; default: 5, 5, 7 and 7, with --quick 3."
+            min=1,
+            help="Windows of last-hop, clients, metrics, tracing and step-cpu; default: 5, 5, 7, 7 and 5, --quick 3.",
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Short runs and small loads, more noise.")] = False,
@@ -109,6 +116,14 @@ def main(
             )
         results["last_hop"] = [{**asdict(row), "void": row.void} for row in rows]
         console.print(tables.last_hop(rows))
+        with console.status("many streams") as status:
+            edges = _in_loop(
+                lambda: many_streams.measure(
+                    2.0 if quick else 4.0, pairs, lambda what: status.update(f"many streams: {what}")
+                )
+            )
+        results["many_streams"] = [{**asdict(edge), "void": edge.void} for edge in edges]
+        console.print(stream_table(edges))
 
     def run_core() -> None:
         with console.status("core") as status:
@@ -123,6 +138,13 @@ def main(
             rows = _in_loop(deep_queues.measure)
         results["deep_queues"] = [asdict(row) for row in rows]
         console.print(tables.deep_queues(rows))
+        with console.status("deep queues") as status:
+            costs = deep_policies.measure(
+                300 if quick else 1000,
+                lambda row: status.update(f"deep queues: {row.policy}, {row.batching}, {row.memory}"),
+            )
+        results["decisions"] = [asdict(result) for result in costs]
+        console.print(decision_table(costs))
 
     def run_failures() -> None:
         with console.status("failures") as status:
@@ -174,6 +196,15 @@ def main(
         results["metrics"] = asdict(result)
         console.print(tables.metrics_cost(result))
 
+    def run_step_cpu() -> None:
+        pairs = repetitions if repetitions is not None else 3 if quick else 5
+        with console.status("step CPU") as status:
+            rows = _in_loop(
+                lambda: step_cpu.measure(2.0 if quick else 4.0, pairs, lambda what: status.update(f"step CPU: {what}"))
+            )
+        results["step_cpu"] = [asdict(row) for row in rows]
+        console.print(tables.step_cpu(rows))
+
     def run_tracing() -> None:
         rounds = repetitions if repetitions is not None else 3 if quick else 7
         with console.status("tracing") as status:
@@ -197,6 +228,7 @@ def main(
         Benchmark.CLIENTS: run_clients,
         Benchmark.METRICS: run_metrics,
         Benchmark.TRACING: run_tracing,
+        Benchmark.STEP_CPU: run_step_cpu,
     }
     try:
         for benchmark in dict.fromkeys(which or Benchmark):

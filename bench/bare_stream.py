@@ -119,17 +119,24 @@ class BareClient:
 @contextlib.asynccontextmanager
 async def bare_server() -> AsyncIterator[tuple[str, int]]:
     """Run the bare server in a process of its own; yield its address and pid."""
+    async with start_bare("bench.bare_stream") as started:
+        yield started
+
+
+@contextlib.asynccontextmanager
+async def start_bare(module: str, *arguments: str) -> AsyncIterator[tuple[str, int]]:
+    """Run a module in a process of its own until its standard input closes; yield what it prints first, and its pid."""
     pipe = asyncio.subprocess.PIPE
     # A service is started without the folder that it is started from; this one lies there.
     paths = os.pathsep.join(path for path in (_ROOT, os.environ.get("PYTHONPATH")) if path)
-    process = await start_python(["-m", "bench.bare_stream"], stdin=pipe, stdout=pipe, variables={"PYTHONPATH": paths})
+    process = await start_python(["-m", module, *arguments], stdin=pipe, stdout=pipe, variables={"PYTHONPATH": paths})
     assert process.stdin is not None
     assert process.stdout is not None
     try:
         async with asyncio.timeout(_OPEN_SECONDS):
             line = await process.stdout.readline()
         if not line:
-            raise BenchBrokenError("the bare server did not start")
+            raise BenchBrokenError(f"{module} did not start")
         yield line.decode().strip(), process.pid
     finally:
         process.stdin.close()

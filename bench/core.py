@@ -17,8 +17,8 @@ count, though a cold cache after it does: the 99th percentile of a busy machine 
 """
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import count
 from typing import NamedTuple
@@ -31,6 +31,7 @@ from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.devices import TABLES_PACKAGE, Devices
 from lorrery.scheduler.core.plan import Finished, Idle, Plan, Ran
 from lorrery.scheduler.core.policies import QUEUES
+from lorrery.scheduler.core.queues.profile import Profile
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
@@ -86,25 +87,25 @@ def measure(num_steps: int, on_row: Callable[[CoreCost], None] = lambda row: Non
     """Measure every policy of the catalogue at every size; `on_row` is told each result as it comes."""
     rows = []
     for batch in BATCHES:
-        reference_us = _reference_us(batch, num_steps)
+        reference = reference_us(batch, num_steps)
         for policy in QUEUES:
             for pressure in PRESSURES:
                 for waiting in WAITING:
-                    row = _measure_one(policy, pressure, batch, waiting, num_steps, reference_us)
+                    row = _measure_one(policy, pressure, batch, waiting, num_steps, reference)
                     on_row(row)
                     rows.append(row)
     return rows
 
 
-def _measure_one(policy: str, pressure: str, batch: int, waiting: int, num_steps: int, reference_us: float) -> CoreCost:
-    world = _World(build_replica(_settings(policy, pressure, batch)), batch + waiting)
-    world.run(4 * MAX_OUTPUT_TOKENS)  # until the sequences' ages are mixed
-    samples = world.run(num_steps)
-    live = world.run(num_steps, plan_always=False)
-    clock_us = _clock_us()
+def _measure_one(policy: str, pressure: str, batch: int, waiting: int, num_steps: int, reference: float) -> CoreCost:
+    world = World(build_replica(_settings(policy, pressure, batch)), batch + waiting, _sequence)
+    _run(world, 4 * MAX_OUTPUT_TOKENS)  # until the sequences' ages are mixed
+    samples = _run(world, num_steps)
+    live = _run(world, num_steps, plan_always=False)
+    own_us = clock_us()
 
     def us(chosen: list[_Sample]) -> FloatArray:
-        return np.array([sample.nanoseconds for sample in chosen]) / 1e3 - clock_us
+        return np.array([sample.nanoseconds for sample in chosen]) / 1e3 - own_us
 
     prefills = [sample for sample in samples if sample.num_admitted]
     return CoreCost(
@@ -119,7 +120,7 @@ def _measure_one(policy: str, pressure: str, batch: int, waiting: int, num_steps
         prefill_p50_us=_median(us(prefills)),
         mean_admitted=sum(sample.num_admitted for sample in prefills) / max(len(prefills), 1),
         live_mean_us=float(np.mean(us(live))),
-        reference_p50_us=reference_us,
+        reference_p50_us=reference,
     )
 
 
@@ -128,18 +129,27 @@ def _median(values: FloatArray) -> float | None:
 
 
 def _settings(policy: str, pressure: str, batch: int) -> ReplicaSettings:
+    settings = ReplicaSettings(
+        policy, 1, 1, batch_num_adapters=NUM_ADAPTERS, profile=profile() if policy == "pets" else None
+    )
+    return pressed(settings, pressure, batch)
+
+
+def profile() -> Profile:
+    """Return the device's cost profile, for `pets`."""
+    return Devices(read_tables(TABLES_PACKAGE)).profile("A100-80-SXM", "Llama-2-7B", 1, "roofline")
+
+
+def pressed(settings: ReplicaSettings, pressure: str, batch: int) -> ReplicaSettings:
+    """Return settings with limits that hold a batch at about this size by one kind of pressure."""
     total = PROMPT_TOKENS + MAX_OUTPUT_TOKENS
     if pressure == "seats":
         seats, pool = batch, 10 * batch * total
     else:
         # What `batch` sequences hold at half their longest output, and the adapters' share.
         seats, pool = 4 * batch, batch * (PROMPT_TOKENS + MAX_OUTPUT_TOKENS // 2) + 4 * RANK * min(NUM_ADAPTERS, batch)
-    return ReplicaSettings(
-        policy=policy,
-        batch_num_adapters=NUM_ADAPTERS,
-        profile=Devices(read_tables(TABLES_PACKAGE)).profile("A100-80-SXM", "Llama-2-7B", 1, "roofline")
-        if policy == "pets"
-        else None,
+    return replace(
+        settings,
         max_total_token_num=pool,
         max_req_total_len=total,
         running_max_req_size=seats,
@@ -158,63 +168,84 @@ class _Sample(NamedTuple):
     num_running: int
 
 
-class _World:
-    """A device that ends sequences at hidden lengths, and clients that replace each that ends."""
+class World:
+    """A device that ends sequences at hidden lengths, and clients that replace each that ends.
 
-    def __init__(self, replica: Replica, num_requests: int) -> None:
-        self._replica = replica
+    Attributes:
+        replica: what runs them.
+        at_ps: the device's time.
+    """
+
+    def __init__(self, replica: Replica, num_requests: int, make: Callable[[int, int], Sequence]) -> None:
+        """Submit so many requests; `make` returns the sequence of a handle that arrives at a time."""
+        self.replica = replica
+        self.at_ps = 0
+        self._make = make
         self._rng = np.random.default_rng(1)
         self._handles = count()
-        self._at_ps = 0
         self._decode_step = 0
         self._ends: list[tuple[int, int]] = []  # (decode step, handle)
         for _ in range(num_requests):
             self._submit()
 
-    def run(self, num_steps: int, *, plan_always: bool = True) -> list[_Sample]:
-        """Run so many steps and tell what each cost; unless `plan_always`, plan as a live scheduler does."""
-        replica, clock = self._replica, time.thread_time_ns
-        samples = []
-        steps_left = 0
-        plan: Plan | Idle = Idle(None)
-        for _ in range(num_steps):
-            started = clock()
-            if plan_always or not steps_left:
-                plan = replica.plan(self._at_ps)
-            planned = clock() - started
-            assert not isinstance(plan, Idle), "requests wait, so there is something to run"
-            steps_left = (steps_left or plan.max_steps) - 1
-            ran = self._device_step(plan)
-            num_running = replica.num_running
-            started = clock()
-            events = replica.commit(plan, ran)
-            nanoseconds = planned + clock() - started
-            samples.append(_Sample(nanoseconds, plan.decode and not ran.finished, len(plan.joins), num_running))
-            for event in events:
-                if isinstance(event, Finished):
-                    self._submit()
-            if ran.finished:
-                steps_left = 0
-        return samples
+    def next_sequence(self) -> Sequence:
+        """Return one that arrives now."""
+        return self._make(next(self._handles), self.at_ps)
 
-    def _device_step(self, plan: Plan) -> Ran:
-        self._at_ps += _STEP_PS
-        if not plan.decode:
-            for sequence in plan.joins:
-                length = int(self._rng.integers(MIN_OUTPUT_TOKENS, MAX_OUTPUT_TOKENS))
-                heappush(self._ends, (self._decode_step + length - 1, sequence.handle))
-            return Ran(1, self._at_ps)
-        self._decode_step += 1
+    def step(self, plan: Plan) -> Ran:
+        """Run a step of a plan."""
+        self.at_ps += _STEP_PS
         finished: list[tuple[int, FinishReason]] = []
-        while self._ends and self._ends[0][0] <= self._decode_step:
-            finished.append((heappop(self._ends)[1], FinishReason.EOS))
-        return Ran(1, self._at_ps, finished)
+        if plan.decode:
+            self._decode_step += 1
+            while self._ends and self._ends[0][0] <= self._decode_step:
+                handle = heappop(self._ends)[1]
+                if self.replica.running.get(handle) is not None:
+                    finished.append((handle, FinishReason.EOS))
+        for chunk in plan.prefills:
+            if chunk.samples:
+                most = chunk.sequence.budget_tokens
+                length = min(most, int(self._rng.integers(MIN_OUTPUT_TOKENS, MAX_OUTPUT_TOKENS)))
+                heappush(self._ends, (self._decode_step + max(1, length - 1), chunk.sequence.handle))
+        return Ran(1, self.at_ps, finished)
+
+    def replace_finished(self, events: Iterable[object]) -> None:
+        """Submit one more for each that has ended."""
+        for event in events:
+            if isinstance(event, Finished):
+                self._submit()
 
     def _submit(self) -> None:
-        handle = next(self._handles)
-        adapter = Adapter(f"lora-{handle % NUM_ADAPTERS}", RANK)
-        sequence = Sequence(handle, PROMPT_TOKENS, MAX_OUTPUT_TOKENS, self._at_ps, adapter)
-        self._replica.submit(sequence, self._at_ps)
+        self.replica.submit(self.next_sequence(), self.at_ps)
+
+
+def _sequence(handle: int, at_ps: int) -> Sequence:
+    return Sequence(handle, PROMPT_TOKENS, MAX_OUTPUT_TOKENS, at_ps, Adapter(f"lora-{handle % NUM_ADAPTERS}", RANK))
+
+
+def _run(world: World, num_steps: int, *, plan_always: bool = True) -> list[_Sample]:
+    """Run so many steps and tell what each cost; unless `plan_always`, plan as a live scheduler does."""
+    replica, clock = world.replica, time.thread_time_ns
+    samples = []
+    steps_left = 0
+    plan: Plan | Idle = Idle(None)
+    for _ in range(num_steps):
+        started = clock()
+        if plan_always or not steps_left:
+            plan = replica.plan(world.at_ps)
+        planned = clock() - started
+        assert not isinstance(plan, Idle), "requests wait, so there is something to run"
+        steps_left = (steps_left or plan.max_steps) - 1
+        ran = world.step(plan)
+        num_running = replica.num_running
+        started = clock()
+        events = replica.commit(plan, ran)
+        nanoseconds = planned + clock() - started
+        samples.append(_Sample(nanoseconds, plan.decode and not ran.finished, len(plan.joins), num_running))
+        world.replace_finished(events)
+        if ran.finished:
+            steps_left = 0
+    return samples
 
 
 class _Seat:
@@ -227,7 +258,8 @@ class _Seat:
         self.kv_tokens = PROMPT_TOKENS
 
 
-def _reference_us(batch: int, num_steps: int) -> float:
+def reference_us(batch: int, num_steps: int) -> float:
+    """Return the median cost of a step of the plain loop."""
     rng = np.random.default_rng(1)
     lengths = rng.integers(MIN_OUTPUT_TOKENS, MAX_OUTPUT_TOKENS, size=batch * (num_steps + 1)).tolist()
     seats = [_Seat(lengths.pop()) for _ in range(batch)]
@@ -245,10 +277,10 @@ def _reference_us(batch: int, num_steps: int) -> float:
             seats[index] = _Seat(lengths.pop())
         samples.append(time.thread_time_ns() - started)
     # Two intervals are timed for the core, one here; both are freed of their clock.
-    return float(np.median(samples)) / 1e3 - _clock_us() / 2
+    return float(np.median(samples)) / 1e3 - clock_us() / 2
 
 
-def _clock_us() -> float:
+def clock_us() -> float:
     """Return what the clock adds to a sample of two intervals."""
     costs = []
     for _ in range(2000):

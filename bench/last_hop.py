@@ -174,7 +174,7 @@ async def _measure(
             for repetition in range(repetitions):
                 on_progress(f"batch {batch}, repetition {repetition + 1} of {repetitions}")
                 ours = await _window(batch, _cluster_stream(client, batch), pids, window_seconds)
-                await _let_go(cluster)
+                await let_go(cluster)
                 pace = ours.seconds * batch / ours.tokens
 
                 def stream(_index: int, on_tokens: Callable[[int], None], pace: float = pace) -> Any:  # noqa: ANN401
@@ -244,7 +244,7 @@ def _check_running(tasks: Sequence[asyncio.Task[None]]) -> None:
             raise BenchBrokenError("a stream ended by itself")
 
 
-async def _let_go(cluster: LocalCluster) -> None:
+async def let_go(cluster: LocalCluster) -> None:
     """Wait until router and scheduler have forgotten the cancelled streams."""
     end = time.monotonic() + CLOSE_SECONDS
     while True:

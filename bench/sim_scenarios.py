@@ -1,4 +1,4 @@
-"""What bench/sim_speed.py simulates: four loads, each with its cluster.
+"""What bench/sim_speed.py simulates: five loads, each with its cluster.
 
 * vidur: 2,000 requests of a Vidur run with that run's batch rules, and step times fitted to its steps
   (../shared/data/vidur_conv_vllm*.csv). Where the files are absent, as many drawn with the same rate and length
@@ -10,11 +10,14 @@
   only grows.
 * mooncake: the conversation trace as it is, bursts included, on four H100s with Llama-3-8B, chunked prefill, paged KV
   memory, block caches, and placement by prefix. The committed excerpt where ../shared is absent.
+* fleet: the same prompts over 200 adapters (each has its prefixes to itself) on sixteen H100s with 32 places for
+  adapters each, placed by predicted finish, which weighs load, cached prefix, and how long the adapter's load takes.
 """
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -151,9 +154,7 @@ def multi_lora(num_requests: int) -> Scenario:
     rng = np.random.default_rng(2)
     at_seconds = np.cumsum(rng.exponential(1 / MULTI_LORA_RATE, num_requests))
     prompts, outputs = rng.integers(8, 513, (2, num_requests))
-    adapters = {f"lora-{n}": Adapter(f"lora-{n}", RANKS[n % len(RANKS)]) for n in range(NUM_ADAPTERS)}
-    names = list(adapters)
-    chosen = [names[index] for index in uniform_indices(NUM_ADAPTERS, num_requests, rng).tolist()]
+    adapters, chosen = _adapters(num_requests, rng)
     device = _deployment("A10G", "Llama-2-7B")
     replica = ReplicaSettings("req_queue", device.kv_pool_tokens(), 1024, "slora_loop", max_loras=32)
     return _scenario(
@@ -162,12 +163,7 @@ def multi_lora(num_requests: int) -> Scenario:
         device,
         replica,
         adapters=adapters,
-        adapter_load_ps=lambda adapter, tier: load_ps(
-            device.model,
-            adapter_bytes(device.model, adapter.rank),
-            HOST_GB_PER_SECOND,
-            DISK_GB_PER_SECOND if tier is Tier.DISK else None,
-        ),
+        adapter_load_ps=_load_time(device),
     )
 
 
@@ -193,6 +189,38 @@ def mooncake(num_requests: int | None = None) -> Scenario:
     )
     title = f"{path.stem}, block caches, 4 x H100, Llama-3-8B, prefix_match"
     return _scenario(title, columns, device, replica, num_workers=4, placement="prefix_match")
+
+
+def fleet(num_requests: int | None = None) -> Scenario:
+    """Long prompts with shared prefixes, over adapters, on many workers."""
+    one = mooncake(num_requests)
+    adapters, chosen = _adapters(len(one.columns), np.random.default_rng(3))
+    return replace(
+        one,
+        title=f"the same, {NUM_ADAPTERS} adapters, 16 x H100, predicted_finish",
+        columns=replace(one.columns, adapter_ids=chosen),
+        replica=replace(one.replica, max_loras=32),
+        adapters=adapters,
+        adapter_load_ps=_load_time(_deployment("H100-SXM", "Llama-3-8B")),
+        num_workers=16,
+        placement="predicted_finish",
+    )
+
+
+def _adapters(num_requests: int, rng: np.random.Generator) -> tuple[dict[str, Adapter], list[str]]:
+    """Return adapters by name, and the name of each request's, all as popular."""
+    adapters = {f"lora-{n}": Adapter(f"lora-{n}", RANKS[n % len(RANKS)]) for n in range(NUM_ADAPTERS)}
+    names = list(adapters)
+    return adapters, [names[index] for index in uniform_indices(NUM_ADAPTERS, num_requests, rng).tolist()]
+
+
+def _load_time(device: Deployment) -> LoadTime:
+    @cache
+    def of_rank(rank: int, tier: Tier) -> int:
+        disk_gb_per_second = DISK_GB_PER_SECOND if tier is Tier.DISK else None
+        return load_ps(device.model, adapter_bytes(device.model, rank), HOST_GB_PER_SECOND, disk_gb_per_second)
+
+    return lambda adapter, tier: of_rank(adapter.rank, tier)
 
 
 def _scenario(

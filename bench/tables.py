@@ -18,7 +18,8 @@ from bench.last_hop import BARE, CLUSTER, LastHop
 from bench.live_vs_sim import LiveVsSim
 from bench.metrics_cost import AIM_RATIO, SERVICES, MetricsCost
 from bench.overload import Overload
-from bench.sim_speed import BARE_AIM, GROWTH_AIM, LENGTH_AIM, MEMORY_AIM_MB, PEERS, RATE_AIM, Core, SimSpeed
+from bench.sim_speed import BARE_AIM, GROWTH_AIM, LENGTH_AIM, MEMORY_AIM_MB, PEERS, RATE_AIMS, Core, SimSpeed
+from bench.step_cpu import Row as StepCpu
 from bench.tracing_cost import AIM_RATIO as TRACING_AIM
 from bench.tracing_cost import ALL, RATIOS, TracingCost
 
@@ -156,6 +157,24 @@ def tracing_cost(result: TracingCost) -> Group:
     return Group(table, pace, *_notes(result.void, 0.0))
 
 
+def step_cpu(rows: Iterable[StepCpu]) -> Table:
+    """Show what a step costs worker and scheduler, beside bare streams."""
+    table = Table(title="CPU of a step, beside bare gRPC streams with as many messages in the same run")
+    table.add_column("process")
+    for name in ("GPUs x batch", "steps/s", "us/step", "bare, us", "ratio"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(
+            row.process,
+            f"{row.gpus} x {row.batch}",
+            f"{row.steps_per_second:,.0f}",
+            f"{row.step_us:.0f}",
+            f"{row.bare_us:.0f}",
+            f"{row.ratio:.2f}",
+        )
+    return table
+
+
 def deep_queues(rows: Iterable[LoopHold]) -> Table:
     """Show how long the scheduler's loop was held."""
     table = Table(title=f"Deep queues: longest time between two turns of the scheduler's loop (aim: {AIM_MS:g} ms)")
@@ -232,10 +251,13 @@ def sim_speed(result: SimSpeed) -> Group:
     for name, figure, aim in figures:
         values = [figure(core) or 0.0 for core in result.cores]
         aims.add_row(name, *(f"{value:.2f} {_meets(value <= aim)}" for value in values), f"at most {aim:g}")
-    rates = [rows["vidur"].requests_per_second(core) for core in result.cores]
-    aims.add_row(
-        "Vidur's run, requests/s", *(f"{rate:,.0f} {_meets(rate >= RATE_AIM)}" for rate in rates), f"{RATE_AIM:,.0f}"
-    )
+    for load in [name for name in RATE_AIMS if name in rows]:
+        rates = [(rows[load].requests_per_second(core), RATE_AIMS[load].get(core)) for core in result.cores]
+        aims.add_row(
+            f"{load}, requests/s",
+            *(f"{rate:,.0f}" if least is None else f"{rate:,.0f} {_meets(rate >= least)}" for rate, least in rates),
+            " and ".join(f"{least:,.0f} {core}" for core, least in RATE_AIMS[load].items()),
+        )
     for peer, rate_text in PEERS.items():
         aims.add_row(f"for scale: {peer} peer, on another machine", *[""] * (len(result.cores) - 1), rate_text, "")
     peak = rows["uniform"].peak_rss_mb or 0.0

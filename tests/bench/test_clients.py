@@ -2,8 +2,9 @@
 
 import pytest
 
-from bench.clients import Clients, Edges, StreamCount, StreamEvents, Window
+from bench.clients import Clients, Edges, Window
 from bench.mock_servers import PEERS, program_of
+from bench.streams import StreamCount, StreamEvents
 
 ANSWER = b"HTTP/1.1 200 OK\r\n\r\n" + b"1f\r\ndata: {}\n\n\r\n" * 3 + b"data: [DONE]\n\n"
 

@@ -47,7 +47,7 @@ def test_a_whole_measurement_is_shown_and_written(monkeypatch, tmp_path):
     result = measure(TINY, told.append)
     assert any("mooncake" in what for what in told)
     content = json.loads(json.dumps(result.as_json()))
-    assert set(content["rows"]) == {"vidur", "uniform small", "doubled", "uniform", "multi-lora", "mooncake"}
+    assert set(content["rows"]) == {"vidur", "uniform small", "doubled", "uniform", "multi-lora", "mooncake", "fleet"}
     assert all(len(row["cpu_seconds"]["interpreted"]) == 1 for row in content["rows"].values())
     assert content["rows"]["uniform"]["peak_rss_mb"] > 1
     shown = Console(file=io.StringIO(), width=120)

@@ -1,0 +1,107 @@
+"""The yardstick of a step: bare bidirectional gRPC streams that carry as many messages, of the same sizes.
+
+`python -m bench.bare_steps` is a process of one of two parts, told as JSON in its argument. A *sender* stands for the
+worker: on a period it writes one message of pre-serialised bytes to its stream. A *relay* stands for the scheduler: for
+each message that a sender sends it writes one to whoever reads (the benchmark itself stands for the router). gRPC
+options and event loop are the chassis's; there is no protobuf, no decision and no count.
+"""
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import uvloop
+
+from bench.bare_stream import start_bare
+from lorrery.chassis.channel import open_channel
+from lorrery.chassis.sections import TlsSettings
+from lorrery.chassis.server import bind, new_server
+
+SERVICE, SEND, READ = "bench.BareSteps", "Send", "Read"
+Call = grpc.aio.StreamStreamCall[bytes, bytes]
+_Context = grpc.aio.ServicerContext[bytes, bytes]
+
+
+@contextlib.asynccontextmanager
+async def bare_relay(message_bytes: int) -> AsyncIterator[tuple[str, int]]:
+    """Run a relay that writes messages of so many bytes; yield its address and pid."""
+    async with start_bare("bench.bare_steps", json.dumps({"message_bytes": message_bytes})) as started:
+        yield started
+
+
+@contextlib.asynccontextmanager
+async def bare_sender(address: str, period_seconds: float, message_bytes: int) -> AsyncIterator[int]:
+    """Run a sender to a relay; yield its pid."""
+    part = {"address": address, "period_seconds": period_seconds, "message_bytes": message_bytes}
+    async with start_bare("bench.bare_steps", json.dumps(part)) as (_, pid):
+        yield pid
+
+
+def stream(channel: grpc.aio.Channel, method: str) -> Call:
+    """Open a stream of bytes."""
+    call: Call = channel.stream_stream(f"/{SERVICE}/{method}")()
+    return call
+
+
+class _Relay:
+    def __init__(self, message_bytes: int) -> None:
+        self._message = bytes(message_bytes)
+        self._num_waiting = 0
+        self._wake = asyncio.Event()
+
+    async def send(self, messages: AsyncIterator[bytes], _context: _Context) -> None:
+        async for _ in messages:
+            self._num_waiting += 1
+            self._wake.set()
+
+    async def read(self, _messages: AsyncIterator[bytes], context: _Context) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._num_waiting:
+                self._num_waiting -= 1
+                await context.write(self._message)
+
+
+async def _relay(message_bytes: int) -> None:
+    server, relay = new_server(), _Relay(message_bytes)
+    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+        SEND: grpc.stream_stream_rpc_method_handler(relay.send),
+        READ: grpc.stream_stream_rpc_method_handler(relay.read),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    address = bind(server, "127.0.0.1:0", TlsSettings())
+    await server.start()
+    print(address, flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    await server.stop(0.1)
+
+
+async def _send(address: str, period_seconds: float, message_bytes: int) -> None:
+    channel = open_channel(address, TlsSettings())
+    call, message = stream(channel, SEND), bytes(message_bytes)
+    print(address, flush=True)
+    over = asyncio.ensure_future(asyncio.to_thread(sys.stdin.read))
+    loop = asyncio.get_running_loop()
+    due = loop.time()
+    while not over.done():
+        due = max(due + period_seconds, loop.time())
+        await asyncio.wait((over,), timeout=due - loop.time())
+        await call.write(message)
+    call.cancel()
+    await channel.close()
+
+
+def main(part: dict[str, Any]) -> None:
+    """Be the part that is told."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_send(**part) if "address" in part else _relay(**part))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

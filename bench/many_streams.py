@@ -1,0 +1,142 @@
+"""What a token costs a router as it has more streams: 64, 256 and 1,000, over gRPC and over HTTP.
+
+One cluster for each number of streams, all alike but for the length of a step, which is such that each gives
+`TOKENS_PER_SECOND`: what the numbers differ in is then what a stream costs by being there, and not how hard the router
+works. The windows of all six take turns in one run; each round gives one ratio, and the medians are reported.
+
+CPU is user and system time of the router's process alone, divided by the tokens that it wrote in the window. A router
+that is late puts several tokens into a message, which costs as much as one: so what a message costs stands beside it.
+The clients are this process and read nothing of what they get. Opening and closing are outside the windows.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass
+from statistics import median
+
+from bench.cluster import BenchBrokenError, measured_cluster
+from bench.last_hop import let_go
+from bench.meter import BUSY_SHARE, Meter
+from bench.scrape import Reading, fetch
+from bench.streams import StreamCount, grpc_streams, our_target, sse_streams
+from lorrery.local.cluster import LocalCluster
+
+NUM_STREAMS = (64, 256, 1000)
+TOKENS_PER_SECOND = 5000
+AIM_RATIO = 0.9
+SETTLE_SECONDS = 1.5
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One measured window.
+
+    Attributes:
+        tokens: that the router wrote.
+        messages: in which it wrote them.
+        cpu_seconds: of the router's process.
+        client_share: of a core, that the clients took.
+        lag_seconds: of the router, at p99: how late frames were handed out.
+    """
+
+    seconds: float
+    tokens: float
+    messages: float
+    cpu_seconds: float
+    client_share: float
+    lag_seconds: float
+
+    @property
+    def us_per_token(self) -> float:
+        """CPU microseconds of the router for each token."""
+        return self.cpu_seconds / self.tokens * 1e6
+
+    @property
+    def us_per_message(self) -> float:
+        """CPU microseconds of the router for each message."""
+        return self.cpu_seconds / self.messages * 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class ManyStreams:
+    """The windows of one edge, by number of streams; those of one place were measured one after another."""
+
+    edge: str
+    windows: dict[int, list[Window]]
+
+    def median(self, num_streams: int, value: Callable[[Window], float]) -> float:
+        """Return the median of a value over the windows of so many streams."""
+        return median(map(value, self.windows[num_streams]))
+
+    def ratio(self, num_streams: int) -> float:
+        """Return tokens per CPU second of the router / those with the fewest streams; median of the rounds."""
+        fewest = self.windows[min(self.windows)]
+        rounds = zip(fewest, self.windows[num_streams], strict=True)
+        return median(few.us_per_token / many.us_per_token for few, many in rounds)
+
+    @property
+    def void(self) -> str:
+        """Why the figures say nothing; empty if they do."""
+        busy = max(window.client_share for windows in self.windows.values() for window in windows)
+        return f"the {self.edge} clients took {busy:.0%} of a core" if busy > BUSY_SHARE else ""
+
+
+async def measure(
+    window_seconds: float, repetitions: int, on_progress: Progress = lambda what: None
+) -> list[ManyStreams]:
+    """Measure both edges with each number of streams.
+
+    Raises:
+        BenchBrokenError: a stream failed or ended.
+        LorreryError: a cluster did not start.
+    """
+    edges: dict[str, Callable[[LocalCluster, int], AbstractAsyncContextManager[StreamCount]]] = {
+        "gRPC": lambda cluster, num: grpc_streams(cluster.router_address, num),
+        "HTTP": lambda cluster, num: sse_streams(our_target(cluster, num), num),
+    }
+    found = {edge: ManyStreams(edge, {num: [] for num in NUM_STREAMS}) for edge in edges}
+    async with AsyncExitStack() as stack:
+        clusters = {num: await stack.enter_async_context(_cluster(num)) for num in NUM_STREAMS}
+        for repetition in range(repetitions):
+            for edge, streams in edges.items():
+                for num, cluster in clusters.items():
+                    on_progress(f"{num} streams over {edge}, repetition {repetition + 1} of {repetitions}")
+                    found[edge].windows[num].append(await _window(cluster, streams(cluster, num), window_seconds))
+    return list(found.values())
+
+
+def _cluster(num_streams: int) -> AbstractAsyncContextManager[LocalCluster]:
+    return measured_cluster(
+        [
+            f"scheduler.max_num_seqs={num_streams}",
+            "worker.step_time=constant",
+            f"worker.constant.step_ms={1000 * num_streams / TOKENS_PER_SECOND:g}",
+        ]
+    )
+
+
+async def _window(cluster: LocalCluster, streams: AbstractAsyncContextManager[StreamCount], seconds: float) -> Window:
+    async with streams as count:
+        await asyncio.sleep(SETTLE_SECONDS)
+        before = await asyncio.to_thread(fetch, cluster.metrics_address("router"))
+        meter = Meter({"router": cluster.processes["router"].pid, "client": os.getpid()})
+        await asyncio.sleep(seconds)
+        usage = meter.read()
+        after = await asyncio.to_thread(fetch, cluster.metrics_address("router"))
+    await let_go(cluster)
+    shown = Reading.parse(after).since(Reading.parse(before))
+    tokens, messages = (shown.total(f"lorrery_router_{name}_total") for name in ("output_tokens", "messages"))
+    if count.failure or not tokens:
+        raise BenchBrokenError(f"a stream failed: {count.failure or 'no token came'}")
+    return Window(
+        usage["router"].wall_seconds,
+        tokens,
+        messages,
+        usage["router"].cpu_seconds,
+        usage["client"].cpu_share,
+        shown.quantile("lorrery_router_lag_wall_seconds", 0.99) or 0.0,
+    )
