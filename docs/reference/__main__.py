@@ -1,5 +1,6 @@
-"""Write the pages of docs/ that are made from the code: `python -m docs.reference`, or `make docs`."""
+"""Write pages of docs/ and the chart's schema, made from the code: `python -m docs.reference`, or `make docs`."""
 
+from docs.reference.chart_schema import chart_schema
 from docs.reference.engines_page import engines_page
 from docs.reference.grpc_page import grpc_page
 from docs.reference.metrics_page import metrics_page
@@ -13,6 +14,7 @@ PAGES = {
     "serve.md": serve_page,
     "metrics.md": metrics_page,
     "engines.md": engines_page,
+    "../deploy/helm/lorrery/values.schema.json": chart_schema,
 }
 
 for name, page in PAGES.items():

@@ -24,8 +24,9 @@ curl http://127.0.0.1:8000/v1/models
   503 until a worker is attached, and again when none is left.
 * SIGINT and SIGTERM let running requests end, for `--shutdown-timeout` seconds at most; a second one kills.
 * It listens on 127.0.0.1 unless `--host` says otherwise. vLLM listens on every address: give `--host 0.0.0.0`.
-* Where a flag is not given, vLLM's default holds: first come first served, chunked prefill, paged KV cache, prefix
-  cache, one adapter on the GPU, for whose load the step waits. `--max-model-len` is {{max_model_len:,}}; vLLM takes the
+* Where a flag is not given, what `engine = "vllm"` sets holds ([engines.md](engines.md)): first come first served,
+  chunked prefill, limits by GPU, paged KV cache, prefix cache, one adapter on the GPU, for whose load the step waits,
+  and vLLM's host time and kernels. `--max-model-len` is {{max_model_len:,}}; vLLM takes the
   model's own.
 * An adapter is `NAME=RANK`, `NAME=PATH` where PATH has an `adapter_config.json`, or vLLM's JSON. Nothing is downloaded,
   and of a PATH only the rank and the projections count. More are loaded by `POST /v1/load_lora_adapter`.

@@ -31,6 +31,9 @@ it another value; the later one wins:
 | environment | `LORRERY_SCHEDULER__POLICY=fcfs` |
 | command line | `--set scheduler.policy=fcfs` |
 
+An `engine` sets many at once ([engines.md](engines.md)). `lorrery config` prints the settings that hold, each with
+where it comes from.
+
 Unknown keys, values out of bounds and settings that exclude each other are refused, with a message that names the key.
 Durations are in seconds: *device seconds*, which `time_scale` stretches, where that is said, otherwise wall time.
 Bytes and token counts are whole numbers; GB is 10^9 bytes.

@@ -2,17 +2,16 @@
 
 import asyncio
 import importlib.util
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 from types import ModuleType
 
 import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-SCRIPT = Path(__file__).parents[2] / "deploy" / "healthcheck.py"
+from tests.deploy.probes import SCRIPT
+from tests.deploy.probes import healthcheck as run
+
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -38,16 +37,6 @@ async def servicer_and_address() -> AsyncIterator[tuple[health.aio.HealthService
     await server.start()
     yield servicer, f"127.0.0.1:{port}"
     await server.stop(None)
-
-
-async def run(*arguments: str) -> tuple[int, str]:
-    """Run the script as compose does; (exit status, output)."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-I", "-S", str(SCRIPT), *arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    output, _ = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, output.decode()
 
 
 async def test_a_serving_server_is_healthy(servicer_and_address: tuple[health.aio.HealthServicer, str]) -> None:
@@ -158,6 +147,7 @@ async def test_padding_pings_and_split_messages_are_understood() -> None:
 
 
 async def test_a_call_without_an_address_says_how_to_call_it() -> None:
-    code, output = await run("router")
-    assert code == 1
-    assert "usage" in output
+    for arguments in (["router"], ["--cert", "a.pem", "127.0.0.1:1"], ["--tls"], ["--no-such", "127.0.0.1:1"]):
+        code, output = await run(*arguments)
+        assert code == 1
+        assert "usage" in output

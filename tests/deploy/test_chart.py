@@ -1,0 +1,519 @@
+"""The Helm chart: what it renders is what Kubernetes takes, what the services read, and where they listen."""
+
+import functools
+import ipaddress
+import json
+import re
+import shutil
+import tarfile
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lorrery.settings import Settings, load
+from tests.deploy import kubernetes
+from tests.deploy.asked import check_series
+from tests.deploy.chart import (
+    CASES,
+    CHART,
+    NAMESPACE,
+    PROGRAM,
+    RELEASE,
+    Document,
+    Labels,
+    Pod,
+    helm,
+    kind,
+    pods,
+    pods_of,
+    rendered,
+    selects,
+    template,
+)
+from tests.deploy.files import DASHBOARDS, DEPLOY, RULES
+
+pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason="helm has no wheel for this platform")
+
+each_case = pytest.mark.parametrize("case", CASES)
+SERVICES = ("router", "scheduler", "worker")
+GRPC_PORTS = {"router": 50051, "scheduler": 50052, "worker": 50053}
+
+
+@functools.cache
+def services(case: str) -> tuple[tuple[Pod, Settings], ...]:
+    """Return the pods of services, each with what its process reads: the ConfigMap's file, and its environment."""
+    return tuple((pod, _settings_of(case, pod)) for pod in pods(case) if pod.component in SERVICES)
+
+
+def _settings_of(case: str, pod: Pod) -> Settings:
+    (config,) = (one for one in kind(rendered(case), "ConfigMap") if "cluster.toml" in one["data"])
+    mounts = {mount["name"]: mount["mountPath"] for mount in pod.container["volumeMounts"]}
+    name = config["metadata"]["name"]
+    (volume,) = (one for one in pod.spec["volumes"] if one.get("configMap", {}).get("name") == name)
+    assert pod.environment["LORRERY_CONFIG"] == f"{mounts[volume['name']]}/cluster.toml"
+    with pytest.MonkeyPatch.context() as patch, tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+        for variable, value in pod.environment.items():
+            patch.setenv(variable, value)
+        file.write(config["data"]["cluster.toml"])
+        file.flush()
+        return load(Path(file.name))
+
+
+@each_case
+def test_helm_finds_no_fault(case: str) -> None:
+    result = helm("lint", "--strict", CHART, "--values", CASES[case])
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "WARNING" not in result.stdout
+
+
+@each_case
+@pytest.mark.parametrize("version", kubernetes.VERSIONS)
+def test_kubernetes_takes_every_document(case: str, version: str) -> None:
+    found = {
+        f"{one['kind']} {one['metadata']['name']}": faults
+        for one in rendered(case)
+        if (faults := kubernetes.faults(one, version))
+    }
+    assert found == {}
+
+
+def test_a_misspelt_field_is_found() -> None:
+    (service, *_) = kind(rendered("minimal"), "Service")
+    wrong = {**service, "spec": {**service["spec"], "selectr": {}}}
+    assert "selectr" in "".join(kubernetes.faults(wrong, kubernetes.VERSIONS[0]))
+    (monitor,) = kind(rendered("everything"), "ServiceMonitor")
+    wrong = {**monitor, "spec": {**monitor["spec"], "joblabel": "x"}}
+    assert "joblabel" in "".join(kubernetes.faults(wrong, kubernetes.VERSIONS[0]))
+
+
+@each_case
+def test_names_are_unique_and_fit(case: str) -> None:
+    names = [(one["kind"], one["metadata"]["name"]) for one in rendered(case)]
+    assert len(set(names)) == len(names)
+    assert max(len(name) for _, name in names) <= 52, "a Job's pods, and a StatefulSet's, append to it"
+
+
+@each_case
+def test_every_service_reads_its_settings_and_listens_at_its_ports(case: str) -> None:
+    for pod, settings in services(case):
+        own = getattr(settings, pod.component)
+        listening = {"grpc": own.listen, "metrics": own.metrics}
+        if pod.component == "router":
+            listening |= {"http": own.http}
+            listening |= {name.removesuffix("_grpc"): port.listen for name, port in own.engine_ports().items()}
+        assert {name: int(address.rpartition(":")[2]) for name, address in listening.items()} == pod.ports
+        for address in listening.values():
+            assert ipaddress.ip_address(address.rpartition(":")[0].strip("[]")).is_unspecified
+        assert pod.ports["grpc"] == GRPC_PORTS[pod.component]
+        assert pod.container["args"] == [f"lorrery.{pod.component}"]
+
+
+@each_case
+def test_routers_and_workers_dial_schedulers_that_there_are(case: str) -> None:
+    (owner,) = kind(rendered(case), "StatefulSet")
+    name = owner["metadata"]["name"]
+    (governing,) = (
+        one for one in kind(rendered(case), "Service") if one["metadata"]["name"] == owner["spec"]["serviceName"]
+    )
+    assert governing["spec"]["clusterIP"] == "None"
+    assert selects(governing["spec"]["selector"], owner["spec"]["template"]["metadata"]["labels"])
+    hosts = [
+        f"{name}-{shard}.{governing['metadata']['name']}.{NAMESPACE}.svc.cluster.local:{GRPC_PORTS['scheduler']}"
+        for shard in range(owner["spec"]["replicas"])
+    ]
+    workers = dict.fromkeys(hosts, 0)
+    for pod, settings in services(case):
+        if pod.component == "router":
+            assert list(settings.router.schedulers) == hosts
+        elif pod.component == "worker":
+            workers[settings.worker.scheduler] += pod.owner["spec"].get("replicas", 1)
+    assert set(workers) == set(hosts)
+    assert max(workers.values()) - min(workers.values()) <= 1, "dealt evenly"
+
+
+def test_the_groups_of_workers_are_those_of_the_settings() -> None:
+    kinds: dict[str, int] = {}
+    for pod, settings in services("fleet"):
+        assert sum(group.count for group in settings.workers) == 5
+        if pod.component == "worker":
+            worker = settings.worker
+            described = f"{worker.gpu} {worker.tensor_parallel} {worker.weight_dtype} {worker.kv_dtype}"
+            kinds[described] = kinds.get(described, 0) + pod.owner["spec"]["replicas"]
+            assert worker.name == pod.name
+    assert kinds == {"H100-SXM 1 fp8 bfloat16": 3, "L40S 2 fp8 fp8": 2}
+
+
+def test_a_whole_settings_file_is_taken_and_values_win_over_it() -> None:
+    documents = template("--set-file", f"config={DEPLOY / 'mixed.toml'}", "--set", "settings.scheduler.policy=vtc_fair")
+    (config,) = kind(documents, "ConfigMap")
+    written = tomllib.loads(config["data"]["cluster.toml"])
+    given = tomllib.loads((DEPLOY / "mixed.toml").read_text(encoding="utf-8"))
+    assert written["adapters"] == given["adapters"]
+    assert written["scheduler"]["policy"] == "vtc_fair"
+    assert written["scheduler"]["placement"] == given["scheduler"]["placement"]
+    assert [(group["gpu"], group["count"]) for group in written["workers"]] == [("H100-SXM", 1), ("L40S", 2)]
+    replicas = {
+        pod.environment["LORRERY_WORKER__GROUP"]: pod.owner for pod in pods_of(documents) if pod.component == "worker"
+    }
+    assert {group: owner["spec"]["replicas"] for group, owner in replicas.items()} == {"0": 1, "1": 2}
+
+
+def test_settings_of_every_shape_survive() -> None:
+    (config,) = kind(rendered("fleet"), "ConfigMap")
+    written = tomllib.loads(config["data"]["cluster.toml"])
+    given = yaml.safe_load(CASES["fleet"].read_text(encoding="utf-8"))["settings"]
+
+    def holds(inner: Any, outer: Any) -> bool:
+        return all(holds(inner[key], outer[key]) for key in inner) if isinstance(inner, dict) else inner == outer
+
+    assert holds(given, written)
+    assert isinstance(written["scheduler"]["max_req_input_len"], int)
+
+
+@each_case
+def test_a_stop_leaves_time_for_the_whole_drain(case: str) -> None:
+    for pod, settings in services(case):
+        hook = pod.container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ["sleep", "0"])
+        needed = getattr(settings, pod.component).drain_seconds + float(hook[1])
+        assert needed + 5 <= pod.spec["terminationGracePeriodSeconds"] <= needed + 15
+
+
+@each_case
+def test_probes_ask_the_port_of_grpc_in_a_way_that_the_server_answers(case: str) -> None:
+    for pod, settings in services(case):
+        assert len(pod.probes) == 3
+        for probe in pod.probes.values():
+            if settings.server_tls.cert is None:
+                assert probe["grpc"]["port"] == pod.ports["grpc"]
+            else:  # the kubelet speaks no TLS
+                *program, cert, _, key, address = probe["exec"]["command"][:9]
+                assert program == ["python", "-I", "-S", "/opt/healthcheck.py", "--cert"]
+                assert (cert, key) == (str(settings.server_tls.cert), str(settings.server_tls.key))
+                assert address == f"127.0.0.1:{pod.ports['grpc']}"
+
+
+@each_case
+def test_files_that_settings_name_are_mounted(case: str) -> None:
+    for pod, settings in services(case):
+        volumes = {volume["name"]: volume for volume in pod.spec["volumes"]}
+        mounts = {
+            mount["mountPath"]: volumes[mount["name"]]
+            for mount in pod.container["volumeMounts"]
+            if mount["name"] != "state"
+        }
+        paths = [
+            getattr(side, name) for side in (settings.server_tls, settings.client_tls) for name in ("cert", "key", "ca")
+        ]
+        for path in [*paths, settings.router.keys, settings.cluster_token]:
+            if path is not None:
+                secret = mounts[str(path.parent)]["secret"]
+                assert path.name in {item["key"] for item in secret.get("items", [])} | {"tls.crt", "tls.key", "ca.crt"}
+    for pod in pods(case):
+        for mount in pod.container["volumeMounts"]:
+            assert mount.get("readOnly") or mount["mountPath"] in ("/tmp", "/var/lib/lorrery")
+
+
+def test_with_credentials_every_service_asks_for_them() -> None:
+    for case, demanded in (("secure", False), ("everything", True)):
+        secrets = set()
+        for pod, settings in services(case):
+            assert settings.cluster_token is not None
+            assert settings.server_tls.cert is not None
+            assert (settings.router.keys is not None) == (pod.component == "router")
+            assert (settings.server_tls.ca is not None) == (pod.component != "router" or demanded)
+            assert settings.client_tls.ca is not None
+            secrets |= {one["secret"]["secretName"] for one in pod.spec["volumes"] if one["name"] == "tls"}
+        assert len(secrets) == len(SERVICES), "each service shows a certificate of its own role"
+
+
+@each_case
+def test_every_pod_is_locked_down(case: str) -> None:
+    for pod in pods(case):
+        assert pod.spec["automountServiceAccountToken"] is False
+        assert pod.spec["enableServiceLinks"] is False, "LORRERY_ROUTER_PORT is no setting"
+        assert pod.spec["securityContext"]["runAsNonRoot"] is True
+        assert pod.spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod.container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        resources = pod.container["resources"]
+        assert {"cpu", "memory"} <= resources["requests"].keys()
+        assert case == "fleet" or "memory" in resources["limits"]
+        assert "hostNetwork" not in pod.spec
+
+
+@each_case
+def test_services_and_budgets_select_pods_and_name_their_ports(case: str) -> None:
+    everyone = list(pods(case))
+    for service in kind(rendered(case), "Service"):
+        behind = [pod for pod in everyone if selects(service["spec"]["selector"], pod.labels)]
+        assert len({pod.component for pod in behind}) == 1, service["metadata"]["name"]
+        for port in service["spec"]["ports"]:
+            assert any(pod.ports.get(port["targetPort"]) == port["port"] for pod in behind), port
+    for budget in kind(rendered(case), "PodDisruptionBudget"):
+        assert any(selects(budget["spec"]["selector"]["matchLabels"], pod.labels) for pod in everyone)
+    for owner in rendered(case):
+        if "selector" in owner.get("spec", {}) and "template" in owner["spec"]:
+            mine = [pod for pod in everyone if selects(owner["spec"]["selector"]["matchLabels"], pod.labels)]
+            assert [pod.owner for pod in mine] == [owner], "pods of two owners would be taken for each other's"
+
+
+# --- who may reach whom ---
+
+STRANGER: Labels = {"app": "stranger"}
+
+
+def may_call(
+    documents: tuple[Document, ...], target: Pod, port: int, labels: Labels, namespace: str = NAMESPACE
+) -> bool:
+    """Say as Kubernetes does whether a pod may open a connection to another."""
+    policies = [
+        one["spec"]
+        for one in kind(documents, "NetworkPolicy")
+        if selects(one["spec"]["podSelector"]["matchLabels"], target.labels)
+    ]
+    names = {"kubernetes.io/metadata.name": namespace}
+
+    def matches(peer: Document) -> bool:
+        if "ipBlock" in peer:
+            return False
+        if "namespaceSelector" in peer:
+            here = selects(peer["namespaceSelector"].get("matchLabels", {}), names)
+        else:
+            here = namespace == NAMESPACE
+        return here and selects(peer.get("podSelector", {}).get("matchLabels", {}), labels)
+
+    return not policies or any(
+        ("from" not in rule or any(map(matches, rule["from"])))
+        and any(allowed["port"] == port for allowed in rule["ports"])
+        for policy in policies
+        for rule in policy["ingress"]
+    )
+
+
+@each_case
+def test_only_the_clusters_own_reach_schedulers_and_nobody_workers(case: str) -> None:
+    documents = rendered(case)
+    by_component = {pod.component: pod for pod in pods(case)}
+    for target in by_component.values():
+        reached = {
+            caller.component
+            for caller in by_component.values()
+            for port in target.ports.values()
+            if port != 9100 and may_call(documents, target, port, caller.labels)
+        }
+        if target.component == "scheduler":
+            assert reached == {"router", "worker"}
+        elif target.component != "router":
+            assert reached == set()
+        else:
+            assert {"loadgen", "web"} & by_component.keys() <= reached
+        for port in target.ports.values():
+            from_outside = may_call(documents, target, port, STRANGER, "elsewhere")
+            assert from_outside == (
+                target.component == "router" and port != 9100 and case not in ("secure", "everything")
+            )
+            assert may_call(documents, target, port, STRANGER, "monitoring") or port != 9100
+    if case == "secure":
+        assert may_call(documents, by_component["router"], 8000, STRANGER, "apps")
+        assert not may_call(documents, by_component["scheduler"], 50052, STRANGER, "apps")
+
+
+# --- what is watched ---
+
+
+def test_dashboards_and_rules_are_those_of_the_tree() -> None:
+    documents = rendered("everything")
+    shown = {name: text for one in kind(documents, "ConfigMap") for name, text in one["data"].items()}
+    for path in DASHBOARDS:
+        assert shown[path.name] == path.read_text(encoding="utf-8")
+    (rules,) = kind(documents, "PrometheusRule")
+    groups = [group for path in RULES for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]]
+    assert sorted(rules["spec"]["groups"], key=json.dumps) == sorted(groups, key=json.dumps)
+
+
+def test_every_process_is_scraped_once_under_the_job_that_dashboards_ask_for() -> None:
+    documents = rendered("everything")
+    (monitor,) = kind(documents, "ServiceMonitor")
+    (endpoint,) = monitor["spec"]["endpoints"]
+    label = monitor["spec"]["jobLabel"]
+    jobs: dict[str, list[str]] = {}
+    for service in kind(documents, "Service"):
+        watched = selects(monitor["spec"]["selector"]["matchLabels"], service["metadata"]["labels"])
+        if watched and endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}:
+            for pod in pods("everything"):
+                if selects(service["spec"]["selector"], pod.labels) and pod.owner["kind"] != "Pod":
+                    jobs.setdefault(pod.owner["metadata"]["name"], []).append(service["metadata"]["labels"][label])
+    assert sorted(job for found in jobs.values() for job in found) == ["loadgen", "router", "scheduler", "worker"]
+
+
+# --- values ---
+
+KEDA = "worker.autoscaling.by=keda,worker.autoscaling"
+
+
+def groups(*names: str) -> str:
+    return ",".join(f"workers[{index}].name={name},workers[{index}].replicas=1" for index, name in enumerate(names))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("router.replicas=two", "router.replicas: Invalid type. Expected: integer, given: string"),
+        ("router.replica=2", "router: Additional property replica is not allowed"),
+        ("settings.scheduler.max_num_seq=5", "settings.scheduler: Additional property max_num_seq is not allowed"),
+        ("settings.worker.startup_seconds=-1", "startup_seconds: Must be greater than or equal to 0"),
+        ("settings.router.listen=0.0.0.0:1", "settings.router: Additional property listen is not allowed"),
+        ("workers[0].name=H100_1", "workers.0.name: Does not match pattern"),
+        ("scheduler.replicas=3", "scheduler.replicas is 3, and there are 2 workers in all"),
+        ("tls.enabled=true", "the name of a Secret with tls.crt"),
+        ("config=x = ", "config: no TOML"),
+        ('config=tracing.headers.key = "s3cret"', "tracing.headers (key) would be in a ConfigMap"),
+        ("settings.tracing.headers.key=s3cret", "settings.tracing: Additional property headers is not allowed"),
+        (f"{groups('a', 'b')},workers[2].name=a,workers[2].replicas=1", "two groups have the name a;"),
+        (f"{KEDA}.minReplicas=9", "minReplicas is 9, and maxReplicas 8"),
+        (f"{KEDA}.waitingPerWorker=0,worker.autoscaling.timeToFirstTokenSeconds=0", "are both 0"),
+    ],
+)
+def test_a_mistake_is_refused_and_named(value: str, message: str) -> None:
+    result = helm("template", CHART, "--set", value)
+    assert result.returncode != 0
+    assert message in result.stderr
+    assert "s3cret" not in result.stderr
+
+
+def test_the_same_values_render_the_same() -> None:
+    assert tuple(template("--values", CASES["everything"])) == rendered("everything")
+
+
+def test_settings_roll_the_pods_and_a_number_of_workers_does_not() -> None:
+    before = {
+        pod.owner["metadata"]["name"]: pod.owner["spec"]["template"]
+        for pod in pods("minimal")
+        if pod.component in SERVICES
+    }
+
+    def changed(*values: str) -> set[str]:
+        options = [word for value in values for word in ("--set", value)]
+        after = {
+            pod.owner["metadata"]["name"]: pod.owner["spec"]["template"]
+            for pod in pods_of(template(*options))
+            if pod.component in SERVICES
+        }
+        return {name for name in before if before[name] != after[name]}
+
+    assert changed("settings.scheduler.max_num_seqs=7") == set(before)
+    assert changed("worker.replicas=5", "router.replicas=3") == set()
+
+
+def test_other_load_is_another_job() -> None:
+    (first,) = kind(rendered("secure"), "Job")
+    (second,) = kind(template("--values", CASES["secure"], "--set", "loadgen.args={--rate,4}"), "Job")
+    assert first["metadata"]["name"] != second["metadata"]["name"]
+
+
+def test_a_package_holds_the_tree_s_files_themselves(tmp_path: Path) -> None:
+    result = helm("package", CHART, "--destination", tmp_path)
+    assert result.returncode == 0, result.stderr
+    (path,) = tmp_path.glob("lorrery-*.tgz")
+    with tarfile.open(path) as package:
+        held = {member.name: member for member in package.getmembers()}
+        assert all(member.isfile() for member in held.values())
+        assert not any("/ci/" in name for name in held)
+        for source in (*DASHBOARDS, *RULES, DEPLOY / "cluster.toml"):
+            (name,) = (name for name in held if Path(name).name == source.name and "/files/" in name)
+            file = package.extractfile(held[name])
+            assert file is not None
+            assert file.read() == source.read_bytes()
+
+
+# --- autoscaling ---
+
+
+def pod_name(deployment: str) -> str:
+    """Return the name of one of its pods, as Kubernetes makes it: from at most 58 characters of its ReplicaSet's."""
+    return f"{deployment}-6d4cf56db6-"[:58] + "x7k2p"
+
+
+def test_each_group_is_scaled_by_series_that_its_workers_show() -> None:
+    documents = rendered("autoscaling")
+    owners = {one["metadata"]["name"]: one for one in kind(documents, "Deployment")}
+    scaled = kind(documents, "ScaledObject")
+    assert [one["spec"]["scaleTargetRef"]["name"] for one in scaled] == [
+        name for name in sorted(owners) if "-worker-" in name
+    ]
+    for one in scaled:
+        name = one["spec"]["scaleTargetRef"]["name"]
+        assert "replicas" not in owners[name]["spec"], "two would set the number"
+        for trigger in one["spec"]["triggers"]:
+            query = trigger["metadata"]["query"]
+            check_series(name, re.sub(r'"[^"]*"', '""', query))
+            (pattern,) = re.findall(r'pod=~"([^"]+)"', query)
+            assert [other for other in owners if re.fullmatch(pattern, pod_name(other))] == [name]
+
+
+def test_the_metrics_that_a_pod_autoscaler_asks_for_are_made_of_series_that_there_are() -> None:
+    rules = yaml.safe_load((DEPLOY / "helm" / "prometheus-adapter.yaml").read_text(encoding="utf-8"))["rules"]["custom"]
+    for rule in rules:
+        (series,) = re.findall(r'__name__="([^"]+)"', rule["seriesQuery"])
+        check_series("prometheus-adapter", series)
+    made = {rule["name"]["as"] for rule in rules}
+    (scaler,) = kind(rendered("everything"), "HorizontalPodAutoscaler")
+    assert {metric["pods"]["metric"]["name"] for metric in scaler["spec"]["metrics"]} == made
+
+
+def test_what_waits_is_counted_by_gpu_and_not_by_pod() -> None:
+    waiting, per_worker = "vllm_num_requests_waiting", 4
+    thresholds = {
+        one["metadata"]["name"]: {
+            trigger["name"]: trigger["metadata"]["threshold"] for trigger in one["spec"]["triggers"]
+        }
+        for one in kind(rendered("autoscaling"), "ScaledObject")
+    }
+    assert thresholds == {
+        f"{RELEASE}-lorrery-worker-{group}": {"waiting": str(per_worker * gpus), "time-to-first-token": "1.5"}
+        for group, gpus in (("h100", 8), ("l40s", 2))
+    }
+    (scaler,) = kind(rendered("everything"), "HorizontalPodAutoscaler")
+    targets = {
+        metric["pods"]["metric"]["name"]: metric["pods"]["target"]["averageValue"]
+        for metric in scaler["spec"]["metrics"]
+    }
+    assert targets[waiting] == str(per_worker * 2)
+    gpus = {
+        settings.workers[settings.worker.group or 0].gpus
+        for pod, settings in services("everything")
+        if pod.component == "worker"
+    }
+    assert gpus == {2}
+
+
+@pytest.mark.parametrize("group", ["ab", "abc"])
+def test_names_of_pods_that_kubernetes_would_cut_are_refused_where_keda_asks_by_them(group: str) -> None:
+    release = "the-inference-of-our-european-customers-2"
+    result = helm("template", release, CHART, "--set", f"{KEDA}.minReplicas=1,{groups(group)}")
+    name = f"{release[:36]}-worker-{group}"
+    fits = len(name) <= 46
+    assert pod_name(name).startswith(f"{name}-6d4cf56db6-") == fits
+    assert (result.returncode == 0) == fits
+    assert fits or f"the Deployment {name} has a name of 47 characters" in result.stderr
+
+
+@pytest.mark.parametrize(("monitored", "warned"), [("true", False), ("false", True)])
+def test_a_note_says_that_nothing_reads_the_metrics_that_workers_are_scaled_by(
+    tmp_path: Path, monitored: str, warned: bool
+) -> None:
+    chart = shutil.copytree(CHART, tmp_path / "lorrery")
+    # `helm template` leaves notes out, so a document has them.
+    text = 'note: {{ include (print $.Template.BasePath "/NOTES.txt") . | toJson }}\n'
+    (chart / "templates" / "note.yaml").write_text(text, encoding="utf-8")
+    values = f"worker.autoscaling.by=hpa,monitoring.serviceMonitor.enabled={monitored}"
+    result = helm("template", RELEASE, chart, "--show-only", "templates/note.yaml", "--set", values)
+    assert result.returncode == 0, result.stderr
+    assert ("set monitoring.serviceMonitor.enabled" in yaml.safe_load(result.stdout)["note"]) == warned
