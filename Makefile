@@ -147,7 +147,7 @@ lint: setup-dev ## style, types, who may import whom, the wire's style
 	$(BIN)/lint-imports
 	$(BIN)/buf lint
 
-docs: setup-dev ## rewrite docs/settings.md, grpc.md, serve.md and metrics.md from the code
+docs: setup-dev ## rewrite from the code docs/settings.md, grpc.md, serve.md, metrics.md, and the schema of the Helm chart's values
 	$(BIN)/python -m docs.reference
 
 dashboards: setup-dev ## rewrite deploy/grafana/dashboards from deploy/dashboards

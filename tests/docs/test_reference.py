@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from docs.reference.chart_schema import chart_schema
 from docs.reference.engines_page import engines_page
 from docs.reference.grpc_page import comments_of, declarations, grpc_page, read_protos
 from docs.reference.metrics_page import metrics_page
@@ -21,6 +22,7 @@ PAGES = [
     ("serve.md", serve_page),
     ("metrics.md", metrics_page),
     ("engines.md", engines_page),
+    ("../deploy/helm/lorrery/values.schema.json", chart_schema),
 ]
 
 

@@ -9,12 +9,15 @@ import pytest
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
+from lorrery.scheduler.messages import WorkerHello
+from lorrery.scheduler.replicas import ReplicaFactory
 from lorrery.settings import Settings, changed, load
 from lorrery.settings.presets import Served, preset_tables, presets
 from lorrery.worker.build import device_of, read_catalogue
 
 ENGINES = list(presets())
 ALL = [version.name for versions in presets().values() for version in versions.values()]
+GPUS = ("H100-SXM", "L40S", "RTX-4090")
 H100 = ("worker.gpu=H100-SXM", "model=Llama-3.1-8B")
 
 
@@ -114,6 +117,22 @@ def test_each_group_of_a_fleet_has_what_depends_on_its_gpu():
         ("B200", 27.4, 1),
         ("L40S", 7.1, 2),
     ]
+
+
+def test_each_worker_of_a_fleet_has_the_limits_of_its_gpu():
+    groups = [{"gpu": "H100-SXM"}, {"gpu": "L40S"}]
+
+    def limits(**more: object) -> dict[str, tuple[int | None, int]]:
+        settings = changed({}, {"engine": "vllm", "model": "Llama-3.1-8B", "workers": groups, **more})
+        factory = ReplicaFactory(settings)
+        hellos = (WorkerHello("w", gpu, settings.model, 1, 100_000, "roofline", needs_prompts=False) for gpu in GPUS)
+        found = {hello.gpu: factory.replica_settings(hello) for hello in hellos}
+        return {gpu: (one.max_num_batched_tokens, one.max_num_seqs) for gpu, one in found.items()}
+
+    assert limits() == {"H100-SXM": (8192, 1024), "L40S": (2048, 256), "RTX-4090": (2048, 256)}
+    assert limits(**{"scheduler.max_num_seqs": 7})["H100-SXM"] == (8192, 7)
+    of_all = changed({}, {"engine": "vllm", "model": "Llama-3.1-8B", "workers": groups[:1]}).scheduler
+    assert of_all.max_num_batched_tokens == 8192
 
 
 def test_longest_request_follows_what_is_set_of_lengths_and_pool():
