@@ -59,6 +59,8 @@ class Roofline:
         # The same few sizes come again step after step.
         self._size_ps = lru_cache(maxsize=4096)(self._compute_size_ps)
         self._size_cost = lru_cache(maxsize=4096)(self._compute_size_cost)
+        self._decodes_ps = lru_cache(maxsize=4096)(self._compute_decodes_ps)
+        self._token_ps, self._longest_ps = self._attention.kv_token_ps, self._attention.longest_token_ps
         self._lora_ps = lru_cache(maxsize=4096)(self._compute_lora_ps)
 
     def step_ps(self, batch: Batch) -> int:
@@ -78,7 +80,11 @@ class Roofline:
     def _gpu_ps(self, batch: Batch, num_tokens: int, num_samples: int) -> int:
         if not num_tokens:
             return 0
-        gpu_ps = self._size_ps(num_tokens, num_samples) + self._attention.batch_ps(batch)
+        if batch.prefills:
+            gpu_ps = self._size_ps(num_tokens, num_samples) + self._attention.batch_ps(batch)
+        else:
+            lengths_ps = batch.decode_kv_tokens * self._token_ps + batch.max_decode_kv_tokens * self._longest_ps
+            gpu_ps = self._decodes_ps(num_tokens) + lengths_ps
         return gpu_ps + self._lora_ps(batch.lora, bool(batch.prefills)) if batch.lora.num_adapters else gpu_ps
 
     def step_cost(self, batch: Batch) -> StepCost:
@@ -111,10 +117,8 @@ class Roofline:
         """Return the times of consecutive decode steps, unless kernel launches bound the first of them."""
         if not num_decodes:
             return Segment(self._launch_ps + self._host_step_ps, 0)
-        attention = self._attention
-        token_ps, longest_ps = attention.kv_token_ps, attention.longest_token_ps
-        gpu_ps = self._size_ps(num_decodes, num_decodes) + kv_tokens * token_ps + max_kv_tokens * longest_ps
-        gpu_ps += num_decodes * attention.sequence_ps + attention.decode_kernel_ps
+        token_ps, longest_ps = self._token_ps, self._longest_ps
+        gpu_ps = self._decodes_ps(num_decodes) + kv_tokens * token_ps + max_kv_tokens * longest_ps
         if lora.num_adapters:
             gpu_ps += self._lora_ps(lora, False)
         if gpu_ps < self._floor_ps(lora):
@@ -142,6 +146,10 @@ class Roofline:
         layer = self._linear.layer(num_tokens).seconds + 2 * self._linear.all_reduce_seconds(num_tokens)
         head = self._linear.head(num_samples).seconds if self._head else 0.0
         return _ps(self._layers * layer + head)
+
+    def _compute_decodes_ps(self, num_decodes: int) -> int:
+        """A step of decodes alone, but for what follows from their lengths."""
+        return self._size_ps(num_decodes, num_decodes) + self._attention.decode_ps(num_decodes, 0, 0)
 
     def _compute_size_cost(self, num_tokens: int, num_samples: int) -> StepCost:
         """The same by part; what rounding leaves goes to the largest part."""
