@@ -24,13 +24,14 @@ WORKDIR /src
 RUN if [ -z "$WHEEL" ]; then \
     pip wheel --no-deps --no-build-isolation --wheel-dir /tmp/wheel . && WHEEL=/tmp/wheel/*.whl; \
   fi && pip --python /opt/venv/bin/python install --no-deps $WHEEL && /opt/venv/bin/lorrery --version
-# What nothing here imports goes: the tokenizers' way to a hub, libraries' own tests, what one compiles against them; and
-# with `strip`, which comes with the compiler, what only a debugger reads.
+# What nothing here imports goes: the tokenizers' way to a hub, libraries' own tests, what one compiles against them,
+# colours for other languages than Python; and with `strip`, which comes with the compiler, what only a debugger reads.
 RUN pip --python /opt/venv/bin/python uninstall --yes --quiet \
     huggingface-hub hf-xet httpx2 httpcore2 truststore fsspec filelock pyyaml tqdm \
   && cd /opt/venv/lib/python3*/site-packages \
   && find . -depth -type d \( -name tests -o -name include -o -path ./numpy/f2py \) -exec rm -rf {} + \
   && find . -type f \( -name '*.pyi' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.a' \) -delete \
+  && find pygments/lexers -name '*.py' ! -name __init__.py ! -name _mapping.py ! -name python.py -delete \
   && if command -v strip; then find . -name '*.so*' -exec strip --strip-unneeded {} +; fi \
   && /opt/venv/bin/python -c 'import lorrery.router.service, lorrery.scheduler.service, lorrery.worker.service, lorrery.loadgen.session, lorrery.orrery.app, lorrery.simulator'
 # Readable by any user, whatever the umask of the checkout. The files of an image never change, so that no start need compare the times of the compiled ones.
@@ -42,6 +43,7 @@ RUN rm -rf /usr/local/bin/pip* /usr/local/lib/python3*/site-packages/* /usr/loca
     /usr/local/lib/python3*/lib2to3 /usr/local/lib/python3*/pydoc_data /usr/local/lib/python3*/tkinter /usr/local/lib/python3*/turtledemo \
     /usr/bin/apt* /usr/lib/apt /usr/lib/*/libapt* /var/lib/apt /var/cache /usr/bin/dpkg* /usr/lib/dpkg /usr/share/dpkg \
     /usr/bin/perl* /usr/lib/*/perl-base /usr/share/perl* /usr/share/doc /usr/share/man /usr/share/info /usr/share/locale \
+    /usr/lib/*/gconv /usr/share/zoneinfo/right /usr/share/zoneinfo/posix \
     /tmp/* /root/.cache
 COPY --from=build /opt/venv /opt/venv
 COPY --from=build /src/deploy/healthcheck.py /opt/healthcheck.py
