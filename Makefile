@@ -193,7 +193,7 @@ protos-release: setup-dev ## make today's wire the one that protos-check compare
 
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
   --no-emit-index-url --no-annotate $(UPGRADE)
-EXTRAS := --extra certs --extra plot --extra sweep --extra tracing
+EXTRAS := --extra certs --extra plot --extra tracing
 
 lock: $(VENV)/.stamp-base ## rewrite requirements/*.txt from pyproject.toml
 	$(COMPILE) pyproject.toml --extra tracing -o requirements/run.txt

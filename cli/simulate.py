@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from lorrery.chassis.commands import Command, command_app
-from lorrery.chassis.errors import FormatError, LorreryError, SettingsError
+from lorrery.chassis.errors import FormatError, SettingsError
 from lorrery.chassis.faults import parse_fault
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
 from lorrery.cli import deployment_flags
@@ -226,12 +226,7 @@ def simulate(
     if sweeps:
         if steps or perfetto or record is not None:
             raise SettingsError("--steps, --perfetto and --record are of one run; leave out --sweep")
-        try:
-            from lorrery.sweeps.run import sweep
-        except ModuleNotFoundError as error:
-            if error.name != "joblib":
-                raise
-            raise LorreryError("--sweep needs joblib: pip install 'lorrery[sweep]'") from None
+        from lorrery.sweeps.run import sweep
 
         simulation = SimulationOptions(workers, shards, tuple(map(parse_fault, faults or [])), one_step)
         asked = config, tuple(overrides), options, simulation

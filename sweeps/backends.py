@@ -1,56 +1,46 @@
-"""Runs many points at once, through joblib: processes of this machine, a Dask cluster, a Ray cluster.
+"""Where the points of a sweep run: in processes of this machine, on a Dask cluster, on a Ray cluster.
 
-joblib's backend for each of them hands out points and brings outcomes back as they end. What is added here is only what
-a sweep needs and they lack: that a point which kills its process is that point's failure, and nobody else's.
+Clusters are reached through joblib, whose backend for each of them hands out points and brings outcomes back as they
+end. What is added here is only what a sweep needs and they lack: that a point which kills its process is that point's
+failure, and nobody else's.
 """
 
 import importlib
 import os
 import re
 import signal
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import joblib
-
 from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.sweeps.flags import DEFAULT_BACKEND, Where
-from lorrery.sweeps.outcome import Outcome, run_in_child, run_remotely
+from lorrery.sweeps.outcome import Outcome, run_remotely
 from lorrery.sweeps.points import Point, code_digest
+from lorrery.sweeps.processes import num_cores, run_in_processes
 
-__all__ = ["BACKENDS", "count", "run_points"]
+__all__ = ["BACKENDS", "Run", "count", "open_backend"]
 
 _CONNECT_SECONDS = 10.0
 _WORKERS_SECONDS = 60
 """How long a cluster without workers may take to get one, for clusters that grow when something is asked of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Pool:
-    """An open backend.
-
-    Attributes:
-        backend: joblib's, or its name.
-        num_jobs: as joblib has it; -1: all that there are.
-        pre_dispatch: how many points are handed over at a time, as joblib has it.
-        run: what is called there.
-        words: for the terminal.
-    """
-
-    backend: Any
-    num_jobs: int
-    pre_dispatch: str | int
-    run: Callable[[Point], Outcome]
-    words: str
+Points = Iterable[Point]
+Run = Callable[[Points], Generator[Outcome]]
+"""Runs points, of which it takes the next when it can; yields outcomes as they end. Closing it ends what runs."""
 
 
-def run_points(points: Sequence[Point], where: Where, tell: Callable[[str], None]) -> Generator[Outcome]:
-    """Run points at once; yield their outcomes as they end. `tell` is told where they run.
+@contextmanager
+def open_backend(where: Where, num_points: int) -> Iterator[tuple[Run, str]]:
+    """Open a backend; give what runs points there, and where that is, for the terminal.
+
+    Args:
+        where: they run.
+        num_points: that there may be; a machine of its own has no more processes.
 
     Raises:
         SettingsError: no such backend.
@@ -59,54 +49,67 @@ def run_points(points: Sequence[Point], where: Where, tell: Callable[[str], None
     if where.backend not in BACKENDS:
         raise SettingsError(f"--backend {where.backend}: expected one of {', '.join(BACKENDS)}")
     if where.address is not None and where.backend == DEFAULT_BACKEND:
-        raise SettingsError(
-            f"--backend-address {where.address}: {DEFAULT_BACKEND} runs on this machine; name --backend"
-        )
-    with BACKENDS[where.backend](where.address, min(where.jobs or len(points), len(points))) as pool:
-        tell(pool.words)
-        yield from _run(points, pool)
-
-
-def _run(points: Sequence[Point], pool: _Pool) -> Iterator[Outcome]:
-    waiting = deque(points)
-    handed_out: dict[str, Point] = {}
-
-    def hand_out() -> Iterator[Any]:
-        while waiting:
-            point = waiting.popleft()
-            handed_out[point.key] = point
-            yield joblib.delayed(pool.run)(point)
-
-    options: dict[str, Any] = {
-        "n_jobs": pool.num_jobs,
-        "backend": pool.backend,
-        "batch_size": 1,  # points take long, and each is to be stored as soon as it is done
-        "pre_dispatch": pool.pre_dispatch,
-        "return_as": "generator_unordered",
-    }
-    while waiting:
-        parallel: Any = joblib.Parallel(**options)
-        try:
-            for outcome in parallel(hand_out()):
-                del handed_out[outcome.key]
-                yield outcome
-        except Exception as error:
-            # The backend itself broke; what it was at is lost, and the rest begins anew.
-            if not handed_out:
-                raise LorreryError(f"the sweep cannot run: {_first_sentence(error)}") from error
-            why = f"its process was lost: {_first_sentence(error)}"
-            yield from (Outcome(key, error=why) for key in handed_out)
-            handed_out.clear()
+        raise SettingsError(f"--backend-address {where.address}: {DEFAULT_BACKEND} are of this machine; name --backend")
+    with BACKENDS[where.backend](where.address, min(where.jobs or num_points, num_points)) as opened:
+        yield opened
 
 
 @contextmanager
-def _loky(_address: str | None, jobs: int) -> Iterator[_Pool]:
-    num_jobs = min(jobs, joblib.cpu_count())
-    yield _Pool("loky", num_jobs, "n_jobs", run_in_child, count(num_jobs, "process"))
+def _processes(_address: str | None, jobs: int) -> Iterator[tuple[Run, str]]:
+    num_processes = min(jobs, num_cores())
+    yield partial(run_in_processes, num_processes=num_processes), count(num_processes, "process")
+
+
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """A cluster that joblib can use.
+
+    Attributes:
+        backend: joblib's.
+        num_jobs: as joblib has it; -1: all that there are.
+        pre_dispatch: how many points are handed over at a time, as joblib has it.
+    """
+
+    backend: Any
+    num_jobs: int
+    pre_dispatch: str | int
+
+    def run(self, points: Points) -> Generator[Outcome]:
+        """Run points there, if it has the same program as this machine."""
+        parallel_class = importlib.import_module("joblib").Parallel
+        waiting = iter(points)
+        handed_out: dict[str, Point] = {}
+        run_there = partial(run_remotely, expected_code=code_digest())
+
+        def hand_out() -> Iterator[Any]:
+            for point in waiting:
+                handed_out[point.key] = point
+                yield run_there, (point,), {}
+
+        while True:
+            parallel: Any = parallel_class(
+                n_jobs=self.num_jobs,
+                backend=self.backend,
+                batch_size=1,  # points take long, and each is to be stored as soon as it is done
+                pre_dispatch=self.pre_dispatch,
+                return_as="generator_unordered",
+            )
+            try:
+                for outcome in parallel(hand_out()):
+                    del handed_out[outcome.key]
+                    yield outcome
+                return
+            except Exception as error:
+                # The backend itself broke; what it was at is lost, and the rest begins anew.
+                if not handed_out:
+                    raise LorreryError(f"the sweep cannot run: {_first_sentence(error)}") from error
+                why = f"its process was lost: {_first_sentence(error)}"
+                yield from (Outcome(key, error=why) for key in handed_out)
+                handed_out.clear()
 
 
 @contextmanager
-def _dask(address: str | None, jobs: int) -> Iterator[_Pool]:
+def _dask(address: str | None, jobs: int) -> Iterator[tuple[Run, str]]:
     try:
         from dask import config
 
@@ -137,23 +140,17 @@ def _dask(address: str | None, jobs: int) -> Iterator[_Pool]:
     with ExitStack() as stack:
         with _deaf_children():
             cluster = address or stack.enter_context(
-                distributed.LocalCluster(
-                    n_workers=min(jobs, joblib.cpu_count()), threads_per_worker=1, dashboard_address=None
-                )
+                distributed.LocalCluster(n_workers=min(jobs, num_cores()), threads_per_worker=1, dashboard_address=None)
             )
         try:
             client = stack.enter_context(distributed.Client(cluster, timeout=_CONNECT_SECONDS, set_as_default=False))
         except (OSError, ValueError) as error:
             raise LorreryError(f"--backend dask: no scheduler at {address}: {error}") from None
-        num_cores = sum(client.ncores().values())
+        backend = Backend(client=client, wait_for_workers_timeout=_WORKERS_SECONDS)
+        num_there = sum(client.ncores().values())
         # All at once, so that a cluster that grows sees how much there is to do.
-        yield _Pool(
-            Backend(client=client, wait_for_workers_timeout=_WORKERS_SECONDS),
-            -1,
-            jobs,
-            partial(run_remotely, expected_code=code_digest()),
-            f"{count(num_cores, 'core')} of the Dask cluster at {client.scheduler.address}",
-        )
+        pool = _Pool(backend, -1, jobs)
+        yield pool.run, f"{count(num_there, 'core')} of the Dask cluster at {client.scheduler.address}"
 
 
 @contextmanager
@@ -167,7 +164,7 @@ def _deaf_children() -> Iterator[None]:
 
 
 @contextmanager
-def _ray(address: str | None, jobs: int) -> Iterator[_Pool]:
+def _ray(address: str | None, jobs: int) -> Iterator[tuple[Run, str]]:
     try:
         ray: Any = importlib.import_module("ray")
         ray_backend: Any = importlib.import_module("ray.util.joblib.ray_backend").RayBackend
@@ -176,22 +173,21 @@ def _ray(address: str | None, jobs: int) -> Iterator[_Pool]:
     # Ray's backend brings outcomes back one by one as well as others do; it only does not say so.
     backend: Any = type("Backend", (ray_backend,), {"supports_return_generator": True})
     address = address or os.environ.get("RAY_ADDRESS")
-    own = {} if address else {"num_cpus": min(jobs, joblib.cpu_count()), "include_dashboard": False}
+    own = {} if address else {"num_cpus": min(jobs, num_cores()), "include_dashboard": False}
     try:
         ray.init(address=address, logging_level="ERROR", log_to_driver=False, **own)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise LorreryError(f"--backend ray: no cluster at {address}: {error}") from None
     try:
-        num_cores = int(ray.cluster_resources().get("CPU", 0))
-        run = partial(run_remotely, expected_code=code_digest())
-        where = f"{count(num_cores, 'core')} of the Ray cluster{f' at {address}' if address else ''}"
-        yield _Pool(backend(), min(jobs, num_cores), "2 * n_jobs", run, where)
+        num_there = int(ray.cluster_resources().get("CPU", 0))
+        words = f"{count(num_there, 'core')} of the Ray cluster{f' at {address}' if address else ''}"
+        yield _Pool(backend(), min(jobs, num_there), "2 * n_jobs").run, words
     finally:
         ray.shutdown()
 
 
-BACKENDS: dict[str, Callable[[str | None, int], AbstractContextManager[_Pool]]] = {
-    "loky": _loky,
+BACKENDS: dict[str, Callable[[str | None, int], AbstractContextManager[tuple[Run, str]]]] = {
+    DEFAULT_BACKEND: _processes,
     "dask": _dask,
     "ray": _ray,
 }

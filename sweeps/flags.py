@@ -11,7 +11,7 @@ from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.faults import parse_fault
 from lorrery.loadgen.options import OF_TARGET, PARSERS, LoadOptions
 
-DEFAULT_BACKEND = "loky"
+DEFAULT_BACKEND = "processes"
 _PANEL = "Sweep"
 
 Sweeps = Annotated[
@@ -31,7 +31,7 @@ Jobs = Annotated[
 Backend = Annotated[
     str,
     typer.Option(
-        metavar="NAME", help="What runs them: loky (processes of this machine), dask, ray.", rich_help_panel=_PANEL
+        metavar="NAME", help="What runs them: processes (of this machine), dask, ray.", rich_help_panel=_PANEL
     ),
 ]
 BackendAddress = Annotated[

@@ -1,24 +1,17 @@
 """Runs one point, and gives its figures or what went wrong; nothing that happens to it is an exception."""
 
-import ctypes
 import math
-import os
-import pickle
-import signal
 import traceback
-import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lorrery.chassis.child import PR_SET_PDEATHSIG
 from lorrery.chassis.errors import LorreryError
 from lorrery.loadgen.report import LoadReport
 from lorrery.loadgen.workload.summary import Distribution
 from lorrery.simulator.run import SimulatedRun
 from lorrery.sweeps.points import Point, code_digest
 
-__all__ = ["COUNTS", "CPU_SECONDS", "FIGURES", "Figure", "Outcome", "run_in_child", "run_point", "run_remotely"]
+__all__ = ["COUNTS", "CPU_SECONDS", "FIGURES", "Figure", "Outcome", "run_point", "run_remotely"]
 
 Figure = int | float | None
 """None: nothing to compute it from."""
@@ -89,52 +82,6 @@ def run_remotely(point: Point, expected_code: str) -> Outcome:
     if code_digest() != expected_code:
         return Outcome(point.key, error="the cluster's worker runs another version of lorrery than this machine")
     return run_point(point)
-
-
-def run_in_child(point: Point, run: Callable[[Point], Outcome] = run_point) -> Outcome:
-    """Run a point in a child of this process.
-
-    What kills it, such as the kernel when memory is short, ends this point alone; a pool of processes would lose all
-    that its other workers were at.
-    """
-    readable, writable = os.pipe()
-    with warnings.catch_warnings():
-        # Python warns of threads that hold locks; the child only computes and takes none of theirs.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if child == 0:
-        _be_child(point, run, writable)
-    os.close(writable)
-    try:
-        with os.fdopen(readable, "rb") as pipe:
-            answer = pipe.read()
-    except BaseException:
-        os.kill(child, signal.SIGKILL)
-        raise
-    finally:
-        _, status = os.waitpid(child, 0)
-    if status == 0:
-        outcome: Outcome = pickle.loads(answer)  # noqa: S301  our own child wrote it
-        return outcome
-    code = os.waitstatus_to_exitcode(status)
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    hint = "; was memory short?" if code == -signal.SIGKILL else ""
-    return Outcome(point.key, error=f"its process {how}{hint}")
-
-
-def _be_child(point: Point, run: Callable[[Point], Outcome], writable: int) -> None:
-    """Compute, answer, and leave without a look at what the parent has open."""
-    code = 1
-    try:
-        # Ctrl-C reaches the whole process group; who started this one decides.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        with os.fdopen(writable, "wb") as pipe:
-            pickle.dump(run(point), pipe)
-        code = 0
-    finally:
-        os._exit(code)
 
 
 def _figures(report: LoadReport) -> dict[str, Figure]:

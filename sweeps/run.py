@@ -2,25 +2,37 @@
 
 import signal
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
+from time import sleep
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.text import Text
 
 from lorrery.chassis.interrupt import SIGNALS
 from lorrery.loadgen.report import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_OK, check_folder
 from lorrery.reports.report import report
 from lorrery.sweeps.axes import Axis, parse_axes
-from lorrery.sweeps.backends import count, run_points
+from lorrery.sweeps.backends import Run, count, open_backend
+from lorrery.sweeps.claims import Claims, open_claims
 from lorrery.sweeps.flags import SweptFlags, Where
 from lorrery.sweeps.outcome import Outcome
 from lorrery.sweeps.plot import draw
 from lorrery.sweeps.points import Asked, Point, make_points
+from lorrery.sweeps.share import Share
 from lorrery.sweeps.store import PointStore
 from lorrery.sweeps.table import FAILED, NOT_RUN, OK, Row, print_table, write_csv, write_parquet
 from lorrery.vocabulary.run_files import POINTS_FOLDER, SWEEP_FILE
@@ -28,6 +40,9 @@ from lorrery.vocabulary.run_files import POINTS_FOLDER, SWEEP_FILE
 __all__ = ["sweep"]
 
 PARQUET_FILE = "sweep.parquet"
+
+_LOOK_SECONDS = 0.2
+"""Between two looks at what other sweeps have done."""
 
 
 def sweep(
@@ -41,7 +56,8 @@ def sweep(
 ) -> int:
     """Run what is missing of a sweep, print and write its table; give the exit code.
 
-    Ctrl-C or SIGTERM ends it; what is done by then is kept, and the same sweep goes on from there.
+    Ctrl-C or SIGTERM ends it; what is done by then is kept, and the same sweep goes on from there. Several may run with
+    one folder, here and elsewhere: each point is run by one of them.
 
     Args:
         context: of the command, whose options can be swept.
@@ -73,7 +89,7 @@ def sweep(
             missing[point.key] = point
     if done:
         progress_console.print(f"{len(done):,} of {len(points):,} points are there already", highlight=False)
-    interrupted = bool(missing) and not _run_missing(where, missing, done, store, progress_console)
+    interrupted = bool(missing) and not _Runner(where, done, progress_console).run(missing, store)
     rows = [_row(point, done) for point in points]
     print_table(console, axes, rows)
     for path in _write(out, axes, rows, console, with_page=with_page) if out is not None else ():
@@ -88,36 +104,70 @@ def sweep(
     return EXIT_FAILURES if num_failed else EXIT_OK
 
 
-def _run_missing(
-    where: Where, missing: dict[str, Point], done: dict[str, Outcome], store: PointStore | None, console: Console
-) -> bool:
-    """Run points into `done` and the store; False if a signal ended it."""
-    num_failed = 0
+class _Runner:
+    """Runs what is missing, into `done` and the store, and says how far it is."""
 
-    def tell(place: str) -> None:
-        console.print(f"{count(len(missing), 'point')} to run on {place}", highlight=False)
+    def __init__(self, where: Where, done: dict[str, Outcome], console: Console) -> None:
+        self._where = where
+        self._done = done
+        self._console = console
+        self._num_failed = 0
 
-    with _progress(console) as progress, _interruptible():
-        bar = progress.add_task("", total=len(missing), failed="", expected_seconds=None)
-        outcomes = run_points(list(missing.values()), where, tell)
-        try:
-            with closing(outcomes):
-                for outcome in outcomes:
-                    point = missing[outcome.key]
-                    done[outcome.key] = outcome
-                    if outcome.figures is None:
-                        num_failed += 1
-                        _tell_failure(console, point, outcome.error)
-                    elif store is not None:
-                        store.write(point, outcome)
-                    failed = f"[red]{num_failed} failed" if num_failed else ""
-                    progress.update(bar, advance=1, failed=failed, refresh=True)
-                    task = progress.tasks[bar]
-                    expected_seconds = (task.elapsed or 0.0) / task.completed * len(missing)
-                    progress.update(bar, expected_seconds=expected_seconds)
-        except KeyboardInterrupt:
-            return False
-    return True
+    def run(self, missing: dict[str, Point], store: PointStore | None) -> bool:
+        """Run points; False if a signal ended it."""
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(_interruptible())
+                claims = None if store is None else stack.enter_context(open_claims(store.folder))
+                run, place = stack.enter_context(open_backend(self._where, len(missing)))
+                self._console.print(f"{count(len(missing), 'point')} to run on {place}", highlight=False)
+                progress = stack.enter_context(_progress(self._console))
+                bar = progress.add_task("", total=len(missing), failed="", expected_seconds=None)
+                if store is None or claims is None:
+                    self._take_in(run, missing.values(), missing, progress, bar, None)
+                else:
+                    self._run_shared(run, missing, Share(missing, store, claims), claims, progress, bar)
+            except KeyboardInterrupt:
+                return False
+        return True
+
+    def _run_shared(
+        self, run: Run, missing: dict[str, Point], share: Share, claims: Claims, progress: Progress, bar: TaskID
+    ) -> None:
+        """Run what no other sweep of the folder runs, and wait for what they do."""
+        told = False
+        while True:
+            self._take_in(run, share.take(), missing, progress, bar, share)
+            for outcome in share.found():
+                self._note(missing[outcome.key], outcome, progress, bar)
+            if not share.is_open:
+                return
+            if not told:
+                told = True
+                who = " and ".join(claims.others()) or "another sweep"
+                self._console.print(f"the other points are run by {who}; waiting for them", highlight=False)
+            sleep(_LOOK_SECONDS)
+
+    def _take_in(
+        self, run: Run, points: Iterable[Point], missing: dict[str, Point], progress: Progress, bar: TaskID,
+        share: Share | None,
+    ) -> None:  # fmt: skip
+        with closing(run(points)) as outcomes:
+            for outcome in outcomes:
+                self._note(missing[outcome.key], outcome, progress, bar)
+                if share is not None:
+                    share.finish(outcome)
+
+    def _note(self, point: Point, outcome: Outcome, progress: Progress, bar: TaskID) -> None:
+        self._done[outcome.key] = outcome
+        if outcome.figures is None:
+            self._num_failed += 1
+            _tell_failure(self._console, point, outcome.error)
+        failed = f"[red]{self._num_failed} failed" if self._num_failed else ""
+        progress.update(bar, advance=1, failed=failed, refresh=True)
+        task = progress.tasks[bar]
+        expected_seconds = (task.elapsed or 0.0) / task.completed * (task.total or 0.0)
+        progress.update(bar, expected_seconds=expected_seconds)
 
 
 @contextmanager

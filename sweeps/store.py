@@ -5,9 +5,9 @@ without this program.
 """
 
 import json
-import os
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from lorrery.chassis.errors import LorreryError
 from lorrery.sweeps.outcome import FIGURES, Figure, Outcome
@@ -23,7 +23,7 @@ class PointStore:
     """The folder of finished points; made when the first is written."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
 
     def read(self, point: Point) -> Outcome | None:
         """Return a point's figures; None if it is not there, or not as this version writes it."""
@@ -51,7 +51,7 @@ class PointStore:
         replace_file(self._path(point.key), (json.dumps(content, indent=1) + "\n").encode())
 
     def _path(self, key: str) -> Path:
-        return self._folder / f"{key}.json"
+        return self.folder / f"{key}.json"
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -60,7 +60,7 @@ def replace_file(path: Path, content: bytes) -> None:
     Raises:
         LorreryError: it cannot be written.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial = path.with_name(f".{path.name}.{uuid4().hex}")  # others, on other machines too, may write it now
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial.write_bytes(content)

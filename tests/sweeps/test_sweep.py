@@ -122,8 +122,8 @@ def test_what_cannot_be_is_refused_by_name_before_anything_runs(
     [
         (["--sweep", "rate=1,2", "--steps"], "--steps, --perfetto and --record are of one run"),
         (["--jobs", "2"], "are of a sweep; add --sweep"),
-        (["--sweep", "rate=1,2", "--backend", "slurm"], "--backend slurm: expected one of loky, dask, ray"),
-        (["--sweep", "rate=1,2", "--backend-address", "tcp://h:1"], "loky runs on this machine; name --backend"),
+        (["--sweep", "rate=1,2", "--backend", "slurm"], "--backend slurm: expected one of processes, dask, ray"),
+        (["--sweep", "rate=1,2", "--backend-address", "tcp://h:1"], "processes are of this machine; name --backend"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(arguments: list[str], message: str) -> None:

@@ -1,0 +1,195 @@
+"""Who runs which point, among sweeps that share a folder: of this machine or of others, at once or one after another.
+
+Files say it, and creating one is all that a file system must do at once, over NFS too (open(2), O_EXCL):
+
+    points/.claims/sweep-ID    one for each sweep that runs: where it runs; touched every `LEASE_SECONDS` / 6
+    points/.claims/KEY.0       a claim to a point: the ID of the sweep that has it
+    points/.claims/KEY.1       the claim of who found the holder of KEY.0 gone, and so on
+    points/.claims/KEY.failed  why a point failed, for sweeps that wait for it
+
+A sweep on the same machine is gone when its process is, so a sweep that was killed goes on at once. One elsewhere is
+gone when its file has not been touched for `LEASE_SECONDS`, by the clock of the file system, which both files have
+their times from. A machine that was asleep for longer may find that another has run its point: then two have written
+the same figures, each file whole.
+"""
+
+import json
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Event, Thread
+from uuid import uuid4
+
+from lorrery.chassis.errors import LorreryError
+
+__all__ = ["LEASE_SECONDS", "Claims", "open_claims"]
+
+LEASE_SECONDS = 60.0
+"""Longer than NFS clients keep a file's times (`acregmax`)."""
+
+CLAIMS_FOLDER = ".claims"
+
+
+@contextmanager
+def open_claims(folder: Path) -> Iterator["Claims"]:
+    """Take part in the sweeps of a folder of points; at the end give up all that is claimed and not released.
+
+    Raises:
+        LorreryError: the folder cannot be written.
+    """
+    claims = Claims(folder / CLAIMS_FOLDER)
+    over = Event()
+    beat = Thread(target=claims.stay, args=(over,), name="lease", daemon=True)
+    try:
+        beat.start()
+        yield claims
+    finally:
+        over.set()
+        beat.join()
+        claims.leave()
+
+
+class Claims:
+    """One sweep's share of the points.
+
+    Args:
+        folder: of claims; it is made.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._id = uuid4().hex
+        self._own = folder / f"sweep-{self._id}"
+        self._place = _place()
+        self._held: dict[str, int] = {}
+        self._seen: dict[str, str] = {}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._own.write_text(json.dumps(self._place), encoding="utf-8")
+        except OSError as error:
+            raise LorreryError(f"{error.filename}: {error.strerror}") from None
+        for other in folder.glob("sweep-*"):
+            if not self._lives(other.name.removeprefix("sweep-")):
+                other.unlink(missing_ok=True)
+
+    def claim(self, key: str) -> bool:
+        """Take a point, unless another sweep that runs has it."""
+        number = 0
+        while True:
+            path = self._folder / f"{key}.{number}"
+            try:
+                with path.open("x", encoding="ascii") as file:
+                    file.write(self._id)
+            except FileExistsError:
+                holder = self._holder(path)
+                if holder is not None:
+                    self._seen[key] = holder
+                    return False
+                number += 1
+            except OSError as error:
+                raise LorreryError(f"{path}: {error.strerror}") from None
+            else:
+                self._held[key] = number
+                return True
+
+    def release(self, key: str, error: str = "") -> None:
+        """Give up a claim.
+
+        Args:
+            key: of a point that is claimed.
+            error: why it failed; empty if it did not.
+        """
+        failure = self._folder / f"{key}.failed"
+        if error:
+            failure.write_text(error, encoding="utf-8")
+        else:
+            failure.unlink(missing_ok=True)
+        for number in range(self._held.pop(key) + 1):
+            (self._folder / f"{key}.{number}").unlink(missing_ok=True)
+
+    def failure(self, key: str) -> str | None:
+        """Return why a point failed in a sweep that has had it while this one runs; None: it did not."""
+        if key not in self._seen:
+            return None
+        with suppress(OSError):
+            return (self._folder / f"{key}.failed").read_text(encoding="utf-8")
+        return None
+
+    def others(self) -> list[str]:
+        """Return where the sweeps run that have had points which this one wanted."""
+        places = (_read_place(self._folder / f"sweep-{one}") for one in dict.fromkeys(self._seen.values()))
+        return [f"{place['host']} (pid {place['pid']})" for place in places if place]
+
+    def stay(self, over: Event) -> None:
+        """Say that this sweep runs, until it is over."""
+        while not over.wait(LEASE_SECONDS / 6):
+            with suppress(OSError):
+                os.utime(self._own)
+
+    def leave(self) -> None:
+        """Give up all claims."""
+        with suppress(OSError):
+            for key in list(self._held):
+                self.release(key)
+            self._own.unlink(missing_ok=True)
+            self._folder.rmdir()  # if no other is there
+
+    def _holder(self, path: Path) -> str | None:
+        """Return who has a claim; None: who had it is gone."""
+        try:
+            holder = path.read_text(encoding="ascii")
+        except FileNotFoundError:
+            return None
+        if not holder:  # created, and not yet written
+            return "" if self._is_fresh(path) else None
+        return holder if self._lives(holder) else None
+
+    def _lives(self, holder: str) -> bool:
+        own = self._folder / f"sweep-{holder}"
+        place = _read_place(own)
+        if place is None:
+            return own.exists() and self._is_fresh(own)
+        if place["machine"] == self._place["machine"]:
+            return _is_running(int(place["pid"]), place["started"])
+        return self._is_fresh(own)
+
+    def _is_fresh(self, path: Path) -> bool:
+        """Tell whether a file was touched within the lease, as the file system's clock has it."""
+        try:
+            os.utime(self._own)
+            with path.open("rb") as file:  # an NFS client asks for a file's times when it opens it
+                return self._own.stat().st_mtime - os.fstat(file.fileno()).st_mtime < LEASE_SECONDS
+        except FileNotFoundError:
+            return False
+
+
+def _place() -> dict[str, str]:
+    """Say where this process runs; processes of the same `machine` see each other's pids."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    machine = f"{platform.node()} {boot} {Path('/proc/self/ns/pid').readlink()}"
+    pid = os.getpid()
+    return {"host": platform.node(), "machine": machine, "pid": str(pid), "started": _started(pid) or ""}
+
+
+def _read_place(path: Path) -> dict[str, str] | None:
+    try:
+        place: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return place
+
+
+def _is_running(pid: int, started: str) -> bool:
+    return _started(pid) == started
+
+
+def _started(pid: int) -> str | None:
+    """Return when a process was started, in ticks since boot; None: there is no such process, or it has ended."""
+    try:
+        # proc_pid_stat(5): the name, field 2, may have any character; field 3 is the state, field 22 the start.
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else fields[19]
