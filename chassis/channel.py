@@ -30,6 +30,11 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
+def options_for(host: str) -> tuple[tuple[str, str], ...]:
+    """Return the options of a channel to an address whose certificate has a name; empty: the address's own."""
+    return (("grpc.ssl_target_name_override", host),) if host else ()
+
+
 _HOST_PORT = re.compile(r"(?:\[[^\[\]/\s]+\]|[^:/\[\]\s]+):(\d{1,5})")
 _SCHEMES = ("dns:", "ipv4:", "ipv6:", "unix:", "unix-abstract:", "vsock:", "xds:")
 

@@ -1,6 +1,7 @@
 """Rendezvous hashing (Thaler and Ravishankar, 1998): each key ranks the servers by a hash of both.
 
-A key stays with its server when another one comes or goes.
+A key stays with its server when another one comes or goes. With bounded loads (Mirrokni, Thorup and Zadimoghaddam,
+2018) a server that already has its share, and some more, is passed over for the next in the key's ranking.
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,26 @@ from hashlib import blake2b
 def choose(key: str, servers: Sequence[str]) -> int:
     """Return the index of the server that ranks first for a key; there is at least one."""
     return max(range(len(servers)), key=lambda index: _weight(key, servers[index]))
+
+
+def choose_bounded(
+    key: str, servers: Sequence[str], loads: Sequence[float], sizes: Sequence[float], bound: float
+) -> int:
+    """Return the index of the first server in a key's ranking that has room for one more.
+
+    A server has room while with one more it has at most `bound` times its share of all, rounded up. One of them always
+    has.
+
+    Args:
+        key: what is to be put somewhere.
+        servers: at least one.
+        loads: of each, at least 0.
+        sizes: of each, in which shares are measured; their sum is above 0.
+        bound: above 1; infinite: all have room.
+    """
+    wanted = bound * (sum(loads) + 1) / sum(sizes)
+    ranked = sorted(range(len(servers)), key=lambda index: _weight(key, servers[index]), reverse=True)
+    return next((index for index in ranked if loads[index] < wanted * sizes[index]), ranked[0])
 
 
 def _weight(key: str, server: str) -> bytes:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from lorrery.chassis.names import why_no_name
+from lorrery.chassis.targets import parse_name
 
 MAX_PORT = 65_535
 
@@ -23,6 +24,13 @@ def _address(text: str) -> str:
 
 
 Address = Annotated[str, AfterValidator(_address), Field(description="HOST:PORT; port 0 takes a free one")]
+
+
+def _target(text: str) -> str:
+    return text if parse_name(text) is not None else _address(text)
+
+
+Target = Annotated[str, AfterValidator(_target), Field(description="HOST:PORT, or dns:///NAME:PORT")]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]

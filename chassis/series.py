@@ -89,6 +89,10 @@ class Labelled(Generic[T]):
             one = self._by_values[values] = self._make()
         return one
 
+    def forget(self, *values: str) -> None:
+        """Show the one for these values no longer, if there is one."""
+        self._by_values.pop(values, None)
+
     def read(self) -> list[tuple[tuple[str, ...], T]]:
         """Return all there are; may be called by any thread."""
         return list(self._by_values.items())

@@ -146,11 +146,12 @@ def _any_worker(status: router_pb2.GetClusterStatusResponse) -> bool:
 
 
 async def _cluster_status(placement: Placement) -> router_pb2.GetClusterStatusResponse:
-    statuses = await _all(_status_or_none(shard) for shard in placement.shards)
+    shards = placement.shards
+    statuses = await _all(_status_or_none(shard) for shard in shards)
     return router_pb2.GetClusterStatusResponse(
         shards=[
             wire.shard_status(shard.address, shard.connected, status)
-            for shard, status in zip(placement.shards, statuses, strict=True)
+            for shard, status in zip(shards, statuses, strict=True)
         ]
     )
 

@@ -8,7 +8,7 @@ dialled again.
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Self
 
 import grpc
@@ -104,37 +104,51 @@ class ClusterWatch:
     """One watcher's watch; use it with `async with`, and ask for one state after the other.
 
     Args:
-        shards: the schedulers.
+        shards: returns the schedulers that there are.
         hz: frames a second, at most.
     """
 
-    def __init__(self, shards: Iterable[Shard], hz: float) -> None:
+    def __init__(self, shards: Callable[[], Iterable[Shard]], hz: float) -> None:
+        self._shards, self._hz = shards, hz
         self._seconds = 1 / hz
         self._news = asyncio.Event()
-        self._watches = [_ShardWatch(shard, hz, self._news) for shard in shards]
-        self._tasks: list[asyncio.Task[None]] = []
+        self._watches: dict[Shard, _ShardWatch] = {}
+        self._tasks: dict[Shard, asyncio.Task[None]] = {}
         self._due = 0.0
 
     async def __aenter__(self) -> Self:
-        self._tasks = [asyncio.create_task(watch.run(), name="cluster watch") for watch in self._watches]
+        self._follow()
         self._due = time.monotonic() + FIRST_SECONDS
         return self
 
     async def __aexit__(self, *_error: object) -> None:
-        for task in self._tasks:
+        tasks = list(self._tasks.values())
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _follow(self) -> None:
+        """Watch the schedulers that have come, and no more those that have gone."""
+        shards = list(self._shards())
+        for shard in shards:
+            if shard not in self._watches:
+                watch = self._watches[shard] = _ShardWatch(shard, self._hz, self._news)
+                self._tasks[shard] = asyncio.create_task(watch.run(), name="cluster watch")
+        for shard in self._watches.keys() - set(shards):
+            del self._watches[shard]
+            self._tasks.pop(shard).cancel()
 
     async def next(self) -> router_pb2.WatchClusterResponse:
         """Return the next state: once every scheduler that is heard of has a frame, or when one is late with it."""
+        self._follow()
         while (rest := self._due - time.monotonic()) > 0 and not self._is_complete():
             self._news.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(rest):
                     await self._news.wait()
         self._due = time.monotonic() + LATE * self._seconds
-        return router_pb2.WatchClusterResponse(shards=[watch.take() for watch in self._watches])
+        return router_pb2.WatchClusterResponse(shards=[watch.take() for watch in self._watches.values()])
 
     def _is_complete(self) -> bool:
-        connected = [watch for watch in self._watches if watch.connected]
+        connected = [watch for watch in self._watches.values() if watch.connected]
         return bool(connected) and all(watch.has_frame for watch in connected)

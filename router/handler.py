@@ -263,7 +263,7 @@ class Handler:
         """
         check_operator(caller, "follow KV events")
         adapters.connected(self._placement)
-        return kv_events.follow(self._placement.shards, adapter_id)
+        return kv_events.follow(lambda: self._placement.shards, adapter_id)
 
     def watch_cluster(self, caller: ApiKey, hz: float) -> ClusterWatch:
         """Return a watch of all schedulers.
@@ -273,7 +273,7 @@ class Handler:
             InvalidRequest: a rate out of range.
         """
         check_operator(caller, "watch the cluster")
-        return ClusterWatch(self._placement.shards, checked_hz(hz))
+        return ClusterWatch(lambda: self._placement.shards, checked_hz(hz))
 
     def check_still_valid(self, caller: ApiKey) -> None:
         """Check that what a caller showed would be accepted now.

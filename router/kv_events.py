@@ -7,7 +7,7 @@ its blocks along.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any
 
 import grpc
@@ -21,6 +21,8 @@ from lorrery.vocabulary import u32
 FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 0.2, 2.0
 MAX_MESSAGES = 64
 """Messages that wait for a slow reader here; then those of the schedulers wait, and in the end they cut it off."""
+SHARDS_SECONDS = 1.0
+"""How often is looked which schedulers there are."""
 
 _News = asyncio.Queue[tuple[str, pb.WatchKvEventsResponse | None]]
 Worker = tuple[str, str]
@@ -90,13 +92,13 @@ class OneCache:
             net.events.add().removed.block_hashes.extend(gone)
 
 
-async def follow(shards: Iterable[Shard], adapter_id: str | None = None) -> AsyncGenerator[pb.KvEvents]:
+async def follow(shards: Callable[[], Iterable[Shard]], adapter_id: str | None = None) -> AsyncGenerator[pb.KvEvents]:
     """Yield what happens to the one cache, without end: first AllBlocksCleared, then what is there.
 
     It begins as soon as one of the schedulers has answered; others join when they are there.
 
     Args:
-        shards: the schedulers.
+        shards: returns the schedulers that there are.
         adapter_id: see `OneCache`.
 
     Raises:
@@ -107,28 +109,46 @@ async def follow(shards: Iterable[Shard], adapter_id: str | None = None) -> Asyn
     news: _News = asyncio.Queue(MAX_MESSAGES)
     answered = asyncio.Event()
     waiting = asyncio.create_task(answered.wait(), name="kv events begin")
-    watching: set[asyncio.Task[Any]] = {
-        asyncio.create_task(_watch(shard, answered, news), name=f"kv events of {shard.address}") for shard in shards
-    }
+    watching: dict[Shard, asyncio.Task[Any]] = {}
+
+    def look_for_shards() -> list[str]:
+        """Watch those that have come; return the addresses of those that have gone."""
+        there = set(shards())
+        for shard in there - watching.keys():
+            watch = _watch(shard, answered, news)
+            watching[shard] = asyncio.create_task(watch, name=f"kv events of {shard.address}")
+        gone = watching.keys() - there
+        for shard in gone:
+            watching.pop(shard).cancel()
+        return [shard.address for shard in gone]
+
+    look_for_shards()
     getting = asyncio.create_task(news.get(), name="kv events")
     try:
-        await asyncio.wait((waiting, *watching), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((waiting, *watching.values()), return_when=asyncio.FIRST_COMPLETED)
         if answered.is_set():
             yield pb.KvEvents(events=[pb.KvEvent(cleared=pb.AllBlocksCleared())])
         while True:
-            await asyncio.wait((getting, *watching), return_when=asyncio.FIRST_COMPLETED)
-            for task in watching:
+            for address in look_for_shards():
+                if (net := cache.lose(address)).events:
+                    yield net
+            await asyncio.wait(
+                (getting, *watching.values()), timeout=SHARDS_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in watching.values():
                 if task.done():
                     task.result()  # it ends by an error only
             if not getting.done():
                 continue
-            shard, message = getting.result()
+            address, message = getting.result()
             getting = asyncio.create_task(news.get(), name="kv events")
-            net = cache.lose(shard) if message is None else cache.apply((shard, message.worker_id), message.events)
+            if all(shard.address != address for shard in watching):
+                continue
+            net = cache.lose(address) if message is None else cache.apply((address, message.worker_id), message.events)
             if net.events:
                 yield net
     finally:
-        for task in (tasks := {waiting, getting, *watching}):
+        for task in (tasks := {waiting, getting, *watching.values()}):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 

@@ -115,6 +115,10 @@ class RouterMetrics:
         """Tell that a Route stream is up or down."""
         self._connected.labels(address).set(connected)
 
+    def shard_left(self, address: str) -> None:
+        """Show a shard no longer."""
+        self._connected.forget(address)
+
     def request_ended(
         self, outcome: str, adapter_id: str | None = None, tenant_id: str | None = None, *, started: bool = False
     ) -> None:

@@ -1,9 +1,13 @@
 """Which shard gets a request, and what happens to requests while there is none.
 
 A request goes to the connected shard that wins its adapter's rendezvous hash, so that an adapter's requests meet on one
-shard, and stay there when another shard comes or goes. Requests for the base model spread by request id. While no shard
-accepts requests they wait, up to `resume_timeout_seconds`; when a shard's stream breaks, everything it worked on is
-placed anew, with the tokens received so far.
+shard, and stay there when another shard comes or goes; a shard that has more than its share already is passed over
+(`max_shard_load`). Requests for the base model spread by request id. While no shard accepts requests they wait, up to
+`resume_timeout_seconds`; when a shard's stream breaks, everything it worked on is placed anew, with the tokens received
+so far. So is what a shard without workers has, where another shard has some.
+
+Which shards there are may change: see `chassis.discovery`. One that its name has no more gets no new requests, and is
+left once what it has is over.
 """
 
 import asyncio
@@ -12,7 +16,9 @@ from uuid import uuid4
 
 from lorrery.chassis import rendezvous
 from lorrery.chassis.awake import AwakeClock
+from lorrery.chassis.discovery import Discovery
 from lorrery.chassis.errors import Reason, Unavailable
+from lorrery.chassis.log import get_logger
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.request import Finish
 from lorrery.router.shard import Shard
@@ -20,8 +26,12 @@ from lorrery.router.streams import OpenRequest
 from lorrery.settings import Settings
 from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
 
+LEAVING_SECONDS = 0.2
+"""How often is looked whether a shard that leaves has become empty."""
 AFTER_STOP_SECONDS = 5.0
 """How long a router that was stopped runs before it lets a wait for a scheduler end: time to dial twice."""
+
+_log = get_logger("router.placement")
 
 
 class Placement:
@@ -31,6 +41,7 @@ class Placement:
         log: what was loaded and unloaded at run time, through this router or another; each shard hears of it, one that
             connects before any request.
         any_connected: set once a shard has been up.
+        shards: all there are; another tuple when one comes or goes.
     """
 
     def __init__(self, settings: Settings, metrics: RouterMetrics) -> None:
@@ -41,7 +52,13 @@ class Placement:
         self._metrics = metrics
         self._awake = AwakeClock()
         self._waiting: dict[OpenRequest, asyncio.TimerHandle] = {}
-        self.shards = [Shard(address, settings, metrics, self) for address in settings.router.schedulers]
+        self._settings = settings
+        self._running = False
+        self._group: asyncio.TaskGroup
+        self._discovery = Discovery(settings.router.schedulers, settings.router.resolve_seconds)
+        self.shards: tuple[Shard, ...] = ()
+        self._tasks: dict[Shard, asyncio.Task[None]] = {}
+        self._follow_names()
 
     @property
     def num_waiting(self) -> int:
@@ -53,17 +70,69 @@ class Placement:
         """Requests that a shard works on."""
         return sum(shard.num_open for shard in self.shards)
 
+    @property
+    def wants_load(self) -> bool:
+        """See `ShardOwner.wants_load`: where there is a choice, or may be."""
+        return self._discovery.has_names or len(self.shards) > 1
+
     async def run(self) -> None:
         """Keep a stream to every shard, until cancelled."""
         self._awake.now()  # it counts from here
         try:
-            async with asyncio.TaskGroup() as tasks:
-                for shard in self.shards:
-                    tasks.create_task(shard.run(), name=f"shard {shard.address}")
+            async with asyncio.TaskGroup() as self._group:
+                await self._discovery.look()
+                self._running = True
+                self._follow_names()
+                await self._discovery.run(self._follow_names)
+                await asyncio.Event().wait()
         finally:
             for open_request in list(self._waiting):
                 self.release(open_request)
                 open_request.fail(Unavailable("the router is stopping", Reason.DRAINING))
+
+    # --- which shards there are -------------------------------------------------------------------------------------
+
+    def _follow_names(self) -> None:
+        """Take in the shards that have come, and begin to leave those that have gone."""
+        addresses = self._discovery.addresses
+        known = {shard.address: shard for shard in self.shards}
+        for address, host in addresses.items():
+            if address in known:
+                known[address].leaving = False
+            else:
+                self.shards += (Shard(address, self._settings, self._metrics, self, host),)
+        if not self._running:
+            return
+        for shard in self.shards:
+            if shard not in self._tasks:
+                self._tasks[shard] = self._group.create_task(self._keep(shard), name=f"shard {shard.address}")
+            if shard.address not in addresses and not shard.leaving:
+                shard.leaving = True
+                self._group.create_task(self._leave(shard), name=f"leave shard {shard.address}")
+
+    async def _keep(self, shard: Shard) -> None:
+        """Keep a stream to a shard, until it has been left."""
+        try:
+            await shard.run()
+        finally:
+            self.shards = tuple(other for other in self.shards if other is not shard)
+            del self._tasks[shard]
+            self._metrics.shard_left(shard.address)
+
+    async def _leave(self, shard: Shard) -> None:
+        """End the stream to a shard once nothing is open there and another takes requests; not if it comes back."""
+        _log.info("shard_leaving", shard=shard.address, num_open=shard.num_open)
+        while shard.connected and (shard.num_open or not self._others_accept(shard)):
+            await asyncio.sleep(LEAVING_SECONDS)
+            if not shard.leaving:
+                return
+        if (task := self._tasks.get(shard)) is not None:
+            task.cancel()
+
+    def _others_accept(self, shard: Shard) -> bool:
+        return any(other.accepts and not other.leaving for other in self.shards if other is not shard)
+
+    # --- requests ---------------------------------------------------------------------------------------------------
 
     def check_hold_off(self, adapter_id: str, request_id: str, tenant_id: str) -> None:
         """Check that a new request, of which no more has been read, may be worth asking for.
@@ -71,13 +140,13 @@ class Placement:
         Raises:
             RequestError: the shard that would get it has just said that it would refuse it.
         """
-        accepting = [shard for shard in self.shards if shard.accepts]
+        accepting = self._accepting()
         if len(accepting) == 1 or (accepting and (adapter_id or request_id)):
             self._chosen(adapter_id or request_id, accepting).hold_off.check(tenant_id)
 
     def submit(self, open_request: OpenRequest) -> None:
         """Give a request to a shard, now or when there is one."""
-        accepting = [shard for shard in self.shards if shard.accepts]
+        accepting = self._accepting()
         if accepting:
             self._place(open_request, accepting)
         else:
@@ -129,6 +198,24 @@ class Placement:
                 self._metrics.resumed.inc()
                 self.submit(open_request)
 
+    def shard_down(self) -> None:
+        """See `ShardOwner.shard_down`."""
+        self._discovery.look_soon()
+
+    def load_said(self) -> None:
+        """See `ShardOwner.load_said`: what waits for workers goes where there are some."""
+        if any(shard.accepts and shard.has_workers for shard in self.shards):
+            for shard in self.shards:
+                if not shard.has_workers and shard.num_open:
+                    _log.info("shard_without_workers", shard=shard.address, num_open=shard.num_open)
+                    self.shard_lost(shard.take_back())
+
+    def _accepting(self) -> list[Shard]:
+        """Return the shards that a new request may go to: the first of these kinds of which there is one."""
+        accepting = [shard for shard in self.shards if shard.accepts]
+        staying = [shard for shard in accepting if not shard.leaving]
+        return [shard for shard in staying if shard.has_workers] or staying or accepting
+
     def _place(self, open_request: OpenRequest, accepting: list[Shard]) -> None:
         request = open_request.request
         if not open_request.resumed:
@@ -139,7 +226,12 @@ class Placement:
     def _chosen(self, key: str, accepting: list[Shard]) -> Shard:
         if len(accepting) == 1:
             return accepting[0]
-        return accepting[rendezvous.choose(key, [shard.address for shard in accepting])]
+        addresses = [shard.address for shard in accepting]
+        if not all(shard.says_load for shard in accepting):
+            return accepting[rendezvous.choose(key, addresses)]
+        loads, sizes = [shard.load for shard in accepting], [shard.size for shard in accepting]
+        bound = self._settings.router.max_shard_load
+        return accepting[rendezvous.choose_bounded(key, addresses, loads, sizes, bound)]
 
     def _give_up(self, open_request: OpenRequest) -> None:
         missing = AFTER_STOP_SECONDS - self._awake.steady_seconds()
@@ -151,7 +243,7 @@ class Placement:
         open_request.fail(
             Unavailable(
                 f"no scheduler for {self._timeout_seconds:g} s (resume_timeout_seconds);"
-                f" tried {', '.join(shard.address for shard in self.shards)}",
+                f" tried {', '.join(self._settings.router.schedulers)}",
                 Reason.NO_SCHEDULER,
                 field="resume_timeout_seconds",
                 limit=self._timeout_seconds,

@@ -13,6 +13,7 @@ from lorrery.chassis.sections import (
     PositiveSeconds,
     Seconds,
     Section,
+    Target,
     TlsSettings,
 )
 
@@ -78,8 +79,18 @@ class RouterSettings(Section):
     metrics: Address = Field(
         default="127.0.0.1:9101", description="where Prometheus reads metrics, HOST:PORT; port 0 takes a free one"
     )
-    schedulers: Annotated[tuple[Address, ...], Field(min_length=1)] = Field(
-        default=("127.0.0.1:50052",), description="schedulers to spread requests over, HOST:PORT each"
+    schedulers: Annotated[tuple[Target, ...], Field(min_length=1)] = Field(
+        default=("127.0.0.1:50052",),
+        description="schedulers to spread requests over: HOST:PORT, or dns:///NAME:PORT for every address that a name"
+        " has; dns://SERVER:PORT/NAME:PORT asks that name server",
+    )
+    resolve_seconds: PositiveSeconds = Field(
+        default=5.0, description="how often names of schedulers are asked for their addresses again"
+    )
+    max_shard_load: Annotated[float, Field(gt=1)] = Field(
+        default=1.25,
+        description="a scheduler that has more requests than so many times its share, by its workers, is passed over"
+        " for the next in the order of the adapter; inf: none is",
     )
 
     keys: PathOrNone = Field(

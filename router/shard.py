@@ -13,7 +13,7 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
-from lorrery.chassis.channel import Dialler
+from lorrery.chassis.channel import Dialler, options_for
 from lorrery.chassis.credentials import ClusterToken, Metadata
 from lorrery.chassis.errors import Internal, NeverFits, Overloaded, Reason, RequestError
 from lorrery.chassis.log import get_logger
@@ -47,12 +47,25 @@ class ShardOwner(Protocol):
 
     log: AdapterLog
 
+    @property
+    def wants_load(self) -> bool:
+        """Whether shards are to say how much they have to do."""
+        ...
+
     def learn(self, changes: Iterable[AdapterChange], forgotten: int | None, told_by: "Shard | None") -> None:
         """Take over what happened to adapters, and tell the other shards; `forgotten`: see `AdapterLog.merge_all`."""
         ...
 
     def shard_up(self, shard: "Shard") -> None:
         """Take note that the shard accepts requests."""
+        ...
+
+    def shard_down(self) -> None:
+        """Take note that a shard does not answer."""
+        ...
+
+    def load_said(self) -> None:
+        """Take note that a shard has said how much it has to do."""
         ...
 
     def shard_lost(self, open_requests: list[OpenRequest]) -> None:
@@ -167,10 +180,24 @@ class Session:
 
 
 class Shard:
-    """One scheduler's address, and the stream to it while there is one."""
+    """One scheduler's address, and the stream to it while there is one.
 
-    def __init__(self, address: str, settings: Settings, metrics: RouterMetrics, owner: ShardOwner) -> None:
+    Args:
+        address: HOST:PORT.
+        settings: of the cluster.
+        metrics: of the router.
+        owner: places requests.
+        host: the name that its certificate must have; empty: the address's own.
+
+    Attributes:
+        leaving: whether its name has it no more: it gets nothing new where another takes it, and is not dialled again.
+    """
+
+    def __init__(
+        self, address: str, settings: Settings, metrics: RouterMetrics, owner: ShardOwner, host: str = ""
+    ) -> None:
         self.address = address
+        self.leaving = False
         self.model = ""
         self.hold_off = HoldOff()
         self._settings = settings
@@ -178,7 +205,9 @@ class Shard:
         self._owner = owner
         self._session: Session | None = None
         self._draining = False
-        self._dialler = Dialler(address, settings.client_tls)
+        self._load: scheduler_pb2.SchedulerLoad | None = None
+        self._num_open_then = 0  # as it said that
+        self._dialler = Dialler(address, settings.client_tls, options_for(host))
         self._token = ClusterToken(settings.cluster_token)
         self.stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub = scheduler_pb2_grpc.SchedulerServiceStub(
             self._dialler.channel
@@ -199,6 +228,28 @@ class Shard:
     def accepts(self) -> bool:
         """Whether new requests may go there."""
         return self._session is not None and not self._draining
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether a request would find a worker there, as far as is known."""
+        return self._load is None or self._load.num_workers > 0
+
+    @property
+    def says_load(self) -> bool:
+        """Whether it says how much it has to do."""
+        return self._load is not None
+
+    @property
+    def size(self) -> int:
+        """How much it can take, in workers; one without any counts as if it had one."""
+        return 1 if self._load is None else max(1, self._load.num_workers)
+
+    @property
+    def load(self) -> int:
+        """Requests that it works on, of all routers: as it said last, and what has come and gone here since."""
+        if self._load is None:
+            return self.num_open
+        return max(0, self._load.num_open + self.num_open - self._num_open_then)
 
     @property
     def num_open(self) -> int:
@@ -236,13 +287,24 @@ class Shard:
             last_word.set_result(None)
         return last_word
 
+    def take_back(self) -> list[OpenRequest]:
+        """Cancel all that is open here, and return it, to be resumed elsewhere."""
+        if self._session is None:
+            return []
+        open_requests = list(self._session.fanout.open_requests.values())
+        for open_request in open_requests:
+            self.cancel(open_request)
+            _resume(open_request)
+        return open_requests
+
     async def run(self) -> None:
-        """Keep the stream up, until cancelled."""
+        """Keep the stream up, until cancelled, or lost when its name has it no more."""
         retry_seconds = FIRST_RETRY_SECONDS
         try:
-            while True:
+            while not self.leaving:
                 if await self._live():
                     retry_seconds = FIRST_RETRY_SECONDS
+                self._owner.shard_down()
                 await asyncio.sleep(retry_seconds * random.uniform(0.8, 1.2))
                 retry_seconds = min(LAST_RETRY_SECONDS, 2 * retry_seconds)
         finally:
@@ -255,7 +317,9 @@ class Shard:
         call: RouteCall = self.stub.Route(wait_for_ready=True, metadata=self.credentials)
         session: Session | None = None
         try:
-            await call.write(wire.router_hello(self._owner.router_id, self._owner.log))
+            await call.write(
+                wire.router_hello(self._owner.router_id, self._owner.log, wants_load=self._owner.wants_load)
+            )
             async with asyncio.timeout(HELLO_SECONDS):
                 first = await call.read()
             hello = wire.scheduler_hello(first)
@@ -295,13 +359,11 @@ class Shard:
         return session
 
     def _end(self, session: Session) -> None:
-        self._session = None
+        self._session = self._load = None
         self._metrics.shard_connected(self.address, False)
         open_requests = session.fanout.close()
         for open_request in open_requests:
-            open_request.resumed = True
-            if open_request.trace is not None:
-                open_request.trace.shard_lost()
+            _resume(open_request)
         self._owner.shard_lost(open_requests)
 
     async def _serve(self, call: RouteCall, session: Session) -> None:
@@ -329,6 +391,9 @@ class Shard:
         elif kind == "draining":
             _log.info("shard_draining", shard=self.address)
             self._draining = True
+        elif kind == "load":
+            self._load, self._num_open_then = message.load, self.num_open
+            self._owner.load_said()
 
     def _refused(self, session: Session, refusal: wire.Refusal) -> None:
         open_request = session.fanout.refused(refusal.handle)
@@ -356,6 +421,13 @@ class Shard:
                 limit=limit,
             )
         )
+
+
+def _resume(open_request: OpenRequest) -> None:
+    """Note that a request's shard is gone, and that another is to go on with it."""
+    open_request.resumed = True
+    if open_request.trace is not None:
+        open_request.trace.shard_lost()
 
 
 def _first_line(errors: BaseExceptionGroup[BaseException]) -> str:

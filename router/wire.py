@@ -179,10 +179,10 @@ def shard_status(address: str, connected: bool, status: scheduler_pb2.GetStatusR
 # --- schedulers --------------------------------------------------------------
 
 
-def router_hello(router_id: str, adapters: AdapterLog) -> scheduler_pb2.RouteRequest:
+def router_hello(router_id: str, adapters: AdapterLog, *, wants_load: bool = False) -> scheduler_pb2.RouteRequest:
     """Return the first message of a Route stream."""
     return scheduler_pb2.RouteRequest(
-        hello=scheduler_pb2.RouterHello(router_id=router_id, adapter_changes=_whole(adapters))
+        hello=scheduler_pb2.RouterHello(router_id=router_id, adapter_changes=_whole(adapters), wants_load=wants_load)
     )
 
 

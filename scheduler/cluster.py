@@ -29,7 +29,7 @@ from lorrery.scheduler.frames.feed import Feed
 from lorrery.scheduler.gauges import Gauges
 from lorrery.scheduler.journal import Journal
 from lorrery.scheduler.kv_events import KvEvents
-from lorrery.scheduler.messages import WorkerHello
+from lorrery.scheduler.messages import Load, WorkerHello
 from lorrery.scheduler.metrics import SchedulerMetrics
 from lorrery.scheduler.replicas import ReplicaFactory, cluster_rules
 from lorrery.scheduler.requests import Requests
@@ -123,6 +123,19 @@ class Cluster:
     def fairness(self) -> float:
         """Jain's index of what tenants were served."""
         return self.requests.served.jain_index(self.clock.now_ps() / PS_PER_SECOND)
+
+    # --- what routers and workers without one want to know ------------------------------------------------------------
+
+    @property
+    def load(self) -> Load:
+        """How much there is to do."""
+        return Load(sum(not worker.draining for worker in self.workers.values()), len(self.requests.lives))
+
+    @property
+    def first_to_leave(self) -> str:
+        """The worker that has least to do, of these the one that came last; empty: none takes new sequences."""
+        staying = [worker for worker in reversed(self.workers.values()) if not worker.draining]
+        return min(staying, key=lambda worker: worker.member.candidate.load).worker_id if staying else ""
 
     # --- workers ----------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ Fields named *_u32 are little-endian arrays that are passed on as they came.
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from lorrery.chassis.trace_context import TraceContext
 from lorrery.scheduler.core.forecast import Pace
@@ -80,3 +80,15 @@ class StepReport:
     handles_u32: bytes
     token_ids_u32: bytes
     hand_back: bool
+
+
+class Load(NamedTuple):
+    """How much a scheduler has to do.
+
+    Attributes:
+        num_workers: that take new sequences.
+        num_open: requests that have not ended.
+    """
+
+    num_workers: int
+    num_open: int

@@ -31,7 +31,7 @@ from lorrery.scheduler import wire, wire_routers, wire_workers
 from lorrery.scheduler.cluster import Cluster
 from lorrery.scheduler.core import refusals
 from lorrery.scheduler.guard import OPERATORS, ROUTERS, WORKERS, Guard
-from lorrery.scheduler.messages import ProtocolError
+from lorrery.scheduler.messages import Load, ProtocolError
 from lorrery.scheduler.routers import RouterLink
 from lorrery.scheduler.watch import Loss
 from lorrery.scheduler.workers import INTERNAL, Dispatcher
@@ -44,6 +44,8 @@ from lorrery.vocabulary.wire_time import from_wire
 
 HELLO_SECONDS = 10.0
 """How long a stream may be open before it says whose it is."""
+LOAD_SECONDS = 0.1
+"""Between two messages to a router about how much there is to do."""
 
 _Request = TypeVar("_Request", pb.RouteRequest, pb.AttachRequest)
 _Response = TypeVar("_Response", pb.RouteResponse, pb.AttachResponse)
@@ -128,6 +130,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                 self._read_router(request_iterator, router),
                 self._write_router(context.write, router),
                 router.until_overrun(),
+                *([self._say_load(router)] if theirs.wants_load else []),
             )
         finally:
             self._cluster.disconnect(router)
@@ -142,6 +145,15 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             log.warning("router_too_slow", router_id=router.router_id, seconds=seconds)
 
         await until_first_ends(router.write_all(lambda message: writes.write(router, write(message))), until_stuck())
+
+    async def _say_load(self, router: RouterLink) -> None:
+        """Tell a router how much there is to do, whenever that has changed."""
+        said: Load | None = None
+        while True:
+            if (load := self._cluster.load) != said:
+                router.send(wire_routers.scheduler_load(load))
+                said = load
+            await asyncio.sleep(LOAD_SECONDS)
 
     async def _read_router(self, requests: AsyncIterator[pb.RouteRequest], router: RouterLink) -> None:
         async for request in requests:
@@ -231,6 +243,19 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             self._cluster.detach(worker)
         if worker.loss:
             raise WorkerGivenUp(worker.loss)
+
+    async def GetDemand(  # noqa: N802, D102
+        self,
+        request: pb.GetDemandRequest,
+        context: grpc.aio.ServicerContext[pb.GetDemandRequest, pb.GetDemandResponse],
+    ) -> pb.GetDemandResponse:
+        await self._guard.check(context, WORKERS)
+        cluster = self._cluster
+        return pb.GetDemandResponse(
+            load=wire_routers.scheduler_load(cluster.load).load,
+            first_to_leave=cluster.first_to_leave,
+            draining=cluster.core.draining,
+        )
 
     async def _read_worker(self, messages: AsyncIterator[pb.AttachRequest], worker: Dispatcher) -> None:
         async for message in messages:

@@ -11,7 +11,7 @@ from lorrery.scheduler import wire
 from lorrery.scheduler.core.quotas import Quota
 from lorrery.scheduler.core.refusals import Refusal, RefusalReason, Scope
 from lorrery.scheduler.core.sequence import Adapter, Sequence
-from lorrery.scheduler.messages import ProtocolError, Submit
+from lorrery.scheduler.messages import Load, ProtocolError, Submit
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import types_pb2
 from lorrery.vocabulary import u32
@@ -148,6 +148,11 @@ def adapter_changes(changes: pb.AdapterChanges) -> ToRouter:
 def adapter_pinned(handle: int, adapter: Adapter) -> ToRouter:
     """Write with which adapter a request goes on to its end."""
     return ToRouter(adapter_pinned=pb.AdapterPinned(handle=handle, adapter=wire.write_adapter(adapter)))
+
+
+def scheduler_load(load: Load) -> ToRouter:
+    """Write how much there is to do."""
+    return ToRouter(load=pb.SchedulerLoad(num_workers=load.num_workers, num_open=load.num_open))
 
 
 def draining() -> ToRouter:

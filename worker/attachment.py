@@ -73,6 +73,7 @@ class Attachment:
         self._outgoing: asyncio.Queue[pb.AttachRequest | None] = asyncio.Queue(MAX_OUTGOING)
         self._pacer = Pacer(gpu, clock, metrics, self._report, faults.spells)
         self._ended = asyncio.Event()
+        self._to_end = asyncio.Event()
         self._num_beats, self._beat_at = 0, 0.0
 
     async def run(self, heartbeat_seconds: float, until_lost: Coroutine[Any, Any, None]) -> None:
@@ -88,7 +89,12 @@ class Attachment:
         """
         try:
             await until_first_ends(
-                self._read(), self._write(), self._pacer.run(), self._beat(heartbeat_seconds), until_lost
+                self._read(),
+                self._write(),
+                self._pacer.run(),
+                self._beat(heartbeat_seconds),
+                until_lost,
+                self._until_to_end(),
             )
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
@@ -96,6 +102,13 @@ class Attachment:
             self._ended.set()
             if self._traces:
                 self._traces.detached(self._pacer.boundary_ps)
+
+    def end(self) -> None:
+        """End the stream now; what still runs is queued again elsewhere."""
+        self._to_end.set()
+
+    async def _until_to_end(self) -> None:
+        await self._to_end.wait()
 
     async def drain(self) -> None:
         """Finish the sequences that are here, tell their ends, and close the stream."""

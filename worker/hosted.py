@@ -1,7 +1,8 @@
 """One GPU of a worker process, a worker of its own to the scheduler: attaches, runs plans, and again after a loss.
 
 The worker dials, so nobody has to find it, and a broken stream is the loss of the worker: it forgets every sequence,
-the scheduler queues them again, and what this worker still had to say about them is dropped.
+the scheduler queues them again, and what this worker still had to say about them is dropped. Which scheduler it dials
+is `schedulers.py`'s matter; between two attachments it may be another.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ import math
 import random
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import grpc
 import grpc.aio
@@ -50,6 +51,18 @@ REFUSED_RETRY_SECONDS = {
 """After a scheduler refused this worker."""
 
 
+class Dial(Protocol):
+    """What a GPU needs of the schedulers that there are."""
+
+    async def choose(self, worker: str) -> str | None:
+        """Return the address to attach to; None: there is none now."""
+        ...
+
+    async def open_stream(self, address: str) -> Call:
+        """Dial it."""
+        ...
+
+
 class HostedGpu:
     """See the module.
 
@@ -63,6 +76,9 @@ class HostedGpu:
         engine: what is shown under other engines' names; None: nothing.
         tracer: takes spans; None: tracing is off.
         kv_events: publishes what happens to its prefix cache; None: nobody does.
+
+    Attributes:
+        scheduler: the address that it is attached to; empty: none.
     """
 
     def __init__(
@@ -85,22 +101,21 @@ class HostedGpu:
         self._log = get_logger("worker").bind(worker=name)
         self._attachment: Attachment | None = None
         self._draining = False
+        self.scheduler = ""
         self._away_until = -math.inf  # monotonic: lost by a fault on request until then
 
-    async def run(
-        self, open_stream: Callable[[], Awaitable[Call]], set_attached: Callable[[bool], Awaitable[None]]
-    ) -> None:
+    async def run(self, dial: Dial, set_attached: Callable[[bool], Awaitable[None]]) -> None:
         """Load the weights, then stay attached until cancelled.
 
         Args:
-            open_stream: dials the scheduler.
+            dial: finds a scheduler.
             set_attached: told of each attachment's begin and end.
         """
         if self.kv_events is None:
-            await self._stay_attached(open_stream, set_attached)
+            await self._stay_attached(dial, set_attached)
         else:
             async with self.kv_events:
-                await until_first_ends(self._stay_attached(open_stream, set_attached), self.kv_events.replay())
+                await until_first_ends(self._stay_attached(dial, set_attached), self.kv_events.replay())
 
     async def drain(self) -> None:
         """Ask for no new sequences, and return when none is left."""
@@ -109,9 +124,18 @@ class HostedGpu:
         if self._attachment is not None:
             await self._attachment.drain()
 
-    async def _stay_attached(
-        self, open_stream: Callable[[], Awaitable[Call]], set_attached: Callable[[bool], Awaitable[None]]
-    ) -> None:
+    async def leave(self) -> None:
+        """Move to another scheduler: drain, for `drain_seconds` at most, and end the attachment."""
+        if (attachment := self._attachment) is not None and not self._draining:
+            self._metrics.enter("draining")
+            try:
+                async with asyncio.timeout(self._settings.worker.drain_seconds):
+                    await attachment.drain()
+            except TimeoutError:
+                self._log.info("drained_not_in_time", scheduler=self.scheduler)
+            attachment.end()
+
+    async def _stay_attached(self, dial: Dial, set_attached: Callable[[bool], Awaitable[None]]) -> None:
         await asyncio.sleep(self._settings.worker.startup_seconds * self._settings.time_scale)
         num_failed = 0
         while not self._draining:
@@ -119,7 +143,9 @@ class HostedGpu:
                 await asyncio.sleep(min(away_seconds, LONGEST_SLEEP_SECONDS))
                 continue
             self._metrics.enter("dialling")
-            attached, retry_seconds = await self._attach(await open_stream(), set_attached)
+            attached, retry_seconds = False, None
+            if (address := await dial.choose(self.name)) is not None:
+                attached, retry_seconds = await self._attach(address, await dial.open_stream(address), set_attached)
             if self._draining:
                 break
             num_failed = 0 if attached else num_failed + 1
@@ -129,14 +155,16 @@ class HostedGpu:
             await asyncio.sleep(retry_seconds)
         await asyncio.get_running_loop().create_future()
 
-    async def _attach(self, call: Call, set_attached: Callable[[bool], Awaitable[None]]) -> tuple[bool, float | None]:
+    async def _attach(
+        self, address: str, call: Call, set_attached: Callable[[bool], Awaitable[None]]
+    ) -> tuple[bool, float | None]:
         """Attach once, and serve until the stream ends; return whether it began, and when to try again if not soon."""
         attached = False
         kv_events = self.kv_events
         own = self._settings.worker
         try:
             if kv_events is not None:
-                self._hello.hello.kv_events.CopyFrom(kv_events.source(await own_host(own.scheduler)))
+                self._hello.hello.kv_events.CopyFrom(kv_events.source(await own_host(address)))
             welcome = await self._greet(call)
             if self._draining:  # since it dialled: it must not get sequences
                 raise StreamBrokenError("drained before the welcome")
@@ -149,9 +177,10 @@ class HostedGpu:
             )
             if kv_events is not None:
                 kv_events.clear()
+            self.scheduler = address
             self._metrics.attach(attached=True)
             self._metrics.enter("attached")
-            self._log.info("attached", scheduler=own.scheduler, time_scale=welcome.time_scale)
+            self._log.info("attached", scheduler=address, time_scale=welcome.time_scale)
             await set_attached(True)
             await self._attachment.run(own.heartbeat_seconds, self._until_lost(faults, clock))
             self._log.info("detached")
@@ -166,7 +195,7 @@ class HostedGpu:
             (self._log.warning if attached else self._log.info)("not_attached", reason=reason)
         finally:
             call.cancel()
-            self._attachment = None
+            self._attachment, self.scheduler = None, ""
             if attached:
                 self._gpu.clear()
                 if kv_events is not None:

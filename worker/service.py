@@ -13,20 +13,17 @@ from uuid import uuid4
 import grpc.aio
 from prometheus_client import CollectorRegistry
 
-from lorrery.chassis.channel import Dialler
-from lorrery.chassis.credentials import ClusterToken
 from lorrery.chassis.log import get_logger
 from lorrery.chassis.server import RECEIVE_BYTES
 from lorrery.chassis.tasks import until_first_ends
 from lorrery.chassis.tracing import open_tracer
 from lorrery.settings import Settings
-from lorrery.v1 import scheduler_pb2_grpc as pb_grpc
 from lorrery.worker import wire
-from lorrery.worker.attachment import Call
 from lorrery.worker.build import answers_of, device_of
 from lorrery.worker.engine import Engine
 from lorrery.worker.hosted import HostedGpu
 from lorrery.worker.metrics import WorkerMetrics
+from lorrery.worker.schedulers import Schedulers
 from lorrery.worker.settings import gpu_names
 
 log = get_logger("worker")
@@ -116,24 +113,13 @@ class WorkerService:
             if was_whole or self._num_attached == len(self._gpus):
                 await set_ready(not was_whole)
 
-        dialler = Dialler(self._settings.worker.scheduler, self._settings.client_tls)
-        token = ClusterToken(self._settings.cluster_token)
-        calls: list[Call] = []  # welcomed or not: all use one channel
-        dialling = asyncio.Lock()
-
-        async def open_stream() -> Call:
-            async with dialling:
-                calls[:] = [call for call in calls if not call.done()]
-                if not calls:  # else the others' would break
-                    await dialler.renew()
-                call: Call = pb_grpc.SchedulerServiceStub(dialler.channel).Attach(metadata=token.metadata())
-                calls.append(call)
-                return call
-
+        schedulers = Schedulers(self._settings)
         try:
-            await until_first_ends(*(gpu.run(open_stream, set_attached) for gpu in self._gpus))
+            await until_first_ends(
+                *(gpu.run(schedulers, set_attached) for gpu in self._gpus), schedulers.keep_balanced(self._gpus)
+            )
         finally:
-            await dialler.close()
+            await schedulers.close()
 
     async def drain(self) -> None:
         """Ask for no new sequences, and return when none is left."""

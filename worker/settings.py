@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from lorrery.chassis.sections import MAX_PORT, Address, Count, Name, PositiveSeconds, Seconds, Section
+from lorrery.chassis.sections import MAX_PORT, Address, Count, Name, PositiveSeconds, Seconds, Section, Target
 
 
 def _expert_groups(value: object) -> int | bool:
@@ -160,7 +160,18 @@ MAX_GPUS = 1024
 """Most workers of one process; what a process can keep the pace of is far less."""
 
 OF_PROCESS: Final = frozenset(
-    {"name", "group", "scheduler", "listen", "metrics", "kv_events", "output", "heartbeat_seconds", "drain_seconds"}
+    {
+        "name",
+        "group",
+        "scheduler",
+        "resolve_seconds",
+        "listen",
+        "metrics",
+        "kv_events",
+        "output",
+        "heartbeat_seconds",
+        "drain_seconds",
+    }
 )
 """Settings of a worker that are no matter of its GPU."""
 
@@ -182,7 +193,14 @@ class WorkerSettings(Section):
         description="number of the group of [[workers]] that this process is of, from 0; `lorrery up` sets it; unset:"
         " of none",
     )
-    scheduler: Address = Field(default="127.0.0.1:50052", description="scheduler to attach to, HOST:PORT")
+    scheduler: Target = Field(
+        default="127.0.0.1:50052",
+        description="scheduler to attach to: HOST:PORT, or dns:///NAME:PORT for that one of a name's which needs a"
+        " worker most; dns://SERVER:PORT/NAME:PORT asks that name server",
+    )
+    resolve_seconds: PositiveSeconds = Field(
+        default=5.0, description="how often a worker that has a name looks whether another scheduler needs it more"
+    )
     listen: Address = Field(
         default="127.0.0.1:0", description="gRPC health checks only, HOST:PORT; port 0 takes a free one"
     )

@@ -181,8 +181,11 @@ class RouterHello(message.Message):
     ADAPTERS_FIELD_NUMBER: builtins.int
     UNLOADED_ADAPTERS_FIELD_NUMBER: builtins.int
     ADAPTER_CHANGES_FIELD_NUMBER: builtins.int
+    WANTS_LOAD_FIELD_NUMBER: builtins.int
     router_id: builtins.str
     """For logs."""
+    wants_load: builtins.bool
+    """Whether the router wants to hear of the scheduler's load: it knows several."""
     @builtins.property
     @_deprecated("""This field has been marked as deprecated using proto field options.""")
     def adapters(self) -> containers.RepeatedCompositeFieldContainer[types_pb2.Adapter]:
@@ -204,10 +207,11 @@ class RouterHello(message.Message):
         adapters: abc.Iterable[types_pb2.Adapter] | None = ...,
         unloaded_adapters: abc.Iterable[builtins.str] | None = ...,
         adapter_changes: AdapterChanges | None = ...,
+        wants_load: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["adapter_changes", b"adapter_changes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_changes", b"adapter_changes", "adapters", b"adapters", "router_id", b"router_id", "unloaded_adapters", b"unloaded_adapters"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_changes", b"adapter_changes", "adapters", b"adapters", "router_id", b"router_id", "unloaded_adapters", b"unloaded_adapters", "wants_load", b"wants_load"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -503,6 +507,7 @@ class RouteResponse(message.Message):
     DRAINING_FIELD_NUMBER: builtins.int
     ADAPTER_CHANGES_FIELD_NUMBER: builtins.int
     ADAPTER_PINNED_FIELD_NUMBER: builtins.int
+    LOAD_FIELD_NUMBER: builtins.int
     @builtins.property
     def hello(self) -> SchedulerHello:
         """The first message, and no other."""
@@ -527,6 +532,12 @@ class RouteResponse(message.Message):
     def adapter_pinned(self) -> AdapterPinned:
         """The adapter of a request is another version than its Submit had."""
 
+    @builtins.property
+    def load(self) -> SchedulerLoad:
+        """How much the scheduler has to do, after its hello and whenever it has
+        changed; at most ten a second.
+        """
+
     def __init__(
         self,
         *,
@@ -536,12 +547,13 @@ class RouteResponse(message.Message):
         draining: SchedulerDraining | None = ...,
         adapter_changes: AdapterChanges | None = ...,
         adapter_pinned: AdapterPinned | None = ...,
+        load: SchedulerLoad | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["adapter_changes", b"adapter_changes", "adapter_pinned", b"adapter_pinned", "draining", b"draining", "hello", b"hello", "message", b"message", "refused", b"refused", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["adapter_changes", b"adapter_changes", "adapter_pinned", b"adapter_pinned", "draining", b"draining", "hello", b"hello", "load", b"load", "message", b"message", "refused", b"refused", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_changes", b"adapter_changes", "adapter_pinned", b"adapter_pinned", "draining", b"draining", "hello", b"hello", "message", b"message", "refused", b"refused", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_changes", b"adapter_changes", "adapter_pinned", b"adapter_pinned", "draining", b"draining", "hello", b"hello", "load", b"load", "message", b"message", "refused", b"refused", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = typing.Literal["hello", "tokens", "refused", "draining", "adapter_changes", "adapter_pinned"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = typing.Literal["hello", "tokens", "refused", "draining", "adapter_changes", "adapter_pinned", "load"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -598,6 +610,30 @@ class AdapterPinned(message.Message):
     _HasFieldArgType: _TypeAlias = typing.Literal["adapter", b"adapter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["adapter", b"adapter", "handle", b"handle"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class SchedulerLoad(message.Message):
+    """SchedulerLoad is how much a scheduler has to do."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    NUM_WORKERS_FIELD_NUMBER: builtins.int
+    NUM_OPEN_FIELD_NUMBER: builtins.int
+    num_workers: builtins.int
+    """Attached workers that take new sequences."""
+    num_open: builtins.int
+    """Requests that have not ended, of all routers."""
+    def __init__(
+        self,
+        *,
+        num_workers: builtins.int = ...,
+        num_open: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["num_open", b"num_open", "num_workers", b"num_workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1401,6 +1437,53 @@ class EngineConfig(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["block_size", b"block_size", "max_loras", b"max_loras", "pool_tokens", b"pool_tokens", "prefix_caching", b"prefix_caching"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class GetDemandRequest(message.Message):
+    """GetDemandRequest has no fields."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class GetDemandResponse(message.Message):
+    """GetDemandResponse says how much a scheduler needs workers."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    LOAD_FIELD_NUMBER: builtins.int
+    FIRST_TO_LEAVE_FIELD_NUMBER: builtins.int
+    DRAINING_FIELD_NUMBER: builtins.int
+    first_to_leave: builtins.str
+    """Which of its workers has least to do, and would be missed least. Empty: it has
+    none that takes new sequences.
+    """
+    draining: builtins.bool
+    """Whether it is about to stop."""
+    @builtins.property
+    def load(self) -> SchedulerLoad:
+        """What it has to do."""
+
+    def __init__(
+        self,
+        *,
+        load: SchedulerLoad | None = ...,
+        first_to_leave: builtins.str = ...,
+        draining: builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["load", b"load"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["draining", b"draining", "first_to_leave", b"first_to_leave", "load", b"load"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

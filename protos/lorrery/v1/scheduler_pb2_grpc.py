@@ -51,6 +51,11 @@ class SchedulerServiceStub:
                 request_serializer=lorrery_dot_v1_dot_scheduler__pb2.AttachRequest.SerializeToString,
                 response_deserializer=lorrery_dot_v1_dot_scheduler__pb2.AttachResponse.FromString,
                 _registered_method=True)
+        self.GetDemand = channel.unary_unary(
+                '/lorrery.v1.SchedulerService/GetDemand',
+                request_serializer=lorrery_dot_v1_dot_scheduler__pb2.GetDemandRequest.SerializeToString,
+                response_deserializer=lorrery_dot_v1_dot_scheduler__pb2.GetDemandResponse.FromString,
+                _registered_method=True)
         self.RegisterAdapter = channel.unary_unary(
                 '/lorrery.v1.SchedulerService/RegisterAdapter',
                 request_serializer=lorrery_dot_v1_dot_scheduler__pb2.RegisterAdapterRequest.SerializeToString,
@@ -111,6 +116,14 @@ class SchedulerServiceServicer:
         """Attach is one worker's stream, dialled by the worker. It begins with
         WorkerHello and is answered by WorkerWelcome. When it breaks, the worker is
         lost. FAILED_PRECONDITION: the worker announces another base model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetDemand(self, request, context):
+        """GetDemand says how much the scheduler needs workers, to one that looks for the
+        scheduler to attach to, or to move to. No errors of its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -187,6 +200,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.Attach,
                     request_deserializer=lorrery_dot_v1_dot_scheduler__pb2.AttachRequest.FromString,
                     response_serializer=lorrery_dot_v1_dot_scheduler__pb2.AttachResponse.SerializeToString,
+            ),
+            'GetDemand': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetDemand,
+                    request_deserializer=lorrery_dot_v1_dot_scheduler__pb2.GetDemandRequest.FromString,
+                    response_serializer=lorrery_dot_v1_dot_scheduler__pb2.GetDemandResponse.SerializeToString,
             ),
             'RegisterAdapter': grpc.unary_unary_rpc_method_handler(
                     servicer.RegisterAdapter,
@@ -285,6 +303,33 @@ class SchedulerService:
             '/lorrery.v1.SchedulerService/Attach',
             lorrery_dot_v1_dot_scheduler__pb2.AttachRequest.SerializeToString,
             lorrery_dot_v1_dot_scheduler__pb2.AttachResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetDemand(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lorrery.v1.SchedulerService/GetDemand',
+            lorrery_dot_v1_dot_scheduler__pb2.GetDemandRequest.SerializeToString,
+            lorrery_dot_v1_dot_scheduler__pb2.GetDemandResponse.FromString,
             options,
             channel_credentials,
             insecure,

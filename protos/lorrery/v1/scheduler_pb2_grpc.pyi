@@ -50,6 +50,10 @@ class SchedulerServiceStub:
     WorkerHello and is answered by WorkerWelcome. When it breaks, the worker is
     lost. FAILED_PRECONDITION: the worker announces another base model.
     """
+    GetDemand: grpc.UnaryUnaryMultiCallable[scheduler_pb2.GetDemandRequest, scheduler_pb2.GetDemandResponse]
+    """GetDemand says how much the scheduler needs workers, to one that looks for the
+    scheduler to attach to, or to move to. No errors of its own.
+    """
     RegisterAdapter: grpc.UnaryUnaryMultiCallable[scheduler_pb2.RegisterAdapterRequest, scheduler_pb2.RegisterAdapterResponse]
     """RegisterAdapter makes an adapter known. Errors: INVALID_ARGUMENT (no id, or
     rank 0), FAILED_PRECONDITION (rank over max_lora_rank), ALREADY_EXISTS (known
@@ -102,6 +106,10 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     """Attach is one worker's stream, dialled by the worker. It begins with
     WorkerHello and is answered by WorkerWelcome. When it breaks, the worker is
     lost. FAILED_PRECONDITION: the worker announces another base model.
+    """
+    GetDemand: aio.UnaryUnaryMultiCallable[scheduler_pb2.GetDemandRequest, scheduler_pb2.GetDemandResponse]  # type: ignore[assignment]
+    """GetDemand says how much the scheduler needs workers, to one that looks for the
+    scheduler to attach to, or to move to. No errors of its own.
     """
     RegisterAdapter: aio.UnaryUnaryMultiCallable[scheduler_pb2.RegisterAdapterRequest, scheduler_pb2.RegisterAdapterResponse]  # type: ignore[assignment]
     """RegisterAdapter makes an adapter known. Errors: INVALID_ARGUMENT (no id, or
@@ -164,6 +172,16 @@ class SchedulerServiceServicer(metaclass=abc_1.ABCMeta):
         """Attach is one worker's stream, dialled by the worker. It begins with
         WorkerHello and is answered by WorkerWelcome. When it breaks, the worker is
         lost. FAILED_PRECONDITION: the worker announces another base model.
+        """
+
+    @abc_1.abstractmethod
+    def GetDemand(
+        self,
+        request: scheduler_pb2.GetDemandRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[scheduler_pb2.GetDemandResponse, abc.Awaitable[scheduler_pb2.GetDemandResponse]]:
+        """GetDemand says how much the scheduler needs workers, to one that looks for the
+        scheduler to attach to, or to move to. No errors of its own.
         """
 
     @abc_1.abstractmethod

@@ -1,0 +1,60 @@
+"""How a setting says whom to dial: an address, or a name that stands for some.
+
+HOST:PORT is dialled as it is. `dns:///NAME:PORT` stands for every address that NAME has; `dns://SERVER[:PORT]/NAME:PORT`
+asks that name server for them, instead of the system's resolver. The syntax is that of gRPC's naming.
+"""
+
+import ipaddress
+import re
+from typing import NamedTuple
+
+DNS_PORT = 53
+
+_TARGET = re.compile(r"dns://(?P<server>[^/]*)/(?P<host>[^/:\[\]\s]+):(?P<port>\d{1,5})")
+
+
+class DnsName(NamedTuple):
+    """A name that stands for addresses.
+
+    Attributes:
+        host: the name.
+        port: the same at all its addresses.
+        server: IP address of the name server; empty: the system's resolver, with its search list and `/etc/hosts`.
+        server_port: of that.
+    """
+
+    host: str
+    port: int
+    server: str = ""
+    server_port: int = DNS_PORT
+
+
+def parse_name(target: str) -> DnsName | None:
+    """Read a target with a name; None: it is an address.
+
+    Raises:
+        ValueError: it begins as one with a name, and goes on otherwise.
+    """
+    if not target.startswith("dns:"):
+        return None
+    match = _TARGET.fullmatch(target)
+    if match is None or not 0 < int(match["port"]) < 2**16:
+        raise ValueError(f"dns:///NAME:PORT or dns://SERVER[:PORT]/NAME:PORT expected, got {target!r}")
+    host, port, authority = match["host"], int(match["port"]), match["server"]
+    if not authority:
+        return DnsName(host, port)
+    try:
+        server, server_port = _split(authority)
+        return DnsName(host, port, str(ipaddress.ip_address(server)), server_port)
+    except ValueError:
+        raise ValueError(f"the name server in {target!r} must be an IP address, with a port or without") from None
+
+
+def _split(authority: str) -> tuple[str, int]:
+    if authority.startswith("["):
+        server, rest = authority[1:].split("]")
+        return server, int(rest.removeprefix(":")) if rest else DNS_PORT
+    if authority.count(":") == 1:
+        server, _, port = authority.partition(":")
+        return server, int(port)
+    return authority, DNS_PORT
