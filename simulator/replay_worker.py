@@ -149,10 +149,13 @@ class ReplayWorker:
         self._run_to(self._num_wanted)
 
     def _decide_without_trace(self, before_ps: int) -> None:
-        """Decide where inputs came to an idle worker after all that the journal has of it, and led to no other plan.
+        """Decide where a plan was over, or inputs came to an idle worker, after all that the journal has of it.
 
-        Who then waits for an adapter has waited for it. A load that ends by itself is no input: nobody may have looked.
+        Such a decision led to no other plan; who then waits for an adapter has waited for it. A load that ends by
+        itself is no input: nobody may have looked.
         """
+        if self._plan is None and not self._was_idle and self._due_ps is not None and self._due_ps < before_ps:
+            self._decide(self._due_ps)
         while self._plan is None and self._nudges_ps and self._nudges_ps[0] < before_ps:
             self._decide(self._nudges_ps[0])
 

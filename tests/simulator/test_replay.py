@@ -111,6 +111,13 @@ def test_a_live_run_is_replayed_exactly(way: str, seed: int, tmp_path: Path) -> 
     assert result.num_steps > 20
 
 
+@pytest.mark.parametrize(("way", "seed"), [("fcfs continuous loads", 125), ("fcfs failing loads", 198)])
+def test_who_began_to_wait_for_an_adapter_in_a_decision_that_left_no_trace_has_waited(
+    way: str, seed: int, tmp_path: Path
+) -> None:
+    assert replayed(run(way, seed, tmp_path)).differences == []  # one at the end of a step, before its worker drained
+
+
 Lines = list[dict[str, Any]]
 
 
