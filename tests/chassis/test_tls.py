@@ -6,7 +6,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from lorrery.chassis.channel import open_channel
+from lorrery.chassis.channel import open_channel, options_for
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.sections import TlsSettings
 from lorrery.chassis.server import bind, new_server
@@ -40,13 +40,13 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-async def echo(server_tls: TlsSettings, client_tls: TlsSettings) -> bytes:
+async def echo(server_tls: TlsSettings, client_tls: TlsSettings, host: str = "127.0.0.1", name: str = "") -> bytes:
     server = new_server()
     EchoService().register(server)
-    address = bind(server, "127.0.0.1:0", server_tls)
+    address = bind(server, f"{host}:0", server_tls)
     await server.start()
     try:
-        async with open_channel(address, client_tls) as channel:
+        async with open_channel(address, client_tls, options=options_for(name)) as channel:
             return await channel.unary_unary(ECHO)(b"hello", timeout=5)
     finally:
         await server.stop(None)
@@ -55,6 +55,15 @@ async def echo(server_tls: TlsSettings, client_tls: TlsSettings) -> bytes:
 async def test_client_that_knows_the_authority_is_served(certificates: Path):
     server = TlsSettings(cert=certificates / "server.pem", key=certificates / "server.key")
     assert await echo(server, TlsSettings(ca=certificates / "ca.pem")) == b"hello"
+
+
+async def test_an_address_that_a_name_has_shows_a_certificate_of_the_name(certificates: Path):
+    server = TlsSettings(cert=certificates / "server.pem", key=certificates / "server.key")
+    client = TlsSettings(ca=certificates / "ca.pem")
+    assert await echo(server, client, "127.0.0.2", "localhost") == b"hello"
+    for name in ("", "another.test"):
+        with pytest.raises(grpc.aio.AioRpcError):
+            await echo(server, client, "127.0.0.2", name)
 
 
 async def test_client_with_a_certificate_is_served_where_one_is_demanded(certificates: Path):

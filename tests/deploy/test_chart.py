@@ -115,24 +115,19 @@ def test_every_service_reads_its_settings_and_listens_at_its_ports(case: str) ->
 @each_case
 def test_routers_and_workers_dial_schedulers_that_there_are(case: str) -> None:
     (owner,) = kind(rendered(case), "StatefulSet")
-    name = owner["metadata"]["name"]
     (governing,) = (
         one for one in kind(rendered(case), "Service") if one["metadata"]["name"] == owner["spec"]["serviceName"]
     )
     assert governing["spec"]["clusterIP"] == "None"
     assert selects(governing["spec"]["selector"], owner["spec"]["template"]["metadata"]["labels"])
-    hosts = [
-        f"{name}-{shard}.{governing['metadata']['name']}.{NAMESPACE}.svc.cluster.local:{GRPC_PORTS['scheduler']}"
-        for shard in range(owner["spec"]["replicas"])
-    ]
-    workers = dict.fromkeys(hosts, 0)
+    port = GRPC_PORTS["scheduler"]
+    assert {one["port"] for one in governing["spec"]["ports"] if one["name"] == "grpc"} == {port}
+    by_name = f"dns:///{governing['metadata']['name']}.{NAMESPACE}.svc.cluster.local:{port}"
     for pod, settings in services(case):
         if pod.component == "router":
-            assert list(settings.router.schedulers) == hosts
+            assert settings.router.schedulers == (by_name,)
         elif pod.component == "worker":
-            workers[settings.worker.scheduler] += pod.owner["spec"].get("replicas", 1)
-    assert set(workers) == set(hosts)
-    assert max(workers.values()) - min(workers.values()) <= 1, "dealt evenly"
+            assert settings.worker.scheduler == by_name
 
 
 def test_the_groups_of_workers_are_those_of_the_settings() -> None:

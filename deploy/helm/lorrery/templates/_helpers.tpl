@@ -44,8 +44,7 @@ app.kubernetes.io/component: {{ .component }}
 {{- .Values.serviceAccount.name | default (.Values.serviceAccount.create | ternary (include "lorrery.fullname" .) "default") -}}
 {{- end -}}
 
-{{/* (root, shard): the scheduler's name in DNS, which the governing Service of the StatefulSet keeps for it. */}}
-{{- define "lorrery.schedulerHost" -}}
-{{- $name := printf "%s-scheduler" (include "lorrery.fullname" .root) -}}
-{{ printf "%s-%d.%s.%s.svc.%s" $name (int .shard) $name .root.Release.Namespace .root.Values.clusterDomain }}
+{{/* All schedulers, by the name in DNS that their headless Service has. */}}
+{{- define "lorrery.schedulers" -}}
+{{ printf "dns:///%s-scheduler.%s.svc.%s:50052" (include "lorrery.fullname" .) .Release.Namespace .Values.clusterDomain }}
 {{- end -}}
