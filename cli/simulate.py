@@ -99,6 +99,14 @@ def simulate(
             min=1, help="How many schedulers; unset: as many as router.schedulers.", rich_help_panel=_SIMULATION
         ),
     ] = None,
+    autoscale: Annotated[
+        bool,
+        typer.Option(
+            "--autoscale",
+            help="Let workers come and go by the rule of [autoscaler]; --workers are those at first.",
+            rich_help_panel=_SIMULATION,
+        ),
+    ] = False,
     faults: Annotated[
         list[str] | None,
         typer.Option(
@@ -203,6 +211,7 @@ def simulate(
       lorrery simulate --workload azure --adapters all --out out/azure --record
       lorrery simulate --set 'workers=[{gpu = "H100-SXM"}, {count = 2, gpu = "L40S"}]' --rate 20
       lorrery simulate --set scheduler.policy=vtc_fair --workers 4 -n 100000 --rate 40
+      lorrery simulate --autoscale --set autoscaler.target=2 --rate 10 --duration 3600
       lorrery simulate --fault worker_loss,at=30,worker=worker-1,for=10
       lorrery simulate --fault slow_worker,at=0,worker=worker-0,factor=1.5
       lorrery simulate --adapters all --fault adapter_load_failure,at=10,for=20
@@ -223,6 +232,8 @@ def simulate(
             raise SettingsError(str(error)) from None
     options = flags.load_options(given)
     overrides = with_deployment(given, overrides)
+    if autoscale:
+        overrides = [*overrides, "autoscaler.enabled=true"]
     if sweeps:
         if steps or perfetto or record is not None:
             raise SettingsError("--steps, --perfetto and --record are of one run; leave out --sweep")

@@ -18,11 +18,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lorrery.autoscaler.summary import Scaling
 from lorrery.chassis.errors import FormatError, LorreryError, SettingsError
 from lorrery.chassis.version import VERSION
 from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.options import LoadOptions
 from lorrery.loadgen.own_load import OwnLoad
+from lorrery.loadgen.scaling_report import scaling_csv
 from lorrery.loadgen.source import BuiltWorkload
 from lorrery.loadgen.workload import arrivals
 from lorrery.loadgen.workload.outcome_table import OutcomeTable
@@ -33,6 +35,7 @@ from lorrery.vocabulary.run_files import (
     KINDS,
     LIVE_KIND,
     REQUESTS_FILE,
+    SCALING_FILE,
     SIMULATED_KIND,
     SUMMARY_FILE,
 )
@@ -122,6 +125,7 @@ class LoadReport:
         num_warmup_failed: warm-up requests that failed; they are in no figure.
         settings: of a simulated cluster, by section; None: not known.
         notices: what else a reader of the figures must know.
+        scaling: of a simulated cluster whose workers came and went; None: they did not.
     """
 
     options: LoadOptions
@@ -139,6 +143,7 @@ class LoadReport:
     num_warmup_failed: int
     settings: Mapping[str, Any] | None = None
     notices: tuple[str, ...] = ()
+    scaling: Scaling | None = None
 
     @property
     def exit_code(self) -> int:
@@ -194,6 +199,7 @@ def make_report(
     num_warmup_failed: int = 0,
     settings: Mapping[str, Any] | None = None,
     notices: tuple[str, ...] = (),
+    scaling: Scaling | None = None,
 ) -> LoadReport:
     """Compute the figures of a run."""
     summary = summarise(outcomes)
@@ -213,6 +219,7 @@ def make_report(
         num_warmup_failed=num_warmup_failed,
         settings=settings,
         notices=notices,
+        scaling=scaling,
     )
 
 
@@ -231,20 +238,25 @@ def check_folder(folder: Path) -> None:
         raise SettingsError(f"--out {folder}: {nearest} cannot be written to")
 
 
-def write_report(report: LoadReport, folder: Path) -> tuple[Path, Path]:
+def write_report(report: LoadReport, folder: Path) -> tuple[Path, ...]:
     """Write `summary.json` and `requests.csv` into a folder, which is made; give their paths.
+
+    Where workers came and went, `scaling.csv` is the third.
 
     Raises:
         LorreryError: they cannot be written.
     """
-    summary, requests = folder / SUMMARY_FILE, folder / REQUESTS_FILE
+    paths = [folder / SUMMARY_FILE, folder / REQUESTS_FILE]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _replace(requests, _csv(report.outcomes))
-        _replace(summary, json.dumps(to_json(report), indent=2) + "\n")
+        _replace(paths[1], _csv(report.outcomes))
+        if report.scaling is not None:
+            paths.append(folder / SCALING_FILE)
+            _replace(paths[-1], scaling_csv(report.scaling))
+        _replace(paths[0], json.dumps(to_json(report), indent=2) + "\n")
     except OSError as error:
         raise LorreryError(f"report: {error.filename}: {error.strerror}") from None
-    return summary, requests
+    return tuple(paths)
 
 
 def read_report(path: Path) -> dict[str, Any]:
@@ -305,6 +317,8 @@ def _how_it_ran(report: LoadReport) -> dict[str, Any]:
         found["load_generator"] = {"wall_seconds_of_run": report.wall_seconds, **asdict(report.own_load)}
     if report.simulation is not None:
         found["simulation"] = asdict(report.simulation)
+    if report.scaling is not None:
+        found["scaling"] = asdict(report.scaling.summary)
     if report.settings is not None:
         found["settings"] = dict(report.settings)
     return found

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from lorrery.chassis.terminal import FigureTable
 from lorrery.loadgen.report import LoadReport, SimulationCost
+from lorrery.loadgen.scaling_report import scaling_lines
 from lorrery.loadgen.workload.outcome import INTERRUPTED, OK
 from lorrery.loadgen.workload.summary import Distribution
 
@@ -128,6 +129,8 @@ def _other_notes(report: LoadReport) -> list[tuple[str, str]]:
     if report.simulation is not None:
         found.append(("simulator", _cost(report.simulation)))
         found += [("" if index else "faults", event) for index, event in enumerate(report.simulation.events)]
+    if report.scaling is not None:
+        found += scaling_lines(report.scaling)
     own = report.own_load
     if own is None:
         return found

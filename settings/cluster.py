@@ -29,6 +29,7 @@ from lorrery.chassis.sections import (
 from lorrery.chassis.settings import FileSettings
 from lorrery.router.settings import RouterSettings
 from lorrery.scheduler.settings import AdapterSettings, SchedulerSettings
+from lorrery.settings.autoscaler import AutoscalerSettings
 from lorrery.settings.presets import Served, preset_tables
 from lorrery.worker.settings import WorkerGroup, WorkerSettings, gpu_names, of_group
 
@@ -66,6 +67,7 @@ class Settings(FileSettings):
         default=(),
         description="groups of workers with different GPUs; unset: all are as [worker] says, as many as are started",
     )
+    autoscaler: AutoscalerSettings = AutoscalerSettings()
     router: RouterSettings = RouterSettings()
     server_tls: TlsSettings = TlsSettings()
     client_tls: TlsSettings = TlsSettings()
@@ -156,6 +158,14 @@ class Settings(FileSettings):
             raise ValueError(
                 f"worker.heartbeat_seconds ({every:g}) must be at most half of scheduler.worker_timeout_seconds"
                 f" ({within:g}): workers that are well would be lost"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _autoscaled_workers_are_alike(self) -> Self:
+        if self.autoscaler.enabled and self.workers:
+            raise ValueError(
+                "autoscaler.enabled goes with workers that are alike; leave out [[workers]] (--set 'workers=[]')"
             )
         return self
 

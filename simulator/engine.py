@@ -32,11 +32,16 @@ from lorrery.simulator.request_faults import RequestFaultInjector
 from lorrery.simulator.scheduler import SimulatedScheduler
 from lorrery.simulator.step_span import Observer
 from lorrery.simulator.worker import SimulatedWorker
+from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import NEVER
+from lorrery.worker.device.output import Ending
 from lorrery.worker.device.steptime import StepTimeModel
 
 Follow = Callable[[SimulatedRequest, int], tuple[int, SimulatedRequest] | None]
 """Says what its client sends next, and when, given a request that has ended and the time; None: no further one."""
+
+PAUSE = SimulatedRequest(-1, 0, 0, 0, Ending(0, FinishReason.LENGTH))
+"""What `Simulation.run` yields after a tick that asked for a pause; no request."""
 
 
 class Simulation:
@@ -76,8 +81,10 @@ class Simulation:
         self._choose_shard = choose_shard
         self._faulty: FaultyRequests | None = None
         self._boundaries: list[tuple[int, int, int]] = []  # (time, order of the worker, version)
-        self._tick: Callable[[int], int] | None = None
-        self._tick_ps = NEVER
+        self._ticks: list[tuple[int, Callable[[int], int]]] = []
+        self._tick_ps = NEVER  # the first of them
+        self._pauses = False
+        self._leaving: dict[int, Callable[[], None]] = {}  # by the order of workers that drain: what to call then
         self._new_pace: dict[int, StepTimeModel] = {}  # by the worker's order, until its next boundary
         self._schedulers = [
             SimulatedScheduler(one, rules, clock, self._requests, self._nudge, self._finish_faulty)
@@ -108,12 +115,12 @@ class Simulation:
 
     def observe(self, observers: Sequence[Observer]) -> None:
         """Tell these, and nobody else, of what runs from now on."""
-        observer = as_one(observers)
+        observer = self._observer = as_one(observers)
+        self._runs_chunks = not any(getattr(one, "reads_prompts", True) for one in observers)
         if observer is not None:
             observer.begin(self.now_ps)
         for worker in self.workers:
-            worker.observer = observer
-            worker.runs_chunks = not any(getattr(one, "reads_prompts", True) for one in observers)
+            worker.observer, worker.runs_chunks = observer, self._runs_chunks
 
     # --- frames -----------------------------------------------------------------------------------------------------
 
@@ -136,9 +143,15 @@ class Simulation:
 
         Args:
             first_ps: the first time.
-            tick: gets the time, and returns the next one. Steps that have ended before are committed.
+            tick: gets the time, and returns the next one, `NEVER` if there is none. Steps that have ended before are
+                committed.
         """
-        self._tick_ps, self._tick = first_ps, tick
+        self._ticks.append((first_ps, tick))
+        self._tick_ps = min(self._tick_ps, first_ps)
+
+    def pause(self) -> None:
+        """Let `run` yield `PAUSE` once the ticks of now have happened; for a tick to call."""
+        self._pauses = True
 
     def note_fault(self, text: str) -> None:
         """Note that a fault happens, where that is wanted."""
@@ -208,9 +221,12 @@ class Simulation:
                 deadlines.popleft()
             if deadlines and deadlines[0][0] < coming_ps:
                 coming_ps = deadlines[0][0]
-            if self._tick is not None:
+            if self._ticks:
                 awaited_ps = NEVER if arrival is None else arrival_ps
-                if self._ticks(min(awaited_ps, boundary_ps, coming_ps), arrival is None and follow is None):
+                if self._ticked(min(awaited_ps, boundary_ps, coming_ps), arrival is None and follow is None):
+                    if self._pauses:
+                        self._pauses = False
+                        yield PAUSE
                     continue
             if arrival is not None and arrival_ps <= boundary_ps and arrival_ps <= coming_ps:
                 clock.now_ps = arrival_ps
@@ -236,16 +252,17 @@ class Simulation:
                 yield from ended
                 ended.clear()
 
-    def _ticks(self, next_ps: int, nobody_comes: bool) -> bool:
-        """Let a tick happen that is due before anything else, unless nobody is there who would be seen."""
+    def _ticked(self, next_ps: int, nobody_comes: bool) -> bool:
+        """Let ticks happen that are due before anything else, unless nobody is there who would be seen."""
         if self._tick_ps > next_ps or next_ps == NEVER or (nobody_comes and not self._requests.by_handle):
             return False
-        assert self._tick is not None
         at_ps = self._clock.now_ps = self._tick_ps
         for worker in self.workers:
             if worker.attached:
                 worker.catch_up(at_ps)
-        self._tick_ps = self._tick(at_ps)
+        ticks = [(tick(at_ps) if due_ps == at_ps else due_ps, tick) for due_ps, tick in self._ticks]
+        self._ticks = [one for one in ticks if one[0] < NEVER]
+        self._tick_ps = min([due_ps for due_ps, _ in self._ticks], default=NEVER)
         return True
 
     def _send_next(self, follow: Follow) -> None:
@@ -292,8 +309,36 @@ class Simulation:
         worker.attached, worker.plan, worker.end_ps = False, None, None
         self._schedulers[worker.shard].lose(worker)
 
+    def add(self, worker: SimulatedWorker) -> None:
+        """Take in a worker that may attach from now on; its boundaries come after those of the others."""
+        worker.order, worker.clock = len(self.workers), self._clock
+        worker.observer, worker.runs_chunks = self._observer, self._runs_chunks
+        self.workers.append(worker)
+        self._by_name[worker.name] = worker
+
+    def drain(self, worker: SimulatedWorker, gone: Callable[[], None]) -> None:
+        """Give a worker nothing new from now on, and let it leave when what it runs has ended.
+
+        Args:
+            worker: attached, and not draining.
+            gone: called when it has left.
+        """
+        worker.catch_up(self.now_ps)
+        self._leaving[worker.order] = gone
+        self._schedulers[worker.shard].drain(worker)
+        if worker.plan is None and not worker.member.sequences:
+            self.leave(worker)
+        else:
+            self._nudge(worker, True)
+
+    def leave(self, worker: SimulatedWorker) -> None:
+        """Let a worker that drains go now; what it still has is queued again elsewhere."""
+        self.lose(worker)
+        if (gone := self._leaving.pop(worker.order, None)) is not None:
+            gone()
+
     def attach(self, worker: SimulatedWorker) -> None:
-        """Let a worker that was lost come back now, with nothing; it gets what waits for one."""
+        """Let a worker that is not there, or was lost, come now, with nothing; it gets what waits for one."""
         if worker.attached:
             return
         worker.renew(self.now_ps)
@@ -358,6 +403,8 @@ class Simulation:
             self._schedule(worker, worker.start(decision, at_ps, self._requests.by_handle, one_step=self._one_step))
             if worker.frozen_until_ps > at_ps:
                 self._watch(worker, decision)
+        elif self._leaving and worker.order in self._leaving and not worker.member.sequences:
+            self.leave(worker)
         elif decision.until_ps is not None:
             self._schedule(worker, max(at_ps, decision.until_ps))
         else:

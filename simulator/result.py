@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from lorrery.autoscaler.summary import Scaling
 from lorrery.loadgen.report import LoadReport, SimulationCost, write_report
 from lorrery.loadgen.workload.outcome import OK
 from lorrery.loadgen.workload.outcome_table import OutcomeTable
@@ -183,7 +184,12 @@ class SimulationResult:
         """
         return data_frame(self.columns.as_dict())
 
-    def write(self, folder: str | Path) -> tuple[Path, Path]:
+    @property
+    def scaling(self) -> Scaling | None:
+        """What the autoscaler did, decision by decision, and GPU hours; None: workers did not come and go."""
+        return self.report.scaling
+
+    def write(self, folder: str | Path) -> tuple[Path, ...]:
         """Write `summary.json` and `requests.csv` into a folder, as `lorrery simulate --out` does; return their paths.
 
         Raises:

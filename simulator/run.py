@@ -31,6 +31,7 @@ from lorrery.simulator.build import RequestBuilder, hash_ids_suffice
 from lorrery.simulator.clients import Clients
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.faults import never_began, schedule_faults
+from lorrery.simulator.first_workers import check_scaled_faults, num_processes
 from lorrery.simulator.gaps import GapRecorder
 from lorrery.simulator.garbage import collected_seldom
 from lorrery.simulator.outcomes import OutcomeRecorder
@@ -43,6 +44,7 @@ from lorrery.vocabulary.worker_kinds import count_kinds
 from lorrery.worker.build import Device, device_of
 
 if TYPE_CHECKING:
+    from lorrery.simulator.autoscaling import AutoscalerLoop
     from lorrery.simulator.frames import FrameRecorder
 
 Watch = Callable[["Progress"], None]
@@ -51,7 +53,7 @@ Watch = Callable[["Progress"], None]
 _LOOK_EVERY = 256
 """Ended requests between two looks at the wall clock."""
 _LOOK_SECONDS = 0.2
-_SHOWN_SETTINGS = {"model", "time_scale", "worker", "workers", "scheduler", "adapters"}
+_SHOWN_SETTINGS = {"model", "time_scale", "worker", "workers", "scheduler", "adapters", "autoscaler"}
 """Sections that a report shows: what a simulation reads of a cluster's settings, and no key or certificate."""
 LAST_SECONDS = NEVER // PS_PER_SECOND
 """Times are kept in 64 bits of picoseconds: 53 days."""
@@ -123,6 +125,7 @@ class SimulatedRun:
         """
         settings, options = self.settings, self.options
         faults = (*settings.planned_faults(), *settings.of_workers(self.simulation_options.faults))
+        check_scaled_faults(settings, faults)
         cluster = _SimulatedCluster(settings, replace(self.simulation_options, faults=faults), options.timeout)
         self.devices = cluster.devices
         view = cluster.view
@@ -133,16 +136,18 @@ class SimulatedRun:
         cluster.warm_up(warmup_requests(workload.requests, options.warmup), options.seed)
         start_ps, workers = cluster.simulation.now_ps, cluster.simulation.workers
         before = _count(workers)
+        scaled = cluster.autoscale(start_ps) if settings.autoscaler.enabled else None
+        scraping = [] if scaled is None else [scaled.scraper]
         recording = [] if self.record is None else [cluster.recorder(self.record_every)]
         injector = RequestFaultInjector(faults, start_ps)
         injecting = [injector] if injector.has_rules else []
-        cluster.simulation.observe([self._gaps, *injecting, *recording, *self.observers])
+        cluster.simulation.observe([self._gaps, *scraping, *injecting, *recording, *self.observers])
         if injecting:
             cluster.simulation.inject(injector)
         outcomes = OutcomeRecorder(start_ps)
         cpu = time.process_time()
         with collected_seldom():
-            interrupted = self._play(cluster, workload, outcomes)
+            interrupted = self._play(cluster, workload, outcomes, scaled)
         cpu_seconds = time.process_time() - cpu
         for recorder in recording:
             assert self.record is not None
@@ -168,13 +173,22 @@ class SimulatedRun:
             num_skipped=num_skipped,
             settings=settings.model_dump(mode="json", include=_SHOWN_SETTINGS),
             notices=(*never_began(self.simulation_options.faults, cost.simulated_seconds), *cluster.notices),
+            scaling=None if scaled is None else scaled.outcome(table),
         )
 
-    def _play(self, cluster: "_SimulatedCluster", workload: BuiltWorkload, outcomes: OutcomeRecorder) -> bool:
+    def _play(
+        self,
+        cluster: "_SimulatedCluster",
+        workload: BuiltWorkload,
+        outcomes: OutcomeRecorder,
+        scaled: "AutoscalerLoop | None",
+    ) -> bool:
         progress = Progress(0 if self.options.repeats else len(workload.requests))
         next_look = time.monotonic()
         for request in cluster.play(workload.requests, self.options):
             outcomes.add(request)
+            if scaled is not None:
+                scaled.scraper.ended(request)
             if self.on_end is not None:
                 self.on_end(request)
             progress.num_ended += 1
@@ -197,6 +211,12 @@ class SimulatedRun:
         self.watch(progress)
 
 
+def _gpus(names: Iterable[str], devices: Iterable[Device]) -> dict[str, tuple[str, int]]:
+    """Return by worker its GPU's name, and how many of them it has."""
+    deployments = zip(names, (device.deployment for device in devices), strict=True)
+    return {name: (one.gpu.name, one.tensor_parallel) for name, one in deployments}
+
+
 def _count(workers: Iterable[SimulatedWorker]) -> tuple[int, int]:
     """Return the steps and plans so far."""
     totals = [worker.totals for worker in workers]
@@ -211,7 +231,7 @@ class _SimulatedCluster:
         num_shards = options.num_shards or len(addresses)
         if num_shards != len(addresses):
             addresses = [f"scheduler-{shard}" for shard in range(num_shards)]
-        processes = settings.num_worker_processes(options.num_workers)
+        processes = num_processes(settings, options.num_workers, num_shards)
         self._names = settings.worker_names(processes)
         if processes < num_shards:
             raise SettingsError(f"{num_shards} schedulers have {processes} worker processes; each needs one")
@@ -222,14 +242,15 @@ class _SimulatedCluster:
         ]
         self._settings, self._options, self._addresses = settings, options, addresses
         self.devices = [device for one, number in settings.kinds(processes) for device in [device_of(one)] * number]
+        self._gpus = _gpus(self._names, self.devices)
         self._model = self.devices[0].deployment.model.name
         self._faults = RuleBook()
         self.clients: Clients | None = None
-        factories = [ReplicaFactory(settings) for _ in addresses]
+        factories = self._factories = [ReplicaFactory(settings) for _ in addresses]
         self.adapters: dict[str, Adapter] = {
             name: factories[0].adapter(name, rank) for name, rank in settings.adapters.expand()
         }
-        workers = [self._worker(number, factories[shard]) for number, shard in enumerate(self._shards)]
+        workers = [self._worker(*one) for one in zip(self._names, self._shards, self.devices, strict=True)]
         self.simulation = Simulation(
             workers,
             [factory.placement() for factory in factories],
@@ -292,11 +313,10 @@ class _SimulatedCluster:
         """Record what runs from now on."""
         from lorrery.simulator.frames import FrameRecorder
 
-        deployments = zip(self._names, (device.deployment for device in self.devices), strict=True)
         return FrameRecorder(
             self.simulation,
             model=self._model,
-            gpus={name: (one.gpu.name, one.tensor_parallel) for name, one in deployments},
+            gpus=self._gpus,
             addresses=self._addresses,
             every_seconds=every_seconds,
         )
@@ -324,9 +344,21 @@ class _SimulatedCluster:
             max_new_tokens=options.max_new_tokens,
         )
 
-    def _worker(self, number: int, factory: ReplicaFactory) -> SimulatedWorker:
-        device, name = self.devices[number], self._names[number]
-        deployment = device.deployment
+    def autoscale(self, start_ps: int) -> "AutoscalerLoop":
+        """Let the rule of the settings scale the workers from now on; times count from `start_ps`."""
+        from lorrery.simulator.autoscaling import AutoscalerLoop, fleet_of
+
+        def make(number: int, shard: int) -> list[SimulatedWorker]:
+            device = self.devices[0]
+            names = self._settings.workers_of_processes(number + 1)[f"worker-{number}"]
+            self._gpus.update(_gpus(names, [device] * len(names)))
+            return [self._worker(name, shard, device) for name in names]
+
+        fleet = fleet_of(self._settings, self.simulation, self.devices[0], make, len(self._addresses))
+        return AutoscalerLoop(self._settings.autoscaler, self.simulation, fleet, start_ps)
+
+    def _worker(self, name: str, shard: int, device: Device) -> SimulatedWorker:
+        deployment, factory = device.deployment, self._factories[shard]
         hello = WorkerHello(
             worker_id=name,
             gpu=deployment.gpu.name,
@@ -351,7 +383,7 @@ class _SimulatedCluster:
             name,
             make_replica,
             device.step_time,
-            self._shards[number],
+            shard,
             replica_settings.max_total_token_num,
             device.pace,
         )

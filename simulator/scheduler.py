@@ -206,6 +206,14 @@ class SimulatedScheduler:
         """Take in a worker; it gets what waits for one."""
         self._place(self.introduce(worker))
 
+    def drain(self, worker: SimulatedWorker) -> None:
+        """Give a worker nothing new, and place elsewhere what waits for its batch."""
+        gave_back, events = self.core.drain(worker.member, self._clock.now_ps)
+        if self.history is not None:
+            self.history.draining(worker.member, self._clock.now_ps)
+        self.handle(worker, gave_back.events)
+        self._place(events)
+
     def lose(self, worker: SimulatedWorker) -> None:
         """Queue again elsewhere what a worker has that is gone."""
         member = worker.member

@@ -16,6 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ROOMS = (
+    "autoscaler",
     "chassis",
     "cli",
     "loadgen",
@@ -33,7 +34,7 @@ ROOMS = (
     "vocabulary",
     "worker",
 )
-PURE = ("scheduler/core", "worker/device", "loadgen/workload", "vocabulary")
+PURE = ("autoscaler", "scheduler/core", "worker/device", "loadgen/workload", "vocabulary")
 
 NOT_PURE = {
     # clocks

@@ -1,0 +1,44 @@
+"""What a report says of workers that came and went: a few lines, and the timeline as CSV."""
+
+import csv
+from io import StringIO
+
+from lorrery.autoscaler.summary import Scaling
+
+__all__ = ["scaling_csv", "scaling_lines"]
+
+_COLUMNS = (
+    "seconds",
+    "ready",
+    "starting",
+    "draining",
+    "desired",
+    "recommended",
+    "num_requests_waiting",
+    "num_requests_running",
+    "kv_cache_usage_perc",
+)
+
+
+def scaling_csv(scaling: Scaling) -> str:
+    """Return the timeline, one line a decision; the rule's metrics follow as `metric:NAME`, of each worker process."""
+    text = StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow((*_COLUMNS, *(f"metric:{metric}" for metric in scaling.metrics)))
+    for row in scaling.timeline:
+        figures = (getattr(row, name) for name in _COLUMNS)
+        values = ("" if value is None else value for value in row.values)
+        writer.writerow([f"{one:.6g}" if isinstance(one, float) else one for one in (*figures, *values)])
+    return text.getvalue()
+
+
+def scaling_lines(scaling: Scaling) -> list[tuple[str, str]]:
+    """Return what a reader looks for first, each with its label."""
+    own = scaling.summary
+    changes = f"{own.num_scale_ups:,} times up, {own.num_scale_downs:,} times down"
+    used = (
+        f"{own.gpu_hours:,.2f} GPU hours; {own.replicas_min} to {own.replicas_max} worker processes,"
+        f" {own.replicas_mean:.2f} on average; {changes}; a start takes {own.start_up_seconds:.1f} s"
+    )
+    level = f"TTFT up to {own.ttft_seconds:g} s and TPOT up to {own.tpot_seconds * 1e3:g} ms"
+    return [("scaling", used), ("", f"service level: {own.good_ratio:.2%} of requests with {level}")]

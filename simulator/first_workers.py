@@ -1,0 +1,52 @@
+"""How many worker processes a simulation begins with, and what cannot go wrong where they come and go."""
+
+from collections.abc import Iterable
+
+from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.faults import FREEZE_WORKER, WORKER_LOSS, Fault
+from lorrery.settings import Settings
+
+__all__ = ["check_scaled_faults", "num_processes"]
+
+
+def num_processes(settings: Settings, asked: int | None, num_shards: int) -> int:
+    """Return how many processes there are at first.
+
+    Args:
+        settings: of the cluster.
+        asked: how many are asked for; None: it was not said.
+        num_shards: schedulers.
+
+    Raises:
+        SettingsError: a number that the autoscaler's bounds leave out.
+    """
+    own = settings.autoscaler
+    if not own.enabled:
+        return settings.num_worker_processes(asked)
+    if own.min_replicas < num_shards > 1:
+        raise SettingsError(
+            f"autoscaler.min_replicas is {own.min_replicas}, and there are {num_shards} schedulers, each of which needs"
+            f" a worker: set it to {num_shards}"
+        )
+    least = max(own.min_replicas, 1)
+    if asked is None:
+        return min(max(settings.num_worker_processes(None), least), own.max_replicas)
+    if not least <= asked <= own.max_replicas:
+        raise SettingsError(
+            f"{asked} workers at first, and the autoscaler keeps {least} to {own.max_replicas}: change --workers, or"
+            " autoscaler.min_replicas and max_replicas"
+        )
+    return asked
+
+
+def check_scaled_faults(settings: Settings, faults: Iterable[Fault]) -> None:
+    """Refuse faults of workers that may not be there.
+
+    Raises:
+        SettingsError: names the first.
+    """
+    for fault in faults:
+        if settings.autoscaler.enabled and fault.kind in (WORKER_LOSS, FREEZE_WORKER):
+            raise SettingsError(
+                f"fault {fault.text} with the autoscaler: it decides which workers there are; leave out one of them"
+            )

@@ -1,0 +1,99 @@
+"""What one would scrape of a simulated cluster: vLLM's series, with vLLM's buckets, at a moment.
+
+A time to the first token counts when that token comes, a request and its time in the queue when it ends, as on a
+worker's `/metrics`.
+"""
+
+from collections.abc import Sequence
+
+from lorrery.autoscaler.figures import HISTOGRAMS, Sample
+from lorrery.chassis.engine_series import vllm_series
+from lorrery.chassis.histogram import Histogram
+from lorrery.simulator.engine import Simulation
+from lorrery.simulator.fleet import Fleet
+from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.step_span import StepSpan
+from lorrery.simulator.worker import SimulatedWorker
+from lorrery.vocabulary.units import PS_PER_SECOND
+
+__all__ = ["Scraper"]
+
+
+class Scraper:
+    """Counts as a cluster's workers would; an observer of the simulation.
+
+    Args:
+        simulation: of the cluster.
+        fleet: its workers.
+        start_ps: from which times count.
+    """
+
+    def __init__(self, simulation: Simulation, fleet: Fleet, start_ps: int) -> None:
+        self._simulation, self._fleet, self._start_ps = simulation, fleet, start_ps
+        series = vllm_series(1)
+        self._bounds = {name: series[name].buckets for name in HISTOGRAMS}
+        self._histograms = {name: Histogram(bounds) for name, bounds in self._bounds.items()}
+        self._num_ended = self._prompt_tokens = self._generation_tokens = 0
+
+    def begin(self, start_ps: int) -> None:
+        """Nothing: it counts from the beginning."""
+
+    def ran(self, span: StepSpan) -> None:
+        """Count tokens, and first tokens."""
+        self._generation_tokens += span.num_steps * span.num_decodes - span.num_silent
+        for chunk in span.plan.prefills:
+            if not chunk.samples:
+                continue
+            self._generation_tokens += 1
+            sequence = chunk.sequence
+            if sequence.first_token_ps is None:
+                self._prompt_tokens += sequence.prompt_tokens
+                waited_ps = span.start_ps + span.first_ps - sequence.arrived_ps
+                self._histograms["time_to_first_token_seconds"].observe(waited_ps / PS_PER_SECOND)
+
+    def left(self, worker: str, handle: int) -> None:
+        """Nothing: `ended` has who ended."""
+
+    def requeued(self, worker: str, request: SimulatedRequest) -> None:
+        """Nothing: it has not ended."""
+
+    def lost(self, worker: str) -> None:
+        """Nothing: what a worker has counted stays, as Prometheus adds up increases."""
+
+    def ended(self, request: SimulatedRequest) -> None:
+        """Count a request that has ended."""
+        if request.outcome == "finished":
+            self._num_ended += 1
+            admitted_ps = request.first_admitted_ps
+            assert admitted_ps is not None
+            queued_ps = admitted_ps - request.arrived_ps
+            self._histograms["request_queue_time_seconds"].observe(queued_ps / PS_PER_SECOND)
+
+    def sample(self, at_ps: int) -> Sample:
+        """Return what a scrape shows now; steps that have ended are committed."""
+        fleet, serving = self._fleet, self._fleet.serving()
+        return Sample(
+            at_seconds=(at_ps - self._start_ps) / PS_PER_SECOND,
+            num_ready=fleet.num("ready"),
+            num_starting=fleet.num("starting"),
+            num_draining=fleet.num("draining"),
+            num_requests_waiting=sum([core.num_waiting for core in self._simulation.cores]),
+            num_requests_running=sum([worker.replica.num_running for worker in serving]),
+            kv_cache_usage_perc=_kv_usage(serving) / max(len(serving), 1) * fleet.num("ready"),
+            request_success=self._num_ended,
+            prompt_tokens=self._prompt_tokens,
+            generation_tokens=self._generation_tokens,
+            buckets={name: (self._bounds[name], histogram.read()[0]) for name, histogram in self._histograms.items()},
+        )
+
+
+def _kv_usage(workers: Sequence[SimulatedWorker]) -> float:
+    """Return the shares of the workers' KV pools that are in use, added up."""
+    total = 0.0
+    for worker in workers:
+        use = worker.replica.memory.block_use(worker.replica.running)
+        if use is not None:
+            total += use.used / max(1, use.used + use.cached + use.free)
+        else:
+            total += worker.replica.kv_tokens / max(1, worker.pool_tokens)
+    return total

@@ -1,0 +1,160 @@
+"""Workers that come and go by a rule within one simulated run."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import lorrery
+from lorrery.chassis.errors import SettingsError
+from lorrery.simulator.result import SimulationResult
+
+RULE = {
+    "enabled": True,
+    "target": 2.0,
+    "max_replicas": 6,
+    "sync_period_seconds": 5.0,
+    "start_seconds": 3.0,
+    "disk_gb_per_second": 8.0,
+    "scale_down_stabilization_seconds": 20.0,
+}
+CLUSTER = {
+    "model": "Llama-3-8B",
+    "worker": {"gpu": "A10G"},
+    "adapters": {"registry": [{"id": "lora", "rank": 16, "count": 12}]},
+    "scheduler": {"max_req_input_len": 1024, "max_req_total_len": 2048, "worker_wait_seconds": 300.0},
+    "autoscaler": RULE,
+}
+
+
+def bursts() -> lorrery.Requests:
+    """Two waves of 15 s with 8 requests a second, a lull of a minute between them, and stragglers."""
+    rng = np.random.default_rng(3)
+    at = np.sort(np.concatenate([rng.uniform(0, 15, 120), rng.uniform(15, 100, 8), rng.uniform(80, 95, 120)]))
+    return lorrery.Requests(
+        at_seconds=at,
+        prompt_tokens=rng.integers(16, 512, len(at)),
+        output_tokens=rng.integers(16, 200, len(at)),
+        adapter_id=[f"lora-{int(one)}" for one in rng.integers(12, size=len(at))],
+    )
+
+
+def run(*overrides: str, workers: int | None = 1, **given) -> SimulationResult:
+    return lorrery.simulate(CLUSTER, bursts(), workers=workers, overrides=overrides, **given)
+
+
+WAYS = {
+    "usual": (),
+    "percentile": (
+        "autoscaler.metric=time_to_first_token_seconds_p90",
+        "autoscaler.target=0.5",
+        "autoscaler.window_seconds=20",
+    ),
+    "cache": (
+        "autoscaler.metric=kv_cache_usage_perc",
+        "autoscaler.target=0.3",
+        "scheduler.policy=fcfs",
+        "scheduler.memory=paged",
+        "scheduler.batching=chunked",
+        "scheduler.prefix_cache.kind=blocks",
+        "scheduler.max_total_token_num=6000",
+    ),
+    "moving": ("scheduler.placement=predicted_finish", "autoscaler.metrics={generation_tokens_per_second = 200}"),
+    "strict": ("scheduler.strict=true",),
+    "two schedulers": ("router.schedulers=['one:1', 'two:2']", "autoscaler.min_replicas=2", "autoscaler.target=0.5"),
+    "to zero": (
+        "autoscaler.min_replicas=0",
+        "autoscaler.cooldown_seconds=10",
+        "autoscaler.metrics={num_requests_running = 8}",
+    ),
+    "drains are cut": ("worker.drain_seconds=0.5",),
+}
+
+
+@pytest.mark.parametrize("overrides", WAYS.values(), ids=WAYS.keys())
+def test_jumping_is_stepping_with_workers_that_come_and_go_and_no_request_is_lost(overrides: tuple[str, ...]):
+    workers = 2 if "autoscaler.min_replicas=2" in overrides else 1
+    jumping, stepping = run(*overrides, workers=workers), run(*overrides, workers=workers, one_step=True)
+    assert jumping.cost.num_plans < stepping.cost.num_plans
+    ours, theirs = jumping.scaling, stepping.scaling
+    assert ours is not None
+    assert theirs is not None
+    assert list(ours.timeline) == list(theirs.timeline)
+    assert ours == theirs
+    assert jumping.columns.end_seconds.tolist() == stepping.columns.end_seconds.tolist()
+    assert jumping.columns.worker_id.tolist() == stepping.columns.worker_id.tolist()
+    assert ours.summary.num_scale_ups > 0
+    assert ours.summary.num_scale_downs > 0
+    assert jumping.counts["num_completed"] == jumping.counts["num_requests"]
+    least = int("autoscaler.min_replicas=0" not in overrides) * workers
+    for row in ours.timeline:
+        assert least <= row.desired <= 6
+        assert row.ready + row.starting <= 6
+    assert len(set(jumping.columns.worker_id)) > workers
+
+
+def test_a_run_is_the_same_each_time():
+    one, other = run(), run()
+    assert one.scaling == other.scaling
+    assert one.columns.end_seconds.tolist() == other.columns.end_seconds.tolist()
+
+
+def test_gpu_hours_count_from_the_start_of_a_worker_until_it_has_gone():
+    fixed = run("autoscaler.min_replicas=3", "autoscaler.max_replicas=3", workers=3)
+    assert fixed.scaling is not None
+    own = fixed.scaling.summary
+    assert (own.replicas_min, own.replicas_mean, own.replicas_max) == (3, 3.0, 3)
+    assert own.gpu_hours == pytest.approx(3 * fixed.columns.end_seconds.max() / 3600)
+    assert fixed.columns.end_seconds.tolist() == run("autoscaler.enabled=false", workers=3).columns.end_seconds.tolist()
+    # 16 GB of weights at 8 GB/s, and 3 s
+    assert own.start_up_seconds == pytest.approx(3 + 16.06 / 8, abs=0.02)
+    doubled = run("autoscaler.min_replicas=2", "autoscaler.max_replicas=2", "worker.tensor_parallel=2", workers=2)
+    assert doubled.scaling is not None
+    assert doubled.scaling.summary.gpu_hours == pytest.approx(4 * doubled.columns.end_seconds.max() / 3600)
+
+
+def test_a_worker_serves_once_its_weights_are_read_and_one_that_drains_gets_nothing_new():
+    found = run()
+    assert found.scaling is not None
+    first_up = next(row for row in found.scaling.timeline if row.desired > 1)
+    others = found.columns.worker_id != "worker-0"
+    ready = first_up.seconds + found.scaling.summary.start_up_seconds
+    assert found.columns.end_seconds[others].min() > ready
+    assert {row.starting for row in found.scaling.timeline} > {0}
+
+
+def test_two_gpus_in_a_process_come_and_go_together():
+    found = run("worker.gpus=2", "autoscaler.target=0.5")
+    assert found.scaling is not None
+    names = set(found.columns.worker_id)
+    assert {"worker-0.0", "worker-0.1", "worker-1.0", "worker-1.1"} <= names
+    assert found.counts["num_completed"] == found.counts["num_requests"]
+
+
+def test_the_timeline_is_written_beside_the_report(tmp_path: Path):
+    paths = run().write(tmp_path)
+    assert [path.name for path in paths] == ["summary.json", "requests.csv", "scaling.csv"]
+    with paths[2].open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert rows[0]["seconds"] == "0"
+    assert rows[1]["metric:num_requests_waiting"]
+    assert {int(row["desired"]) for row in rows} > {1}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "given", "words"),
+    [
+        (("autoscaler.min_replicas=9",), {}, "min_replicas is 9, max_replicas 6"),
+        (("autoscaler.min_replicas=0", "autoscaler.metric=num_requests_running"), {}, "add num_requests_waiting"),
+        (("autoscaler.metric=cpu",), {}, "none of num_requests_waiting"),
+        (("autoscaler.metrics={num_requests_waiting = 3}",), {}, "among the further metrics"),
+        (("workers=[{count = 2}]",), {"workers": None}, "leave out"),
+        ((), {"workers": 7}, "keeps 1 to 6"),
+        ((), {"faults": ["worker_loss,at=3,worker=worker-0"]}, "decides which workers there are"),
+        (("router.schedulers=['one:1', 'two:2']",), {"workers": 2}, "set it to 2"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_cure(overrides: tuple[str, ...], given: dict[str, object], words: str):
+    with pytest.raises(SettingsError, match=words):
+        run(*overrides, **given)
