@@ -24,6 +24,10 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     # Notice clients whose host has died, so that what they own is cancelled.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    # Calls that wait for the event loop: above 1,000 gRPC would cancel some at random, and say nothing. Who has to be
+    # refused is told why by the service.
+    ("grpc.server.max_pending_requests", 100_000),
+    ("grpc.server.max_pending_requests_hard_limit", 100_000),
 )
 
 _BACKLOG = 2048

@@ -1,0 +1,30 @@
+"""The gRPC server that all services share, under a burst of calls."""
+
+import asyncio
+from collections import Counter
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from lorrery.chassis.sections import TlsSettings
+from lorrery.chassis.server import Health, bind, new_server
+
+NUM_CALLS = 2500  # gRPC's own limit lets 1,000 wait, and refuses at random above
+
+
+async def test_a_burst_of_calls_is_answered_whole():
+    server, health = new_server(), Health()
+    await health.attach(server, [])
+    address = bind(server, "127.0.0.1:0", TlsSettings())
+    await server.start()
+
+    def all_at_once() -> Counter[grpc.StatusCode]:
+        with grpc.insecure_channel(address) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            calls = [stub.Check.future(health_pb2.HealthCheckRequest()) for _ in range(NUM_CALLS)]
+            return Counter(call.code() for call in calls)
+
+    try:
+        assert await asyncio.to_thread(all_at_once) == {grpc.StatusCode.OK: NUM_CALLS}
+    finally:
+        await server.stop(0)
