@@ -29,6 +29,7 @@ from bench import (
     many_streams,
     metrics_cost,
     overload,
+    scale,
     sim_speed,
     step_cpu,
     tables,
@@ -37,6 +38,7 @@ from bench import (
 from bench.client_table import client_table
 from bench.cluster import BenchBrokenError
 from bench.decision_table import decision_table
+from bench.scale_table import scale_table
 from bench.stream_table import stream_table
 from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import LorreryError
@@ -67,6 +69,7 @@ class Benchmark(Enum):
     METRICS = "metrics"
     TRACING = "tracing"
     STEP_CPU = "step-cpu"
+    SCALE = "scale"
 
 
 @app.command(cls=Command)
@@ -80,7 +83,8 @@ def main(
         int | None,
         typer.Option(
             min=1,
-            help="Windows of last-hop, clients, metrics, tracing and step-cpu; default: 5, 5, 7, 7 and 5, --quick 3.",
+            help="Windows of last-hop, clients, metrics, tracing, step-cpu and scale; default: 5, 5, 7, 7, 5 and 3, "
+            "--quick 3 (scale: 1).",
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Short runs and small loads, more noise.")] = False,
@@ -205,6 +209,15 @@ def main(
         results["step_cpu"] = [asdict(row) for row in rows]
         console.print(tables.step_cpu(rows))
 
+    def run_scale() -> None:
+        rounds = repetitions if repetitions is not None else 1 if quick else 3
+        with console.status("scale") as status:
+            found = _in_loop(
+                lambda: scale.measure(3.0 if quick else 6.0, rounds, lambda what: status.update(f"scale: {what}"))
+            )
+        results["scale"] = [{**asdict(one), "void": one.void} for one in found]
+        console.print(scale_table(found))
+
     def run_tracing() -> None:
         rounds = repetitions if repetitions is not None else 3 if quick else 7
         with console.status("tracing") as status:
@@ -229,6 +242,7 @@ def main(
         Benchmark.METRICS: run_metrics,
         Benchmark.TRACING: run_tracing,
         Benchmark.STEP_CPU: run_step_cpu,
+        Benchmark.SCALE: run_scale,
     }
     try:
         for benchmark in dict.fromkeys(which or Benchmark):

@@ -85,10 +85,10 @@ class StreamCount:
 
 
 @contextlib.asynccontextmanager
-async def grpc_streams(address: str, num_streams: int) -> AsyncIterator[StreamCount]:
-    """Open endless streams of a router over gRPC."""
+async def grpc_streams(address: str, num_streams: int, num_in_all: int | None = None) -> AsyncIterator[StreamCount]:
+    """Open endless streams of a router over gRPC; `num_in_all` counts those of other routers, too."""
     count = StreamCount(num_streams)
-    max_tokens = endless_tokens(num_streams)
+    max_tokens = endless_tokens(num_in_all or num_streams)
     channels = [
         # Without a pool of its own a second channel would share the first one's connection.
         open_channel(address, TlsSettings(), options=(("grpc.use_local_subchannel_pool", 1),))

@@ -1,0 +1,252 @@
+"""What each service takes of a machine as a cluster grows: more GPUs, more streams, more routers, more shards.
+
+Each case is a cluster of its own that decodes endless streams over gRPC at one rate of tokens, so that cases differ in
+how the tokens are cut into steps and messages and by whom they are handled, and not in how many there are. GPUs are
+hosted by worker processes of up to `GPUS_PER_PROCESS`. The figures are CPU time of all processes of a service over the
+window, by token and by step; the client is this process and reads nothing. Cases take turns, round by round, and
+medians of the rounds are reported.
+"""
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
+from statistics import median
+
+from bench.cluster import BenchBrokenError, measured_cluster
+from bench.meter import BUSY_SHARE, Meter
+from bench.scrape import Reading, fetch
+from bench.streams import StreamCount, grpc_streams
+from lorrery.local.cluster import LocalCluster
+from lorrery.local.processes import ForkServer
+
+GPUS_PER_PROCESS = 8
+TOKENS_PER_SECOND = 2000
+SETTLE_SECONDS = 2.0
+JOIN_SECONDS = 60.0
+SERVICES = ("router", "scheduler", "worker")
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A size of cluster.
+
+    Attributes:
+        gpus: workers, hosted by as few processes as hold them, and at least one for each shard.
+        streams: that decode at the same time.
+        routers: streams are dealt to them in turn.
+        shards: schedulers; worker processes are dealt to them in turn.
+    """
+
+    gpus: int
+    streams: int
+    routers: int = 1
+    shards: int = 1
+
+    @property
+    def step_ms(self) -> float:
+        """Length of a step that gives `TOKENS_PER_SECOND`."""
+        return 1000 * self.streams / TOKENS_PER_SECOND
+
+
+CASES = (
+    *(Case(gpus, 128) for gpus in (1, 4, 16, 64)),
+    *(Case(8, streams) for streams in (16, 512, 2000)),
+    *(Case(8, 512, routers=routers) for routers in (2, 4)),
+    *(Case(16, 512, shards=shards) for shards in (1, 2, 4)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What a service took in a window.
+
+    Attributes:
+        processes: of the service.
+        cpu_seconds: of all of them.
+        lag_seconds: at p99, of the process where it was worst; None: it has none, or handled nothing.
+    """
+
+    processes: int
+    cpu_seconds: float
+    lag_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One measured window.
+
+    Attributes:
+        seconds: its length.
+        tokens: that routers wrote.
+        steps: of all GPUs.
+        uses: by service.
+        client_share: of a core, that the client took.
+    """
+
+    seconds: float
+    tokens: float
+    steps: float
+    uses: dict[str, Use]
+    client_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """The windows of one case."""
+
+    case: Case
+    windows: list[Window]
+
+    def median(self, value: Callable[[Window], float]) -> float:
+        """Return the median of a value over the windows."""
+        return median(map(value, self.windows))
+
+    def cores(self, service: str) -> float:
+        """Return how many cores a service takes, all its processes together."""
+        return self.median(lambda window: window.uses[service].cpu_seconds / window.seconds)
+
+    def us_per_token(self, service: str) -> float:
+        """Return CPU microseconds of a service by token."""
+        return self.median(lambda window: window.uses[service].cpu_seconds / window.tokens * 1e6)
+
+    def us_per_step(self, service: str) -> float:
+        """Return CPU microseconds of a service by step of a GPU."""
+        return self.median(lambda window: window.uses[service].cpu_seconds / window.steps * 1e6)
+
+    def lag_ms(self, service: str) -> float:
+        """Return how late a service was at p99, in milliseconds."""
+        return self.median(lambda window: (window.uses[service].lag_seconds or 0.0) * 1e3)
+
+    @property
+    def void(self) -> str:
+        """Why the figures say nothing; empty if they do."""
+        busy = max(window.client_share for window in self.windows)
+        return f"the client took {busy:.0%} of a core" if busy > BUSY_SHARE else ""
+
+
+async def measure(window_seconds: float, rounds: int, on_progress: Progress = lambda what: None) -> list[Scaled]:
+    """Measure each case once a round.
+
+    Raises:
+        BenchBrokenError: a stream failed or ended, or a service does not find the others.
+        LorreryError: a cluster did not start.
+    """
+    found = [Scaled(case, []) for case in CASES]
+    with ForkServer() as fork_server:
+        for number in range(rounds):
+            for one in found:
+                on_progress(f"{one.case}, round {number + 1} of {rounds}")
+                async with _cluster(one.case, fork_server) as (cluster, routers):
+                    one.windows.append(await _window(cluster, routers, one.case.streams, window_seconds))
+    return found
+
+
+@contextlib.asynccontextmanager
+async def _cluster(case: Case, fork_server: ForkServer) -> AsyncIterator[tuple[LocalCluster, list[str]]]:
+    """Run a cluster of this size; with the names of its routers."""
+    gpus = min(GPUS_PER_PROCESS, case.gpus // case.shards)
+    overrides = [
+        f"scheduler.max_num_seqs={2 * -(-case.streams // case.gpus)}",  # they are not dealt quite evenly
+        f"worker.gpus={gpus}",
+        "worker.step_time=constant",
+        f"worker.constant.step_ms={case.step_ms:g}",
+        "scheduler.placement=least_loaded",
+    ]
+    async with measured_cluster(overrides, fork_server) as cluster:
+        shards = {"scheduler": cluster.scheduler_address}
+        for number in range(1, case.shards):
+            await cluster.add(name := f"scheduler-{number}", "scheduler")
+            shards[name] = cluster.processes[name].grpc
+        addresses = list(shards.values())
+        for number in range(1, case.gpus // gpus):
+            scheduler = addresses[number % len(addresses)]
+            await cluster.add(
+                f"worker-{number}", "worker", [f"worker.scheduler={scheduler}", f"worker.name=worker-{number}"]
+            )
+        routers = ["router"]
+        if case.routers > 1 or case.shards > 1:
+            routers = [f"router-{number}" for number in range(1, case.routers + 1)]
+            for name in routers:
+                await cluster.add(name, "router", [f"router.schedulers={addresses}".replace("'", '"')])
+        for name in [*cluster.processes]:
+            if cluster.processes[name].service != "scheduler":
+                await cluster.serving(name)
+        for name in routers:
+            await _reached(cluster, name, "lorrery_router_shard_connected", len(shards))
+        yield cluster, routers
+
+
+async def _reached(cluster: LocalCluster, process: str, metric: str, wanted: int) -> None:
+    """Wait until a process's metric has a value."""
+    end = time.monotonic() + JOIN_SECONDS
+    while True:
+        if await _read(cluster, process, metric) == wanted:
+            return
+        if time.monotonic() > end:
+            raise BenchBrokenError(f"{metric} of {process} did not come to {wanted} in {JOIN_SECONDS:g} s")
+        await asyncio.sleep(0.1)
+
+
+async def _read(cluster: LocalCluster, process: str, metric: str) -> float:
+    return Reading.parse(await asyncio.to_thread(fetch, cluster.metrics_address(process))).total(metric)
+
+
+async def _window(cluster: LocalCluster, routers: list[str], num_streams: int, seconds: float) -> Window:
+    counted = {name: one for name, one in cluster.processes.items() if one.service != "router" or name in routers}
+    async with contextlib.AsyncExitStack() as stack:
+        counts: list[StreamCount] = [
+            await stack.enter_async_context(
+                grpc_streams(cluster.processes[name].grpc, num_streams // len(routers), num_streams)
+            )
+            for name in routers
+        ]
+        await asyncio.sleep(SETTLE_SECONDS)
+        before = await _texts(cluster, counted)
+        meter = Meter({name: one.pid for name, one in counted.items()} | {"client": os.getpid()})
+        await asyncio.sleep(seconds)
+        usage = meter.read()
+        after = await _texts(cluster, counted)
+        if failures := [count.failure for count in counts if count.failure]:
+            raise BenchBrokenError(f"a stream failed: {failures[0]}")
+    window_seconds = usage["client"].wall_seconds
+    shown = {name: Reading.parse(after[name][1]).since(Reading.parse(before[name][1])) for name in counted}
+    of = {service: [name for name, one in counted.items() if one.service == service] for service in SERVICES}
+
+    def grown(service: str, metric: str) -> float:
+        """Return by how much a metric of a service grew in the window, at its rate between scrapes, which take time."""
+        return sum(
+            shown[name].total(metric) / (after[name][0] - before[name][0]) * window_seconds for name in of[service]
+        )
+
+    lags = {"router": "lorrery_router_lag_wall_seconds", "worker": "lorrery_worker_lag_seconds"}
+    uses = {
+        service: Use(
+            len(names),
+            sum(usage[name].cpu_seconds for name in names),
+            max((shown[name].quantile(lags[service], 0.99) or 0.0 for name in names), default=None)
+            if service in lags
+            else None,
+        )
+        for service, names in of.items()
+    }
+    return Window(
+        window_seconds,
+        grown("router", "lorrery_router_output_tokens_total"),
+        grown("worker", "lorrery_worker_steps_total"),
+        uses,
+        usage["client"].cpu_share,
+    )
+
+
+async def _texts(cluster: LocalCluster, names: Iterable[str]) -> dict[str, tuple[float, str]]:
+    """Return what each process shows, and when it was asked."""
+
+    def text_of(name: str) -> tuple[float, str]:
+        return time.monotonic(), fetch(cluster.metrics_address(name))
+
+    return {name: await asyncio.to_thread(text_of, name) for name in names}
