@@ -7,7 +7,7 @@ Names are those of vLLM's series without `vllm:`. A gauge is the sum over the wo
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from lorrery.autoscaler.rule import Reading
@@ -45,6 +45,7 @@ class Sample:
         prompt_tokens: of prompts whose first token has come.
         generation_tokens: tokens made.
         buckets: by histogram: its bounds, and how many values so far are up to each; the last has no bound.
+        sums: by histogram: of its values so far.
     """
 
     at_seconds: float
@@ -58,6 +59,7 @@ class Sample:
     prompt_tokens: int = 0
     generation_tokens: int = 0
     buckets: dict[str, tuple[Sequence[float], Sequence[int]]] = field(default_factory=dict)
+    sums: dict[str, float] = field(default_factory=dict)
 
     @property
     def num_replicas(self) -> int:
@@ -123,3 +125,8 @@ class Window:
         bounds, now = last.buckets[series]
         counts = [one - before for one, before in zip(now, first.buckets[series][1], strict=True)]
         return Reading(quantile(share, bounds, counts) or 0.0, is_total=False)
+
+    def read_all(self, metrics: Iterable[str]) -> dict[str, Reading]:
+        """Return by name those of some metrics that have a value at the last sample."""
+        readings = {metric: self.read(metric) for metric in metrics}
+        return {metric: reading for metric, reading in readings.items() if reading is not None}

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from lorrery.autoscaler.figures import Window
-from lorrery.autoscaler.rule import Autoscaler, Reading
+from lorrery.autoscaler.rule import Autoscaler
 from lorrery.autoscaler.summary import Scaling, ScalingRow, ScalingSummary
 from lorrery.loadgen.workload.outcome_table import OutcomeTable
 from lorrery.settings import Settings
@@ -16,7 +16,7 @@ from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.build import Device
 from lorrery.worker.device.memory import weight_bytes
 
-__all__ = ["AutoscalerLoop", "fleet_of", "good_ratio", "start_up_seconds"]
+__all__ = ["AutoscalerLoop", "Scaled", "fleet_of", "good_ratio", "start_up_seconds"]
 
 
 def start_up_seconds(settings: Settings, device: Device) -> float:
@@ -64,53 +64,35 @@ def good_ratio(table: OutcomeTable, ttft_seconds: float, tpot_seconds: float) ->
     return float(good.mean()) if len(table) else 1.0
 
 
-class AutoscalerLoop:
-    """See the module; its first look is at once.
+class Scaled:
+    """Workers of a simulation that come and go, and what one sees of them.
 
     Args:
-        settings: the rule.
-        simulation: that it looks at.
-        fleet: that it scales.
+        settings: of the autoscaler.
+        simulation: that has them.
+        fleet: the workers.
         start_ps: from which times count.
 
     Attributes:
-        scraper: what it sees; told of what runs and of requests that end.
-        timeline: its decisions.
+        scraper: what one sees; told of what runs and of requests that end.
+        timeline: what was seen and decided.
     """
 
-    def __init__(self, settings: AutoscalerSettings, simulation: Simulation, fleet: Fleet, start_ps: int) -> None:
-        self._settings, self._simulation, self._fleet, self._start_ps = settings, simulation, fleet, start_ps
-        self.scraper = Scraper(simulation, fleet, start_ps)
-        rule = settings.rule(fleet.workers_per_process)
-        self._autoscaler = Autoscaler(rule)
-        self._window = Window(settings.window_seconds)
-        self._period_ps = round(settings.sync_period_seconds * PS_PER_SECOND)
-        self.metrics = tuple(rule.targets)
-        self.timeline: list[ScalingRow] = []
-        simulation.tick(start_ps, self._sync)
+    metrics: tuple[str, ...] = ()
 
-    def _sync(self, at_ps: int) -> int:
-        """Look, decide and scale; return when to look again."""
-        sample = self.scraper.sample(at_ps)
-        self._window.add(sample)
-        readings: dict[str, Reading] = {}
-        for metric in self.metrics:
-            reading = self._window.read(metric)
-            if reading is not None:
-                readings[metric] = reading
-        decision = self._autoscaler.decide(sample.at_seconds, sample.num_replicas, sample.num_ready, readings)
-        self.timeline.append(ScalingRow.of(sample, decision, self.metrics, readings))
-        if decision.replicas != sample.num_replicas:
-            self._fleet.scale(decision.replicas)
-        return at_ps + self._period_ps
+    def __init__(self, settings: AutoscalerSettings, simulation: Simulation, fleet: Fleet, start_ps: int) -> None:
+        self.settings, self.fleet = settings, fleet
+        self._simulation = simulation
+        self.scraper = Scraper(simulation, fleet, start_ps)
+        self.timeline: list[ScalingRow] = []
 
     def outcome(self, table: OutcomeTable) -> Scaling:
-        """Return what the run came to, up to the end of its last request.
+        """Return what the run came to.
 
         Args:
             table: what became of the requests.
         """
-        own, fleet = self._settings, self._fleet
+        own, fleet = self.settings, self.fleet
         gpu_hours, mean = fleet.used(self._simulation.now_ps)
         summary = ScalingSummary(
             gpu_hours=gpu_hours,
@@ -125,3 +107,27 @@ class AutoscalerLoop:
             good_ratio=good_ratio(table, own.ttft_seconds, own.tpot_seconds),
         )
         return Scaling(summary, self.metrics, self.timeline)
+
+
+class AutoscalerLoop(Scaled):
+    """Scales workers by a rule: at fixed times it looks, decides and scales; its first look is at once."""
+
+    def __init__(self, settings: AutoscalerSettings, simulation: Simulation, fleet: Fleet, start_ps: int) -> None:
+        super().__init__(settings, simulation, fleet, start_ps)
+        rule = settings.rule(fleet.workers_per_process)
+        self._autoscaler = Autoscaler(rule)
+        self._window = Window(settings.window_seconds)
+        self._period_ps = round(settings.sync_period_seconds * PS_PER_SECOND)
+        self.metrics = tuple(rule.targets)
+        simulation.tick(start_ps, self._sync)
+
+    def _sync(self, at_ps: int) -> int:
+        """Look, decide and scale; return when to look again."""
+        sample = self.scraper.sample(at_ps)
+        self._window.add(sample)
+        readings = self._window.read_all(self.metrics)
+        decision = self._autoscaler.decide(sample.at_seconds, sample.num_replicas, sample.num_ready, readings)
+        self.timeline.append(ScalingRow.of(sample, decision, self.metrics, readings))
+        if decision.replicas != sample.num_replicas:
+            self.fleet.scale(decision.replicas)
+        return at_ps + self._period_ps

@@ -72,6 +72,7 @@ class Scraper:
     def sample(self, at_ps: int) -> Sample:
         """Return what a scrape shows now; steps that have ended are committed."""
         fleet, serving = self._fleet, self._fleet.serving()
+        read = {name: histogram.read() for name, histogram in self._histograms.items()}
         return Sample(
             at_seconds=(at_ps - self._start_ps) / PS_PER_SECOND,
             num_ready=fleet.num("ready"),
@@ -83,7 +84,8 @@ class Scraper:
             request_success=self._num_ended,
             prompt_tokens=self._prompt_tokens,
             generation_tokens=self._generation_tokens,
-            buckets={name: (self._bounds[name], histogram.read()[0]) for name, histogram in self._histograms.items()},
+            buckets={name: (self._bounds[name], counts) for name, (counts, _) in read.items()},
+            sums={name: total for name, (_, total) in read.items()},
         )
 
 

@@ -25,17 +25,20 @@ if TYPE_CHECKING:
     from lorrery.simulator.interface import simulate
     from lorrery.simulator.plan import Claim, Plan, plan
     from lorrery.simulator.result import RequestColumns, SimulationResult
+    from lorrery.simulator.virtual_cluster import Observation, VirtualCluster
 
 __all__ = [
     "Claim",
     "LoadOptions",
     "LorreryError",
+    "Observation",
     "Plan",
     "RequestColumns",
     "Requests",
     "Settings",
     "SettingsError",
     "SimulationResult",
+    "VirtualCluster",
     "__version__",
     "plan",
     "report",
@@ -46,12 +49,14 @@ _HOMES = {
     "Claim": ("simulator.plan", "Claim"),
     "LoadOptions": ("loadgen.options", "LoadOptions"),
     "LorreryError": ("chassis.errors", "LorreryError"),
+    "Observation": ("simulator.virtual_cluster", "Observation"),
     "Plan": ("simulator.plan", "Plan"),
     "RequestColumns": ("simulator.result", "RequestColumns"),
     "Requests": ("loadgen.workload.arrays", "Requests"),
     "Settings": ("settings", "Settings"),
     "SettingsError": ("chassis.errors", "SettingsError"),
     "SimulationResult": ("simulator.result", "SimulationResult"),
+    "VirtualCluster": ("simulator.virtual_cluster", "VirtualCluster"),
     "__version__": ("chassis.version", "VERSION"),
     "plan": ("simulator.plan", "plan"),
     "report": ("reports.report", "report"),

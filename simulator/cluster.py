@@ -1,0 +1,235 @@
+"""Schedulers and workers of a settings file under the virtual clock, and who plays a workload against them.
+
+The same settings make the same replicas (`scheduler.replicas`) and devices (`worker.build`) as in the live cluster.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lorrery.chassis import rendezvous
+from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.fault_rules import LoadRules, RuleBook
+from lorrery.chassis.faults import LOAD_FAILURE, Fault
+from lorrery.loadgen.cluster_view import ClusterView
+from lorrery.loadgen.options import LoadOptions
+from lorrery.loadgen.report import UNSENT
+from lorrery.loadgen.workload.request import WorkloadRequest
+from lorrery.loadgen.workload.rounds import WARMUP_CONCURRENCY, again_and_again
+from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.sequence import Adapter
+from lorrery.scheduler.messages import WorkerHello
+from lorrery.scheduler.replicas import ReplicaFactory, cluster_rules
+from lorrery.settings import Settings
+from lorrery.simulator.build import RequestBuilder, hash_ids_suffice
+from lorrery.simulator.clients import Clients
+from lorrery.simulator.engine import Simulation
+from lorrery.simulator.faults import schedule_faults
+from lorrery.simulator.first_workers import num_processes
+from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.worker import SimulatedWorker
+from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
+from lorrery.vocabulary.worker_kinds import count_kinds
+from lorrery.worker.build import Device, device_of
+
+if TYPE_CHECKING:
+    from lorrery.simulator.autoscaling import Scaled
+    from lorrery.simulator.frames import FrameRecorder
+
+LAST_SECONDS = NEVER // PS_PER_SECOND
+"""Times are kept in 64 bits of picoseconds: 53 days."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationOptions:
+    """What a simulation is asked for beside settings and workload.
+
+    Attributes:
+        num_workers: worker processes of all schedulers together; the GPUs of the n-th one belong to scheduler n modulo
+            their number. None: as `Settings.num_worker_processes` has it.
+        num_shards: schedulers; None: as many as the router has.
+        faults: what goes wrong.
+        one_step: plan before every step, as the oracle does; slow.
+    """
+
+    num_workers: int | None = None
+    num_shards: int | None = None
+    faults: tuple[Fault, ...] = ()
+    one_step: bool = False
+
+
+def _gpus(names: Iterable[str], devices: Iterable[Device]) -> dict[str, tuple[str, int]]:
+    """Return by worker its GPU's name, and how many of them it has."""
+    deployments = zip(names, (device.deployment for device in devices), strict=True)
+    return {name: (one.gpu.name, one.tensor_parallel) for name, one in deployments}
+
+
+class SimulatedCluster:
+    """Schedulers and workers of some settings."""
+
+    def __init__(self, settings: Settings, options: SimulationOptions, timeout_seconds: float) -> None:
+        addresses = list(settings.router.schedulers)
+        num_shards = options.num_shards or len(addresses)
+        if num_shards != len(addresses):
+            addresses = [f"scheduler-{shard}" for shard in range(num_shards)]
+        processes = num_processes(settings, options.num_workers, num_shards)
+        self._names = settings.worker_names(processes)
+        if processes < num_shards:
+            raise SettingsError(f"{num_shards} schedulers have {processes} worker processes; each needs one")
+        self._shards = [
+            number % num_shards
+            for number, names in enumerate(settings.workers_of_processes(processes).values())
+            for _ in names
+        ]
+        self._settings, self._options, self._addresses = settings, options, addresses
+        self.devices = [device for one, number in settings.kinds(processes) for device in [device_of(one)] * number]
+        self._gpus = _gpus(self._names, self.devices)
+        self._model = self.devices[0].deployment.model.name
+        self._faults = RuleBook()
+        self.clients: Clients | None = None
+        factories = self._factories = [ReplicaFactory(settings) for _ in addresses]
+        self.adapters: dict[str, Adapter] = {
+            name: factories[0].adapter(name, rank) for name, rank in settings.adapters.expand()
+        }
+        workers = [self._worker(*one) for one in zip(self._names, self._shards, self.devices, strict=True)]
+        self.simulation = Simulation(
+            workers,
+            [factory.placement() for factory in factories],
+            rules=cluster_rules(settings),
+            one_step=options.one_step,
+            choose_shard=self._choose_shard if num_shards > 1 else None,
+            worker_timeout_ps=round(settings.scheduler.worker_timeout_seconds / settings.time_scale * PS_PER_SECOND),
+            timeout_ps=round(min(timeout_seconds / settings.time_scale, LAST_SECONDS) * PS_PER_SECOND),
+        )
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What a reader of the report must know of what was played."""
+        num_unsent = 0 if self.clients is None else self.clients.num_unsent
+        return (UNSENT.format(num_unsent),) if num_unsent else ()
+
+    @property
+    def view(self) -> ClusterView:
+        """What a report says of the cluster."""
+        own, num_shards = self._settings.scheduler, len(self._addresses)
+        return ClusterView(
+            model=self._model,
+            time_scale=self._settings.time_scale,
+            num_shards=num_shards,
+            num_connected_shards=num_shards,
+            max_req_input_len=own.max_req_input_len,
+            max_req_total_len=own.max_req_total_len,
+            workers=count_kinds(
+                (device.deployment.gpu.name, device.deployment.tensor_parallel) for device in self.devices
+            ),
+        )
+
+    def check(self, requests: Sequence[WorkloadRequest]) -> None:
+        """Refuse a workload or faults with adapters that the cluster does not know, and times beyond all that is told.
+
+        Raises:
+            SettingsError: names the first.
+        """
+        for fault in self._options.faults:
+            if fault.adapter and fault.adapter not in self.adapters:
+                raise SettingsError(f"fault {fault.text}: no such adapter in adapters.registry")
+        last = requests[-1].at_seconds
+        if last >= LAST_SECONDS:
+            raise SettingsError(f"a request is due at {last:,.0f} s; a simulation has {LAST_SECONDS:,} s at most")
+        for request in requests:
+            if request.adapter_id is not None and request.adapter_id not in self.adapters:
+                raise SettingsError(
+                    f"adapter {request.adapter_id!r} of request {request.index} is not in adapters.registry, which has"
+                    f" {len(self.adapters)} adapters"
+                )
+
+    def warm_up(self, requests: Sequence[WorkloadRequest], seed: int) -> None:
+        """Run short requests to their ends."""
+        for _ in Clients(self.simulation, self._builder(LoadOptions(seed=seed))).closed_loop(
+            requests, WARMUP_CONCURRENCY
+        ):
+            pass
+
+    def recorder(self, every_seconds: float | None) -> "FrameRecorder":
+        """Record what runs from now on."""
+        from lorrery.simulator.frames import FrameRecorder
+
+        return FrameRecorder(
+            self.simulation,
+            model=self._model,
+            gpus=self._gpus,
+            addresses=self._addresses,
+            every_seconds=every_seconds,
+        )
+
+    def play(self, requests: Sequence[WorkloadRequest], options: LoadOptions) -> Iterator[SimulatedRequest]:
+        """Run a workload as the load generator would send it, faults included; yield requests as they end."""
+        simulation = self.simulation
+        self._faults.plan(self._options.faults, simulation.now_ps)
+        schedule_faults(self._options.faults, simulation)
+        self.clients = Clients(simulation, self._builder(options))
+        if options.concurrency is None:
+            return self.clients.open_loop(requests)
+        played = again_and_again(requests) if options.repeats else requests
+        return self.clients.closed_loop(played, options.concurrency, options.schedule_seconds)
+
+    def _builder(self, options: LoadOptions) -> RequestBuilder:
+        own = self._settings.scheduler
+        return RequestBuilder(
+            self._model,
+            self.adapters,
+            seed=options.seed,
+            with_prompts=own.prefix_cache.kind != "none",
+            by_hash_ids=hash_ids_suffice(own.prefix_cache.kind, own.block_size),
+            ignore_eos=options.ignore_eos,
+            max_new_tokens=options.max_new_tokens,
+        )
+
+    def scaled(self, start_ps: int, *, by_rule: bool) -> "Scaled":
+        """Let workers come and go, by the rule of the settings or as a caller says; times count from `start_ps`."""
+        from lorrery.simulator.autoscaling import AutoscalerLoop, Scaled, fleet_of
+
+        def make(number: int, shard: int) -> list[SimulatedWorker]:
+            device = self.devices[0]
+            names = self._settings.workers_of_processes(number + 1)[f"worker-{number}"]
+            self._gpus.update(_gpus(names, [device] * len(names)))
+            return [self._worker(name, shard, device) for name in names]
+
+        fleet = fleet_of(self._settings, self.simulation, self.devices[0], make, len(self._addresses))
+        kind = AutoscalerLoop if by_rule else Scaled
+        return kind(self._settings.autoscaler, self.simulation, fleet, start_ps)
+
+    def _worker(self, name: str, shard: int, device: Device) -> SimulatedWorker:
+        deployment, factory = device.deployment, self._factories[shard]
+        hello = WorkerHello(
+            worker_id=name,
+            gpu=deployment.gpu.name,
+            model=deployment.model.name,
+            tensor_parallel=deployment.tensor_parallel,
+            max_total_token_num=device.pool_tokens,
+            step_time_model=device.settings["step_time"],
+            needs_prompts=False,
+            device=device.settings,
+        )
+        replica_settings = factory.replica_settings(hello)
+        faults = self._options.faults
+        if replica_settings.adapter_options.blocking and any(f.kind == LOAD_FAILURE and f.never_ends for f in faults):
+            raise SettingsError("fault adapter_load_failure without for: a prefill that waits for the load never runs")
+
+        book = self._faults  # not the cluster, whose requests a policy could find from here
+
+        def make_replica() -> Replica:
+            return factory.replica(replica_settings, LoadRules(book, name))
+
+        return SimulatedWorker(
+            name,
+            make_replica,
+            device.step_time,
+            shard,
+            replica_settings.max_total_token_num,
+            device.pace,
+        )
+
+    def _choose_shard(self, request: SimulatedRequest) -> int:
+        key = request.adapter.adapter_id if request.adapter is not None else str(request.handle)
+        return rendezvous.choose(key, self._addresses)

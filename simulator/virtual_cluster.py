@@ -1,0 +1,192 @@
+"""`lorrery.VirtualCluster`: a simulation in lock step with a program that looks at it and scales it.
+
+For an autoscaler of one's own: it sees what it would scrape of a live cluster, says how many workers there should be,
+and lets virtual time pass. Between two calls nothing happens, however long the program thinks.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from lorrery.autoscaler.figures import METRICS, Sample, Window
+from lorrery.autoscaler.rule import Decision
+from lorrery.autoscaler.summary import ScalingRow
+from lorrery.chassis.errors import LorreryError, SettingsError
+from lorrery.chassis.faults import Fault
+from lorrery.loadgen.workload.arrays import Requests
+from lorrery.simulator.engine import PAUSE
+from lorrery.simulator.exposition import exposition
+from lorrery.simulator.interface import Overrides, SettingsLike, WorkloadLike, prepare
+from lorrery.simulator.result import SimulationResult
+from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
+
+__all__ = ["Observation", "RunIsOverError", "VirtualCluster"]
+
+MOST_REPLICAS = 10_000
+"""Worker processes that may be asked for: more are a mistake."""
+
+
+class RunIsOverError(LorreryError):
+    """`result` was called: the run is over, and nothing can be asked of it any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What one sees of a cluster at a moment.
+
+    Attributes:
+        at_seconds: device seconds since the start.
+        num_ready: worker processes that serve.
+        num_starting: that load their weights.
+        num_draining: that end what they have, and then leave.
+        metrics: by name as in `[autoscaler]`: gauges and rates of the whole cluster (of the KV cache the mean use),
+            percentiles in seconds. Rates and percentiles are of the last `autoscaler.window_seconds`; before anything
+            has been seen twice they are not there.
+        done: every request has ended, and none will come.
+    """
+
+    at_seconds: float
+    num_ready: int
+    num_starting: int
+    num_draining: int
+    metrics: Mapping[str, float]
+    done: bool
+
+
+class VirtualCluster:
+    """A simulated cluster whose workers come and go as its caller says.
+
+    Args:
+        settings: as for `lorrery.simulate`; of `[autoscaler]` the time of a start, the window and the service level
+            hold, and no rule scales.
+        workload: as there.
+        requests: as there.
+        overrides: as there.
+        workers: worker processes at first.
+        shards: schedulers.
+        faults: as there, but none that takes workers away.
+        seed: of every draw.
+        one_step: plan before every step: slow, equal.
+
+    Raises:
+        LorreryError: settings or options that cannot be.
+    """
+
+    def __init__(
+        self,
+        settings: SettingsLike = None,
+        workload: WorkloadLike = None,
+        *,
+        requests: Requests | None = None,
+        overrides: Overrides = (),
+        workers: int | None = None,
+        shards: int | None = None,
+        faults: Iterable[str | Fault] = (),
+        seed: int | None = None,
+        one_step: bool = False,
+    ) -> None:
+        self._run = prepare(
+            settings,
+            workload,
+            requests=requests,
+            overrides=overrides,
+            workers=workers,
+            shards=shards,
+            faults=faults,
+            seed=seed,
+            one_step=one_step,
+        )
+        self._playing = self._run.begin(scaled_by_caller=True)
+        assert self._playing.scaled is not None
+        self._scaled = self._playing.scaled
+        self._simulation = self._playing.cluster.simulation
+        self._start_ps = self._now_ps = self._simulation.now_ps
+        self._num_shards = self._playing.cluster.view.num_shards
+        self._window = Window(self._scaled.settings.window_seconds)
+        self._done = False
+        self._result: SimulationResult | None = None
+        self._look()
+
+    @property
+    def done(self) -> bool:
+        """Whether every request has ended, and none will come."""
+        return self._done
+
+    def observe(self) -> Observation:
+        """Return what one sees now; the same until time passes or something is scaled."""
+        self._check_goes_on()
+        sample = self._scaled.scraper.sample(self._now_ps)
+        metrics = {name: reading.value for name, reading in self._window.read_all(METRICS).items()}
+        for name in ("kv_cache_usage_perc", "gpu_cache_usage_perc"):
+            metrics[name] = sample.kv_cache_usage_perc / max(sample.num_ready, 1)
+        return Observation(
+            sample.at_seconds, sample.num_ready, sample.num_starting, sample.num_draining, metrics, self._done
+        )
+
+    def metrics(self) -> str:
+        """Return the same as Prometheus' text, as the cluster's `/metrics` would have it under vLLM's names."""
+        self._check_goes_on()
+        return exposition(self._scaled.scraper.sample(self._now_ps), self._run.settings.served_model_names[0])
+
+    def scale(self, num_replicas: int) -> None:
+        """Let there be so many worker processes: more start, which takes its time, or some drain.
+
+        Raises:
+            SettingsError: fewer than there are schedulers, where there are several, or a number that cannot be.
+            RunIsOverError: `result` was called.
+        """
+        self._check_goes_on()
+        least = self._num_shards if self._num_shards > 1 else 0
+        if not least <= num_replicas <= MOST_REPLICAS:
+            raise SettingsError(f"scale to {num_replicas}: it must be from {least} to {MOST_REPLICAS} worker processes")
+        fleet = self._scaled.fleet
+        if num_replicas != fleet.num_replicas:
+            sample = self._scaled.scraper.sample(self._now_ps)
+            decision = Decision(num_replicas, num_replicas, "asked for")
+            self._scaled.timeline.append(ScalingRow.of(sample, decision, (), {}))
+            fleet.scale(num_replicas)
+
+    def advance(self, seconds: float) -> Observation:
+        """Let device time pass, and return what one sees then.
+
+        Raises:
+            SettingsError: not a time, or none that passes.
+            RunIsOverError: `result` was called.
+        """
+        self._check_goes_on()
+        if not (math.isfinite(seconds) and seconds > 0):
+            raise SettingsError(f"advance by {seconds:g} s: it must be more than 0 and finite")
+        until_ps = self._now_ps + max(round(seconds * PS_PER_SECOND), 1)
+        if until_ps >= NEVER:
+            raise SettingsError(f"advance by {seconds:g} s: a simulation has {NEVER // PS_PER_SECOND:,} s at most")
+        if not self._done:
+            self._simulation.tick(until_ps, self._pause)
+            for request in self._playing.arriving:
+                if request is PAUSE:
+                    break
+                self._playing.ended(request)
+            else:
+                self._done = True
+        self._now_ps = until_ps
+        self._look()
+        return self.observe()
+
+    def result(self) -> SimulationResult:
+        """End the run, and return what it came to; requests that are still open count as interrupted."""
+        if self._result is None:
+            self._result = SimulationResult(self._playing.report(interrupted=not self._done))
+        return self._result
+
+    def _pause(self, at_ps: int) -> int:
+        del at_ps
+        self._simulation.pause()
+        return NEVER
+
+    def _look(self) -> Sample:
+        sample = self._scaled.scraper.sample(self._now_ps)
+        self._window.add(sample)
+        return sample
+
+    def _check_goes_on(self) -> None:
+        if self._result is not None:
+            raise RunIsOverError("the run is over, since its result was asked for; make another VirtualCluster")

@@ -1,0 +1,91 @@
+"""A caller that looks at a simulated cluster, scales it and lets time pass."""
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import lorrery
+from lorrery.autoscaler.figures import METRICS
+from lorrery.autoscaler.rule import Autoscaler, Reading
+from lorrery.chassis.errors import SettingsError
+from lorrery.settings import changed
+from lorrery.simulator.virtual_cluster import RunIsOverError
+from tests.simulator.test_autoscaling import CLUSTER, bursts, run
+
+
+def cluster(**given) -> lorrery.VirtualCluster:
+    return lorrery.VirtualCluster(CLUSTER, bursts(), workers=1, **given)
+
+
+def test_the_shipped_rule_applied_by_a_caller_does_what_the_simulator_does_by_itself():
+    own, rule = cluster(), Autoscaler(changed(CLUSTER).autoscaler.rule())
+    while not own.done:
+        seen = own.observe()
+        waiting = Reading(seen.metrics["num_requests_waiting"], is_total=True)
+        current = seen.num_ready + seen.num_starting
+        decision = rule.decide(seen.at_seconds, current, seen.num_ready, {"num_requests_waiting": waiting})
+        own.scale(decision.replicas)
+        own.advance(5.0)
+    ours, theirs = own.result(), run()
+    assert ours.columns.end_seconds.tolist() == theirs.columns.end_seconds.tolist()
+    assert ours.columns.worker_id.tolist() == theirs.columns.worker_id.tolist()
+    assert ours.scaling is not None
+    assert theirs.scaling is not None
+    assert ours.scaling.summary == theirs.scaling.summary
+
+
+@pytest.mark.parametrize("one_step", [False, True])
+def test_looking_changes_nothing(one_step: bool):
+    alone = lorrery.simulate(CLUSTER, bursts(), workers=1, overrides={"autoscaler.enabled": False})
+    watched = cluster(one_step=one_step)
+    seen = [watched.advance(0.37) for _ in range(400)]
+    assert seen[-1].done
+    assert {one.num_ready for one in seen} == {1}
+    assert watched.result().columns.end_seconds.tolist() == alone.columns.end_seconds.tolist()
+
+
+def test_workers_start_serve_and_drain_in_virtual_time():
+    own = cluster()
+    own.advance(2)
+    own.scale(3)
+    assert (own.observe().num_ready, own.observe().num_starting) == (1, 2)
+    assert own.advance(4.9).num_ready == 1  # 3 s, and 16.06 GB at 8 GB/s: 5.007 s
+    assert own.advance(0.2).num_ready == 3
+    own.scale(1)
+    after = own.advance(0.001)
+    assert after.num_ready == 1
+    assert after.num_draining in (1, 2)  # one that has nothing leaves at once
+    assert own.advance(30).num_draining == 0
+    found = own.result()
+    assert found.counts["num_interrupted"] > 0
+    assert found.counts["num_failed"] == 0
+    assert found.scaling is not None
+    assert [row.desired for row in found.scaling.timeline] == [3, 1]
+
+
+def test_the_same_is_there_as_prometheus_text():
+    own = cluster()
+    seen = own.advance(12)
+    families = {family.name: family for family in text_string_to_metric_families(own.metrics())}
+    for name in ("num_requests_waiting", "num_requests_running", "kv_cache_usage_perc"):
+        assert families[f"vllm:{name}"].samples[0].value == pytest.approx(seen.metrics[name])
+    first = families["vllm:time_to_first_token_seconds"]
+    counts = [one.value for one in first.samples if one.name.endswith("_bucket")]
+    assert counts == sorted(counts)
+    assert counts[-1] > 0
+    tokens = families["vllm:generation_tokens"].samples[0].value
+    assert tokens == pytest.approx(12 * seen.metrics["generation_tokens_per_second"])
+    assert set(seen.metrics) == set(METRICS)
+
+
+def test_what_cannot_be_is_refused():
+    own = cluster()
+    with pytest.raises(SettingsError, match="scale to -1"):
+        own.scale(-1)
+    with pytest.raises(SettingsError, match="more than 0"):
+        own.advance(0)
+    with pytest.raises(SettingsError, match="at most"):
+        own.advance(1e9)
+    own.result()
+    for ask in (own.observe, own.metrics, lambda: own.scale(2), lambda: own.advance(1)):
+        with pytest.raises(RunIsOverError, match="the run is over"):
+            ask()
