@@ -7,7 +7,7 @@ Names are those of vLLM's series without `vllm:`. A gauge is the sum over the wo
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lorrery.autoscaler.rule import Reading
@@ -58,8 +58,8 @@ class Sample:
     request_success: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
-    buckets: dict[str, tuple[Sequence[float], Sequence[int]]] = field(default_factory=dict)
-    sums: dict[str, float] = field(default_factory=dict)
+    buckets: Mapping[str, tuple[Sequence[float], Sequence[int]]] = field(default_factory=dict)
+    sums: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def num_replicas(self) -> int:

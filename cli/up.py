@@ -50,6 +50,12 @@ def up(
             "--monitoring", metavar="DIR", help="Keep Prometheus' and Grafana's files here; unset: until it stops."
         ),
     ] = None,
+    autoscale: Annotated[
+        bool,
+        typer.Option(
+            "--autoscale", help="Let workers come and go by the rule of [autoscaler]; --workers are those at first."
+        ),
+    ] = False,
     faults: Annotated[
         list[str] | None,
         typer.Option("--fault", metavar="FAULT", help="What goes wrong, and when; repeatable. See below."),
@@ -75,12 +81,15 @@ def up(
       lorrery up --set 'workers=[{gpu = "H100-SXM"}, {count = 2, gpu = "L40S"}]'
       lorrery up --free-ports --no-web
       lorrery up --monitoring monitoring
+      lorrery up --autoscale --set autoscaler.target=2
       lorrery up --restart --fault worker_loss,at=30,worker=worker-1,for=10
       lorrery up --fault slow_worker,at=30,worker=worker-0,factor=1.5,for=60
       lorrery up --fault freeze_worker,at=30,worker=worker-0,for=8
       lorrery up --fault adapter_load_failure,adapter=lora-r8-0,first=2 --fault slow_adapter_load,factor=20,share=0.1
     """
     overrides = deployment_flags.with_deployment(locals(), overrides)
+    if autoscale:
+        overrides = [*overrides, "autoscaler.enabled=true"]
     del version
     with ForkServer() as fork_server:
         from lorrery.cli.up_cluster import run  # while the fork server imports the services

@@ -17,11 +17,13 @@ import typer
 from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.faults import check_faults
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
+from lorrery.local.autoscaler import LocalAutoscaler
 from lorrery.local.cluster import PAGE, LocalCluster, cancelled_by_signals, describe_exit
 from lorrery.local.monitoring import Monitoring, Target
 from lorrery.local.processes import ForkServer
 from lorrery.local.supervisor import Supervisor
 from lorrery.settings import Settings, load
+from lorrery.simulator.first_workers import check_scaled_faults, num_processes, start_up_seconds
 from lorrery.vocabulary.worker_kinds import count_kinds
 from lorrery.worker.build import deployment_of
 from lorrery.worker.device.basis import no_measurement
@@ -48,7 +50,9 @@ async def run(
     """
     if faults:
         overrides = [*overrides, f"faults={json.dumps([*load(config, overrides).faults, *faults])}"]
-    count = load(config, overrides).num_worker_processes(num_workers)
+    asked = load(config, overrides)
+    count = num_processes(asked, num_workers, num_shards=1)
+    check_scaled_faults(asked, asked.planned_faults())
     printer = Printer(count)
     with _folder(monitoring) as folder:
         files = Monitoring(Path(folder))
@@ -115,10 +119,11 @@ async def run_until_stopped(
         try:
             async with cluster:
                 serves = True
+                autoscaler = scaled_by_rule(cluster, say)
                 for line in ready():
                     say(line)
                 try:
-                    ended = await Supervisor(cluster, restart=restart, say=say).run()
+                    ended = await Supervisor(cluster, restart=restart, say=say, autoscaler=autoscaler).run()
                 except asyncio.CancelledError:
                     down = {entry.name for entry in cluster.processes.values() if entry.exit_code is not None}
                     say("stopping; once more to kill")
@@ -135,6 +140,13 @@ async def run_until_stopped(
     if len(received) > 1 or (received and not serves):
         return 128 + received[0]
     return int(failed)
+
+
+def scaled_by_rule(cluster: LocalCluster, say: Callable[[str], None]) -> LocalAutoscaler | None:
+    """Return what scales a cluster's workers; None: its settings say that they stay."""
+    if not cluster.settings.autoscaler.enabled:
+        return None
+    return LocalAutoscaler(cluster, start_up_seconds(cluster.settings, deployment_of(cluster.settings)), say)
 
 
 def summary(cluster: LocalCluster, prometheus: Path | None = None) -> list[str]:

@@ -262,6 +262,37 @@ class LocalCluster:
         await self._start(name, service, list(overrides))
         await self._listening(name)
 
+    async def start_worker(self, start_up_seconds: float) -> str:
+        """Start one more worker process, with the lowest number that is free; return its name.
+
+        Args:
+            start_up_seconds: device seconds until its weights are loaded.
+        """
+        numbers = range(len(self._workers) + 1)
+        name = next(name for name in map("worker-{}".format, numbers) if not self._runs(name))
+        if name not in self._workers:
+            index = len(self._workers)
+            self._workers[name] = self.settings.workers_of_processes(index + 1)[name]
+            self._groups.append(None)
+        overrides = self._worker_overrides(list(self._workers).index(name), self.scheduler_address)
+        await self._start(name, "worker", [*overrides, f"worker.startup_seconds={start_up_seconds}"])
+        return name
+
+    async def listening(self, name: str) -> None:
+        """Wait until a process that was started listens.
+
+        Raises:
+            LorreryError: it ended, or took too long.
+        """
+        await self._listening(name)
+
+    def drain(self, name: str) -> None:
+        """Let a process end what it has, and then itself: SIGTERM."""
+        self.kill(name, signal.SIGTERM)
+
+    def _runs(self, name: str) -> bool:
+        return name in self.processes and self.processes[name].exit_code is None
+
     async def unexpected_exit(self) -> ServiceProcess:
         """Wait until a process ends that nobody asked to."""
         return await self._ended.get()

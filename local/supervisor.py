@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.faults import WORKER_LOSS, Fault, parse_fault
 from lorrery.chassis.tasks import until_first_ends
+from lorrery.local.autoscaler import LocalAutoscaler
 from lorrery.local.cluster import LocalCluster, ServiceProcess, describe_exit
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 
@@ -26,9 +27,18 @@ class Supervisor:
         cluster: entered.
         restart: start again what dies by itself.
         say: gets a line for each thing that happens.
+        autoscaler: lets workers come and go; None: they stay.
     """
 
-    def __init__(self, cluster: LocalCluster, *, restart: bool, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        *,
+        restart: bool,
+        say: Callable[[str], None],
+        autoscaler: LocalAutoscaler | None = None,
+    ) -> None:
+        self._autoscaler = autoscaler
         self._cluster = cluster
         self._restart = restart
         self._say = say
@@ -41,7 +51,8 @@ class Supervisor:
         faults = map(parse_fault, self._cluster.settings.faults)
         # A process that hosts several GPUs loses one of them by itself.
         losses = [one for one in faults if one.kind == WORKER_LOSS and one.worker in self._cluster.worker_processes]
-        await until_first_ends(self._watch(), self._lose_all(losses))
+        others = [] if self._autoscaler is None else [self._autoscaler.run()]
+        await until_first_ends(self._watch(), self._lose_all(losses), *others)
         assert self._died is not None
         return self._died
 

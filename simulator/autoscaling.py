@@ -9,21 +9,14 @@ from lorrery.loadgen.workload.outcome_table import OutcomeTable
 from lorrery.settings import Settings
 from lorrery.settings.autoscaler import AutoscalerSettings
 from lorrery.simulator.engine import Simulation
+from lorrery.simulator.first_workers import start_up_seconds
 from lorrery.simulator.fleet import Fleet
 from lorrery.simulator.scrape import Scraper
 from lorrery.simulator.worker import SimulatedWorker
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.build import Device
-from lorrery.worker.device.memory import weight_bytes
 
-__all__ = ["AutoscalerLoop", "Scaled", "fleet_of", "good_ratio", "start_up_seconds"]
-
-
-def start_up_seconds(settings: Settings, device: Device) -> float:
-    """Return device seconds from a worker process's start to its first plan: each of its workers reads the weights."""
-    own = device.deployment
-    weights = weight_bytes(own.model, own.precision, own.expert_parallel)
-    return settings.autoscaler.start_up_seconds(weights * settings.worker.gpus)
+__all__ = ["AutoscalerLoop", "Scaled", "fleet_of", "good_ratio"]
 
 
 def fleet_of(
@@ -50,7 +43,7 @@ def fleet_of(
         make,
         num_shards=num_shards,
         gpus_per_worker=device.deployment.tensor_parallel,
-        start_up_ps=round(start_up_seconds(settings, device) * PS_PER_SECOND),
+        start_up_ps=round(start_up_seconds(settings, device.deployment) * PS_PER_SECOND),
         drain_ps=round(settings.worker.drain_seconds / settings.time_scale * PS_PER_SECOND),
     )
 

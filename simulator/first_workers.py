@@ -1,12 +1,14 @@
-"""How many worker processes a simulation begins with, and what cannot go wrong where they come and go."""
+"""How many worker processes a scaled cluster begins with, how long a start takes, and what cannot go wrong there."""
 
 from collections.abc import Iterable
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.faults import FREEZE_WORKER, WORKER_LOSS, Fault
 from lorrery.settings import Settings
+from lorrery.worker.device.deployment import Deployment
+from lorrery.worker.device.memory import weight_bytes
 
-__all__ = ["check_scaled_faults", "num_processes"]
+__all__ = ["check_scaled_faults", "num_processes", "start_up_seconds"]
 
 
 def num_processes(settings: Settings, asked: int | None, num_shards: int) -> int:
@@ -37,6 +39,12 @@ def num_processes(settings: Settings, asked: int | None, num_shards: int) -> int
             " autoscaler.min_replicas and max_replicas"
         )
     return asked
+
+
+def start_up_seconds(settings: Settings, deployment: Deployment) -> float:
+    """Return device seconds from a worker process's start to its first plan: each of its workers reads the weights."""
+    weights = weight_bytes(deployment.model, deployment.precision, deployment.expert_parallel)
+    return settings.autoscaler.start_up_seconds(weights * settings.worker.gpus)
 
 
 def check_scaled_faults(settings: Settings, faults: Iterable[Fault]) -> None:

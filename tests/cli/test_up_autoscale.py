@@ -1,0 +1,57 @@
+"""`lorrery up --autoscale`: processes come and go under load, no token is lost, and the journal replays."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from lorrery.simulator.journal import read_journal
+from lorrery.simulator.replay import replay
+from lorrery.simulator.replay_parts import parts_of
+from tests.cli.test_up import Up
+from tests.cluster.client import Ask, Client
+from tests.cluster.harness import write_settings
+
+pytestmark = pytest.mark.cluster
+
+RULE = (
+    "autoscaler.metric=num_requests_running",
+    "autoscaler.target=4",
+    "autoscaler.max_replicas=2",
+    "autoscaler.sync_period_seconds=1",
+    "autoscaler.start_seconds=0",
+    "autoscaler.disk_gb_per_second=100",
+    "autoscaler.scale_down_stabilization_seconds=3",
+    "time_scale=0.1",
+)
+
+
+async def test_workers_come_under_load_and_go_after_it_and_the_journal_replays(tmp_path: Path):
+    journal = tmp_path / "journal.jsonl"
+    settings = [part for one in (*RULE, f"scheduler.journal={journal}") for part in ("--set", one)]
+    config = str(write_settings(tmp_path))
+    up = await Up.start("--autoscale", "--config", config, "--workers", "1", "--no-web", *settings)
+    try:
+        target = (await up.wait_for("try: lorrery load --target")).split()[-1]
+        async with Client(target) as client:
+            asks = [Ask(number, max_new_tokens=600) for number in range(12)]
+            streams = [client.start(ask) for ask in asks]
+            assert "from 1 to 2 workers" in await up.wait_for("target 4 each")
+            await up.wait_for("worker-1 serves; 2 workers")
+            late = await client.start(Ask(99, max_new_tokens=8))
+            for stream in [*streams, late]:
+                await stream
+                assert stream.finish is not None, stream.error
+            await up.wait_for("worker-1 drains; 1 workers")
+            await up.wait_for("worker_left")
+            after = await client.start(Ask(100, max_new_tokens=8))
+            assert after.finish is not None, after.error
+            assert after.finish.usage.worker_id == "worker-0"
+        up.process.send_signal(signal.SIGINT)
+        assert await up.end() == 0, "".join(up.lines)
+    finally:
+        await up.gone()
+    read = read_journal(journal)
+    found = replay(read, parts_of(read, journal))
+    assert found.differences == []
+    assert (found.num_workers, found.num_requests) == (2, 14)
