@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +71,8 @@ class Attachment:
         self._traces = traces
         self._call, self._clock, self._answers, self._faults = call, clock, answers, faults
         self._kv_events, self._engine = kv_events, engine
-        self._outgoing: asyncio.Queue[pb.AttachRequest | None] = asyncio.Queue(MAX_OUTGOING)
+        self._outgoing: deque[pb.AttachRequest | None] = deque()
+        self._more: asyncio.Future[None] | None = None  # while the writer waits
         self._pacer = Pacer(gpu, clock, metrics, self._report, faults.spells)
         self._ended = asyncio.Event()
         self._to_end = asyncio.Event()
@@ -125,7 +127,7 @@ class Attachment:
 
     async def _finish(self) -> None:
         await self._pacer.empty.wait()
-        await self._outgoing.put(None)
+        self._put(None)
 
     def _report(self, report: StepReport) -> None:
         if self._traces:
@@ -133,14 +135,25 @@ class Attachment:
         self._send(wire.step_done(report))
 
     def _send(self, message: pb.AttachRequest) -> None:
-        try:
-            self._outgoing.put_nowait(message)
-        except asyncio.QueueFull:
-            raise StreamBrokenError(f"{MAX_OUTGOING} messages wait for the scheduler") from None
+        if len(self._outgoing) >= MAX_OUTGOING:
+            raise StreamBrokenError(f"{MAX_OUTGOING} messages wait for the scheduler")
+        self._put(message)
+
+    def _put(self, message: pb.AttachRequest | None) -> None:
+        self._outgoing.append(message)
+        if self._more is not None and not self._more.done():
+            self._more.set_result(None)
 
     async def _write(self) -> None:
         """Write until None, which closes the stream: a heartbeat that came after that would break it."""
-        while (message := await self._outgoing.get()) is not None:
+        outgoing, loop = self._outgoing, asyncio.get_running_loop()
+        while True:
+            while not outgoing:  # not an asyncio.Queue, which does much more for each message
+                self._more = loop.create_future()
+                await self._more
+            message = outgoing.popleft()
+            if message is None:
+                break
             try:
                 await self._call.write(message)
             except asyncio.InvalidStateError:
@@ -151,6 +164,7 @@ class Attachment:
     async def _beat(self, every_seconds: float) -> None:
         while True:
             await asyncio.sleep(every_seconds)
+            self._pacer.count()
             self._num_beats, self._beat_at = self._num_beats + 1, time.monotonic()
             self._send(wire.heartbeat(self._num_beats, self._pacer.progress))
 

@@ -13,12 +13,13 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from lorrery.chassis.faults import FREEZE_WORKER, SLOW_WORKER
+from lorrery.chassis.faults import FREEZE_WORKER
+from lorrery.worker.accounts import StepAccounts, StepRecord
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.device.rows import DeviceSequence
 from lorrery.worker.device.slow import NO_SPELLS, Spells
@@ -142,6 +143,7 @@ class Pacer:
     ) -> None:
         self._gpu, self._clock, self._metrics, self._report = gpu, clock, metrics, report
         self._spells = spells
+        self._accounts = StepAccounts(gpu, metrics, spells)
         self._running: _Running | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # while it runs
         self._timer: asyncio.Handle | None = None
@@ -168,6 +170,7 @@ class Pacer:
             self._gpu.join(sequence)
         self._gpu.begin(plan.prefills, decode=plan.decode, hold=plan.hold)
         self._metrics.adapters_changed(plan.adapter_loads, plan.adapter_evictions)
+        self._metrics.hold(len(self._gpu), self._gpu.kv_tokens)
         self._note_sequences()
         if plan.max_steps:
             self._running = _Running(plan)
@@ -188,6 +191,7 @@ class Pacer:
         self._running = None
         boundary_ps = running.boundary_ps
         self._report(StepReport(plan_id, boundary_ps, boundary_ps, NO_OUTCOME, hand_back=True))
+        self.count()
         self._look_soon()
 
     @property
@@ -205,8 +209,13 @@ class Pacer:
 
     def use(self, spells: Spells) -> None:
         """Be slow or frozen at these times; they may differ from the last ones after `boundary_ps` only."""
-        self._spells = spells
+        self.count()
+        self._spells = self._accounts.spells = spells
         self._look_soon()
+
+    def count(self) -> None:
+        """Count in the metrics all steps that have ended."""
+        self._accounts.count()
 
     async def run(self) -> None:
         """Run the plans that `start` brings, until cancelled."""
@@ -218,6 +227,7 @@ class Pacer:
         finally:
             self._loop = None
             self._disarm()
+            self.count()
 
     # The timers of all GPUs of a process are one heap, the event loop's; those that are due together fire in one turn.
     # No task sleeps: a step would then cost a future and a switch more.
@@ -306,31 +316,14 @@ class Pacer:
         follows_on = start_ps == self._last_end_ps
         actual_ps = now_ps - (self._last_report_ps if follows_on else start_ps)
         self._last_report_ps, self._last_end_ps = now_ps, end_ps
-        cost = self._gpu.step_cost(batch)
-        slow_ps = self._spells.stretch(cost.total_ps, start_ps - gap_ps) - cost.total_ps
-        if slow_ps:
-            self._metrics.fault(SLOW_WORKER)
-            cost = replace(cost, whole=cost.whole + slow_ps)
-        num_sampled = num_joined = 0
-        if running.plan.prefills and batch.prefills:
-            finished = {handle for handle, _ in outcome.finished}
-            sampled = [work.handle for work in running.plan.prefills if work.samples]
-            num_sampled, num_joined = len(sampled), sum(handle not in finished for handle in sampled)
-        self._metrics.step_done(
-            batch,
-            cost,
-            len(outcome.handles),
-            end_ps - start_ps,
-            actual_ps,
-            gap_ps,
-            lag_seconds,
-            num_sampled,
-            num_joined,
+        self._accounts.ended(
+            StepRecord(batch, running.plan.prefills, outcome, gap_ps, start_ps, end_ps, actual_ps, lag_seconds),
+            last=hand_back,
         )
-        self._note_sequences()
+        if outcome.finished:
+            self._note_sequences()
 
     def _note_sequences(self) -> None:
-        self._metrics.hold(len(self._gpu), self._gpu.kv_tokens)
         if len(self._gpu):
             self.empty.clear()
         else:

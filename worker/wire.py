@@ -70,18 +70,16 @@ def heartbeat(number: int, progress: tuple[int, int] | None) -> pb.AttachRequest
 def step_done(report: StepReport) -> pb.AttachRequest:
     """Return the message that tells one step's outcome."""
     outcome = report.outcome
-    step = pb.StepDone(
-        plan_id=report.plan_id,
-        start_ps=to_wire(report.start_ps),
-        end_ps=to_wire(report.end_ps),
-        handles_u32=u32.pack_array(outcome.handles),
-        token_ids_u32=u32.pack_array(outcome.token_ids),
-        hand_back=report.hand_back,
-    )
+    message = pb.AttachRequest()
+    step = message.step  # filled where it is: a message that is made apart is copied
+    step.plan_id = report.plan_id
+    step.start_ps, step.end_ps = to_wire(report.start_ps), to_wire(report.end_ps)
+    step.handles_u32, step.token_ids_u32 = u32.pack_array(outcome.handles), u32.pack_array(outcome.token_ids)
+    step.hand_back = report.hand_back
     if outcome.finished:
         step.finished_handles_u32 = u32.pack(handle for handle, _ in outcome.finished)
         step.finish_reasons_u32 = u32.pack(reason for _, reason in outcome.finished)
-    return pb.AttachRequest(step=step)
+    return message
 
 
 def read_plan(message: pb.Plan, answers: Answers, now_ps: int) -> Plan:

@@ -71,7 +71,12 @@ are requests that name no tenant; an adapter that is called so itself is shown i
 SECTIONS: tuple[tuple[str, str, Sequence[Series], tuple[str, ...]], ...] = (
     ("Router", "", ROUTER, ()),
     ("Scheduler", "Gauges are read at each scrape, so that steps cost nothing for them.", SCHEDULER, ()),
-    ("Worker", "", WORKER, CONSTANT_LABELS),
+    (
+        "Worker",
+        "Steps are counted many at a time: while a plan runs, what is shown may be `worker.heartbeat_seconds` old.",
+        WORKER,
+        CONSTANT_LABELS,
+    ),
     (
         "Load generator",
         """Exported while it runs, with `--metrics`. Latencies count from the *intended* send time, so that the client's

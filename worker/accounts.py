@@ -1,0 +1,96 @@
+"""Counts steps in the metrics many at a time.
+
+What a step was goes into a score of counters and histograms, and what its time went to is the step-time model's formula
+once more. While a worker waits for the end of the next step, others use the core's caches, so the first look at all of
+that costs several times what the second one does. So a step that has ended is noted in one record, and records are
+counted together: `COUNT_AFTER` of them, those since the last heartbeat, or those of a plan when it is over. What is
+shown may be that much older than what the scheduler knows.
+"""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from lorrery.chassis.faults import SLOW_WORKER
+from lorrery.worker.device.batch import Batch
+from lorrery.worker.device.gpu import MockGpu
+from lorrery.worker.device.slow import Spells
+from lorrery.worker.device.work import PrefillWork, StepOutcome
+from lorrery.worker.metrics import WorkerMetrics
+
+COUNT_AFTER = 64
+"""Steps that are kept before they are counted, about those of a second."""
+
+
+class StepRecord(NamedTuple):
+    """A step that has ended.
+
+    Attributes:
+        batch: what it computed.
+        prefills: its plan's, of which the batch may have none any more.
+        outcome: what it gave.
+        gap_ps: how much later than the boundary before it began.
+        start_ps: when it began.
+        end_ps: when it ended.
+        actual_ps: how long it took by the wall clock, in device time.
+        lag_seconds: wall seconds by which its end was noticed late.
+    """
+
+    batch: Batch
+    prefills: tuple[PrefillWork, ...]
+    outcome: StepOutcome
+    gap_ps: int
+    start_ps: int
+    end_ps: int
+    actual_ps: int
+    lag_seconds: float
+
+
+class StepAccounts:
+    """The steps of one GPU that are not counted yet.
+
+    Args:
+        gpu: that runs them.
+        metrics: where they are counted.
+        spells: in which they take longer; who changes them counts what has been run before.
+    """
+
+    def __init__(self, gpu: MockGpu, metrics: WorkerMetrics, spells: Spells) -> None:
+        self._gpu, self._metrics = gpu, metrics
+        self.spells = spells
+        self._records: list[StepRecord] = []
+
+    def ended(self, record: StepRecord, *, last: bool) -> None:
+        """Note a step; the last of a plan is counted at once, with those before it."""
+        self._records.append(record)
+        if last or len(self._records) >= COUNT_AFTER:
+            self.count()
+
+    def count(self) -> None:
+        """Count the steps that have been noted, and what is on the device now."""
+        records, self._records = self._records, []
+        for record in records:
+            self._count(record)
+        self._metrics.hold(len(self._gpu), self._gpu.kv_tokens)
+
+    def _count(self, record: StepRecord) -> None:
+        cost = self._gpu.step_cost(record.batch)
+        slow_ps = self.spells.stretch(cost.total_ps, record.start_ps - record.gap_ps) - cost.total_ps
+        if slow_ps:
+            self._metrics.fault(SLOW_WORKER)
+            cost = replace(cost, whole=cost.whole + slow_ps)
+        num_sampled = num_joined = 0
+        if record.prefills and record.batch.prefills:
+            finished = {handle for handle, _ in record.outcome.finished}
+            sampled = [work.handle for work in record.prefills if work.samples]
+            num_sampled, num_joined = len(sampled), sum(handle not in finished for handle in sampled)
+        self._metrics.step_done(
+            record.batch,
+            cost,
+            len(record.outcome.handles),
+            record.end_ps - record.start_ps,
+            record.actual_ps,
+            record.gap_ps,
+            record.lag_seconds,
+            num_sampled,
+            num_joined,
+        )
