@@ -115,7 +115,7 @@ async def _read_plans(worker: Dispatcher, plan_ids: dict[str, int]) -> None:
         if message.WhichOneof("message") == "plan":
             plan_ids[worker.worker_id] = message.plan.plan_id
 
-    await worker.write_all(write)
+    await worker.outbox.write_all(write)
 
 
 def _hand_back(cluster: Cluster, worker: Dispatcher, plan_ids: dict[str, int]) -> None:

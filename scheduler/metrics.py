@@ -148,20 +148,26 @@ class SchedulerMetrics:
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
-    def step(self, plan: Plan, step_ps: int, num_tokens_out: int) -> None:
-        """Note one step of a plan."""
-        seconds = self._decode_seconds if plan.decode else self._prefill_seconds
-        seconds.observe(step_ps / _PS)
+    def step(self, plan: Plan, step_ps: int, gap_ps: int, num_tokens_out: int, cpu_seconds: float) -> None:
+        """Note one step of a plan.
+
+        Args:
+            plan: what it belongs to.
+            step_ps: how long it took.
+            gap_ps: how long the worker stood still before it.
+            num_tokens_out: that it gave.
+            cpu_seconds: what the core took to commit it.
+        """
+        (self._decode_seconds if plan.decode else self._prefill_seconds).observe(step_ps / _PS)
         num_tokens = num_tokens_out if plan.decode else 0
         if plan.prefills:
             num_tokens += sum([chunk.new_tokens - (chunk.samples and plan.decode) for chunk in plan.prefills])
         self.batch_tokens.observe(num_tokens)
         self.batch_size.observe(num_tokens_out)
+        self.commit_seconds.observe(cpu_seconds)
         self.output_tokens.inc(num_tokens_out)
-
-    def gap(self, gap_ps: int) -> None:
-        """Note how long a worker stood still before a step."""
-        self.gap_seconds.inc(gap_ps / _PS)
+        if gap_ps:
+            self.gap_seconds.inc(gap_ps / _PS)
 
     # --- adapters ---------------------------------------------------------------------------------------------------
 

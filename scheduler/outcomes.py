@@ -83,6 +83,8 @@ class Outcomes:
         if cache is not None:
             self._metrics.prefix_evictions.inc(cache.num_evictions - self._num_evictions)
             self._num_evictions = cache.num_evictions
+        if not events:
+            return
         cancelled: list[LiveRequest] = []
         recalled: list[Recalled] = []
         for event in events:

@@ -235,7 +235,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             await context.write(wire_workers.welcome(self._settings.time_scale, now_ps, faults_from_ps, unix_ns))
             await until_first_ends(
                 self._read_worker(request_iterator, worker),
-                worker.write_all(context.write),
+                worker.outbox.write_all(context.write),
                 worker.until_given_up(),
                 self._watch(worker),
             )

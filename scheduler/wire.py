@@ -21,6 +21,17 @@ def numbers(field: str, data: bytes) -> "array[int]":
         raise ProtocolError(f"{field}: {error}") from None
 
 
+def count(field: str, data: bytes) -> int:
+    """Return how many numbers a u32 array has.
+
+    Raises:
+        ProtocolError: it is cut in the middle of one.
+    """
+    if len(data) % u32.ITEM_BYTES:
+        return len(numbers(field, data))  # says what is wrong
+    return len(data) // u32.ITEM_BYTES
+
+
 def check_names(**names: str) -> None:
     """Check that names and ids that a peer gives, by field, are no longer than they may be.
 

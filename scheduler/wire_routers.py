@@ -182,15 +182,13 @@ def tokens(
     sent_ps: int, step_ps: int, handles_u32: bytes, token_ids_u32: bytes, finished: list[FinishedMessage]
 ) -> ToRouter:
     """Write what one or more steps brought for one router."""
-    return ToRouter(
-        tokens=pb.Tokens(
-            sent_ps=to_wire(sent_ps),
-            step_ps=step_ps,
-            handles_u32=handles_u32,
-            token_ids_u32=token_ids_u32,
-            finished=finished,
-        )
-    )
+    message = ToRouter()
+    told = message.tokens  # filled where it is: a message that is made apart is copied
+    told.sent_ps, told.step_ps = to_wire(sent_ps), step_ps
+    told.handles_u32, told.token_ids_u32 = handles_u32, token_ids_u32
+    if finished:
+        told.finished.extend(finished)
+    return message
 
 
 def finished(

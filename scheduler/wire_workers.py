@@ -101,9 +101,10 @@ def read_step(message: pb.StepDone, now_ps: int) -> StepReport:
         ProtocolError: arrays that are cut in the middle of a number or have other lengths than those beside them, or a
             sequence that ended for no reason that there is.
     """
-    token_handles = wire.numbers("handles_u32", message.handles_u32)
-    if len(wire.numbers("token_ids_u32", message.token_ids_u32)) != len(token_handles):
-        raise ProtocolError(f"{len(message.token_ids_u32) // 4} token_ids_u32 for {len(token_handles)} handles_u32")
+    handles_u32, token_ids_u32 = message.handles_u32, message.token_ids_u32
+    num_tokens = wire.count("handles_u32", handles_u32)
+    if wire.count("token_ids_u32", token_ids_u32) != num_tokens:
+        raise ProtocolError(f"{len(token_ids_u32) // 4} token_ids_u32 for {num_tokens} handles_u32")
     ended: list[tuple[int, FinishReason]] = []
     silent: frozenset[int] = frozenset()
     if message.finished_handles_u32:
@@ -112,14 +113,14 @@ def read_step(message: pb.StepDone, now_ps: int) -> StepReport:
         if len(handles) != len(reasons) or FinishReason.UNSPECIFIED in reasons:
             raise ProtocolError(f"finish_reasons_u32 {reasons[:8]} for {len(handles)} finished_handles_u32")
         ended = list(zip(handles, reasons, strict=True))
-        silent = frozenset(handles) - frozenset(token_handles)
+        silent = frozenset(handles).difference(u32.unpack(handles_u32))
     start_ps, end_ps = from_wire(message.start_ps, now_ps), from_wire(message.end_ps, now_ps)
     return StepReport(
         plan_id=message.plan_id,
         start_ps=start_ps,
         ran=Ran(1, end_ps, ended, silent, end_ps - start_ps),
-        handles_u32=message.handles_u32,
-        token_ids_u32=message.token_ids_u32,
+        handles_u32=handles_u32,
+        token_ids_u32=token_ids_u32,
         hand_back=message.hand_back,
     )
 

@@ -9,7 +9,7 @@ Nothing here awaits; what is to be sent gathers in an outbox that the stream's w
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Protocol
 
 from lorrery.chassis.awake import AwakeClock
@@ -18,27 +18,22 @@ from lorrery.scheduler import wire_workers
 from lorrery.scheduler.core.adapter_events import AdapterLog
 from lorrery.scheduler.core.cluster_events import GaveBack, Placed
 from lorrery.scheduler.core.member import Member
-from lorrery.scheduler.core.plan import (
-    Cancelled,
-    Failed,
-    Idle,
-    Plan,
-)
+from lorrery.scheduler.core.plan import Idle, Plan
 from lorrery.scheduler.core.replica import Replica
-from lorrery.scheduler.effects import Effects
 from lorrery.scheduler.engine_counts import EngineTally
 from lorrery.scheduler.fan_out import FanOut, check_ends, check_handles
 from lorrery.scheduler.faults import ClusterFaults
+from lorrery.scheduler.inputs import Inputs
 from lorrery.scheduler.journal import WorkerJournal
 from lorrery.scheduler.kv_events import WorkerKvEvents
 from lorrery.scheduler.messages import ProtocolError, StepReport, WorkerHello
+from lorrery.scheduler.outbox import Outbox
 from lorrery.scheduler.outcomes import Outcomes, RequestOwner
+from lorrery.scheduler.running_plan import MAX_AHEAD_PS, RunningPlan
 from lorrery.scheduler.told_faults import ToldFaults
 from lorrery.scheduler.watch import Loss, Watch
-from lorrery.vocabulary.units import PS_PER_SECOND
+from lorrery.vocabulary import u32
 
-MAX_AHEAD_PS = 3600 * PS_PER_SECOND
-"""A worker's clock may be ahead of its scheduler's, but what ends an hour from now has not been run."""
 INTERNAL = "internal error; the scheduler's log says more"
 
 
@@ -78,6 +73,7 @@ class Dispatcher:
 
     Attributes:
         loss: why its stream is to end, in words for the worker; empty: it is not.
+        outbox: what its stream is to carry.
         num_tokens: output tokens since it attached.
         busy_ps: time in steps since then.
     """
@@ -105,18 +101,14 @@ class Dispatcher:
         self._journal = journal
         self._kv_events = kv_events
         self._engine = engine
-        self._effects = Effects()
-        self._num_inputs = 0
-        self._plan: Plan | None = None
-        self._plan_id = 0
-        self._steps_left = 0
+        self._inputs = Inputs(self._metrics, journal)
+        self._running: RunningPlan | None = None
+        self._plan_id = 0  # of the last plan
         self._boundary_ps = 0
-        self._interrupted = False
         self._idle_until_ps: int | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._soon: asyncio.Handle | None = None
-        self._outbox: list[wire_workers.ToWorker] = []
-        self._wake = asyncio.Event()
+        self.outbox = Outbox()
         self._given_up = asyncio.Event()
         self._adapter_log = member.replica.adapters.log = AdapterLog()
         self.num_tokens = self.busy_ps = self._last_step_ps = 0
@@ -152,54 +144,45 @@ class Dispatcher:
     @property
     def step_ps(self) -> int:
         """How long its last step took; 0: it is idle."""
-        return 0 if self._plan is None else self._last_step_ps
+        return 0 if self._running is None else self._last_step_ps
 
     @property
     def computes(self) -> tuple[bool, bool]:
         """Whether the step under way computes prompts, and whether it decodes."""
-        plan = self._plan
-        return (False, False) if plan is None else (bool(plan.prefills), plan.decode)
+        if self._running is None:
+            return False, False
+        plan = self._running.plan
+        return bool(plan.prefills), plan.decode
 
     # --- what comes in from requests --------------------------------------------------------------------------------
 
     def placed(self, event: Placed, at_ps: int) -> None:
         """Take note of a request that the core has given this worker."""
-        handle = event.sequence.handle
+        expected = self._expects(at_ps, event.matters)
         if self._engine is not None:
             self._engine.placed(event.sequence)
-        if self._journal is not None:
-            overdue = self._comes_overdue(at_ps, event.matters)
-            self._journal.placed(self._num_inputs, handle, at_ps, event.figures, event.moved_from, overdue=overdue)
-        self._guarded(self._nudge, handle, at_ps, event.matters)
+        self._inputs.placed(event, at_ps, expected=expected, lost=bool(self.loss))
+        self._guarded(self._nudge, at_ps, event.matters)
 
     def withdrawn(self, handle: int, at_ps: int) -> None:
         """Take note of a request of this worker that has been cancelled."""
-        if self._journal is not None:
-            self._journal.cancelled(self._num_inputs, handle, at_ps, overdue=self._comes_overdue(at_ps, True))
-        self._guarded(self._nudge, handle, at_ps, True)
+        self._inputs.withdrawn(handle, at_ps, lost=bool(self.loss))
+        self._guarded(self._nudge, at_ps, True)
 
     def recalled(self, handle: int, to: str, at_ps: int) -> None:
         """Take note of a request that waits here and is to go to another worker."""
-        if self._journal is not None:
-            overdue = self._comes_overdue(at_ps, True)
-            self._journal.recalled(self._num_inputs, handle, to, at_ps, overdue=overdue)
-        self._guarded(self._nudge, handle, at_ps, True)
+        self._inputs.recalled(handle, to, at_ps, lost=bool(self.loss))
+        self._guarded(self._nudge, at_ps, True)
 
-    def _is_expected(self, at_ps: int, heeded: bool) -> bool:
+    def _expects(self, at_ps: int, heeded: bool) -> bool:
         """Tell whether an input should take effect at the next boundary."""
-        return heeded or self._plan is None or self._effects.missed(at_ps)
+        return heeded or self._running is None or self._inputs.effects.missed(at_ps)
 
-    def _comes_overdue(self, at_ps: int, heeded: bool) -> bool:
-        """Tell whether the boundary at which an input should take effect has passed, or there will be none."""
-        return bool(self.loss) or (self._is_expected(at_ps, heeded) and self._effects.passed(at_ps))
-
-    def _nudge(self, handle: int, at_ps: int, heeded: bool) -> None:
-        number, self._num_inputs = self._num_inputs, self._num_inputs + 1
+    def _nudge(self, at_ps: int, heeded: bool) -> None:
+        running = self._running
         if self.loss:
             return
-        if self._is_expected(at_ps, heeded):
-            self._effects.expect(number, handle, at_ps)
-        if self._plan is None:
+        if running is None:
             # Not at once: what comes in together, such as the sequences of a lost worker, is decided on together.
             # Nor before what a timer that fires late should have brought already.
             if self._soon is None:
@@ -207,9 +190,9 @@ class Dispatcher:
                 self._stop_waiting()
                 first_ps = at_ps if until_ps is None else min(at_ps, until_ps)
                 self._soon = asyncio.get_running_loop().call_soon(self._guarded, self._decide, first_ps)
-        elif heeded and self._steps_left > 1 and not self._interrupted:
-            self._interrupted = True
-            self._send(wire_workers.interrupt(self._plan_id, at_ps))
+        elif heeded and running.steps_left > 1 and not running.interrupted:
+            running.interrupted = True
+            self.outbox.send(wire_workers.interrupt(running.plan_id, at_ps))
 
     # --- failing ----------------------------------------------------------------------------------------------------
 
@@ -242,7 +225,7 @@ class Dispatcher:
 
     def _decide(self, at_ps: int) -> None:
         """Plan at this boundary, or as soon as there is something to do."""
-        assert self._plan is None, f"plan {self._plan_id} runs"
+        assert self._running is None, f"plan {self._plan_id} runs"
         at_ps = max(at_ps, self._boundary_ps)
         while True:
             self._stop_waiting()
@@ -250,7 +233,7 @@ class Dispatcher:
             decision = self.member.plan(at_ps)
             self._metrics.plan_seconds.observe(time.thread_time() - started)
             self._note_adapters()
-            self._note(decision, at_ps)
+            self._inputs.decided(decision, at_ps)
             if self._engine is not None:
                 self._engine.happened(decision.events)
             self._tell_kv_events()
@@ -271,7 +254,7 @@ class Dispatcher:
             return None
         if decision.leaves or decision.adapter_evictions:
             self._plan_id += 1
-            self._send(wire_workers.write_leaves(decision, self._plan_id, at_ps, self._clock.now_ps()))
+            self.outbox.send(wire_workers.write_leaves(decision, self._plan_id, at_ps, self._clock.now_ps()))
         if decision.until_ps is not None and decision.until_ps <= self._clock.now_ps():
             return decision.until_ps
         self._wait(decision.until_ps)
@@ -280,26 +263,17 @@ class Dispatcher:
     def _note_adapters(self) -> None:
         """Count what has happened to its adapters, and let those who watch know."""
         events = self._adapter_log.take()
+        if not events:
+            return
         self._metrics.adapters_changed(events)
         if self._engine is not None:
             self._engine.adapters_changed(events)
-        if events and (history := self._cluster.requests.history) is not None:
+        if (history := self._cluster.requests.history) is not None:
             history.adapters_changed(self.worker_id, events)
 
-    def _note(self, decision: Plan | Idle, at_ps: int) -> None:
-        """Count and journal what took effect too late, and what was decided."""
-        for event in self._effects.planned(at_ps):
-            self._metrics.late_interrupts.inc()
-            if self._journal is not None:
-                self._journal.late(event, at_ps)
-        if self._journal is not None:
-            self._journal.decided(decision, at_ps)
-
     def _start(self, plan: Plan) -> None:
-        self._plan = plan
         self._plan_id += 1
-        self._steps_left = plan.max_steps
-        self._interrupted = False
+        self._running = RunningPlan(plan, self._plan_id)
         now_ps = self._clock.now_ps()
         message = wire_workers.write_plan(
             plan,
@@ -311,7 +285,7 @@ class Dispatcher:
         )
         self._metrics.plans.inc()
         self.watch.has_plan(self._plan_id, self._cluster.awake.now())
-        self._send(message)
+        self.outbox.send(message)
 
     def _wait(self, until_ps: int | None) -> None:
         self._idle_until_ps = until_ps
@@ -336,7 +310,7 @@ class Dispatcher:
     def answer(self, number: int, now_ps: int) -> None:
         """Answer a heartbeat."""
         engine = None if self._engine is None else self._engine.take(now_ps, only_changes=True)
-        self._send(wire_workers.heartbeat_answer(number, now_ps, engine))
+        self.outbox.send(wire_workers.heartbeat_answer(number, now_ps, engine))
 
     def promised(self, plan_id: int, end_ps: int) -> None:
         """Take note of when the worker says that the step under way ends."""
@@ -345,76 +319,59 @@ class Dispatcher:
 
     def step_done(self, step: StepReport) -> None:
         """Commit one step, pass its tokens on, and plan again if the worker hands back."""
-        if self._plan is None or step.plan_id != self._plan_id:
+        running = self._running
+        if running is None or step.plan_id != running.plan_id:
             return
-        self._check_times(self._plan, step)
+        running.check(step, self._boundary_ps, self._clock.now_ps())
         self.watch.progressed(self._cluster.awake.now())
         if step.ran.end_ps > step.start_ps:
-            self._commit(self._plan, step)
+            self._commit(running, step)
         if step.hand_back:
-            self._plan = None
+            self._running = None
             self.watch.has_no_plan()
             self._boundary_ps = step.ran.end_ps
             self._decide(step.ran.end_ps)
 
-    def _check_times(self, plan: Plan, step: StepReport) -> None:
-        """Check that a step follows the one before, belongs to the plan, and does not end in the distant future.
-
-        Raises:
-            ProtocolError: it does not.
-        """
-        boundary_ps = self._expected_start_ps(plan)
-        latest_ps = max(boundary_ps, self._clock.now_ps()) + MAX_AHEAD_PS
-        if not boundary_ps <= step.start_ps <= step.ran.end_ps <= latest_ps:
-            raise ProtocolError(
-                f"the worker has a step from {step.start_ps} to {step.ran.end_ps} ps; the one before ended at"
-                f" {boundary_ps}, and {latest_ps} has not come"
-            )
-        if step.ran.end_ps > step.start_ps and not self._steps_left:
-            raise ProtocolError(f"the worker has more than the {plan.max_steps} steps of plan {self._plan_id}")
-
-    def _expected_start_ps(self, plan: Plan) -> int:
-        return plan.at_ps if self._steps_left == plan.max_steps else self._boundary_ps
-
-    def _commit(self, plan: Plan, step: StepReport) -> None:
-        step_ps = step.ran.end_ps - step.start_ps
-        gap_ps = step.start_ps - self._expected_start_ps(plan)
-        first = self._steps_left == plan.max_steps
-        if first or step.ran.finished or self._fan_out is None or self._fan_out.handles_u32 != step.handles_u32:
-            check_handles(step, plan, self.replica.running, first=first)
-        self._metrics.gap(gap_ps)
-        self._steps_left -= 1
-        self.num_tokens += len(step.handles_u32) // 4
+    def _commit(self, running: RunningPlan, step: StepReport) -> None:
+        plan, ran, num_tokens = running.plan, step.ran, len(step.handles_u32) // u32.ITEM_BYTES
+        step_ps, gap_ps = ran.end_ps - step.start_ps, step.start_ps - running.expected_start_ps(self._boundary_ps)
+        fan_out = self._fan_out
+        others = fan_out is None or fan_out.handles_u32 != step.handles_u32
+        if running.fresh or ran.finished or others:
+            check_handles(step, plan, self.replica.running, first=running.fresh)
+        running.steps_left -= 1
+        self.num_tokens += num_tokens
         self.busy_ps += step_ps
         self._last_step_ps = step_ps
-        self._boundary_ps = step.ran.end_ps
-        self._effects.stepped(step.ran.end_ps)
-        if self._fan_out is None or self._fan_out.handles_u32 != step.handles_u32:
-            self._fan_out = FanOut(step.handles_u32, self._cluster.requests.lives, self.replica.running)
-        check_ends(step, self.replica.running)
-        if plan.hold or not self._steps_left:  # no other step may use up what a sequence was asked for
-            self._fan_out.check_budgets(step)
-        self._fan_out.append(step.token_ids_u32)
+        self._boundary_ps = ran.end_ps
+        self._inputs.effects.stepped(ran.end_ps)
+        if fan_out is None or others:
+            fan_out = self._fan_out = FanOut(step.handles_u32, self._cluster.requests.lives, self.replica.running)
+        if ran.finished:
+            check_ends(step, self.replica.running)
+        if plan.hold or not running.steps_left:  # no other step may use up what a sequence was asked for
+            fan_out.check_budgets(step)
+        fan_out.append(step.token_ids_u32)
         started = time.thread_time()
         try:
-            events = self.member.commit(plan, step.ran)
+            events = self.member.commit(plan, ran)
         except Exception:
-            self._fan_out.take_back()  # they are made again elsewhere
+            fan_out.take_back()  # they are made again elsewhere
             raise
-        self._metrics.commit_seconds.observe(time.thread_time() - started)
+        cpu_seconds = time.thread_time() - started
         self._note_adapters()
-        self._fan_out.send(step.token_ids_u32, step_ps)
+        fan_out.send(step.token_ids_u32, step_ps)
         self._tell_kv_events()
-        self._metrics.step(plan, step_ps, len(step.handles_u32) // 4)
+        self._metrics.step(plan, step_ps, gap_ps, num_tokens, cpu_seconds)
         if self._journal is not None:
             self._journal.stepped(step, gap_ps, events)
         if self._engine is not None:
             self._engine.happened(events)
-        self._outcomes.carry_out(events, step.ran.end_ps)
+        self._outcomes.carry_out(events, ran.end_ps)
 
     def _tell_kv_events(self) -> None:
         if self._kv_events is not None and (message := self._kv_events.take()) is not None:
-            self._send(message)
+            self.outbox.send(message)
 
     # --- faults on request ------------------------------------------------------------------------------------------
 
@@ -432,7 +389,7 @@ class Dispatcher:
             self.give_up(Loss.PROTOCOL, str(error))
         else:
             if message is not None:
-                self._send(message)
+                self.outbox.send(message)
 
     def faults_taken(self, from_ps: int) -> None:
         """Take note of since when the faults that the worker was told hold.
@@ -443,52 +400,26 @@ class Dispatcher:
         latest_ps = max(self._boundary_ps, self._clock.now_ps()) + MAX_AHEAD_PS
         self._told_faults.taken(from_ps, self._boundary_ps, latest_ps)
 
-    # --- the stream -------------------------------------------------------------------------------------------------
-
-    def _send(self, message: wire_workers.ToWorker) -> None:
-        self._outbox.append(message)
-        self._wake.set()
-
-    async def write_all(self, write: Callable[[wire_workers.ToWorker], Awaitable[None]]) -> None:
-        """Write what is to be sent, in order, until cancelled."""
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            messages, self._outbox = self._outbox, []
-            for message in messages:
-                await write(message)
+    # --- being gone -------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
         """Decide nothing any more; the worker is gone."""
         self._stop_waiting()
-        self._plan = None
+        self._running = None
 
     def lost(self, gave_back: GaveBack, at_ps: int) -> None:
         """Take note of what the core has taken back from a worker that is gone."""
-        if self._journal is not None:
-            for event in self._effects.awaited:
-                if event.overdue:
-                    self._journal.late(event, None)
-            self._journal.gave_back("lost", at_ps, gave_back.sequences, gave_back.events)
+        self._inputs.lost(gave_back, at_ps)
         self._outcomes.carry_out(gave_back.events, at_ps)
 
     def drained(self, gave_back: GaveBack, at_ps: int) -> None:
         """Take note of what the core has taken back while the rest runs on."""
-        gone = {event.sequence.handle for event in gave_back.events if isinstance(event, Cancelled | Failed)}
-        never = self._effects.withdrawn(gone | {sequence.handle for sequence in gave_back.sequences})
-        if self._journal is not None:
-            for event in never:
-                self._journal.late(event, None)
-            self._journal.gave_back("drained", at_ps, gave_back.sequences, gave_back.events)
+        self._inputs.drained(gave_back, at_ps)
         if self._engine is not None:
             self._engine.happened(gave_back.events)
             self._engine.gave_back(gave_back.sequences)
         self._outcomes.carry_out(gave_back.events, at_ps)
 
     def flush_journal(self) -> None:
-        """Let the journal have the steps that have gathered; not those that an event should have prevented yet.
-
-        A reader of a journal that ends there would not know that the event is late.
-        """
-        if self._journal is not None and not self._effects.any_overdue:
-            self._journal.flush()
+        """See `Inputs`."""
+        self._inputs.flush_journal()

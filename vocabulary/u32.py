@@ -9,11 +9,12 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["native", "pack", "pack_array", "unpack", "view"]
+__all__ = ["ITEM_BYTES", "native", "pack", "pack_array", "unpack", "view"]
 
 _U32 = np.dtype("<u4")
+ITEM_BYTES = _U32.itemsize
 _SWAPPED = not _U32.isnative
-assert array("I").itemsize == _U32.itemsize
+assert array("I").itemsize == ITEM_BYTES
 
 
 def pack(values: Iterable[int]) -> bytes:
@@ -34,8 +35,8 @@ def unpack(data: bytes) -> "array[int]":
     Raises:
         ValueError: not a multiple of four bytes.
     """
-    if len(data) % _U32.itemsize:
-        raise ValueError(f"array of {len(data)} bytes; expected a multiple of {_U32.itemsize}")
+    if len(data) % ITEM_BYTES:
+        raise ValueError(f"array of {len(data)} bytes; expected a multiple of {ITEM_BYTES}")
     values = array("I")
     values.frombytes(data)
     if _SWAPPED:
@@ -49,7 +50,7 @@ def native(data: bytes) -> bytes:
     Raises:
         ValueError: not a multiple of four bytes.
     """
-    return unpack(data).tobytes() if _SWAPPED or len(data) % _U32.itemsize else data
+    return unpack(data).tobytes() if _SWAPPED or len(data) % ITEM_BYTES else data
 
 
 def pack_array(values: NDArray[np.uint32]) -> bytes:

@@ -1,0 +1,99 @@
+"""What one worker is given: requests, cancels and recalls; which of them take effect too late, and the journal of it.
+
+The rule is in `effects.py`. An input that comes while a plan runs and that the plan could heed should take effect at
+the next boundary; one that does so later is counted, and noted with the boundary at which it did.
+"""
+
+from lorrery.scheduler.core.cluster_events import GaveBack, Placed
+from lorrery.scheduler.core.plan import Cancelled, Failed, Idle, Plan
+from lorrery.scheduler.effects import Effects
+from lorrery.scheduler.journal import WorkerJournal
+from lorrery.scheduler.metrics import SchedulerMetrics
+
+
+class Inputs:
+    """See the module.
+
+    Args:
+        metrics: where what is late is counted.
+        journal: of the worker; None: nobody keeps one.
+
+    Attributes:
+        effects: which inputs wait for their boundary.
+    """
+
+    def __init__(self, metrics: SchedulerMetrics, journal: WorkerJournal | None) -> None:
+        self.effects = Effects()
+        self._metrics, self._journal = metrics, journal
+        self._num = 0
+
+    def placed(self, event: Placed, at_ps: int, *, expected: bool, lost: bool) -> None:
+        """Note a request that the core has given this worker.
+
+        Args:
+            event: the core's.
+            at_ps: its stamp.
+            expected: whether it should take effect at the next boundary.
+            lost: whether the worker's stream is to end, so that there will be no boundary.
+        """
+        if self._journal is not None:
+            overdue = self._overdue(at_ps, expected, lost)
+            self._journal.placed(
+                self._num, event.sequence.handle, at_ps, event.figures, event.moved_from, overdue=overdue
+            )
+        self._take(event.sequence.handle, at_ps, expected and not lost)
+
+    def withdrawn(self, handle: int, at_ps: int, *, lost: bool) -> None:
+        """Note a request of this worker that has been cancelled."""
+        if self._journal is not None:
+            self._journal.cancelled(self._num, handle, at_ps, overdue=self._overdue(at_ps, True, lost))
+        self._take(handle, at_ps, not lost)
+
+    def recalled(self, handle: int, to: str, at_ps: int, *, lost: bool) -> None:
+        """Note a request that waits here and is to go to another worker."""
+        if self._journal is not None:
+            self._journal.recalled(self._num, handle, to, at_ps, overdue=self._overdue(at_ps, True, lost))
+        self._take(handle, at_ps, not lost)
+
+    def decided(self, decision: Plan | Idle, at_ps: int) -> None:
+        """Note what was decided, and count and note what took effect with it too late."""
+        for event in self.effects.planned(at_ps):
+            self._metrics.late_interrupts.inc()
+            if self._journal is not None:
+                self._journal.late(event, at_ps)
+        if self._journal is not None:
+            self._journal.decided(decision, at_ps)
+
+    def lost(self, gave_back: GaveBack, at_ps: int) -> None:
+        """Note what the core has taken back from a worker that is gone."""
+        if self._journal is not None:
+            for event in self.effects.awaited:
+                if event.overdue:
+                    self._journal.late(event, None)
+            self._journal.gave_back("lost", at_ps, gave_back.sequences, gave_back.events)
+
+    def drained(self, gave_back: GaveBack, at_ps: int) -> None:
+        """Note what the core has taken back while the rest runs on."""
+        gone = {event.sequence.handle for event in gave_back.events if isinstance(event, Cancelled | Failed)}
+        never = self.effects.withdrawn(gone | {sequence.handle for sequence in gave_back.sequences})
+        if self._journal is not None:
+            for event in never:
+                self._journal.late(event, None)
+            self._journal.gave_back("drained", at_ps, gave_back.sequences, gave_back.events)
+
+    def flush_journal(self) -> None:
+        """Let the journal have the steps that have gathered; not those that an event should have prevented yet.
+
+        A reader of a journal that ends there would not know that the event is late.
+        """
+        if self._journal is not None and not self.effects.any_overdue:
+            self._journal.flush()
+
+    def _overdue(self, at_ps: int, expected: bool, lost: bool) -> bool:
+        """Tell whether the boundary at which an input should take effect has passed, or there will be none."""
+        return lost or (expected and self.effects.passed(at_ps))
+
+    def _take(self, handle: int, at_ps: int, awaited: bool) -> None:
+        number, self._num = self._num, self._num + 1
+        if awaited:
+            self.effects.expect(number, handle, at_ps)
