@@ -6,6 +6,7 @@ is `schedulers.py`'s matter; between two attachments it may be another.
 """
 
 import asyncio
+import contextlib
 import math
 import random
 import time
@@ -24,7 +25,8 @@ from lorrery.settings import Settings
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary.units import NEVER
 from lorrery.vocabulary.wire_time import from_wire
-from lorrery.worker.attachment import Attachment, Call, StreamBrokenError
+from lorrery.worker import wire
+from lorrery.worker.attachment import CLOSE_SECONDS, Attachment, Call, StreamBrokenError
 from lorrery.worker.device.answers import Answers
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.device.steptime import StepTimeModel
@@ -102,6 +104,8 @@ class HostedGpu:
         self._attachment: Attachment | None = None
         self._draining = False
         self.scheduler = ""
+        self._settled = asyncio.Event()  # unless it has said hello, and is not attached
+        self._settled.set()
         self._away_until = -math.inf  # monotonic: lost by a fault on request until then
 
     async def run(self, dial: Dial, set_attached: Callable[[bool], Awaitable[None]]) -> None:
@@ -123,6 +127,10 @@ class HostedGpu:
         self._metrics.enter("draining")
         if self._attachment is not None:
             await self._attachment.drain()
+        else:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await self._settled.wait()
 
     async def leave(self) -> None:
         """Move to another scheduler: drain, for `drain_seconds` at most, and end the attachment."""
@@ -165,8 +173,10 @@ class HostedGpu:
         try:
             if kv_events is not None:
                 self._hello.hello.kv_events.CopyFrom(kv_events.source(await own_host(address)))
+            self._settled.clear()
             welcome = await self._greet(call)
             if self._draining:  # since it dialled: it must not get sequences
+                await _take_leave(call)
                 raise StreamBrokenError("drained before the welcome")
             clock = DeviceClock.synced(welcome.time_scale, welcome.sent_ps)
             attached = True
@@ -195,6 +205,7 @@ class HostedGpu:
             (self._log.warning if attached else self._log.info)("not_attached", reason=reason)
         finally:
             call.cancel()
+            self._settled.set()
             self._attachment, self.scheduler = None, ""
             if attached:
                 self._gpu.clear()
@@ -237,3 +248,15 @@ class HostedGpu:
         if not isinstance(message, pb.AttachResponse) or message.WhichOneof("message") != "welcome":
             raise StreamBrokenError("the scheduler's first message is no welcome")
         return message.welcome
+
+
+async def _take_leave(call: Call) -> None:
+    """Drain a stream that has just been welcomed: cut off, it would count as the loss of a worker."""
+    try:
+        async with asyncio.timeout(CLOSE_SECONDS):
+            await call.write(wire.DRAINING)
+            await call.done_writing()
+            while isinstance(await call.read(), pb.AttachResponse):
+                pass
+    except (TimeoutError, asyncio.InvalidStateError):
+        pass  # the scheduler does not answer, or has ended it

@@ -415,6 +415,19 @@ async def test_a_draining_worker_keeps_what_runs_and_gives_back_what_waits(sched
     assert {w.worker_id: w.state for w in status.workers}["first"] == types_pb2.WORKER_STATE_DRAINING
 
 
+async def test_a_worker_that_takes_leave_as_soon_as_it_is_welcomed_is_not_a_loss(scheduler: Harness) -> None:
+    worker, router = await scheduler.attach("first"), await scheduler.route()
+    await worker.call.write(pb.AttachRequest(draining=pb.WorkerDraining()))
+    await worker.call.done_writing()
+    assert await worker.call.read() is grpc.aio.EOF
+    assert await worker.call.code() is grpc.StatusCode.OK
+    assert scheduler.value("workers_lost_total") == 0
+    await router.submit(1, max_new=1)
+    other = await scheduler.attach("other")
+    await other.step(await other.plan())
+    assert (await tokens_of(router, 1))[1].usage.worker_id == "other"
+
+
 async def test_a_cancel_interrupts_the_plan_and_frees_everything(scheduler: Harness) -> None:
     worker, router = await scheduler.attach(), await scheduler.route()
     await router.submit(1, max_new=50)

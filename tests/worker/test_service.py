@@ -480,17 +480,32 @@ async def test_gpus_of_a_process_drain_to_their_ends_whatever_becomes_of_the_oth
         assert not first.draining.is_set()
 
 
-async def test_a_gpu_that_is_just_attaching_when_its_process_drains_does_not_attach():
+async def test_a_gpu_that_is_just_attaching_when_its_process_drains_takes_leave_instead():
+    async with fake_scheduler(TIME_SCALE) as scheduler:
+        scheduler.slow = "worker-0"
+        async with running_worker(scheduler) as worker, asyncio.timeout(PATIENCE_SECONDS):
+            await scheduler.asked.wait()
+            draining = asyncio.create_task(worker.service.drain())
+            await asyncio.sleep(0)
+            scheduler.answer.set()
+            await draining
+            stream = await scheduler.next_stream()
+            assert stream.draining.is_set()
+            assert stream.half_closed.is_set()
+            assert not stream.cut, "which a scheduler counts as a loss"
+            assert not worker.ready.is_set()
+            assert worker.metric("attachments_total") == 0
+
+
+async def test_a_process_does_not_drain_for_long_where_its_scheduler_does_not_answer(monkeypatch):
+    monkeypatch.setattr("lorrery.worker.hosted.CLOSE_SECONDS", 0.05)
     async with fake_scheduler(TIME_SCALE) as scheduler:
         scheduler.slow = "worker-0"
         async with running_worker(scheduler) as worker, asyncio.timeout(PATIENCE_SECONDS):
             await scheduler.asked.wait()
             await worker.service.drain()
+            assert scheduler.streams.empty()
             scheduler.answer.set()
-            stream = await scheduler.next_stream()
-            await stream.ended.wait()
-            assert not worker.ready.is_set()
-            assert worker.metric("attachments_total") == 0
 
 
 async def test_idle_worker_drains_at_once():
