@@ -1,9 +1,10 @@
 """The yardstick of a step: bare bidirectional gRPC streams that carry as many messages, of the same sizes.
 
-`python -m bench.bare_steps` is a process of one of two parts, told as JSON in its argument. A *sender* stands for the
+`python -m bench.bare_steps` is a process of one of three parts, told as JSON in its argument. A *sender* stands for the
 worker: on a period it writes one message of pre-serialised bytes to its stream. A *relay* stands for the scheduler: for
-each message that a sender sends it writes one to whoever reads (the benchmark itself stands for the router). gRPC
-options and event loop are the chassis's; there is no protobuf, no decision and no count.
+each message that a sender sends it writes one to whoever reads (the benchmark itself stands for the router). The third
+only wakes on the period, and does nothing then: what no service can be below. gRPC options and event loop are the
+chassis's; there is no protobuf, no decision and no count.
 """
 
 import asyncio
@@ -17,10 +18,9 @@ import grpc
 import grpc.aio
 import uvloop
 
-from bench.bare_stream import start_bare
+from bench.bare_process import serve_bytes, start_bare
 from lorrery.chassis.channel import open_channel
 from lorrery.chassis.sections import TlsSettings
-from lorrery.chassis.server import bind, new_server
 
 SERVICE, SEND, READ = "bench.BareSteps", "Send", "Read"
 Call = grpc.aio.StreamStreamCall[bytes, bytes]
@@ -39,6 +39,13 @@ async def bare_sender(address: str, period_seconds: float, message_bytes: int) -
     """Run a sender to a relay; yield its pid."""
     part = {"address": address, "period_seconds": period_seconds, "message_bytes": message_bytes}
     async with start_bare("bench.bare_steps", json.dumps(part)) as (_, pid):
+        yield pid
+
+
+@contextlib.asynccontextmanager
+async def bare_wakes(period_seconds: float) -> AsyncIterator[int]:
+    """Run a process that wakes on a period; yield its pid."""
+    async with start_bare("bench.bare_steps", json.dumps({"wake_seconds": period_seconds})) as (_, pid):
         yield pid
 
 
@@ -69,17 +76,27 @@ class _Relay:
 
 
 async def _relay(message_bytes: int) -> None:
-    server, relay = new_server(), _Relay(message_bytes)
+    relay = _Relay(message_bytes)
     handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
         SEND: grpc.stream_stream_rpc_method_handler(relay.send),
         READ: grpc.stream_stream_rpc_method_handler(relay.read),
     }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-    address = bind(server, "127.0.0.1:0", TlsSettings())
-    await server.start()
-    print(address, flush=True)
-    await asyncio.to_thread(sys.stdin.read)
-    await server.stop(0.1)
+    await serve_bytes(SERVICE, handlers)
+
+
+async def _wake(wake_seconds: float) -> None:
+    print("awake", flush=True)
+    over = asyncio.ensure_future(asyncio.to_thread(sys.stdin.read))
+    loop = asyncio.get_running_loop()
+    due = loop.time()
+
+    def wake() -> None:
+        nonlocal due
+        due = max(due + wake_seconds, loop.time())
+        loop.call_at(due, wake)
+
+    wake()
+    await over
 
 
 async def _send(address: str, period_seconds: float, message_bytes: int) -> None:
@@ -100,7 +117,10 @@ async def _send(address: str, period_seconds: float, message_bytes: int) -> None
 def main(part: dict[str, Any]) -> None:
     """Be the part that is told."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_send(**part) if "address" in part else _relay(**part))
+        if "wake_seconds" in part:
+            runner.run(_wake(**part))
+        else:
+            runner.run(_send(**part) if "address" in part else _relay(**part))
 
 
 if __name__ == "__main__":

@@ -10,25 +10,18 @@ of the other method is refused at once, which is the yardstick of a refusal.
 import asyncio
 import contextlib
 import json
-import os
-import sys
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 import uvloop
 
-from bench.cluster import BenchBrokenError
+from bench.bare_process import serve_bytes, start_bare
 from lorrery.chassis.channel import open_channel
 from lorrery.chassis.sections import TlsSettings
-from lorrery.chassis.server import bind, new_server
-from lorrery.local.processes import start_python
 
 SERVICE, METHOD, REFUSE = "bench.BareStream", "Stream", "Refuse"
-_ROOT = str(Path(__file__).parents[1])
-_OPEN_SECONDS, _CLOSE_SECONDS = 30.0, 20.0
 
 
 class _Ticker:
@@ -123,45 +116,14 @@ async def bare_server() -> AsyncIterator[tuple[str, int]]:
         yield started
 
 
-@contextlib.asynccontextmanager
-async def start_bare(module: str, *arguments: str) -> AsyncIterator[tuple[str, int]]:
-    """Run a module in a process of its own until its standard input closes; yield what it prints first, and its pid."""
-    pipe = asyncio.subprocess.PIPE
-    # A service is started without the folder that it is started from; this one lies there.
-    paths = os.pathsep.join(path for path in (_ROOT, os.environ.get("PYTHONPATH")) if path)
-    process = await start_python(["-m", module, *arguments], stdin=pipe, stdout=pipe, variables={"PYTHONPATH": paths})
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        async with asyncio.timeout(_OPEN_SECONDS):
-            line = await process.stdout.readline()
-        if not line:
-            raise BenchBrokenError(f"{module} did not start")
-        yield line.decode().strip(), process.pid
-    finally:
-        process.stdin.close()
-        try:
-            async with asyncio.timeout(_CLOSE_SECONDS):
-                await process.wait()
-        finally:
-            if process.returncode is None:
-                process.kill()
-
-
 async def serve() -> None:
     """Serve until standard input closes."""
-    server = new_server()
     bare = _Server()
     handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
         METHOD: grpc.unary_stream_rpc_method_handler(bare.stream),
         REFUSE: grpc.unary_stream_rpc_method_handler(bare.refuse),
     }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-    address = bind(server, "127.0.0.1:0", TlsSettings())
-    await server.start()
-    print(address, flush=True)
-    await asyncio.to_thread(sys.stdin.read)
-    await server.stop(1.0)
+    await serve_bytes(SERVICE, handlers)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 The benchmark stands for the router: it submits a batch of endless requests on a `Route` stream and reads what the
 scheduler sends for each step. Every window of the cluster is paired with one of `bare_steps`, at the pace and with the
-message sizes of the cluster's; the figures are medians of windows and of the pairs' ratios. The batch stays the same:
-what is measured is the step, not the decision.
+message sizes of the cluster's, and of a process that only wakes at that pace; the figures are medians of windows and of
+the pairs' ratios. The batch stays the same: what is measured is the step, not the decision.
 """
 
 import asyncio
@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from bench import bare_steps
 from bench.cluster import measured_cluster
 from bench.meter import Meter
-from bench.scrape import Reading, fetch
 from lorrery.chassis.channel import open_channel
 from lorrery.chassis.sections import TlsSettings
 from lorrery.local.cluster import LocalCluster
@@ -28,7 +27,6 @@ CASES = ((1, 32), (1, 256), (8, 4))
 """GPUs of the worker's process, and sequences of each."""
 PROMPT_TOKENS, OUTPUT_TOKENS = 16, 1000  # so that 256 requests fit the KV pool, and outlast a window
 SETTLE_SECONDS = 1.0
-_STEPS = "lorrery_worker_steps_total"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,8 @@ class Row:
         steps_per_second: of all of them.
         step_us: CPU of the process for a step, in microseconds.
         bare_us: that of the bare stream's process for its messages.
-        ratio: of the two, the median of the pairs'.
+        wake_us: that of a process that wakes as often, and does nothing.
+        ratio: of the first two, the median of the pairs'.
     """
 
     process: str
@@ -51,6 +50,7 @@ class Row:
     steps_per_second: float
     step_us: float
     bare_us: float
+    wake_us: float
     ratio: float
 
 
@@ -73,30 +73,21 @@ async def measure(
             pairs = [await _pair(cluster, batch, gpus, seconds) for _ in range(num_pairs)]
         for process in ("worker", "scheduler"):
             own = [pair[process] for pair in pairs]
-            rows.append(
-                Row(
-                    process,
-                    gpus,
-                    batch,
-                    statistics.median(rate for rate, _, _ in own),
-                    statistics.median(step for _, step, _ in own),
-                    statistics.median(bare for _, _, bare in own),
-                    statistics.median(step / bare for _, step, bare in own),
-                )
-            )
+            rate, step_us, bare_us, wake_us = (statistics.median(column) for column in zip(*own, strict=True))
+            ratio = statistics.median(step / bare for _, step, bare, _ in own)
+            rows.append(Row(process, gpus, batch, rate, step_us, bare_us, wake_us, ratio))
     return rows
 
 
-async def _pair(cluster: LocalCluster, batch: int, gpus: int, seconds: float) -> dict[str, tuple[float, float, float]]:
-    """Return steps per second, and microseconds of CPU a step, of the cluster and bare, by process."""
+async def _pair(cluster: LocalCluster, batch: int, gpus: int, seconds: float) -> dict[str, tuple[float, ...]]:
+    """Return by process: steps per second, and microseconds of CPU a step, of the cluster, bare, and of waking only."""
     pids = {"worker": cluster.processes["worker-0"].pid, "scheduler": cluster.processes["scheduler"].pid}
-    metrics = cluster.metrics_address("worker-0")
-    async with _decoding(cluster.scheduler_address, batch * gpus):
-        first, began = await _num_steps(metrics), time.monotonic()
+    async with _decoding(cluster.scheduler_address, batch * gpus) as count:
+        first, began = count.num, time.monotonic()
         meter = Meter(pids)
         await asyncio.sleep(seconds)
         used = meter.read()
-        rate = (await _num_steps(metrics) - first) / (time.monotonic() - began)
+        rate = (count.num - first) / batch / (time.monotonic() - began)
     step_us = {name: one.cpu_share / rate * 1e6 for name, one in used.items()}
     step_bytes = len(_step(batch).SerializeToString())
     async with contextlib.AsyncExitStack() as stack:
@@ -104,23 +95,23 @@ async def _pair(cluster: LocalCluster, batch: int, gpus: int, seconds: float) ->
         sender = await stack.enter_async_context(bare_steps.bare_sender(address, 1 / rate, step_bytes))
         channel = open_channel(address, TlsSettings())
         stack.push_async_callback(channel.close)
+        waker = await stack.enter_async_context(bare_steps.bare_wakes(1 / rate))
         call = bare_steps.stream(channel, bare_steps.READ)
         stack.callback(call.cancel)
         count = _Count()
         reading = asyncio.create_task(count.all_of(call))
         stack.callback(reading.cancel)
         await asyncio.sleep(SETTLE_SECONDS)
-        meter, before = Meter({"worker": sender, "scheduler": relay}), count.num
+        meter, before = Meter({"worker": sender, "scheduler": relay, "waker": waker}), count.num
         await asyncio.sleep(seconds)
         used, num = meter.read(), count.num - before
-    return {name: (rate, step_us[name], used[name].cpu_seconds / num * 1e6) for name in pids}
-
-
-async def _num_steps(address: str) -> float:
-    return Reading.parse(await asyncio.to_thread(fetch, address)).total(_STEPS)
+    wake_us = used["waker"].cpu_share / rate * 1e6
+    return {name: (rate, step_us[name], used[name].cpu_seconds / num * 1e6, wake_us) for name in pids}
 
 
 class _Count:
+    """What has come: messages, or tokens."""
+
     num = 0
 
     async def all_of(self, call: bare_steps.Call) -> None:
@@ -129,14 +120,15 @@ class _Count:
 
 
 @contextlib.asynccontextmanager
-async def _decoding(address: str, num_requests: int) -> AsyncIterator[None]:
-    """Let so many requests decode, from when all have a token."""
+async def _decoding(address: str, num_requests: int) -> AsyncIterator[_Count]:
+    """Let so many requests decode, from when all have a token; yield the count of tokens."""
     channel = open_channel(address, TlsSettings())
     call = scheduler_pb2_grpc.SchedulerServiceStub(channel).Route()
-    started, begun = asyncio.Event(), set[int]()
+    started, begun, count = asyncio.Event(), set[int](), _Count()
 
     async def read() -> None:
         while isinstance(message := await call.read(), pb.RouteResponse):
+            count.num += len(message.tokens.handles_u32) // u32.ITEM_BYTES
             if not started.is_set():
                 begun.update(u32.unpack(message.tokens.handles_u32))
                 if len(begun) == num_requests:
@@ -150,7 +142,7 @@ async def _decoding(address: str, num_requests: int) -> AsyncIterator[None]:
         async with asyncio.timeout(60):
             await started.wait()
         await asyncio.sleep(SETTLE_SECONDS)
-        yield
+        yield count
     finally:
         reading.cancel()
         call.cancel()

@@ -161,7 +161,7 @@ def step_cpu(rows: Iterable[StepCpu]) -> Table:
     """Show what a step costs worker and scheduler, beside bare streams."""
     table = Table(title="CPU of a step, beside bare gRPC streams with as many messages in the same run")
     table.add_column("process")
-    for name in ("GPUs x batch", "steps/s", "us/step", "bare, us", "ratio"):
+    for name in ("GPUs x batch", "steps/s", "us/step", "bare, us", "waking, us", "ratio"):
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(
@@ -170,6 +170,7 @@ def step_cpu(rows: Iterable[StepCpu]) -> Table:
             f"{row.steps_per_second:,.0f}",
             f"{row.step_us:.0f}",
             f"{row.bare_us:.0f}",
+            f"{row.wake_us:.0f}",
             f"{row.ratio:.2f}",
         )
     return table

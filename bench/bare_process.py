@@ -1,0 +1,60 @@
+"""Processes of yardsticks: started, told where they listen, and over when their standard input closes."""
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from bench.cluster import BenchBrokenError
+from lorrery.chassis.sections import TlsSettings
+from lorrery.chassis.server import bind, new_server
+from lorrery.local.processes import start_python
+
+_ROOT = str(Path(__file__).parents[1])
+_OPEN_SECONDS, _CLOSE_SECONDS = 30.0, 20.0
+
+
+@contextlib.asynccontextmanager
+async def start_bare(module: str, *arguments: str) -> AsyncIterator[tuple[str, int]]:
+    """Run a module in a process of its own until its standard input closes; yield what it prints first, and its pid."""
+    pipe = asyncio.subprocess.PIPE
+    # A service is started without the folder that it is started from; this one lies there.
+    paths = os.pathsep.join(path for path in (_ROOT, os.environ.get("PYTHONPATH")) if path)
+    process = await start_python(["-m", module, *arguments], stdin=pipe, stdout=pipe, variables={"PYTHONPATH": paths})
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(_OPEN_SECONDS):
+            line = await process.stdout.readline()
+        if not line:
+            raise BenchBrokenError(f"{module} did not start")
+        yield line.decode().strip(), process.pid
+    finally:
+        process.stdin.close()
+        try:
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await process.wait()
+        finally:
+            if process.returncode is None:
+                process.kill()
+
+
+async def serve_bytes(service: str, handlers: Mapping[str, "grpc.RpcMethodHandler[bytes, bytes]"]) -> None:
+    """Serve methods that take and give bytes, with the chassis's options, and print where; until standard input closes.
+
+    Args:
+        service: its full name.
+        handlers: by the methods' names.
+    """
+    server = new_server()
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, dict(handlers)),))
+    address = bind(server, "127.0.0.1:0", TlsSettings())
+    await server.start()
+    print(address, flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    await server.stop(1.0)
