@@ -19,6 +19,7 @@ from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.devices import TABLES_PACKAGE, Devices
 from lorrery.scheduler.core.door import ClusterRules
 from lorrery.scheduler.core.placements.base import Placement
+from lorrery.scheduler.core.placements.options import PlacementOptions, Weights
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.policies import batch_limits, policy_of
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache
@@ -103,8 +104,13 @@ class ReplicaFactory:
         Raises:
             SettingsError: one from outside the tree cannot be made.
         """
-        make = PLACEMENTS[self._settings.scheduler.placement] if self._placement is None else self._placement.make
-        return make(self._rng if rng is None else rng)
+        rng = self._rng if rng is None else rng
+        if self._placement is not None:
+            made: Placement = self._placement.make(rng)
+            return made
+        own = self._settings.scheduler
+        weights = Weights(**own.placement_weights.model_dump())
+        return PLACEMENTS[own.placement](rng, PlacementOptions(own.placement_homes, own.placement_draws, weights))
 
     def adapter(self, adapter_id: str, rank: int, version: int = 0) -> Adapter:
         """Build an adapter, with the slots that it takes of a KV pool."""

@@ -22,6 +22,16 @@ MemoryName = Annotated[str, named(*MEMORIES)]
 CacheName = Annotated[str, named(*PREFIX_CACHES)]
 LimitsName = Annotated[str, named(*LIMITS)]
 PlugInOptions = dict[str, Any]
+ScoreWeight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class PlacementWeights(Section):
+    """What each score of `placement = "weighted"` counts; 0: nothing. docs/policies.md says how scores are made."""
+
+    queue: ScoreWeight = Field(default=2.0, description="few waiting requests")
+    load: ScoreWeight = Field(default=2.0, description="few requests, waiting and running, beside the mean")
+    adapter: ScoreWeight = Field(default=1.0, description="the adapter on the GPU, or soon")
+    prefix: ScoreWeight = Field(default=3.0, description="share of the prompt in the worker's prefix cache")
 
 
 class AdapterSpec(Section):
@@ -205,6 +215,13 @@ class SchedulerSettings(Section):
         default="least_loaded", description="which worker a request goes to; docs/policies.md says what each is for"
     )
     placement_options: PlugInOptions = Field(default={}, description="the same for placement = 'module:Class'")
+    placement_homes: Annotated[int, Field(ge=1)] = Field(
+        default=2, description="workers that adapter_shards and weighted shard an adapter over, before it needs more"
+    )
+    placement_draws: Annotated[int, Field(ge=1)] = Field(
+        default=2, description="workers that adapter_shards and weighted draw at random for each request to look at"
+    )
+    placement_weights: PlacementWeights = PlacementWeights()
     log_placement: bool = Field(default=False, description="log for each request where it went and why")
     seed: Annotated[int, Field(ge=0)] = Field(default=0, description="seed of what the scheduler draws at random")
     journal: PathOrNone = Field(

@@ -11,15 +11,17 @@ Nobody goes back and forth: what moves could not be started where it was, and ca
 worker where, even after that, no more wait. Whether a worker could start one is told from what is known at that moment;
 that memory will suffice in some steps does not count.
 
-Cost: O(workers) if nobody is blocked; otherwise O(workers log workers), and at most `MOST_LOOKED_AT` looks for each of
-at most `MOST_DONORS` donors. The rest of a long queue moves when the first have.
+Cost: O(blocked workers), and for each of at most `MOST_DONORS` donors a logarithm (`core.standings`) and at most
+`MOST_LOOKED_AT` looks, where what waits fits everywhere. The rest of a long queue moves when the first have.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from heapq import nsmallest
 
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.standings import Standings
 
 MOST_MOVES = 256
 MOST_LOOKED_AT = 4 * MOST_MOVES
@@ -35,51 +37,108 @@ class Move:
     taker: Member
 
 
-def someone_is_blocked(members: Iterable[Member]) -> bool:
-    """Tell whether any of these workers has a sequence that waits and could not start when it was tried."""
-    for member in members:  # noqa: SIM110 - every boundary asks, and a generator costs more than the answer
-        if member.replica.is_blocked and member.replica.num_waiting:
-            return True
-    return False
+class Balance:
+    """The workers of one scheduler that may give or take what waits."""
 
+    def __init__(self) -> None:
+        self._standings = Standings()
+        self._members: dict[int, Member] = {}
+        self._movers: dict[str, Member] = {}
 
-def moves(ready: list[Member], catch_up: Callable[[Member], None]) -> list[Move]:
-    """Return what should move, those first that should start first.
+    def attach(self, member: Member) -> None:
+        """Take in a worker; nothing moves to or from one in strict mode."""
+        if member.replica.options.strict:
+            return
+        number = self._standings.enter()
+        self._members[number] = member
+        member.stand(self._standings, number)
 
-    Args:
-        ready: workers that take new sequences, in order of attaching.
-        catch_up: called before a worker's headroom is looked at; by a driver whose replicas lag behind its clock.
-    """
-    members = [member for member in ready if not member.replica.options.strict]
-    waiting = {member.name: member.replica.num_waiting for member in members}
-    for member in members:
-        for handle, taker_name in member.moving.items():
-            if taker_name in waiting and member.sequences[handle].admitted_ps is None:
-                waiting[member.name] -= 1
-                waiting[taker_name] += 1
-    found: list[Move] = []
-    blocked = [member for member in members if member.replica.is_blocked and waiting[member.name] > 0]
-    donors = sorted(blocked, key=lambda one: -waiting[one.name])
-    for donor in donors[:MOST_DONORS]:
-        first = next(_waiting(donor), None)
-        if first is None:
-            continue
-        takers = [one for one in members if one is not donor and one.replica.never_fits_reason(first) is None]
-        if not takers:
-            continue
-        taker = min(takers, key=lambda one: (waiting[one.name], one.replica.num_running))
-        num_there, num_here = waiting[donor.name], waiting[taker.name]
-        if num_here and not _share(num_there, num_here):
-            continue
-        catch_up(donor)
-        if donor.replica.headroom().has(first):
-            continue
-        catch_up(taker)
-        given = _give(donor, taker, num_there, num_here)
-        waiting[donor.name] -= len(given)
-        waiting[taker.name] += len(given)
-        found += given
-    return found
+    def detach(self, member: Member) -> None:
+        """Forget a worker that is gone or takes nothing new."""
+        if self._members.pop(member.number, None) is not None:
+            self._standings.leave(member.number)
+            self._movers.pop(member.name, None)
+
+    @property
+    def someone_is_blocked(self) -> bool:
+        """Whether any worker has a sequence that waits and could not start when it was tried."""
+        standings = self._standings.current
+        for number in self._standings.blocked:  # noqa: SIM110 - every boundary asks, and a generator costs more
+            if standings[number][0]:
+                return True
+        return False
+
+    def moves(self, catch_up: Callable[[Member], None]) -> list[Move]:
+        """Return what should move, those first that should start first.
+
+        Args:
+            catch_up: called before a worker's headroom is looked at; by a driver whose replicas lag behind its clock.
+        """
+        members, shifts = self._members, self._shifts()
+        found: list[Move] = []
+        blocked: list[tuple[int, int]] = []
+        standings = self._standings.current
+        for number in self._standings.blocked:
+            num_waiting = standings[number][0]
+            if shifts:
+                num_waiting += shifts.get(number, 0)
+            if num_waiting > 0:
+                blocked.append((-num_waiting, number))
+        for _, number in nsmallest(MOST_DONORS, blocked):
+            donor = members[number]
+            first = next(_waiting(donor), None)
+            if first is None:
+                continue
+            taker = self._taker(donor, first, shifts)
+            if taker is None:
+                continue
+            num_there = standings[number][0] + shifts.get(number, 0)
+            num_here = standings[taker.number][0] + shifts.get(taker.number, 0)
+            if num_here and not _share(num_there, num_here):
+                continue
+            catch_up(donor)
+            if donor.replica.headroom().has(first):
+                continue
+            catch_up(taker)
+            given = _give(donor, taker, num_there, num_here)
+            if given:
+                self._movers[donor.name] = donor
+                shifts[number] = shifts.get(number, 0) - len(given)
+                shifts[taker.number] = shifts.get(taker.number, 0) + len(given)
+            found += given
+        return found
+
+    def _shifts(self) -> dict[int, int]:
+        """Return by how much what is about to move will change who waits where, by number."""
+        shifts: dict[int, int] = {}
+        if not self._movers:
+            return shifts
+        by_name = {member.name: member for member in self._members.values()}
+        for name, member in list(self._movers.items()):
+            if not member.moving:
+                del self._movers[name]
+            for handle, taker_name in member.moving.items():
+                taker = by_name.get(taker_name)
+                if taker is not None and member.sequences[handle].admitted_ps is None:
+                    shifts[member.number] = shifts.get(member.number, 0) - 1
+                    shifts[taker.number] = shifts.get(taker.number, 0) + 1
+        return shifts
+
+    def _taker(self, donor: Member, first: Sequence, shifts: dict[int, int]) -> Member | None:
+        """Return the worker with the fewest waiting, then the fewest running, that could hold a donor's first."""
+        members = self._members
+
+        def suits(number: int) -> bool:
+            member = members[number]
+            return member is not donor and member.replica.never_fits_reason(first) is None
+
+        best = self._standings.first(lambda number: number not in shifts and suits(number))
+        for number, shift in shifts.items():
+            if suits(number):
+                num_waiting, num_running, _ = self._standings.current[number]
+                standing = (num_waiting + shift, num_running, number)
+                best = standing if best is None else min(best, standing)
+        return None if best is None else members[best[2]]
 
 
 def _give(donor: Member, taker: Member, num_there: int, num_here: int) -> list[Move]:

@@ -4,6 +4,8 @@ A scheduler that keeps a journal notes which of the figures a placement read, so
 (`simulator.placements`).
 """
 
+from collections.abc import Callable
+
 from lorrery.scheduler.core.forecast import Forecast, OutputShare
 from lorrery.scheduler.core.placements.base import Candidate
 from lorrery.scheduler.core.prefix_cache.base import usable_tokens
@@ -26,14 +28,16 @@ class ReplicaCandidate:
         forecast: what is known of its time.
         uncommitted_steps: decode steps that have ended and are not committed yet; `kv_tokens` counts them. A driver
             that commits a plan in one go, as the simulator does, sets it before a placement looks.
+        before_look: called before it gives what changes with each step; None: it is up to date.
     """
 
-    __slots__ = ("_replica", "forecast", "name", "uncommitted_steps")
+    __slots__ = ("_replica", "before_look", "forecast", "name", "uncommitted_steps")
 
     def __init__(self, name: str, replica: Replica, forecast: Forecast = NO_FORECAST) -> None:
         self.name = name
         self.forecast = forecast
         self.uncommitted_steps = 0
+        self.before_look: Callable[[], None] | None = None
         self._replica = replica
 
     @property
@@ -54,6 +58,8 @@ class ReplicaCandidate:
     @property
     def kv_tokens(self) -> int:
         """Tokens that the sequences of its batch hold."""
+        if self.before_look is not None:
+            self.before_look()
         running = self._replica.running
         return running.kv_tokens + self.uncommitted_steps * running.num_decoding
 
@@ -63,6 +69,8 @@ class ReplicaCandidate:
 
     def cached_tokens(self, sequence: Sequence) -> int:
         """Return how many leading tokens of the sequence's input its prefix cache holds, and may be used."""
+        if self.before_look is not None:
+            self.before_look()
         return usable_tokens(self._replica.prefix_cache, sequence, 1)
 
     @property

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable
 
 from lorrery.scheduler.core import refusals
 from lorrery.scheduler.core.backlog import Backlog
-from lorrery.scheduler.core.balance import Move, moves, someone_is_blocked
+from lorrery.scheduler.core.balance import Balance, Move
 from lorrery.scheduler.core.cluster_events import ClusterEvent, GaveBack, Placed, Refused, Withdrawn
 from lorrery.scheduler.core.door import LETS_ALL_IN, ClusterRules, Door
 from lorrery.scheduler.core.forecast import OutputShare
@@ -80,6 +80,7 @@ class ClusterCore:
         self._max_waiting = rules.max_waiting_requests
         self._placing = Placing(placement, rules, notes_figures=notes_figures, bring_up_to_date=bring_up_to_date)
         self._room = self._placing.room
+        self._balance = Balance()
         self._door = Door(rules)
         self._quotas = Quotas()
         self._backlog = Backlog(rules)
@@ -269,14 +270,13 @@ class ClusterCore:
     @property
     def may_move(self) -> bool:
         """Whether `balance` might find something to move; a quick look."""
-        ready = self._placing.ready
-        return self.balances and len(ready) > 1 and someone_is_blocked(ready)
+        return self.balances and len(self._placing.ready) > 1 and self._balance.someone_is_blocked
 
     def balance(self, at_ps: int) -> list[Move]:
         """Recall what would start earlier on another worker; see `core.balance`."""
         if not self.may_move:
             return []
-        found = moves(self._placing.ready, lambda member: self._catch_up(member, at_ps))
+        found = self._balance.moves(lambda member: self._catch_up(member, at_ps))
         for move in found:
             move.donor.recall(move.sequence.handle, move.taker.name, at_ps)
         return found
@@ -302,12 +302,16 @@ class ClusterCore:
         if self._outputs is not None:
             member.predict(self._outputs)
         member.backlog = self._backlog if self._backlog.is_kept else None
+        if self.balances and not member.draining:
+            self._balance.attach(member)
+        self._placing.attach(member)
         self._workers_changed()
         return self._placing.place_all(at_ps)
 
     def drain(self, member: Member, at_ps: int) -> tuple[GaveBack, list[ClusterEvent]]:
         """Give a worker nothing new; what waits in its queue goes elsewhere, what runs stays."""
         member.draining = True
+        self._balance.detach(member)
         self._workers_changed()
         sequences, events = member.withdraw_waiting(at_ps)
         return GaveBack(member, sequences, events), self._placing.take_back(sequences, at_ps)
@@ -321,6 +325,7 @@ class ClusterCore:
             boundary_ps: the end of its last step, which its clock may have put later than now.
         """
         del self.members[member.name]
+        self._balance.detach(member)
         self._workers_changed()
         sequences, events = member.lose(max(at_ps, boundary_ps))
         for sequence in sequences:
@@ -337,7 +342,7 @@ class ClusterCore:
         return GaveBack(member, sequences, events), given_up + self._placing.take_back(moving, at_ps)
 
     def _workers_changed(self) -> None:
-        self._placing.ready = [member for member in self.members.values() if not member.draining]
+        self._placing.set_ready([member for member in self.members.values() if not member.draining])
         self._door.set_pools([member.pool_tokens for member in self.members.values()])
 
     # --- adapters ---------------------------------------------------------------------------------------------------

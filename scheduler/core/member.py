@@ -26,6 +26,7 @@ from lorrery.scheduler.core.plan import (
 )
 from lorrery.scheduler.core.replica import Replica, SequenceError
 from lorrery.scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.standings import Standings
 from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.pace import Pace
 
@@ -47,6 +48,7 @@ class Member:
         candidate: its figures, for placements.
         sequences: by handle: submitted and not ended.
         moving: by handle: sequences that are to go to another worker, and its name.
+        number: in order of attaching, among workers whose waiting sequences may move.
         withdrawn: handles of those that have been cancelled, until they end.
         changed: whether a decision has changed who waits or runs; its driver sets it back.
         draining: whether it takes nothing new.
@@ -54,6 +56,7 @@ class Member:
 
     __slots__ = (
         "_is_new",
+        "_standings",
         "_version",
         "backlog",
         "candidate",
@@ -62,6 +65,7 @@ class Member:
         "forecast",
         "moving",
         "name",
+        "number",
         "pace",
         "pool_tokens",
         "replica",
@@ -84,6 +88,18 @@ class Member:
         self.changed = False
         self._is_new = False  # something has come that the next decision heeds
         self._version = replica.running.version
+        self._standings: Standings | None = None
+        self.number = -1
+
+    def stand(self, standings: Standings, number: int) -> None:
+        """Say there from now on how many wait and run here."""
+        self._standings, self.number = standings, number
+        self._note_standing()
+
+    def _note_standing(self) -> None:
+        assert self._standings is not None
+        replica = self.replica
+        self._standings.note(self.number, replica.num_waiting, replica.running.num, is_blocked=replica.is_blocked)
 
     def predict(self, outputs: OutputShare) -> None:
         """Take note from now on of what its steps take; it has nothing yet."""
@@ -100,6 +116,8 @@ class Member:
         except Exception:
             matters = True  # so the policy is asked soon, in a decision
         replica.submit(sequence, at_ps)
+        if self._standings is not None:
+            self._note_standing()
         self._is_new = self._is_new or matters
         return matters
 
@@ -138,6 +156,8 @@ class Member:
         if version != self._version or self._is_new:
             self.changed = True
             self._version, self._is_new = version, False
+        if self._standings is not None:
+            self._note_standing()
         return decision
 
     def _forget(self, handle: int) -> None:
@@ -166,6 +186,8 @@ class Member:
                 self._forget(event.sequence.handle)
                 if self.forecast is not None:
                     self.forecast.outputs.ended(event.output_tokens, event.sequence.max_new_tokens)
+        if self._standings is not None:
+            self._note_standing()
         return events
 
     def lose(self, at_ps: int) -> tuple[list[Sequence], list[Event]]:

@@ -5,6 +5,7 @@ sequence, not the driver.
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from lorrery.scheduler.core import refusals
 from lorrery.scheduler.core.candidates import Figures, WatchedCandidate
@@ -27,7 +28,8 @@ class Placing:
         placement: chooses among several.
         rules: how long a sequence waits for a worker.
         notes_figures: whether `Placed` says what the placement read.
-        bring_up_to_date: called for each of several candidates before the placement looks at them, with the time.
+        bring_up_to_date: called with the time for each of several candidates before a placement that predicts looks at
+            them, and for others when it looks at what changes with each step.
 
     Attributes:
         ready: workers that take new sequences, in order of attaching.
@@ -43,12 +45,41 @@ class Placing:
         bring_up_to_date: Callable[[Member, int], None] | None,
     ) -> None:
         self.ready: list[Member] = []
+        self._candidates: list[Candidate] = []
+        self._kinds: list[tuple[object, ...]] = []
+        self._samples: list[Member] = []
+        self._at_ps = 0
         self.room = WaitingRoom()
         self._placement = placement
         self._wait_seconds = rules.worker_wait_seconds
         self._wait_ps = round(rules.worker_wait_seconds / rules.time_scale * PS_PER_SECOND)
         self._notes_figures = notes_figures
         self._bring_up_to_date = bring_up_to_date
+        self._predicts = bool(getattr(placement, "predicts", False))
+
+    def attach(self, member: Member) -> None:
+        """Let a new worker be brought up to date when the placement looks at what changes with each step."""
+        if self._bring_up_to_date is not None and not self._predicts:
+            member.candidate.before_look = partial(self._look, member)
+
+    def _look(self, member: Member) -> None:
+        assert self._bring_up_to_date is not None
+        self._bring_up_to_date(member, self._at_ps)
+
+    def set_ready(self, ready: list[Member]) -> None:
+        """Take note of which workers take new sequences, in order of attaching. Their kinds stay as they are."""
+        self.ready = ready
+        self._candidates = [member.candidate for member in ready]
+        self._kinds = [member.replica.kind for member in ready]
+        self._samples = list(dict(zip(self._kinds, ready, strict=True)).values())
+
+    def _fitting(self, sequence: Sequence) -> tuple[list[Member], list[Candidate]]:
+        """Return the workers that could hold a sequence; as long as all could, the same lists each time."""
+        unfit = [one.replica.kind for one in self._samples if one.replica.never_fits_reason(sequence) is not None]
+        if not unfit:
+            return self.ready, self._candidates
+        fitting = [member for member, kind in zip(self.ready, self._kinds, strict=True) if kind not in unfit]
+        return fitting, [member.candidate for member in fitting]
 
     def why_not_first(self, sequence: Sequence) -> str | None:
         """Return why the first worker can never hold a sequence; None: it can, or there is no worker."""
@@ -61,12 +92,12 @@ class Placing:
     def place(self, sequence: Sequence, at_ps: int) -> ClusterEvent | None:
         """Give a sequence to a worker, or refuse it if the placement raises; None: none can take it now."""
         ready = self.ready
-        fitting = [member for member in ready if member.replica.never_fits_reason(sequence) is None]
+        fitting, candidates = self._fitting(sequence)
         if not fitting:
             return None
         if len(ready) == 1:
             return Placed(sequence, ready[0], ready[0].submit(sequence, at_ps))
-        return self._choose(sequence, at_ps, fitting)
+        return self._choose(sequence, at_ps, fitting, candidates)
 
     def place_again(self, at_ps: int) -> list[ClusterEvent]:
         """Place what has come back from workers, or waits while one attaches: the next `SLICE` of them."""
@@ -103,11 +134,13 @@ class Placing:
             Refused(sequence, refusals.no_worker(self._wait_seconds, self.why_not_first(sequence))) for sequence in over
         ]
 
-    def _choose(self, sequence: Sequence, at_ps: int, fitting: list[Member]) -> ClusterEvent:
-        if self._bring_up_to_date is not None and len(fitting) > 1:
+    def _choose(
+        self, sequence: Sequence, at_ps: int, fitting: list[Member], candidates: list[Candidate]
+    ) -> ClusterEvent:
+        self._at_ps = at_ps
+        if self._bring_up_to_date is not None and self._predicts and len(fitting) > 1:
             for member in fitting:
                 self._bring_up_to_date(member, at_ps)
-        candidates: list[Candidate] = [member.candidate for member in fitting]
         figures: dict[str, Figures] | None = None
         if self._notes_figures:
             watched = [WatchedCandidate(candidate) for candidate in candidates]

@@ -215,6 +215,16 @@ class Replica:
             return f"prompt has {sequence.input_tokens} tokens; a batch takes at most {limits.max_prompt_tokens}"
         return self.memory.can_ever_hold(sequence)
 
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What `never_fits_reason` depends on: replicas of one kind would take the same sequences."""
+        try:
+            limits = self.batching.limits
+        except Exception:  # what a policy raises may be over by the next time
+            return (self.options.strict, id(self))
+        most = None if limits.partial else limits.max_prompt_tokens
+        return (self.options.strict, most, type(self.memory), *self.memory.capacity)
+
     # --- deciding ---------------------------------------------------------------------------------------------------
 
     def plan(self, at_ps: int) -> Plan | Idle:

@@ -313,7 +313,9 @@ def test_a_placement_that_does_not_follow_from_what_was_read_is_told_by_its_line
     [
         ("round_robin", ()),
         ("adapter_hash", ()),
+        ("adapter_shards", ()),
         ("power_of_two", ()),
+        ("weighted", ("scheduler.memory='paged'", "scheduler.prefix_cache={kind='blocks'}")),
         ("prefix_match", ("scheduler.memory='paged'", "scheduler.prefix_cache={kind='blocks'}")),
     ],
 )

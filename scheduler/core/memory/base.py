@@ -80,6 +80,11 @@ class Memory(Protocol):
         """
         ...
 
+    @property
+    def capacity(self) -> tuple[int, ...]:
+        """What `can_ever_hold` depends on: memories of one class with equal ones hold the same sequences."""
+        ...
+
     def can_ever_hold(self, sequence: Sequence) -> str | None:
         """Return None if an empty pool holds the sequence to its end, else why not: what, the limit, what to do."""
         ...

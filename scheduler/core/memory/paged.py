@@ -124,6 +124,11 @@ class PagedMemory:
         """Return `limit`: while nobody leaves, the batch only grows."""
         return limit
 
+    @property
+    def capacity(self) -> tuple[int, ...]:
+        """What `can_ever_hold` depends on."""
+        return self._pool_tokens, self.block_size
+
     def can_ever_hold(self, sequence: Sequence) -> str | None:
         """Return None if an empty pool holds the sequence to its end, else why not."""
         slots = sequence.adapter.slots if sequence.adapter is not None else 0

@@ -63,6 +63,11 @@ class PeakMemory:
         reservation, most = self.running_peak.of(running), self.most_tokens(slots)
         return reservation.steps_until_at_most(*self.charge(sequence), most, running.decode_step, limit)
 
+    @property
+    def capacity(self) -> tuple[int, ...]:
+        """What `can_ever_hold` depends on."""
+        return self.pool_tokens, self.exact
+
     def can_ever_hold(self, sequence: Sequence) -> str | None:
         """Return None if an empty pool holds the sequence to its end, else why not."""
         slots = sequence.adapter.slots if sequence.adapter is not None else 0

@@ -19,6 +19,11 @@ class UnlimitedMemory:
         """Return 1: memory refuses nobody."""
         return 1
 
+    @property
+    def capacity(self) -> tuple[int, ...]:
+        """Nothing: everybody fits."""
+        return ()
+
     def can_ever_hold(self, sequence: Sequence) -> str | None:
         """Return None: everybody fits."""
         return None

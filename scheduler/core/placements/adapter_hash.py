@@ -8,18 +8,23 @@ the least loaded worker.
 """
 
 from collections.abc import Sequence as Many
-from hashlib import blake2b
 
 from lorrery.scheduler.core.placements.base import Candidate, Choice, least_loaded, load_bound
+from lorrery.scheduler.core.placements.rendezvous import Rankings, weight
 from lorrery.scheduler.core.sequence import Sequence
 
 LOAD_FACTOR = 1.25
+KEPT = 8
+"""How many workers of each ranking are kept; room is seldom looked for beyond."""
 
 
 class AdapterHash:
     """See the module."""
 
     moves_waiting = True
+
+    def __init__(self) -> None:
+        self._rankings = Rankings(KEPT)
 
     def place(self, sequence: Sequence, candidates: Many[Candidate]) -> Choice:
         """Choose the first worker in the adapter's ranking that has room."""
@@ -28,12 +33,16 @@ class AdapterHash:
             return Choice(chosen, f"no adapter; least load, {chosen.load}")
         name = sequence.adapter.adapter_id
         most = load_bound(candidates, LOAD_FACTOR)
-        ranking = sorted(candidates, key=lambda candidate: _weight(name, candidate.name), reverse=True)
+        head = [candidates[index] for index in self._rankings.head(name, candidates)]
+        for place, candidate in enumerate(head, start=1):
+            if candidate.load <= most:
+                return _chosen(candidate, place, name, most)
+        ranking = sorted(candidates, key=lambda candidate: weight(name, candidate.name), reverse=True)
         for place, candidate in enumerate(ranking, start=1):
             if candidate.load <= most:
-                return Choice(candidate, f"number {place} in the ranking of {name}; load {candidate.load} of {most}")
+                return _chosen(candidate, place, name, most)
         raise AssertionError("the least loaded worker is always within the bound")
 
 
-def _weight(adapter_id: str, worker_id: str) -> bytes:
-    return blake2b(f"{worker_id}\0{adapter_id}".encode(), digest_size=8).digest()
+def _chosen(candidate: Candidate, place: int, name: str, most: int) -> Choice:
+    return Choice(candidate, f"number {place} in the ranking of {name}; load {candidate.load} of {most}")

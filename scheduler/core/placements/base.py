@@ -86,11 +86,35 @@ class Candidate(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Score:
+    """What a placement that scores workers makes of one of them.
+
+    Attributes:
+        name: the worker's.
+        total: the sum of weight x term.
+        load: of the worker then.
+        terms: by name, each from 0 to 1.
+    """
+
+    name: str
+    total: float
+    load: int
+    terms: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
-    """The worker chosen, and why: for the decision log."""
+    """The worker chosen, and why: for the decision log.
+
+    Attributes:
+        candidate: chosen.
+        why: in words.
+        scores: of all workers that were looked at, by a placement that scores them.
+    """
 
     candidate: Candidate
     why: str
+    scores: tuple[Score, ...] = ()
 
 
 class Placement(Protocol):

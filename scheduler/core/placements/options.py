@@ -1,0 +1,31 @@
+"""What settings say of the placements that can be tuned."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """How much each score of `weighted` counts; 0: not at all, and what it needs is not looked up."""
+
+    queue: float = 2.0
+    load: float = 2.0
+    adapter: float = 1.0
+    prefix: float = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementOptions:
+    """Of `adapter_shards` and `weighted`.
+
+    Attributes:
+        num_homes: workers that an adapter is sharded over.
+        num_drawn: workers drawn at random for each request.
+        weights: of scores.
+    """
+
+    num_homes: int = 2
+    num_drawn: int = 2
+    weights: Weights = field(default_factory=Weights)
+
+
+DEFAULT_OPTIONS = PlacementOptions()
