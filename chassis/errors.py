@@ -14,6 +14,7 @@
         |-- NotOffered       a call of another server's protocol that is not to be had here
         |-- WrongWorker      a worker does not go with the cluster
         |-- NoKvEvents       the deployment's prefix cache has no blocks
+        |-- RunIsOver        a simulation in lock step has ended
         |-- WorkerGivenUp    a worker's stream ends, for what it did or did not
         |-- Unauthenticated  no valid key, token or certificate
         |-- PermissionDenied what the caller may not do
@@ -45,6 +46,7 @@ class Reason(StrEnum):
     NAME_TAKEN = "NAME_TAKEN"
     WRONG_WORKER = "WRONG_WORKER"
     NO_KV_EVENTS = "NO_KV_EVENTS"
+    RUN_IS_OVER = "RUN_IS_OVER"
     WORKER_GIVEN_UP = "WORKER_GIVEN_UP"
     UNAUTHENTICATED = "UNAUTHENTICATED"
     PERMISSION_DENIED = "PERMISSION_DENIED"
@@ -154,6 +156,12 @@ class NoKvEvents(RequestError):
     """The deployment's prefix cache has no blocks."""
 
     usual_reason = Reason.NO_KV_EVENTS
+
+
+class RunIsOver(RequestError):
+    """A simulation in lock step has ended."""
+
+    usual_reason = Reason.RUN_IS_OVER
 
 
 class WorkerGivenUp(RequestError):

@@ -122,6 +122,16 @@ def simulate(
             "--one-step", help="Decide before every step instead of jumping: slow, equal.", rich_help_panel=_SIMULATION
         ),
     ] = False,
+    serve: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            show_default=False,
+            help="Serve the run in lock step over gRPC (SimulationService): the caller scales workers, and time passes"
+            " when it says so.",
+            rich_help_panel=_SIMULATION,
+        ),
+    ] = None,
     journal: Annotated[
         Path | None,
         typer.Option(
@@ -254,6 +264,12 @@ def simulate(
         faults=faults or (),
         one_step=one_step,
     )
+    if serve is not None:
+        if steps or perfetto or record is not None:
+            raise SettingsError("--steps, --perfetto and --record do not go with --serve")
+        from lorrery.cli.simulate_served import serve_run
+
+        raise typer.Exit(serve_run(run, serve, out, Console()))
     if record_every is not None and record is None:
         raise SettingsError("--record-every is of a record; add --record")
     if record == "" and out is None:

@@ -18,6 +18,7 @@ from lorrery.simulator.engine import PAUSE
 from lorrery.simulator.exposition import exposition
 from lorrery.simulator.interface import Overrides, SettingsLike, WorkloadLike, prepare
 from lorrery.simulator.result import SimulationResult
+from lorrery.simulator.run import SimulatedRun
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 
 __all__ = ["Observation", "RunIsOverError", "VirtualCluster"]
@@ -67,6 +68,7 @@ class VirtualCluster:
         faults: as there, but none that takes workers away.
         seed: of every draw.
         one_step: plan before every step: slow, equal.
+        run: that was prepared and has not begun; in place of all of these.
 
     Raises:
         LorreryError: settings or options that cannot be.
@@ -84,8 +86,9 @@ class VirtualCluster:
         faults: Iterable[str | Fault] = (),
         seed: int | None = None,
         one_step: bool = False,
+        run: SimulatedRun | None = None,
     ) -> None:
-        self._run = prepare(
+        self._run = run or prepare(
             settings,
             workload,
             requests=requests,

@@ -21,6 +21,7 @@ ROOMS = (
     "cli",
     "loadgen",
     "local",
+    "lockstep",
     "orrery",
     "plots",
     "reports",
