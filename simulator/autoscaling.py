@@ -75,23 +75,23 @@ class Scaled:
 
     def __init__(self, settings: AutoscalerSettings, simulation: Simulation, fleet: Fleet, start_ps: int) -> None:
         self.settings, self.fleet = settings, fleet
-        self._simulation = simulation
+        self._start_ps = start_ps
         self.scraper = Scraper(simulation, fleet, start_ps)
         self.timeline: list[ScalingRow] = []
 
     def outcome(self, table: OutcomeTable) -> Scaling:
-        """Return what the run came to.
+        """Return what the run came to, until the end of its last request.
 
         Args:
             table: what became of the requests.
         """
         own, fleet = self.settings, self.fleet
-        gpu_hours, mean = fleet.used(self._simulation.now_ps)
+        used = fleet.used(self._start_ps + round(float(table.end_seconds.max(initial=0.0)) * PS_PER_SECOND))
         summary = ScalingSummary(
-            gpu_hours=gpu_hours,
-            replicas_min=fleet.fewest,
-            replicas_mean=mean,
-            replicas_max=fleet.most,
+            gpu_hours=used.gpu_hours,
+            replicas_min=used.fewest,
+            replicas_mean=used.mean,
+            replicas_max=used.most,
             num_scale_ups=fleet.num_scale_ups,
             num_scale_downs=fleet.num_scale_downs,
             start_up_seconds=fleet.start_up_ps / PS_PER_SECOND,

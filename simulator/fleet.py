@@ -5,13 +5,14 @@ schedulers, of the one that has most. A start takes the lowest free number, so t
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.worker import SimulatedWorker
+from lorrery.vocabulary.units import PS_PER_SECOND
 
-__all__ = ["Fleet"]
+__all__ = ["Fleet", "Usage"]
 
 
 @dataclass(slots=True, eq=False)
@@ -33,24 +34,21 @@ class _Process:
     num_left: int = 0
 
 
-@dataclass(slots=True)
-class _Meter:
-    """Adds up GPU time, and replicas that serve over time."""
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a fleet used until some time.
 
-    since_ps: int
-    gpu_ps: int = 0
-    ready_ps: int = 0
-    last_ps: int = field(default=0, init=False)
+    Attributes:
+        gpu_hours: of all processes that were there, serving or not.
+        fewest: processes that served at one time, the least of all.
+        mean: over time.
+        most: the most of all.
+    """
 
-    def __post_init__(self) -> None:
-        self.last_ps = self.since_ps
-
-    def count(self, until_ps: int, num_gpus: int, num_ready: int) -> None:
-        """Count what there was until now."""
-        elapsed_ps = max(until_ps - self.last_ps, 0)
-        self.gpu_ps += elapsed_ps * num_gpus
-        self.ready_ps += elapsed_ps * num_ready
-        self.last_ps = max(self.last_ps, until_ps)
+    gpu_hours: float
+    fewest: int
+    mean: float
+    most: int
 
 
 class Fleet:
@@ -67,7 +65,6 @@ class Fleet:
 
     Attributes:
         workers_per_process: the GPUs that a process hosts, or groups of them by tensor parallelism.
-        fewest: processes that served at one time, the least of all; `most` the other way.
         num_scale_ups: times at which more were asked for.
     """
 
@@ -92,8 +89,7 @@ class Fleet:
         self._processes = [
             _Process(number, number % num_shards, workers, "ready", now_ps) for number, workers in enumerate(at_first)
         ]
-        self._meter = _Meter(now_ps)
-        self.fewest = self.most = len(self._processes)
+        self._levels = [(now_ps, len(at_first), len(at_first))]  # since when so many were there, and served
         self.num_scale_ups = self.num_scale_downs = 0
 
     # --- what there is ----------------------------------------------------------------------------------------------
@@ -111,16 +107,18 @@ class Fleet:
         """Return the workers that take new requests, in order of their processes."""
         return [worker for process in self._processes if process.state == "ready" for worker in process.workers]
 
-    def used(self, until_ps: int) -> tuple[float, float]:
-        """Return the GPU hours and the mean number of processes that serve, from the start until then, which is now."""
-        self._count(until_ps)
-        elapsed_ps = self._meter.last_ps - self._meter.since_ps
-        mean = self._meter.ready_ps / elapsed_ps if elapsed_ps else float(self.num("ready"))
-        return self._meter.gpu_ps / (3600 * 10**12), mean
-
-    def _count(self, until_ps: int) -> None:
-        num_there = sum([process.state != "off" for process in self._processes])
-        self._meter.count(until_ps, num_there * self._gpus, self.num("ready"))
+    def used(self, until_ps: int) -> Usage:
+        """Return what was used from the start until a time; what the clock has played after it does not count."""
+        levels = [level for level in self._levels if level[0] <= until_ps]
+        ends_ps = [at_ps for at_ps, _, _ in levels[1:]] + [until_ps]
+        there_ps = ready_ps = 0
+        for (at_ps, num_there, num_ready), end_ps in zip(levels, ends_ps, strict=True):
+            there_ps += (end_ps - at_ps) * num_there
+            ready_ps += (end_ps - at_ps) * num_ready
+        elapsed_ps = until_ps - levels[0][0]
+        served = [num_ready for _, _, num_ready in levels]
+        mean = ready_ps / elapsed_ps if elapsed_ps else float(served[0])
+        return Usage(there_ps * self._gpus / (3600 * PS_PER_SECOND), min(served), mean, max(served))
 
     # --- scaling ----------------------------------------------------------------------------------------------------
 
@@ -138,10 +136,9 @@ class Fleet:
 
     def _change(self, process: _Process, state: str) -> None:
         now_ps = self._simulation.now_ps
-        self._count(now_ps)
         process.state, process.since_ps = state, now_ps
-        num_ready = self.num("ready")
-        self.fewest, self.most = min(self.fewest, num_ready), max(self.most, num_ready)
+        num_there = sum([one.state != "off" for one in self._processes])
+        self._levels.append((now_ps, num_there, self.num("ready")))
 
     def _start(self) -> None:
         asked = [

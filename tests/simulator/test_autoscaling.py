@@ -114,6 +114,15 @@ def test_gpu_hours_count_from_the_start_of_a_worker_until_it_has_gone():
     assert doubled.scaling.summary.gpu_hours == pytest.approx(4 * doubled.columns.end_seconds.max() / 3600)
 
 
+def test_a_start_that_the_run_does_not_live_to_see_counts_until_its_last_request():
+    found = run("autoscaler.start_seconds=36000")
+    assert found.scaling is not None
+    own, end = found.scaling.summary, float(found.columns.end_seconds.max())
+    assert own.num_scale_ups > 0
+    assert (own.replicas_min, own.replicas_mean, own.replicas_max) == (1, 1.0, 1)
+    assert end / 3600 < own.gpu_hours <= 6 * end / 3600
+
+
 def test_a_worker_serves_once_its_weights_are_read_and_one_that_drains_gets_nothing_new():
     found = run()
     assert found.scaling is not None
