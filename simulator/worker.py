@@ -192,12 +192,13 @@ class SimulatedWorker:
 
         A prefix cache changes with the steps, so with one they are committed.
         """
-        if self.replica.prefix_cache is not None:
+        if self.plan is None or self.steps == 1:
+            self.member.candidate.uncommitted_steps = 0
+        elif self.replica.prefix_cache is not None:
             self.catch_up(at_ps)
             self.member.candidate.uncommitted_steps = 0
         else:
-            decodes = self.plan is not None and self.plan.decode
-            self.member.candidate.uncommitted_steps = self._steps_ended(at_ps) if decodes else 0
+            self.member.candidate.uncommitted_steps = self._steps_ended(at_ps) if self.plan.decode else 0
 
     def tokens_given(self, request: SimulatedRequest, at_ps: int) -> int:
         """Return how many tokens a request of this worker has got by now, those of earlier batches included."""

@@ -83,6 +83,17 @@ def within(name: str, package: str) -> bool:
     return name == package or name.startswith(package + ".")
 
 
+def at_run_time(tree: ast.Module) -> ast.Module:
+    """Return a tree without what is only there for type checkers."""
+
+    class Run(ast.NodeTransformer):
+        def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
+            self.generic_visit(node)
+            return node.orelse if dotted(node.test) == "TYPE_CHECKING" else node
+
+    return Run().visit(tree)
+
+
 def dotted(node: ast.expr) -> str:
     """Return `a.b.c` of an attribute chain; what is none gives an empty string."""
     if isinstance(node, ast.Name):
@@ -94,7 +105,7 @@ def dotted(node: ast.expr) -> str:
 
 def impurities(source: str, room: str) -> list[str]:
     """What `source`, a module of the pure room `room` (dotted), must not have."""
-    tree = ast.parse(source)
+    tree = at_run_time(ast.parse(source))
     allowed = {room, "lorrery.vocabulary"} | ({"lorrery.worker.device"} if room == "lorrery.scheduler.core" else set())
     found = []
     for name, line in imports(tree):

@@ -84,6 +84,8 @@ LoadFaults = Callable[[Adapter, int, int], LoadFault]
 """What goes wrong with the n-th load (from 0) of an adapter, which begins at a time in picoseconds."""
 
 _NOBODY: frozenset[str] = frozenset()
+_MOST_KNOWN = 4096
+"""Load times that are kept."""
 
 
 @dataclass(slots=True)
@@ -123,9 +125,12 @@ class Residency:
         """Who was put out, until `take_evicted`."""
         self.log: AdapterLog | None = None
         """Takes what happens; None: nobody wants to know."""
+        self.version = 0
+        """Changes whenever an adapter comes to be loaded, comes, or goes."""
         self.num_loads = 0
         self.num_failed_loads = 0
         self._load_ps = load_ps
+        self._known_load_ps: dict[tuple[str, bool], int] = {}  # by key, and whether from host memory
         self._load_faults = load_faults
         self._waiting: dict[str, Adapter] = {}
         self._attempts: dict[str, int] = {}
@@ -161,10 +166,14 @@ class Residency:
         if not self.has_asked_for(adapter) and self._make_place(adapter, at_ps, pinned):
             self._begin(adapter, at_ps)
 
-    def load_ahead(self, adapters: Sequence[Adapter], at_ps: int, pinned: Callable[[], Collection[str]]) -> None:
-        """Begin to load adapters that will be needed next, as far as loads and places are free, in this order."""
+    def load_ahead(self, adapters: Sequence[Adapter], at_ps: int, pinned: Callable[[], Collection[str]]) -> bool:
+        """Begin to load adapters that will be needed next, as far as loads and places are free, in this order.
+
+        Returns:
+            Whether one of them wants for a place.
+        """
         if not self.has_free_load:
-            return
+            return False
         gpu, loading = self.gpu, self.loading
         keys = [adapter.key for adapter in adapters]
         keep: set[str] | None = None
@@ -175,11 +184,12 @@ class Residency:
                 if keep is None:
                     keep = {*pinned(), *keys}
                 if not self._put_out_for(adapter, at_ps, keep):
-                    return
+                    return True
             self._begin(adapter, at_ps)
             self.advance(at_ps)  # a load that takes no time
             if not self.has_free_load:
-                return
+                return False
+        return False
 
     @property
     def has_free_load(self) -> bool:
@@ -191,7 +201,13 @@ class Residency:
         key = adapter.key
         if key in self.gpu:
             return 0
-        load_ps = self._load_ps(adapter, Tier.HOST if key in self.host else Tier.DISK)
+        from_host = key in self.host
+        load_ps = self._known_load_ps.get((key, from_host), -1)  # a placement asks every worker for every request
+        if load_ps < 0:
+            load_ps = self._load_ps(adapter, Tier.HOST if from_host else Tier.DISK)
+            if len(self._known_load_ps) == _MOST_KNOWN:
+                self._known_load_ps.clear()
+            self._known_load_ps[key, from_host] = load_ps
         return load_ps // 2 if key in self.loading else load_ps
 
     def has_asked_for(self, adapter: Adapter) -> bool:
@@ -272,6 +288,7 @@ class Residency:
 
     def _evict(self, name: str, at_ps: int) -> None:
         adapter = self.gpu.pop(name)
+        self.version += 1
         self._taken_slots -= adapter.slots
         self.evicted.append(name)
         if self.log is not None:
@@ -279,6 +296,7 @@ class Residency:
 
     def _begin(self, adapter: Adapter, at_ps: int) -> None:
         """Take a place for an adapter, and load it when its turn comes."""
+        self.version += 1
         self._taken_slots += adapter.slots
         self._waiting[adapter.key] = adapter
         self._begin_waiting(at_ps)
@@ -308,6 +326,7 @@ class Residency:
         while (next_ps := self.next_event_ps) is not None and next_ps <= at_ps:
             name, load = min(self.loading.items(), key=lambda entry: (entry[1].ready_ps, entry[0]))
             del self.loading[name]
+            self.version += 1
             if self.log is not None:
                 took_ps = load.ready_ps - load.began_ps
                 self.log.load_ended(load.adapter, load.tier.value, load.ready_ps, took_ps, failed=load.fails)
@@ -365,6 +384,7 @@ class Residency:
 
     def clear(self) -> None:
         """Forget all that the worker held."""
+        self.version += 1
         self.gpu.clear()
         self.host.clear()
         self.loading.clear()

@@ -6,7 +6,7 @@ A scheduler that keeps a journal notes which of the figures a placement read, so
 
 from collections.abc import Callable
 
-from lorrery.scheduler.core.forecast import Forecast, OutputShare
+from lorrery.scheduler.core.forecast import Forecast, OutputShare, finish_ps
 from lorrery.scheduler.core.placements.base import Candidate
 from lorrery.scheduler.core.prefix_cache.base import usable_tokens
 from lorrery.scheduler.core.replica import Replica
@@ -111,6 +111,26 @@ class ReplicaCandidate:
     def output_ratio(self) -> int:
         """How much of what they may produce requests do produce lately, in thousandths."""
         return self.forecast.outputs.ratio
+
+    def finish_ps(self, sequence: Sequence, output_tokens: int) -> int:
+        """Return how long after now a sequence with so much output would end there; from the figures above, at once."""
+        if self.before_look is not None:
+            self.before_look()
+        replica, forecast, adapter = self._replica, self.forecast, sequence.adapter
+        running, num_waiting = replica.running, replica.num_waiting
+        return finish_ps(
+            forecast.pace,
+            running.num,
+            num_waiting,
+            forecast.waiting_tokens,
+            running.kv_tokens + self.uncommitted_steps * running.num_decoding,
+            sequence.input_tokens,
+            usable_tokens(replica.prefix_cache, sequence, 1),
+            output_tokens,
+            forecast.prompt_share,
+            replica.is_blocked,
+            0 if adapter is None else replica.adapters.load_ps(adapter),
+        )
 
 
 class WatchedCandidate:

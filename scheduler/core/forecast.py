@@ -15,7 +15,7 @@ from lorrery.scheduler.core.running import Running
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.pace import Pace
 
-__all__ = ["ONE", "UNTOLD", "WINDOW_ENDS", "WINDOW_PS", "Forecast", "OutputShare", "Pace"]
+__all__ = ["ONE", "UNTOLD", "WINDOW_ENDS", "WINDOW_PS", "Forecast", "OutputShare", "Pace", "finish_ps"]
 
 WINDOW_PS = PS_PER_SECOND
 """Announced time of the steps in one window."""
@@ -23,6 +23,8 @@ WINDOW_ENDS = 256
 """Ends of requests in one window."""
 ONE = 1000
 """Ratios are in thousandths."""
+LEAST_DECODING = 100
+"""Share of a worker's time, in thousandths, that its decode steps get at least."""
 UNTOLD = Pace(PS_PER_SECOND // 100, 10_000_000, 20_000, 50_000_000)
 """Of a worker that announces none: an order of magnitude, which its steps correct."""
 
@@ -151,3 +153,33 @@ class Forecast:
     def stops_waiting(self, handle: int) -> None:
         """Count a sequence no longer, if it has been counted."""
         self.waiting_tokens -= self._waiting.pop(handle, 0)
+
+
+def finish_ps(
+    pace: Pace,
+    num_running: int,
+    num_waiting: int,
+    waiting_tokens: int,
+    kv_tokens: int,
+    input_tokens: int,
+    cached_tokens: int,
+    output_tokens: int,
+    prompt_share: int,
+    is_blocked: bool,
+    load_ps: int,
+) -> int:
+    """Return how long after now one more sequence would end if steps took what the pace says.
+
+    The formula is that of `placements.predicted_finish`, the slowdown left out; `is_blocked` counts where some wait.
+    """
+    base_ps, sequence_ps, kv_token_ps, prompt_token_ps = pace
+    batch_tokens = kv_tokens + waiting_tokens + input_tokens + output_tokens // 2
+    step_ps = base_ps + (num_running + num_waiting + 1) * sequence_ps + batch_tokens * kv_token_ps
+    step_ps = step_ps * ONE // max(ONE - prompt_share, LEAST_DECODING)
+    wait_ps = load_ps
+    if num_waiting:
+        wait_ps = max(wait_ps, base_ps + waiting_tokens * prompt_token_ps)
+        if num_running and is_blocked:
+            running_ps = base_ps + num_running * sequence_ps + kv_tokens * kv_token_ps
+            wait_ps = max(wait_ps, (num_waiting + 1) * output_tokens * running_ps // num_running)
+    return wait_ps + base_ps + (input_tokens - cached_tokens) * prompt_token_ps + (output_tokens - 1) * step_ps

@@ -249,9 +249,10 @@ class Member:
         return [Raised(message, error), *(Failed(sequence, message) for sequence in sequences)]
 
     def _describe(self, error: Exception) -> str:
-        queue, batching = _class_name(self.replica.queue), _class_name(self.replica.batching)
+        queue, batching = class_name(self.replica.queue), class_name(self.replica.batching)
         return f"policy {queue} under {batching} raised {type(error).__name__}: {error}"
 
 
-def _class_name(policy: object) -> str:
+def class_name(policy: object) -> str:
+    """Return the name by which settings name the class of a policy."""
     return f"{type(policy).__module__}:{type(policy).__qualname__}"

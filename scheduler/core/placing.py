@@ -11,7 +11,7 @@ from lorrery.scheduler.core import refusals
 from lorrery.scheduler.core.candidates import Figures, WatchedCandidate
 from lorrery.scheduler.core.cluster_events import ClusterEvent, Placed, Refused
 from lorrery.scheduler.core.door import ClusterRules
-from lorrery.scheduler.core.member import Member
+from lorrery.scheduler.core.member import Member, class_name
 from lorrery.scheduler.core.placements.base import Candidate, Placement
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.core.waiting_room import WaitingRoom
@@ -150,8 +150,6 @@ class Placing:
             choice = self._placement.place(sequence, candidates)
             member = fitting[candidates.index(choice.candidate)]
         except Exception as error:
-            placement = type(self._placement)
-            who = f"{placement.__module__}:{placement.__qualname__}"
-            message = f"placement {who} raised {type(error).__name__}: {error}"
+            message = f"placement {class_name(self._placement)} raised {type(error).__name__}: {error}"
             return Refused(sequence, refusals.raised(message), error, figures)
         return Placed(sequence, member, member.submit(sequence, at_ps), choice.why, figures)

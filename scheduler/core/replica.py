@@ -123,6 +123,8 @@ class Replica:
             max_overtakes=options.max_overtakes,
         )
         self._look_ahead = 0 if options.no_lora else options.look_ahead
+        self._looked_at: list[Sequence] = []  # of whom all is begun that can be, as long as the residency stays
+        self._looked_at_version = -1
         self._events: list[Event] = []
         self._aborted: dict[int, Sequence] = {}
         self._one_step = is_asked_every_step(queue)
@@ -310,10 +312,13 @@ class Replica:
 
     def _load_ahead(self, at_ps: int) -> None:
         """Begin the loads of those who come next."""
-        candidates = islice(self.queue, self._look_ahead)
-        adapters = [sequence.adapter for sequence in candidates if sequence.adapter is not None]
-        if adapters:
-            self.adapters.load_ahead(adapters, at_ps, self._context.pinned_adapters)
+        first, residency = list(islice(self.queue, self._look_ahead)), self.adapters
+        if first == self._looked_at and residency.version == self._looked_at_version:
+            return
+        adapters = [sequence.adapter for sequence in first if sequence.adapter is not None]
+        wants_place = bool(adapters) and residency.load_ahead(adapters, at_ps, self._context.pinned_adapters)
+        # A place may become free whenever somebody leaves.
+        self._looked_at, self._looked_at_version = ([] if wants_place else first), residency.version
 
     def _turn_away(self, sequence: Sequence, error: Exception) -> NoReturn:
         try:

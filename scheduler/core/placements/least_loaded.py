@@ -10,11 +10,13 @@ from collections.abc import Sequence as Many
 
 from lorrery.scheduler.core.placements.base import Candidate, Choice, least_loaded
 from lorrery.scheduler.core.sequence import Sequence
+from lorrery.vocabulary.derivable import mypyc_attr
 
 MAX_EXTRA_SEQUENCES = 4
 MAX_LOAD_RATIO = 1.25
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class LeastLoaded:
     """See the module."""
 

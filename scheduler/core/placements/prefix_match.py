@@ -9,11 +9,13 @@ from collections.abc import Sequence as Many
 
 from lorrery.scheduler.core.placements.base import Candidate, Choice, bound_of, least_loaded, least_of
 from lorrery.scheduler.core.sequence import Sequence
+from lorrery.vocabulary.derivable import mypyc_attr
 
 LOAD_FACTOR = 1.5
 MIN_HIT_RATIO = 0.1
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PrefixMatch:
     """See the module."""
 

@@ -102,6 +102,13 @@ class BlockCache:
 
     def reusable(self, sequence: Sequence) -> int:
         """Count the leading input tokens of a waiting sequence that it could take over, whole blocks."""
+        found = self._found
+        if found is None or found.sequence is not sequence:
+            # Every arrival asks every worker; few have seen its prompt's beginning, and nothing is noted of the others.
+            content, adapter = content_of(sequence), sequence.adapter
+            root = self._roots.get((None if adapter is None else adapter.key, content.unit_tokens))
+            if root is None or content.data[: root.key_bytes] not in root.children:
+                return 0
         return self._find(sequence).num_blocks * self.block_size
 
     def num_shareable(self, sequence: Sequence) -> int:

@@ -74,7 +74,7 @@ class Root(Extent):
     where blocks are larger all the units that they touch: two blocks in one place are equal if these are.
     """
 
-    __slots__ = ("adapter", "block_size", "unit_bytes", "unit_tokens")
+    __slots__ = ("adapter", "block_size", "key_bytes", "unit_bytes", "unit_tokens")
 
     def __init__(self, adapter: Adapter | None, block_size: int, unit_tokens: int, unit_bytes: int) -> None:
         super().__init__(None, None, 0, 0, b"", b"", True)
@@ -82,6 +82,7 @@ class Root(Extent):
         self.block_size = block_size
         self.unit_tokens = unit_tokens
         self.unit_bytes = unit_bytes
+        self.key_bytes = self.end_byte(1)  # of a first block
 
     def first_byte(self, block: int) -> int:
         """Return where a content's first unit of this block begins."""

@@ -8,6 +8,7 @@ from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.queues.waiting import WaitingList
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
+from lorrery.vocabulary.derivable import mypyc_attr
 
 
 class Queue(Protocol):
@@ -80,6 +81,7 @@ class Queue(Protocol):
         ...
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ListedQueue:
     """A queue, but for `admit`, that keeps one list in order of arrival.
 
