@@ -7,6 +7,9 @@ A key stays with its server when another one comes or goes. With bounded loads (
 from collections.abc import Sequence
 from hashlib import blake2b
 
+FEW = 2.0
+"""Load, by size, at which a server has room in any case."""
+
 
 def choose(key: str, servers: Sequence[str]) -> int:
     """Return the index of the server that ranks first for a key; there is at least one."""
@@ -18,8 +21,8 @@ def choose_bounded(
 ) -> int:
     """Return the index of the first server in a key's ranking that has room for one more.
 
-    A server has room while with one more it has at most `bound` times its share of all, rounded up. One of them always
-    has.
+    A server has room while with one more it has at most `bound` times its share of all, rounded up, or while it has
+    less than `FEW` times its size: a little load is worth no key's move. One of them always has.
 
     Args:
         key: what is to be put somewhere.
@@ -30,7 +33,7 @@ def choose_bounded(
     """
     wanted = bound * (sum(loads) + 1) / sum(sizes)
     ranked = sorted(range(len(servers)), key=lambda index: _weight(key, servers[index]), reverse=True)
-    return next((index for index in ranked if loads[index] < wanted * sizes[index]), ranked[0])
+    return next((index for index in ranked if loads[index] < max(wanted, FEW) * sizes[index]), ranked[0])
 
 
 def _weight(key: str, server: str) -> bytes:

@@ -107,6 +107,14 @@ def simulate(
             rich_help_panel=_SIMULATION,
         ),
     ] = False,
+    routers: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="How many routers choose among several schedulers, each with what it knows.",
+            rich_help_panel=_SIMULATION,
+        ),
+    ] = 1,
     faults: Annotated[
         list[str] | None,
         typer.Option(
@@ -249,7 +257,7 @@ def simulate(
             raise SettingsError("--steps, --perfetto and --record are of one run; leave out --sweep")
         from lorrery.sweeps.run import sweep
 
-        simulation = SimulationOptions(workers, shards, tuple(map(parse_fault, faults or [])), one_step)
+        simulation = SimulationOptions(workers, shards, routers, tuple(map(parse_fault, faults or [])), one_step)
         asked = config, tuple(overrides), options, simulation
         where = sweep_flags.Where(backend, backend_address, jobs)
         raise typer.Exit(sweep(context, sweeps, asked, out, where, with_page=report))
@@ -261,6 +269,7 @@ def simulate(
         overrides=overrides,
         workers=workers,
         shards=shards,
+        routers=routers,
         faults=faults or (),
         one_step=one_step,
     )

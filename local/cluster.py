@@ -293,6 +293,23 @@ class LocalCluster:
     def _runs(self, name: str) -> bool:
         return name in self.processes and self.processes[name].exit_code is None
 
+    async def remove(self, name: str) -> int:
+        """Let a process drain and end, and forget it; return its exit code.
+
+        One that does not end in time is killed.
+        """
+        process = self.processes[name]
+        process.exit_expected = True
+        process.signal(signal.SIGTERM)
+        drain_seconds = getattr(self.settings, process.service).drain_seconds
+        await self._wait_for([process], drain_seconds + STOP_MARGIN_SECONDS)
+        process.kill()
+        code = await process.process.wait()
+        await self._wait_for([process], None)
+        del self.processes[name]
+        self._on_change()
+        return code
+
     async def unexpected_exit(self) -> ServiceProcess:
         """Wait until a process ends that nobody asked to."""
         return await self._ended.get()

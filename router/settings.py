@@ -88,7 +88,7 @@ class RouterSettings(Section):
         default=5.0, description="how often names of schedulers are asked for their addresses again"
     )
     max_shard_load: Annotated[float, Field(gt=1)] = Field(
-        default=1.25,
+        default=1.15,
         description="a scheduler that has more requests than so many times its share, by its workers, is passed over"
         " for the next in the order of the adapter; inf: none is",
     )

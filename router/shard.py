@@ -246,10 +246,15 @@ class Shard:
 
     @property
     def load(self) -> int:
-        """Requests that it works on, of all routers: as it said last, and what has come and gone here since."""
+        """Requests that it works on, of all routers.
+
+        As it said last, and what has come and gone here since, as often as there are routers: they have the same
+        figures and the same rule, so that they do alike.
+        """
         if self._load is None:
             return self.num_open
-        return max(0, self._load.num_open + self.num_open - self._num_open_then)
+        change = self.num_open - self._num_open_then
+        return max(0, self._load.num_open + max(1, self._load.num_routers) * change)
 
     @property
     def num_open(self) -> int:

@@ -129,7 +129,8 @@ class Cluster:
     @property
     def load(self) -> Load:
         """How much there is to do."""
-        return Load(sum(not worker.draining for worker in self.workers.values()), len(self.requests.lives))
+        num_workers = sum(not worker.draining for worker in self.workers.values())
+        return Load(num_workers, len(self.requests.lives), len(self.routers))
 
     @property
     def first_to_leave(self) -> str:

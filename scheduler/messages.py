@@ -88,7 +88,9 @@ class Load(NamedTuple):
     Attributes:
         num_workers: that take new sequences.
         num_open: requests that have not ended.
+        num_routers: that are connected.
     """
 
     num_workers: int
     num_open: int
+    num_routers: int

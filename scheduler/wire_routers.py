@@ -152,7 +152,7 @@ def adapter_pinned(handle: int, adapter: Adapter) -> ToRouter:
 
 def scheduler_load(load: Load) -> ToRouter:
     """Write how much there is to do."""
-    return ToRouter(load=pb.SchedulerLoad(num_workers=load.num_workers, num_open=load.num_open))
+    return ToRouter(load=pb.SchedulerLoad(**load._asdict()))
 
 
 def draining() -> ToRouter:

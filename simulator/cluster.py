@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lorrery.chassis import rendezvous
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.fault_rules import LoadRules, RuleBook
 from lorrery.chassis.faults import LOAD_FAILURE, Fault
@@ -27,6 +26,7 @@ from lorrery.simulator.engine import Simulation
 from lorrery.simulator.faults import schedule_faults
 from lorrery.simulator.first_workers import num_processes
 from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.shard_choice import ShardChoice
 from lorrery.simulator.worker import SimulatedWorker
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 from lorrery.vocabulary.worker_kinds import count_kinds
@@ -48,12 +48,14 @@ class SimulationOptions:
         num_workers: worker processes of all schedulers together; the GPUs of the n-th one belong to scheduler n modulo
             their number. None: as `Settings.num_worker_processes` has it.
         num_shards: schedulers; None: as many as the router has.
+        num_routers: that choose among these, each with what it knows; they matter with several schedulers only.
         faults: what goes wrong.
         one_step: plan before every step, as the oracle does; slow.
     """
 
     num_workers: int | None = None
     num_shards: int | None = None
+    num_routers: int = 1
     faults: tuple[Fault, ...] = ()
     one_step: bool = False
 
@@ -92,15 +94,17 @@ class SimulatedCluster:
             name: factories[0].adapter(name, rank) for name, rank in settings.adapters.expand()
         }
         workers = [self._worker(*one) for one in zip(self._names, self._shards, self.devices, strict=True)]
+        choice = ShardChoice(addresses, settings.router.max_shard_load, options.num_routers, settings.time_scale)
         self.simulation = Simulation(
             workers,
             [factory.placement() for factory in factories],
             rules=cluster_rules(settings),
             one_step=options.one_step,
-            choose_shard=self._choose_shard if num_shards > 1 else None,
+            choose_shard=choice.choose if num_shards > 1 else None,
             worker_timeout_ps=round(settings.scheduler.worker_timeout_seconds / settings.time_scale * PS_PER_SECOND),
             timeout_ps=round(min(timeout_seconds / settings.time_scale, LAST_SECONDS) * PS_PER_SECOND),
         )
+        choice.cores = self.simulation.cores
 
     @property
     def notices(self) -> tuple[str, ...]:
@@ -229,7 +233,3 @@ class SimulatedCluster:
             replica_settings.max_total_token_num,
             device.pace,
         )
-
-    def _choose_shard(self, request: SimulatedRequest) -> int:
-        key = request.adapter.adapter_id if request.adapter is not None else str(request.handle)
-        return rendezvous.choose(key, self._addresses)

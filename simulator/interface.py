@@ -41,6 +41,7 @@ def simulate(
     overrides: Overrides = (),
     workers: int | None = None,
     shards: int | None = None,
+    routers: int = 1,
     faults: Iterable[str | Fault] = (),
     seed: int | None = None,
     one_step: bool = False,
@@ -60,6 +61,7 @@ def simulate(
         workers: of all schedulers together; None: as the settings' `[[workers]]` say, else 2, or 1 where the settings
             name an engine.
         shards: schedulers; None: as many as `router.schedulers` names.
+        routers: that choose among several schedulers, each with what it knows.
         faults: as for `--fault`: `worker_loss,at=30,worker=worker-1,for=10`.
         seed: of every draw; None: the workload's.
         one_step: decide before every step instead of jumping: slow, equal.
@@ -79,6 +81,7 @@ def simulate(
         overrides=overrides,
         workers=workers,
         shards=shards,
+        routers=routers,
         faults=faults,
         seed=seed,
         one_step=one_step,
@@ -96,6 +99,7 @@ def prepare(
     overrides: Overrides = (),
     workers: int | None = None,
     shards: int | None = None,
+    routers: int = 1,
     faults: Iterable[str | Fault] = (),
     seed: int | None = None,
     one_step: bool = False,
@@ -105,8 +109,9 @@ def prepare(
     Raises:
         LorreryError: settings or options that cannot be.
     """
-    if (workers is not None and workers < 1) or (shards is not None and shards < 1):
-        raise SettingsError(f"workers is {workers}, shards is {shards}; there must be at least 1 of each")
+    if (workers is not None and workers < 1) or (shards is not None and shards < 1) or routers < 1:
+        asked = f"workers is {workers}, shards is {shards}, routers is {routers}"
+        raise SettingsError(f"{asked}; there must be at least 1 of each")
     if isinstance(workload, Requests):
         if requests is not None:
             raise SettingsError("requests are given twice: as workload and as requests")
@@ -119,7 +124,7 @@ def prepare(
     if seed is not None:
         options = replace(options, seed=seed)
     parsed = tuple(fault if isinstance(fault, Fault) else parse_fault(fault) for fault in faults)
-    simulation = SimulationOptions(workers, shards, parsed, one_step)
+    simulation = SimulationOptions(workers, shards, routers, parsed, one_step)
     return SimulatedRun(read_settings(settings, overrides), options, simulation, requests)
 
 

@@ -14,6 +14,7 @@ STUDIES = {
     "long_tail": "does a short request wait for a long one? simulated; by itself with --live the cluster too (2 s)",
     "adapters": "S-LoRA's figures: throughput over adapters, skew and bursts, beside measured runs (25 s)",
     "mixed_fleet": "one H100 beside two L40S: round robin, least loaded, adapter hash, predicted finish (15 s)",
+    "shards": "2 and 4 routers and schedulers that do not talk, beside one with the same workers: regret (2 min)",
     "fair_tenants": "one tenant at ten times its share: what the others notice, by policy (25 s)",
 }
 """Name -> what it answers, and about how long it takes on one core. docs/studies.md shows them all."""

@@ -1,4 +1,4 @@
-"""`python -m tests.chaos --seed 7 --seconds 300`: kill and stop everything, and see that nothing is lost.
+"""`python -m tests.chaos --seed 7 --seconds 300`: kill, stop, add and remove everything, and see that nothing is lost.
 
 See `plan` for what happens, `clients` for the load, `verdicts` and `residue` for what must hold. The exit code is 1 if
 something did not; then the seed, what happened and what is wrong are printed, and the logs stay.
@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.chaos.clients import Crowd, slowest
-from tests.chaos.cluster import ROUTERS, SERVICES, ChaosCluster, History, chaos_cluster
+from tests.chaos.cluster import EXTRAS, ROUTERS, SERVICES, ChaosCluster, History, chaos_cluster
 from tests.chaos.logs import Logs
 from tests.chaos.plan import Action, draw_plan
 from tests.chaos.residue import check_quiet, snapshot
@@ -29,9 +29,9 @@ async def run(seed: int, seconds: float, num_streams: int, time_scale: float, fo
     history = History()
     async with chaos_cluster(folder, history, time_scale) as chaos:
         history.started = time.monotonic()
-        crowd = Crowd({name: chaos.address(name) for name in ROUTERS}, seed, num_streams)
+        crowd = Crowd(chaos.routers, seed, num_streams)
         load = asyncio.create_task(crowd.run(), name="crowd")
-        await _follow(chaos, draw_plan(seed, seconds, SERVICES, ROUTERS), history)
+        await _follow(chaos, draw_plan(seed, seconds, SERVICES, ROUTERS, EXTRAS), history)
         await chaos.end_loadgen()
         crowd.stopping = True
         history.say("no more requests")
@@ -94,7 +94,7 @@ def main() -> int:
     options = parser.parse_args()
     seed = int(time.time()) if options.seed is None else options.seed
     print(f"chaos: seed {seed}, {options.seconds:g} s, {options.streams} streams at once")
-    plan = "\n".join(map(str, draw_plan(seed, options.seconds, SERVICES, ROUTERS)))
+    plan = "\n".join(map(str, draw_plan(seed, options.seconds, SERVICES, ROUTERS, EXTRAS)))
     print(plan, flush=True)
     if options.plan:
         return 0

@@ -101,7 +101,7 @@ class Crowd:
     """All the loops.
 
     Args:
-        addresses: of the routers, by name.
+        addresses: of the routers, by name; they may come and go.
         seed: of all that is asked.
         num_loops: requests that are open at once, as long as none waits.
     """
@@ -121,13 +121,16 @@ class Crowd:
                 tasks.create_task(self._loop(random.Random(f"crowd/{self.seed}/{number}"), key), name=f"loop {number}")
 
     async def _loop(self, rng: random.Random, key: str) -> None:
-        clients = {name: Client(address, RECONNECT) for name, address in self.addresses.items()}
+        clients: dict[str, Client] = {}
         try:
             await asyncio.sleep(rng.uniform(0, 2))  # not all in one moment
             while not self.stopping:
                 kind = rng.choices(list(_SHARES), list(_SHARES.values()))[0]
-                ask, router = _ask(rng, kind), rng.choice(list(clients))
-                await self._send(rng, kind, key, ask, router, clients[router])
+                ask, router = _ask(rng, kind), rng.choice(list(self.addresses))
+                address = self.addresses[router]
+                if address not in clients:
+                    clients[address] = Client(address, RECONNECT)
+                await self._send(rng, kind, key, ask, router, clients[address])
         finally:
             for client in clients.values():
                 await client.channel.close()
@@ -136,7 +139,9 @@ class Crowd:
         self, rng: random.Random, kind: Kind, key: str, ask: Ask, router: str, client: Client, tries: int = 0
     ) -> None:
         outcome = await (
-            self._slow(kind, key, ask, router) if kind is Kind.SLOW else _once(rng, kind, key, ask, router, client)
+            self._slow(kind, key, ask, router, client.address)
+            if kind is Kind.SLOW
+            else _once(rng, kind, key, ask, router, client)
         )
         self.outcomes.append(outcome)
         if outcome.code == "OK" or kind in (Kind.CANCELLED, Kind.DEADLINE):
@@ -149,9 +154,9 @@ class Crowd:
             async with Client(self.addresses[another], RECONNECT) as other:
                 await self._send(rng, kind, key, ask, another, other, tries + 1)
 
-    async def _slow(self, kind: Kind, key: str, ask: Ask, router: str) -> Outcome:
+    async def _slow(self, kind: Kind, key: str, ask: Ask, router: str, address: str) -> Outcome:
         """Read a little, then nothing for a while, then the rest; by a connection with a small window."""
-        async with Client(self.addresses[router], SMALL_WINDOW) as client:
+        async with Client(address, SMALL_WINDOW) as client:
             began = time.monotonic()
             call = client.stub.Generate(ask.message(), timeout=TIMEOUT_SECONDS, metadata=bearer(_secret(key)))
             stream = Stream(ask, _Dawdling(call, SLOW_PAUSE_SECONDS))

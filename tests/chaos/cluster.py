@@ -1,7 +1,8 @@
 """The cluster that chaos happens to, and what is done to it: real processes, with a line for each event.
 
-Three routers know two schedulers; each scheduler has two workers. `lorrery load` runs beside, a client like any other
-that is killed, too.
+Three routers and four workers know two schedulers by one name, which a name server of the run's own answers for. More
+of each come and go (`EXTRAS`): a scheduler joins the name when it listens, and leaves it when it is told to end.
+`lorrery load` runs beside, a client like any other that is killed, too.
 """
 
 import asyncio
@@ -23,12 +24,18 @@ from lorrery.v1 import router_pb2, router_pb2_grpc, types_pb2
 from tests.chaos.logs import Logs
 from tests.chaos.plan import LOADGEN, Action, Kind
 from tests.cluster.harness import fork_server
+from tests.cluster.name_server import NameServer, name_server
 from tests.router.test_access import entry
 
 ROUTERS = ("router", "router-1", "router-2")
 SCHEDULERS = ("scheduler", "scheduler-1")
-WORKERS = {"worker-0": "scheduler", "worker-1": "scheduler", "worker-2": "scheduler-1", "worker-3": "scheduler-1"}
+WORKERS = ("worker-0", "worker-1", "worker-2", "worker-3")
 SERVICES = (*ROUTERS, *SCHEDULERS, *WORKERS, LOADGEN)
+HOSTS = {"scheduler": "127.0.0.2", "scheduler-1": "127.0.0.3", "scheduler-2": "127.0.0.4"}
+"""Of schedulers, which listen at one port."""
+EXTRAS = ("scheduler-2", "router-3", "worker-4", "worker-5")
+"""Services that are added and removed."""
+NAME = "schedulers.test"
 
 CALL_SECONDS = 40.0
 """An operator's call may meet a scheduler that is stopped for ten seconds, twice."""
@@ -56,7 +63,7 @@ registry = [{{ id = "lora", rank = 16, count = 4 }}, {{ id = "big", rank = 64 }}
 max_loras = 6
 
 [scheduler]
-listen = "127.0.0.1:0"
+listen = "127.0.0.2:0"
 metrics = "127.0.0.1:0"
 policy = "fcfs"
 memory = "paged"
@@ -75,6 +82,7 @@ metrics = "127.0.0.1:0"
 gpu = "H100-SXM"
 heartbeat_seconds = 0.5
 drain_seconds = 2.0
+resolve_seconds = 1.0
 
 [router]
 listen = "127.0.0.1:0"
@@ -85,6 +93,7 @@ request_faults = true
 reader_timeout_seconds = 4.0
 resume_timeout_seconds = 60.0
 drain_seconds = 2.0
+resolve_seconds = 0.5
 
 [log]
 format = "json"
@@ -140,21 +149,26 @@ class History:
 
 
 class ChaosCluster:
-    """The running cluster; `perform` does what a plan says."""
+    """The running cluster; `perform` does what a plan says.
 
-    def __init__(self, cluster: LocalCluster, history: History, logs: Logs, folder: Path) -> None:
+    Attributes:
+        routers: where each listens, or will again.
+    """
+
+    def __init__(self, cluster: LocalCluster, names: NameServer, history: History, logs: Logs, folder: Path) -> None:
         self.cluster = cluster
         self.history = history
         self.logs = logs
         self._folder = folder
-        self._busy = {name: asyncio.Lock() for name in SERVICES}
+        self._names = names
+        self._busy = {name: asyncio.Lock() for name in (*SERVICES, *EXTRAS)}
         self._loadgen: asyncio.subprocess.Process | None = None
         self._num_loadgens = 0
-        self._addresses = {name: cluster.processes[name].grpc for name in ROUTERS}
+        self.routers = {name: cluster.processes[name].grpc for name in ROUTERS}
 
     def address(self, router: str) -> str:
         """Return where a router listens, or will again."""
-        return self._addresses[router]
+        return self.routers[router]
 
     async def perform(self, action: Action) -> None:
         """Do what an action says, and wait until its target serves again; actions on one target take turns."""
@@ -167,10 +181,14 @@ class ChaosCluster:
             self.history.say(f"{action.kind} {action.target}")
             if action.target == LOADGEN:
                 await self._hit_loadgen(action)
+            elif action.kind is Kind.ADD:
+                await self._add(action.target)
+            elif action.kind is Kind.REMOVE:
+                await self._remove(action.target)
             else:
                 await self._hit_service(action)
             event.ended = time.monotonic()
-            self.history.say(f"{action.target} serves again")
+            self.history.say(f"{action.target} {'has gone' if action.kind is Kind.REMOVE else 'serves'}")
 
     async def _hit_service(self, action: Action) -> None:
         cluster, name = self.cluster, action.target
@@ -186,6 +204,25 @@ class ChaosCluster:
             await asyncio.sleep(action.seconds)
             await cluster.restart(name, wait=False)
         await cluster.serving(name, 60.0)
+
+    async def _add(self, name: str) -> None:
+        await self.cluster.add(name, *start_of(name, self._port, self._names))
+        await self.cluster.serving(name, 60.0)
+        if name in HOSTS:
+            self._names.addresses[NAME] = [*self._names.addresses[NAME], HOSTS[name]]
+        elif name.startswith("router"):
+            self.routers[name] = self.cluster.processes[name].grpc
+
+    async def _remove(self, name: str) -> None:
+        """Remove it as Kubernetes does: from the name, and at once it is told to end."""
+        self.routers.pop(name, None)
+        self._names.addresses[NAME] = [host for host in self._names.addresses[NAME] if host != HOSTS.get(name)]
+        if code := await self.cluster.remove(name):
+            self.history.wrong.append(f"{name} ended with exit code {code} when it was removed")
+
+    @property
+    def _port(self) -> int:
+        return int(self.cluster.scheduler_address.rpartition(":")[2])
 
     async def start_loadgen(self) -> None:
         """Start `lorrery load` against one of the routers."""
@@ -247,10 +284,20 @@ class ChaosCluster:
 
     def _judge_call(self, action: Action, error: grpc.aio.AioRpcError, began: float) -> None:
         allowed = {"ALREADY_EXISTS"} if action.kind is Kind.LOAD else {"NOT_FOUND"}
-        if self.history.touched((action.target, *SCHEDULERS), began, time.monotonic()):
+        if self.history.touched((action.target, *HOSTS), began, time.monotonic()):
             allowed |= {"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"}
         if error.code().name not in allowed:
             self.history.wrong.append(f"{action}: {error.code().name}: {error.details()}")
+
+
+def start_of(name: str, port: int, names: NameServer) -> tuple[str, list[str]]:
+    """Return the service that a process is, and its own settings."""
+    schedulers = names.target(NAME, port)
+    if name in HOSTS:
+        return "scheduler", [f"scheduler.listen={HOSTS[name]}:{port}"]
+    if name.startswith("router"):
+        return "router", [f"router.schedulers={json.dumps([schedulers])}"]
+    return "worker", [f"worker.name={name}", f"worker.scheduler={schedulers}"]
 
 
 @asynccontextmanager
@@ -260,23 +307,21 @@ async def chaos_cluster(folder: Path, history: History, time_scale: float) -> As
     keys.write_text(KEYS)
     config = folder / "cluster.toml"
     config.write_text(SETTINGS.format(keys=keys, time_scale=time_scale))
-    with Logs(folder) as logs:
-        async with LocalCluster(config, num_workers=2, show=logs.line, fork_server=fork_server()) as cluster:
-            await cluster.add("scheduler-1", "scheduler")
-            listed = json.dumps([cluster.processes[name].grpc for name in SCHEDULERS])
-            for name, scheduler in WORKERS.items():
-                if name not in cluster.processes:
-                    address = cluster.processes[scheduler].grpc
-                    await cluster.add(name, "worker", [f"worker.name={name}", f"worker.scheduler={address}"])
-            cluster.kill("router")
-            await cluster.ended("router")
-            for name in ROUTERS:
-                await cluster.add(name, "router", [f"router.schedulers={listed}"])
-            for name in (*ROUTERS, *SCHEDULERS, *WORKERS):
-                await cluster.serving(name)
-            running = ChaosCluster(cluster, history, logs, folder)
-            await running.start_loadgen()
-            try:
-                yield running
-            finally:
-                await running.end_loadgen()
+    async with name_server() as names:
+        with Logs(folder) as logs:
+            async with LocalCluster(config, num_workers=1, show=logs.line, fork_server=fork_server()) as cluster:
+                # It starts its own by address; all but the scheduler start again, by name.
+                port = int(cluster.scheduler_address.rpartition(":")[2])
+                names.addresses[NAME] = [HOSTS[name] for name in SCHEDULERS]
+                for name in ("router", "worker-0"):
+                    await cluster.remove(name)
+                for name in (*SCHEDULERS[1:], *WORKERS, *ROUTERS):
+                    await cluster.add(name, *start_of(name, port, names))
+                for name in (*ROUTERS, *SCHEDULERS, *WORKERS):
+                    await cluster.serving(name)
+                running = ChaosCluster(cluster, names, history, logs, folder)
+                await running.start_loadgen()
+                try:
+                    yield running
+                finally:
+                    await running.end_loadgen()

@@ -23,6 +23,10 @@ DOWN_SECONDS = (0.1, 4.0)
 STOP_SECONDS = (0.2, 10.0)
 START_SECONDS = 6.0
 """What a start, or a drain, is expected to take: until then the plan leaves a service alone."""
+SCALE_GAP_SECONDS = 3.0
+"""Between two changes of how many there are of a service."""
+SCALED_SECONDS = 6.0
+"""For which one that was added, or taken away, is left as it is."""
 TOGETHER_SHARE = 0.2
 """Actions that hit a second service in the same moment."""
 
@@ -35,6 +39,8 @@ class Kind(StrEnum):
     STOP = "SIGSTOP"
     LOAD = "load"
     UNLOAD = "unload"
+    ADD = "add"
+    REMOVE = "remove"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,8 @@ class Action:
                 what = f"{self.adapter_id} with rank {self.rank} through {self.target}"
             case Kind.UNLOAD:
                 what = f"{self.adapter_id} through {self.target}"
+            case Kind.ADD | Kind.REMOVE:
+                what = self.target
             case Kind.STOP:
                 what = f"{self.target} for {self.seconds:.2f} s"
             case _:
@@ -70,7 +78,9 @@ class Action:
         return f"{self.at_seconds:8.3f} s  {self.kind:<7}  {what}"
 
 
-def draw_plan(seed: int, seconds: float, services: Sequence[str], routers: Sequence[str]) -> list[Action]:
+def draw_plan(
+    seed: int, seconds: float, services: Sequence[str], routers: Sequence[str], extras: Sequence[str] = ()
+) -> list[Action]:
     """Draw what happens within `seconds`, in order of time.
 
     Args:
@@ -78,9 +88,14 @@ def draw_plan(seed: int, seconds: float, services: Sequence[str], routers: Seque
         seconds: when the last action begins at the latest.
         services: that are killed and stopped, `LOADGEN` among them.
         routers: of those, through which adapters are loaded and unloaded.
+        extras: services that are added and removed; in the end there are none of them.
     """
-    rng = random.Random(f"chaos/{seed}")
-    actions = [*_on_services(rng, seconds, services), *_on_adapters(rng, seconds, routers)]
+    rng, scale_rng = random.Random(f"chaos/{seed}"), random.Random(f"chaos/scale/{seed}")
+    actions = [
+        *_on_services(rng, seconds, services),
+        *_on_adapters(rng, seconds, routers),
+        *_on_scale(scale_rng, seconds, extras),
+    ]
     return sorted(actions, key=lambda action: action.at_seconds)
 
 
@@ -111,3 +126,24 @@ def _on_adapters(rng: random.Random, seconds: float, routers: Sequence[str]) -> 
         else:
             loaded.add(adapter_id)
             yield Action(at, Kind.LOAD, router, adapter_id=adapter_id, rank=rng.choice(RANKS))
+
+
+def _on_scale(rng: random.Random, seconds: float, extras: Sequence[str]) -> Iterable[Action]:
+    """Add what is not there and remove what is; at the end, all that is there."""
+    free_from = dict.fromkeys(extras, 0.0)
+    there: list[str] = []
+    at = 0.0
+    while (at := round(at + rng.expovariate(1 / SCALE_GAP_SECONDS), 3)) < seconds:
+        free = [name for name, free_at in free_from.items() if free_at <= at]
+        if not free:
+            continue
+        target = rng.choice(free)
+        free_from[target] = at + SCALED_SECONDS
+        if target in there:
+            there.remove(target)
+            yield Action(at, Kind.REMOVE, target)
+        else:
+            there.append(target)
+            yield Action(at, Kind.ADD, target)
+    for target in there:
+        yield Action(seconds, Kind.REMOVE, target)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from tests.chaos.cluster import ROUTERS, SERVICES
+from tests.chaos.cluster import EXTRAS, ROUTERS, SERVICES
 from tests.chaos.plan import START_SECONDS, Kind, draw_plan
 
 
@@ -28,3 +28,17 @@ def test_actions_come_in_order_and_leave_a_service_time_to_start():
         if action.kind not in (Kind.LOAD, Kind.UNLOAD):
             assert action.at_seconds >= free_from[action.target]
             free_from[action.target] = action.at_seconds + action.seconds + START_SECONDS
+
+
+def test_what_is_added_is_removed_and_in_the_end_there_is_nothing_more():
+    for seed in range(20):
+        there: set[str] = set()
+        plan = draw_plan(seed, 60, SERVICES, ROUTERS, EXTRAS)
+        scaled = [action for action in plan if action.kind in (Kind.ADD, Kind.REMOVE)]
+        for action in scaled:
+            assert (action.target in there) == (action.kind is Kind.REMOVE)
+            (there.remove if action.kind is Kind.REMOVE else there.add)(action.target)
+        assert not there
+        assert {action.target for action in scaled} == set(EXTRAS)
+        others = [action for action in plan if action not in scaled]
+        assert others == draw_plan(seed, 60, SERVICES, ROUTERS)

@@ -15,7 +15,7 @@ from tests.chaos.plan import ADAPTERS
 from tests.chaos.plan import Kind as Action
 
 ROUTER_GONE = frozenset({"UNAVAILABLE", "CANCELLED"})
-ENDS = (Action.KILL, Action.TERMINATE)
+ENDS = (Action.KILL, Action.TERMINATE, Action.REMOVE)
 
 _ASKED_FOR: dict[Kind, tuple[str, str]] = {
     Kind.TOO_LONG: ("INVALID_ARGUMENT", "NEVER_FITS"),

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lorrery.chassis.rendezvous import choose, choose_bounded
+from lorrery.chassis.rendezvous import FEW, choose, choose_bounded
 
 SERVERS = [f"10.0.0.{number}:1" for number in range(8)]
 states = st.integers(1, 8).flatmap(
@@ -23,15 +23,15 @@ def test_a_key_goes_to_the_first_in_its_ranking_that_has_room(
     loads, sizes = state
     servers = SERVERS[: len(loads)]
     chosen = choose_bounded(key, servers, loads, sizes, bound)
-    room = math.ceil(bound * (sum(loads) + 1) / sum(sizes) * sizes[chosen])
-    assert loads[chosen] + 1 <= max(room, 1)
+    share = max(bound * (sum(loads) + 1) / sum(sizes), FEW)
+    assert loads[chosen] + 1 <= math.ceil(share * sizes[chosen])
     ranking = []
     left = list(servers)
     while left:
         ranking.append(left.pop(choose(key, left)))
     for passed_over in ranking[: ranking.index(servers[chosen])]:
         index = servers.index(passed_over)
-        assert loads[index] >= bound * (sum(loads) + 1) / sum(sizes) * sizes[index]
+        assert loads[index] >= share * sizes[index]
 
 
 @given(key=st.text(max_size=5), state=states)

@@ -195,6 +195,7 @@ class Client:
     """
 
     def __init__(self, address: str, options: Iterable[tuple[str, int]] = ()) -> None:
+        self.address = address
         self.channel = grpc.aio.insecure_channel(
             address, options=[("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0), *options]
         )

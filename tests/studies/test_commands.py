@@ -21,6 +21,7 @@ SMALL = {
     "adapters": ["--duration", "2"],
     "fair_tenants": ["--seconds", "6"],
     "mixed_fleet": ["--seconds", "6"],
+    "shards": ["--seconds", "2", "--seeds", "1"],
 }
 
 

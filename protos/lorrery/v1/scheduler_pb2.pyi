@@ -621,19 +621,23 @@ class SchedulerLoad(message.Message):
 
     NUM_WORKERS_FIELD_NUMBER: builtins.int
     NUM_OPEN_FIELD_NUMBER: builtins.int
+    NUM_ROUTERS_FIELD_NUMBER: builtins.int
     num_workers: builtins.int
     """Attached workers that take new sequences."""
     num_open: builtins.int
     """Requests that have not ended, of all routers."""
+    num_routers: builtins.int
+    """Connected routers."""
     def __init__(
         self,
         *,
         num_workers: builtins.int = ...,
         num_open: builtins.int = ...,
+        num_routers: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["num_open", b"num_open", "num_workers", b"num_workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["num_open", b"num_open", "num_routers", b"num_routers", "num_workers", b"num_workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

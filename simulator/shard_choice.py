@@ -1,0 +1,71 @@
+"""Which scheduler a request goes to, where there are several: as routers choose, each with what it knows.
+
+Routers do not talk to one another. Each scheduler says ten times a second how many requests it has open; to that a
+router adds the requests that it has sent there since, and as many for each of the other routers. What is said is true of the
+last arrival before it, so it is never newer than it would be live; ends since then are heard of with the next, those of
+the router's own requests too. Requests come to the routers in turn.
+"""
+
+from collections.abc import Sequence
+
+from lorrery.chassis import rendezvous
+from lorrery.scheduler.core.cluster import ClusterCore
+from lorrery.simulator.request import SimulatedRequest
+from lorrery.vocabulary.units import PS_PER_SECOND
+
+REPORT_SECONDS = 0.1
+"""Between two reports of a scheduler, wall time."""
+
+
+class ShardChoice:
+    """Chooses for all routers.
+
+    Args:
+        addresses: of the schedulers.
+        bound: see `rendezvous.choose_bounded`.
+        num_routers: at least 1.
+        time_scale: wall seconds in a device second.
+
+    Attributes:
+        cores: what decides at each scheduler; to be set before the first choice.
+    """
+
+    def __init__(self, addresses: Sequence[str], bound: float, num_routers: int, time_scale: float) -> None:
+        self.cores: Sequence[ClusterCore] = ()
+        self._addresses, self._bound = addresses, bound
+        self._report_ps = round(REPORT_SECONDS / time_scale * PS_PER_SECOND)
+        self._report = -1  # number of the last one
+        self._said = [0] * len(addresses)
+        self._seen = [0] * len(addresses)  # at the last arrival
+        self._sent = [[0] * len(addresses) for _ in range(num_routers)]  # since then
+        self._router = -1
+
+    def choose(self, request: SimulatedRequest) -> int:
+        """Return the index of the scheduler that gets a request which has just arrived."""
+        sent = self._hear(request.arrived_ps)
+        key = request.adapter.adapter_id if request.adapter is not None else str(request.handle)
+        sizes = [len(core.members) for core in self.cores]
+        there = [index for index, size in enumerate(sizes) if size] or list(range(len(sizes)))
+        chosen = there[
+            rendezvous.choose_bounded(
+                key,
+                [self._addresses[index] for index in there],
+                [self._said[index] + len(self._sent) * sent[index] for index in there],
+                [max(1, sizes[index]) for index in there],
+                self._bound,
+            )
+        ]
+        sent[chosen] += 1
+        self._seen[chosen] += 1
+        return chosen
+
+    def _hear(self, at_ps: int) -> list[int]:
+        """Take in a report that has come since the last arrival; return what the router whose turn it is has sent."""
+        report = at_ps // self._report_ps
+        if report != self._report:
+            self._report, self._said = report, self._seen
+            for sent in self._sent:
+                sent[:] = [0] * len(sent)
+        self._seen = [core.num_open for core in self.cores]
+        self._router = (self._router + 1) % len(self._sent)
+        return self._sent[self._router]
