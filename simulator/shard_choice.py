@@ -1,9 +1,9 @@
 """Which scheduler a request goes to, where there are several: as routers choose, each with what it knows.
 
 Routers do not talk to one another. Each scheduler says ten times a second how many requests it has open; to that a
-router adds the requests that it has sent there since, and as many for each of the other routers. What is said is true of the
-last arrival before it, so it is never newer than it would be live; ends since then are heard of with the next, those of
-the router's own requests too. Requests come to the routers in turn.
+router adds the requests that it has sent there since, and as many for each of the other routers. What is said is true
+of the last arrival before it, so it is never newer than it would be live; ends since then are heard of with the next,
+those of the router's own requests too. Requests come to the routers in turn.
 """
 
 from collections.abc import Sequence
