@@ -127,7 +127,7 @@ class VirtualWorker:
         self._tasks = [
             asyncio.create_task(job)
             for job in (
-                self.dispatcher.write_all(self._write),
+                self.dispatcher.outbox.write_all(self._write),
                 self._carry(self._down, self._receive),
                 self._carry(self._up, self._arrive),
                 self.pacer.run(),
