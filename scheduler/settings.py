@@ -30,7 +30,7 @@ class PlacementWeights(Section):
 
     queue: ScoreWeight = Field(default=2.0, description="few waiting requests")
     load: ScoreWeight = Field(default=2.0, description="few requests, waiting and running, beside the mean")
-    adapter: ScoreWeight = Field(default=1.0, description="the adapter on the GPU, or soon")
+    adapter: ScoreWeight = Field(default=4.0, description="the adapter on the GPU, or soon")
     prefix: ScoreWeight = Field(default=3.0, description="share of the prompt in the worker's prefix cache")
 
 

@@ -15,6 +15,7 @@ STUDIES = {
     "adapters": "S-LoRA's figures: throughput over adapters, skew and bursts, beside measured runs (25 s)",
     "mixed_fleet": "one H100 beside two L40S: round robin, least loaded, adapter hash, predicted finish (15 s)",
     "shards": "2 and 4 routers and schedulers that do not talk, beside one with the same workers: regret (2 min)",
+    "affinity": "where an adapter is, or where little waits? placements by adapters, skew and load (2 min)",
     "fair_tenants": "one tenant at ten times its share: what the others notice, by policy (25 s)",
 }
 """Name -> what it answers, and about how long it takes on one core. docs/studies.md shows them all."""

@@ -9,7 +9,7 @@ class Weights:
 
     queue: float = 2.0
     load: float = 2.0
-    adapter: float = 1.0
+    adapter: float = 4.0
     prefix: float = 3.0
 
 
