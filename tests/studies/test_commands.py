@@ -23,6 +23,7 @@ SMALL = {
     "mixed_fleet": ["--seconds", "6"],
     "shards": ["--seconds", "2", "--seeds", "1"],
     "affinity": ["--requests", "30"],
+    "autoscaling": ["--seconds", "30"],
 }
 
 
