@@ -7,6 +7,7 @@ counted together: `COUNT_AFTER` of them, those since the last heartbeat, or thos
 shown may be that much older than what the scheduler knows.
 """
 
+from collections import deque
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -57,7 +58,7 @@ class StepAccounts:
     def __init__(self, gpu: MockGpu, metrics: WorkerMetrics, spells: Spells) -> None:
         self._gpu, self._metrics = gpu, metrics
         self.spells = spells
-        self._records: list[StepRecord] = []
+        self._records: deque[StepRecord] = deque()
 
     def ended(self, record: StepRecord, *, last: bool) -> None:
         """Note a step; the last of a plan is counted at once, with those before it."""
@@ -67,9 +68,8 @@ class StepAccounts:
 
     def count(self) -> None:
         """Count the steps that have been noted, and what is on the device now."""
-        records, self._records = self._records, []
-        for record in records:
-            self._count(record)
+        while self._records:
+            self._count(self._records.popleft())
         self._metrics.hold(len(self._gpu), self._gpu.kv_tokens)
 
     def _count(self, record: StepRecord) -> None:

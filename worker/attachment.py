@@ -215,6 +215,7 @@ class Attachment:
 
     def _show(self, message: pb.Plan | pb.HeartbeatAnswer) -> None:
         if self._engine is not None and message.HasField("engine"):
+            self._pacer.count()  # whose tokens are of the requests that it tells of
             self._engine.take(message.engine)
 
     async def _read_plan(self, message: pb.Plan, now_ps: int) -> Plan:

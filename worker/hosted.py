@@ -129,7 +129,7 @@ class HostedGpu:
             await self._attachment.drain()
         else:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(CLOSE_SECONDS):
+                async with asyncio.timeout(2 * CLOSE_SECONDS):  # for the welcome, and to take leave
                     await self._settled.wait()
 
     async def leave(self) -> None:
@@ -173,6 +173,8 @@ class HostedGpu:
         try:
             if kv_events is not None:
                 self._hello.hello.kv_events.CopyFrom(kv_events.source(await own_host(address)))
+            if self._draining:  # while it looked for a scheduler, and nobody has waited for it
+                return False, None
             self._settled.clear()
             welcome = await self._greet(call)
             if self._draining:  # since it dialled: it must not get sequences

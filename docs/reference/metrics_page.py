@@ -73,7 +73,10 @@ SECTIONS: tuple[tuple[str, str, Sequence[Series], tuple[str, ...]], ...] = (
     ("Scheduler", "Gauges are read at each scrape, so that steps cost nothing for them.", SCHEDULER, ()),
     (
         "Worker",
-        "Steps are counted many at a time: while a plan runs, what is shown may be `worker.heartbeat_seconds` old.",
+        (
+            "Steps are counted many at a time: while a plan runs, what is shown of them, of running sequences and of KV "
+            "tokens (under other engines' names, too) may be `worker.heartbeat_seconds` old. At a request's end nothing is."
+        ),
         WORKER,
         CONSTANT_LABELS,
     ),

@@ -497,6 +497,37 @@ async def test_a_gpu_that_is_just_attaching_when_its_process_drains_takes_leave_
             assert worker.metric("attachments_total") == 0
 
 
+async def test_a_gpu_that_is_still_dialling_when_its_process_drains_says_no_hello(monkeypatch):
+    dialling, go_on, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    written: list[object] = []
+
+    class Silent:
+        """A stream to a scheduler that says nothing."""
+
+        async def write(self, message: object) -> None:
+            written.append(message)
+
+        async def read(self) -> None:
+            await asyncio.get_running_loop().create_future()
+
+        def cancel(self) -> None:
+            ended.set()
+
+    async def slow(_schedulers: object, _address: str) -> Silent:
+        dialling.set()
+        await go_on.wait()
+        return Silent()
+
+    monkeypatch.setattr("lorrery.worker.schedulers.Schedulers.open_stream", slow)
+    async with fake_scheduler(TIME_SCALE) as scheduler, running_worker(scheduler) as worker:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await dialling.wait()
+            await worker.service.drain()
+            go_on.set()
+            await ended.wait()
+    assert not written
+
+
 async def test_a_process_does_not_drain_for_long_where_its_scheduler_does_not_answer(monkeypatch):
     monkeypatch.setattr("lorrery.worker.hosted.CLOSE_SECONDS", 0.05)
     async with fake_scheduler(TIME_SCALE) as scheduler:
