@@ -74,8 +74,9 @@ SECTIONS: tuple[tuple[str, str, Sequence[Series], tuple[str, ...]], ...] = (
     (
         "Worker",
         (
-            "Steps are counted many at a time: while a plan runs, what is shown of them, of running sequences and of KV "
-            "tokens (under other engines' names, too) may be `worker.heartbeat_seconds` old. At a request's end nothing is."
+            "Steps are counted many at a time: while a plan runs, what is shown of them, of running sequences and of "
+            "KV tokens (under other engines' names, too) may be `worker.heartbeat_seconds` old. At a request's end "
+            "nothing is."
         ),
         WORKER,
         CONSTANT_LABELS,
