@@ -5,12 +5,15 @@ Files say it, and creating one is all that a file system must do at once, over N
     points/.claims/sweep-ID    one for each sweep that runs: where it runs; touched every `LEASE_SECONDS` / 6
     points/.claims/KEY.0       a claim to a point: the ID of the sweep that has it
     points/.claims/KEY.1       the claim of who found the holder of KEY.0 gone, and so on
-    points/.claims/KEY.failed  why a point failed, for sweeps that wait for it
+    points/.claims/KEY.failed  why a point failed, and in which sweep, for those that wait for it
 
 A sweep on the same machine is gone when its process is, so a sweep that was killed goes on at once. One elsewhere is
 gone when its file has not been touched for `LEASE_SECONDS`, by the clock of the file system, which both files have
 their times from. A machine that was asleep for longer may find that another has run its point: then two have written
-the same figures, each file whole.
+the same figures, each file whole; its own file, if another has removed it, it writes again.
+
+Releasing a claim removes KEY.0 first. So KEY.1 counts only if KEY.0 is still there, of one who is gone, once KEY.1 is:
+else it was released in between, and may have been claimed anew.
 """
 
 import json
@@ -23,6 +26,7 @@ from threading import Event, Thread
 from uuid import uuid4
 
 from lorrery.chassis.errors import LorreryError
+from lorrery.sweeps.store import replace_file
 
 __all__ = ["LEASE_SECONDS", "Claims", "open_claims"]
 
@@ -66,8 +70,7 @@ class Claims:
         self._held: dict[str, int] = {}
         self._seen: dict[str, str] = {}
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._own.write_text(json.dumps(self._place), encoding="utf-8")
+            self._write_own()
         except OSError as error:
             raise LorreryError(f"{error.filename}: {error.strerror}") from None
         for other in folder.glob("sweep-*"):
@@ -75,7 +78,11 @@ class Claims:
                 other.unlink(missing_ok=True)
 
     def claim(self, key: str) -> bool:
-        """Take a point, unless another sweep that runs has it."""
+        """Take a point, unless another sweep that runs has it.
+
+        Raises:
+            LorreryError: the folder cannot be written.
+        """
         number = 0
         while True:
             path = self._folder / f"{key}.{number}"
@@ -83,7 +90,11 @@ class Claims:
                 with path.open("x", encoding="ascii") as file:
                     file.write(self._id)
             except FileExistsError:
-                holder = self._holder(path)
+                try:
+                    holder = self._holder(path)
+                except FileNotFoundError:  # released
+                    number = 0
+                    continue
                 if holder is not None:
                     self._seen[key] = holder
                     return False
@@ -91,8 +102,11 @@ class Claims:
             except OSError as error:
                 raise LorreryError(f"{path}: {error.strerror}") from None
             else:
-                self._held[key] = number
-                return True
+                if self._are_gone(key, number):
+                    self._held[key] = number
+                    return True
+                path.unlink(missing_ok=True)
+                number = 0
 
     def release(self, key: str, error: str = "") -> None:
         """Give up a claim.
@@ -100,21 +114,30 @@ class Claims:
         Args:
             key: of a point that is claimed.
             error: why it failed; empty if it did not.
+
+        Raises:
+            LorreryError: the folder cannot be written; the claim is kept.
         """
         failure = self._folder / f"{key}.failed"
         if error:
-            failure.write_text(error, encoding="utf-8")
-        else:
-            failure.unlink(missing_ok=True)
-        for number in range(self._held.pop(key) + 1):
-            (self._folder / f"{key}.{number}").unlink(missing_ok=True)
+            replace_file(failure, json.dumps({"sweep": self._id, "error": error}).encode())
+        try:
+            if not error:
+                failure.unlink(missing_ok=True)
+            for number in range(self._held[key] + 1):
+                (self._folder / f"{key}.{number}").unlink(missing_ok=True)
+        except OSError as failed:
+            raise LorreryError(f"{failed.filename}: {failed.strerror}") from None
+        del self._held[key]
 
     def failure(self, key: str) -> str | None:
-        """Return why a point failed in a sweep that has had it while this one runs; None: it did not."""
+        """Return why a point failed in the sweep that was last seen to have it; None: it did not."""
         if key not in self._seen:
             return None
-        with suppress(OSError):
-            return (self._folder / f"{key}.failed").read_text(encoding="utf-8")
+        with suppress(OSError, ValueError):
+            found: dict[str, str] = json.loads((self._folder / f"{key}.failed").read_text(encoding="utf-8"))
+            if found["sweep"] == self._seen[key]:
+                return found["error"]
         return None
 
     def others(self) -> list[str]:
@@ -126,22 +149,40 @@ class Claims:
         """Say that this sweep runs, until it is over."""
         while not over.wait(LEASE_SECONDS / 6):
             with suppress(OSError):
-                os.utime(self._own)
+                self._touch_own()
 
     def leave(self) -> None:
         """Give up all claims."""
-        with suppress(OSError):
+        with suppress(OSError, LorreryError):
             for key in list(self._held):
                 self.release(key)
             self._own.unlink(missing_ok=True)
             self._folder.rmdir()  # if no other is there
 
-    def _holder(self, path: Path) -> str | None:
-        """Return who has a claim; None: who had it is gone."""
+    def _write_own(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._own.write_text(json.dumps(self._place), encoding="utf-8")
+
+    def _touch_own(self) -> None:
         try:
-            holder = path.read_text(encoding="ascii")
+            os.utime(self._own)
+        except FileNotFoundError:  # another has taken this sweep for gone
+            self._write_own()
+
+    def _are_gone(self, key: str, number: int) -> bool:
+        """Tell whether all claims to a point below this one are there, of sweeps that are gone."""
+        try:
+            return all(self._holder(self._folder / f"{key}.{lower}") is None for lower in range(number))
         except FileNotFoundError:
-            return None
+            return False
+
+    def _holder(self, path: Path) -> str | None:
+        """Return who has a claim; None: who had it is gone.
+
+        Raises:
+            FileNotFoundError: there is no such claim.
+        """
+        holder = path.read_text(encoding="ascii")
         if not holder:  # created, and not yet written
             return "" if self._is_fresh(path) else None
         return holder if self._lives(holder) else None
@@ -157,8 +198,8 @@ class Claims:
 
     def _is_fresh(self, path: Path) -> bool:
         """Tell whether a file was touched within the lease, as the file system's clock has it."""
+        self._touch_own()
         try:
-            os.utime(self._own)
             with path.open("rb") as file:  # an NFS client asks for a file's times when it opens it
                 return self._own.stat().st_mtime - os.fstat(file.fileno()).st_mtime < LEASE_SECONDS
         except FileNotFoundError:

@@ -5,6 +5,7 @@ without this program.
 """
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -66,4 +67,6 @@ def replace_file(path: Path, content: bytes) -> None:
         partial.write_bytes(content)
         partial.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
         raise LorreryError(f"{path}: {error.strerror}") from None

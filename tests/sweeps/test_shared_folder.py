@@ -1,5 +1,6 @@
 """Sweeps that share a folder: at once, after one was killed, from another machine."""
 
+import errno
 import fcntl
 import json
 import os
@@ -9,10 +10,12 @@ from contextlib import contextmanager
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from threading import Event
 from typing import IO
 
 import pytest
 
+from lorrery.chassis.errors import LorreryError
 from lorrery.sweeps.claims import CLAIMS_FOLDER, LEASE_SECONDS, Claims, open_claims
 from tests.sweeps.faulty_queues import Gated
 from tests.sweeps.test_sweep import sweep, table
@@ -144,6 +147,77 @@ def test_why_a_point_failed_is_known_to_who_waited_for_it_and_forgotten_by_the_n
             assert later.claim("key")
             later.release("key")
         assert other.failure("key") is None
+
+
+def test_a_failure_of_an_earlier_run_is_not_that_of_who_has_the_point_now(tmp_path: Path) -> None:
+    with open_claims(tmp_path) as earlier:
+        assert earlier.claim("key")
+        earlier.release("key", "out of luck")
+    with open_claims(tmp_path) as one, open_claims(tmp_path) as other:
+        assert one.claim("key")
+        assert not other.claim("key")
+        assert other.failure("key") is None
+
+
+@pytest.mark.parametrize("claimed_anew", [False, True])
+def test_a_claim_that_is_released_while_another_looks_is_had_by_one(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch, *, claimed_anew: bool
+) -> None:
+    folder = elsewhere.parent.parent
+    age(elsewhere, LEASE_SECONDS)
+    with open_claims(folder) as first, open_claims(folder) as second, open_claims(folder) as third:
+        assert first.claim("key")  # as key.1, after one who is gone
+        looked = Claims._holder
+
+        def release_after_first_look(claims: Claims, path: Path) -> str | None:
+            monkeypatch.setattr(Claims, "_holder", looked)
+            holder = looked(claims, path)
+            first.release("key")
+            if claimed_anew:
+                assert third.claim("key")
+            return holder
+
+        monkeypatch.setattr(Claims, "_holder", release_after_first_look)
+        assert second.claim("key") is not claimed_anew
+        assert third.claim("key") is False
+        assert [path.name for path in elsewhere.parent.glob("key.*")] == ["key.0"]
+
+
+def test_a_sweep_that_was_taken_for_gone_takes_part_again(elsewhere: Path) -> None:
+    with open_claims(elsewhere.parent.parent) as claims:
+        (own,) = set(elsewhere.parent.glob("sweep-*")) - {elsewhere}
+        own.unlink()
+        assert not claims.claim("key")
+        assert own.exists()
+        elsewhere.unlink()
+        elsewhere.with_name("key.0").unlink()
+
+
+def test_a_sweep_writes_its_file_again_as_long_as_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    claims = Claims(tmp_path / CLAIMS_FOLDER)
+    (own,) = (tmp_path / CLAIMS_FOLDER).iterdir()
+    own.unlink()
+    beats = iter([False, True])
+    over = Event()
+    monkeypatch.setattr(over, "wait", lambda _: next(beats))
+    claims.stay(over)
+    assert json.loads(own.read_text(encoding="utf-8"))["pid"] == str(os.getpid())
+
+
+def test_a_full_disk_is_an_error_of_ours_and_leaves_no_part_of_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: bytes) -> int:
+        path.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    with open_claims(tmp_path) as claims:
+        assert claims.claim("key")
+        monkeypatch.setattr(Path, "write_bytes", full)
+        with pytest.raises(LorreryError, match=r"key\.failed: No space left"):
+            claims.release("key", "out of luck")
+        assert {path.name for path in (tmp_path / CLAIMS_FOLDER).glob("*key*")} == {"key.0"}
+    assert not list(tmp_path.iterdir())
 
 
 def test_who_leaves_gives_up_what_it_had(tmp_path: Path) -> None:
