@@ -26,7 +26,18 @@ from lorrery.worker.build import deployment_of
 
 __all__ = ["Asked", "Point", "code_digest", "make_points"]
 
-_ROOMS_OF_A_SIMULATION = ("loadgen", "scheduler", "simulator", "worker")
+ROOMS_OF_A_SIMULATION = (
+    "autoscaler",
+    "chassis",
+    "loadgen",
+    "router",
+    "scheduler",
+    "settings",
+    "simulator",
+    "vocabulary",
+    "worker",
+)
+"""Packages that a simulation has code or catalogues from."""
 _NO_MATTER = {"log", "server_tls", "client_tls"}
 """Settings that no simulation reads."""
 _OF_DEVICE = {"catalogue", "model", "worker", "workers", "adapters"}
@@ -167,7 +178,7 @@ def _blame(impossible: Mapping[tuple[str, str], str], maker: _RunMaker) -> Setti
 def code_digest() -> str:
     """Return a hash of the program that simulates: another version may have other figures."""
     digest = hashlib.sha256(VERSION.encode())
-    for room in _ROOMS_OF_A_SIMULATION:
+    for room in ROOMS_OF_A_SIMULATION:
         folder = Path(lorrery.__path__[0]) / room
         for path in sorted((*folder.rglob("*.py"), *folder.rglob("*.toml"))):
             digest.update(path.relative_to(folder).as_posix().encode())

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.cli.simulate import app
 from lorrery.sweeps.axes import parse_axes
 from lorrery.sweeps.outcome import CPU_SECONDS, FIGURES, Outcome
-from lorrery.sweeps.points import Point
+from lorrery.sweeps.points import ROOMS_OF_A_SIMULATION, Point
 from lorrery.sweeps.store import PointStore
 
 SHORT = ["--duration", "2", "--rate", "8", "--workers", "1"]
@@ -285,6 +286,13 @@ def test_a_point_is_known_by_the_code_that_simulated_it(tmp_path: Path, monkeypa
     monkeypatch.setattr("lorrery.sweeps.points.code_digest", lambda: "of an edited file")
     assert "2 points to run" in sweep(tmp_path, "rate=4,8")
     assert "to run" not in sweep(tmp_path, "rate=4,8")
+
+
+def test_that_code_is_all_that_a_simulation_imports() -> None:
+    program = "import sys, lorrery.simulator.run; print(*(name for name in sys.modules if name.startswith('lorrery.')))"
+    imported = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    rooms = {name.split(".")[1] for name in imported.split()}
+    assert rooms == set(ROOMS_OF_A_SIMULATION)
 
 
 # ---- what it draws, and does without -------------------------------------------------------------------------------
