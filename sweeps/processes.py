@@ -11,7 +11,6 @@ import os
 import signal
 import warnings
 from collections.abc import Callable, Generator, Iterable
-from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -50,8 +49,7 @@ def run_in_processes(
     try:
         while True:
             while len(busy) < num_processes and (point := next(waiting, None)) is not None:
-                worker = free.pop() if free else _Worker(run)
-                worker.start(point)
+                worker = _start(point, free, run)
                 busy[worker.pipe] = worker
             if not busy:
                 return
@@ -65,6 +63,18 @@ def run_in_processes(
     finally:
         for worker in (*free, *busy.values()):
             worker.kill()
+
+
+def _start(point: Point, free: "list[_Worker]", run: Callable[[Point], Outcome]) -> "_Worker":
+    """Give a point to a free process, or to a new one if there is none, or those there were have been killed."""
+    while free:
+        worker = free.pop()
+        if worker.start(point):
+            return worker
+        worker.kill()
+    worker = _Worker(run)
+    worker.start(point)  # if this one is killed at once too, `finish` says so
+    return worker
 
 
 class _Worker:
@@ -86,10 +96,14 @@ class _Worker:
             self._process.start()
         theirs.close()
 
-    def start(self, point: Point) -> None:
+    def start(self, point: Point) -> bool:
+        """Send a point; return whether the process was there to take it."""
         self._point = point
-        with suppress(BrokenPipeError):  # it was killed; `finish` finds the pipe at its end
+        try:
             self.pipe.send(point)
+        except (BrokenPipeError, ConnectionResetError):
+            return False
+        return True
 
     def finish(self) -> Outcome:
         """Return what the process has sent, or how it ended."""

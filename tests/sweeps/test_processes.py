@@ -1,6 +1,7 @@
 """Processes that run points, and stay alive between them."""
 
 import os
+import signal
 
 import pytest
 
@@ -43,6 +44,16 @@ def test_what_a_point_does_to_its_process_is_that_points_outcome() -> None:
     assert errors == {
         point.key: "its process ended with exit code 7" if int(point.key) % 3 == 0 else "" for point in POINTS
     }
+
+
+def test_a_process_that_is_killed_while_it_waits_costs_no_point() -> None:
+    running = run_in_processes(POINTS, 1, say_pid)
+    killed = int((next(running).figures or {})["pid"] or 0)
+    os.kill(killed, signal.SIGKILL)
+    os.waitid(os.P_PID, killed, os.WEXITED | os.WNOWAIT)
+    rest = list(running)
+    assert [outcome.key for outcome in rest if outcome.error] == []
+    assert len(rest) == len(POINTS) - 1
 
 
 def test_closing_it_ends_its_processes() -> None:
