@@ -1,8 +1,8 @@
 """`lorrery report`, for whoever has the folders: reads them, makes the page, writes it."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
+from uuid import uuid4
 
 from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.vocabulary.run_files import REPORT_FILE
@@ -48,7 +48,7 @@ def write_page(folders: Sequence[Path], target: Path) -> None:
     runs, sweeps = read_folders(list(folders))
     content = render(runs, sweeps)
     # A reader sees the old page or the new one, never half of it.
-    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    partial = target.with_name(f".{target.name}.{uuid4().hex}")  # others, on other machines too, may write it now
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         partial.write_text(content, encoding="utf-8", errors="replace")

@@ -70,6 +70,23 @@ def test_a_run_is_a_page_in_its_folder(tmp_path):
     assert page(tmp_path / "run" / "summary.json")[0] == text  # the same each time, and of a file the folder
 
 
+def test_two_that_write_a_page_at_once_do_not_write_the_same_file(tmp_path, monkeypatch):
+    folder = write(tmp_path / "run", poisson(20, 50))
+    renamed: list[str] = []
+    replace = Path.replace
+
+    def rename(path: Path, target: Path) -> Path:
+        renamed.append(path.name)
+        if len(renamed) == 1:
+            report(folder)
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", rename)
+    page(folder)
+    assert len(set(renamed)) == 2
+    assert [path.name for path in folder.iterdir() if "report" in path.name] == ["report.html"]
+
+
 def test_several_runs_have_differences_and_what_was_asked_differently(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     first = write(tmp_path / "a", poisson(1200))
