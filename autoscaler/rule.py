@@ -21,7 +21,10 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Autoscaler", "Decision", "Direction", "Reading", "Rule"]
+__all__ = ["MOST_REPLICAS", "Autoscaler", "Decision", "Direction", "Reading", "Rule"]
+
+MOST_REPLICAS = 10_000
+"""That may be asked for: more are a mistake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ class Rule:
     Attributes:
         targets: by metric; replicas are added where its value is above.
         min_replicas: 0: KEDA's way to zero and back.
+        max_replicas: up to `MOST_REPLICAS`.
         tolerance: by which a value may miss its target, as a share of it.
         cooldown_seconds: without any value above 0, before the last replica goes.
     """
@@ -81,7 +85,7 @@ class Decision:
 
     Attributes:
         replicas: that there should be from now on.
-        recommended: by the metrics alone, before bounds, stabilisation and policies.
+        recommended: by the metrics alone, before bounds, stabilisation and policies; up to `MOST_REPLICAS`.
         why: the metric that wants most, and its value.
     """
 
@@ -149,21 +153,21 @@ class Autoscaler:
             ratio = reading.value / target
             if abs(ratio - 1) <= tolerance:
                 return current
-            return math.ceil(ratio * ready)
+            return _rounded_up(ratio * ready)
         if current == 0 or ready == 0:
-            return math.ceil(reading.value / target)
+            return _rounded_up(reading.value / target)
         ratio = reading.value / (target * ready)
         if abs(ratio - 1) <= tolerance:
             return current
         num_starting = current - ready
         if num_starting <= 0:
-            return math.ceil(reading.value / target)
+            return _rounded_up(reading.value / target)
         # Those that start are taken as idle where the answer is more, and as just right where it is fewer.
         total = reading.value + (target * num_starting if ratio < 1 else 0.0)
         again = total / (target * current)
         if abs(again - 1) <= tolerance or (ratio > 1) != (again > 1):
             return current
-        return math.ceil(total / target)
+        return _rounded_up(total / target)
 
     def _stable(self, recommended: int, current: int, at_seconds: float) -> int:
         """Return what the answers of the windows have in common; HPA's stabilizeRecommendationWithBehaviors."""
@@ -205,3 +209,7 @@ class Autoscaler:
     def _changed_since(self, since_seconds: float) -> int:
         """Return by how much there are more than at that time."""
         return sum(change for at, change in self._changes if at > since_seconds)
+
+
+def _rounded_up(replicas: float) -> int:
+    return math.ceil(min(replicas, MOST_REPLICAS))

@@ -9,12 +9,19 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from lorrery.autoscaler.figures import COUNTED, METRICS
-from lorrery.autoscaler.rule import Direction, Rule
-from lorrery.chassis.sections import Count, PositiveSeconds, Seconds, Section, named
+from lorrery.autoscaler.rule import MOST_REPLICAS, Direction, Rule
+from lorrery.chassis.sections import Section, named
+
+LONGEST_SECONDS = 1_000_000.0
+"""Of any time here: 11 days, so that sums of several stay below `NEVER`."""
 
 Metric = Annotated[str, named(*METRICS)]
-Number = Annotated[int, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Target = Annotated[float, Field(ge=1e-6, le=1e12)]
+Seconds = Annotated[float, Field(ge=0, le=LONGEST_SECONDS)]
+PositiveSeconds = Annotated[float, Field(gt=0, le=LONGEST_SECONDS)]
+Period = Annotated[float, Field(ge=0.1, le=LONGEST_SECONDS)]
+Count = Annotated[int, Field(ge=1, le=MOST_REPLICAS)]
+Number = Annotated[int, Field(ge=0, le=MOST_REPLICAS)]
 
 
 class AutoscalerSettings(Section):
@@ -26,10 +33,8 @@ class AutoscalerSettings(Section):
         description="what the rule looks at: vLLM's series without `vllm:`, `_p50` to `_p99` of a histogram,"
         " `_per_second` of a counter; docs/autoscaling.md lists them",
     )
-    target: Positive = Field(
-        default=4.0, description="value of the metric to keep; of gauges and rates for each worker"
-    )
-    metrics: dict[Metric, Positive] = Field(
+    target: Target = Field(default=4.0, description="value of the metric to keep; of gauges and rates for each worker")
+    metrics: dict[Metric, Target] = Field(
         default={}, description="further metrics with their targets; the one that wants most workers wins"
     )
     min_replicas: Number = Field(
@@ -39,7 +44,7 @@ class AutoscalerSettings(Section):
     window_seconds: PositiveSeconds = Field(
         default=120.0, description="device seconds over which rates and percentiles are taken"
     )
-    sync_period_seconds: PositiveSeconds = Field(default=15.0, description="device seconds between two decisions")
+    sync_period_seconds: Period = Field(default=15.0, description="device seconds between two decisions")
     tolerance: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.1, description="share of the target by which the metric may miss it and nothing changes"
     )
@@ -67,7 +72,7 @@ class AutoscalerSettings(Section):
         description="device seconds until a worker that is started reads its weights: a place for it, the image, the"
         " engine's own start",
     )
-    disk_gb_per_second: PositiveSeconds = Field(
+    disk_gb_per_second: Annotated[float, Field(ge=0.01, le=1e6)] = Field(
         default=2.0, description="speed at which a worker process reads the weights of all its GPUs"
     )
     ttft_seconds: PositiveSeconds = Field(

@@ -13,7 +13,7 @@ from lorrery.simulator.first_workers import start_up_seconds
 from lorrery.simulator.fleet import Fleet
 from lorrery.simulator.scrape import Scraper
 from lorrery.simulator.worker import SimulatedWorker
-from lorrery.vocabulary.units import PS_PER_SECOND
+from lorrery.vocabulary.units import LAST_SECONDS, PS_PER_SECOND
 from lorrery.worker.build import Device
 
 __all__ = ["AutoscalerLoop", "Scaled", "fleet_of", "good_ratio"]
@@ -44,7 +44,7 @@ def fleet_of(
         num_shards=num_shards,
         gpus_per_worker=device.deployment.tensor_parallel,
         start_up_ps=round(start_up_seconds(settings, device.deployment) * PS_PER_SECOND),
-        drain_ps=round(settings.worker.drain_seconds / settings.time_scale * PS_PER_SECOND),
+        drain_ps=round(min(settings.worker.drain_seconds / settings.time_scale, LAST_SECONDS) * PS_PER_SECOND),
     )
 
 

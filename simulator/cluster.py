@@ -28,16 +28,13 @@ from lorrery.simulator.first_workers import num_processes
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.shard_choice import ShardChoice
 from lorrery.simulator.worker import SimulatedWorker
-from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
+from lorrery.vocabulary.units import LAST_SECONDS, PS_PER_SECOND
 from lorrery.vocabulary.worker_kinds import count_kinds
 from lorrery.worker.build import Device, device_of
 
 if TYPE_CHECKING:
     from lorrery.simulator.autoscaling import Scaled
     from lorrery.simulator.frames import FrameRecorder
-
-LAST_SECONDS = NEVER // PS_PER_SECOND
-"""Times are kept in 64 bits of picoseconds: 53 days."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from lorrery.autoscaler.figures import METRICS, Sample, Window
-from lorrery.autoscaler.rule import Decision
+from lorrery.autoscaler.rule import MOST_REPLICAS, Decision
 from lorrery.autoscaler.summary import ScalingRow
 from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.chassis.faults import Fault
@@ -19,12 +19,9 @@ from lorrery.simulator.exposition import exposition
 from lorrery.simulator.interface import Overrides, SettingsLike, WorkloadLike, prepare
 from lorrery.simulator.result import SimulationResult
 from lorrery.simulator.run import SimulatedRun
-from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
+from lorrery.vocabulary.units import LAST_SECONDS, NEVER, PS_PER_SECOND
 
 __all__ = ["Observation", "RunIsOverError", "VirtualCluster"]
-
-MOST_REPLICAS = 10_000
-"""Worker processes that may be asked for: more are a mistake."""
 
 
 class RunIsOverError(LorreryError):
@@ -161,7 +158,7 @@ class VirtualCluster:
             raise SettingsError(f"advance by {seconds:g} s: it must be more than 0 and finite")
         until_ps = self._now_ps + max(round(seconds * PS_PER_SECOND), 1)
         if until_ps >= NEVER:
-            raise SettingsError(f"advance by {seconds:g} s: a simulation has {NEVER // PS_PER_SECOND:,} s at most")
+            raise SettingsError(f"advance by {seconds:g} s: a simulation has {LAST_SECONDS:,} s at most")
         if not self._done:
             self._simulation.tick(until_ps, self._pause)
             for request in self._playing.arriving:

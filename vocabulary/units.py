@@ -7,5 +7,8 @@ PS_PER_SECOND: Final = 10**12
 NEVER: Final = 1 << 62
 """Later than any time (in picoseconds, 53 days) and more steps than any run has; sums of two still fit 64 bits."""
 
+LAST_SECONDS: Final = NEVER // PS_PER_SECOND
+"""The same in seconds: no time in a simulation is later."""
+
 ENDLESS: Final = 1 << 128
 """Later than whatever a live clock shows, which may go beyond `NEVER`."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lorrery.autoscaler.rule import Autoscaler, Direction, Reading, Rule
+from lorrery.autoscaler.rule import MOST_REPLICAS, Autoscaler, Direction, Reading, Rule
 
 FREE = Direction(stabilization_seconds=0, max_pods=10_000, max_percent=0, period_seconds=15)
 HPA_UP = Direction(stabilization_seconds=0, max_pods=4, max_percent=100, period_seconds=15)
@@ -107,6 +107,12 @@ def test_zero_replicas_come_after_the_cooldown_and_end_with_the_first_request():
     assert autoscaler.decide(60, 1, 1, total(0)).replicas == 0
     assert autoscaler.decide(75, 0, 0, total(0)).replicas == 0
     assert autoscaler.decide(90, 0, 0, total(1)).replicas == 1
+
+
+@pytest.mark.parametrize("is_total", [True, False])
+def test_a_value_beyond_all_measure_wants_the_most_there_may_be(is_total: bool):
+    decision = Autoscaler(rule(1e-300)).decide(0, 3, 2, {"m": Reading(1e308, is_total=is_total)})
+    assert (decision.replicas, decision.recommended) == (1000, MOST_REPLICAS)
 
 
 def test_without_a_value_the_number_stays():

@@ -123,6 +123,14 @@ def test_a_start_that_the_run_does_not_live_to_see_counts_until_its_last_request
     assert end / 3600 < own.gpu_hours <= 6 * end / 3600
 
 
+def test_the_longest_times_that_may_be_set_are_times_of_a_simulation():
+    longest = ("start_seconds", "sync_period_seconds", "window_seconds", "scale_down_stabilization_seconds")
+    found = run(*(f"autoscaler.{name}=1e6" for name in longest), "worker.drain_seconds=1e300")
+    assert found.scaling is not None
+    assert len(found.scaling.timeline) == 1
+    assert found.counts["num_completed"] == found.counts["num_requests"]
+
+
 def test_a_worker_serves_once_its_weights_are_read_and_one_that_drains_gets_nothing_new():
     found = run()
     assert found.scaling is not None
@@ -157,6 +165,20 @@ def test_the_timeline_is_written_beside_the_report(tmp_path: Path):
         (("autoscaler.min_replicas=9",), {}, "min_replicas is 9, max_replicas 6"),
         (("autoscaler.min_replicas=0", "autoscaler.metric=num_requests_running"), {}, "add num_requests_waiting"),
         (("autoscaler.metric=cpu",), {}, "none of num_requests_waiting"),
+        (
+            ("autoscaler.sync_period_seconds=1e-13",),
+            {},
+            "sync_period_seconds: .* greater than or equal to 0.1, got 1e-13",
+        ),
+        (("autoscaler.sync_period_seconds=1e300",), {}, "less than or equal to 1000000, got 1e\\+300"),
+        (("autoscaler.start_seconds=1e300",), {}, "start_seconds: .* less than or equal to 1000000"),
+        (("autoscaler.window_seconds=inf",), {}, "window_seconds: .* less than or equal to 1000000, got inf"),
+        (("autoscaler.window_seconds=nan",), {}, "window_seconds: .*, got nan"),
+        (("autoscaler.disk_gb_per_second=1e-300",), {}, "disk_gb_per_second: .* greater than or equal to 0.01"),
+        (("autoscaler.target=1e-300",), {}, "target: .* greater than or equal to 0.000001"),
+        (("autoscaler.metrics={num_requests_running = 1e300}",), {}, "less than or equal to 1000000000000"),
+        (("autoscaler.max_replicas=1000000",), {}, "max_replicas: .* less than or equal to 10000, got 1000000"),
+        (("autoscaler.scale_up_percent=99999999",), {}, "scale_up_percent: .* less than or equal to 10000"),
         (("autoscaler.metrics={num_requests_waiting = 3}",), {}, "among the further metrics"),
         (("workers=[{count = 2}]",), {"workers": None}, "leave out"),
         ((), {"workers": 7}, "keeps 1 to 6"),
