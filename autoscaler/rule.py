@@ -3,10 +3,12 @@
     desired = ceil(current * value / target)        unless |value / target - 1| <= tolerance: then it stays
 
 With several metrics the largest answer counts. Then, as in the controller of Kubernetes 1.27 and later
-(pkg/controller/podautoscaler/horizontal.go):
+(pkg/controller/podautoscaler/horizontal.go and replica_calculator.go):
 
-* a value that is an average over replicas (HPA's `AverageValue`) is taken over the replicas that say something. Those
-  that still start count as 0 where the answer is to scale up, and as the target where it is to scale down;
+* where a metric has no value, the others may scale up, not down (`computeReplicasForMetrics`);
+* a value that is an average over replicas (`AverageValue` of HPA's Pods metrics) is taken over the replicas that say
+  something. Those that still start count as 0 where the answer is to scale up, and as the target where it is to scale
+  down. `AverageValue` of External metrics, which KEDA makes, has no such correction;
 * a value that is the cluster's (`Value`) multiplies the replicas that are ready;
 * stabilisation: scaling up takes the smallest answer of the last `scale_up.stabilization_seconds`, scaling down the
   largest of the last `scale_down.stabilization_seconds`;
@@ -114,7 +116,7 @@ class Autoscaler:
             at_seconds: now; never less than in the call before.
             current: replicas that are asked for, those that start included.
             ready: of those, the ones that serve.
-            readings: of every metric of the rule that has a value now. Without any the number stays.
+            readings: of every metric of the rule that has a value now. Where one has none, no replica goes.
         """
         rule = self.rule
         answers = {
@@ -131,7 +133,10 @@ class Autoscaler:
         if is_active or self._active_at is None:
             self._active_at = at_seconds
         least = max(rule.min_replicas, 1)
-        if current == 0:
+        missing = [name for name in rule.targets if name not in readings]
+        if missing and recommended < current:
+            replicas, why = self._within_bounds(current), f"{missing[0]} has no value, and the others want fewer"
+        elif current == 0:
             replicas = least if is_active or rule.min_replicas else 0
         elif not rule.min_replicas and at_seconds - self._active_at >= rule.cooldown_seconds and not is_active:
             replicas, why = 0, f"nothing for {at_seconds - self._active_at:g} s"

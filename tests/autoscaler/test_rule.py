@@ -58,6 +58,17 @@ def test_several_metrics_want_and_the_largest_wins():
     assert (decision.replicas, decision.why) == (6, "b is 3, target 1")
 
 
+def test_where_a_metric_has_no_value_the_others_scale_up_and_not_down():
+    two = Rule({"a": 10.0, "b": 1.0}, 0, 100, 0.1, FREE, FREE, cooldown_seconds=60)
+    autoscaler = Autoscaler(two)
+    assert autoscaler.decide(0, 4, 4, {"a": Reading(20.0, is_total=False)}).replicas == 8
+    kept = autoscaler.decide(60, 8, 8, {"a": Reading(0.0, is_total=False)})
+    assert (kept.replicas, kept.recommended) == (8, 0)
+    assert kept.why == "b has no value, and the others want fewer"
+    both = {"a": Reading(0.0, is_total=False), "b": Reading(0.0, is_total=False)}
+    assert autoscaler.decide(75, 8, 8, both).replicas == 0
+
+
 def test_starting_replicas_count_as_idle_for_more_and_as_just_right_for_fewer():
     assert Autoscaler(rule()).decide(0, 4, 2, total(1000)).replicas == 10  # 1000 over four is 2.5 times the target
     assert Autoscaler(rule()).decide(0, 4, 2, total(300)).replicas == 4  # over two 1.5 times, over four less than it
