@@ -33,7 +33,7 @@ def demo(
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="How many workers; unset: as [[workers]] says, else 2.", show_default=False),
+        typer.Option(min=1, help="How many workers; unset: as [\\[workers]] says, else 2.", show_default=False),
     ] = None,
     trace: Annotated[
         Path,

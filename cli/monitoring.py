@@ -23,7 +23,7 @@ def monitoring(
         typer.Option(
             min=0,
             show_default=False,
-            help="How many workers of `lorrery up` to scrape; ports count up; unset: as [[workers]] says, else 2.",
+            help="How many workers of `lorrery up` to scrape; ports count up; unset: as [\\[workers]] says, else 2.",
         ),
     ] = None,
     prometheus_url: Annotated[

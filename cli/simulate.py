@@ -88,8 +88,8 @@ def simulate(
         typer.Option(
             min=1,
             show_default=False,
-            help="How many worker processes, of all schedulers together. Unset: as [[workers]] says, else 2, 1 where an"
-            " engine is named or a process hosts several GPUs.",
+            help="How many worker processes, of all schedulers together. Unset: as [\\[workers]] says, else 2, 1 where"
+            " an engine is named or a process hosts several GPUs.",
             rich_help_panel=_SIMULATION,
         ),
     ] = None,
@@ -103,7 +103,7 @@ def simulate(
         bool,
         typer.Option(
             "--autoscale",
-            help="Let workers come and go by the rule of [autoscaler]; --workers are those at first.",
+            help="Let workers come and go by the rule of \\[autoscaler]; --workers are those at first.",
             rich_help_panel=_SIMULATION,
         ),
     ] = False,

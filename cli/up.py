@@ -33,7 +33,7 @@ def up(
         int | None,
         typer.Option(
             min=0,
-            help="How many worker processes. Unset: as [[workers]] says, else 2, or 1 where an engine is named or a"
+            help="How many worker processes. Unset: as [\\[workers]] says, else 2, or 1 where an engine is named or a"
             " process hosts several GPUs.",
         ),
     ] = None,
@@ -53,7 +53,7 @@ def up(
     autoscale: Annotated[
         bool,
         typer.Option(
-            "--autoscale", help="Let workers come and go by the rule of [autoscaler]; --workers are those at first."
+            "--autoscale", help="Let workers come and go by the rule of \\[autoscaler]; --workers are those at first."
         ),
     ] = False,
     faults: Annotated[

@@ -23,7 +23,7 @@ from lorrery.local.monitoring import Monitoring, Target
 from lorrery.local.processes import ForkServer
 from lorrery.local.supervisor import Supervisor
 from lorrery.settings import Settings, load
-from lorrery.simulator.first_workers import check_scaled_faults, num_processes, start_up_seconds
+from lorrery.simulator.first_workers import check_scaled, num_processes, start_up_seconds
 from lorrery.vocabulary.worker_kinds import count_kinds
 from lorrery.worker.build import deployment_of
 from lorrery.worker.device.basis import no_measurement
@@ -52,7 +52,7 @@ async def run(
         overrides = [*overrides, f"faults={json.dumps([*load(config, overrides).faults, *faults])}"]
     asked = load(config, overrides)
     count = num_processes(asked, num_workers, num_shards=1)
-    check_scaled_faults(asked, asked.planned_faults())
+    check_scaled(asked, asked.planned_faults())
     printer = Printer(count)
     with _folder(monitoring) as folder:
         files = Monitoring(Path(folder))

@@ -8,7 +8,7 @@ from lorrery.settings import Settings
 from lorrery.worker.device.deployment import Deployment
 from lorrery.worker.device.memory import weight_bytes
 
-__all__ = ["check_scaled_faults", "num_processes", "start_up_seconds"]
+__all__ = ["check_scaled", "num_processes", "start_up_seconds"]
 
 
 def num_processes(settings: Settings, asked: int | None, num_shards: int) -> int:
@@ -47,14 +47,24 @@ def start_up_seconds(settings: Settings, deployment: Deployment) -> float:
     return settings.autoscaler.start_up_seconds(weights * settings.worker.gpus)
 
 
-def check_scaled_faults(settings: Settings, faults: Iterable[Fault]) -> None:
-    """Refuse faults of workers that may not be there.
+def check_scaled(settings: Settings, faults: Iterable[Fault], *, by_caller: bool = False) -> None:
+    """Refuse what does not go with workers that come and go: groups of them, and faults of ones that may not be there.
+
+    Args:
+        settings: of the cluster.
+        faults: that are to happen.
+        by_caller: workers come and go as a caller says; else by the autoscaler, if it is enabled.
 
     Raises:
         SettingsError: names the first.
     """
+    if not (settings.autoscaler.enabled or by_caller):
+        return
+    scaler = "a caller that scales" if by_caller else "the autoscaler"
+    if settings.workers:
+        raise SettingsError(f"{scaler} takes workers that are alike; leave out [[workers]] (--set 'workers=[]')")
     for fault in faults:
-        if settings.autoscaler.enabled and fault.kind in (WORKER_LOSS, FREEZE_WORKER):
+        if fault.kind in (WORKER_LOSS, FREEZE_WORKER):
             raise SettingsError(
-                f"fault {fault.text} with the autoscaler: it decides which workers there are; leave out one of them"
+                f"fault {fault.text} with {scaler}, which decides which workers there are; leave out one of them"
             )

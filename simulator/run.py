@@ -21,7 +21,7 @@ from lorrery.settings import Settings
 from lorrery.simulator.cluster import SimulatedCluster, SimulationOptions
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.faults import never_began
-from lorrery.simulator.first_workers import check_scaled_faults
+from lorrery.simulator.first_workers import check_scaled
 from lorrery.simulator.gaps import GapRecorder
 from lorrery.simulator.garbage import collected_seldom
 from lorrery.simulator.outcomes import OutcomeRecorder
@@ -115,7 +115,7 @@ class SimulatedRun:
         """
         settings, options = self.settings, self.options
         faults = (*settings.planned_faults(), *settings.of_workers(self.simulation_options.faults))
-        check_scaled_faults(settings, faults)
+        check_scaled(settings, faults, by_caller=scaled_by_caller)
         cluster = SimulatedCluster(settings, replace(self.simulation_options, faults=faults), options.timeout)
         self.devices = cluster.devices
         asked = build_workload(options, list(cluster.adapters), self.requests)

@@ -25,7 +25,7 @@ __all__ = ["Observation", "RunIsOverError", "VirtualCluster"]
 
 
 class RunIsOverError(LorreryError):
-    """`result` was called: the run is over, and nothing can be asked of it any more."""
+    """The run is over: nothing can be scaled any more and, once `result` was called, nothing be asked of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class VirtualCluster:
         overrides: as there.
         workers: worker processes at first.
         shards: schedulers.
-        faults: as there, but none that takes workers away.
+        faults: as there, but none that takes workers away or freezes them.
         seed: of every draw.
         one_step: plan before every step: slow, equal.
         run: that was prepared and has not begun; in place of all of these.
@@ -133,9 +133,14 @@ class VirtualCluster:
 
         Raises:
             SettingsError: fewer than there are schedulers, where there are several, or a number that cannot be.
-            RunIsOverError: `result` was called.
+            RunIsOverError: every request has ended and none will come, or `result` was called.
         """
         self._check_goes_on()
+        if self._done:
+            raise RunIsOverError(
+                f"scale to {num_replicas}: every request has ended, and none will come; look at `done` before, and ask"
+                " for the result"
+            )
         least = self._num_shards if self._num_shards > 1 else 0
         if not least <= num_replicas <= MOST_REPLICAS:
             raise SettingsError(f"scale to {num_replicas}: it must be from {least} to {MOST_REPLICAS} worker processes")

@@ -8,8 +8,10 @@ from inspect import getdoc
 from itertools import dropwhile, takewhile
 from pathlib import Path
 
+import click
 import pytest
 import typer
+from rich.text import Text
 from typer.testing import CliRunner
 
 from lorrery.chassis.errors import LorreryError
@@ -53,6 +55,14 @@ WITHOUT_OPTIONS = {
 def app_of(part: str) -> typer.Typer:
     app: typer.Typer = import_module(f"lorrery.cli.{part}").app
     return app
+
+
+def command_of(name: str) -> click.Command:
+    part, *rest = name.split()
+    one = typer.main.get_command(app_of(part))
+    for inner in rest:
+        one = one.commands[inner]
+    return one
 
 
 def commands() -> list[str]:
@@ -106,14 +116,19 @@ def test_help_says_how_to_use_it(command: str, tmp_path: Path, monkeypatch: pyte
         assert "\n   lorrery " in result.output  # the indent is kept
 
 
+@pytest.mark.parametrize("command", commands())
+def test_tables_of_the_settings_file_keep_their_brackets_in_help(command: str):
+    one = command_of(command)
+    for text in [one.help or "", *(getattr(option, "help", None) or "" for option in one.params)]:
+        assert Text.from_markup(text).plain == text.replace("\\[", "["), (
+            "Rich takes [name] for markup: write \\\\[name]"
+        )
+
+
 @pytest.mark.parametrize("command", [name for name in commands() if name not in GROUPS])
 def test_examples_are_what_the_command_line_takes(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    part, *rest = command.split()
-    one = typer.main.get_command(app_of(part))
-    for name in rest:
-        one = one.commands[name]
-    for line in examples(getdoc(one.callback)):
+    for line in examples(getdoc(command_of(command).callback)):
         _, named, *arguments = shlex.split(line)
         target = typer.main.get_command(app_of(named))
         while (inner := getattr(target, "commands", {}).get(arguments[0] if arguments else "")) is not None:

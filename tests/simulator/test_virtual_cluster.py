@@ -1,5 +1,7 @@
 """A caller that looks at a simulated cluster, scales it and lets time pass."""
 
+from typing import Any
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -13,7 +15,7 @@ from tests.simulator.test_autoscaling import CLUSTER, bursts, run
 
 
 def cluster(**given) -> lorrery.VirtualCluster:
-    return lorrery.VirtualCluster(CLUSTER, bursts(), workers=1, **given)
+    return lorrery.VirtualCluster(CLUSTER, bursts(), **{"workers": 1, **given})
 
 
 def test_the_shipped_rule_applied_by_a_caller_does_what_the_simulator_does_by_itself():
@@ -81,6 +83,8 @@ def test_what_cannot_be_is_refused():
     own = cluster()
     with pytest.raises(SettingsError, match="scale to -1"):
         own.scale(-1)
+    with pytest.raises(SettingsError, match=r"scale to 10001: .* to 10000"):
+        own.scale(10_001)
     with pytest.raises(SettingsError, match="more than 0"):
         own.advance(0)
     with pytest.raises(SettingsError, match="at most"):
@@ -89,3 +93,27 @@ def test_what_cannot_be_is_refused():
     for ask in (own.observe, own.metrics, lambda: own.scale(2), lambda: own.advance(1)):
         with pytest.raises(RunIsOverError, match="the run is over"):
             ask()
+
+
+def test_once_every_request_has_ended_nothing_is_scaled_any_more():
+    own = cluster()
+    assert own.advance(400).done
+    with pytest.raises(RunIsOverError, match="scale to 3: every request has ended"):
+        own.scale(3)
+    assert own.advance(1).num_ready == 1
+    found = own.result()
+    assert found.scaling is not None
+    assert (found.scaling.timeline, found.scaling.summary.num_scale_ups) == ([], 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"faults": ["worker_loss,at=3,worker=worker-0"]}, "worker_loss,.* with a caller that scales"),
+        ({"faults": ["freeze_worker,at=3,for=1,worker=worker-0"]}, "freeze_worker,.* with a caller that scales"),
+        ({"overrides": ["workers=[{count = 2}]", "autoscaler.enabled=false"], "workers": None}, "leave out .*workers"),
+    ],
+)
+def test_what_does_not_go_with_workers_that_come_and_go_is_refused(given: dict[str, Any], words: str):
+    with pytest.raises(SettingsError, match=words):
+        cluster(**given)
