@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lorrery.settings import Settings, load
+from lorrery.settings import Settings, changed, load
 from tests.deploy import kubernetes
 from tests.deploy.asked import check_series
 from tests.deploy.chart import (
@@ -34,7 +34,7 @@ from tests.deploy.chart import (
     selects,
     template,
 )
-from tests.deploy.files import DASHBOARDS, DEPLOY, RULES
+from tests.deploy.files import DASHBOARDS, DEPLOY, ROOT, RULES
 
 pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason="helm has no wheel for this platform")
 
@@ -512,3 +512,23 @@ def test_a_note_says_that_nothing_reads_the_metrics_that_workers_are_scaled_by(
     result = helm("template", RELEASE, chart, "--show-only", "templates/note.yaml", "--set", values)
     assert result.returncode == 0, result.stderr
     assert ("set monitoring.serviceMonitor.enabled" in yaml.safe_load(result.stdout)["note"]) == warned
+
+
+def test_the_settings_of_the_page_on_autoscaling_are_the_charts() -> None:
+    page = (ROOT / "docs" / "autoscaling.md").read_text(encoding="utf-8").partition("### The chart's settings")[2]
+    own = changed(tomllib.loads(page.partition("```toml")[2].partition("```")[0])).autoscaler
+    (scaler,) = kind(template("--set", "worker.autoscaling.by=hpa"), "HorizontalPodAutoscaler")
+    spec = scaler["spec"]
+    assert (own.enabled, own.min_replicas, own.max_replicas) == (True, spec["minReplicas"], spec["maxReplicas"])
+    rule = own.rule()
+    assert {f"vllm_{name}": target for name, target in rule.targets.items()} == {
+        one["pods"]["metric"]["name"]: float(one["pods"]["target"]["averageValue"]) for one in spec["metrics"]
+    }
+    for direction, key in ((rule.scale_up, "scaleUp"), (rule.scale_down, "scaleDown")):
+        behavior = spec["behavior"][key]
+        assert direction.stabilization_seconds == behavior.get("stabilizationWindowSeconds", 0)
+        values = {one["type"]: one["value"] for one in behavior["policies"]}
+        assert (direction.max_pods, direction.max_percent) == (values.get("Pods", 0), values.get("Percent", 0))
+        assert {direction.period_seconds} == {one["periodSeconds"] for one in behavior["policies"]}
+    # The chart leaves these to the controller, or has them in its query: [2m].
+    assert (own.sync_period_seconds, own.tolerance, own.window_seconds) == (15, 0.1, 120)
