@@ -5,8 +5,12 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.cluster.harness import StartCluster, running_cluster
+
+settings.register_profile("untimed", deadline=None)  # how long an example takes says something of the machine
+settings.load_profile("untimed")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from lorrery.scheduler.core.memory.no_evict import NoEvictMemory
 from lorrery.scheduler.core.memory.paged import PagedMemory
 from lorrery.scheduler.core.memory.peak import PeakMemory
 from lorrery.scheduler.core.memory.unlimited import UnlimitedMemory
-from lorrery.scheduler.core.policies import batching_name, limits_family, policy_of
+from lorrery.scheduler.core.policies import batch_limits, batching_name, limits_family, policy_of
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 
@@ -34,6 +34,9 @@ MEMORIES: dict[str, MemoryRule] = {
             exact=limits_family(s).exact_memory,
             together=batching_name(s) == "static",
             keep_refused=s.strict and policy_of(s.policy).keeps_refused,
+            least_chunk=max(1, s.step_tokens - batch_limits(s).max_sequences + 1)
+            if batching_name(s) == "chunked"
+            else None,
         )
     ),
     "paged": MemoryRule(

@@ -42,6 +42,11 @@ class Running:
     def __len__(self) -> int:
         return self.num
 
+    @property
+    def prompt_tokens_left(self) -> int:
+        """Tokens that those in prefill have still to compute."""
+        return sum([sequence.input_tokens - sequence.computed_tokens for sequence in self.prefilling.values()])
+
     def __iter__(self) -> Iterator[Sequence]:
         """Iterate over the decoding sequences."""
         return iter(self._decoding.values())

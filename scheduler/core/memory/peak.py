@@ -5,13 +5,16 @@ The pool also holds the weights of the adapters in use; `Adapter.slots` says how
     peak(running + new) < pool - slots of the distinct adapters             S-LoRA (strictly below)
     peak(running + new) <= pool - slots of the distinct adapters            exact
 
+Chunked prefill lets others decode while a prompt is computed in pieces, so that its sequence ends later than S-LoRA's
+formula has it: by as many steps as the pieces may take. It is charged for these too, unless everybody's end fits.
+
 S-LoRA charges a newcomer (input + 1 held, max_new_tokens - 1 left), one token more than the same sequence after its
 prefill; `exact` charges it (input + 1, max_new_tokens - 2), since the last token produced is never cached.
 """
 
 from lorrery.scheduler.core.memory.base import BlockUse, Check, Trial
 from lorrery.scheduler.core.memory.reservation import PeakReservation
-from lorrery.scheduler.core.memory.running_peak import RunningPeak
+from lorrery.scheduler.core.memory.running_peak import RunningPeak, steps_late
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 
@@ -25,6 +28,8 @@ class PeakMemory:
         together: nobody leaves before all have ended (static batching), so the peak is everybody's end.
         keep_refused: a refused candidate stays counted for the rest of the pass, as S-LoRA's cluster policy has it.
         report_peaks: let checks carry the exact peak, not only whether the candidate fits.
+        least_chunk: fewest prompt tokens of a step in which others decode, while prompts are computed in pieces; None:
+            a prompt takes one step.
     """
 
     reserved = True
@@ -37,12 +42,14 @@ class PeakMemory:
         together: bool = False,
         keep_refused: bool = False,
         report_peaks: bool = False,
+        least_chunk: int | None = None,
     ) -> None:
         self.pool_tokens = pool_tokens
         self.exact = exact
         self.together = together
         self.keep_refused = keep_refused
         self.report_peaks = report_peaks
+        self.least_chunk = least_chunk
         self.running_peak = RunningPeak()
 
     def charge(self, sequence: Sequence) -> tuple[int, int]:
@@ -60,8 +67,10 @@ class PeakMemory:
     def steps_until_fits(self, running: Running, sequence: Sequence, limit: int) -> int:
         """Return after how many decode steps a waiting sequence fits; exact."""
         slots = running.adapter_slots_with(sequence.adapter)
-        reservation, most = self.running_peak.of(running), self.most_tokens(slots)
-        return reservation.steps_until_at_most(*self.charge(sequence), most, running.decode_step, limit)
+        reservation, most = self.running_peak.of(running, self.least_chunk), self.most_tokens(slots)
+        held, left = self.charge(sequence)
+        left += steps_late(running.prompt_tokens_left + sequence.input_tokens, self.least_chunk)
+        return reservation.steps_until_at_most(held, left, most, running.decode_step, limit)
 
     @property
     def capacity(self) -> tuple[int, ...]:
@@ -120,6 +129,7 @@ class _PeakTrial:
         self._running = running
         self._taken: list[tuple[int, int]] = []
         self._total_tokens = 0 if memory.together else running.reserved_tokens
+        self._prompt_tokens = 0 if memory.least_chunk is None else running.prompt_tokens_left
         self._reservation: PeakReservation | None = None
         self._num_reserved = 0  # of those taken, in a reservation of its own
         self._num_present = 0 if memory.together else len(running)
@@ -139,6 +149,7 @@ class _PeakTrial:
                 peak = self._reserved().peak_with(held, left, self._running.decode_step)
                 fits = peak <= most
             elif not fits:
+                left += steps_late(self._prompt_tokens + sequence.input_tokens, memory.least_chunk)
                 fits = self._reserved().has_room(held, left, most, self._running.decode_step)
         check = Check(sequence, peak, slots, self._num_present + len(self._taken) + 1, fits)
         if memory.keep_refused:
@@ -153,7 +164,7 @@ class _PeakTrial:
     def _reserved(self) -> PeakReservation:
         """Return the reservation of those that run and those taken."""
         if self._reservation is None:
-            self._reservation = self._memory.running_peak.of(self._running)
+            self._reservation = self._memory.running_peak.of(self._running, self._memory.least_chunk)
         if self._num_reserved < len(self._taken):
             if not self._num_reserved:
                 self._reservation = self._reservation.copy()
@@ -170,8 +181,9 @@ class _PeakTrial:
 
     def _add(self, sequence: Sequence) -> None:
         held, left = self._memory.charge(sequence)
-        self._taken.append((held, left))
         self._total_tokens += held + left
+        self._prompt_tokens += sequence.input_tokens
+        self._taken.append((held, left + steps_late(self._prompt_tokens, self._memory.least_chunk)))
         self._adapter_slots = self._slots_with(sequence.adapter)
         if sequence.adapter is not None:
             self._new_adapters.add(sequence.adapter.key)

@@ -21,17 +21,24 @@ class RunningPeak:
         self._is_kept = False
         self._num_unasked = 0
 
-    def of(self, running: Running) -> PeakReservation:
-        """Return the reservation, good for any decode step unless a sequence is in prefill; not to be changed."""
+    def of(self, running: Running, least_chunk: int | None) -> PeakReservation:
+        """Return the reservation, good for any decode step unless a sequence is in prefill; not to be changed.
+
+        Args:
+            running: the batch.
+            least_chunk: see `PeakMemory`.
+        """
         self._num_unasked = 0
         if not self._is_kept or len(self._entries) != running.num_decoding:  # those that are held grow no more
             self._make(running)
         if not running.prefilling:
             return self._reservation
         # They count as if they had their first token, and do not decode, so what is left to them falls at no step.
-        step, with_newcomers = running.decode_step, self._reservation.copy()
+        step, with_newcomers, prompt_tokens = running.decode_step, self._reservation.copy(), 0
         for sequence in running.prefilling.values():
-            with_newcomers.add(step + sequence.budget_tokens - 2, sequence.input_tokens + 1 - step)
+            prompt_tokens += sequence.input_tokens - sequence.computed_tokens
+            left = sequence.budget_tokens - 2 + steps_late(prompt_tokens, least_chunk)
+            with_newcomers.add(step + left, sequence.input_tokens + 1 - step)
         return with_newcomers
 
     def _make(self, running: Running) -> None:
@@ -59,6 +66,15 @@ class RunningPeak:
         if self._num_unasked > MOST_UNASKED:
             self._is_kept = False
         return self._is_kept
+
+
+def steps_late(prompt_tokens: int, least_chunk: int | None) -> int:
+    """Return how many steps others may decode before so many prompt tokens, those ahead included, are computed.
+
+    Who is in prefill meanwhile holds its prompt and ends so much later. To count it as if it decoded all the while, and
+    then for as long as it may, is never too little.
+    """
+    return 0 if least_chunk is None else max(0, -(-prompt_tokens // least_chunk) - 1)
 
 
 def _entry(sequence: Sequence) -> tuple[int, int]:

@@ -226,6 +226,20 @@ def test_skipping_equals_stepping_and_nothing_is_lost(
             assert not replica.num_waiting
 
 
+def test_the_pool_holds_those_who_decode_while_a_prompt_is_computed_in_pieces() -> None:
+    prompts = [(3_000, 15, 18), (3_001, 9, 20), (3_001, 17, 8), (3_002, 15, 4), (43_002, 2, 10)]
+    arrivals = [
+        (at_ps, Sequence(handle, tokens, most, arrived_ps=at_ps), most)
+        for handle, (at_ps, tokens, most) in enumerate(prompts)
+    ]
+    log = step_by_step(
+        build("fcfs chunked", 65, 40, 4),
+        World(arrivals, []),
+        lambda replica: nothing_is_negative_or_over(replica, 65, 4),
+    )
+    assert sum(entry[0] == "finished" for entry in log) == len(prompts)
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=12, deadline=None)
 @given(world=worlds(), num_steps=st.integers(0, 12))

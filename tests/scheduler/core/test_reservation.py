@@ -89,12 +89,12 @@ def test_steps_until_fits_is_the_first_step_at_which_the_candidate_fits(
     for handle, (prompt, budget) in enumerate(present):
         running.join(Sequence(handle, prompt, budget))
     limit = running.steps_to_length()
-    kept = peak_of.of(running)
+    kept = peak_of.of(running, None)
     answer = kept.steps_until_at_most(*candidate, pool, running.decode_step, limit)
     for step in range(1, answer + 1):
         running.advance(1)
-        peak_now = RunningPeak().of(running).peak_with(*candidate, running.decode_step)
-        assert peak_of.of(running) is kept
+        peak_now = RunningPeak().of(running, None).peak_with(*candidate, running.decode_step)
+        assert peak_of.of(running, None) is kept
         assert step == limit or kept.peak_with(*candidate, step) == peak_now
         fits = peak_now <= pool
         assert fits == (step == answer) or step == limit
@@ -131,7 +131,7 @@ def test_the_batchs_reservation_follows_whoever_comes_and_goes(events: list[tupl
             running.advance(1)
         else:
             step = running.decode_step
-            assert peak_of.of(running).peak_with(9, number, step) == peak(
+            assert peak_of.of(running, None).peak_with(9, number, step) == peak(
                 [
                     (9, number),
                     *((s.input_tokens + s.output_tokens_at(step), s.finish_step - 1 - step) for s in running),
