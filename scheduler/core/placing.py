@@ -20,6 +20,9 @@ from lorrery.vocabulary.units import PS_PER_SECOND
 SLICE = 16
 """Requests that one call places or refuses: a millisecond, or some where prompts are looked up in several caches."""
 
+MOST_FITS = 64
+"""Sets of kinds of workers whose lists are kept."""
+
 
 class Placing:
     """Gives sequences to workers.
@@ -47,7 +50,8 @@ class Placing:
         self.ready: list[Member] = []
         self._candidates: list[Candidate] = []
         self._kinds: list[tuple[object, ...]] = []
-        self._samples: list[Member] = []
+        self._samples: dict[tuple[object, ...], Member] = {}
+        self._fit: dict[frozenset[tuple[object, ...]], tuple[list[Member], list[Candidate]]] = {}
         self._at_ps = 0
         self.room = WaitingRoom()
         self._placement = placement
@@ -71,15 +75,22 @@ class Placing:
         self.ready = ready
         self._candidates = [member.candidate for member in ready]
         self._kinds = [member.replica.kind for member in ready]
-        self._samples = list(dict(zip(self._kinds, ready, strict=True)).values())
+        self._samples = dict(zip(self._kinds, ready, strict=True))
+        self._fit.clear()
 
     def _fitting(self, sequence: Sequence) -> tuple[list[Member], list[Candidate]]:
-        """Return the workers that could hold a sequence; as long as all could, the same lists each time."""
-        unfit = [one.replica.kind for one in self._samples if one.replica.never_fits_reason(sequence) is not None]
+        """Return the workers that could hold a sequence; where the same kinds could, the same lists each time."""
+        unfit = [kind for kind, one in self._samples.items() if one.replica.never_fits_reason(sequence) is not None]
         if not unfit:
             return self.ready, self._candidates
-        fitting = [member for member, kind in zip(self.ready, self._kinds, strict=True) if kind not in unfit]
-        return fitting, [member.candidate for member in fitting]
+        key = frozenset(unfit)
+        found = self._fit.get(key)
+        if found is None:
+            if len(self._fit) >= MOST_FITS:
+                self._fit.clear()
+            fitting = [member for member, kind in zip(self.ready, self._kinds, strict=True) if kind not in key]
+            found = self._fit[key] = (fitting, [member.candidate for member in fitting])
+        return found
 
     def why_not_first(self, sequence: Sequence) -> str | None:
         """Return why the first worker can never hold a sequence; None: it can, or there is no worker."""

@@ -40,6 +40,9 @@ from lorrery.scheduler.core.queues.base import Queue, hears_of_steps, is_asked_e
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.vocabulary.finish_reason import FinishReason
 
+_WAYS_TO_BATCH = "lorrery.scheduler.core.batching."
+"""The package of those whose limits stay."""
+
 
 class SequenceError(Exception):
     """A policy raised while it was given one sequence.
@@ -219,11 +222,13 @@ class Replica:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What `never_fits_reason` depends on: replicas of one kind would take the same sequences."""
-        try:
-            limits = self.batching.limits
-        except Exception:  # what a policy raises may be over by the next time
+        """What `never_fits_reason` depends on: replicas of one kind would take the same sequences.
+
+        One with a way to batch from outside the tree, whose limits may change or raise, is of a kind of its own.
+        """
+        if not type(self.batching).__module__.startswith(_WAYS_TO_BATCH):
             return (self.options.strict, id(self))
+        limits = self.batching.limits
         most = None if limits.partial else limits.max_prompt_tokens
         return (self.options.strict, most, type(self.memory), *self.memory.capacity)
 

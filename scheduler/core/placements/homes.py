@@ -3,8 +3,8 @@
 An adapter's homes are the first `num_homes` of its ranking by rendezvous hash. Where none of them has room, that is a
 load of at most `LOAD_FACTOR` times the mean (consistent hashing with bounded loads; Mirrokni, Thorup and Zadimoghaddam,
 SODA 2018), the next in the ranking that has is one too: so a popular adapter has as many homes as it needs, always the
-same ones. The mean is estimated from the workers drawn, over the last `MEMORY` requests or so. So the cost of a
-placement grows neither with workers nor with adapters.
+same ones, up to `MOST_HOMES`; beyond, its requests go to workers drawn. The mean is estimated from the workers drawn,
+over the last `MEMORY` requests or so. So the cost of a placement grows neither with workers nor with adapters.
 """
 
 from collections.abc import Sequence as Many

@@ -9,7 +9,7 @@ from lorrery.scheduler.core.batching.base import BatchContext, Step, Wait
 from lorrery.scheduler.core.batching.continuous import Continuous
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.cluster import ClusterCore
-from lorrery.scheduler.core.cluster_events import Placed
+from lorrery.scheduler.core.cluster_events import Placed, Refused
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.placements.least_loaded import LeastLoaded
@@ -239,6 +239,28 @@ class NoLimits:
 
     def arrivals_matter(self, context: BatchContext) -> bool:
         return self._continuous.arrivals_matter(context)
+
+
+class Narrowing(NoLimits):
+    """Continuous batching whose limits are an attribute, which it may change."""
+
+    limits = BatchLimits(2, 100)
+
+
+def test_a_worker_whose_limits_have_changed_does_not_speak_for_others() -> None:
+    settings = ReplicaSettings("fcfs", 400, 80)
+    ways = [Narrowing(chooses=True), Narrowing(chooses=True)]
+    core = ClusterCore(LeastLoaded())
+    for number, way in enumerate(ways):
+        core.attach(Member(f"w{number}", build_replica(settings, make_batching=lambda _, way=way: way), NEVER), 0)
+    ways[1].limits = BatchLimits(2, 10)
+    for handle in range(4):
+        (event,) = core.submit(Sequence(handle, 50, 5), 0)
+        assert isinstance(event, Placed)
+        assert event.member.name == "w0"
+    ways[0].limits = BatchLimits(2, 10)
+    (event,) = core.submit(Sequence(4, 50, 5), 0)
+    assert isinstance(event, Refused)
 
 
 @pytest.mark.parametrize("chooses", [True, False])

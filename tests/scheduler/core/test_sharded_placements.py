@@ -12,8 +12,10 @@ from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.cluster import ClusterCore
 from lorrery.scheduler.core.cluster_events import Placed
 from lorrery.scheduler.core.member import Member
+from lorrery.scheduler.core.placements import rendezvous
+from lorrery.scheduler.core.placements.draw import Draw
 from lorrery.scheduler.core.placements.options import PlacementOptions, Weights
-from lorrery.scheduler.core.placements.rendezvous import Rankings
+from lorrery.scheduler.core.placements.rendezvous import Rankings, weight
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.placements.weighted import Weighted
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
@@ -54,6 +56,19 @@ class Worker:
 
     def load_ps(self, adapter: Adapter) -> int:
         return 0 if self.has_adapter(adapter) else 10**10
+
+
+class CountingGenerator(np.random.Generator):
+    """Counts what is drawn."""
+
+    num_drawn = 0
+
+    def __init__(self) -> None:
+        super().__init__(np.random.PCG64(1))
+
+    def random(self, size: int) -> np.ndarray:  # type: ignore[override]
+        self.num_drawn += size
+        return super().random(size)
 
 
 def fleet(count: int) -> list[Worker]:
@@ -135,6 +150,62 @@ def test_a_worker_gets_its_share_of_adapters() -> None:
     among, rankings = fleet(10), Rankings(2)
     homes = Counter(index for number in range(2000) for index in rankings.head(f"a{number}", among))
     assert all(300 < count < 500 for count in homes.values())
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, str]]:
+    """How often which adapter was hashed with which worker."""
+    counted = Counter[tuple[str, str]]()
+
+    def count(adapter_id: str, worker_id: str) -> bytes:
+        counted[adapter_id, worker_id] += 1
+        return weight(adapter_id, worker_id)
+
+    monkeypatch.setattr(rendezvous, "weight", count)
+    return counted
+
+
+def test_rankings_of_two_sets_of_workers_in_turn_are_each_made_once(hashed: Counter[tuple[str, str]]) -> None:
+    every, rankings = fleet(6), Rankings(3)
+    large = every[::2]
+    for number in range(20):
+        head = rankings.head(f"a{number % 2}", large if number % 3 else every)
+        assert head == Rankings(3).head(f"a{number % 2}", large if number % 3 else every)
+    hashed.clear()
+    for number in range(20):
+        rankings.head(f"a{number % 2}", large if number % 3 else every)
+        rankings.head(f"a{number % 2}", list(every))
+    assert not hashed
+
+
+def test_rankings_of_few_sets_of_workers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "MOST_KEPT", 20)
+    among, rankings = fleet(30), Rankings(3)
+    for number in range(200):
+        some = among[number % 28 :]
+        assert rankings.head(f"a{number % 7}", some) == Rankings(3).head(f"a{number % 7}", some)
+        assert len(rankings._by_list) <= rendezvous.MOST_LISTS
+        assert rankings._num_kept == sum(len(one.heads) for one in rankings._by_names.values()) <= 20
+
+
+def test_in_a_mixed_fleet_no_request_costs_the_hashes_of_one_before(hashed: Counter[tuple[str, str]]) -> None:
+    core = ClusterCore(PLACEMENTS["adapter_shards"](np.random.default_rng(1)))
+    for number in range(6):
+        settings = ReplicaSettings("fcfs", 40 if number % 2 else 160, 1000, batch_max_tokens=1000)
+        core.attach(Member(f"w{number}", build_replica(settings)), 0)
+    for handle in range(20):
+        core.submit(Sequence(handle, 100 if handle % 2 else 10, 5, adapter=Adapter("a", 2)), 0)
+    assert sum(hashed.values()) == 6 + 3
+
+
+@pytest.mark.parametrize(("count", "total"), [(511, 512), (257, 512), (256, 512), (16, 17), (2, 3)])
+def test_a_draw_of_nearly_all_costs_no_more_than_one_of_half(count: int, total: int) -> None:
+    rng = CountingGenerator()
+    draw = Draw(rng)
+    drawn = [draw.some(count, total) for _ in range(64)]
+    assert all(len(set(one)) == count and min(one) >= 0 and max(one) < total for one in drawn)
+    assert {index for one in drawn for index in one} == set(range(total))
+    assert rng.num_drawn <= 64 * max(count, 70) * 2
 
 
 def test_a_ranking_follows_when_workers_change_though_their_number_does_not() -> None:
