@@ -22,7 +22,7 @@ MemoryName = Annotated[str, named(*MEMORIES)]
 CacheName = Annotated[str, named(*PREFIX_CACHES)]
 LimitsName = Annotated[str, named(*LIMITS)]
 PlugInOptions = dict[str, Any]
-ScoreWeight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+ScoreWeight = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 
 
 class PlacementWeights(Section):
@@ -32,6 +32,12 @@ class PlacementWeights(Section):
     load: ScoreWeight = Field(default=2.0, description="few requests, waiting and running, beside the mean")
     adapter: ScoreWeight = Field(default=4.0, description="the adapter on the GPU, or soon")
     prefix: ScoreWeight = Field(default=3.0, description="share of the prompt in the worker's prefix cache")
+
+    @model_validator(mode="after")
+    def _counts_something(self) -> Self:
+        if not any(dict(self).values()):
+            raise ValueError("queue, load, adapter and prefix are all 0; give at least one of them more than 0")
+        return self
 
 
 class AdapterSpec(Section):

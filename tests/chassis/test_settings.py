@@ -128,6 +128,14 @@ def test_command_line_takes_lists_and_later_values_win():
             "[scheduler]\nmax_total_token_num = 3000",
             "max_total_token_num (3000) must be at least max_req_total_len (3072)",
         ),
+        (
+            "[scheduler]\nplacement_weights = {queue = 0, load = 0, adapter = 0, prefix = 0}",
+            "scheduler.placement_weights: queue, load, adapter and prefix are all 0; give at least one",
+        ),
+        (
+            "[scheduler]\nplacement_weights = {queue = 1e308}",
+            "placement_weights.queue: Input should be less than or equal to 1000000, got 1e+308",
+        ),
     ],
 )
 def test_what_cannot_be_is_named(tmp_path: Path, text: str, key: str):
