@@ -1,6 +1,6 @@
 """When does affinity beat load? Placements by number of adapters, skew and load.
 
-    python -m studies.affinity [--out docs/figures] [--requests 2000]
+    python -m studies.affinity [--out docs/figures] [--requests 2000] [--placements least_loaded weighted ...]
 
 Llama-3-8B on eight H100 with eight places for adapters each (`adapters.max_loras`), adapters of rank 64, first come
 first served. Prompts of 64 to 192 tokens, outputs of 32 to 96, Poisson arrivals; every rule gets the
@@ -102,12 +102,12 @@ def measure(placement: str, rate: float, num_adapters: int, exponent: float, cou
     )
 
 
-def study(count: int = NUM_REQUESTS) -> list[Row]:
-    """Measure every rule, by number of adapters and by skew."""
+def study(count: int = NUM_REQUESTS, placements: Sequence[str] = PLACEMENTS) -> list[Row]:
+    """Measure each rule, by number of adapters and by skew."""
     ways = dict.fromkeys(
         [(number, SOME_EXPONENT) for number in ADAPTERS] + [(SOME_ADAPTERS, exponent) for exponent in EXPONENTS]
     )
-    return [measure(one, rate, *way, count) for one in PLACEMENTS for rate in RATES for way in ways]
+    return [measure(one, rate, *way, count) for one in placements for rate in RATES for way in ways]
 
 
 def _label_some(value: float, _position: float) -> str:
@@ -155,8 +155,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the study."""
     parser = figure.parser(__doc__)
     parser.add_argument("--requests", type=int, default=NUM_REQUESTS, help="of each run")
+    parser.add_argument("--placements", nargs="+", choices=PLACEMENTS, default=PLACEMENTS, help="to compare")
     options = parser.parse_args(arguments)
-    rows = study(options.requests)
+    rows = study(options.requests, options.placements)
     columns = Row.__dataclass_fields__
     figure.write_table(options.out, NAME, [{name: getattr(row, name) for name in columns} for row in rows])
     caption = (

@@ -22,7 +22,7 @@ SMALL = {
     "fair_tenants": ["--seconds", "6"],
     "mixed_fleet": ["--seconds", "6"],
     "shards": ["--seconds", "2", "--seeds", "1"],
-    "affinity": ["--requests", "30"],
+    "affinity": ["--requests", "20", "--placements", "weighted"],
     "autoscaling": ["--seconds", "30"],
 }
 
