@@ -3,6 +3,8 @@
 import numpy as np
 
 _BLOCK = 4096
+_FEW = 16
+"""Drawn one by one, however few are left: at most some sixty draws."""
 
 
 class Draw:
@@ -17,14 +19,19 @@ class Draw:
         self._shares: list[float] = []
 
     def some(self, count: int, total: int) -> list[int]:
-        """Return different indices below `total`: `count` of them, or all if there are no more."""
+        """Return different indices below `total`: `count` of them, or all if there are no more. Cost: O(count)."""
         if count >= total:
             return list(range(total))
-        drawn: list[int] = []
+        if count > max(_FEW, total // 2):
+            left_out = self._different(total - count, total)
+            return [index for index in range(total) if index not in left_out]
+        return list(self._different(count, total))
+
+    def _different(self, count: int, total: int) -> dict[int, None]:
+        """Draw indices, as keys in the order in which they come."""
+        drawn: dict[int, None] = {}
         while len(drawn) < count:
             if not self._shares:
                 self._shares = self._rng.random(_BLOCK).tolist()
-            index = int(self._shares.pop() * total)
-            if index not in drawn:
-                drawn.append(index)
+            drawn[int(self._shares.pop() * total)] = None
         return drawn
