@@ -28,7 +28,7 @@ from lorrery.scheduler.core.balance import Balance, Move
 from lorrery.scheduler.core.cluster_events import ClusterEvent, GaveBack, Placed, Refused, Withdrawn
 from lorrery.scheduler.core.door import LETS_ALL_IN, ClusterRules, Door
 from lorrery.scheduler.core.forecast import OutputShare
-from lorrery.scheduler.core.member import Member
+from lorrery.scheduler.core.member import Member, Tally
 from lorrery.scheduler.core.placements.base import Placement
 from lorrery.scheduler.core.placing import SLICE, Placing
 from lorrery.scheduler.core.plan import Cancelled, Recalled
@@ -80,6 +80,7 @@ class ClusterCore:
         self._max_waiting = rules.max_waiting_requests
         self._placing = Placing(placement, rules, notes_figures=notes_figures, bring_up_to_date=bring_up_to_date)
         self._room = self._placing.room
+        self._placed = Tally()
         self._balance = Balance()
         self._door = Door(rules)
         self._quotas = Quotas()
@@ -122,8 +123,7 @@ class ClusterCore:
     @property
     def num_open(self) -> int:
         """Requests that have come in and not ended."""
-        num_placed = sum([len(member.sequences) for member in self.members.values()])
-        return len(self._room) + self._quotas.num_held + num_placed
+        return len(self._room) + self._quotas.num_held + self._placed.num
 
     def unplaced(self) -> list[Sequence]:
         """Return the requests that no worker has: those that wait for one, and those held for their key."""
@@ -299,6 +299,7 @@ class ClusterCore:
         """Take in a worker, which has nothing and a name that no other has, and give it what waits for one."""
         assert member.name not in self.members, f"worker {member.name} is attached already"
         self.members[member.name] = member
+        member.tally = self._placed
         if self._outputs is not None:
             member.predict(self._outputs)
         member.backlog = self._backlog if self._backlog.is_kept else None

@@ -33,6 +33,15 @@ from lorrery.worker.device.pace import Pace
 _ENDS = (Finished, Cancelled, Dropped, Failed)
 
 
+class Tally:
+    """How many sequences the workers of a cluster have, all together."""
+
+    __slots__ = ("num",)
+
+    def __init__(self) -> None:
+        self.num = 0
+
+
 class Member:
     """An attached worker.
 
@@ -48,6 +57,7 @@ class Member:
         candidate: its figures, for placements.
         sequences: by handle: submitted and not ended.
         moving: by handle: sequences that are to go to another worker, and its name.
+        tally: counts its sequences, and those of others who have the same one.
         number: in order of attaching, among workers whose waiting sequences may move.
         withdrawn: handles of those that have been cancelled, until they end.
         changed: whether a decision has changed who waits or runs; its driver sets it back.
@@ -70,6 +80,7 @@ class Member:
         "pool_tokens",
         "replica",
         "sequences",
+        "tally",
         "withdrawn",
     )
 
@@ -80,6 +91,7 @@ class Member:
         self.pool_tokens = pool_tokens
         self.candidate = ReplicaCandidate(name, replica)
         self.sequences: dict[int, Sequence] = {}
+        self.tally = Tally()
         self.moving: dict[int, str] = {}
         self.withdrawn: set[int] = set()
         self.forecast: Forecast | None = None
@@ -109,6 +121,7 @@ class Member:
         """Hand in a sequence; return whether it may change the plan that runs."""
         replica = self.replica
         self.sequences[sequence.handle] = sequence
+        self.tally.num += 1
         if self.forecast is not None:
             self.forecast.waits(sequence.handle, sequence.input_tokens)
         try:
@@ -162,6 +175,7 @@ class Member:
 
     def _forget(self, handle: int) -> None:
         del self.sequences[handle]
+        self.tally.num -= 1
         if self.forecast is not None:
             self.forecast.stops_waiting(handle)
         if self.withdrawn:
@@ -203,6 +217,7 @@ class Member:
             unfinished, events = self.replica.lose(at_ps)
         except Exception as error:
             unfinished, events = [], self._end(self.sequences.values(), error)
+        self.tally.num -= len(self.sequences)
         self.sequences.clear()
         return unfinished, events
 
