@@ -1,7 +1,7 @@
 """Applies the autoscaler's rule to a local cluster: scrapes its workers, starts processes, and lets some drain.
 
 The rule is the one that the simulator applies (`lorrery.autoscaler`), on what `/metrics` shows. Which process goes is
-Kubernetes' choice: one that starts before one that serves, and of these the youngest.
+Kubernetes' choice: one that starts, or has ended and starts again, before one that serves; of these the youngest.
 """
 
 import asyncio
@@ -64,18 +64,19 @@ class LocalAutoscaler:
         processes = self._cluster.processes
         self._draining = [name for name in self._draining if processes[name].exit_code is None]
         at_seconds = (time.monotonic() - self._began) / self._time_scale
+        down = self._down()
         sample = await self._scraper.sample(
             at_seconds,
-            self._addresses(self._ready),
+            self._addresses(name for name in self._ready if name not in down),
             self._addresses(self._draining),
             processes["scheduler"].metrics,
-            num_starting=len(self._starting),
+            num_starting=len(self._starting) + len(down),
             workers_per_process=self._gpus,
         )
         self._window.add(sample)
         readings = self._window.read_all(self._autoscaler.rule.targets)
         current = len(self._ready) + len(self._starting)
-        decision = self._autoscaler.decide(at_seconds, current, len(self._ready), readings)
+        decision = self._autoscaler.decide(at_seconds, current, len(self._ready) - len(self._down()), readings)
         if decision.replicas != current:
             self._say(f"autoscaler: {decision.why}: from {current} to {decision.replicas} workers")
         for _ in range(decision.replicas - current):
@@ -83,6 +84,10 @@ class LocalAutoscaler:
             self._starting[name] = tasks.create_task(self._until_it_serves(name), name=f"start {name}")
         for _ in range(current - decision.replicas):
             self._stop()
+
+    def _down(self) -> list[str]:
+        """Return those of the ready that have ended by themselves, and are about to start again."""
+        return [name for name in self._ready if self._cluster.processes[name].exit_code is not None]
 
     def _addresses(self, names: Iterable[str]) -> dict[str, str]:
         processes = self._cluster.processes
@@ -104,7 +109,8 @@ class LocalAutoscaler:
             name, start = self._starting.popitem()
             start.cancel()
         else:
-            name = self._ready.pop()
+            name = (self._down() or self._ready)[-1]
+            self._ready.remove(name)
         self._draining.append(name)
         self._cluster.drain(name)
         self._say(f"autoscaler: {name} drains; {len(self._ready)} workers")

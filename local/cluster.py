@@ -269,7 +269,7 @@ class LocalCluster:
             start_up_seconds: device seconds until its weights are loaded.
         """
         numbers = range(len(self._workers) + 1)
-        name = next(name for name in map("worker-{}".format, numbers) if not self._runs(name))
+        name = next(name for name in map("worker-{}".format, numbers) if self._is_free(name))
         if name not in self._workers:
             index = len(self._workers)
             self._workers[name] = self.settings.workers_of_processes(index + 1)[name]
@@ -290,8 +290,10 @@ class LocalCluster:
         """Let a process end what it has, and then itself: SIGTERM."""
         self.kill(name, signal.SIGTERM)
 
-    def _runs(self, name: str) -> bool:
-        return name in self.processes and self.processes[name].exit_code is None
+    def _is_free(self, name: str) -> bool:
+        """Tell whether no process has a name; one that ended by itself keeps it, since it may start again."""
+        process = self.processes.get(name)
+        return process is None or (process.exit_code is not None and process.exit_expected)
 
     async def remove(self, name: str) -> int:
         """Let a process drain and end, and forget it; return its exit code.

@@ -69,7 +69,8 @@ class Supervisor:
         delay = self._next_delay(died.name)
         self._say(f"{died.name} ended with {describe_exit(died.exit_code)}; it starts again in {delay:g} s")
         await asyncio.sleep(delay)
-        await self._start(died.name)
+        if not died.exit_expected:  # the autoscaler may have let it go meanwhile
+            await self._start(died.name)
 
     def _next_delay(self, name: str) -> float:
         ran_seconds = time.monotonic() - self._started_at.get(name, -SOUND_SECONDS)
