@@ -58,7 +58,7 @@ def test_the_locks_agree_with_one_another() -> None:
 def test_every_dependency_is_pinned() -> None:
     for lock, wanted in (
         ("run", PROJECT["project"]["dependencies"]),
-        ("setup", EXTRAS["plot"] + EXTRAS["sweep"]),
+        ("setup", EXTRAS["certs"] + EXTRAS["plot"] + EXTRAS["tracing"]),
         ("dev", PROJECT["project"]["dependencies"] + PROJECT["dependency-groups"]["dev"]),
         ("build", PROJECT["build-system"]["requires"] + HOOK["dependencies"]),
     ):

@@ -107,7 +107,7 @@ async def test_an_adapter_may_be_the_model_and_output_has_its_least_length(start
         _, last = await answer(fill_context=True, truncate_prompt_tokens=6, top_logprobs=2, true_output_tokens=40)
         assert last.finish.usage.prompt_tokens == 6
         assert last.finish.usage.completion_tokens == 40
-        (logprobs,) = last.logprobs
+        logprobs = last.logprobs[-1]
         assert (logprobs.logprob, list(logprobs.top_logprobs)) == (0.0, [0.0, NEVER])
     await nothing_held(cluster)
 
