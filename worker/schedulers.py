@@ -8,8 +8,8 @@ also leaves, in the same way, a scheduler that the name has no more.
 
 import asyncio
 import random
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import Protocol, TypeVar
 
 import grpc.aio
 
@@ -26,6 +26,7 @@ from lorrery.worker.need import Demand, better, neediest
 ASK_SECONDS = 2.0
 """How long a scheduler may take to say how much it needs workers."""
 
+_AnyCall = TypeVar("_AnyCall", bound=grpc.aio.Call)
 _log = get_logger("worker")
 
 
@@ -45,12 +46,31 @@ class Mover(Protocol):
 
 
 class _Channel:
-    """One scheduler's."""
+    """One scheduler's, for all GPUs of the process.
+
+    Args:
+        dialler: opens it.
+    """
 
     def __init__(self, dialler: Dialler) -> None:
         self.dialler = dialler
-        self.calls: list[Call] = []  # welcomed or not: all use one channel
-        self.dialling = asyncio.Lock()
+        self._calls: list[grpc.aio.Call] = []  # welcomed, answered or not
+        self._starting = asyncio.Lock()
+
+    @property
+    def in_use(self) -> bool:
+        """Whether somebody would lose a call if it were closed."""
+        return self._starting.locked() or any(not call.done() for call in self._calls)
+
+    async def start(self, begin: "Callable[[pb_grpc.SchedulerServiceAsyncStub], _AnyCall]") -> _AnyCall:
+        """Begin a call; if it is the only one, with our certificates as they are now."""
+        async with self._starting:
+            self._calls = [call for call in self._calls if not call.done()]
+            if not self._calls:  # else the others' would break
+                await self.dialler.renew()
+            call = begin(pb_grpc.SchedulerServiceStub(self.dialler.channel))
+            self._calls.append(call)
+            return call
 
 
 class Schedulers:
@@ -87,14 +107,8 @@ class Schedulers:
 
     async def open_stream(self, address: str) -> Call:
         """Dial a scheduler."""
-        channel = self._channel(address)
-        async with channel.dialling:
-            channel.calls[:] = [call for call in channel.calls if not call.done()]
-            if not channel.calls:  # else the others' would break
-                await channel.dialler.renew()
-            call: Call = pb_grpc.SchedulerServiceStub(channel.dialler.channel).Attach(metadata=self._token.metadata())
-            channel.calls.append(call)
-            return call
+        call: Call = await self._channel(address).start(lambda stub: stub.Attach(metadata=self._token.metadata()))
+        return call
 
     def _channel(self, address: str) -> _Channel:
         channel = self._channels.get(address)
@@ -105,7 +119,7 @@ class Schedulers:
 
     async def _close_unused(self) -> None:
         for address in self._channels.keys() - self._discovery.addresses.keys():
-            if all(call.done() for call in self._channels[address].calls):
+            if not self._channels[address].in_use:
                 await self._channels.pop(address).dialler.close()
 
     async def close(self) -> None:
@@ -136,7 +150,10 @@ class Schedulers:
     async def _look(
         self, gpus: list[Mover], seen: dict[str, str], leaving: dict[str, asyncio.Task[None]]
     ) -> dict[str, str]:
-        """Let GPUs move for which the same move was `seen` before; return those for which one is seen now."""
+        """Let GPUs move for which the same was `seen` before; return those that may the next time.
+
+        Seen is where it would move to; empty: its scheduler is gone.
+        """
         addresses = self._discovery.addresses
         attached = [gpu for gpu in gpus if gpu.scheduler]
         if not attached or (len(addresses) < 2 and all(gpu.scheduler in addresses for gpu in attached)):
@@ -148,8 +165,9 @@ class Schedulers:
             to = (neediest(demands) if demands else None) if gone else better(gpu.scheduler, gpu.name, demands)
             if to is None:
                 continue
-            if seen.get(gpu.name) != to:
-                now[gpu.name] = to
+            why = "" if gone else to  # it leaves one that is gone wherever to
+            if seen.get(gpu.name) != why:
+                now[gpu.name] = why
                 continue
             _log.info("moving", worker=gpu.name, scheduler=gpu.scheduler, to=to, demands=demands)
             self._next[gpu.name] = to
@@ -164,8 +182,9 @@ class Schedulers:
         return {address: answer for address, answer in zip(addresses, answers, strict=True) if answer is not None}
 
     async def _demand(self, address: str) -> Demand | None:
-        stub = pb_grpc.SchedulerServiceStub(self._channel(address).dialler.channel)
-        call = stub.GetDemand(pb.GetDemandRequest(), timeout=ASK_SECONDS, metadata=self._token.metadata())
+        call = await self._channel(address).start(
+            lambda stub: stub.GetDemand(pb.GetDemandRequest(), timeout=ASK_SECONDS, metadata=self._token.metadata())
+        )
         try:
             answer = await call
         except grpc.aio.AioRpcError as error:
