@@ -6,9 +6,10 @@ word, so `tests/chassis/test_channel.py` checks their effect.
 """
 
 import asyncio
+import contextlib
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import grpc
 import grpc.aio
@@ -129,6 +130,29 @@ class Dialler:
 
     def _open(self) -> grpc.aio.Channel:
         return _open(self._address, self._opened_with, self._options)
+
+
+@contextlib.contextmanager
+def failing_when_closed() -> Iterator[None]:
+    """Make calls inside fail as UNAVAILABLE where their channel has been closed by others of this process.
+
+    gRPC raises in whoever awaits such a call as if the task were cancelled, which would end without a word.
+
+    Raises:
+        grpc.aio.AioRpcError: the channel is closed.
+    """
+    try:
+        yield
+    except grpc.aio.UsageError as error:
+        reason = str(error)
+    except asyncio.CancelledError:
+        if (task := asyncio.current_task()) is None or task.cancelling():
+            raise
+        reason = "the channel was closed during the call"
+    else:
+        return
+    none = grpc.aio.Metadata()
+    raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, none, none, details=reason)
 
 
 def _open(address: str, pems: Pems, options: Sequence[tuple[str, str | int]]) -> grpc.aio.Channel:

@@ -14,6 +14,7 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 
+from lorrery.chassis.channel import failing_when_closed
 from lorrery.chassis.errors import InvalidRequest, RankOverLimit, Reason, Unavailable, UnknownName
 from lorrery.chassis.log import get_logger
 from lorrery.chassis.names import quoted
@@ -174,9 +175,10 @@ async def _all(calls: Iterable[Awaitable[_T]]) -> list[_T]:
 
 
 async def _status(shard: Shard) -> scheduler_pb2.GetStatusResponse:
-    return await shard.stub.GetStatus(
-        scheduler_pb2.GetStatusRequest(), timeout=CALL_SECONDS, metadata=shard.credentials
-    )
+    with failing_when_closed():
+        return await shard.stub.GetStatus(
+            scheduler_pb2.GetStatusRequest(), timeout=CALL_SECONDS, metadata=shard.credentials
+        )
 
 
 async def _status_or_none(shard: Shard) -> scheduler_pb2.GetStatusResponse | None:
@@ -191,13 +193,15 @@ async def _status_or_none(shard: Shard) -> scheduler_pb2.GetStatusResponse | Non
 async def _register(
     shard: Shard, request: scheduler_pb2.RegisterAdapterRequest
 ) -> scheduler_pb2.RegisterAdapterResponse:
-    return await shard.stub.RegisterAdapter(request, timeout=CALL_SECONDS, metadata=shard.credentials)
+    with failing_when_closed():
+        return await shard.stub.RegisterAdapter(request, timeout=CALL_SECONDS, metadata=shard.credentials)
 
 
 async def _unregister(
     shard: Shard, request: scheduler_pb2.UnregisterAdapterRequest
 ) -> scheduler_pb2.UnregisterAdapterResponse:
-    return await shard.stub.UnregisterAdapter(request, timeout=CALL_SECONDS, metadata=shard.credentials)
+    with failing_when_closed():
+        return await shard.stub.UnregisterAdapter(request, timeout=CALL_SECONDS, metadata=shard.credentials)
 
 
 async def _tell(call: Awaitable[object]) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
+from lorrery.chassis.channel import failing_when_closed
 from lorrery.chassis.fault_calls import check_number, further, read_rules
 from lorrery.chassis.faults import REQUEST_KINDS
 from lorrery.router.adapters import CALL_SECONDS, connected
@@ -28,9 +29,13 @@ async def set_faults(placement: Placement, injector: Injector, texts: Sequence[s
         rules=[fault.text for fault in faults if fault.kind not in REQUEST_KINDS], add=add
     )
     shards = connected(placement) if request.rules else [shard for shard in placement.shards if shard.connected]
-    await asyncio.gather(
-        *(shard.stub.SetClusterFaults(request, timeout=CALL_SECONDS, metadata=shard.credentials) for shard in shards)
-    )
+    with failing_when_closed():
+        await asyncio.gather(
+            *(
+                shard.stub.SetClusterFaults(request, timeout=CALL_SECONDS, metadata=shard.credentials)
+                for shard in shards
+            )
+        )
     injector.take(own, add=add)
 
 
@@ -41,13 +46,14 @@ async def list_faults(placement: Placement, injector: Injector) -> router_pb2.Li
         grpc.aio.AioRpcError: a scheduler did not answer.
     """
     request = scheduler_pb2.ListClusterFaultsRequest()
-    answers = await asyncio.gather(
-        *(
-            shard.stub.ListClusterFaults(request, timeout=CALL_SECONDS, metadata=shard.credentials)
-            for shard in placement.shards
-            if shard.connected
+    with failing_when_closed():
+        answers = await asyncio.gather(
+            *(
+                shard.stub.ListClusterFaults(request, timeout=CALL_SECONDS, metadata=shard.credentials)
+                for shard in placement.shards
+                if shard.connected
+            )
         )
-    )
     own = [router_pb2.FaultRule(rule=fault.text, num_requests=num_met) for fault, num_met in injector.rules]
     others: dict[str, router_pb2.FaultRule] = {}
     for answer in answers:

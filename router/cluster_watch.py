@@ -14,6 +14,7 @@ from typing import Self
 import grpc
 import grpc.aio
 
+from lorrery.chassis.channel import failing_when_closed
 from lorrery.router.shard import Shard
 from lorrery.v1 import router_pb2
 from lorrery.v1 import scheduler_pb2 as pb
@@ -76,28 +77,35 @@ class _ShardWatch:
         """Watch, and dial again, until cancelled."""
         retry_seconds = FIRST_RETRY_SECONDS
         while True:
-            request = pb.WatchFramesRequest(hz=self._hz)
-            call = self._shard.stub.WatchFrames(request, wait_for_ready=True, metadata=self._shard.credentials)
+            lives = self._lives
             try:
-                while isinstance(message := await call.read(), pb.WatchFramesResponse):
-                    if self._owes_since is None:
-                        self._lives += 1
-                        self._time_scale = message.time_scale
-                        retry_seconds = FIRST_RETRY_SECONDS
-                    self._taken.clear()
-                    self._frame = message
-                    self._owes_since = time.monotonic()
-                    self._news.set()
-                    await self._taken.wait()
-                    self._owes_since = time.monotonic()
+                with failing_when_closed():
+                    await self._read()
             except grpc.aio.AioRpcError:
                 pass  # whatever it is, it may be otherwise when the scheduler is there again
-            finally:
-                call.cancel()
+            if self._lives > lives:
+                retry_seconds = FIRST_RETRY_SECONDS
             self._owes_since = None
             self._news.set()
             await asyncio.sleep(retry_seconds)
             retry_seconds = min(LAST_RETRY_SECONDS, 2 * retry_seconds)
+
+    async def _read(self) -> None:
+        request = pb.WatchFramesRequest(hz=self._hz)
+        call = self._shard.stub.WatchFrames(request, wait_for_ready=True, metadata=self._shard.credentials)
+        try:
+            while isinstance(message := await call.read(), pb.WatchFramesResponse):
+                if self._owes_since is None:
+                    self._lives += 1
+                    self._time_scale = message.time_scale
+                self._taken.clear()
+                self._frame = message
+                self._owes_since = time.monotonic()
+                self._news.set()
+                await self._taken.wait()
+                self._owes_since = time.monotonic()
+        finally:
+            call.cancel()
 
 
 class ClusterWatch:

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from lorrery.chassis.channel import failing_when_closed
 from lorrery.chassis.errors import NoKvEvents, Overloaded, Reason
 from lorrery.router.shard import Shard
 from lorrery.v1 import scheduler_pb2 as pb
@@ -157,20 +158,24 @@ async def _watch(shard: Shard, answered: asyncio.Event, news: _News) -> None:
     """Pass on what a scheduler says, and None when it is lost; dial again until there is nothing to be had."""
     retry_seconds = FIRST_RETRY_SECONDS
     while True:
-        call = shard.stub.WatchKvEvents(pb.WatchKvEventsRequest(), wait_for_ready=True, metadata=shard.credentials)
         try:
-            await call.wait_for_connection()
-            answered.set()
-            while isinstance(message := await call.read(), pb.WatchKvEventsResponse):
-                retry_seconds = FIRST_RETRY_SECONDS
-                await news.put((shard.address, message))
+            with failing_when_closed():
+                call = shard.stub.WatchKvEvents(
+                    pb.WatchKvEventsRequest(), wait_for_ready=True, metadata=shard.credentials
+                )
+                try:
+                    await call.wait_for_connection()
+                    answered.set()
+                    while isinstance(message := await call.read(), pb.WatchKvEventsResponse):
+                        retry_seconds = FIRST_RETRY_SECONDS
+                        await news.put((shard.address, message))
+                finally:
+                    call.cancel()
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                 raise NoKvEvents(error.details() or "") from None
             if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
                 raise Overloaded(error.details() or "", Reason.SLOW_READER) from None
-        finally:
-            call.cancel()
         await news.put((shard.address, None))
         await asyncio.sleep(retry_seconds)
         retry_seconds = min(LAST_RETRY_SECONDS, 2 * retry_seconds)

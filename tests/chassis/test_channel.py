@@ -7,7 +7,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from lorrery.chassis.channel import check_target, open_channel
+from lorrery.chassis.channel import check_target, failing_when_closed, open_channel
 from lorrery.chassis.sections import TlsSettings
 from lorrery.chassis.server import bind, new_server
 from tests.chassis.services import ECHO, EchoService
@@ -81,3 +81,21 @@ async def test_own_options_win():
 )
 def test_host_and_port_and_grpcs_own_schemes_can_be_dialled(target: str):
     check_target("--target", target)
+
+
+async def test_a_call_whose_channel_is_closed_fails_and_one_that_is_cancelled_is_cancelled() -> None:
+    async def call(channel: grpc.aio.Channel) -> None:
+        with failing_when_closed():
+            await channel.unary_unary(ECHO)(b"", timeout=60, wait_for_ready=True)
+
+    channel = open_channel("127.0.0.1:1", PLAIN)
+    cut, cancelled = (asyncio.create_task(call(channel)) for _ in range(2))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    await channel.close()
+    for failing in (cut, call(channel)):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await failing
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE

@@ -1,13 +1,18 @@
 """The caches of several workers, followed as one."""
 
+import asyncio
+from collections.abc import AsyncIterator
 from itertools import pairwise
+from typing import cast
 
+import grpc.aio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lorrery.router.kv_events import OneCache
+from lorrery.router.kv_events import OneCache, follow
+from lorrery.router.shard import Shard
 from lorrery.v1 import scheduler_pb2 as pb
-from lorrery.v1 import types_pb2
+from lorrery.v1 import scheduler_pb2_grpc, types_pb2
 from lorrery.vocabulary import u32
 
 BLOCK = 2
@@ -96,3 +101,42 @@ def test_of_one_adapter_only_its_blocks_are_told() -> None:
     assert [list(event.stored.block_hashes) for event in events.events] == [[1, 2]]
     events = cache.apply(("s", "w"), pb.KvEvents(events=[removed([8, 2])]))
     assert [list(event.removed.block_hashes) for event in events.events] == [[2]]
+
+
+class _OneWorker(scheduler_pb2_grpc.SchedulerServiceServicer):
+    """A scheduler with a block, and no other event."""
+
+    async def WatchKvEvents(  # noqa: N802
+        self, request: pb.WatchKvEventsRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.WatchKvEventsResponse]:
+        yield pb.WatchKvEventsResponse(worker_id="w", events=pb.KvEvents(block_size=BLOCK, events=[stored([1])]))
+        await asyncio.Event().wait()
+
+
+async def test_who_follows_goes_on_when_the_channel_to_a_scheduler_is_opened_anew() -> None:
+    server = grpc.aio.server()
+    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(_OneWorker(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+
+    class Dialled:
+        address, credentials = "s", None
+
+        def dial(self) -> None:
+            self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+            self.stub = scheduler_pb2_grpc.SchedulerServiceStub(self.channel)
+
+    shard = Dialled()
+    shard.dial()
+    events = follow(lambda: cast("list[Shard]", [shard]))
+    try:
+        async with asyncio.timeout(10):
+            kinds = [(await anext(events)).events[0].WhichOneof("event") for _ in range(2)]
+            await shard.channel.close()
+            shard.dial()
+            kinds += [(await anext(events)).events[0].WhichOneof("event") for _ in range(2)]
+        assert kinds == ["cleared", "stored", "removed", "stored"]
+    finally:
+        await events.aclose()
+        await shard.channel.close()
+        await server.stop(None)
