@@ -16,7 +16,9 @@ from lorrery.chassis.log import get_logger
 from lorrery.chassis.targets import DnsName, parse_name
 
 ANSWER_SECONDS = 3.0
-"""How long a name server may take; the system's resolver has its own patience."""
+"""How long a name server may take."""
+SYSTEM_SECONDS = 15.0
+"""How long the system's resolver may take: it asks a second server when the first has not answered for 5 s."""
 FIRST_SECONDS = 0.5
 """Between two looks while a name has had no address yet."""
 SOON_SECONDS = 0.2
@@ -40,7 +42,8 @@ async def resolve(name: DnsName) -> Sequence[str]:
 
 async def _ask_system(name: DnsName) -> Sequence[str]:
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(name.host, name.port, type=socket.SOCK_STREAM)
+    async with asyncio.timeout(SYSTEM_SECONDS):
+        found = await loop.getaddrinfo(name.host, name.port, type=socket.SOCK_STREAM)
     by_family = {family: [str(one[4][0]) for one in found if one[0] == family] for family, *_ in found}
     return by_family.get(socket.AF_INET) or by_family.get(socket.AF_INET6) or []
 
@@ -128,8 +131,8 @@ class Discovery:
         why = "it has no addresses"
         try:
             hosts = await self._resolve(name)
-        except OSError as error:
-            hosts, why = [], str(error)
+        except (OSError, UnicodeError) as error:  # the latter: a name that cannot be encoded
+            hosts, why = [], str(error) or "no answer in time"
         if not hosts:
             if target not in self._failing:
                 self._failing.add(target)

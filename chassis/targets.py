@@ -9,6 +9,8 @@ import re
 from typing import NamedTuple
 
 DNS_PORT = 53
+MAX_LABEL, MAX_NAME = 63, 253
+"""Characters, of RFC 1035."""
 
 _TARGET = re.compile(r"dns://(?P<server>[^/]*)/(?P<host>[^/:\[\]\s]+):(?P<port>\d{1,5})")
 
@@ -40,7 +42,12 @@ def parse_name(target: str) -> DnsName | None:
     match = _TARGET.fullmatch(target)
     if match is None or not 0 < int(match["port"]) < 2**16:
         raise ValueError(f"dns:///NAME:PORT or dns://SERVER[:PORT]/NAME:PORT expected, got {target!r}")
-    host, port, authority = match["host"], int(match["port"]), match["server"]
+    host, port, authority = match["host"].removesuffix("."), int(match["port"]), match["server"]
+    if len(host) > MAX_NAME or not all(0 < len(label) <= MAX_LABEL for label in host.split(".")):
+        raise ValueError(
+            f"the name in {target!r} must have labels of 1 to {MAX_LABEL} characters between its dots,"
+            f" and {MAX_NAME} in all"
+        )
     if not authority:
         return DnsName(host, port)
     try:
@@ -53,8 +60,14 @@ def parse_name(target: str) -> DnsName | None:
 def _split(authority: str) -> tuple[str, int]:
     if authority.startswith("["):
         server, rest = authority[1:].split("]")
-        return server, int(rest.removeprefix(":")) if rest else DNS_PORT
+        return server, _port(rest.removeprefix(":")) if rest else DNS_PORT
     if authority.count(":") == 1:
         server, _, port = authority.partition(":")
-        return server, int(port)
+        return server, _port(port)
     return authority, DNS_PORT
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 2**16):
+        raise ValueError(text)
+    return int(text)

@@ -31,7 +31,6 @@ async def test_the_system_resolves_names_without_a_server() -> None:
 
 
 async def test_a_server_that_is_away_or_knows_nothing_takes_no_address_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lorrery.chassis.discovery.ANSWER_SECONDS", 0.05)
     async with name_server() as server:
         server.addresses = {"s.test": ["127.0.0.2"]}
         discovery = Discovery([server.target("s.test", 7)], 5.0)
@@ -40,11 +39,21 @@ async def test_a_server_that_is_away_or_knows_nothing_takes_no_address_away(monk
             server.addresses = addresses
             assert not await discovery.look()
         server.answers = False
-        assert not await discovery.look()
+        with monkeypatch.context() as impatient:
+            impatient.setattr("lorrery.chassis.discovery.ANSWER_SECONDS", 0.05)
+            assert not await discovery.look()
         assert list(discovery.addresses) == ["127.0.0.2:7"]
         server.answers, server.addresses = True, {"s.test": ["127.0.0.3"]}
         assert await discovery.look()
         assert list(discovery.addresses) == ["127.0.0.3:7"]
+
+
+@pytest.mark.parametrize("error", [OSError("away"), TimeoutError(), UnicodeEncodeError("idna", "x", 0, 1, "label")])
+async def test_whatever_becomes_of_a_question_is_no_change(error: Exception) -> None:
+    async def resolve(_name: DnsName) -> Sequence[str]:
+        raise error
+
+    assert not await Discovery(["dns:///s:7"], 5.0, resolve).look()
 
 
 async def test_a_name_is_asked_again_in_time_and_sooner_after_a_loss() -> None:
