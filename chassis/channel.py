@@ -16,7 +16,8 @@ import grpc.aio
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.sections import MAX_PORT, TlsSettings
-from lorrery.chassis.tls import Pems, read_pems, watched_pems
+from lorrery.chassis.tls import Pems, read_pems
+from lorrery.chassis.watched import Watched
 
 OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 200),
@@ -96,16 +97,13 @@ class Dialler:
 
     Args:
         address: HOST:PORT or any gRPC target.
-        tls: of the client's side.
+        pems: the client's, read once for all diallers of a process: who dials somebody new while the files change
+            still has what they said before.
         options: further channel options.
-
-    Raises:
-        SettingsError: a certificate cannot be used.
     """
 
-    def __init__(self, address: str, tls: TlsSettings, options: Sequence[tuple[str, str | int]] = ()) -> None:
-        self._address, self._tls, self._options = address, tls, options
-        self._pems = watched_pems(tls, "client_tls")
+    def __init__(self, address: str, pems: Watched[Pems], options: Sequence[tuple[str, str | int]] = ()) -> None:
+        self._address, self._pems, self._options = address, pems, options
         self._opened_with = self._pems.current()
         self._channel = self._open()
 

@@ -19,6 +19,7 @@ from lorrery.chassis.awake import AwakeClock
 from lorrery.chassis.discovery import Discovery
 from lorrery.chassis.errors import Reason, Unavailable
 from lorrery.chassis.log import get_logger
+from lorrery.chassis.tls import watched_pems
 from lorrery.router.metrics import RouterMetrics
 from lorrery.router.request import Finish
 from lorrery.router.shard import Shard
@@ -36,6 +37,13 @@ _log = get_logger("router.placement")
 
 class Placement:
     """Every shard of the cluster, and the requests that wait for one.
+
+    Args:
+        settings: of the cluster.
+        metrics: of the router.
+
+    Raises:
+        SettingsError: a certificate cannot be used.
 
     Attributes:
         log: what was loaded and unloaded at run time, through this router or another; each shard hears of it, one that
@@ -55,6 +63,7 @@ class Placement:
         self._settings = settings
         self._running = False
         self._group: asyncio.TaskGroup
+        self._pems = watched_pems(settings.client_tls, "client_tls")
         self._discovery = Discovery(settings.router.schedulers, settings.router.resolve_seconds)
         self.shards: tuple[Shard, ...] = ()
         self._tasks: dict[Shard, asyncio.Task[None]] = {}
@@ -80,8 +89,9 @@ class Placement:
         self._awake.now()  # it counts from here
         try:
             async with asyncio.TaskGroup() as self._group:
-                await self._discovery.look()
                 self._running = True
+                self._follow_names()  # addresses do not wait for a name server
+                await self._discovery.look()
                 self._follow_names()
                 await self._discovery.run(self._follow_names)
                 await asyncio.Event().wait()
@@ -100,7 +110,7 @@ class Placement:
             if address in known:
                 known[address].leaving = False
             else:
-                self.shards += (Shard(address, self._settings, self._metrics, self, host),)
+                self.shards += (Shard(address, self._settings, self._metrics, self, self._pems, host),)
         if not self._running:
             return
         for shard in self.shards:
@@ -204,17 +214,18 @@ class Placement:
 
     def load_said(self) -> None:
         """See `ShardOwner.load_said`: what waits for workers goes where there are some."""
-        if any(shard.accepts and shard.has_workers for shard in self.shards):
+        accepting = self._accepting()
+        if any(shard.has_workers for shard in accepting):
             for shard in self.shards:
                 if not shard.has_workers and shard.num_open:
                     _log.info("shard_without_workers", shard=shard.address, num_open=shard.num_open)
                     self.shard_lost(shard.take_back())
 
     def _accepting(self) -> list[Shard]:
-        """Return the shards that a new request may go to: the first of these kinds of which there is one."""
+        """Return the shards that a new request may go to: those with workers, and of these those that stay, if any."""
         accepting = [shard for shard in self.shards if shard.accepts]
-        staying = [shard for shard in accepting if not shard.leaving]
-        return [shard for shard in staying if shard.has_workers] or staying or accepting
+        able = [shard for shard in accepting if shard.has_workers] or accepting
+        return [shard for shard in able if not shard.leaving] or able
 
     def _place(self, open_request: OpenRequest, accepting: list[Shard]) -> None:
         request = open_request.request

@@ -18,6 +18,8 @@ from lorrery.chassis.credentials import ClusterToken, Metadata
 from lorrery.chassis.errors import Internal, NeverFits, Overloaded, Reason, RequestError
 from lorrery.chassis.log import get_logger
 from lorrery.chassis.tasks import until_first_ends
+from lorrery.chassis.tls import Pems
+from lorrery.chassis.watched import Watched
 from lorrery.router import wire
 from lorrery.router.hold_off import HoldOff
 from lorrery.router.metrics import RouterMetrics
@@ -187,6 +189,7 @@ class Shard:
         settings: of the cluster.
         metrics: of the router.
         owner: places requests.
+        pems: what to show, and whom to trust, now.
         host: the name that its certificate must have; empty: the address's own.
 
     Attributes:
@@ -194,7 +197,13 @@ class Shard:
     """
 
     def __init__(
-        self, address: str, settings: Settings, metrics: RouterMetrics, owner: ShardOwner, host: str = ""
+        self,
+        address: str,
+        settings: Settings,
+        metrics: RouterMetrics,
+        owner: ShardOwner,
+        pems: Watched[Pems],
+        host: str = "",
     ) -> None:
         self.address = address
         self.leaving = False
@@ -207,7 +216,7 @@ class Shard:
         self._draining = False
         self._load: scheduler_pb2.SchedulerLoad | None = None
         self._num_open_then = 0  # as it said that
-        self._dialler = Dialler(address, settings.client_tls, options_for(host))
+        self._dialler = Dialler(address, pems, options_for(host))
         self._token = ClusterToken(settings.cluster_token)
         self.stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub = scheduler_pb2_grpc.SchedulerServiceStub(
             self._dialler.channel

@@ -17,6 +17,7 @@ from lorrery.chassis.channel import Dialler, options_for
 from lorrery.chassis.credentials import ClusterToken
 from lorrery.chassis.discovery import Discovery
 from lorrery.chassis.log import get_logger
+from lorrery.chassis.tls import watched_pems
 from lorrery.settings import Settings
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import scheduler_pb2_grpc as pb_grpc
@@ -78,11 +79,15 @@ class Schedulers:
 
     Args:
         settings: of the cluster.
+
+    Raises:
+        SettingsError: a certificate cannot be used.
     """
 
     def __init__(self, settings: Settings) -> None:
         own = settings.worker
-        self._tls, self._token = settings.client_tls, ClusterToken(settings.cluster_token)
+        self._pems = watched_pems(settings.client_tls, "client_tls")
+        self._token = ClusterToken(settings.cluster_token)
         self._every_seconds = own.resolve_seconds
         self._discovery = Discovery([own.scheduler], own.resolve_seconds)
         self._channels: dict[str, _Channel] = {}
@@ -114,7 +119,7 @@ class Schedulers:
         channel = self._channels.get(address)
         if channel is None:
             host = self._discovery.addresses.get(address, "")
-            channel = self._channels[address] = _Channel(Dialler(address, self._tls, options_for(host)))
+            channel = self._channels[address] = _Channel(Dialler(address, self._pems, options_for(host)))
         return channel
 
     async def _close_unused(self) -> None:

@@ -75,6 +75,9 @@ class Route:
         pinned = scheduler_pb2.AdapterPinned(handle=handle, adapter=adapter)
         self._out.put_nowait(scheduler_pb2.RouteResponse(adapter_pinned=pinned))
 
+    def say_load(self, load: scheduler_pb2.SchedulerLoad) -> None:
+        self._out.put_nowait(scheduler_pb2.RouteResponse(load=load))
+
     def say_draining(self) -> None:
         self._out.put_nowait(scheduler_pb2.RouteResponse(draining=scheduler_pb2.SchedulerDraining()))
 
