@@ -134,9 +134,14 @@ class Cluster:
 
     @property
     def first_to_leave(self) -> str:
-        """The worker that has least to do, of these the one that came last; empty: none takes new sequences."""
-        staying = [worker for worker in reversed(self.workers.values()) if not worker.draining]
-        return min(staying, key=lambda worker: worker.member.candidate.load).worker_id if staying else ""
+        """The worker that has least to do, of these the one that came last; empty: none, or one is leaving already.
+
+        One that drains counts neither here nor yet where it goes: another that left meanwhile might be one too many.
+        """
+        workers = list(reversed(self.workers.values()))
+        if not workers or any(worker.draining for worker in workers):
+            return ""
+        return min(workers, key=lambda worker: worker.member.candidate.load).worker_id
 
     # --- workers ----------------------------------------------------------------------------------------------------
 

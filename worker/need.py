@@ -2,8 +2,9 @@
 
     pressure(s, n) = (open requests of s + IDLE_REQUESTS) / n     with n workers; without any it is infinite
 
-A worker that looks for a scheduler attaches where the pressure is highest. One that has a scheduler moves from it to
-the one with the highest pressure if that pressure is higher, by a quarter, than what it leaves behind:
+A worker that looks for a scheduler attaches to one without workers, or else draws one, each as likely as its pressure
+is high: workers that have lost a scheduler together do not all go to the same. One that has a scheduler moves from it
+to the one with the highest pressure if that pressure is higher, by a quarter, than what it leaves behind:
 
     pressure(to, n_to) > MOVE_RATIO * pressure(from, n_from - 1)
 
@@ -12,7 +13,9 @@ schedulers without requests come to share workers evenly.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import NamedTuple
 
 IDLE_REQUESTS = 16
@@ -26,7 +29,7 @@ class Demand(NamedTuple):
     Attributes:
         num_workers: that it has and that take new sequences.
         num_open: requests that have not ended.
-        first_to_leave: the worker that it would miss least; empty: it has none.
+        first_to_leave: the worker that it would miss least; empty: it has none, or one is leaving already.
     """
 
     num_workers: int
@@ -45,6 +48,19 @@ def neediest(demands: Mapping[str, Demand]) -> str:
     Of those without workers that with most requests; among equals the first in the order of `demands`.
     """
     return max(demands, key=lambda name: (demands[name].pressure(), demands[name].num_open))
+
+
+def drawn(demands: Mapping[str, Demand], at: float) -> str:
+    """Return the scheduler that a worker without one should attach to.
+
+    Args:
+        demands: of the schedulers that answer, at least one.
+        at: drawn evenly from [0, 1).
+    """
+    able = {name: demand for name, demand in demands.items() if not demand.num_workers} or demands
+    weights = [(demand.num_open + IDLE_REQUESTS) / max(1, demand.num_workers) for demand in able.values()]
+    sums = list(accumulate(weights))
+    return list(able)[bisect_right(sums, at * sums[-1], hi=len(sums) - 1)]
 
 
 def better(own: str, worker: str, demands: Mapping[str, Demand]) -> str | None:

@@ -22,7 +22,7 @@ from lorrery.settings import Settings
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import scheduler_pb2_grpc as pb_grpc
 from lorrery.worker.attachment import Call
-from lorrery.worker.need import Demand, better, neediest
+from lorrery.worker.need import Demand, better, drawn
 
 ASK_SECONDS = 2.0
 """How long a scheduler may take to say how much it needs workers."""
@@ -103,12 +103,11 @@ class Schedulers:
         if (chosen := self._next.pop(worker, None)) in self._discovery.addresses:
             return chosen
         addresses = list(self._discovery.addresses)
-        random.shuffle(addresses)  # workers that begin together spread
         if len(addresses) < 2:
             return next(iter(addresses), None)
         demands = await self._ask(addresses)
         # One that does not answer may be starting; an attempt to attach tells.
-        return neediest(demands) if demands else random.choice(addresses)
+        return drawn(demands, random.random()) if demands else random.choice(addresses)
 
     async def open_stream(self, address: str) -> Call:
         """Dial a scheduler."""
@@ -167,7 +166,11 @@ class Schedulers:
         now: dict[str, str] = {}
         for gpu in attached:
             gone = gpu.scheduler not in addresses
-            to = (neediest(demands) if demands else None) if gone else better(gpu.scheduler, gpu.name, demands)
+            to = (
+                (drawn(demands, random.random()) if demands else None)
+                if gone
+                else better(gpu.scheduler, gpu.name, demands)
+            )
             if to is None:
                 continue
             why = "" if gone else to  # it leaves one that is gone wherever to

@@ -486,6 +486,25 @@ async def test_adapters_come_and_go_at_run_time(scheduler: Harness) -> None:
     assert (await router.read()).refused.reason == pb.REFUSAL_REASON_UNKNOWN_ADAPTER
 
 
+async def test_while_a_worker_drains_no_other_is_asked_to_move(scheduler: Harness) -> None:
+    await scheduler.attach("first")
+    second = await scheduler.attach("second")
+
+    async def demand() -> tuple[int, str]:
+        answer = await scheduler.stub.GetDemand(pb.GetDemandRequest(), timeout=5)
+        return answer.load.num_workers, answer.first_to_leave
+
+    assert await demand() == (2, "second")
+    await second.call.write(pb.AttachRequest(draining=pb.WorkerDraining()))
+    for expected in ((1, ""), (1, "first")):
+
+        async def it_is(expected: tuple[int, str] = expected) -> bool:
+            return await demand() == expected
+
+        await wait_until(it_is, 5.0)
+        await second.call.done_writing()
+
+
 async def test_draining_refuses_new_requests_and_ends_with_the_last(scheduler: Harness) -> None:
     worker, router = await scheduler.attach(), await scheduler.route()
     await router.submit(1, max_new=2)

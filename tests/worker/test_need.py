@@ -1,11 +1,12 @@
 """Which scheduler a worker attaches to, and when it moves."""
 
 import math
+from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lorrery.worker.need import Demand, better, neediest
+from lorrery.worker.need import Demand, better, drawn
 
 states = st.dictionaries(
     st.sampled_from("abcdef"), st.tuples(st.integers(0, 8), st.integers(0, 2000)), min_size=1, max_size=6
@@ -19,15 +20,17 @@ def demands_of(state: dict[str, tuple[int, int]]) -> dict[str, Demand]:
     }
 
 
-@given(state=states)
-def test_a_worker_attaches_where_most_requests_wait_for_each_worker(state: dict[str, tuple[int, int]]) -> None:
+@given(state=states, at=st.floats(0, 1, exclude_max=True))
+def test_a_worker_attaches_where_there_is_none_if_anywhere(state: dict[str, tuple[int, int]], at: float) -> None:
     demands = demands_of(state)
-    chosen = neediest(demands)
-    without = {name: demand for name, demand in demands.items() if not demand.num_workers}
-    if without:
-        assert demands[chosen].num_open == max(demand.num_open for demand in without.values())
-        assert chosen in without
-    assert demands[chosen].pressure() == max(demand.pressure() for demand in demands.values())
+    chosen = drawn(demands, at)
+    assert not demands[chosen].num_workers or all(demand.num_workers for demand in demands.values())
+
+
+def test_workers_that_lose_a_scheduler_together_spread_by_pressure() -> None:
+    demands = {"a": Demand(10, 100), "b": Demand(10, 101), "c": Demand(10, 800)}
+    chosen = Counter(drawn(demands, (at + 0.5) / 1049) for at in range(1049))
+    assert chosen == {"a": 116, "b": 117, "c": 816}
 
 
 @given(state=states)
