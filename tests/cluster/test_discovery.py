@@ -31,10 +31,10 @@ async def _by_name(start_cluster: StartCluster, server: NameServer, workers: Seq
     return cluster
 
 
-async def _add_scheduler(cluster: LocalCluster, server: NameServer) -> None:
+async def _add_scheduler(cluster: LocalCluster) -> None:
+    """Start another scheduler, which the name does not have yet."""
     port = cluster.scheduler_address.rpartition(":")[2]
     await cluster.add("scheduler-1", "scheduler", [f"scheduler.listen={HOSTS[1]}:{port}"])
-    server.addresses = {"schedulers.test": HOSTS}
 
 
 async def _workers(cluster: LocalCluster, scheduler: str) -> float:
@@ -50,11 +50,12 @@ async def _finish(cluster: LocalCluster, streams: Sequence[Stream]) -> None:
 async def test_a_scheduler_that_joins_the_name_gets_workers_and_requests(start_cluster: StartCluster) -> None:
     async with name_server() as server:
         cluster = await _by_name(start_cluster, server, ("named-0", "named-1"))
+        await _add_scheduler(cluster)
         async with Client(cluster.processes["by-name"].grpc) as client:
             assert await _workers(cluster, "scheduler") == 3
-            running = [client.start(Ask(seed, 30, 200)) for seed in range(24)]
+            running = [client.start(Ask(seed, 30, 100)) for seed in range(24)]
             await asyncio.gather(*(stream.at(3) for stream in running))
-            await _add_scheduler(cluster, server)
+            server.addresses = {"schedulers.test": HOSTS}
 
             async def it_has_a_worker() -> bool:
                 return await _workers(cluster, "scheduler-1") > 0
@@ -73,10 +74,10 @@ async def test_a_scheduler_that_joins_the_name_gets_workers_and_requests(start_c
 async def test_a_scheduler_that_leaves_the_name_ends_what_it_has(start_cluster: StartCluster) -> None:
     async with name_server() as server:
         cluster = await _by_name(start_cluster, server, ("named-0",))
+        await _add_scheduler(cluster)
         async with Client(cluster.processes["by-name"].grpc) as client:
-            running = [client.start(Ask(seed, 30, 300)) for seed in range(8)]
+            running = [client.start(Ask(seed, 30, 100)) for seed in range(8)]
             await asyncio.gather(*(stream.at(3) for stream in running))
-            await _add_scheduler(cluster, server)
             server.addresses = {"schedulers.test": HOSTS[1:]}
 
             async def the_router_has_left() -> bool:
@@ -93,7 +94,8 @@ async def test_a_scheduler_that_leaves_the_name_ends_what_it_has(start_cluster: 
 async def test_what_a_scheduler_without_workers_has_goes_on_elsewhere(start_cluster: StartCluster) -> None:
     async with name_server() as server:
         cluster = await _by_name(start_cluster, server, ())
-        await _add_scheduler(cluster, server)
+        await _add_scheduler(cluster)
+        server.addresses = {"schedulers.test": HOSTS}
         address = cluster.processes["scheduler-1"].grpc
         await cluster.add("other", "worker", ["worker.name=other", f"worker.scheduler={address}"])
         await cluster.serving("other")
@@ -102,7 +104,7 @@ async def test_what_a_scheduler_without_workers_has_goes_on_elsewhere(start_clus
             running: list[Stream] = []
 
             async def both_have_requests() -> bool:
-                running.append(client.start(Ask(len(running), 30, 500)))
+                running.append(client.start(Ask(len(running), 30, 200)))
                 name = "lorrery_scheduler_in_flight_requests"
                 return all([await scrape(cluster, one, name) for one in ("scheduler", "scheduler-1")])
 
