@@ -25,6 +25,7 @@ from lorrery.scheduler.core.sequence import Sequence
 from lorrery.simulator.clock import Clock
 from lorrery.simulator.open_requests import OpenRequests
 from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.weakly import Answers, weakly
 from lorrery.simulator.worker import SimulatedWorker
 
 Nudge = Callable[[SimulatedWorker, bool], None]
@@ -56,7 +57,8 @@ class SimulatedScheduler:
         nudge: Nudge,
         finish: Callable[[SimulatedRequest], None],
     ) -> None:
-        self.core = ClusterCore(placement, rules, bring_up_to_date=self._show, catch_up=self._catch_up)
+        self._shows = Answers(self._show)
+        self.core = ClusterCore(placement, rules, bring_up_to_date=weakly(self._shows), catch_up=self._catch_up)
         self._tells_ends = self.core.keeps_backlog
         self._workers: dict[Member, SimulatedWorker] = {}
         self._clock = clock

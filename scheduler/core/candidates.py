@@ -5,7 +5,6 @@ A scheduler that keeps a journal notes which of the figures a placement read, so
 """
 
 from collections.abc import Callable
-from contextvars import ContextVar
 
 from lorrery.scheduler.core.forecast import Forecast, OutputShare, finish_ps
 from lorrery.scheduler.core.placements.base import Candidate
@@ -20,10 +19,6 @@ NO_FORECAST = Forecast(None, OutputShare())
 Figures = dict[str, int]
 """The figures of one candidate by name, as far as they were read; a truth value counts as 0 or 1."""
 
-LOOK: ContextVar[Callable[[str], None] | None] = ContextVar("look", default=None)
-"""While a placement chooses, brings the worker of a name up to date. It is no attribute of a candidate, since it leads
-to whoever runs the workers, and so to what only their devices may know."""
-
 
 class ReplicaCandidate:
     """The figures of an attached worker's replica, as it is now.
@@ -33,22 +28,17 @@ class ReplicaCandidate:
         forecast: what is known of its time.
         uncommitted_steps: decode steps that have ended and are not committed yet; `kv_tokens` counts them. A driver
             that commits a plan in one go, as the simulator does, sets it before a placement looks.
-        asks_to_look: whether `LOOK` is called before it gives what changes with each step; else it is up to date.
+        before_look: called before it gives what changes with each step; None: it is up to date.
     """
 
-    __slots__ = ("_replica", "asks_to_look", "forecast", "name", "uncommitted_steps")
+    __slots__ = ("_replica", "before_look", "forecast", "name", "uncommitted_steps")
 
     def __init__(self, name: str, replica: Replica, forecast: Forecast = NO_FORECAST) -> None:
         self.name = name
         self.forecast = forecast
         self.uncommitted_steps = 0
-        self.asks_to_look = False
+        self.before_look: Callable[[], None] | None = None
         self._replica = replica
-
-    def _look(self) -> None:
-        look = LOOK.get()
-        if look is not None:
-            look(self.name)
 
     @property
     def num_waiting(self) -> int:
@@ -68,8 +58,8 @@ class ReplicaCandidate:
     @property
     def kv_tokens(self) -> int:
         """Tokens that the sequences of its batch hold."""
-        if self.asks_to_look:
-            self._look()
+        if self.before_look is not None:
+            self.before_look()
         running = self._replica.running
         return running.kv_tokens + self.uncommitted_steps * running.num_decoding
 
@@ -79,8 +69,8 @@ class ReplicaCandidate:
 
     def cached_tokens(self, sequence: Sequence) -> int:
         """Return how many leading tokens of the sequence's input its prefix cache holds, and may be used."""
-        if self.asks_to_look:
-            self._look()
+        if self.before_look is not None:
+            self.before_look()
         return usable_tokens(self._replica.prefix_cache, sequence, 1)
 
     @property
@@ -124,8 +114,8 @@ class ReplicaCandidate:
 
     def finish_ps(self, sequence: Sequence, output_tokens: int) -> int:
         """Return how long after now a sequence with so much output would end there; from the figures above, at once."""
-        if self.asks_to_look:
-            self._look()
+        if self.before_look is not None:
+            self.before_look()
         replica, forecast, adapter = self._replica, self.forecast, sequence.adapter
         running, num_waiting = replica.running, replica.num_waiting
         return finish_ps(

@@ -5,9 +5,10 @@ sequence, not the driver.
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from lorrery.scheduler.core import refusals
-from lorrery.scheduler.core.candidates import LOOK, Figures, WatchedCandidate
+from lorrery.scheduler.core.candidates import Figures, WatchedCandidate
 from lorrery.scheduler.core.cluster_events import ClusterEvent, Placed, Refused
 from lorrery.scheduler.core.door import ClusterRules
 from lorrery.scheduler.core.member import Member, class_name
@@ -48,7 +49,6 @@ class Placing:
     ) -> None:
         self.ready: list[Member] = []
         self._candidates: list[Candidate] = []
-        self._by_name: dict[str, Member] = {}
         self._kinds: list[tuple[object, ...]] = []
         self._samples: dict[tuple[object, ...], Member] = {}
         self._fit: dict[frozenset[tuple[object, ...]], tuple[list[Member], list[Candidate]]] = {}
@@ -63,17 +63,17 @@ class Placing:
 
     def attach(self, member: Member) -> None:
         """Let a new worker be brought up to date when the placement looks at what changes with each step."""
-        member.candidate.asks_to_look = self._bring_up_to_date is not None and not self._predicts
+        if self._bring_up_to_date is not None and not self._predicts:
+            member.candidate.before_look = partial(self._look, member)
 
-    def _look(self, name: str) -> None:
-        if self._bring_up_to_date is not None:
-            self._bring_up_to_date(self._by_name[name], self._at_ps)
+    def _look(self, member: Member) -> None:
+        assert self._bring_up_to_date is not None
+        self._bring_up_to_date(member, self._at_ps)
 
     def set_ready(self, ready: list[Member]) -> None:
         """Take note of which workers take new sequences, in order of attaching. Their kinds stay as they are."""
         self.ready = ready
         self._candidates = [member.candidate for member in ready]
-        self._by_name = {member.name: member for member in ready}
         self._kinds = [member.replica.kind for member in ready]
         self._samples = dict(zip(self._kinds, ready, strict=True))
         self._fit.clear()
@@ -157,13 +157,10 @@ class Placing:
             watched = [WatchedCandidate(candidate) for candidate in candidates]
             figures = {candidate.name: candidate.read for candidate in watched}
             candidates = list(watched)
-        looking = LOOK.set(self._look)
         try:
             choice = self._placement.place(sequence, candidates)
             member = fitting[candidates.index(choice.candidate)]
         except Exception as error:
             message = f"placement {class_name(self._placement)} raised {type(error).__name__}: {error}"
             return Refused(sequence, refusals.raised(message), error, figures)
-        finally:
-            LOOK.reset(looking)
         return Placed(sequence, member, member.submit(sequence, at_ps), choice.why, figures)
