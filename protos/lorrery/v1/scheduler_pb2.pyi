@@ -1470,7 +1470,7 @@ class GetDemandResponse(message.Message):
     DRAINING_FIELD_NUMBER: builtins.int
     first_to_leave: builtins.str
     """Which of its workers has least to do, and would be missed least. Empty: it has
-    none that takes new sequences.
+    none that takes new sequences, or one is leaving already.
     """
     draining: builtins.bool
     """Whether it is about to stop."""

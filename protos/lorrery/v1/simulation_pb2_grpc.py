@@ -78,7 +78,8 @@ class SimulationServiceServicer:
 
     def Scale(self, request, context):
         """Scale lets there be so many worker processes: more start, which takes its time,
-        or some drain. INVALID_ARGUMENT: a number that cannot be.
+        or some drain. INVALID_ARGUMENT: a number that cannot be. FAILED_PRECONDITION:
+        every request has ended, and none will come.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -42,7 +42,8 @@ class SimulationServiceStub:
     """Observe returns what one sees now."""
     Scale: grpc.UnaryUnaryMultiCallable[simulation_pb2.ScaleRequest, simulation_pb2.ScaleResponse]
     """Scale lets there be so many worker processes: more start, which takes its time,
-    or some drain. INVALID_ARGUMENT: a number that cannot be.
+    or some drain. INVALID_ARGUMENT: a number that cannot be. FAILED_PRECONDITION:
+    every request has ended, and none will come.
     """
     Advance: grpc.UnaryUnaryMultiCallable[simulation_pb2.AdvanceRequest, simulation_pb2.AdvanceResponse]
     """Advance lets device time pass, and returns what one sees then.
@@ -67,7 +68,8 @@ class SimulationServiceAsyncStub(SimulationServiceStub):
     """Observe returns what one sees now."""
     Scale: aio.UnaryUnaryMultiCallable[simulation_pb2.ScaleRequest, simulation_pb2.ScaleResponse]  # type: ignore[assignment]
     """Scale lets there be so many worker processes: more start, which takes its time,
-    or some drain. INVALID_ARGUMENT: a number that cannot be.
+    or some drain. INVALID_ARGUMENT: a number that cannot be. FAILED_PRECONDITION:
+    every request has ended, and none will come.
     """
     Advance: aio.UnaryUnaryMultiCallable[simulation_pb2.AdvanceRequest, simulation_pb2.AdvanceResponse]  # type: ignore[assignment]
     """Advance lets device time pass, and returns what one sees then.
@@ -101,7 +103,8 @@ class SimulationServiceServicer(metaclass=abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[simulation_pb2.ScaleResponse, abc.Awaitable[simulation_pb2.ScaleResponse]]:
         """Scale lets there be so many worker processes: more start, which takes its time,
-        or some drain. INVALID_ARGUMENT: a number that cannot be.
+        or some drain. INVALID_ARGUMENT: a number that cannot be. FAILED_PRECONDITION:
+        every request has ended, and none will come.
         """
 
     @abc_1.abstractmethod
