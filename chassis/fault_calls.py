@@ -61,7 +61,7 @@ def further(faults: Iterable[Fault], held: Sequence[Fault], from_ps: int = 0) ->
 
 
 def check_number(num_held: int, num_new: int) -> None:
-    """Check that an operator's rules are not too many; one that names a process of several GPUs counts once.
+    """Check that an operator's rules are not too many.
 
     Raises:
         InvalidRequest: they are.

@@ -148,7 +148,7 @@ class RuleBook:
         for rule_set in self.operators if by_operator else self.sets:
             if rule_set.from_ps <= at_ps < rule_set.until_ps:
                 for fault in rule_set.faults:
-                    if (fault.kind, fault.worker) == (kind, worker) and fault.goes_on_at(at_ps - rule_set.from_ps):
+                    if fault.kind == kind and fault.concerns(worker) and fault.goes_on_at(at_ps - rule_set.from_ps):
                         return fault
         return None
 
@@ -198,7 +198,7 @@ class LoadRules:
             sets = self._book.sets
             before = [one for one in sets[: sets.index(rule_set)] if one.until_ps > rule_set.from_ps]
             place = sum(len(self._rules_of(one).faults) for one in before)
-            own = [fault for fault in rule_set.faults if fault.worker in ("", self._worker)]
+            own = [fault for fault in rule_set.faults if fault.concerns(self._worker)]
             kept = {id(one): self._rules[id(one)] for one in sets if id(one) in self._rules}
             known = rule_set, FaultRules(own, LOAD_KINDS, self._worker, place)
             # The set is kept beside its rules, so that no other one has its id.

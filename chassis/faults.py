@@ -11,8 +11,9 @@
     delay,seconds=0.5,adapter=lora-r8-0               an adapter's requests reach a scheduler half a second late
 
 Times are device seconds. Without `at` a fault begins at once, without `for` it stays to the end; without `adapter`,
-`tenant` or `worker` it is everybody's. `first=N` lets it happen to the first N that it fits, `share=P` to a share,
-drawn from `seed` and a count of those that it fits (`chassis.fault_rules`).
+`tenant` or `worker` it is everybody's; the name of a worker process stands for all its GPUs. `first=N` lets it happen
+to the first N that it fits, `share=P` to a share, drawn from `seed` and a count of those that it fits
+(`chassis.fault_rules`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +23,7 @@ from fractions import Fraction
 from itertools import combinations
 
 from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.names import quoted
+from lorrery.chassis.names import is_hosted_by, quoted
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 
 WORKER_LOSS, SLOW_WORKER, FREEZE_WORKER = "worker_loss", "slow_worker", "freeze_worker"
@@ -68,7 +69,7 @@ class Fault:
         kind: a key of the module's list.
         at_ps: when it begins.
         until_ps: when it is over; `NEVER` if it stays.
-        worker: whom it concerns, or whose loads; empty: all.
+        worker: whom it concerns, or whose loads; a process's name stands for all its GPUs; empty: all.
         adapter: whose loads or requests; empty: all.
         tenant: whose requests; empty: all.
         factor: of a slow worker's step times, or of a load's time.
@@ -110,10 +111,9 @@ class Fault:
         until_ps = self.until_ps if self.until_ps == NEVER else self.until_ps + from_ps
         return replace(self, at_ps=self.at_ps + from_ps, until_ps=until_ps)
 
-    def of_worker(self, name: str) -> "Fault":
-        """Return the fault as one of another worker."""
-        parts = [f"worker={name}" if part.strip() == f"worker={self.worker}" else part for part in self.text.split(",")]
-        return replace(self, text=",".join(parts), worker=name)
+    def concerns(self, worker: str) -> bool:
+        """Tell whether it is of a worker: of everybody, of that one, or of the process that hosts it."""
+        return not self.worker or is_hosted_by(worker, self.worker)
 
     def goes_on_at(self, at_ps: int) -> bool:
         """Tell whether it has begun and is not over."""
@@ -142,6 +142,9 @@ def parse_fault(text: str) -> Fault:
             )
         if not equals or key not in needed | possible or key in values:
             raise SettingsError(f"fault {text}: {part!r}; {kind} has {', '.join(sorted(needed | possible))}")
+        if not value:
+            what = f"name one, or leave {key} out" if key in possible else "name one"
+            raise SettingsError(f"fault {text}: {key} is empty; {what}")
         values[key] = value
     for key in sorted(needed - values.keys()):
         raise SettingsError(f"fault {text}: {key} is missing")
@@ -228,10 +231,10 @@ def check_faults(faults: Sequence[Fault], *, workers: Iterable[str] | None = Non
     for fault in faults:
         if fault.adapter and fault.adapter not in known and fault.kind in LOAD_KINDS:
             raise SettingsError(f"fault {fault.text}: no such adapter in adapters.registry")
-        if names is not None and fault.worker and fault.worker not in names:
+        if names is not None and not any(map(fault.concerns, names)):
             raise SettingsError(f"fault {fault.text}: no such worker; there are {', '.join(names)}")
     ordered = sorted((fault for fault in faults if fault.kind in WORKER_KINDS), key=lambda fault: -fault.at_ps)
     for fault, earlier in combinations(ordered, 2):
-        same = (fault.kind, fault.worker) == (earlier.kind, earlier.worker)
-        if same and fault.at_ps < earlier.until_ps:
+        same = fault.concerns(earlier.worker) or earlier.concerns(fault.worker)
+        if same and fault.kind == earlier.kind and fault.at_ps < earlier.until_ps:
             raise SettingsError(f"fault {fault.text}: begins before {earlier.text} is over")

@@ -1,4 +1,4 @@
-"""What adapters and workers may be called.
+"""What adapters and workers may be called, and how the GPUs of a worker process follow from its name.
 
 Their names travel in every message about a request, are labels of metrics and stand in lists separated by commas, so
 they are short and visible. Whoever takes one in asks here: the settings, the router, the scheduler.
@@ -15,6 +15,17 @@ def quoted(value: str) -> str:
     if len(value) <= MAX_QUOTED_CHARACTERS:
         return repr(value)
     return f"{value[:MAX_QUOTED_CHARACTERS]!r}..."
+
+
+def gpu_names(process: str, gpus: int) -> tuple[str, ...]:
+    """Return the names of a process's workers: one for each of its GPUs."""
+    return (process,) if gpus == 1 else tuple(f"{process}.{number}" for number in range(gpus))
+
+
+def is_hosted_by(worker: str, process: str) -> bool:
+    """Tell whether a worker has a name that `gpu_names` gives to a process's workers, however many there are."""
+    host, dot, number = worker.rpartition(".")
+    return worker == process or (bool(dot) and host == process and number.isdecimal())
 
 
 def too_long(text: str) -> str | None:

@@ -58,7 +58,7 @@ class ClusterFaults:
         self._attached = attached
         self._lose = lose
         self._num_met: Counter[Fault] = Counter()
-        self._num_rules = 0  # of an operator, as asked for
+        self._followed: set[tuple[Fault, str]] = set()  # by workers, of an operator's
         self._timers: list[asyncio.TimerHandle] = []
         self._frozen_out: set[str] = set()  # workers, of rules only
 
@@ -76,14 +76,14 @@ class ClusterFaults:
 
     def waits_for_worker(self, fault: Fault) -> bool:
         """Tell whether a fault of a worker has never happened, and no worker of that name is attached."""
-        return bool(fault.worker) and fault.worker not in self._attached and not self._num_met[fault]
+        return not self._num_met[fault] and bool(fault.worker) and not any(map(fault.concerns, self._attached))
 
     def begin(self, at_ps: int) -> None:
         """Let the times of the settings' faults count from now, unless they do already."""
         self.book.plan(self._settings.planned_faults(), at_ps)
 
     def take(self, texts: Sequence[str], from_ps: int, *, add: bool) -> list[Fault]:
-        """Take an operator's rules; their times and counts begin now. Return those that are new, one for each GPU.
+        """Take an operator's rules; their times and counts begin now. Return those that are new.
 
         Args:
             texts: of faults.
@@ -99,18 +99,15 @@ class ClusterFaults:
             message = "rules: adapter_load_failure without for: a prefill that waits for the load never runs"
             raise InvalidRequest(message, field="rules")
         held = [fault for one in self.book.current for fault in one.timed] if add else []
-        faults = further(self._settings.of_workers(asked), held, from_ps)
-        num_held = self._num_rules if add else 0
-        new = {fault.text for fault in faults}
-        num_new = sum(any(one.text in new for one in self._settings.of_workers([fault])) for fault in asked)
-        check_number(num_held, num_new)
-        self._num_rules = num_held + num_new
+        faults = further(asked, held, from_ps)
+        check_number(len(held), len(faults))
         if not add:
             for timer in self._timers:
                 timer.cancel()
             self._timers.clear()
             planned = () if self.book.planned is None else self.book.planned.faults
             self._num_met = Counter({fault: self._num_met[fault] for fault in planned})
+            self._followed.clear()
         self.book.take(faults, from_ps, add=add)
         log.warning("faults_added" if add else "faults_set", num_rules=len(faults), first=_first(faults))
         waiting = [fault for fault in faults if self.waits_for_worker(fault)]
@@ -125,7 +122,8 @@ class ClusterFaults:
         return faults
 
     def _lose_now(self, fault: Fault) -> None:
-        self._lose(fault.worker, fault)
+        for worker_id in filter(fault.concerns, list(self._attached)):
+            self._lose(worker_id, fault)
 
     def load_rules(self, worker_id: str) -> LoadRules:
         """Return what goes wrong with the loads of a worker that attaches."""
@@ -136,9 +134,10 @@ class ClusterFaults:
         sets = [(told_to(worker_id, one.faults), one.from_ps) for one in self.book.current]
         return [(rules, from_ps) for rules, from_ps in sets if rules]
 
-    def taken(self, fault: Fault) -> None:
-        """Count a fault that a worker follows from now on; once, however often it attaches."""
-        if not self._num_met[fault]:
+    def taken(self, fault: Fault, worker_id: str) -> None:
+        """Count a fault that a worker follows from now on; once for each worker, however often it attaches."""
+        if (fault, worker_id) not in self._followed:
+            self._followed.add((fault, worker_id))
             self.met(fault)
 
     def met(self, fault: Fault) -> None:
@@ -168,7 +167,8 @@ class ClusterFaults:
 
 def told_to(worker_id: str, faults: Iterable[Fault]) -> list[str]:
     """Return the rules that a worker follows by itself."""
-    return [fault.text for fault in faults if fault.worker == worker_id and fault.kind in (SLOW_WORKER, FREEZE_WORKER)]
+    followed = (SLOW_WORKER, FREEZE_WORKER)
+    return [fault.text for fault in faults if fault.kind in followed and fault.concerns(worker_id)]
 
 
 def _first(faults: Sequence[Fault]) -> str:

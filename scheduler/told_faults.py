@@ -20,12 +20,16 @@ class ToldFaults:
     """See the module.
 
     Args:
+        worker_id: whose.
         clock: of the scheduler.
         faults: of the cluster; told of each that a worker follows.
         journal: of the worker; None: nobody keeps one.
     """
 
-    def __init__(self, clock: DeviceClock, faults: ClusterFaults, journal: WorkerJournal | None) -> None:
+    def __init__(
+        self, worker_id: str, clock: DeviceClock, faults: ClusterFaults, journal: WorkerJournal | None
+    ) -> None:
+        self._worker_id = worker_id
         self._clock, self._faults, self._journal = clock, faults, journal
         self._told = False
         self._untaken: deque[tuple[list[str], bool]] = deque()
@@ -68,4 +72,4 @@ class ToldFaults:
         if self._journal is not None:
             self._journal.faults(rules, from_ps, add=add)
         for rule in rules:
-            self._faults.taken(parse_fault(rule))
+            self._faults.taken(parse_fault(rule), self._worker_id)

@@ -112,7 +112,7 @@ class Dispatcher:
         self._given_up = asyncio.Event()
         self._adapter_log = member.replica.adapters.log = AdapterLog()
         self.num_tokens = self.busy_ps = self._last_step_ps = 0
-        self._told_faults = ToldFaults(cluster.clock, cluster.faults, journal)
+        self._told_faults = ToldFaults(self.worker_id, cluster.clock, cluster.faults, journal)
         self._fan_out: FanOut | None = None
         self._outcomes = Outcomes(member, cluster.requests)
 

@@ -17,6 +17,7 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from lorrery.chassis import settings as reading
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.faults import LOAD_FAILURE, Fault, check_faults, parse_fault
+from lorrery.chassis.names import gpu_names
 from lorrery.chassis.sections import (
     LogSettings,
     MetricsSettings,
@@ -31,7 +32,7 @@ from lorrery.router.settings import RouterSettings
 from lorrery.scheduler.settings import AdapterSettings, SchedulerSettings
 from lorrery.settings.autoscaler import AutoscalerSettings
 from lorrery.settings.presets import Served, preset_tables
-from lorrery.worker.settings import WorkerGroup, WorkerSettings, gpu_names, of_group
+from lorrery.worker.settings import WorkerGroup, WorkerSettings, of_group
 
 FORMAT = 1
 """Version of the settings file's format."""
@@ -290,28 +291,8 @@ class Settings(FileSettings):
         return {}
 
     def planned_faults(self) -> tuple[Fault, ...]:
-        """Return the faults that are to happen, as `of_workers` has them."""
-        return self.of_workers(map(parse_fault, self.faults))
-
-    def of_workers(self, faults: Iterable[Fault]) -> tuple[Fault, ...]:
-        """Return faults, with one for each of its workers in the place of one that names a process of several."""
-        return tuple(
-            fault if name == fault.worker else fault.of_worker(name)
-            for fault in faults
-            for name in self._workers_of(fault.worker)
-        )
-
-    def _workers_of(self, name: str) -> tuple[str, ...]:
-        """Return the workers that a name stands for: those of a process, or the name."""
-        number = name.removeprefix("worker-")
-        if number == name or not number.isdecimal():
-            return (name,)
-        own = self.worker.gpus
-        if self.workers:
-            groups = self.groups_of_processes(0)
-            group = groups[int(number)] if int(number) < len(groups) else None
-            own = own if group is None else int(self.workers[group].overrides.get("gpus", own))
-        return gpu_names(name, own)
+        """Return the faults that are to happen."""
+        return tuple(map(parse_fault, self.faults))
 
     def fair_weights(self) -> dict[str, Fraction]:
         """Return the weights that are set, by adapter; decimal fractions are taken as written."""

@@ -5,6 +5,7 @@ from functools import partial
 
 from lorrery.chassis.faults import FREEZE_WORKER, WORKER_KINDS, WORKER_LOSS, Fault, check_faults
 from lorrery.simulator.engine import Simulation
+from lorrery.simulator.worker import SimulatedWorker
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 from lorrery.worker.device.slow import Slowed
 
@@ -30,24 +31,28 @@ def schedule_faults(faults: Sequence[Fault], simulation: Simulation) -> None:
     Raises:
         SettingsError: a fault names a worker that is not there, or overlaps another of its kind and worker.
     """
-    workers = {worker.name: worker for worker in simulation.workers}
     start_ps = simulation.now_ps
+    workers = [worker.name for worker in simulation.workers]
     check_faults(faults, workers=workers, adapters={fault.adapter for fault in faults})
     happening = [fault for fault in faults if fault.kind in WORKER_KINDS]
     for fault in sorted(happening, key=lambda fault: fault.at_ps):  # of two at one time, an end comes before a begin
-        worker = workers[fault.worker]
         if simulation.keeps_histories:
             simulation.at(start_ps + fault.at_ps, partial(simulation.note_fault, fault.text))
-        if fault.kind == WORKER_LOSS:
-            begin, end = partial(simulation.lose, worker), partial(simulation.attach, worker)
-        elif fault.kind == FREEZE_WORKER:
-            until_ps = NEVER if fault.until_ps == NEVER else start_ps + fault.until_ps
-            simulation.at(start_ps + fault.at_ps, partial(simulation.freeze, worker, until_ps))
-            continue
-        else:
-            slowed = Slowed(worker.step_time, fault.factor)
-            begin = partial(simulation.change_pace, worker, slowed)
-            end = partial(simulation.change_pace, worker, worker.step_time)
-        simulation.at(start_ps + fault.at_ps, begin)
-        if fault.until_ps < NEVER:
-            simulation.at(start_ps + fault.until_ps, end)
+        for worker in simulation.workers:
+            if fault.concerns(worker.name):
+                _schedule(fault, worker, simulation, start_ps)
+
+
+def _schedule(fault: Fault, worker: SimulatedWorker, simulation: Simulation, start_ps: int) -> None:
+    if fault.kind == FREEZE_WORKER:
+        until_ps = NEVER if fault.until_ps == NEVER else start_ps + fault.until_ps
+        simulation.at(start_ps + fault.at_ps, partial(simulation.freeze, worker, until_ps))
+        return
+    if fault.kind == WORKER_LOSS:
+        begin, end = partial(simulation.lose, worker), partial(simulation.attach, worker)
+    else:
+        begin = partial(simulation.change_pace, worker, Slowed(worker.step_time, fault.factor))
+        end = partial(simulation.change_pace, worker, worker.step_time)
+    simulation.at(start_ps + fault.at_ps, begin)
+    if fault.until_ps < NEVER:
+        simulation.at(start_ps + fault.until_ps, end)

@@ -114,7 +114,7 @@ class SimulatedRun:
             LorreryError: as `run`.
         """
         settings, options = self.settings, self.options
-        faults = (*settings.planned_faults(), *settings.of_workers(self.simulation_options.faults))
+        faults = (*settings.planned_faults(), *self.simulation_options.faults)
         check_scaled(settings, faults, by_caller=scaled_by_caller)
         cluster = SimulatedCluster(settings, replace(self.simulation_options, faults=faults), options.timeout)
         self.devices = cluster.devices

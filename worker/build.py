@@ -179,7 +179,7 @@ def spells_of(sets: Iterable[RuleSet], name: str) -> Spells:
     frozen: list[tuple[int, int]] = []
     for rule_set in sets:
         for fault in rule_set.faults:
-            if fault.worker != name:
+            if not fault.concerns(name):
                 continue
             begin_ps, end_ps = rule_set.from_ps + fault.at_ps, rule_set.until_ps
             if fault.until_ps < NEVER:

@@ -23,7 +23,7 @@ class WorkerFaults:
         self._name = name
         self._book = RuleBook()
         self._book.plan(settings.planned_faults(), from_ps)
-        # One that names a process is not among them: whoever runs the process kills it.
+        # One that names a process of several is not among them: whoever runs the process kills it.
         asked = map(parse_fault, settings.faults)
         losses = [fault for fault in asked if (fault.kind, fault.worker) == (WORKER_LOSS, name)]
         self._losses = [fault.begun_at(from_ps) for fault in losses]

@@ -14,6 +14,7 @@ import grpc.aio
 from prometheus_client import CollectorRegistry
 
 from lorrery.chassis.log import get_logger
+from lorrery.chassis.names import gpu_names
 from lorrery.chassis.server import RECEIVE_BYTES
 from lorrery.chassis.tasks import until_first_ends
 from lorrery.chassis.tracing import open_tracer
@@ -24,7 +25,6 @@ from lorrery.worker.engine import Engine
 from lorrery.worker.hosted import HostedGpu
 from lorrery.worker.metrics import WorkerMetrics
 from lorrery.worker.schedulers import Schedulers
-from lorrery.worker.settings import gpu_names
 
 log = get_logger("worker")
 

@@ -3,7 +3,7 @@
 A group of `[[workers]]` has what `[worker]` says, but for what it says itself; that wins, wherever `[worker]`'s value
 comes from. Worker processes are `worker-0`, `worker-1` and so on, group by group. A process learns which group it is of
 by `worker.group`; its settings are then those of the group. To its scheduler each GPU of a process is a worker, whose
-name `gpu_names` says.
+name `chassis.names.gpu_names` says.
 """
 
 from collections.abc import Mapping
@@ -174,11 +174,6 @@ OF_PROCESS: Final = frozenset(
     }
 )
 """Settings of a worker that are no matter of its GPU."""
-
-
-def gpu_names(process: str, gpus: int) -> tuple[str, ...]:
-    """Return the names of a process's workers: one for each of its GPUs."""
-    return (process,) if gpus == 1 else tuple(f"{process}.{number}" for number in range(gpus))
 
 
 class WorkerSettings(Section):

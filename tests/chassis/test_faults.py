@@ -6,8 +6,9 @@ import pytest
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.fault_rules import LoadRules, RuleBook
-from lorrery.chassis.faults import LOAD_FAILURE, SLOW_LOAD, check_faults, parse_fault
+from lorrery.chassis.faults import FREEZE_WORKER, LOAD_FAILURE, SLOW_LOAD, check_faults, parse_fault
 from lorrery.vocabulary.units import NEVER
+from lorrery.worker.build import spells_of
 
 S = 10**12
 
@@ -29,6 +30,32 @@ def test_a_fault_of_one_adapter_or_worker_leaves_others_loads_alone() -> None:
     faults = ("worker_loss,worker=w", "adapter_load_failure,adapter=a", "slow_adapter_load,factor=2,worker=w")
     assert loads(*faults, adapters="ab") == [[LOAD_FAILURE, SLOW_LOAD], [SLOW_LOAD]]
     assert loads(*faults, adapters="ab", worker="v") == [[LOAD_FAILURE], []]
+
+
+@pytest.mark.parametrize(
+    ("worker", "is_its"),
+    [("n.a", True), ("n.a.0", True), ("n.a.12", True), ("n.a.x", False), ("n.a0", False), ("n", False)],
+)
+def test_a_fault_of_a_process_is_one_of_each_of_its_gpus(worker: str, is_its: bool) -> None:
+    texts = ("freeze_worker,worker=n.a", "slow_adapter_load,factor=2,worker=n.a")
+    book = RuleBook()
+    book.plan(map(parse_fault, texts), 0)
+    assert (book.going_on(FREEZE_WORKER, worker, 0) is not None) == is_its
+    assert loads(*texts, worker=worker) == ([[SLOW_LOAD]] if is_its else [[]])
+    assert (spells_of(book.sets, worker).thaw_ps(0) > 0) == is_its
+
+
+def test_a_fault_of_a_process_and_one_of_its_gpu_must_not_overlap() -> None:
+    texts = ("slow_worker,worker=n,factor=2,for=5", "slow_worker,worker=n.1,factor=3,at=4")
+    for faults in (texts, texts[::-1]):
+        with pytest.raises(SettingsError, match=r"slow_worker,worker=n.1,factor=3,at=4: begins before slow_worker,w"):
+            check_faults([parse_fault(text) for text in faults], workers=["n.0", "n.1"], adapters=[])
+
+
+@pytest.mark.parametrize("text", ["slow_worker,worker=,factor=2", "refuse,tenant=", "adapter_load_failure,adapter="])
+def test_a_fault_of_an_empty_name_is_refused(text: str) -> None:
+    with pytest.raises(SettingsError, match="is empty; name one"):
+        parse_fault(text)
 
 
 def test_loads_are_counted_and_drawn_for_each_worker() -> None:

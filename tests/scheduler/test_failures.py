@@ -210,25 +210,31 @@ async def test_a_worker_takes_no_faults_but_those_it_was_told(scheduler: Harness
 
 
 async def test_an_operators_fault_of_a_process_is_one_of_each_of_its_gpus() -> None:
-    async with Harness(load(None, [*OVERRIDES, "worker.gpus=2", "scheduler.worker_timeout_seconds=20"])) as scheduler:
-        gpus = [await scheduler.attach(f"worker-0.{number}") for number in range(2)]
+    async with Harness(load(None, [*OVERRIDES, "scheduler.worker_timeout_seconds=20"])) as scheduler:
+        gpus = [await scheduler.attach(f"rack.{number}") for number in range(2)]
         # As many as there may be, each counted once.
-        rules = [f"slow_worker,at={n},worker=worker-0,factor=2,for=1" for n in range(1, MAX_RULES)]
-        rules.append("freeze_worker,at=9e5,worker=worker-0,for=1")
+        rules = [f"slow_worker,at={n},worker=rack,factor=2,for=1" for n in range(1, MAX_RULES)]
+        rules.append("freeze_worker,at=9e5,worker=rack,for=1")
         await scheduler.stub.SetClusterFaults(pb.SetClusterFaultsRequest(rules=rules))
-        for number, gpu in enumerate(gpus):
-            told = list((await gpu.call.read()).faults.rules)
-            assert told == [rule.replace("worker-0", f"worker-0.{number}") for rule in rules]
+        for gpu in gpus:
+            assert list((await gpu.call.read()).faults.rules) == rules
+            await gpu.call.write(pb.AttachRequest(faults_taken=pb.FaultsTaken(from_ps=10**9)))
         await scheduler.stub.SetClusterFaults(pb.SetClusterFaultsRequest(rules=rules[:1], add=True))  # it holds
         for more, message in (
-            ("slow_worker,worker=worker-0.1,factor=3", "begins before"),
-            ("slow_worker,at=70,worker=worker-0,factor=3", f"{MAX_RULES} faults hold and 1 are to be added"),
+            ("slow_worker,worker=rack.1,factor=3", "begins before"),
+            ("slow_worker,at=70,worker=rack,factor=3", f"{MAX_RULES} faults hold and 1 are to be added"),
         ):
             with pytest.raises(grpc.aio.AioRpcError, match=message):
                 await scheduler.stub.SetClusterFaults(pb.SetClusterFaultsRequest(rules=[more], add=True))
-        both = ["slow_worker,worker=worker-0,factor=2", "slow_worker,worker=worker-0.1,factor=3"]
+        both = ["slow_worker,worker=rack,factor=2", "slow_worker,worker=rack.1,factor=3"]
         with pytest.raises(grpc.aio.AioRpcError, match="begins before"):
             await scheduler.stub.SetClusterFaults(pb.SetClusterFaultsRequest(rules=both))
+        listed = (await scheduler.stub.ListClusterFaults(pb.ListClusterFaultsRequest())).faults
+        assert {(one.num_met, one.waits_for_worker) for one in listed} == {(2, False)}
+        loss = pb.SetClusterFaultsRequest(rules=["worker_loss,worker=rack"])
+        await scheduler.stub.SetClusterFaults(loss)
+        assert [(await status_of(gpu)).code() for gpu in gpus] == [grpc.StatusCode.ABORTED] * 2
+        assert scheduler.value("workers_given_up_total", reason="fault") == 2
 
 
 @pytest.mark.parametrize("promise", [False, True])
