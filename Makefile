@@ -124,9 +124,9 @@ $(COMPILED)/.stamp: dist/.stamp
 	@touch $@
 
 # pytest's own pythonpath would put the checkout's src before it.
-test-compiled: compiled ## the tests of core, device and simulator with the compiled core
+test-compiled: compiled ## the tests of core, device, simulator and plug-ins with the compiled core
 	PYTHONSAFEPATH=1 PYTHONPATH=$(COMPILED) $(PYTEST) $(PROCESSES) -o pythonpath=. $(PYTEST_ARGS) \
-	  tests/scheduler/core tests/worker/device tests/simulator tests/validation/test_golden.py
+	  tests/scheduler/core tests/scheduler/test_plugins.py tests/worker/device tests/simulator tests/validation/test_golden.py
 
 fuzz: setup-dev ## more of the simulator's fuzz corpus, and the services in virtual time; FUZZ_ARGS='--first 3000 --cases 100000'
 	$(BIN)/python -m tests.simulator.fuzz $(FUZZ_ARGS)

@@ -129,12 +129,13 @@ def in_words(error: BaseException) -> str:
 
 
 def _members(protocol: type) -> dict[str, Any]:
-    """Return what a protocol asks for, by name: its methods, and its attributes (as properties)."""
-    return {
-        name: member
-        for name, member in vars(protocol).items()
-        if (name in _SPECIAL or not name.startswith("_")) and (_is_attribute(member) or callable(member))
-    }
+    """Return what a protocol asks for, by name: its methods, and its attributes (as properties).
+
+    Special methods come first, in the order of `_SPECIAL`; a compiled class has them in an order of its own.
+    """
+    members = vars(protocol)
+    names = [*filter(members.__contains__, _SPECIAL), *(name for name in members if not name.startswith("_"))]
+    return {name: members[name] for name in names if _is_attribute(members[name]) or callable(members[name])}
 
 
 def _is_attribute(member: object) -> bool:
