@@ -34,10 +34,12 @@ from bench import (
     step_cpu,
     tables,
     tracing_cost,
+    worker_lag,
 )
 from bench.client_table import client_table
 from bench.cluster import BenchBrokenError
 from bench.decision_table import decision_table
+from bench.lag_table import lag_table
 from bench.scale_table import scale_table
 from bench.stream_table import stream_table
 from lorrery.chassis.commands import Command, command_app
@@ -70,6 +72,7 @@ class Benchmark(Enum):
     TRACING = "tracing"
     STEP_CPU = "step-cpu"
     SCALE = "scale"
+    LAG = "lag"
 
 
 @app.command(cls=Command)
@@ -83,8 +86,8 @@ def main(
         int | None,
         typer.Option(
             min=1,
-            help="Windows of last-hop, clients, metrics, tracing, step-cpu and scale; default: 5, 5, 7, 7, 5 and 3, "
-            "--quick 3 (scale: 1).",
+            help="Windows of last-hop, clients, metrics, tracing, step-cpu, scale and lag; default: 5, 5, 7, 7, 5, 3 "
+            "and 3, --quick 3 (scale, lag: 1).",
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Short runs and small loads, more noise.")] = False,
@@ -218,6 +221,15 @@ def main(
         results["scale"] = [{**asdict(one), "void": one.void} for one in found]
         console.print(scale_table(found))
 
+    def run_lag() -> None:
+        rounds = repetitions if repetitions is not None else 1 if quick else 3
+        with console.status("lag") as status:
+            found = _in_loop(
+                lambda: worker_lag.measure(5.0 if quick else 10.0, rounds, lambda what: status.update(f"lag: {what}"))
+            )
+        results["lag"] = [asdict(one) for one in found]
+        console.print(lag_table(found))
+
     def run_tracing() -> None:
         rounds = repetitions if repetitions is not None else 3 if quick else 7
         with console.status("tracing") as status:
@@ -243,6 +255,7 @@ def main(
         Benchmark.TRACING: run_tracing,
         Benchmark.STEP_CPU: run_step_cpu,
         Benchmark.SCALE: run_scale,
+        Benchmark.LAG: run_lag,
     }
     try:
         for benchmark in dict.fromkeys(which or Benchmark):

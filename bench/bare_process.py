@@ -22,10 +22,7 @@ _OPEN_SECONDS, _CLOSE_SECONDS = 30.0, 20.0
 @contextlib.asynccontextmanager
 async def start_bare(module: str, *arguments: str) -> AsyncIterator[tuple[str, int]]:
     """Run a module in a process of its own until its standard input closes; yield what it prints first, and its pid."""
-    pipe = asyncio.subprocess.PIPE
-    # A service is started without the folder that it is started from; this one lies there.
-    paths = os.pathsep.join(path for path in (_ROOT, os.environ.get("PYTHONPATH")) if path)
-    process = await start_python(["-m", module, *arguments], stdin=pipe, stdout=pipe, variables={"PYTHONPATH": paths})
+    process = await _start(module, *arguments)
     assert process.stdin is not None
     assert process.stdout is not None
     try:
@@ -42,6 +39,30 @@ async def start_bare(module: str, *arguments: str) -> AsyncIterator[tuple[str, i
         finally:
             if process.returncode is None:
                 process.kill()
+
+
+async def in_own_process(module: str, *arguments: str) -> str:
+    """Run a module in a process of its own to its end; return what it has printed.
+
+    Raises:
+        BenchBrokenError: it failed.
+    """
+    process = await _start(module, *arguments)
+    try:
+        out, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    if process.returncode:
+        raise BenchBrokenError(f"{module} ended with exit code {process.returncode}")
+    return out.decode()
+
+
+async def _start(module: str, *arguments: str) -> asyncio.subprocess.Process:
+    pipe = asyncio.subprocess.PIPE
+    # A service is started without the folder that it is started from; this one lies there.
+    paths = os.pathsep.join(path for path in (_ROOT, os.environ.get("PYTHONPATH")) if path)
+    return await start_python(["-m", module, *arguments], stdin=pipe, stdout=pipe, variables={"PYTHONPATH": paths})
 
 
 async def serve_bytes(service: str, handlers: Mapping[str, "grpc.RpcMethodHandler[bytes, bytes]"]) -> None:

@@ -40,17 +40,19 @@ class Case:
         streams: that decode at the same time.
         routers: streams are dealt to them in turn.
         shards: schedulers; worker processes are dealt to them in turn.
+        tokens_per_second: of all streams, which says how long a step takes.
     """
 
     gpus: int
     streams: int
     routers: int = 1
     shards: int = 1
+    tokens_per_second: float = TOKENS_PER_SECOND
 
     @property
     def step_ms(self) -> float:
-        """Length of a step that gives `TOKENS_PER_SECOND`."""
-        return 1000 * self.streams / TOKENS_PER_SECOND
+        """Length of a step."""
+        return 1000 * self.streams / self.tokens_per_second
 
 
 CASES = (
@@ -141,13 +143,13 @@ async def measure(window_seconds: float, rounds: int, on_progress: Progress = la
         for number in range(rounds):
             for one in found:
                 on_progress(f"{one.case}, round {number + 1} of {rounds}")
-                async with _cluster(one.case, fork_server) as (cluster, routers):
+                async with cluster_of(one.case, fork_server) as (cluster, routers):
                     one.windows.append(await _window(cluster, routers, one.case.streams, window_seconds))
     return found
 
 
 @contextlib.asynccontextmanager
-async def _cluster(case: Case, fork_server: ForkServer) -> AsyncIterator[tuple[LocalCluster, list[str]]]:
+async def cluster_of(case: Case, fork_server: ForkServer) -> AsyncIterator[tuple[LocalCluster, list[str]]]:
     """Run a cluster of this size; with the names of its routers."""
     gpus = min(GPUS_PER_PROCESS, case.gpus // case.shards)
     overrides = [
@@ -206,11 +208,11 @@ async def _window(cluster: LocalCluster, routers: list[str], num_streams: int, s
             for name in routers
         ]
         await asyncio.sleep(SETTLE_SECONDS)
-        before = await _texts(cluster, counted)
+        before = await texts_of(cluster, counted)
         meter = Meter({name: one.pid for name, one in counted.items()} | {"client": os.getpid()})
         await asyncio.sleep(seconds)
         usage = meter.read()
-        after = await _texts(cluster, counted)
+        after = await texts_of(cluster, counted)
         if failures := [count.failure for count in counts if count.failure]:
             raise BenchBrokenError(f"a stream failed: {failures[0]}")
     window_seconds = usage["client"].wall_seconds
@@ -243,7 +245,7 @@ async def _window(cluster: LocalCluster, routers: list[str], num_streams: int, s
     )
 
 
-async def _texts(cluster: LocalCluster, names: Iterable[str]) -> dict[str, tuple[float, str]]:
+async def texts_of(cluster: LocalCluster, names: Iterable[str]) -> dict[str, tuple[float, str]]:
     """Return what each process shows, and when it was asked."""
 
     def text_of(name: str) -> tuple[float, str]:

@@ -41,6 +41,11 @@ class Reading:
         """Return the growth of every sample."""
         return Reading({key: value - before.samples.get(key, 0.0) for key, value in self.samples.items()})
 
+    def plus(self, other: "Reading") -> "Reading":
+        """Return the sums of this one's samples and another's."""
+        names = {**self.samples, **other.samples}
+        return Reading({key: self.samples.get(key, 0.0) + other.samples.get(key, 0.0) for key in names})
+
     def total(self, name: str, **labels: str) -> float:
         """Return the sum of a name's samples that have these labels.
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from lorrery.chassis.faults import FREEZE_WORKER
 from lorrery.worker.accounts import StepAccounts, StepRecord
+from lorrery.worker.alarm import Alarm, open_alarm
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.device.rows import DeviceSequence
 from lorrery.worker.device.slow import NO_SPELLS, Spells
@@ -146,7 +147,8 @@ class Pacer:
         self._accounts = StepAccounts(gpu, metrics, spells)
         self._running: _Running | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # while it runs
-        self._timer: asyncio.Handle | None = None
+        self._alarm: Alarm | None = None  # likewise
+        self._soon: asyncio.Handle | None = None
         self._failed: asyncio.Future[None] | None = None
         self._last_report_ps = 0  # when the last step's end was told
         self._last_end_ps = -1  # and when it was due
@@ -220,37 +222,39 @@ class Pacer:
     async def run(self) -> None:
         """Run the plans that `start` brings, until cancelled."""
         self._loop = asyncio.get_running_loop()
+        self._alarm = open_alarm(self._loop, self._look)
         self._failed = self._loop.create_future()
         self._look_soon()
         try:
             await self._failed
         finally:
-            self._loop = None
             self._disarm()
+            self._alarm.close()
+            self._loop = self._alarm = None
             self.count()
 
-    # The timers of all GPUs of a process are one heap, the event loop's; those that are due together fire in one turn.
     # No task sleeps: a step would then cost a future and a switch more.
 
     def _look_soon(self) -> None:
         """Look at what is to be done in the loop's next turn."""
         if self._loop is not None:
             self._disarm()
-            self._timer = self._loop.call_soon(self._look)
+            self._soon = self._loop.call_soon(self._look)
 
-    def _look_in(self, seconds: float) -> None:
-        assert self._loop is not None
-        self._disarm()
-        # Whole milliseconds, rounded up: event loops know no finer timers, and rounding down would spin.
-        self._timer = self._loop.call_later(math.ceil(seconds * 1e3) / 1e3, self._look)
+    def _look_at(self, at_seconds: float) -> None:
+        """Look again at this time of the monotonic clock."""
+        assert self._alarm is not None
+        self._alarm.set(at_seconds)
 
     def _disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
+        if self._alarm is not None:
+            self._alarm.clear()
 
     def _look(self) -> None:
-        self._timer = None
+        self._soon = None
         try:
             self._go_on()
         except Exception as error:  # `run` raises it
@@ -268,11 +272,12 @@ class Pacer:
                 return
             assert running.start_ps is not None
             end_ps = running.start_ps + running.duration_ps
-            left_seconds = self._clock.to_monotonic(end_ps) - time.monotonic()
-            if left_seconds > 0:
-                self._look_in(left_seconds)
+            due_seconds = self._clock.to_monotonic(end_ps)
+            lag_seconds = time.monotonic() - due_seconds
+            if lag_seconds < 0:
+                self._look_at(due_seconds)
                 return
-            self._finish_step(running, running.start_ps, end_ps, -left_seconds)
+            self._finish_step(running, running.start_ps, end_ps, lag_seconds)
             if begins:
                 # Behind time: let the stream be read and written all the same.
                 self._look_soon()
@@ -293,9 +298,9 @@ class Pacer:
     def _thaw(self, running: _Running) -> bool:
         """Tell whether a frozen GPU goes on; wait for it otherwise."""
         thaw_ps = self._spells.thaw_ps(running.boundary_ps)
-        left_seconds = self._clock.to_monotonic(thaw_ps) - time.monotonic()
-        if left_seconds > 0:
-            self._look_in(min(left_seconds, LONGEST_SLEEP_SECONDS))
+        thaw_seconds, now_seconds = self._clock.to_monotonic(thaw_ps), time.monotonic()
+        if thaw_seconds > now_seconds:
+            self._look_at(min(thaw_seconds, now_seconds + LONGEST_SLEEP_SECONDS))
             return False
         running.start_ps = max(thaw_ps, self._clock.now_ps() - running.duration_ps)
         return True

@@ -1,0 +1,120 @@
+"""Calls back at a time of the monotonic clock, as exactly as the platform can.
+
+uvloop's timers have whole milliseconds, and a step's end would be noticed half a millisecond late on average. Linux'
+timerfd has nanoseconds and is a file like any other to an event loop. Where there is none, or the loop is another one
+than uvloop, as in tests that have a time of their own, the loop's timers must do.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import math
+import os
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+_CLOCK_MONOTONIC = 1  # Linux, include/uapi/linux/time.h; what `time.monotonic()` reads
+_TFD_TIMER_ABSTIME = 1  # include/uapi/linux/timerfd.h
+_TFD_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class Alarm(Protocol):
+    """Calls back once for each time that it is set."""
+
+    def set(self, at_seconds: float) -> None:
+        """Call back at this time of `time.monotonic()`, soon if it has passed, and not at the time set before."""
+        ...
+
+    def clear(self) -> None:
+        """Do not call back."""
+        ...
+
+    def close(self) -> None:
+        """Never call back again."""
+        ...
+
+
+def open_alarm(loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> Alarm:
+    """Return an alarm that calls `ring` in a loop; it may call early, by the resolution of the loop's timers."""
+    if type(loop).__module__.partition(".")[0] == "uvloop":
+        with contextlib.suppress(AttributeError, OSError):  # no such function, or none is left or allowed
+            return _TimerFile(loop, ring)
+    return _LoopTimer(loop, ring)
+
+
+class _LoopTimer:
+    def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
+        self._loop, self._ring = loop, ring
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, at_seconds: float) -> None:
+        self.clear()
+        # Whole milliseconds, rounded up: event loops know no finer timers, and rounding down would spin.
+        delay_seconds = math.ceil((at_seconds - time.monotonic()) * 1e3) / 1e3
+        self._timer = self._loop.call_later(max(0.0, delay_seconds), self._ring)
+
+    def clear(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def close(self) -> None:
+        self.clear()
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class _Itimerspec(ctypes.Structure):
+    _fields_ = (("interval", _Timespec), ("value", _Timespec))
+
+
+class _TimerFile:
+    """An alarm by timerfd(2); Python has it in `os` from 3.13 on.
+
+    Nothing is read from the file: to set a timer makes it unreadable until it expires.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._timerfd_settime = libc.timerfd_settime
+        self._file = libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_FLAGS)
+        if self._file < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        self._spec = _Itimerspec()
+        self._pointer = ctypes.byref(self._spec)
+        self._loop, self._ring = loop, ring
+        self._armed = False
+        loop.add_reader(self._file, self._expired)
+
+    def set(self, at_seconds: float) -> None:
+        self._armed = True
+        self._settime(max(1, math.ceil(at_seconds * 1e9)))
+
+    def clear(self) -> None:
+        if self._armed:
+            self._armed = False
+            self._settime(0)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            self._loop.remove_reader(self._file)
+            os.close(self._file)
+            self._file, self._armed = -1, False
+
+    def _expired(self) -> None:
+        if self._file < 0:
+            return
+        self._armed = False
+        self._ring()
+        if not self._armed and self._file >= 0:
+            self._settime(0)
+
+    def _settime(self, at_ns: int) -> None:
+        """Expire at a time; 0: never."""
+        value = self._spec.value
+        value.seconds, value.nanoseconds = divmod(at_ns, 1_000_000_000)
+        if self._timerfd_settime(self._file, _TFD_TIMER_ABSTIME, self._pointer, None) < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
