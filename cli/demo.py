@@ -16,8 +16,10 @@ from lorrery.chassis.shipped import DEFAULT_SETTINGS, TRACES
 from lorrery.cli.config_option import ConfigOption
 from lorrery.cli.up_cluster import summary
 from lorrery.cli.version import VersionOption
-from lorrery.local.cluster import LocalCluster, cancelled_by_signals, describe_exit
+from lorrery.local.cluster import LocalCluster
 from lorrery.local.processes import start_python
+from lorrery.local.service_process import describe_exit
+from lorrery.local.signals import cancelled_by_signals
 from lorrery.settings import load as read_settings
 
 _LOAD_STOP_SECONDS = 5.0

@@ -19,7 +19,7 @@ from lorrery.cli.config_option import CONFIG_HELP
 from lorrery.cli.deployment_flags import with_deployment
 from lorrery.cli.version import VersionOption
 from lorrery.loadgen import flags
-from lorrery.loadgen.report import check_folder, write_report
+from lorrery.loadgen.report_files import check_folder, write_report
 from lorrery.loadgen.table import print_report
 from lorrery.simulator.interface import checked_record, prepare
 from lorrery.simulator.run import SimulatedRun, SimulationOptions

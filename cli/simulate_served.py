@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lorrery.loadgen.report import check_folder
+from lorrery.loadgen.report_files import check_folder
 from lorrery.loadgen.table import print_report
 from lorrery.lockstep.service import serve
 from lorrery.simulator.run import SimulatedRun

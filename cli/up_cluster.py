@@ -18,9 +18,11 @@ from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.faults import check_faults
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
 from lorrery.local.autoscaler import LocalAutoscaler
-from lorrery.local.cluster import PAGE, LocalCluster, cancelled_by_signals, describe_exit
+from lorrery.local.cluster import PAGE, LocalCluster
 from lorrery.local.monitoring import Monitoring, Target
 from lorrery.local.processes import ForkServer
+from lorrery.local.service_process import describe_exit
+from lorrery.local.signals import cancelled_by_signals
 from lorrery.local.supervisor import Supervisor
 from lorrery.settings import Settings, load
 from lorrery.simulator.first_workers import check_scaled, num_processes, start_up_seconds

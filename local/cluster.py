@@ -11,9 +11,7 @@ import contextlib
 import json
 import signal
 import tempfile
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -23,9 +21,9 @@ from grpc_health.v1 import health_pb2
 
 from lorrery.chassis.channel import open_channel
 from lorrery.chassis.errors import LorreryError
-from lorrery.chassis.interrupt import SIGNALS, handled_by
 from lorrery.local import kv_event_ports
-from lorrery.local.processes import Forked, ForkServer
+from lorrery.local.processes import ForkServer
+from lorrery.local.service_process import ServiceProcess, last_words
 from lorrery.settings import Settings, load
 
 START_SECONDS = 60.0
@@ -37,7 +35,6 @@ STOP_MARGIN_SECONDS = 3.0
 POLL_SECONDS = 0.02
 PAGE = "web"
 """The name of the process that serves the page."""
-_TAIL_LINES = 5
 _ADDRESSES = {
     "scheduler": ("listen", "metrics"),
     "worker": ("listen", "metrics"),
@@ -46,42 +43,6 @@ _ADDRESSES = {
 
 Show = Callable[[str, str], None]
 """Takes a process's name and one line of its output."""
-
-
-@dataclass
-class ServiceProcess:
-    """One running (or ended) process of a cluster."""
-
-    name: str
-    service: str
-    overrides: list[str]
-    process: Forked
-    announce: Path
-    grpc: str = ""
-    metrics: str = ""
-    http: str = ""
-    others: dict[str, str] = field(default_factory=dict)
-    exit_expected: bool = False
-    tail: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL_LINES))
-    watcher: asyncio.Task[None] | None = None
-
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        return self.process.pid
-
-    @property
-    def exit_code(self) -> int | None:
-        """Exit code, -n after signal n, None while it runs."""
-        return self.process.returncode
-
-    def signal(self, number: int) -> None:
-        """Send a signal, if it still runs."""
-        self.process.send_signal(number)
-
-    def kill(self) -> None:
-        """Kill it, if it still runs; its end counts as one that nobody asked for."""
-        self.signal(signal.SIGKILL)
 
 
 class LocalCluster:
@@ -412,7 +373,7 @@ class LocalCluster:
             async with asyncio.timeout(seconds):
                 yield
         except TimeoutError:
-            raise LorreryError(f"{process.name} did not {what} within {seconds:g} s{_last_words(process)}") from None
+            raise LorreryError(f"{process.name} did not {what} within {seconds:g} s{last_words(process)}") from None
 
     async def _check_alive(self, process: ServiceProcess) -> None:
         others = {} if self._ready else self.processes
@@ -421,7 +382,7 @@ class LocalCluster:
                 await self._wait_for([other], STOP_MARGIN_SECONDS)  # for the end of what it printed
                 when = f"before {'it' if self._ready else 'the cluster'} was ready"
                 what = f"{other.name} ended with exit code {other.exit_code} {when}"
-                raise LorreryError(what + _last_words(other))
+                raise LorreryError(what + last_words(other))
 
     async def _stop_in_order(self) -> None:
         stages = (
@@ -458,25 +419,6 @@ class LocalCluster:
             await asyncio.wait(watchers, timeout=seconds)
 
 
-@contextlib.contextmanager
-def cancelled_by_signals() -> Iterator[list[signal.Signals]]:
-    """Let every SIGINT, SIGTERM and SIGHUP cancel the current task; yield the list of those that came.
-
-    The first one thus ends what runs, and a further one ends the orderly stop.
-    """
-    received: list[signal.Signals] = []
-    task = asyncio.current_task()
-    assert task is not None
-    loop = asyncio.get_running_loop()
-
-    def on_signal(number: signal.Signals) -> None:
-        received.append(number)
-        task.cancel()
-
-    with handled_by(loop, on_signal, (*SIGNALS, signal.SIGHUP)):
-        yield received
-
-
 def _free_ports(settings: Settings) -> list[str]:
     """Return the overrides with which every service listens on a free port of the host that the settings name."""
     addresses = {
@@ -485,12 +427,3 @@ def _free_ports(settings: Settings) -> list[str]:
         for key in keys
     }
     return [f"{name}={address.rpartition(':')[0]}:0" for name, address in addresses.items() if address]
-
-
-def describe_exit(code: int | None) -> str:
-    """Return an exit code in words."""
-    return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-
-
-def _last_words(process: ServiceProcess) -> str:
-    return "".join(f"\n  {process.name} | {line}" for line in process.tail)

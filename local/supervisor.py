@@ -12,7 +12,8 @@ from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.faults import WORKER_LOSS, Fault, parse_fault
 from lorrery.chassis.tasks import until_first_ends
 from lorrery.local.autoscaler import LocalAutoscaler
-from lorrery.local.cluster import LocalCluster, ServiceProcess, describe_exit
+from lorrery.local.cluster import LocalCluster
+from lorrery.local.service_process import ServiceProcess, describe_exit
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 
 FIRST_DELAY_SECONDS, LAST_DELAY_SECONDS = 0.5, 30.0

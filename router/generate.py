@@ -19,11 +19,11 @@ from lorrery.router.faults import Injector
 from lorrery.router.keys import ApiKey
 from lorrery.router.logprobs import LogprobModel
 from lorrery.router.metrics import RouterMetrics
+from lorrery.router.open_request import OpenRequest, WriteNow
 from lorrery.router.output import Output
 from lorrery.router.placement import Placement
 from lorrery.router.reader import RequestReader, unknown_model
 from lorrery.router.request import Finish
-from lorrery.router.streams import OpenRequest, WriteNow
 from lorrery.router.timing import Timing
 from lorrery.router.tracing import OutputTrace
 from lorrery.tokenizer.base import Tokenizer

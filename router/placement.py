@@ -21,9 +21,9 @@ from lorrery.chassis.errors import Reason, Unavailable
 from lorrery.chassis.log import get_logger
 from lorrery.chassis.tls import watched_pems
 from lorrery.router.metrics import RouterMetrics
+from lorrery.router.open_request import OpenRequest
 from lorrery.router.request import Finish
 from lorrery.router.shard import Shard
-from lorrery.router.streams import OpenRequest
 from lorrery.settings import Settings
 from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
 

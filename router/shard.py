@@ -1,12 +1,10 @@
 """One scheduler as its router sees it: a Route stream that is dialled, kept, and dialled again.
 
-One task reads, one writes. What is to be written waits in two dicts, which hold at most one entry per open request;
-cancels that gather travel in one message. A handle belongs to one life of the stream and is never used twice in it.
+One task reads, one writes (`session.py`).
 """
 
 import asyncio
 import random
-import time
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -15,7 +13,7 @@ import grpc.aio
 
 from lorrery.chassis.channel import Dialler, options_for
 from lorrery.chassis.credentials import ClusterToken, Metadata
-from lorrery.chassis.errors import Internal, NeverFits, Overloaded, Reason, RequestError
+from lorrery.chassis.errors import Overloaded, Reason
 from lorrery.chassis.log import get_logger
 from lorrery.chassis.tasks import until_first_ends
 from lorrery.chassis.tls import Pems
@@ -23,22 +21,20 @@ from lorrery.chassis.watched import Watched
 from lorrery.router import wire
 from lorrery.router.hold_off import HoldOff
 from lorrery.router.metrics import RouterMetrics
+from lorrery.router.open_request import OpenRequest
 from lorrery.router.request import Finish
-from lorrery.router.streams import Fanout, OpenRequest
+from lorrery.router.session import RouteCall, Session
+from lorrery.router.streams import Fanout
 from lorrery.settings import Settings
 from lorrery.v1 import scheduler_pb2, scheduler_pb2_grpc
 from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
-from lorrery.vocabulary.units import PS_PER_SECOND
 
 FIRST_RETRY_SECONDS = 0.2
 LAST_RETRY_SECONDS = 2.0
 HELLO_SECONDS = 10.0
 """How long a scheduler that is connected may take to answer the router's hello."""
-LONGEST_WAIT_SECONDS = 24 * 3600.0
-"""Clients that wait for longer are said to wait for so long."""
-_MAX_HANDLE = 2**32 - 1
 
-RouteCall = grpc.aio.StreamStreamCall[scheduler_pb2.RouteRequest, scheduler_pb2.RouteResponse]
+
 _log = get_logger("router.shard")
 
 
@@ -73,112 +69,6 @@ class ShardOwner(Protocol):
     def shard_lost(self, open_requests: list[OpenRequest]) -> None:
         """Place these open requests anew; their shard is gone, or takes no new ones."""
         ...
-
-
-class Session:
-    """One life of a Route stream, from SchedulerHello to its end.
-
-    Args:
-        address: of the scheduler.
-        call: the stream, past both hellos.
-        fanout: where its tokens go.
-        submit_bytes: the largest request that the scheduler takes; a larger one would break the stream.
-    """
-
-    def __init__(self, address: str, call: RouteCall, fanout: Fanout, submit_bytes: int) -> None:
-        self.fanout = fanout
-        self._address = address
-        self._submit_bytes = submit_bytes
-        self._call = call
-        self._next_handle = 1
-        self._submits: dict[int, OpenRequest] = {}
-        self._cancels: list[int] = []
-        self._adapters: AdapterLog | None = None
-        self._something_to_write = asyncio.Event()
-
-    def submit(self, open_request: OpenRequest) -> None:
-        """Ask for a request, or for the rest of it, under a new handle."""
-        handle, self._next_handle = self._next_handle, self._next_handle + 1
-        self.fanout.add(handle, open_request)
-        self._submits[handle] = open_request
-        self._something_to_write.set()
-
-    def cancel(self, handle: int) -> bool:
-        """Tell the scheduler that a request has gone; one it has not heard of yet it never will.
-
-        Returns:
-            Whether it is told, and so will answer.
-        """
-        if self._submits.pop(handle, None) is not None:
-            return False
-        self._cancels.append(handle)
-        self._something_to_write.set()
-        return True
-
-    def tell(self, adapters: AdapterLog) -> None:
-        """Tell the scheduler all that is known of adapters, as it is when this is written: before further requests."""
-        self._adapters = adapters
-        self._something_to_write.set()
-
-    async def write(self) -> None:
-        """Write what is to be written, until cancelled or the stream breaks."""
-        while True:
-            await self._something_to_write.wait()
-            self._something_to_write.clear()
-            while self._adapters is not None or self._cancels or self._submits:
-                if self._adapters is not None:
-                    message, self._adapters = wire.whole_log(self._adapters), None
-                    await self._call.write(message)
-                if self._cancels:
-                    handles, self._cancels = self._cancels, []
-                    await self._call.write(wire.cancel(handles))
-                if self._submits:
-                    handle = next(iter(self._submits))
-                    if handle > _MAX_HANDLE:
-                        # The next life of the stream starts to count anew, and resumes every open request.
-                        raise wire.ProtocolError("no handle is left in this life of the stream")
-                    open_request = self._submits.pop(handle)
-                    if (submit := self._pack(handle, open_request)) is not None:
-                        await self._call.write(submit)
-
-    def _time_left_ps(self, open_request: OpenRequest) -> int:
-        """Return how long a client still waits, in device time; 0: for ever."""
-        if open_request.waits_until is None:
-            return 0
-        seconds = min(open_request.waits_until - time.monotonic(), LONGEST_WAIT_SECONDS)
-        return max(1, round(seconds / self.fanout.time_scale * PS_PER_SECOND))
-
-    def _pack(self, handle: int, open_request: OpenRequest) -> scheduler_pb2.RouteRequest | None:
-        """Return the message that asks for a request; None: there cannot be one, and the request has failed."""
-        error: RequestError
-        try:
-            message = wire.submit(
-                handle,
-                open_request.request,
-                open_request.token_ids,
-                resumed=open_request.resumed,
-                adapter=open_request.adapter,
-                time_left_ps=self._time_left_ps(open_request),
-                trace=open_request.context,
-            )
-        except Exception as cause:
-            # Without its traceback, whose locals show the prompt.
-            _log.error("submit_failed", **open_request.log_fields, reason=repr(cause))
-            error = Internal(str(cause))
-        else:
-            if (size := message.ByteSize()) <= self._submit_bytes:
-                if open_request.trace is not None:
-                    open_request.trace.submitted(self._address, resumed=open_request.resumed)
-                return message
-            error = NeverFits(
-                f"the request takes {size} bytes on the way to its scheduler; at most {self._submit_bytes} are taken;"
-                " give a shorter prompt or fewer stop strings",
-                value=size,
-                limit=self._submit_bytes,
-            )
-        self.fanout.remove(open_request)
-        open_request.fail(error)
-        return None
 
 
 class Shard:

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lorrery.autoscaler.summary import Scaling
-from lorrery.loadgen.report import LoadReport, SimulationCost, write_report
+from lorrery.loadgen.report import LoadReport, SimulationCost
+from lorrery.loadgen.report_files import write_report
 from lorrery.loadgen.workload.outcome import OK
 from lorrery.loadgen.workload.outcome_table import OutcomeTable
 from lorrery.loadgen.workload.summary import Summary

@@ -23,7 +23,8 @@ from rich.progress import (
 from rich.text import Text
 
 from lorrery.chassis.interrupt import SIGNALS
-from lorrery.loadgen.report import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_OK, check_folder
+from lorrery.loadgen.report import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_OK
+from lorrery.loadgen.report_files import check_folder
 from lorrery.reports.report import report
 from lorrery.sweeps.axes import Axis, parse_axes
 from lorrery.sweeps.backends import Run, count, open_backend

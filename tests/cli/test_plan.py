@@ -13,7 +13,7 @@ from lorrery.cli.app import app as lorrery
 from lorrery.cli.plan import app
 from lorrery.cli.plan_text import draw_points
 from lorrery.cli.simulate import app as simulate
-from lorrery.loadgen.report import read_report
+from lorrery.loadgen.report_files import read_report
 from lorrery.worker.device.capacity import Point
 
 

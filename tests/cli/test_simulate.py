@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.cli.simulate import app
-from lorrery.loadgen.report import CSV_COLUMNS, read_report
+from lorrery.loadgen.report_files import CSV_COLUMNS, read_report
 
 CONFIG = ["--config", str(Path(__file__).parents[2] / "deploy" / "cluster.toml")]
 TRACES = Path(__file__).parents[2] / "deploy" / "traces"

@@ -10,7 +10,8 @@ from lorrery.chassis.errors import FormatError
 from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.options import LoadOptions
 from lorrery.loadgen.own_load import OwnLoad, OwnLoadMeter
-from lorrery.loadgen.report import CSV_COLUMNS, make_report, read_report, write_report
+from lorrery.loadgen.report import make_report
+from lorrery.loadgen.report_files import CSV_COLUMNS, read_report, write_report
 from lorrery.loadgen.source import BuiltWorkload
 from lorrery.loadgen.table import print_report
 from lorrery.loadgen.workload.outcome import INTERRUPTED, RequestOutcome

@@ -9,9 +9,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lorrery.chassis.sections import MetricsSettings
 from lorrery.router.metrics import RouterMetrics
+from lorrery.router.open_request import OpenRequest
 from lorrery.router.request import Finish, Request
 from lorrery.router.sampling import SamplingParams
-from lorrery.router.streams import Fanout, OpenRequest
+from lorrery.router.streams import Fanout
 from lorrery.router.timing import Timing
 from lorrery.router.wire import TokensFrame
 from lorrery.v1 import router_pb2

@@ -296,7 +296,7 @@ async def test_the_streams_of_a_lost_shard_go_on_at_another(start_router: StartR
 async def test_a_stream_that_runs_out_of_handles_begins_anew(
     start_router: StartRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lorrery.router.shard._MAX_HANDLE", 2)
+    monkeypatch.setattr("lorrery.router.session._MAX_HANDLE", 2)
     router = await start_router()
     route = await router.route()
     calls = [router.generate() for _ in range(2)]

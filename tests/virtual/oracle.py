@@ -8,7 +8,7 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from lorrery.router.shard import Session
+from lorrery.router.session import Session
 from lorrery.scheduler.core.cluster_events import Placed
 from lorrery.scheduler.live_request import LiveRequest
 from lorrery.scheduler.watch import Loss

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from lorrery.router.shard import Session, Shard
+from lorrery.router.session import Session
+from lorrery.router.shard import Shard
 from lorrery.scheduler.cluster import Cluster
 from lorrery.scheduler.core.cluster_events import GaveBack
 from lorrery.scheduler.workers import Dispatcher

@@ -1,0 +1,57 @@
+"""One service's process, as the cluster that started it sees it: where it listens, what it printed last, its end."""
+
+import asyncio
+import signal
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lorrery.local.processes import Forked
+
+_TAIL_LINES = 5
+
+
+@dataclass
+class ServiceProcess:
+    """One running (or ended) process of a cluster."""
+
+    name: str
+    service: str
+    overrides: list[str]
+    process: Forked
+    announce: Path
+    grpc: str = ""
+    metrics: str = ""
+    http: str = ""
+    others: dict[str, str] = field(default_factory=dict)
+    exit_expected: bool = False
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL_LINES))
+    watcher: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self.process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code, -n after signal n, None while it runs."""
+        return self.process.returncode
+
+    def signal(self, number: int) -> None:
+        """Send a signal, if it still runs."""
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """Kill it, if it still runs; its end counts as one that nobody asked for."""
+        self.signal(signal.SIGKILL)
+
+
+def describe_exit(code: int | None) -> str:
+    """Return an exit code in words."""
+    return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+
+
+def last_words(process: ServiceProcess) -> str:
+    """Return the last lines that a process printed, for the end of a message."""
+    return "".join(f"\n  {process.name} | {line}" for line in process.tail)

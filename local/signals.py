@@ -1,0 +1,27 @@
+"""What Ctrl-C and its like do to a command that runs a local cluster: they cancel it, which stops the cluster."""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Iterator
+
+from lorrery.chassis.interrupt import SIGNALS, handled_by
+
+
+@contextlib.contextmanager
+def cancelled_by_signals() -> Iterator[list[signal.Signals]]:
+    """Let every SIGINT, SIGTERM and SIGHUP cancel the current task; yield the list of those that came.
+
+    The first one thus ends what runs, and a further one ends the orderly stop.
+    """
+    received: list[signal.Signals] = []
+    task = asyncio.current_task()
+    assert task is not None
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: signal.Signals) -> None:
+        received.append(number)
+        task.cancel()
+
+    with handled_by(loop, on_signal, (*SIGNALS, signal.SIGHUP)):
+        yield received

@@ -1,0 +1,209 @@
+"""One open request: what has come for it, and how much of that is on its way to its client.
+
+Its handler sleeps on one future, which a frame with tokens for it, or a flush, makes done (`streams.py`). Where its
+edge can write without waiting, messages before the last are written at once, and the handler sleeps on.
+"""
+
+import asyncio
+import time
+from array import array
+from collections.abc import Callable
+from typing import Protocol
+
+from lorrery.chassis.errors import Internal, RequestError
+from lorrery.chassis.log import get_logger
+from lorrery.chassis.trace_context import TraceContext, log_fields
+from lorrery.router.request import Finish, Request, Usage
+from lorrery.router.tracing import OutputTrace
+from lorrery.router.wire import Message
+from lorrery.vocabulary.adapter_log import AdapterChange
+from lorrery.vocabulary.finish_reason import FinishReason
+
+_log = get_logger("router.open_request")
+
+MakeMessage = Callable[[list[int], Finish | None, float, float | None], tuple[Message, bool]]
+"""Turns new tokens, the finish if they are the last, and the time scale into a message; says whether it is the last.
+
+It also gets the time (`time.monotonic`) of what has the message made now, a frame or a flush; None: its handler does.
+
+It must not hold the open request: the two would wait for the garbage collector, and the prompt with them.
+"""
+
+WriteNow = Callable[[Message], bool]
+"""Sends a message at once; says whether it could, without waiting. Where it could not, nothing of it is sent.
+
+It must not hold the open request either.
+"""
+
+
+class Source(Protocol):
+    """Where the tokens of an open request come from."""
+
+    def hold(self) -> bool:
+        """Return whether a stream's next token should wait for a flush, and see to it that there is one."""
+        ...
+
+
+class OpenRequest:
+    """One open request: what was received for it, and how much of that its handler has taken.
+
+    Args:
+        request: what is asked of a scheduler.
+        make_message: called once for each message, in order.
+        write_now: takes messages before the last while the handler waits; None: the handler writes them all.
+        arrived: when its call came, by `time.monotonic`; None: now.
+
+    Attributes:
+        token_ids: every token received so far, over all resumptions.
+        written: how many of them are in messages.
+        finish: set once, after the last token.
+        error: set where the request fails.
+        over: the last message has been made.
+        fanout: where its tokens come from now; None while no shard works on it.
+        handle: its number there.
+        resumed: it was with a scheduler whose stream broke.
+        adapter: the load at run time that brought its adapter, as far as we know; None: none did. A resumption asks for
+            the same.
+        waits_until: when its client goes, on the clock of `time.monotonic`; None: it does not.
+        cut: what its handler, which has been cancelled for it, ends with: its reader was too slow.
+        task: its handler.
+        time_scale: wall seconds per device second, where it was submitted last.
+        trace: takes note of what happens; None: it belongs to no trace.
+    """
+
+    __slots__ = (
+        *("_make_message", "_write_now", "adapter", "arrived", "cut", "error", "fanout", "finish", "handle", "over"),
+        *("request", "resumed", "task", "time_scale", "token_ids", "trace", "waiter", "waits_until", "written"),
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        make_message: MakeMessage,
+        write_now: WriteNow | None = None,
+        arrived: float | None = None,
+    ) -> None:
+        self.request = request
+        self.arrived = time.monotonic() if arrived is None else arrived
+        self._make_message = make_message
+        self._write_now = write_now
+        self.token_ids: array[int] = array("I")
+        self.written = 0
+        self.finish: Finish | None = None
+        self.error: RequestError | None = None
+        self.fanout: Source | None = None
+        self.handle = 0
+        self.resumed = False
+        self.adapter: AdapterChange | None = None
+        self.waits_until: float | None = None
+        self.cut: RequestError | None = None
+        self.over = False
+        self.waiter: asyncio.Future[Message | None] | None = None
+        self.time_scale = 1.0
+        self.trace: OutputTrace | None = None
+        self.task = asyncio.current_task()
+
+    async def next_message(self) -> Message:
+        """Return the next message when there is one, and it is time to write it.
+
+        Raises:
+            RequestError: the request failed.
+        """
+        if self._must_wait():
+            waiter: asyncio.Future[Message | None] = asyncio.get_running_loop().create_future()
+            self.waiter = waiter
+            try:
+                message = await waiter
+            finally:
+                self.waiter = None
+        else:
+            message = self._message()
+        if message is None:
+            assert self.error is not None
+            raise self.error
+        return message
+
+    def wake(self, at: float | None = None) -> None:
+        """Write what is there, or let the handler do so, or learn that there is an error.
+
+        Args:
+            at: when the frame arrived, or the flush began, that this belongs to; by `time.monotonic`.
+        """
+        waiter = self.waiter
+        if waiter is None:
+            return
+        if not waiter.done():
+            message = self._message(at)
+            if message is not None and not self.over and self._write_now is not None:
+                try:
+                    if self._write_now(message):
+                        return
+                except Exception as error:  # as in `_message`
+                    _log.exception("write_failed", **self.log_fields)
+                    self.error, message = Internal(str(error)), None
+            waiter.set_result(message)
+        self.waiter = None
+
+    @property
+    def context(self) -> TraceContext | None:
+        """The span that it is; None: it belongs to no trace."""
+        return None if self.trace is None else self.trace.context
+
+    @property
+    def log_fields(self) -> dict[str, str]:
+        """What lines of the log say of it, of tasks that are not its own."""
+        return {"request_id": self.request.request_id, **log_fields(self.context)}
+
+    def _must_wait(self) -> bool:
+        if self.finish is not None or self.error is not None:
+            return False
+        if len(self.token_ids) == self.written:
+            return True
+        return self.written > 0 and self.fanout is not None and self.fanout.hold()
+
+    def _message(self, at: float | None = None) -> Message | None:
+        if self.error is not None:
+            return None
+        written, self.written = self.written, len(self.token_ids)
+        try:
+            token_ids = self.token_ids[written:].tolist()
+            message, self.over = self._make_message(token_ids, self.finish, self.time_scale, at)
+        except Exception as error:  # one request's fault must not take the others' frame along
+            _log.exception("message_failed", **self.log_fields)
+            self.error = Internal(str(error))
+            return None
+        return message
+
+    def finish_if_complete(self) -> bool:
+        """End the request if every token of it is here and only the scheduler's word on that was lost.
+
+        There is nothing left to resume. What else the usage would say, the lost scheduler alone knew.
+
+        Returns:
+            Whether it has ended.
+        """
+        sampling, num_tokens = self.request.sampling, len(self.token_ids)
+        if num_tokens and self.token_ids[-1] == self.request.eos_id and not sampling.ignore_eos:
+            reason = FinishReason.EOS
+        elif num_tokens >= sampling.max_new_tokens:
+            reason = FinishReason.LENGTH
+        else:
+            return False
+        if self.error is None and self.finish is None:
+            self.finish = Finish(reason, Usage(self.request.prompt_tokens, num_tokens))
+            self.wake()
+        return True
+
+    def fail(self, error: RequestError) -> None:
+        """End the request with an error."""
+        if self.error is None and self.finish is None:
+            self.error = error
+            self.wake()
+
+    def cut_off(self, error: RequestError) -> None:
+        """End the request with an error while its handler is stuck in a write, even of the last message."""
+        if self.cut is None:
+            self.cut = error
+            self.fail(error)
+            if self.task is not None:
+                self.task.cancel()
