@@ -1,7 +1,7 @@
 """The sequences on a worker's device, and what each of them holds there: memory, and what it uses of the prefix cache.
 
 Whoever comes, advances or goes does so here, so that the two never disagree on who runs. When that happens is decided
-in `core.replica`.
+in `core.replica` and `core.planner`.
 """
 
 from lorrery.scheduler.core.finished import FinishedSequences
@@ -23,6 +23,7 @@ class Batch:
     Attributes:
         running: who is in it.
         leaves: who has left it, or its device, since they were taken last.
+        aborted: by handle; cancelled under strict S-LoRA: they leave after one more step.
     """
 
     def __init__(self, memory: Memory, prefix_cache: PrefixCache | None) -> None:
@@ -30,6 +31,7 @@ class Batch:
         self.memory = memory
         self.prefix_cache = prefix_cache
         self.leaves: list[Sequence] = []
+        self.aborted: dict[int, Sequence] = {}
         self._finished = FinishedSequences()
 
     def output_tokens(self, sequence: Sequence) -> int:
@@ -65,6 +67,7 @@ class Batch:
     def cancel(self, sequence: Sequence) -> None:
         """Take out a sequence that does not end by itself."""
         self.remove(sequence)
+        self.aborted.pop(sequence.handle, None)
         self._finished.forget(sequence.handle)
 
     def finish(self, handle: int, reason: FinishReason, at_ps: int, events: list[Event]) -> None:
@@ -89,6 +92,7 @@ class Batch:
         if self.prefix_cache is not None:
             self.prefix_cache.lose()
         self.leaves.clear()
+        self.aborted.clear()
         return unfinished, ended
 
     def _release(self, sequence: Sequence, output_tokens: int) -> None:

@@ -29,7 +29,7 @@ class ReplicaBatchContext:
 
     Attributes:
         admitted: who was let in and is not in a plan yet; whoever takes them leaves an empty list.
-        events: what letting in did, likewise.
+        events: what letting in did, likewise; those of the replica before it come first.
         blocked: whether the last call of `admit` found no seat, or nobody further for whom there was what it needs.
         at_rest: the queue has said that it is, and nobody has come since.
     """

@@ -9,7 +9,8 @@ from lorrery.scheduler.core.memories import MEMORIES, PREFIX_CACHES
 from lorrery.scheduler.core.policies import QUEUES, batching_name, policy_of
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache
 from lorrery.scheduler.core.queues.base import Queue
-from lorrery.scheduler.core.replica import Replica, ReplicaOptions
+from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.replica_options import ReplicaOptions
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 
 

@@ -24,7 +24,8 @@ from lorrery.scheduler.core.plan import (
     Ran,
     Recalled,
 )
-from lorrery.scheduler.core.replica import Replica, SequenceError
+from lorrery.scheduler.core.policy_errors import SequenceError
+from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.core.standings import Standings
 from lorrery.vocabulary.units import NEVER

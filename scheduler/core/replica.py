@@ -1,29 +1,26 @@
 """One worker as the scheduler sees it: its share of the queue, its batch, its memory, its adapters, its prefix cache.
 
 `submit` and `cancel` put an event into an inbox and nothing else. `plan` applies the events stamped at or before the
-boundary, in (time, sequence number) order, and then decides: admission, eviction, preemption and batch choice happen
-there and nowhere else. `commit` notes what the device did. `lose` gives back what is unfinished when the worker is
-gone.
+boundary, in (time, sequence number) order, and then decides (`core.planner`): admission, eviction, preemption and batch
+choice happen there and nowhere else. `commit` notes what the device did (`core.batch`). `lose` gives back what is
+unfinished when the worker is gone.
 
 No clock here: every time comes in as an argument, in device picoseconds.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from itertools import islice
 from typing import NoReturn
 
 from lorrery.scheduler.core.adapters import Residency
 from lorrery.scheduler.core.batch import Batch
 from lorrery.scheduler.core.batch_context import ReplicaBatchContext
-from lorrery.scheduler.core.batching.base import Batching, Step, decodes_on
+from lorrery.scheduler.core.batching.base import Batching
 from lorrery.scheduler.core.headroom import Headroom
 from lorrery.scheduler.core.inbox import Inbox, Recall
 from lorrery.scheduler.core.memory.base import Check, Memory
+from lorrery.scheduler.core.offload import Offload
 from lorrery.scheduler.core.plan import (
-    AdaptersKept,
     Cancelled,
-    Chunk,
     Dropped,
     DropReason,
     Event,
@@ -35,46 +32,16 @@ from lorrery.scheduler.core.plan import (
     Ran,
     Recalled,
 )
+from lorrery.scheduler.core.planner import Planner
+from lorrery.scheduler.core.policy_errors import PolicyErrors, SequenceError
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache
-from lorrery.scheduler.core.queues.base import Queue, hears_of_steps, is_asked_every_step
+from lorrery.scheduler.core.queues.base import Queue, hears_of_steps
+from lorrery.scheduler.core.replica_options import PLAIN, ReplicaOptions
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.vocabulary.finish_reason import FinishReason
 
 _WAYS_TO_BATCH = "lorrery.scheduler.core.batching."
 """The package of those whose limits stay."""
-
-
-class SequenceError(Exception):
-    """A policy raised while it was given one sequence.
-
-    Args:
-        sequence: that one; it is in no queue.
-        error: what was raised.
-    """
-
-    def __init__(self, sequence: Sequence, error: Exception) -> None:
-        super().__init__(sequence.handle)
-        self.sequence = sequence
-        self.error = error
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaOptions:
-    """How a replica behaves beside its policy.
-
-    Attributes:
-        strict: S-LoRA's way with a cancelled running request: one more step, then out.
-        no_lora: serve every request from the base model and move no adapter (S-LoRA's `--no-lora`).
-        min_computed_tokens: prompt tokens that are computed even if the whole prompt is cached: 1, or 0 as in llm-mock.
-        max_overtakes: so many sequences may enter past one that waits for its adapter, where the queue lets them.
-        look_ahead: of so many waiting sequences, the first in queue order, adapters are loaded ahead.
-    """
-
-    strict: bool = False
-    no_lora: bool = False
-    min_computed_tokens: int = 1
-    max_overtakes: int = 0
-    look_ahead: int = 0
 
 
 class Replica:
@@ -101,7 +68,7 @@ class Replica:
         *,
         prefix_cache: PrefixCache | None = None,
         adapters: Residency | None = None,
-        options: ReplicaOptions = ReplicaOptions(),
+        options: ReplicaOptions = PLAIN,
         on_check: Callable[[Check], None] | None = None,
     ) -> None:
         self.queue = queue
@@ -112,7 +79,6 @@ class Replica:
         self._batch = Batch(memory, prefix_cache)
         self.running = self._batch.running
         self.adapters = Residency() if adapters is None else adapters
-        self._moves_adapters = not options.no_lora and not self.adapters.options.keep_unused
         self._may_preempt = not memory.reserved
         self._inbox = Inbox()
         self._context = ReplicaBatchContext(
@@ -125,18 +91,13 @@ class Replica:
             on_check=on_check,
             max_overtakes=options.max_overtakes,
         )
+        self._errors = PolicyErrors()
+        self._offload = Offload(self.running, None if options.no_lora else self.adapters, batching, self._errors)
+        self._planner = Planner(
+            self._batch, self._context, queue, batching, self.adapters, self._inbox, options, self._errors
+        )
         self._look_ahead = 0 if options.no_lora else options.look_ahead
-        self._looked_at: list[Sequence] = []  # of whom all is begun that can be, as long as the residency stays
-        self._looked_at_version = -1
-        self._events: list[Event] = []
-        self._aborted: dict[int, Sequence] = {}
-        self._one_step = is_asked_every_step(queue)
-        self._decodes_on = decodes_on(batching)
-        self._max_sequences = batching.limits.max_sequences if self._decodes_on else 0
         self._queue_hears = hears_of_steps(queue)
-        self._raised: Exception | None = None
-        self._queue_is_broken = False
-        self._holds = False  # nobody enters the batch that runs
 
     @property
     def num_queued(self) -> int:
@@ -144,7 +105,7 @@ class Replica:
         try:
             return len(self.queue)
         except Exception as error:
-            self._raised = error
+            self._errors.error = error
             return 0
 
     @property
@@ -153,7 +114,7 @@ class Replica:
         try:
             return len(self.queue) + self._inbox.num_arrivals
         except Exception as error:  # as for `num_queued`, without the way there: placements ask each worker
-            self._raised = error
+            self._errors.error = error
             return self._inbox.num_arrivals
 
     @property
@@ -164,7 +125,7 @@ class Replica:
     @property
     def is_blocked(self) -> bool:
         """Whether one that waits, if any does, could not start when it was tried, or is not tried while this runs."""
-        return self._context.blocked or (self._holds and self.running.num > 0)
+        return self._context.blocked or (self._planner.holds and self.running.num > 0)
 
     @property
     def resident_adapters(self) -> Mapping[str, Adapter]:
@@ -193,7 +154,7 @@ class Replica:
     def headroom(self) -> Headroom:
         """Return what could enter the batch now; of no use after the next plan or commit."""
         running = self.running
-        seats = 0 if self._holds and running.num else self.batching.limits.max_sequences - running.num
+        seats = 0 if self._planner.holds and running.num else self.batching.limits.max_sequences - running.num
         adapters = None if self.options.no_lora else self.adapters
         return Headroom(running, seats, self.memory.trial(running), adapters)
 
@@ -242,8 +203,7 @@ class Replica:
             Exception: whatever else a policy raised, now or since the last plan. Nothing runs before a plan is made.
         """
         adapters, inbox, context = self.adapters, self._inbox, self._context
-        if self._raised is not None:
-            self._raise_again(self._raised)
+        self._errors.raise_again()
         if adapters.loading:
             adapters.advance(at_ps)
         while inbox.next_ps is not None and inbox.next_ps <= at_ps:
@@ -261,163 +221,54 @@ class Replica:
             self._drop_unloadable(adapters.take_given_up())
         if self._may_preempt:
             self._preempt(at_ps)
-        running, batch = self.running, self._batch
-        plan: Plan | Idle
-        if (
-            self._decodes_on
-            and running.num
-            and not running.prefilling
-            and (context.at_rest or context.has_no_candidates())
-        ):
-            plan = self._decode_on(at_ps)
-        else:
-            plan = self._choose(at_ps)
+        batch = self._batch
+        plan = self._planner.decide(at_ps)
         if self.prefix_cache is not None:
             batch.shrink_cache(0)
         if batch.leaves:
             plan.leaves, batch.leaves = batch.leaves, []
         if adapters.evicted:
             plan.adapter_evictions = adapters.take_evicted()
-        if self._events:
-            plan.events, self._events = self._events, []
-        return plan
-
-    def _choose(self, at_ps: int) -> Plan | Idle:
-        """Ask the way to batch what runs."""
-        context = self._context
-        choice = self.batching.choose(context, at_ps)
         if context.events:
-            self._events += context.events
-            context.events = []
-        if self._look_ahead and self.adapters.has_free_load and self.num_queued:
-            self._load_ahead(at_ps)
-        if isinstance(choice, Step):
-            return self._plan_step(choice, at_ps)
-        return Idle(_earlier(choice.until_ps, self._next_event_ps(at_ps)))
-
-    def _decode_on(self, at_ps: int) -> Plan:
-        """Decide what the way to batch would, as it says (`decodes_on`), while nobody waits and nobody is in prefill.
-
-        A simulation decides so at more than half of its boundaries. Time alone changes nothing for a queue at rest.
-        """
-        running, adapters = self.running, self.adapters
-        self._context.blocked = running.num >= self._max_sequences
-        self._holds = False
-        max_steps = running.steps_to_length()
-        if max_steps > 1:
-            if self._aborted or self._one_step:
-                max_steps = 1
-            elif self._may_preempt:
-                max_steps = self.memory.steps_before_full(running, max_steps)
-        plan = Plan(at_ps, max_steps, decode=True)
-        plan.until_ps = self._inbox.next_ps
-        if adapters.loading:
-            plan.until_ps = _earlier(plan.until_ps, adapters.next_event_ps)
+            plan.events, context.events = context.events, []
         return plan
-
-    def _load_ahead(self, at_ps: int) -> None:
-        """Begin the loads of those who come next."""
-        first, residency = list(islice(self.queue, self._look_ahead)), self.adapters
-        if first == self._looked_at and residency.version == self._looked_at_version:
-            return
-        adapters = [sequence.adapter for sequence in first if sequence.adapter is not None]
-        wants_place = bool(adapters) and residency.load_ahead(adapters, at_ps, self._context.pinned_adapters)
-        # A place may become free whenever somebody leaves.
-        self._looked_at, self._looked_at_version = ([] if wants_place else first), residency.version
 
     def _turn_away(self, sequence: Sequence, error: Exception) -> NoReturn:
         try:
             self.queue.cancel(sequence.handle)  # it may have been taken in before the error
         except Exception as other:
-            self._raised = other
+            self._errors.error = other
         raise SequenceError(sequence, error) from error
-
-    def _next_event_ps(self, at_ps: int) -> int | None:
-        next_ps = self._inbox.next_ps
-        if self.adapters.loading:
-            next_ps = _earlier(next_ps, self.adapters.next_event_ps)
-        if self.adapters.given_up:  # whoever waits for them is dropped in the next decision
-            return at_ps
-        try:
-            wakes_at_ps = self.queue.wakes_at_ps(at_ps)
-        except Exception as error:  # the decision is made; the next one, due at once, raises it
-            self._raised = error
-            return at_ps
-        return next_ps if wakes_at_ps is None else _earlier(next_ps, wakes_at_ps)
-
-    def _plan_step(self, step: Step, at_ps: int) -> Plan:
-        max_steps = step.max_steps
-        if max_steps > 1:
-            max_steps = 1 if self._aborted or self._one_step else self.memory.steps_before_full(self.running, max_steps)
-        self._holds = step.hold
-        plan = Plan(at_ps, max_steps, step.chunks, decode=step.decode, hold=step.hold)
-        if step.chunk_steps > 1 and self._may_stretch(step.chunks[0]):
-            plan.chunk_steps = step.chunk_steps
-            if step.decode:
-                plan.chunk_steps = self.memory.steps_before_full(self.running, step.chunk_steps)
-        if self._context.admitted:
-            plan.joins, self._context.admitted = self._context.admitted, []
-            if not self.options.no_lora:
-                loads = {s.adapter for s in plan.joins if s.adapter is not None}
-                if loads:
-                    plan.adapter_loads = tuple(sorted(loads))
-                    if self.adapters.options.blocking:
-                        self._await_adapters(plan.joins, at_ps)
-                    plan.wait_ps = self.adapters.wait_ps(plan.adapter_loads, at_ps)
-        if step.prefetch and not self.options.no_lora:
-            plan.adapter_prefetches = step.prefetch
-            for adapter in step.prefetch:
-                self.adapters.prefetch(adapter, at_ps, self._context.pinned_adapters)
-        plan.until_ps = self._next_event_ps(at_ps)
-        return plan
-
-    def _may_stretch(self, chunk: Chunk) -> bool:
-        """Tell whether steps may go on with a long prompt unasked.
-
-        Not with the first piece where a cache shares within a plan: its commit may take blocks back that the sequence
-        has shown ahead, and others pin, and then the batch needs more.
-        """
-        if not self._decodes_on or self._aborted or self._one_step:
-            return False
-        cache = self.prefix_cache
-        return cache is None or not cache.share_within_plan or chunk.past_tokens > chunk.sequence.cached_tokens
-
-    def _await_adapters(self, joins: Iterable[Sequence], at_ps: int) -> None:
-        """Let sequences that join wait for their adapters as long as their first step does."""
-        adapters = self.adapters
-        for sequence in joins:
-            if sequence.adapter is not None and sequence.adapter.key not in adapters.gpu:
-                sequence.await_adapter(adapters.load_end(sequence.adapter), at_ps)
 
     def _apply_cancel(self, handle: int, at_ps: int) -> None:
         sequence = self.running.get(handle)
         if sequence is None:
             sequence = self.queue.cancel(handle)
             if sequence is not None:
-                self._events.append(Cancelled(sequence))
+                self._context.events.append(Cancelled(sequence))
         elif self.options.strict:
             sequence.aborted = True
-            self._aborted[handle] = sequence
+            self._batch.aborted[handle] = sequence
         else:
             self._batch.cancel(sequence)
             self._batch.leaves.append(sequence)
-            self._events.append(Cancelled(sequence))
+            self._context.events.append(Cancelled(sequence))
             for held, reason in self._batch.all_held().items():
-                self._batch.finish(held, reason, at_ps, self._events)
-            self._events += self._offload(at_ps)
+                self._batch.finish(held, reason, at_ps, self._context.events)
+            self._context.events += self._offload.after_decode(at_ps)
 
     def _apply_recall(self, recall: Recall, at_ps: int) -> None:
         if self.running.get(recall.handle) is None:
             sequence = self.queue.cancel(recall.handle)
             if sequence is not None:
                 sequence.leave_load(at_ps)
-                self._events.append(Recalled(sequence, recall.to))
+                self._context.events.append(Recalled(sequence, recall.to))
 
     def _preempt(self, at_ps: int) -> None:
         while (sequence := self.memory.victim(self.running)) is not None:
             sequence.requeue(self._batch.remove(sequence), at_ps)
             self._batch.leaves.append(sequence)
-            self._events.append(Preempted(sequence))
+            self._context.events.append(Preempted(sequence))
             try:
                 self._context.enqueue(sequence, at_ps)
             except Exception as error:
@@ -455,12 +306,10 @@ class Replica:
             decoded_ended = batch.hold(decoded_ended)
         for handle, reason in decoded_ended.items():
             batch.finish(handle, reason, ran.end_ps, events)
-        # S-LoRA puts adapters out when decoding sequences end, and after a prefill only if nobody is left.
         if decoded_ended:
-            events += self._offload(ran.end_ps)
+            events += self._offload.after_decode(ran.end_ps)
         elif ended and not running.num:
-            self._emptied(ran.end_ps)
-            events += self._keep_adapters((), ran.end_ps)
+            events += self._offload.emptied(ran.end_ps)
         return events
 
     def _decode(self, num_steps: int, ended: dict[int, FinishReason]) -> None:
@@ -468,59 +317,29 @@ class Replica:
             try:
                 self.queue.decoded(self.running, num_steps)
             except Exception as error:
-                self._raised = error
+                self._errors.error = error
         self.running.advance(num_steps)
-        if not self._decodes_on:
+        if not self._planner.decodes_on:
             try:
                 self.batching.advanced(num_steps)
             except Exception as error:
-                self._raised = error
-        if not self._aborted:
+                self._errors.error = error
+        if not self._batch.aborted:
             return
-        for handle, sequence in self._aborted.items():
+        for handle, sequence in self._batch.aborted.items():
             if handle not in ended:
                 ended[handle] = FinishReason.ABORTED
                 self._batch.leaves.append(sequence)
-        self._aborted.clear()
+        self._batch.aborted.clear()
 
     # --- adapters ---------------------------------------------------------------------------------------------------
 
     def _drop_unloadable(self, given_up: frozenset[str]) -> None:
         for sequence in [s for s in self.queue if s.adapter is not None and s.adapter.key in given_up]:
             if self.queue.cancel(sequence.handle) is not None:
-                self._events.append(Dropped(sequence, DropReason.ADAPTER_LOAD))
-
-    def _offload(self, at_ps: int) -> list[Event]:
-        """Put out the adapters that nobody uses any more, after sequences have left the batch.
-
-        Twice where the batch is empty then, as S-LoRA does it (`tests/golden/router_loop.jsonl`).
-        """
-        events: list[Event] = []
-        if self._moves_adapters:
-            events += self._keep_adapters(tuple(sorted(self.running.adapter_keys)), at_ps)
-        if not self.running.num:
-            self._emptied(at_ps)
-            events += self._keep_adapters((), at_ps)
-        return events
-
-    def _emptied(self, at_ps: int) -> None:
-        try:
-            self.batching.emptied(at_ps)
-        except Exception as error:
-            self._raised = error
-
-    def _keep_adapters(self, adapter_keys: tuple[str, ...], at_ps: int) -> list[Event]:
-        if not self._moves_adapters:
-            return []
-        self.adapters.keep_only(adapter_keys, at_ps)
-        return [AdaptersKept(adapter_keys)]
+                self._context.events.append(Dropped(sequence, DropReason.ADAPTER_LOAD))
 
     # --- policies that raise ----------------------------------------------------------------------------------------
-
-    def _raise_again(self, error: Exception) -> None:
-        if not self._queue_is_broken:
-            self._raised = None
-        raise error
 
     def clear_waiting(self, sequences: Iterable[Sequence]) -> list[Sequence]:
         """Empty the queue, which has raised; return who was in it, and who was let in by a decision that then raised.
@@ -531,7 +350,7 @@ class Replica:
         try:
             self.queue.clear()
         except Exception as error:  # what it may still hold must never run, so it is not asked again
-            self._raised, self._queue_is_broken = error, True
+            self._errors.error, self._errors.queue_is_broken = error, True
             self._inbox.clear()
         to_come = self._inbox.arrivals()
         return [sequence for sequence in sequences if not self._runs(sequence) and sequence.handle not in to_come]
@@ -541,23 +360,21 @@ class Replica:
 
     def give_up(self, sequences: Iterable[Sequence], message: str, error: Exception) -> None:
         """End sequences because of an error, wherever they are but in the queue; the next decision says so."""
-        self._events += self._context.events
-        self._context.events = []
-        self._events.append(Raised(message, error))
+        events = self._context.events
+        events.append(Raised(message, error))
         for sequence in sequences:
             handle = sequence.handle
             if self._runs(sequence):
                 self._batch.leaves.append(sequence)
             if self.running.get(handle) is not None:
                 self._batch.cancel(sequence)
-                self._aborted.pop(handle, None)
-            self._events.append(Failed(sequence, message))
+            events.append(Failed(sequence, message))
         self._context.admitted.clear()
 
     def idle(self) -> Idle:
         """Decide that nothing runs before something comes, without asking any policy."""
-        idle = Idle(self._inbox.next_ps, self._batch.leaves, self.adapters.take_evicted(), self._events)
-        self._batch.leaves, self._events = [], []
+        idle = Idle(self._inbox.next_ps, self._batch.leaves, self.adapters.take_evicted(), self._context.events)
+        self._batch.leaves, self._context.events = [], []
         return idle
 
     # --- leaving ----------------------------------------------------------------------------------------------------
@@ -577,8 +394,7 @@ class Replica:
         unfinished.update((sequence.handle, sequence) for sequence in from_batch)
         self.adapters.clear()
         self._context.admitted.clear()
-        self._aborted.clear()
-        self._emptied(at_ps)
+        self._offload.emptied(at_ps)
         left, cancelled = self._inbox.give_back(unfinished)
         return left, [*ended, *cancelled]
 
@@ -588,9 +404,3 @@ class Replica:
         for sequence in waiting.values():
             sequence.leave_load(at_ps)
         return waiting
-
-
-def _earlier(one: int | None, other: int | None) -> int | None:
-    if one is None:
-        return other
-    return one if other is None or one <= other else other

@@ -18,7 +18,8 @@ from lorrery.scheduler.core.memory.unlimited import UnlimitedMemory
 from lorrery.scheduler.core.plan import Admitted, Finished, FirstToken, Plan, Ran
 from lorrery.scheduler.core.prefix_cache import StaticTrie
 from lorrery.scheduler.core.queues.fifo import Fifo
-from lorrery.scheduler.core.replica import Replica, ReplicaOptions
+from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.replica_options import ReplicaOptions
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.validation.golden.kind import Mismatch, Record, compare, compare_close
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND

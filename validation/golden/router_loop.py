@@ -25,7 +25,8 @@ from lorrery.scheduler.core.queues.base import Queue
 from lorrery.scheduler.core.queues.cluster import Cluster
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.queues.vtc_fair import VtcFair
-from lorrery.scheduler.core.replica import Replica, ReplicaOptions
+from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.replica_options import ReplicaOptions
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.validation.golden.kind import Mismatch, Record, compare
 from lorrery.vocabulary.finish_reason import FinishReason

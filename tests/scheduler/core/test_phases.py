@@ -11,7 +11,8 @@ from lorrery.scheduler.core.memory.peak import PeakMemory
 from lorrery.scheduler.core.phases import Phases
 from lorrery.scheduler.core.plan import Plan
 from lorrery.scheduler.core.queues.fifo import Fifo
-from lorrery.scheduler.core.replica import Replica, ReplicaOptions
+from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.replica_options import ReplicaOptions
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.validation.policy.drive import Device, Log, World, jump, step_by_step
 

@@ -25,7 +25,8 @@ from lorrery.scheduler.core.queues.peft import Peft
 from lorrery.scheduler.core.queues.pets import MIN_WAITING, Pets, _cut
 from lorrery.scheduler.core.queues.profile import DeviceProfile, MeasuredProfile, Profile
 from lorrery.scheduler.core.queues.vtc_fair import INPUT_PRICE, OUTPUT_PRICE, VtcFair
-from lorrery.scheduler.core.replica import Replica, ReplicaOptions
+from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.replica_options import ReplicaOptions
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.validation.policy.drive import Device, World, jump, step_by_step
 from lorrery.vocabulary.units import NEVER

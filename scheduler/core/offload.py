@@ -1,0 +1,51 @@
+"""Puts adapters out as S-LoRA does, once nobody in the batch uses them, where a GPU keeps no others.
+
+It does so when decoding sequences have ended or were cancelled, and after a prefill only if nobody is left; twice where
+the batch is empty then (`tests/golden/router_loop.jsonl`).
+"""
+
+from lorrery.scheduler.core.adapters import Residency
+from lorrery.scheduler.core.batching.base import Batching
+from lorrery.scheduler.core.plan import AdaptersKept, Event
+from lorrery.scheduler.core.policy_errors import PolicyErrors
+from lorrery.scheduler.core.running import Running
+
+
+class Offload:
+    """See the module; it also tells the way to batch when the batch has become empty.
+
+    Args:
+        running: the batch.
+        adapters: which ones the GPU holds; None: they are not used.
+        batching: the way to batch.
+        errors: takes what that raises.
+    """
+
+    def __init__(self, running: Running, adapters: Residency | None, batching: Batching, errors: PolicyErrors) -> None:
+        self._running = running
+        self._adapters = None if adapters is None or adapters.options.keep_unused else adapters
+        self._batching = batching
+        self._errors = errors
+
+    def after_decode(self, at_ps: int) -> list[Event]:
+        """Act on sequences that have left after they decoded."""
+        events: list[Event] = []
+        if self._adapters is not None:
+            events += self._keep(tuple(sorted(self._running.adapter_keys)), at_ps)
+        if not self._running.num:
+            events += self.emptied(at_ps)
+        return events
+
+    def emptied(self, at_ps: int) -> list[Event]:
+        """Act on the last sequence's leaving."""
+        try:
+            self._batching.emptied(at_ps)
+        except Exception as error:
+            self._errors.error = error
+        return self._keep((), at_ps)
+
+    def _keep(self, adapter_keys: tuple[str, ...], at_ps: int) -> list[Event]:
+        if self._adapters is None:
+            return []
+        self._adapters.keep_only(adapter_keys, at_ps)
+        return [AdaptersKept(adapter_keys)]

@@ -1,0 +1,185 @@
+"""Decides what a replica's worker runs from a boundary on, and for how long that holds.
+
+The way to batch chooses the step, and lets waiting sequences in (`core.batch_context`). What comes of the choice is
+worked out here: for how many steps it stands, until when, which adapters it needs or should load meanwhile. What has
+come in by the boundary has taken effect before (`core.replica`).
+"""
+
+from collections.abc import Iterable
+from itertools import islice
+
+from lorrery.scheduler.core.adapters import Residency
+from lorrery.scheduler.core.batch import Batch
+from lorrery.scheduler.core.batch_context import ReplicaBatchContext
+from lorrery.scheduler.core.batching.base import Batching, Step, decodes_on
+from lorrery.scheduler.core.inbox import Inbox
+from lorrery.scheduler.core.plan import Chunk, Idle, Plan
+from lorrery.scheduler.core.policy_errors import PolicyErrors
+from lorrery.scheduler.core.queues.base import Queue, is_asked_every_step
+from lorrery.scheduler.core.replica_options import ReplicaOptions
+from lorrery.scheduler.core.sequence import Sequence
+
+
+class Planner:
+    """See the module.
+
+    Args:
+        batch: who runs, and what each holds.
+        context: what the way to batch sees of the replica.
+        queue: who waits.
+        batching: chooses each next step.
+        adapters: which ones the GPU holds.
+        inbox: what is to take effect later.
+        options: of the replica.
+        errors: takes what the queue raises once a decision is made.
+
+    Attributes:
+        decodes_on: whether the way to batch need not be asked while nobody waits, see `batching.base.decodes_on`.
+        holds: whether nobody enters the batch that runs.
+    """
+
+    def __init__(
+        self,
+        batch: Batch,
+        context: ReplicaBatchContext,
+        queue: Queue,
+        batching: Batching,
+        adapters: Residency,
+        inbox: Inbox,
+        options: ReplicaOptions,
+        errors: PolicyErrors,
+    ) -> None:
+        self.decodes_on = decodes_on(batching)
+        self.holds = False
+        self._batch = batch
+        self._running = batch.running
+        self._memory = batch.memory
+        self._may_preempt = not batch.memory.reserved
+        self._context = context
+        self._queue = queue
+        self._batching = batching
+        self._adapters = adapters
+        self._uses_adapters = not options.no_lora
+        self._inbox = inbox
+        self._errors = errors
+        self._one_step = is_asked_every_step(queue)
+        self._max_sequences = batching.limits.max_sequences if self.decodes_on else 0
+        self._look_ahead = 0 if options.no_lora else options.look_ahead
+        self._looked_at: list[Sequence] = []  # of whom all is begun that can be, as long as the residency stays
+        self._looked_at_version = -1
+
+    def decide(self, at_ps: int) -> Plan | Idle:
+        """Return what runs from this boundary on, without the replica's own events.
+
+        Raises:
+            Exception: whatever a policy raised.
+        """
+        running, context = self._running, self._context
+        if (
+            self.decodes_on
+            and running.num
+            and not running.prefilling
+            and (context.at_rest or context.has_no_candidates())
+        ):
+            return self._decode_on(at_ps)
+        choice = self._batching.choose(context, at_ps)
+        if self._look_ahead and not context.at_rest and self._adapters.has_free_load:
+            self._load_ahead(at_ps)
+        if isinstance(choice, Step):
+            return self._plan_step(choice, at_ps)
+        return Idle(_earlier(choice.until_ps, self._next_event_ps(at_ps)))
+
+    def _decode_on(self, at_ps: int) -> Plan:
+        """Decide what the way to batch would, as it says (`decodes_on`), while nobody waits and nobody is in prefill.
+
+        A simulation decides so at more than half of its boundaries. Time alone changes nothing for a queue at rest.
+        """
+        running, adapters = self._running, self._adapters
+        self._context.blocked = running.num >= self._max_sequences
+        self.holds = False
+        max_steps = running.steps_to_length()
+        if max_steps > 1:
+            if self._batch.aborted or self._one_step:
+                max_steps = 1
+            elif self._may_preempt:
+                max_steps = self._memory.steps_before_full(running, max_steps)
+        plan = Plan(at_ps, max_steps, decode=True)
+        plan.until_ps = self._inbox.next_ps
+        if adapters.loading:
+            plan.until_ps = _earlier(plan.until_ps, adapters.next_event_ps)
+        return plan
+
+    def _load_ahead(self, at_ps: int) -> None:
+        """Begin the loads of those who come next."""
+        first, residency = list(islice(self._queue, self._look_ahead)), self._adapters
+        if first == self._looked_at and residency.version == self._looked_at_version:
+            return
+        adapters = [sequence.adapter for sequence in first if sequence.adapter is not None]
+        wants_place = bool(adapters) and residency.load_ahead(adapters, at_ps, self._context.pinned_adapters)
+        # A place may become free whenever somebody leaves.
+        self._looked_at, self._looked_at_version = ([] if wants_place else first), residency.version
+
+    def _plan_step(self, step: Step, at_ps: int) -> Plan:
+        max_steps = step.max_steps
+        if max_steps > 1:
+            one_step = self._one_step or self._batch.aborted
+            max_steps = 1 if one_step else self._memory.steps_before_full(self._running, max_steps)
+        self.holds = step.hold
+        plan = Plan(at_ps, max_steps, step.chunks, decode=step.decode, hold=step.hold)
+        if step.chunk_steps > 1 and self._may_stretch(step.chunks[0]):
+            plan.chunk_steps = step.chunk_steps
+            if step.decode:
+                plan.chunk_steps = self._memory.steps_before_full(self._running, step.chunk_steps)
+        context, adapters = self._context, self._adapters
+        if context.admitted:
+            plan.joins, context.admitted = context.admitted, []
+            if self._uses_adapters:
+                loads = {s.adapter for s in plan.joins if s.adapter is not None}
+                if loads:
+                    plan.adapter_loads = tuple(sorted(loads))
+                    if adapters.options.blocking:
+                        self._await_adapters(plan.joins, at_ps)
+                    plan.wait_ps = adapters.wait_ps(plan.adapter_loads, at_ps)
+        if step.prefetch and self._uses_adapters:
+            plan.adapter_prefetches = step.prefetch
+            for adapter in step.prefetch:
+                adapters.prefetch(adapter, at_ps, context.pinned_adapters)
+        plan.until_ps = self._next_event_ps(at_ps)
+        return plan
+
+    def _may_stretch(self, chunk: Chunk) -> bool:
+        """Tell whether steps may go on with a long prompt unasked.
+
+        Not with the first piece where a cache shares within a plan: its commit may take blocks back that the sequence
+        has shown ahead, and others pin, and then the batch needs more.
+        """
+        if not self.decodes_on or self._batch.aborted or self._one_step:
+            return False
+        cache = self._batch.prefix_cache
+        return cache is None or not cache.share_within_plan or chunk.past_tokens > chunk.sequence.cached_tokens
+
+    def _await_adapters(self, joins: Iterable[Sequence], at_ps: int) -> None:
+        """Let sequences that join wait for their adapters as long as their first step does."""
+        adapters = self._adapters
+        for sequence in joins:
+            if sequence.adapter is not None and sequence.adapter.key not in adapters.gpu:
+                sequence.await_adapter(adapters.load_end(sequence.adapter), at_ps)
+
+    def _next_event_ps(self, at_ps: int) -> int | None:
+        next_ps = self._inbox.next_ps
+        if self._adapters.loading:
+            next_ps = _earlier(next_ps, self._adapters.next_event_ps)
+        if self._adapters.given_up:  # whoever waits for them is dropped in the next decision
+            return at_ps
+        try:
+            wakes_at_ps = self._queue.wakes_at_ps(at_ps)
+        except Exception as error:  # the decision is made; the next one, due at once, raises it
+            self._errors.error = error
+            return at_ps
+        return next_ps if wakes_at_ps is None else _earlier(next_ps, wakes_at_ps)
+
+
+def _earlier(one: int | None, other: int | None) -> int | None:
+    if one is None:
+        return other
+    return one if other is None or one <= other else other
