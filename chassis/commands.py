@@ -10,8 +10,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
+from typer._click.core import Context
 from typer.core import TyperCommand
 
+from lorrery.chassis.names import quoted
 from lorrery.chassis.variables import API_KEY_VARIABLE
 
 __all__ = ["ApiKey", "Command", "command_app"]
@@ -34,6 +36,16 @@ class Command(TyperCommand):
 
     def __init__(self, *arguments: Any, help: str | None = None, **given: Any) -> None:  # noqa: A002, ANN401  click's
         super().__init__(*arguments, help=None if help is None else _wrapped(help), **given)
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        """Let messages on wrong values say which value was given, as those on settings do."""
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            reason = error.__cause__
+            if isinstance(reason, ValueError) and hasattr(reason, "errors"):  # pydantic's
+                error.message += f", got {quoted(str(reason.errors()[0]['input']))}"
+            raise
 
 
 def command_app(text: str | None = None, *, no_args_is_help: bool = False) -> typer.Typer:

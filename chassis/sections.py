@@ -10,10 +10,13 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.names import why_no_name
 from lorrery.chassis.targets import parse_name
 
 MAX_PORT = 65_535
+MAX_ADAPTERS = 1_000_000
+"""Of a family in the registry: every process has them all in memory."""
 
 
 def _address(text: str) -> str:
@@ -21,6 +24,18 @@ def _address(text: str) -> str:
     if not host or not (port.isascii() and port.isdigit()) or int(port) > MAX_PORT:
         raise ValueError(f"HOST:PORT expected, with a port of at most {MAX_PORT}, got {text!r}")
     return text
+
+
+def checked_address(option: str, text: str) -> str:
+    """Return an address that an option gives.
+
+    Raises:
+        SettingsError: it is not HOST:PORT.
+    """
+    try:
+        return _address(text)
+    except ValueError as error:
+        raise SettingsError(f"{option}: {error}") from None
 
 
 Address = Annotated[str, AfterValidator(_address), Field(description="HOST:PORT; port 0 takes a free one")]

@@ -18,10 +18,14 @@ from typing import Any, Protocol, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.names import quoted
 from lorrery.chassis.sections import LogSettings, TlsSettings
+from lorrery.chassis.toml import parse_toml, read_toml
 from lorrery.chassis.variables import ENV_PREFIX, setting_variables
 
 _MAX_SHOWN = 80
+_MAX_PARTS = 32
+"""Of a key; none has nearly as many, and each is a table in a table."""
 Key = tuple[str, ...]
 """Of a setting: the names of the tables that it is in, and its own."""
 
@@ -144,7 +148,7 @@ def _sources(
     for override in overrides:
         merge(from_command_line, _parse_override(override))
     return (
-        (f"file {path}", _read_toml(path) if path is not None else {}),
+        (f"file {path}", read_toml(path) if path is not None else {}),
         ("environment", _environment(model)),
         ("--set", from_command_line),
     )
@@ -271,20 +275,11 @@ def in_words(error: ValidationError) -> str:
     return f"{key}: {message}, got {shown}"
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingsError(f"{path}: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{path}: {error}") from None
-
-
 def override_of(key: str, value: str | int) -> str:
     """Write a value for --set; a string is bare unless TOML would take it for something else."""
     if isinstance(value, str):
         try:
-            tomllib.loads(f"value = {value}")
+            parse_toml(f"value = {value}")
         except tomllib.TOMLDecodeError:
             return f"{key}={value}"
     return f"{key}={json.dumps(value)}"
@@ -295,16 +290,27 @@ def _parse_override(text: str) -> dict[str, Any]:
     if not equals or not key.strip():
         raise SettingsError(f"--set {text}: expected section.key=value")
     try:
-        parsed: Any = tomllib.loads(f"value = {value}")["value"]
+        parsed: Any = parse_toml(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         parsed = value
+    except ValueError as error:
+        raise SettingsError(f"--set {quoted(key)}: {error}") from None
     return nested(key.strip(), parsed)
 
 
 def nested(key: str, value: object) -> dict[str, Any]:
-    """Return the tables that hold one value: `a.b` and 1 become `{"a": {"b": 1}}`."""
-    first, dot, rest = key.partition(".")
-    return {first: nested(rest, value) if dot else value}
+    """Return the tables that hold one value: `a.b` and 1 become `{"a": {"b": 1}}`.
+
+    Raises:
+        SettingsError: a key of more parts than any has.
+    """
+    *outer, last = key.split(".")
+    if len(outer) >= _MAX_PARTS:
+        raise SettingsError(f"{quoted(key)}: no such setting: it has {len(outer) + 1} parts; at most {_MAX_PARTS}")
+    tables: dict[str, Any] = {last: value}
+    for part in reversed(outer):
+        tables = {part: tables}
+    return tables
 
 
 def merge(into: dict[str, Any], source: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.toml import read_toml
 
 Table = dict[str, Any]
 
@@ -24,14 +24,7 @@ def read_tables(package: str, extra: Iterable[Path] = ()) -> list[tuple[str, Tab
         SettingsError: an extra file that cannot be read or is no TOML; the message names it.
     """
     tables = [(name, dict(table)) for name, table in _shipped(package)]
-    for path in extra:
-        try:
-            tables.append((str(path), tomllib.loads(path.read_text(encoding="utf-8"))))
-        except OSError as error:
-            raise SettingsError(f"{path}: {error.strerror}") from None
-        except tomllib.TOMLDecodeError as error:
-            raise SettingsError(f"{path}: {error}") from None
-    return tables
+    return tables + [(str(path), read_toml(path)) for path in extra]
 
 
 @cache

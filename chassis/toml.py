@@ -1,13 +1,51 @@
-"""Tables written as TOML."""
+"""Tables as TOML: read from text and files, and written."""
 
 import json
 import math
 import re
+import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from lorrery.chassis.errors import SettingsError
+
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Read tables.
+
+    Raises:
+        tomllib.TOMLDecodeError: it is no TOML; says where.
+        ValueError: Python's parser has not the depth, or the digits, for it.
+    """
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply; give fewer levels") from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError:
+        raise ValueError("it has a number of too many digits; give a shorter one") from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a file's tables.
+
+    Raises:
+        SettingsError: it cannot be read, or is no TOML; names the file.
+    """
+    try:
+        return parse_toml(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise SettingsError(
+            f"{path}: byte {error.object[error.start]:#04x} at {error.start} is no UTF-8; save it as UTF-8 text"
+        ) from None
+    except ValueError as error:
+        raise SettingsError(f"{path}: {error}") from None
 
 
 def to_toml(tables: Mapping[str, Any]) -> str:

@@ -1,6 +1,5 @@
 """`lorrery config`: the settings that hold, and where each comes from."""
 
-import tomllib
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from typing import Annotated
@@ -11,7 +10,7 @@ from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.settings import Key, leaves
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
-from lorrery.chassis.toml import dotted, to_value
+from lorrery.chassis.toml import dotted, parse_toml, to_value
 from lorrery.cli import deployment_flags
 from lorrery.cli.config_option import ConfigOption
 from lorrery.cli.version import VersionOption
@@ -75,7 +74,7 @@ def show(
 def _read_key(text: str) -> Key:
     """Read a key as it is printed, `a."b.c"`, or as `--set` takes it: every dot parts names."""
     try:
-        ((key, _),) = leaves(tomllib.loads(f"{text} = 0"))
+        ((key, _),) = leaves(parse_toml(f"{text} = 0"))
     except ValueError:
         return tuple(text.split("."))
     return key

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from lorrery.chassis.sections import checked_address
 from lorrery.loadgen.report_files import check_folder
 from lorrery.loadgen.table import print_report
 from lorrery.lockstep.service import serve
@@ -23,6 +24,7 @@ def serve_run(run: SimulatedRun, listen: str, out: Path | None, console: Console
         out: folder for the report; None: it is only printed.
         console: where to print.
     """
+    listen = checked_address("--serve", listen)
     if out is not None:
         check_folder(out)
     cluster = VirtualCluster(run=run)

@@ -55,6 +55,8 @@ ALL_ADAPTERS = "all"
 _FAMILY = re.compile(r"(.*)\{(\d+)\.\.(\d+)\}(.*)")
 _TRACE_ALONE = "--trace does not go with --workload {}; add --workload azure (CSV), mooncake (JSON Lines) or sharegpt"
 _SESSIONS = ("chat", "sharegpt")
+LEAST_CV, MOST_CV = 1e-6, 1e6
+"""Of arrivals; beyond them the gamma distribution has no doubles."""
 _DRAWN = ("poisson", "constant", *_SESSIONS)
 _WITH_LENGTHS = ("poisson", "constant", "chat")
 _DEFAULT_TURNS = {"chat": (2, 6), "sharegpt": (1, 1)}
@@ -199,6 +201,8 @@ class LoadOptions:
         for option, value in (("rate", self.rate), ("cv", self.cv), ("alpha", self.alpha), ("speed-up", self.speed_up)):
             if not 0 < value < math.inf:
                 raise SettingsError(f"--{option} is {value:g}; it must be above 0")
+        if not LEAST_CV <= self.cv <= MOST_CV:
+            raise SettingsError(f"--cv is {self.cv:g}; it must be from {LEAST_CV:g} to {MOST_CV:g}")
         rules: tuple[tuple[bool, str], ...] = (
             (
                 self.workload not in (*TRACES, "sharegpt") and self.trace is not None,

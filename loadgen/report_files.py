@@ -73,8 +73,11 @@ def check_folder(folder: Path) -> None:
         SettingsError: the folder is a file, or can be neither made nor written to.
     """
     nearest = folder.absolute()
-    while not nearest.exists() and nearest != nearest.parent:
-        nearest = nearest.parent
+    try:
+        while not nearest.exists() and nearest != nearest.parent:
+            nearest = nearest.parent
+    except OSError as error:  # a name that no file can have
+        raise SettingsError(f"--out {folder}: {error.strerror}") from None
     if not nearest.is_dir():
         raise SettingsError(f"--out {folder}: {nearest} is not a folder")
     if not os.access(nearest, os.W_OK | os.X_OK):
@@ -117,7 +120,7 @@ def read_report(path: Path) -> dict[str, Any]:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise FormatError(f"{path}: not a JSON file") from None
     if not isinstance(content, dict) or content.get("kind") not in KINDS:
         raise FormatError(f"{path}: not a summary of `lorrery load` or `lorrery simulate`")

@@ -127,7 +127,7 @@ def _read_summary(path: Path) -> Mapping[str, Any]:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: not a JSON file, or half of one ({error}); run again, or copy it whole") from None
     if not isinstance(content, Mapping) or content.get("kind") not in KINDS:
         raise FormatError(f"{path}: not a summary of `lorrery load` or `lorrery simulate`")

@@ -138,7 +138,7 @@ def _read_point(path: Path | None) -> dict[str, Any] | None:
         return None
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(content, dict) or not isinstance(content.get("point"), dict):
         return None

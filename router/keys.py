@@ -13,7 +13,6 @@ look-up by digest tells nothing by the time that it takes. `lorrery keys new` ma
 """
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import translate
@@ -26,6 +25,7 @@ from pydantic import Field, ValidationError
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.sections import Name, Section, Weight
+from lorrery.chassis.toml import read_toml
 
 FORMAT = 1
 KEY_PREFIX = "lry_"
@@ -108,11 +108,9 @@ def read_keys(path: Path) -> Keys:
         SettingsError: it cannot be read, or says what cannot be.
     """
     try:
-        found = _KeysFile.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise SettingsError(f"router.keys: {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"router.keys: {path}: {error}") from None
+        found = _KeysFile.model_validate(read_toml(path))
+    except SettingsError as error:
+        raise SettingsError(f"router.keys: {error}") from None
     except ValidationError as error:
         raise SettingsError(f"router.keys: {path}: {_in_words(error)}") from None
     if found.format != FORMAT:

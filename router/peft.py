@@ -11,6 +11,6 @@ def rank_in(folder: str) -> int | None:
     try:
         with (Path(folder) / "adapter_config.json").open("rb") as file:
             rank = json.loads(file.read(_MAX_CONFIG_BYTES)).get("r")
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return None
     return rank if isinstance(rank, int) and 0 <= rank < 2**32 else None

@@ -6,7 +6,18 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from lorrery.chassis.sections import Address, Count, Name, PathOrNone, PositiveSeconds, Seconds, Section, Weight, named
+from lorrery.chassis.sections import (
+    MAX_ADAPTERS,
+    Address,
+    Count,
+    Name,
+    PathOrNone,
+    PositiveSeconds,
+    Seconds,
+    Section,
+    Weight,
+    named,
+)
 from lorrery.scheduler.core.batchings import BATCHINGS
 from lorrery.scheduler.core.combinations import why_excluded, why_too_few_tokens
 from lorrery.scheduler.core.memories import MEMORIES, PREFIX_CACHES
@@ -45,7 +56,9 @@ class AdapterSpec(Section):
 
     id: Name = Field(description="adapter id, as requests name it; a family's ids begin with it")
     rank: Count = Field(description="LoRA rank")
-    count: Count | None = Field(default=None, description="adapters in the family; unset: one adapter")
+    count: Annotated[int, Field(ge=1, le=MAX_ADAPTERS)] | None = Field(
+        default=None, description="adapters in the family; unset: one adapter"
+    )
 
 
 class AdapterSettings(Section):

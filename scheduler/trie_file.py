@@ -39,7 +39,7 @@ def read_trie(path: Path) -> StaticTrie:
         return StaticTrie.of_nodes(content["parents"], content["token_ids"])
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FormatError(f"{path}: is no trie: {error}") from None
 
 
@@ -61,6 +61,6 @@ def read_corpus(path: Path) -> list[list[int]]:
                 prompts.append(prompt)
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: {error}") from None
     return prompts

@@ -34,6 +34,8 @@ from lorrery.settings.autoscaler import AutoscalerSettings
 from lorrery.settings.presets import Served, preset_tables
 from lorrery.worker.settings import WorkerGroup, WorkerSettings, of_group
 
+MAX_WORKERS = 100_000
+"""Most workers of a cluster: a simulation of more would fill a machine's memory before it began."""
 FORMAT = 1
 """Version of the settings file's format."""
 
@@ -147,6 +149,13 @@ class Settings(FileSettings):
         return self
 
     @model_validator(mode="after")
+    def _workers_are_not_too_many(self) -> Self:
+        gpus = (int(group.overrides.get("gpus", self.worker.gpus)) * group.count for group in self.workers)
+        if (count := sum(gpus)) > MAX_WORKERS:
+            raise ValueError(f"workers: the groups have {count} workers; at most {MAX_WORKERS} can be; lower a count")
+        return self
+
+    @model_validator(mode="after")
     def _known_format(self) -> Self:
         if self.format != FORMAT:
             raise ValueError(f"format {self.format} is not known; this version reads format {FORMAT}")
@@ -232,11 +241,16 @@ class Settings(FileSettings):
             default: where neither says; None: 2, or 1 where an engine is named or a process has several GPUs.
 
         Raises:
-            SettingsError: both say, and not the same.
+            SettingsError: both say, and not the same; or too many.
         """
         if not self.workers:
             if asked is None:
                 asked = default or (2 if self.engine is None and self.worker.gpus == 1 else 1)
+            if asked * self.worker.gpus > MAX_WORKERS:
+                raise SettingsError(
+                    f"{asked} worker processes of {self.worker.gpus} GPUs are asked for; a cluster has at most"
+                    f" {MAX_WORKERS} workers; ask for fewer"
+                )
             return asked
         count = sum(group.count for group in self.workers)
         if asked not in (None, count):

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from lorrery.simulator.autoscaling import Scaled
     from lorrery.simulator.frames import FrameRecorder
 
+MAX_ROUTERS = 10_000
+"""Most that are simulated: each keeps what it knows of every scheduler."""
+
 
 @dataclass(frozen=True, slots=True)
 class SimulationOptions:
@@ -69,12 +72,16 @@ class SimulatedCluster:
     def __init__(self, settings: Settings, options: SimulationOptions, timeout_seconds: float) -> None:
         addresses = list(settings.router.schedulers)
         num_shards = options.num_shards or len(addresses)
+        processes = num_processes(settings, options.num_workers, num_shards)
+        if processes < num_shards:
+            raise SettingsError(
+                f"{num_shards} schedulers have {processes} worker processes; each needs one: start as many (--workers)"
+            )
+        if options.num_routers > MAX_ROUTERS:
+            raise SettingsError(f"{options.num_routers} routers are asked for; at most {MAX_ROUTERS} can be simulated")
         if num_shards != len(addresses):
             addresses = [f"scheduler-{shard}" for shard in range(num_shards)]
-        processes = num_processes(settings, options.num_workers, num_shards)
         self._names = settings.worker_names(processes)
-        if processes < num_shards:
-            raise SettingsError(f"{num_shards} schedulers have {processes} worker processes; each needs one")
         self._shards = [
             number % num_shards
             for number, names in enumerate(settings.workers_of_processes(processes).values())

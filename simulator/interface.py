@@ -141,8 +141,12 @@ def checked_record(record: str | Path | None, every_seconds: float | None) -> tu
             raise SettingsError("record_every without record: name the file to write")
         return None, None
     path = Path(record)
-    if path.is_dir() or not path.parent.is_dir():
-        what = "a folder" if path.is_dir() else f"in {path.parent}, which is no folder"
+    try:
+        is_folder, has_folder = path.is_dir(), path.parent.is_dir()
+    except OSError as error:  # a name that no file can have
+        raise SettingsError(f"record {path}: {error.strerror}") from None
+    if is_folder or not has_folder:
+        what = "a folder" if is_folder else f"in {path.parent}, which is no folder"
         raise SettingsError(f"record {path}: that is {what}; name a file in a folder that is there")
     return path, every_seconds
 

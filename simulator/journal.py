@@ -151,7 +151,7 @@ def read_journal(path: Path) -> Journal:
     for number, line in enumerate(lines[1:], start=2):
         try:
             _add(journal, number, json.loads(line))
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
             raise FormatError(f"{path}:{number}: is no line of a journal: {type(error).__name__}: {error}") from None
     return journal
 
@@ -173,7 +173,7 @@ def _header(path: Path, line: str) -> Journal:
             has_phases=version >= 6,
             has_modern_kernels=version >= 7,
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FormatError(f"{path}: is no journal: {error}") from None
 
 

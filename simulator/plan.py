@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.sections import MAX_ADAPTERS
 from lorrery.loadgen.options import LoadOptions
 from lorrery.settings import Settings, changed
 from lorrery.simulator.interface import Overrides, SettingsLike, read_settings
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Claim", "ClaimAnswer", "Level", "Plan", "Sizing", "make_plan", "plan", "plan_registry"]
 
+MOST_RATE = 1e6
+"""Requests per second: beyond it the replicas are more than a simulation can have."""
 LEAST_REQUESTS, MOST_REQUESTS = 1_000, 30_000
 SPANS = 10
 """A run of requests for so many E2E times: long enough for a queue that grows to be seen."""
@@ -206,6 +209,8 @@ def make_plan(
     Raises:
         SettingsError: names that are not known, or, with a rate, requests that the cluster would refuse.
     """
+    if work.num_adapters > MAX_ADAPTERS:
+        raise SettingsError(f"--adapters is {work.num_adapters}; at most {MAX_ADAPTERS} can be planned for")
     deployment = deployment_of(settings)
     name = f"{deployment.model.name} on {deployment.tensor_parallel} x {deployment.gpu.name}"
     result = Plan(name, deployment.tensor_parallel)
@@ -244,6 +249,8 @@ def _size(settings: Settings, work: Workload, level: Level, rate: float, at_leve
     Arithmetic gives the first guess. It knows no queue: what bursts, waiting and the policy's limits cost is in the
     trials, each of which is a run of `lorrery simulate`.
     """
+    if rate > MOST_RATE:
+        raise SettingsError(f"--rate is {rate:g} requests/s; at most {MOST_RATE:g} can be planned for")
     if work.num_adapters:
         settings = changed(settings, {"adapters.registry": plan_registry(work)})
     _check_lengths(settings, work)

@@ -11,12 +11,13 @@ import itertools
 import json
 import math
 import re
-import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.names import quoted
+from lorrery.chassis.toml import parse_toml
 
 __all__ = ["MOST_POINTS", "Axis", "Value", "combinations", "parse_axes"]
 
@@ -26,6 +27,7 @@ Value = int | float | str
 MOST_POINTS = 100_000
 """That one sweep may have: beyond, a range has one digit too many."""
 
+_MAX_DIGITS = 18
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(\d+))?")
 
 
@@ -80,9 +82,9 @@ def combinations(axes: Iterable[Axis]) -> Iterator[tuple[int, ...]]:
 def _texts(key: str, values: str) -> tuple[str, ...]:
     if values.startswith("["):
         try:
-            array: list[Any] = tomllib.loads(f"values = {values}")["values"]
-        except tomllib.TOMLDecodeError as error:
-            raise SettingsError(f"--sweep {key}: {values}: not an array of values: {error}") from None
+            array: list[Any] = parse_toml(f"values = {values}")["values"]
+        except ValueError as error:
+            raise SettingsError(f"--sweep {key}: {quoted(values)}: not an array of values: {error}") from None
         return tuple(value if isinstance(value, str) else json.dumps(value, default=str) for value in array)
     texts: list[str] = []
     for part in (part.strip() for part in values.split(",")):
@@ -94,6 +96,8 @@ def _texts(key: str, values: str) -> tuple[str, ...]:
 
 
 def _range(key: str, text: str, first: str, last: str, step: str) -> list[str]:
+    if max(map(len, (first, last, step))) > _MAX_DIGITS:
+        raise SettingsError(f"--sweep {key}: {quoted(text)}: a number has more than {_MAX_DIGITS} digits")
     numbers = range(int(first), int(last) + 1, int(step) or 1)
     if not numbers or step == "0":
         raise SettingsError(f"--sweep {key}: {text}: expected LOW..HIGH or LOW..HIGH..STEP")

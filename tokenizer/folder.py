@@ -87,7 +87,7 @@ def _read(path: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SettingsError(f"router.tokenizer: {path}: {error}") from None
     if not isinstance(content, dict):
         raise SettingsError(f"router.tokenizer: {path}: it holds no JSON object")

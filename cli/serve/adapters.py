@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.names import quoted
 
 CONFIG = "adapter_config.json"
 _MAX_CONFIG_BYTES = 1 << 16
@@ -49,11 +50,11 @@ def wide(modules: Iterable[str]) -> bool:
 
 
 def _read(text: str) -> Iterator[Adapter]:
-    if text[0] in "[{":
+    if text.startswith(("[", "{")):
         try:
             found: Any = json.loads(text)
-        except ValueError as error:
-            raise SettingsError(f"--lora-modules {text}: no JSON: {error}") from None
+        except (ValueError, RecursionError) as error:
+            raise SettingsError(f"--lora-modules {quoted(text)}: no JSON: {error}") from None
         for one in found if isinstance(found, list) else [found]:
             yield _of_json(one, text)
         return
@@ -88,7 +89,7 @@ def _of_folder(name: str, path: str) -> Adapter:
         raise SettingsError(
             f"--lora-modules {name}={path}: no {CONFIG} there ({error.strerror}), and nothing is downloaded; {cure}"
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SettingsError(f"--lora-modules {name}={path}: {CONFIG} is no JSON: {error}") from None
     rank = config.get("r") if isinstance(config, dict) else None
     if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.names import quoted
 from lorrery.chassis.settings import nested
 from lorrery.cli.serve.adapters import read_adapters, wide
 from lorrery.cli.serve.arguments import values_of
@@ -248,8 +249,8 @@ def _kv_events(flags: Mapping[str, Any], values: dict[str, Any]) -> None:
     text = flags["kv_events_config"]
     try:
         config = json.loads(text)
-    except ValueError as error:
-        raise SettingsError(f"--kv-events-config {text}: no JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise SettingsError(f"--kv-events-config {quoted(text)}: no JSON: {error}") from None
     if not isinstance(config, dict):
         raise SettingsError(f"--kv-events-config {text}: a JSON object expected")
     if config.get("enable_kv_cache_events") is False or config.get("publisher") == "null":

@@ -76,7 +76,7 @@ def _read_row(number: int, line: str) -> tuple[float, int, int, tuple[int, ...] 
         row: Any = json.loads(line)
         stamp, prompt_tokens, output_tokens = row["timestamp"], row["input_length"], row["output_length"]
         hash_ids = row.get("hash_ids")
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise TraceError(f"line {number}: not a JSON object: {error}") from None
     except KeyError as error:
         raise TraceError(f"line {number}: no field {error}") from None

@@ -82,7 +82,7 @@ def _entries(text: str) -> Iterable[Any]:
     if text.lstrip("\ufeff \t\r\n").startswith("["):
         try:
             entries: list[Any] = json.loads(text.lstrip("\ufeff"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise TraceError(f"not JSON: {error}") from None
         return entries
     return [_line(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
@@ -91,5 +91,5 @@ def _entries(text: str) -> Iterable[Any]:
 def _line(number: int, line: str) -> Any:  # noqa: ANN401  JSON
     try:
         return json.loads(line.lstrip("\ufeff"))
-    except ValueError:
+    except (ValueError, RecursionError):
         raise TraceError(f"line {number}: not JSON: {line[:80]!r}") from None

@@ -1,6 +1,7 @@
 """The application: the routes of every kind of client, those of the process itself, and errors as answers."""
 
 from http import HTTPStatus
+from json import dumps
 from typing import Any
 
 import grpc.aio
@@ -13,6 +14,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from lorrery.chassis.errors import Internal, RequestError
 from lorrery.chassis.exposition import expose
+from lorrery.chassis.names import quoted
 from lorrery.chassis.version import VERSION
 from lorrery.router.handler import Handler
 from lorrery.router.http import openai, slora, vllm
@@ -95,14 +97,25 @@ def _add_process_routes(app: FastAPI, handler: Handler, registry: CollectorRegis
         return Response(body, headers={"Content-Type": content_type})
 
 
+def _got(error: dict[str, Any]) -> str:
+    """Say what stands in a wrong field; nothing where it is missing."""
+    value = error["input"]
+    if error["type"] == "missing":
+        return ""
+    if isinstance(value, dict | list):
+        return f", got {'an object' if isinstance(value, dict) else 'an array'} of {len(value)}"
+    return f", got {quoted(value) if isinstance(value, str) else dumps(value)}"
+
+
 def _first_error(error: RequestValidationError) -> tuple[str, str]:
     """Return which field is wrong first, and why; one that may be of several kinds has a reason for each."""
     found = [([str(part) for part in one["loc"][1:] if part not in KINDS], str(one["msg"])) for one in error.errors()]
     where, why = found[0]
     others = [reason for path, reason in found if path[:1] == where[:1] and reason != why]
     if not others:
-        return ".".join(where) or "body", why
-    return where[0] if where else "body", "; or ".join(dict.fromkeys([why, *others[:_MAX_REASONS]]))
+        return ".".join(where) or "body", why + _got(error.errors()[0])
+    reasons = "; or ".join(dict.fromkeys([why, *others[:_MAX_REASONS]]))
+    return where[0] if where else "body", reasons + _got(error.errors()[0])
 
 
 def _add_errors(app: FastAPI) -> None:

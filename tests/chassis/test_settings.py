@@ -211,3 +211,21 @@ def test_settings_do_not_change():
     settings: Settings = load()
     with pytest.raises(ValueError, match="frozen"):
         settings.time_scale = 2.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model=" + "[" * 50_000, "--set 'model': it is nested too deeply"),
+        ("time_scale=" + "9" * 5_000, "--set 'time_scale': it has a number of too many digits"),
+        (".".join("a" * 50_000) + "=1", "no such setting: it has 50000 parts; at most 32"),
+        ("workers=[{count = 99_999}, {count = 2}]", "the groups have 100001 workers; at most 100000 can be"),
+        ("adapters.registry=[{id = 'a', rank = 8, count = 10_000_000}]", "less than or equal to 1000000, got 10000000"),
+    ],
+    ids=["levels", "digits", "parts", "workers", "adapters"],
+)
+def test_an_override_that_no_memory_holds_is_refused_at_once(override: str, message: str):
+    with pytest.raises(SettingsError) as caught:
+        load(overrides=[override])
+    assert message in str(caught.value)
+    assert len(str(caught.value)) < 400

@@ -2,13 +2,15 @@
 
 import tomllib
 from datetime import UTC, date, datetime, time
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.settings import leaves
-from lorrery.chassis.toml import dotted, to_toml, to_value
+from lorrery.chassis.toml import dotted, read_toml, to_toml, to_value
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 VALUES = st.recursive(
@@ -38,3 +40,22 @@ def test_any_tables_are_read_back(tables: dict[str, object]):
 )  # fmt: skip
 def test_a_value_is_written_as_toml_has_it(value: object, written: str):
     assert to_value(value) == written
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a = '\xff'", "byte 0xff at 5 is no UTF-8; save it as UTF-8 text"),
+        (b"a = " + b"[" * 50_000, "it is nested too deeply; give fewer levels"),
+        (b"a = " + b"9" * 5_000, "it has a number of too many digits; give a shorter one"),
+        (b"a", "Expected '=' after a key"),
+    ],
+    ids=["bytes", "levels", "digits", "no table"],
+)
+def test_a_file_that_is_no_toml_is_refused_in_one_line(tmp_path: Path, content: bytes, message: str):
+    path = tmp_path / "cluster.toml"
+    path.write_bytes(content)
+    with pytest.raises(SettingsError) as caught:
+        read_toml(path)
+    assert str(caught.value).startswith(f"{path}: {message}")
+    assert "\n" not in str(caught.value)

@@ -146,3 +146,14 @@ def test_services_have_the_same_style(service: str, tmp_path: Path):
     assert done.returncode == 0, done.stderr
     assert examples(done.stdout)
     assert f"[{service}]" in done.stdout  # a name in brackets is no markup
+
+
+@pytest.mark.parametrize(
+    ("part", "option", "value"),
+    [("simulate", "--workers", "0"), ("load", "--rate", "fast"), ("plan", "--prompt", "-3")],
+)
+def test_a_wrong_value_is_shown_with_what_is_expected(part: str, option: str, value: str):
+    app = import_module(f"lorrery.cli.{part}").app
+    result = CliRunner().invoke(app, [option, value], env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert f"got '{value}'" in result.output

@@ -460,3 +460,17 @@ async def test_keys_hold_as_over_grpc(tmp_path: Path) -> None:
         refused = await exchange(cluster, "POST", "/v1/completions", body, shows)
         assert (status_of(refused), json_of(refused)["error"]["code"]) == (429, "quota_exceeded")
         assert b"retry-after: " in refused
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "shown"),
+    [
+        ("max_tokens", -1, "-1"),
+        ("n", "x" * 200, f"'{'x' * 100}'..."),
+        ("echo", [1] * 500, "an array of 500"),
+        ("n", True, "true"),
+    ],
+)
+async def test_an_error_says_what_stood_in_the_field(cluster: LocalCluster, field: str, value: Any, shown: str) -> None:
+    answer = await exchange(cluster, "POST", "/v1/completions", {"prompt": PROMPT, field: value})
+    assert json_of(answer)["error"]["message"].endswith(f", got {shown}")

@@ -94,6 +94,7 @@ def test_the_csv_has_a_line_per_request_in_workload_order(tmp_path):
     ("content", "message"),
     [
         ("{", "not a JSON file"),
+        ("[" * 100_000, "not a JSON file"),
         ("[]", "not a summary"),
         ('{"format_version": 1}', "not a summary"),
         ('{"kind": "lorrery load", "format_version": 2}', "format_version 2 is not known"),
