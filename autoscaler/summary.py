@@ -15,9 +15,10 @@ class ScalingRow:
 
     Attributes:
         seconds: since the start.
+        group: of workers that was looked at; empty: there is one.
         desired: replicas that there should be from now on.
         recommended: by the metrics alone.
-        values: of the rule's metrics, in its order; None: no value yet.
+        values: of the metrics of all rules, in order; None: no value yet, or none of this group's rule.
     """
 
     seconds: float
@@ -30,10 +31,16 @@ class ScalingRow:
     num_requests_running: int
     kv_cache_usage_perc: float
     values: tuple[float | None, ...]
+    group: str = ""
 
     @classmethod
     def of(
-        cls, sample: Sample, decision: Decision, metrics: Sequence[str], readings: Mapping[str, Reading]
+        cls,
+        sample: Sample,
+        decision: Decision,
+        metrics: Sequence[str],
+        readings: Mapping[str, Reading],
+        group: str = "",
     ) -> "ScalingRow":
         """Make one of what was seen and decided. A value for each replica is divided by those that serve."""
         shares = {
@@ -51,6 +58,7 @@ class ScalingRow:
             num_requests_running=sample.num_requests_running,
             kv_cache_usage_perc=sample.kv_cache_usage_perc / max(sample.num_ready, 1),
             values=tuple(shares.get(metric) for metric in metrics),
+            group=group,
         )
 
 
@@ -63,7 +71,7 @@ class ScalingSummary:
             what it runs count.
         replicas_mean: of those that serve, over time; so the two beside it.
         num_scale_ups: decisions for more workers.
-        start_up_seconds: from a worker's start to its first plan.
+        start_up_seconds: from a worker's start to its first plan; of groups the longest.
         ttft_seconds: the service level: time to the first token, and
         tpot_seconds: mean time of a further one.
         good_ratio: requests that had both, as a share of all. Those that failed had not.
@@ -86,7 +94,7 @@ class Scaling:
     """An autoscaled run.
 
     Attributes:
-        metrics: of the rule, in its order.
+        metrics: of the rule, in its order; of several groups' rules each once.
         timeline: one row for each decision.
     """
 

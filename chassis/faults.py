@@ -216,13 +216,16 @@ class _Numbers:
         return int(value)
 
 
-def check_faults(faults: Sequence[Fault], *, workers: Iterable[str] | None = None, adapters: Iterable[str]) -> None:
+def check_faults(
+    faults: Sequence[Fault], *, workers: Iterable[str] | None = None, adapters: Iterable[str], replaced: bool = False
+) -> None:
     """Check that faults go together, and with the cluster.
 
     Args:
         faults: in any order.
         workers: names of the cluster's; None: not known.
         adapters: ids of those that the settings list.
+        replaced: a worker that is lost is replaced at once, and may be lost again.
 
     Raises:
         SettingsError: a fault names what is not there, or overlaps another of its kind and worker.
@@ -236,5 +239,6 @@ def check_faults(faults: Sequence[Fault], *, workers: Iterable[str] | None = Non
     ordered = sorted((fault for fault in faults if fault.kind in WORKER_KINDS), key=lambda fault: -fault.at_ps)
     for fault, earlier in combinations(ordered, 2):
         same = fault.concerns(earlier.worker) or earlier.concerns(fault.worker)
+        same &= not (replaced and fault.kind == WORKER_LOSS)
         if same and fault.kind == earlier.kind and fault.at_ps < earlier.until_ps:
             raise SettingsError(f"fault {fault.text}: begins before {earlier.text} is over")

@@ -78,8 +78,9 @@ async def run(
         settings = cluster.settings
         check_faults(
             settings.planned_faults(),
-            workers=cluster.worker_names,
+            workers=_worker_names(settings, cluster),
             adapters=(name for name, _ in settings.adapters.expand()),
+            replaced=settings.is_autoscaled,
         )
         files.write(keep=True)
         shipped = " (the shipped one; lorrery init writes a copy to edit)" if config == DEFAULT_SETTINGS else ""
@@ -87,6 +88,13 @@ async def run(
         return await run_until_stopped(
             cluster, restart=restart, say=printer.say, ready=lambda: summary(cluster, prometheus=files.config)
         )
+
+
+def _worker_names(settings: Settings, cluster: LocalCluster) -> list[str]:
+    """Return the names of the workers that there may be."""
+    if settings.is_autoscaled and not settings.workers:
+        return settings.worker_names(settings.autoscaler.max_replicas)
+    return cluster.worker_names
 
 
 def _folder(kept: Path | None) -> contextlib.AbstractContextManager[str | Path]:
@@ -121,11 +129,11 @@ async def run_until_stopped(
         try:
             async with cluster:
                 serves = True
-                autoscaler = scaled_by_rule(cluster, say)
+                autoscalers = scaled_by_rules(cluster, say)
                 for line in ready():
                     say(line)
                 try:
-                    ended = await Supervisor(cluster, restart=restart, say=say, autoscaler=autoscaler).run()
+                    ended = await Supervisor(cluster, restart=restart, say=say, autoscalers=autoscalers).run()
                 except asyncio.CancelledError:
                     down = {entry.name for entry in cluster.processes.values() if entry.exit_code is not None}
                     say("stopping; once more to kill")
@@ -144,11 +152,17 @@ async def run_until_stopped(
     return int(failed)
 
 
-def scaled_by_rule(cluster: LocalCluster, say: Callable[[str], None]) -> LocalAutoscaler | None:
-    """Return what scales a cluster's workers; None: its settings say that they stay."""
-    if not cluster.settings.autoscaler.enabled:
-        return None
-    return LocalAutoscaler(cluster, start_up_seconds(cluster.settings, deployment_of(cluster.settings)), say)
+def scaled_by_rules(cluster: LocalCluster, say: Callable[[str], None]) -> list[LocalAutoscaler]:
+    """Return what scales a cluster's workers, group by group; none where its settings say that they stay."""
+    settings, names = cluster.settings, list(cluster.worker_processes)
+    if not settings.is_autoscaled:
+        return []
+    found = []
+    for number, (kind, num_workers) in enumerate(cluster.worker_kinds):
+        own, names = names[: num_workers // kind.worker.gpus], names[num_workers // kind.worker.gpus :]
+        start_up = start_up_seconds(kind, deployment_of(kind))
+        found.append(LocalAutoscaler(cluster, kind, own, number if settings.workers else None, start_up, say))
+    return found
 
 
 def summary(cluster: LocalCluster, prometheus: Path | None = None) -> list[str]:

@@ -21,14 +21,19 @@ _COLUMNS = (
 
 
 def scaling_csv(scaling: Scaling) -> str:
-    """Return the timeline, one line a decision; the rule's metrics follow as `metric:NAME`, of each worker process."""
+    """Return the timeline, one line a decision; the rule's metrics follow as `metric:NAME`, of each worker process.
+
+    Where there are groups of workers, `group` comes last.
+    """
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow((*_COLUMNS, *(f"metric:{metric}" for metric in scaling.metrics)))
+    groups = ("group",) * any(row.group for row in scaling.timeline)
+    writer.writerow((*_COLUMNS, *(f"metric:{metric}" for metric in scaling.metrics), *groups))
     for row in scaling.timeline:
         figures = (getattr(row, name) for name in _COLUMNS)
         values = ("" if value is None else value for value in row.values)
-        writer.writerow([f"{one:.6g}" if isinstance(one, float) else one for one in (*figures, *values)])
+        group = (getattr(row, name) for name in groups)
+        writer.writerow([f"{one:.6g}" if isinstance(one, float) else one for one in (*figures, *values, *group)])
     return text.getvalue()
 
 

@@ -21,6 +21,7 @@ from grpc_health.v1 import health_pb2
 
 from lorrery.chassis.channel import open_channel
 from lorrery.chassis.errors import LorreryError
+from lorrery.chassis.names import gpu_names
 from lorrery.local import kv_event_ports
 from lorrery.local.processes import ForkServer
 from lorrery.local.service_process import ServiceProcess, last_words
@@ -223,18 +224,20 @@ class LocalCluster:
         await self._start(name, service, list(overrides))
         await self._listening(name)
 
-    async def start_worker(self, start_up_seconds: float) -> str:
+    async def start_worker(self, start_up_seconds: float, group: int | None = None) -> str:
         """Start one more worker process, with the lowest number that is free; return its name.
 
         Args:
             start_up_seconds: device seconds until its weights are loaded.
+            group: of `[[workers]]`; None: there are no groups.
         """
-        numbers = range(len(self._workers) + 1)
-        name = next(name for name in map("worker-{}".format, numbers) if self._is_free(name))
-        if name not in self._workers:
-            index = len(self._workers)
-            self._workers[name] = self.settings.workers_of_processes(index + 1)[name]
-            self._groups.append(None)
+        known = zip(self._workers, self._groups, strict=True)
+        name = next((one for one, its_group in known if its_group == group and self._is_free(one)), None)
+        if name is None:
+            name = f"worker-{len(self._workers)}"
+            kind = self.settings if group is None else self.settings.for_group(group)
+            self._workers[name] = gpu_names(name, kind.worker.gpus)
+            self._groups.append(group)
         overrides = self._worker_overrides(list(self._workers).index(name), self.scheduler_address)
         await self._start(name, "worker", [*overrides, f"worker.startup_seconds={start_up_seconds}"])
         return name
@@ -331,7 +334,9 @@ class LocalCluster:
             arguments += ["--set", override]
         process = await self._fork_server.start(service, arguments)
         entry = ServiceProcess(name, service, overrides, process, announce)
-        self.processes[name] = entry
+        before, self.processes[name] = self.processes.get(name), entry
+        if before is not None:
+            before.succeeded.set()
         entry.watcher = asyncio.create_task(self._watch(entry), name=f"watch {name}")
 
     async def _watch(self, entry: ServiceProcess) -> None:

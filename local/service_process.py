@@ -27,6 +27,8 @@ class ServiceProcess:
     exit_expected: bool = False
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL_LINES))
     watcher: asyncio.Task[None] | None = None
+    succeeded: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once another process runs under its name."""
 
     @property
     def pid(self) -> int:

@@ -1,12 +1,13 @@
 """What happens to the processes of a running local cluster: those that die start again, and faults kill on schedule.
 
 A fault `worker_loss` of a process is SIGKILL, and a start once its time is over; its times are device seconds from the
-moment at which the supervisor runs, when the cluster is ready. The other faults are the services' own doing.
+moment at which the supervisor runs, when the cluster is ready. A worker that an autoscaler has is replaced at once, by
+one that starts. The other faults are the services' own doing.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.faults import WORKER_LOSS, Fault, parse_fault
@@ -28,7 +29,7 @@ class Supervisor:
         cluster: entered.
         restart: start again what dies by itself.
         say: gets a line for each thing that happens.
-        autoscaler: lets workers come and go; None: they stay.
+        autoscalers: let workers come and go, one for each group of them; none: they stay.
     """
 
     def __init__(
@@ -37,9 +38,9 @@ class Supervisor:
         *,
         restart: bool,
         say: Callable[[str], None],
-        autoscaler: LocalAutoscaler | None = None,
+        autoscalers: Sequence[LocalAutoscaler] = (),
     ) -> None:
-        self._autoscaler = autoscaler
+        self._autoscalers = autoscalers
         self._cluster = cluster
         self._restart = restart
         self._say = say
@@ -51,8 +52,8 @@ class Supervisor:
         """Watch until a process dies that is not to start again, and return it."""
         faults = map(parse_fault, self._cluster.settings.faults)
         # A process that hosts several GPUs loses one of them by itself.
-        losses = [one for one in faults if one.kind == WORKER_LOSS and one.worker in self._cluster.worker_processes]
-        others = [] if self._autoscaler is None else [self._autoscaler.run()]
+        losses = [one for one in faults if one.kind == WORKER_LOSS and "." not in one.worker]
+        others = (one.run() for one in self._autoscalers)
         await until_first_ends(self._watch(), self._lose_all(losses), *others)
         assert self._died is not None
         return self._died
@@ -101,12 +102,16 @@ class Supervisor:
 
     async def _lose(self, fault: Fault, start: float) -> None:
         await self._reach(fault.at_ps, start)
-        if self._cluster.processes[fault.worker].exit_code is not None:
-            self._say(f"fault {fault.text}: {fault.worker} is down already")
+        process = self._cluster.processes.get(fault.worker)
+        if process is None or process.exit_code is not None:
+            self._say(f"fault {fault.text}: {fault.worker} is {'not there' if process is None else 'down already'}")
             return
         self._say(f"fault {fault.text}: {fault.worker} is killed")
         self._cluster.kill(fault.worker)
-        if fault.until_ps < NEVER:
+        scaled = next((one for one in self._autoscalers if one.has(fault.worker)), None)
+        if scaled is not None:
+            await scaled.replace(fault.worker)
+        elif fault.until_ps < NEVER:
             await self._reach(fault.until_ps, start)
             self._say(f"fault {fault.text}: over")
             await self._start(fault.worker)

@@ -98,11 +98,17 @@ class AutoscalerSettings(Section):
             raise ValueError(f"metric {self.metric} is among the further metrics too; give it one target")
         return self
 
+    @property
+    def targets(self) -> dict[str, float]:
+        """By metric, of each worker."""
+        return {self.metric: self.target, **self.metrics}
+
     def rule(self, workers_per_replica: int = 1) -> Rule:
         """Return the rule that these say, of processes that host so many workers each."""
-        targets = {self.metric: self.target, **self.metrics}
         return Rule(
-            targets={name: value * (workers_per_replica if name in COUNTED else 1) for name, value in targets.items()},
+            targets={
+                name: value * (workers_per_replica if name in COUNTED else 1) for name, value in self.targets.items()
+            },
             min_replicas=self.min_replicas,
             max_replicas=self.max_replicas,
             tolerance=self.tolerance,

@@ -133,7 +133,13 @@ class Settings(FileSettings):
         groups = TypeAdapter(tuple[WorkerGroup, ...]).validate_python(content.get("workers") or ())
         if not 0 <= number < len(groups):
             raise ValueError(f"worker.group is {number}; [[workers]] has {len(groups)} groups, counted from 0")
-        return {**content, "worker": of_group(worker, groups[number].overrides)}
+        found = {**content, "worker": of_group(worker, groups[number].overrides)}
+        if groups[number].autoscaler:
+            autoscaler = content.get("autoscaler") or {}
+            if isinstance(autoscaler, AutoscalerSettings):
+                autoscaler = autoscaler.model_dump(exclude_unset=True)
+            found["autoscaler"] = {**autoscaler, **groups[number].autoscaler}
+        return found
 
     @model_validator(mode="after")
     def _groups_can_be(self) -> Self:
@@ -146,6 +152,11 @@ class Settings(FileSettings):
                 raise ValueError(f"workers.{number}.{what}") from None
             except ValueError as error:
                 raise ValueError(f"workers.{number}.{error}") from None
+            try:
+                self._autoscaler_of(group)
+            except ValidationError as error:
+                what = reading.in_words(error).removeprefix("settings: ")
+                raise ValueError(f"workers.{number}.autoscaler.{what}") from None
         return self
 
     @model_validator(mode="after")
@@ -172,14 +183,6 @@ class Settings(FileSettings):
         return self
 
     @model_validator(mode="after")
-    def _autoscaled_workers_are_alike(self) -> Self:
-        if self.autoscaler.enabled and self.workers:
-            raise ValueError(
-                "autoscaler.enabled goes with workers that are alike; leave out [[workers]] (--set 'workers=[]')"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _kv_events_have_blocks(self) -> Self:
         kind = self.scheduler.prefix_cache.kind
         if self.worker.kv_events.endpoint is not None and kind != "blocks":
@@ -193,7 +196,8 @@ class Settings(FileSettings):
     def _possible_faults(self) -> Self:
         try:
             faults = self.planned_faults()
-            check_faults(faults, adapters=(name for name, _ in self.adapters.expand()))
+            adapters = (name for name, _ in self.adapters.expand())
+            check_faults(faults, adapters=adapters, replaced=self.is_autoscaled)
         except SettingsError as error:
             raise ValueError(str(error)) from None
         blocking = self.scheduler.strict or self.adapters.loading == "blocking"
@@ -279,11 +283,24 @@ class Settings(FileSettings):
         """Return the settings of each kind of worker, and how many workers so many processes have of it."""
         return [(kind, number * kind.worker.gpus) for kind, number in self._processes(count)]
 
+    def for_group(self, number: int) -> "Settings":
+        """Return what holds for the workers of a group of `[[workers]]`."""
+        return changed(self, {"worker.group": number})
+
+    @property
+    def is_autoscaled(self) -> bool:
+        """Whether a rule scales its workers, or some group of them."""
+        if not self.workers:
+            return self.autoscaler.enabled
+        return any(self._autoscaler_of(group).enabled for group in self.workers)
+
+    def _autoscaler_of(self, group: WorkerGroup) -> AutoscalerSettings:
+        return AutoscalerSettings.model_validate({**self.autoscaler.model_dump(exclude_unset=True), **group.autoscaler})
+
     def _processes(self, count: int) -> list[tuple["Settings", int]]:
         if not self.workers:
             return [(self, count)]
-        groups = enumerate(self.workers)
-        return [(changed(self, {"worker.group": number}), group.count) for number, group in groups]
+        return [(self.for_group(number), group.count) for number, group in enumerate(self.workers)]
 
     def of_gpu(self, gpu: str) -> "Settings":
         """Return what holds for a worker with that GPU: what an engine's preset sets depends on it.

@@ -1,6 +1,10 @@
-"""Applies the autoscaler's rule to a simulation: at fixed times it looks, decides and scales."""
+"""Applies the autoscaler's rules to a simulation: at fixed times they look at a group of workers, decide and scale."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from operator import itemgetter
 
 from lorrery.autoscaler.figures import Window
 from lorrery.autoscaler.rule import Autoscaler
@@ -10,42 +14,97 @@ from lorrery.settings import Settings
 from lorrery.settings.autoscaler import AutoscalerSettings
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.first_workers import start_up_seconds
-from lorrery.simulator.fleet import Fleet
+from lorrery.simulator.fleet import Fleet, Numbers
+from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.scrape import Scraper
 from lorrery.simulator.worker import SimulatedWorker
 from lorrery.vocabulary.units import LAST_SECONDS, PS_PER_SECOND
 from lorrery.worker.build import Device
 
-__all__ = ["AutoscalerLoop", "Scaled", "fleet_of", "good_ratio"]
+__all__ = ["AutoscalerLoop", "Scaled", "fleets_of", "good_ratio"]
 
 
-def fleet_of(
-    settings: Settings,
+def fleets_of(
     simulation: Simulation,
-    device: Device,
-    make: Callable[[int, int], Sequence[SimulatedWorker]],
+    kinds: Sequence[tuple[Settings, Device, int]],
+    make: Callable[[Settings, Device, int, int], Sequence[SimulatedWorker]],
     num_shards: int,
-) -> Fleet:
-    """Return the worker processes of a simulation, which are all attached.
+) -> list[Fleet]:
+    """Return the worker processes of a simulation, which are all attached, group by group.
 
     Args:
-        settings: of the cluster.
         simulation: that has them.
-        device: of each worker.
-        make: see `Fleet`.
+        kinds: of each group the settings, the device and the number of workers.
+        make: makes the workers of a further process of a group, given its number and its scheduler's index.
         num_shards: schedulers.
     """
-    gpus = settings.worker.gpus
-    workers = simulation.workers
-    return Fleet(
-        simulation,
-        [workers[first : first + gpus] for first in range(0, len(workers), gpus)],
-        make,
-        num_shards=num_shards,
-        gpus_per_worker=device.deployment.tensor_parallel,
-        start_up_ps=round(start_up_seconds(settings, device.deployment) * PS_PER_SECOND),
-        drain_ps=round(min(settings.worker.drain_seconds / settings.time_scale, LAST_SECONDS) * PS_PER_SECOND),
-    )
+    numbers = Numbers(num_shards, sum(num_workers // kind.worker.gpus for kind, _, num_workers in kinds))
+    labels = _labels([device.deployment.gpu.name for _, device, _ in kinds])
+    fleets: list[Fleet] = []
+    attached, number = iter(simulation.workers), 0
+    for (kind, device, num_workers), label in zip(kinds, labels, strict=True):
+        gpus = kind.worker.gpus
+        processes = range(number, number + num_workers // gpus)
+        number = processes.stop
+        fleets.append(
+            Fleet(
+                simulation,
+                [(one, [next(attached) for _ in range(gpus)]) for one in processes],
+                partial(make, kind, device),
+                numbers=numbers,
+                gpus_per_worker=device.deployment.tensor_parallel,
+                start_up_ps=round(start_up_seconds(kind, device.deployment) * PS_PER_SECOND),
+                drain_ps=round(min(kind.worker.drain_seconds / kind.time_scale, LAST_SECONDS) * PS_PER_SECOND),
+                name=label,
+            )
+        )
+    return fleets
+
+
+def _labels(gpus: Sequence[str]) -> list[str]:
+    """Return what groups are called: by their GPUs, with their numbers where two have the same; one is not."""
+    if len(gpus) == 1:
+        return [""]
+    return [f"{gpu} ({number})" if gpus.count(gpu) > 1 else gpu for number, gpu in enumerate(gpus)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Usage:
+    """What fleets used until some time.
+
+    Attributes:
+        gpu_hours: of all processes that were there, serving or not.
+        fewest: processes that served at one time, the least of all.
+        mean: over time.
+        most: the most of all.
+    """
+
+    gpu_hours: float
+    fewest: int
+    mean: float
+    most: int
+
+
+def _used(fleets: Sequence[Fleet], until_ps: int) -> _Usage:
+    """Return what was used from the start until a time; what the clock has played after it does not count."""
+    changes: list[tuple[int, int]] = []  # when, and by how many more serve
+    gpu_ps = 0
+    for fleet in fleets:
+        levels = [level for level in fleet.levels if level.at_ps <= until_ps]
+        ends_ps = [level.at_ps for level in levels[1:]] + [until_ps]
+        there_ps = [(end_ps - one.at_ps) * one.there for one, end_ps in zip(levels, ends_ps, strict=True)]
+        gpu_ps += sum(there_ps) * fleet.gpus_per_process
+        changes += [(after.at_ps, after.ready - before.ready) for before, after in pairwise(levels)]
+    start_ps = fleets[0].levels[0].at_ps
+    num_ready = fewest = most = sum(fleet.levels[0].ready for fleet in fleets)
+    ready_ps, at_ps = 0, start_ps
+    for change_ps, change in sorted(changes, key=itemgetter(0)):
+        ready_ps += (change_ps - at_ps) * num_ready
+        at_ps, num_ready = change_ps, num_ready + change
+        fewest, most = min(fewest, num_ready), max(most, num_ready)
+    ready_ps += (until_ps - at_ps) * num_ready
+    mean = ready_ps / (until_ps - start_ps) if until_ps > start_ps else float(num_ready)
+    return _Usage(gpu_ps / (3600 * PS_PER_SECOND), fewest, mean, most)
 
 
 def good_ratio(table: OutcomeTable, ttft_seconds: float, tpot_seconds: float) -> float:
@@ -61,23 +120,30 @@ class Scaled:
     """Workers of a simulation that come and go, and what one sees of them.
 
     Args:
-        settings: of the autoscaler.
+        settings: the service level that is reported.
         simulation: that has them.
-        fleet: the workers.
+        fleets: the workers, group by group.
         start_ps: from which times count.
 
     Attributes:
-        scraper: what one sees; told of what runs and of requests that end.
+        scrapers: what one sees of each group; told of what runs.
         timeline: what was seen and decided.
     """
 
     metrics: tuple[str, ...] = ()
 
-    def __init__(self, settings: AutoscalerSettings, simulation: Simulation, fleet: Fleet, start_ps: int) -> None:
-        self.settings, self.fleet = settings, fleet
+    def __init__(
+        self, settings: AutoscalerSettings, simulation: Simulation, fleets: Sequence[Fleet], start_ps: int
+    ) -> None:
+        self.settings, self.fleets = settings, fleets
         self._start_ps = start_ps
-        self.scraper = Scraper(simulation, fleet, start_ps)
+        self.scrapers = [Scraper(simulation, fleet, start_ps) for fleet in fleets]
         self.timeline: list[ScalingRow] = []
+
+    def ended(self, request: SimulatedRequest) -> None:
+        """Take note of a request that has ended."""
+        for scraper in self.scrapers:
+            scraper.ended(request)
 
     def outcome(self, table: OutcomeTable) -> Scaling:
         """Return what the run came to, until the end of its last request.
@@ -85,16 +151,16 @@ class Scaled:
         Args:
             table: what became of the requests.
         """
-        own, fleet = self.settings, self.fleet
-        used = fleet.used(self._start_ps + round(float(table.end_seconds.max(initial=0.0)) * PS_PER_SECOND))
+        own, fleets = self.settings, self.fleets
+        used = _used(fleets, self._start_ps + round(float(table.end_seconds.max(initial=0.0)) * PS_PER_SECOND))
         summary = ScalingSummary(
             gpu_hours=used.gpu_hours,
             replicas_min=used.fewest,
             replicas_mean=used.mean,
             replicas_max=used.most,
-            num_scale_ups=fleet.num_scale_ups,
-            num_scale_downs=fleet.num_scale_downs,
-            start_up_seconds=fleet.start_up_ps / PS_PER_SECOND,
+            num_scale_ups=sum(fleet.num_scale_ups for fleet in fleets),
+            num_scale_downs=sum(fleet.num_scale_downs for fleet in fleets),
+            start_up_seconds=max(fleet.start_up_ps for fleet in fleets) / PS_PER_SECOND,
             ttft_seconds=own.ttft_seconds,
             tpot_seconds=own.tpot_seconds,
             good_ratio=good_ratio(table, own.ttft_seconds, own.tpot_seconds),
@@ -103,24 +169,66 @@ class Scaled:
 
 
 class AutoscalerLoop(Scaled):
-    """Scales workers by a rule: at fixed times it looks, decides and scales; its first look is at once."""
+    """Scales workers by rules, one a group: at fixed times it looks, decides and scales; its first look is at once.
 
-    def __init__(self, settings: AutoscalerSettings, simulation: Simulation, fleet: Fleet, start_ps: int) -> None:
-        super().__init__(settings, simulation, fleet, start_ps)
-        rule = settings.rule(fleet.workers_per_process)
-        self._autoscaler = Autoscaler(rule)
+    Args:
+        settings: as `Scaled`.
+        simulation: as there.
+        fleets: as there.
+        start_ps: as there.
+        rules: of each group; those that are not enabled leave theirs as it is.
+    """
+
+    def __init__(
+        self,
+        settings: AutoscalerSettings,
+        simulation: Simulation,
+        fleets: Sequence[Fleet],
+        start_ps: int,
+        rules: Sequence[AutoscalerSettings],
+    ) -> None:
+        super().__init__(settings, simulation, fleets, start_ps)
+        enabled = [
+            (rule, fleet, scraper)
+            for rule, fleet, scraper in zip(rules, fleets, self.scrapers, strict=True)
+            if rule.enabled
+        ]
+        self.metrics = tuple(dict.fromkeys(name for rule, _, _ in enabled for name in rule.targets))
+        for rule, fleet, scraper in enabled:
+            simulation.tick(start_ps, _GroupLoop(rule, fleet, scraper, self.metrics, self.timeline).sync)
+
+
+class _GroupLoop:
+    """Applies a rule to a group of workers.
+
+    Args:
+        settings: of the rule.
+        fleet: the workers.
+        scraper: what one sees of them.
+        metrics: of a row of the timeline.
+        timeline: takes what was seen and decided.
+    """
+
+    def __init__(
+        self,
+        settings: AutoscalerSettings,
+        fleet: Fleet,
+        scraper: Scraper,
+        metrics: Sequence[str],
+        timeline: list[ScalingRow],
+    ) -> None:
+        self._fleet, self._scraper, self._metrics, self._timeline = fleet, scraper, metrics, timeline
+        self._autoscaler = Autoscaler(settings.rule(fleet.workers_per_process))
         self._window = Window(settings.window_seconds)
         self._period_ps = round(settings.sync_period_seconds * PS_PER_SECOND)
-        self.metrics = tuple(rule.targets)
-        simulation.tick(start_ps, self._sync)
 
-    def _sync(self, at_ps: int) -> int:
+    def sync(self, at_ps: int) -> int:
         """Look, decide and scale; return when to look again."""
-        sample = self.scraper.sample(at_ps)
+        sample = self._scraper.sample(at_ps)
         self._window.add(sample)
-        readings = self._window.read_all(self.metrics)
+        readings = self._window.read_all(self._autoscaler.rule.targets)
         decision = self._autoscaler.decide(sample.at_seconds, sample.num_replicas, sample.num_ready, readings)
-        self.timeline.append(ScalingRow.of(sample, decision, self.metrics, readings))
+        self._timeline.append(ScalingRow.of(sample, decision, self._metrics, readings, self._fleet.name))
         if decision.replicas != sample.num_replicas:
-            self.fleet.scale(decision.replicas)
+            self._fleet.scale(decision.replicas)
         return at_ps + self._period_ps

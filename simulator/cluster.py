@@ -7,9 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lorrery.autoscaler.rule import MOST_REPLICAS
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.fault_rules import LoadRules, RuleBook
 from lorrery.chassis.faults import LOAD_FAILURE, Fault
+from lorrery.chassis.names import gpu_names
 from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.options import LoadOptions
 from lorrery.loadgen.report import UNSENT
@@ -23,7 +25,7 @@ from lorrery.settings import Settings
 from lorrery.simulator.build import RequestBuilder, hash_ids_suffice
 from lorrery.simulator.clients import Clients
 from lorrery.simulator.engine import Simulation
-from lorrery.simulator.faults import schedule_faults
+from lorrery.simulator.faults import num_named, schedule_faults
 from lorrery.simulator.first_workers import num_processes
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.shard_choice import ShardChoice
@@ -34,6 +36,7 @@ from lorrery.worker.build import Device, device_of
 
 if TYPE_CHECKING:
     from lorrery.simulator.autoscaling import Scaled
+    from lorrery.simulator.fleet import Fleet
     from lorrery.simulator.frames import FrameRecorder
 
 MAX_ROUTERS = 10_000
@@ -88,10 +91,12 @@ class SimulatedCluster:
             for _ in names
         ]
         self._settings, self._options, self._addresses = settings, options, addresses
-        self.devices = [device for one, number in settings.kinds(processes) for device in [device_of(one)] * number]
+        self._kinds = [(one, device_of(one), number) for one, number in settings.kinds(processes)]
+        self.devices = [device for _, device, number in self._kinds for _ in range(number)]
         self._gpus = _gpus(self._names, self.devices)
         self._model = self.devices[0].deployment.model.name
         self._faults = RuleBook()
+        self._fleets: Sequence[Fleet] = ()
         self.clients: Clients | None = None
         factories = self._factories = [ReplicaFactory(settings) for _ in addresses]
         self.adapters: dict[str, Adapter] = {
@@ -174,7 +179,7 @@ class SimulatedCluster:
         """Run a workload as the load generator would send it, faults included; yield requests as they end."""
         simulation = self.simulation
         self._faults.plan(self._options.faults, simulation.now_ps)
-        schedule_faults(self._options.faults, simulation)
+        schedule_faults(self._options.faults, simulation, self._fleets)
         self.clients = Clients(simulation, self._builder(options))
         if options.concurrency is None:
             return self.clients.open_loop(requests)
@@ -194,18 +199,24 @@ class SimulatedCluster:
         )
 
     def scaled(self, start_ps: int, *, by_rule: bool) -> "Scaled":
-        """Let workers come and go, by the rule of the settings or as a caller says; times count from `start_ps`."""
-        from lorrery.simulator.autoscaling import AutoscalerLoop, Scaled, fleet_of
+        """Let workers come and go, by the rules of the settings or as a caller says; times count from `start_ps`."""
+        from lorrery.simulator.autoscaling import AutoscalerLoop, Scaled, fleets_of
 
-        def make(number: int, shard: int) -> list[SimulatedWorker]:
-            device = self.devices[0]
-            names = self._settings.workers_of_processes(number + 1)[f"worker-{number}"]
-            self._gpus.update(_gpus(names, [device] * len(names)))
-            return [self._worker(name, shard, device) for name in names]
+        own = self._settings.autoscaler
+        fleets = self._fleets = fleets_of(self.simulation, self._kinds, self._process, len(self._addresses))
+        if len(fleets) == 1:
+            most = own.max_replicas if by_rule else MOST_REPLICAS
+            fleets[0].know(num_named(self._options.faults, most))
+        if not by_rule:
+            return Scaled(own, self.simulation, fleets, start_ps)
+        rules = [kind.autoscaler for kind, _, _ in self._kinds]
+        return AutoscalerLoop(own, self.simulation, fleets, start_ps, rules)
 
-        fleet = fleet_of(self._settings, self.simulation, self.devices[0], make, len(self._addresses))
-        kind = AutoscalerLoop if by_rule else Scaled
-        return kind(self._settings.autoscaler, self.simulation, fleet, start_ps)
+    def _process(self, kind: Settings, device: Device, number: int, shard: int) -> list[SimulatedWorker]:
+        """Make the workers of one more process of a kind."""
+        names = gpu_names(f"worker-{number}", kind.worker.gpus)
+        self._gpus.update(_gpus(names, [device] * len(names)))
+        return [self._worker(name, shard, device) for name in names]
 
     def _worker(self, name: str, shard: int, device: Device) -> SimulatedWorker:
         deployment, factory = device.deployment, self._factories[shard]

@@ -337,6 +337,10 @@ class Simulation:
         if (gone := self._leaving.pop(worker.order, None)) is not None:
             gone()
 
+    def retire(self, worker: SimulatedWorker) -> None:
+        """Let a worker that was lost not come back by itself: its process has ended."""
+        worker.life += 1
+
     def attach(self, worker: SimulatedWorker) -> None:
         """Let a worker that is not there, or was lost, come now, with nothing; it gets what waits for one."""
         if worker.attached:
@@ -363,9 +367,14 @@ class Simulation:
 
     def _lose_stalled(self, worker: SimulatedWorker, plan: Plan, thaw_ps: int) -> None:
         if worker.plan is plan:
-            self.lose(worker)
-            if thaw_ps < NEVER:
-                self.at(thaw_ps, partial(self.attach, worker))
+            stays = worker.order not in self._leaving
+            self.leave(worker)
+            if stays and thaw_ps < NEVER:
+                self.at(thaw_ps, partial(self._come_back, worker, worker.life))
+
+    def _come_back(self, worker: SimulatedWorker, life: int) -> None:
+        if worker.life == life:
+            self.attach(worker)
 
     def _nudge(self, worker: SimulatedWorker, heeded: bool) -> None:
         if worker.plan is None:

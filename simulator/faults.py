@@ -5,6 +5,7 @@ from functools import partial
 
 from lorrery.chassis.faults import FREEZE_WORKER, WORKER_KINDS, WORKER_LOSS, Fault, check_faults
 from lorrery.simulator.engine import Simulation
+from lorrery.simulator.fleet import Fleet
 from lorrery.simulator.worker import SimulatedWorker
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 from lorrery.worker.device.slow import Slowed
@@ -25,28 +26,51 @@ def never_began(faults: Iterable[Fault], end_seconds: float) -> tuple[str, ...]:
     )
 
 
-def schedule_faults(faults: Sequence[Fault], simulation: Simulation) -> None:
+def num_named(faults: Iterable[Fault], most: int) -> int:
+    """Return how many worker processes there must be so that each is there that a fault names, by `worker-N`.
+
+    Args:
+        faults: of the run.
+        most: processes that there can be; names of others do not count.
+    """
+    names = [fault.worker.removeprefix("worker-").partition(".")[0] for fault in faults if fault.kind in WORKER_KINDS]
+    return max((int(name) + 1 for name in names if name.isdecimal() and int(name) < most), default=0)
+
+
+def schedule_faults(faults: Sequence[Fault], simulation: Simulation, fleets: Sequence[Fleet] = ()) -> None:
     """Let a simulation's workers be lost, slowed down and frozen on time; times count from now.
+
+    Args:
+        faults: in any order.
+        simulation: that has the workers.
+        fleets: of workers that come and go, which replace what is lost; none: workers stay.
 
     Raises:
         SettingsError: a fault names a worker that is not there, or overlaps another of its kind and worker.
     """
     start_ps = simulation.now_ps
     workers = [worker.name for worker in simulation.workers]
-    check_faults(faults, workers=workers, adapters={fault.adapter for fault in faults})
+    adapters = {fault.adapter for fault in faults}
+    check_faults(faults, workers=workers, adapters=adapters, replaced=bool(fleets))
     happening = [fault for fault in faults if fault.kind in WORKER_KINDS]
     for fault in sorted(happening, key=lambda fault: fault.at_ps):  # of two at one time, an end comes before a begin
         if simulation.keeps_histories:
             simulation.at(start_ps + fault.at_ps, partial(simulation.note_fault, fault.text))
         for worker in simulation.workers:
             if fault.concerns(worker.name):
-                _schedule(fault, worker, simulation, start_ps)
+                fleet = next((one for one in fleets if worker.name in one.worker_names), None)
+                _schedule(fault, worker, simulation, start_ps, fleet)
 
 
-def _schedule(fault: Fault, worker: SimulatedWorker, simulation: Simulation, start_ps: int) -> None:
+def _schedule(
+    fault: Fault, worker: SimulatedWorker, simulation: Simulation, start_ps: int, fleet: Fleet | None
+) -> None:
     if fault.kind == FREEZE_WORKER:
         until_ps = NEVER if fault.until_ps == NEVER else start_ps + fault.until_ps
         simulation.at(start_ps + fault.at_ps, partial(simulation.freeze, worker, until_ps))
+        return
+    if fault.kind == WORKER_LOSS and fleet is not None:
+        simulation.at(start_ps + fault.at_ps, partial(fleet.lose, worker))
         return
     if fault.kind == WORKER_LOSS:
         begin, end = partial(simulation.lose, worker), partial(simulation.attach, worker)

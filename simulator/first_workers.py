@@ -1,10 +1,12 @@
 """How many worker processes a scaled cluster begins with, how long a start takes, and what cannot go wrong there."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.faults import FREEZE_WORKER, WORKER_LOSS, Fault
+from lorrery.chassis.faults import WORKER_LOSS, Fault
 from lorrery.settings import Settings
+from lorrery.settings.autoscaler import AutoscalerSettings
+from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.deployment import Deployment
 from lorrery.worker.device.memory import weight_bytes
 
@@ -22,23 +24,40 @@ def num_processes(settings: Settings, asked: int | None, num_shards: int) -> int
     Raises:
         SettingsError: a number that the autoscaler's bounds leave out.
     """
-    own = settings.autoscaler
-    if not own.enabled:
+    if not settings.is_autoscaled:
         return settings.num_worker_processes(asked)
+    if settings.workers:
+        count = settings.num_worker_processes(asked)
+        for number, group in enumerate(settings.workers):
+            own = settings.for_group(number).autoscaler
+            where = f"workers.{number}"
+            if own.enabled:
+                _check_schedulers(f"{where}.autoscaler", own, num_shards)
+                _check_bounds(f"{where} has count {group.count}", group.count, own, f"{where}.count, or {where}.")
+        return count
+    own = settings.autoscaler
+    _check_schedulers("autoscaler", own, num_shards)
+    if asked is None:
+        return min(max(settings.num_worker_processes(None), own.min_replicas, 1), own.max_replicas)
+    _check_bounds(f"{asked} workers at first", asked, own, "--workers, or ")
+    return asked
+
+
+def _check_schedulers(where: str, own: AutoscalerSettings, num_shards: int) -> None:
     if own.min_replicas < num_shards > 1:
         raise SettingsError(
-            f"autoscaler.min_replicas is {own.min_replicas}, and there are {num_shards} schedulers, each of which needs"
+            f"{where}.min_replicas is {own.min_replicas}, and there are {num_shards} schedulers, each of which needs"
             f" a worker: set it to {num_shards}"
         )
+
+
+def _check_bounds(what: str, count: int, own: AutoscalerSettings, change: str) -> None:
     least = max(own.min_replicas, 1)
-    if asked is None:
-        return min(max(settings.num_worker_processes(None), least), own.max_replicas)
-    if not least <= asked <= own.max_replicas:
+    if not least <= count <= own.max_replicas:
         raise SettingsError(
-            f"{asked} workers at first, and the autoscaler keeps {least} to {own.max_replicas}: change --workers, or"
-            " autoscaler.min_replicas and max_replicas"
+            f"{what}, and the autoscaler keeps {least} to {own.max_replicas}: change {change}autoscaler.min_replicas"
+            " and max_replicas"
         )
-    return asked
 
 
 def start_up_seconds(settings: Settings, deployment: Deployment) -> float:
@@ -47,8 +66,8 @@ def start_up_seconds(settings: Settings, deployment: Deployment) -> float:
     return settings.autoscaler.start_up_seconds(weights * settings.worker.gpus)
 
 
-def check_scaled(settings: Settings, faults: Iterable[Fault], *, by_caller: bool = False) -> None:
-    """Refuse what does not go with workers that come and go: groups of them, and faults of ones that may not be there.
+def check_scaled(settings: Settings, faults: Sequence[Fault], *, by_caller: bool = False) -> None:
+    """Refuse what does not go with workers that come and go.
 
     Args:
         settings: of the cluster.
@@ -58,13 +77,21 @@ def check_scaled(settings: Settings, faults: Iterable[Fault], *, by_caller: bool
     Raises:
         SettingsError: names the first.
     """
-    if not (settings.autoscaler.enabled or by_caller):
+    if not (settings.is_autoscaled or by_caller):
         return
     scaler = "a caller that scales" if by_caller else "the autoscaler"
-    if settings.workers:
+    if by_caller and settings.workers:
         raise SettingsError(f"{scaler} takes workers that are alike; leave out [[workers]] (--set 'workers=[]')")
     for fault in faults:
-        if fault.kind in (WORKER_LOSS, FREEZE_WORKER):
+        if fault.kind != WORKER_LOSS:
+            continue
+        if fault.until_ps != NEVER:
             raise SettingsError(
-                f"fault {fault.text} with {scaler}, which decides which workers there are; leave out one of them"
+                f"fault {fault.text} with {scaler}, for which a worker that is lost is replaced at once, by one that"
+                " takes a start's time: leave out for"
+            )
+        if process := fault.worker.rpartition(".")[0]:
+            raise SettingsError(
+                f"fault {fault.text} with {scaler}, which starts processes with all their GPUs: let the process be"
+                f" lost, worker={process}"
             )

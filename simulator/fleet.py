@@ -1,7 +1,8 @@
 """Worker processes of a simulation that come and go: starts take their time, and who is to go drains first.
 
 Which one goes is Kubernetes' choice: one that starts before one that serves, and of these the youngest; with several
-schedulers, of the one that has most. A start takes the lowest free number, so that names come back.
+schedulers, of the one that has most. A start takes the lowest free number, so that names come back. A process that a
+fault takes away is replaced as a Deployment does it: one of its name starts at once, and takes a start's time.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,9 +11,8 @@ from functools import partial
 
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.worker import SimulatedWorker
-from lorrery.vocabulary.units import PS_PER_SECOND
 
-__all__ = ["Fleet", "Usage"]
+__all__ = ["Fleet", "Level", "Numbers"]
 
 
 @dataclass(slots=True, eq=False)
@@ -35,61 +35,86 @@ class _Process:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    """What a fleet used until some time.
+class Level:
+    """How many processes there are from a time on.
 
     Attributes:
-        gpu_hours: of all processes that were there, serving or not.
-        fewest: processes that served at one time, the least of all.
-        mean: over time.
-        most: the most of all.
+        there: serving or not.
+        ready: that serve.
     """
 
-    gpu_hours: float
-    fewest: int
-    mean: float
-    most: int
+    at_ps: int
+    there: int
+    ready: int
+
+
+class Numbers:
+    """Numbers that no worker process has had, for all groups of them: `worker-7` is of one group.
+
+    Args:
+        num_shards: schedulers; the n-th process belongs to scheduler n modulo their number.
+        taken: so many are, from 0 on.
+    """
+
+    def __init__(self, num_shards: int, taken: int) -> None:
+        self.num_shards = num_shards
+        self._next = sorted(range(taken, taken + num_shards), key=lambda number: number % num_shards)
+
+    def take(self, shard: int) -> int:
+        """Return the lowest of a scheduler."""
+        number = self._next[shard]
+        self._next[shard] += self.num_shards
+        return number
+
+    def take_below(self, end: int) -> list[int]:
+        """Return all below some number."""
+        return [self.take(number % self.num_shards) for number in range(min(self._next), end)]
 
 
 class Fleet:
-    """See the module.
+    """The worker processes of a group, which are alike.
 
     Args:
-        simulation: that has the workers there are at first, attached.
-        at_first: of each process there is at first, in order of its number.
+        simulation: that has the workers.
+        at_first: the processes that serve from now on: their numbers and workers.
         make: makes the workers of a further process, given its number and its scheduler's index.
-        num_shards: schedulers.
+        numbers: of further processes.
         gpus_per_worker: that count while it is there.
         start_up_ps: of a start.
         drain_ps: for which what a process runs may take to end; the rest is queued again elsewhere.
+        name: of the group; empty: there is one.
 
     Attributes:
         workers_per_process: the GPUs that a process hosts, or groups of them by tensor parallelism.
+        worker_names: of all that there have been.
+        levels: how many there were over time.
         num_scale_ups: times at which more were asked for.
     """
 
     def __init__(
         self,
         simulation: Simulation,
-        at_first: Sequence[Sequence[SimulatedWorker]],
+        at_first: Sequence[tuple[int, Sequence[SimulatedWorker]]],
         make: Callable[[int, int], Sequence[SimulatedWorker]],
         *,
-        num_shards: int,
+        numbers: Numbers,
         gpus_per_worker: int,
         start_up_ps: int,
         drain_ps: int,
+        name: str = "",
     ) -> None:
         self._simulation = simulation
-        self._make = make
-        self._num_shards = num_shards
-        self.workers_per_process = len(at_first[0])
-        self._gpus = gpus_per_worker * self.workers_per_process
+        self._make, self._numbers = make, numbers
+        self.name = name
+        self.workers_per_process = len(at_first[0][1])
+        self.gpus_per_process = gpus_per_worker * self.workers_per_process
         self.start_up_ps, self._drain_ps = start_up_ps, drain_ps
         now_ps = simulation.now_ps
         self._processes = [
-            _Process(number, number % num_shards, workers, "ready", now_ps) for number, workers in enumerate(at_first)
+            _Process(number, number % numbers.num_shards, workers, "ready", now_ps) for number, workers in at_first
         ]
-        self._levels = [(now_ps, len(at_first), len(at_first))]  # since when so many were there, and served
+        self.worker_names = {worker.name for _, workers in at_first for worker in workers}
+        self.levels = [Level(now_ps, len(at_first), len(at_first))]
         self.num_scale_ups = self.num_scale_downs = 0
 
     # --- what there is ----------------------------------------------------------------------------------------------
@@ -107,18 +132,11 @@ class Fleet:
         """Return the workers that take new requests, in order of their processes."""
         return [worker for process in self._processes if process.state == "ready" for worker in process.workers]
 
-    def used(self, until_ps: int) -> Usage:
-        """Return what was used from the start until a time; what the clock has played after it does not count."""
-        levels = [level for level in self._levels if level[0] <= until_ps]
-        ends_ps = [at_ps for at_ps, _, _ in levels[1:]] + [until_ps]
-        there_ps = ready_ps = 0
-        for (at_ps, num_there, num_ready), end_ps in zip(levels, ends_ps, strict=True):
-            there_ps += (end_ps - at_ps) * num_there
-            ready_ps += (end_ps - at_ps) * num_ready
-        elapsed_ps = until_ps - levels[0][0]
-        served = [num_ready for _, _, num_ready in levels]
-        mean = ready_ps / elapsed_ps if elapsed_ps else float(served[0])
-        return Usage(there_ps * self._gpus / (3600 * PS_PER_SECOND), min(served), mean, max(served))
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queues of its workers."""
+        workers = [worker for process in self._processes for worker in process.workers if worker.attached]
+        return sum([worker.replica.num_waiting for worker in workers])
 
     # --- scaling ----------------------------------------------------------------------------------------------------
 
@@ -138,30 +156,35 @@ class Fleet:
         now_ps = self._simulation.now_ps
         process.state, process.since_ps = state, now_ps
         num_there = sum([one.state != "off" for one in self._processes])
-        self._levels.append((now_ps, num_there, self.num("ready")))
+        self.levels.append(Level(now_ps, num_there, self.num("ready")))
 
     def _start(self) -> None:
         asked = [
             sum([one.shard == shard and one.state in ("ready", "starting") for one in self._processes])
-            for shard in range(self._num_shards)
+            for shard in range(self._numbers.num_shards)
         ]
         shard = asked.index(min(asked))
         process = next((one for one in self._processes if one.state == "off" and one.shard == shard), None)
-        if process is None:
-            while len(self._processes) % self._num_shards != shard:  # its number says whose it is
-                self._add()
-            process = self._add()
+        self._begin(process or self._add(self._numbers.take(shard)))
+
+    def _begin(self, process: _Process) -> None:
+        """Let a process start now, or start anew."""
         self._change(process, "starting")
         process.turn += 1
         ready_ps = self._simulation.now_ps + self.start_up_ps
         self._simulation.at(ready_ps, partial(self._attach, process, process.turn))
 
-    def _add(self) -> _Process:
-        number = len(self._processes)
-        shard = number % self._num_shards
+    def know(self, num_processes: int) -> None:
+        """Have processes of all numbers below one, which are not there yet, so that faults may name them."""
+        for number in self._numbers.take_below(num_processes):
+            self._add(number)
+
+    def _add(self, number: int) -> _Process:
+        shard = number % self._numbers.num_shards
         workers = self._make(number, shard)
         for worker in workers:
             self._simulation.add(worker)
+        self.worker_names |= {worker.name for worker in workers}
         self._processes.append(_Process(number, shard, workers, "off", self._simulation.now_ps))
         return self._processes[-1]
 
@@ -174,7 +197,8 @@ class Fleet:
 
     def _stop(self) -> None:
         asked = [one for one in self._processes if one.state in ("ready", "starting")]
-        per_shard = [sum([one.shard == shard for one in asked]) for shard in range(self._num_shards)]
+        shards = range(self._numbers.num_shards)
+        per_shard = [sum([one.shard == shard for one in asked]) for shard in shards]
         crowded = [one for one in asked if per_shard[one.shard] == max(per_shard)]
         process = max(crowded, key=lambda one: (one.state == "starting", one.since_ps, one.number))
         if process.state == "starting":
@@ -186,7 +210,11 @@ class Fleet:
 
     def _drain(self, process: _Process) -> None:
         for worker in process.workers:
-            self._simulation.drain(worker, partial(self._left, process))
+            if worker.attached:
+                self._simulation.drain(worker, partial(self._left, process))
+            else:  # its scheduler has lost it
+                self._simulation.retire(worker)
+                self._left(process)
         if process.state == "draining":
             self._simulation.at(self._simulation.now_ps + self._drain_ps, partial(self._end, process, process.since_ps))
 
@@ -201,3 +229,22 @@ class Fleet:
             for worker in process.workers:
                 if worker.attached:
                     self._simulation.leave(worker)
+
+    # --- faults -----------------------------------------------------------------------------------------------------
+
+    def lose(self, worker: SimulatedWorker) -> None:
+        """Let the process of a worker die now, and another start in its place, unless it was to go.
+
+        Ignored where it is not there, and where it is lost already, with another of its workers.
+        """
+        process = next(one for one in self._processes if worker in one.workers)
+        if process.state == "off" or (process.state == "starting" and process.since_ps == self._simulation.now_ps):
+            return
+        goes = process.state == "draining"
+        if not goes:
+            self._begin(process)
+        for one in process.workers:
+            if one.attached:
+                self._simulation.leave(one)
+            elif not goes:
+                self._simulation.retire(one)

@@ -125,9 +125,9 @@ class SimulatedRun:
         cluster.warm_up(warmup_requests(workload.requests, options.warmup), options.seed)
         start_ps, workers = cluster.simulation.now_ps, cluster.simulation.workers
         scaled = None
-        if settings.autoscaler.enabled or scaled_by_caller:
+        if settings.is_autoscaled or scaled_by_caller:
             scaled = cluster.scaled(start_ps, by_rule=not scaled_by_caller)
-        scraping = [] if scaled is None else [scaled.scraper]
+        scraping = [] if scaled is None else scaled.scrapers
         recorder = None if self.record is None else cluster.recorder(self.record_every)
         recording = [] if recorder is None else [recorder]
         injector = RequestFaultInjector(faults, start_ps)
@@ -199,7 +199,7 @@ class Playing:
         """Take note of a request that has ended."""
         self.outcomes.add(request)
         if self.scaled is not None:
-            self.scaled.scraper.ended(request)
+            self.scaled.ended(request)
         if self.run.on_end is not None:
             self.run.on_end(request)
 

@@ -1,7 +1,7 @@
 """What one would scrape of a simulated cluster: vLLM's series, with vLLM's buckets, at a moment.
 
 A time to the first token counts when that token comes, a request and its time in the queue when it ends, as on a
-worker's `/metrics`.
+worker's `/metrics`. Where there are groups of workers each has a scraper, which sees the series of the group's own.
 """
 
 from collections.abc import Sequence
@@ -24,12 +24,13 @@ class Scraper:
 
     Args:
         simulation: of the cluster.
-        fleet: its workers.
+        fleet: its workers, or those of a group.
         start_ps: from which times count.
     """
 
     def __init__(self, simulation: Simulation, fleet: Fleet, start_ps: int) -> None:
         self._simulation, self._fleet, self._start_ps = simulation, fleet, start_ps
+        self._only = fleet.worker_names if fleet.name else None
         series = vllm_series(1)
         self._bounds = {name: series[name].buckets for name in HISTOGRAMS}
         self._histograms = {name: Histogram(bounds) for name, bounds in self._bounds.items()}
@@ -40,6 +41,8 @@ class Scraper:
 
     def ran(self, span: StepSpan) -> None:
         """Count tokens, and first tokens."""
+        if self._only is not None and span.worker not in self._only:
+            return
         self._generation_tokens += span.num_steps * span.num_decodes - span.num_silent
         for chunk in span.plan.prefills:
             if not chunk.samples:
@@ -62,7 +65,7 @@ class Scraper:
 
     def ended(self, request: SimulatedRequest) -> None:
         """Count a request that has ended."""
-        if request.outcome == "finished":
+        if request.outcome == "finished" and (self._only is None or request.worker in self._only):
             self._num_ended += 1
             admitted_ps = request.first_admitted_ps
             assert admitted_ps is not None
@@ -73,12 +76,17 @@ class Scraper:
         """Return what a scrape shows now; steps that have ended are committed."""
         fleet, serving = self._fleet, self._fleet.serving()
         read = {name: histogram.read() for name, histogram in self._histograms.items()}
+        cores = self._simulation.cores
+        if self._only is None:
+            num_waiting = sum([core.num_waiting for core in cores])
+        else:
+            num_waiting = fleet.num_waiting + sum([core.num_unplaced + core.num_held for core in cores])
         return Sample(
             at_seconds=(at_ps - self._start_ps) / PS_PER_SECOND,
             num_ready=fleet.num("ready"),
             num_starting=fleet.num("starting"),
             num_draining=fleet.num("draining"),
-            num_requests_waiting=sum([core.num_waiting for core in self._simulation.cores]),
+            num_requests_waiting=num_waiting,
             num_requests_running=sum([worker.replica.num_running for worker in serving]),
             kv_cache_usage_perc=_kv_usage(serving) / max(len(serving), 1) * fleet.num("ready"),
             request_success=self._num_ended,

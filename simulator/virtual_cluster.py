@@ -62,7 +62,7 @@ class VirtualCluster:
         overrides: as there.
         workers: worker processes at first.
         shards: schedulers.
-        faults: as there, but none that takes workers away or freezes them.
+        faults: as there; a process that one takes away is replaced at once, by one that starts.
         seed: of every draw.
         one_step: plan before every step: slow, equal.
         run: that was prepared and has not begun; in place of all of these.
@@ -99,6 +99,7 @@ class VirtualCluster:
         self._playing = self._run.begin(scaled_by_caller=True)
         assert self._playing.scaled is not None
         self._scaled = self._playing.scaled
+        (self._fleet,), (self._scraper,) = self._scaled.fleets, self._scaled.scrapers
         self._simulation = self._playing.cluster.simulation
         self._start_ps = self._now_ps = self._simulation.now_ps
         self._num_shards = self._playing.cluster.view.num_shards
@@ -115,7 +116,7 @@ class VirtualCluster:
     def observe(self) -> Observation:
         """Return what one sees now; the same until time passes or something is scaled."""
         self._check_goes_on()
-        sample = self._scaled.scraper.sample(self._now_ps)
+        sample = self._scraper.sample(self._now_ps)
         metrics = {name: reading.value for name, reading in self._window.read_all(METRICS).items()}
         for name in ("kv_cache_usage_perc", "gpu_cache_usage_perc"):
             metrics[name] = sample.kv_cache_usage_perc / max(sample.num_ready, 1)
@@ -126,7 +127,7 @@ class VirtualCluster:
     def metrics(self) -> str:
         """Return the same as Prometheus' text, as the cluster's `/metrics` would have it under vLLM's names."""
         self._check_goes_on()
-        return exposition(self._scaled.scraper.sample(self._now_ps), self._run.settings.served_model_names[0])
+        return exposition(self._scraper.sample(self._now_ps), self._run.settings.served_model_names[0])
 
     def scale(self, num_replicas: int) -> None:
         """Let there be so many worker processes: more start, which takes its time, or some drain.
@@ -144,9 +145,9 @@ class VirtualCluster:
         least = self._num_shards if self._num_shards > 1 else 0
         if not least <= num_replicas <= MOST_REPLICAS:
             raise SettingsError(f"scale to {num_replicas}: it must be from {least} to {MOST_REPLICAS} worker processes")
-        fleet = self._scaled.fleet
+        fleet = self._fleet
         if num_replicas != fleet.num_replicas:
-            sample = self._scaled.scraper.sample(self._now_ps)
+            sample = self._scraper.sample(self._now_ps)
             decision = Decision(num_replicas, num_replicas, "asked for")
             self._scaled.timeline.append(ScalingRow.of(sample, decision, (), {}))
             fleet.scale(num_replicas)
@@ -188,7 +189,7 @@ class VirtualCluster:
         return NEVER
 
     def _look(self) -> Sample:
-        sample = self._scaled.scraper.sample(self._now_ps)
+        sample = self._scraper.sample(self._now_ps)
         self._window.add(sample)
         return sample
 

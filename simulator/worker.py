@@ -51,6 +51,7 @@ class SimulatedWorker:
         frozen_until_ps: before which it begins no step.
         runs_chunks: whether steps that compute pieces of one prompt run in one go; not where somebody looks at each.
         version: of its entry in the clock's heap.
+        life: counts the ends of its process, so that one that comes back by itself is of the same.
     """
 
     __slots__ = (
@@ -62,6 +63,7 @@ class SimulatedWorker:
         "end_ps",
         "frozen_until_ps",
         "gpu",
+        "life",
         "member",
         "name",
         "observer",
@@ -103,6 +105,7 @@ class SimulatedWorker:
         self.boundary_ps = 0
         self.frozen_until_ps = 0
         self.version = 0
+        self.life = 0
         self.totals = Totals()
         self.observer: Observer | None = None
         self.runs_chunks = True

@@ -273,13 +273,16 @@ class WorkerSettings(Section):
 
 
 class WorkerGroup(BaseModel):
-    """Some workers that are alike. Beside `count`, any setting of `[worker]` about its GPU, such as `gpu`, `gpus`,
-    `tensor_parallel` or `weight_dtype`; what a group does not set is as `[worker]` says.
+    """Some workers that are alike. Beside `count` and `autoscaler`, any setting of `[worker]` about its GPU, such as
+    `gpu`, `gpus`, `tensor_parallel` or `weight_dtype`; what a group does not set is as `[worker]` says.
     """  # noqa: D205  the settings page shows it as one paragraph
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     count: Count = Field(default=1, description="how many worker processes; each hosts as many workers as gpus says")
+    autoscaler: dict[str, Any] = Field(
+        default={}, description="what [autoscaler] says otherwise of these; each group is scaled by a rule of its own"
+    )
 
     @property
     def overrides(self) -> dict[str, Any]:

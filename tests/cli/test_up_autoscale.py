@@ -29,6 +29,7 @@ RULE = (
 async def test_workers_come_under_load_and_go_after_it_and_the_journal_replays(tmp_path: Path):
     journal = tmp_path / "journal.jsonl"
     settings = [part for one in (*RULE, f"scheduler.journal={journal}") for part in ("--set", one)]
+    settings += ["--fault", "worker_loss,at=12,worker=worker-0"]
     config = str(write_settings(tmp_path))
     up = await Up.start("--autoscale", "--config", config, "--workers", "1", "--no-web", *settings)
     try:
@@ -42,11 +43,11 @@ async def test_workers_come_under_load_and_go_after_it_and_the_journal_replays(t
             for stream in [*streams, late]:
                 await stream
                 assert stream.finish is not None, stream.error
-            await up.wait_for("worker-1 drains; 1 workers")
+            drained = (await up.wait_for("drains; 1 workers")).split()[-4]
             await up.wait_for("worker_left")
             after = await client.start(Ask(100, max_new_tokens=8))
             assert after.finish is not None, after.error
-            assert after.finish.usage.worker_id == "worker-0"
+            assert {drained, after.finish.usage.worker_id} == {"worker-0", "worker-1"}
         up.process.send_signal(signal.SIGINT)
         assert await up.end() == 0, "".join(up.lines)
     finally:
@@ -54,4 +55,4 @@ async def test_workers_come_under_load_and_go_after_it_and_the_journal_replays(t
     read = read_journal(journal)
     found = replay(read, parts_of(read, journal))
     assert found.differences == []
-    assert (found.num_workers, found.num_requests) == (2, 14)
+    assert (found.num_workers, found.num_requests) == (3, 14)  # one came twice, since it was lost

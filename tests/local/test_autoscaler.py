@@ -4,6 +4,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+from lorrery.chassis.errors import LorreryError
 from lorrery.local.autoscaler import LocalAutoscaler
 from lorrery.settings import changed
 
@@ -22,9 +23,67 @@ async def test_a_worker_that_has_ended_is_not_ready_and_goes_first():
         settings=SETTINGS, worker_processes=dict.fromkeys(names), processes=processes, drain=drained.set_result
     )
     said: list[str] = []
-    running = asyncio.create_task(LocalAutoscaler(cluster, 1.0, said.append).run())
+    running = asyncio.create_task(LocalAutoscaler(cluster, SETTINGS, names, None, 1.0, said.append).run())
     await asyncio.wait([running, drained], return_when=asyncio.FIRST_COMPLETED)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert drained.result() == "worker-1"
     assert said[-1] == "autoscaler: worker-1 drains; 2 workers"
+
+
+class Cluster:
+    """One whose first start of `worker-1` fails, until it is started again."""
+
+    settings = SETTINGS
+
+    def __init__(self) -> None:
+        self.worker_processes = {"worker-0": ("worker-0",)}
+        self.processes = {name: self.process() for name in ("scheduler", "worker-0")}
+        self.started: list[str] = []
+        self.failed, self.served = asyncio.Event(), asyncio.Event()
+
+    def process(self) -> Any:
+        return SimpleNamespace(metrics=NOBODY, exit_code=None, succeeded=asyncio.Event(), kill=self.kill)
+
+    def kill(self) -> None:
+        self.processes[self.started[-1]].exit_code = -9
+        self.failed.set()
+
+    async def start_worker(self, start_up_seconds: float, group: int | None) -> str:
+        del start_up_seconds, group
+        self.started.append(f"worker-{len(self.started) + 1}")
+        self.processes[self.started[-1]] = self.process()
+        return self.started[-1]
+
+    async def ended(self, name: str) -> None:
+        self.processes[name].exit_code = -9
+
+    async def listening(self, name: str) -> None:
+        if not self.failed.is_set():
+            raise LorreryError(f"{name} ended with exit code 1")
+
+    async def serving(self, name: str, timeout_seconds: float) -> None:
+        del name, timeout_seconds
+        self.served.set()
+
+
+async def test_a_start_that_fails_counts_until_its_process_runs_again():
+    cluster, said = Cluster(), []
+    rule = {"min_replicas": 2, "max_replicas": 2, "sync_period_seconds": 0.1}
+    kind = changed(SETTINGS, {"autoscaler": {**rule, "enabled": True}})
+    scaling = LocalAutoscaler(cluster, kind, ["worker-0"], None, 1.0, said.append)  # type: ignore[arg-type]
+    running = asyncio.create_task(scaling.run())
+    await cluster.failed.wait()
+    assert scaling.has("worker-1")
+    died, cluster.processes["worker-1"] = cluster.processes["worker-1"], cluster.process()
+    died.succeeded.set()  # as the supervisor starts it again
+    await cluster.served.wait()
+    await scaling.replace("worker-0")
+    assert not scaling.has("worker-0")
+    assert cluster.started == ["worker-1", "worker-2"]
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert [line.removeprefix("autoscaler: ") for line in said[2:4]] == [
+        "worker-1 did not start: worker-1 ended with exit code 1",
+        "worker-1 serves; 2 workers",
+    ]

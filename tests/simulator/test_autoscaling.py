@@ -69,12 +69,30 @@ WAYS = {
         "autoscaler.metrics={num_requests_running = 8}",
     ),
     "drains are cut": ("worker.drain_seconds=0.5",),
+    "faults": (
+        "scheduler.max_worker_losses=9",
+        (
+            "faults=['worker_loss,at=8,worker=worker-0', 'worker_loss,at=20,worker=worker-1',"
+            " 'freeze_worker,at=12,worker=worker-2,for=40', 'worker_loss,at=40,worker=worker-2',"
+            " 'slow_worker,at=0,worker=worker-3,factor=3', 'freeze_worker,at=85,worker=worker-0,for=9']"
+        ),
+    ),
+    "groups": (
+        (
+            "workers=[{count = 2}, {gpu = 'L4', autoscaler = {target = 1, sync_period_seconds = 7}},"
+            " {gpu = 'L4', gpus = 2, autoscaler = {enabled = false}}]"
+        ),
+        "faults=['worker_loss,at=20,worker=worker-3', 'worker_loss,at=9,worker=worker-1']",
+        "scheduler.placement=predicted_finish",
+    ),
 }
 
 
 @pytest.mark.parametrize("overrides", WAYS.values(), ids=WAYS.keys())
 def test_jumping_is_stepping_with_workers_that_come_and_go_and_no_request_is_lost(overrides: tuple[str, ...]):
     workers = 2 if "autoscaler.min_replicas=2" in overrides else 1
+    if any(one.startswith("workers=") for one in overrides):
+        workers = None
     jumping, stepping = run(*overrides, workers=workers), run(*overrides, workers=workers, one_step=True)
     assert jumping.cost.num_plans < stepping.cost.num_plans
     ours, theirs = jumping.scaling, stepping.scaling
@@ -87,11 +105,11 @@ def test_jumping_is_stepping_with_workers_that_come_and_go_and_no_request_is_los
     assert ours.summary.num_scale_ups > 0
     assert ours.summary.num_scale_downs > 0
     assert jumping.counts["num_completed"] == jumping.counts["num_requests"]
-    least = int("autoscaler.min_replicas=0" not in overrides) * workers
+    least = int("autoscaler.min_replicas=0" not in overrides) * (workers or 1)
     for row in ours.timeline:
         assert least <= row.desired <= 6
         assert row.ready + row.starting <= 6
-    assert len(set(jumping.columns.worker_id)) > workers
+    assert len(set(jumping.columns.worker_id)) > (workers or 4)
 
 
 def test_a_run_is_the_same_each_time():
@@ -141,6 +159,60 @@ def test_a_worker_serves_once_its_weights_are_read_and_one_that_drains_gets_noth
     assert {row.starting for row in found.scaling.timeline} > {0}
 
 
+def test_a_worker_that_is_lost_starts_anew_at_once_and_serves_after_a_start():
+    fixed = ("autoscaler.min_replicas=2", "autoscaler.max_replicas=2")
+    found = run(*fixed, workers=2, faults=["worker_loss,at=7,worker=worker-1"])
+    assert found.scaling is not None
+    own = found.scaling.summary
+    ready = 7 + own.start_up_seconds
+    assert [row.ready for row in found.scaling.timeline if row.seconds < 30] == [2, 2, 1, 2, 2, 2]
+    columns = found.columns
+    ends = columns.end_seconds[columns.worker_id == "worker-1"]
+    assert not ((ends > 7) & (ends < ready)).any()
+    assert ((ends > ready) & (ends < 40)).any()
+    assert (own.replicas_min, own.replicas_max, own.num_scale_ups) == (1, 2, 0)
+    assert own.gpu_hours == pytest.approx(2 * float(columns.end_seconds.max()) / 3600)
+    # One that is lost while it starts begins anew; one that nobody has started is not lost.
+    again = run(*fixed, workers=2, faults=["worker_loss,at=7,worker=worker-1", "worker_loss,at=11,worker=worker-1"])
+    assert again.scaling is not None
+    assert [row.ready for row in again.scaling.timeline if row.seconds < 30] == [2, 2, 1, 1, 2, 2]
+    never = run("autoscaler.max_replicas=6", faults=["worker_loss,at=0.5,worker=worker-5"])
+    assert never.scaling == run("autoscaler.max_replicas=6").scaling
+
+
+def test_each_group_has_a_rule_of_its_own_and_sees_its_own_workers():
+    groups = "workers=[{count = 2, gpu = 'A10G'}, {gpu = 'L4', autoscaler = {enabled = false}}]"
+    found = run(groups, "autoscaler.max_replicas=4", workers=None)
+    assert found.scaling is not None
+    own, timeline = found.scaling.summary, found.scaling.timeline
+    assert {row.group for row in timeline} == {"A10G"}
+    assert own.replicas_max == max(row.ready for row in timeline) + 1
+    assert own.num_scale_ups > 0
+    assert sum(found.columns.worker_id == "worker-2") > 0
+    groups = "workers=[{gpu = 'A10G'}, {gpu = 'L4', autoscaler = {target = 0.5}}]"
+    both = run(groups, "autoscaler.target=50", workers=None)
+    assert both.scaling is not None
+    rows = both.scaling.timeline
+    assert {row.group for row in rows} == {"A10G", "L4"}
+    most = {row.group: row.desired for row in sorted(rows, key=lambda row: row.desired)}
+    assert most["L4"] > most["A10G"]  # it wants fewer to wait
+    # What a group's rule does not see it does not count: all rates together are the cluster's.
+    rates = ("autoscaler.metric=request_success_per_second", "autoscaler.target=1000", "autoscaler.window_seconds=500")
+    one, two = [run(kinds, *rates, workers=None) for kinds in ("workers=[{count = 2}]", "workers=[{}, {gpu = 'L4'}]")]
+    for result, names in ((one, [""]), (two, ["A10G", "L4"])):
+        assert result.scaling is not None
+        last = {row.group: row for row in result.scaling.timeline}
+        at = last[names[0]].seconds
+        counted = sum((last[name].values[0] or 0.0) * last[name].ready * at for name in names)
+        assert counted == pytest.approx(int((result.columns.end_seconds <= at).sum()))
+
+
+def test_the_timeline_names_groups(tmp_path: Path):
+    paths = run("workers=[{}, {gpu = 'L4'}]", workers=None).write(tmp_path)
+    with paths[2].open(encoding="utf-8") as file:
+        assert {row["group"] for row in csv.DictReader(file)} == {"A10G", "L4"}
+
+
 def test_two_gpus_in_a_process_come_and_go_together():
     found = run("worker.gpus=2", "autoscaler.target=0.5")
     assert found.scaling is not None
@@ -180,9 +252,13 @@ def test_the_timeline_is_written_beside_the_report(tmp_path: Path):
         (("autoscaler.max_replicas=1000000",), {}, "max_replicas: .* less than or equal to 10000, got 1000000"),
         (("autoscaler.scale_up_percent=99999999",), {}, "scale_up_percent: .* less than or equal to 10000"),
         (("autoscaler.metrics={num_requests_waiting = 3}",), {}, "among the further metrics"),
-        (("workers=[{count = 2}]",), {"workers": None}, "leave out"),
+        (("workers=[{count = 9}]",), {"workers": None}, "workers.0 has count 9, and the autoscaler keeps 1 to 6"),
+        (("workers=[{autoscaler = {target = 0}}]",), {"workers": None}, "workers.0.autoscaler.target: .*, got 0"),
+        (("workers=[{autoscaler = {aim = 1}}]",), {"workers": None}, "workers.0.autoscaler.aim"),
         ((), {"workers": 7}, "keeps 1 to 6"),
-        ((), {"faults": ["worker_loss,at=3,worker=worker-0"]}, "decides which workers there are"),
+        ((), {"faults": ["worker_loss,at=3,worker=worker-0,for=9"]}, "replaced at once, .*: leave out for"),
+        (("worker.gpus=2",), {"faults": ["worker_loss,at=3,worker=worker-0.1"]}, "be lost, worker=worker-0"),
+        ((), {"faults": ["worker_loss,at=3,worker=worker-6"]}, "no such worker"),
         (("router.schedulers=['one:1', 'two:2']",), {"workers": 2}, "set it to 2"),
     ],
 )

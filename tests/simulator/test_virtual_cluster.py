@@ -64,6 +64,16 @@ def test_workers_start_serve_and_drain_in_virtual_time():
     assert [row.desired for row in found.scaling.timeline] == [3, 1]
 
 
+def test_a_worker_that_is_lost_is_seen_to_start():
+    own = cluster(workers=2, faults=["worker_loss,at=3,worker=worker-0"])
+    assert own.advance(2.9).num_ready == 2
+    seen = own.advance(0.2)
+    assert (seen.num_ready, seen.num_starting) == (1, 1)
+    assert own.advance(5.0).num_ready == 2
+    own.scale(1)
+    assert own.advance(30).num_ready == 1
+
+
 def test_the_same_is_there_as_prometheus_text():
     own = cluster()
     seen = own.advance(12)
@@ -109,8 +119,7 @@ def test_once_every_request_has_ended_nothing_is_scaled_any_more():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"faults": ["worker_loss,at=3,worker=worker-0"]}, "worker_loss,.* with a caller that scales"),
-        ({"faults": ["freeze_worker,at=3,for=1,worker=worker-0"]}, "freeze_worker,.* with a caller that scales"),
+        ({"faults": ["worker_loss,at=3,for=1,worker=worker-0"]}, "worker_loss,.* with a caller that scales"),
         ({"overrides": ["workers=[{count = 2}]", "autoscaler.enabled=false"], "workers": None}, "leave out .*workers"),
     ],
 )
