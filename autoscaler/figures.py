@@ -87,25 +87,34 @@ def quantile(share: float, bounds: Sequence[float], counts: Sequence[float]) -> 
 
 
 class Window:
-    """The samples of the last seconds.
+    """The samples of the last seconds, as far as they are seen.
 
     Args:
         seconds: of rates and percentiles.
+        delay_seconds: after which a sample is seen.
     """
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+    def __init__(self, seconds: float, delay_seconds: float = 0.0) -> None:
+        self._seconds, self._delay_seconds = seconds, delay_seconds
         self._samples: deque[Sample] = deque()
+        self._coming: deque[Sample] = deque()
 
     def add(self, sample: Sample) -> None:
         """Take a sample, later than the ones before; forget what the window does not begin with any more."""
+        self._coming.append(sample)
+        self.pass_until(sample.at_seconds)
+
+    def pass_until(self, at_seconds: float) -> None:
+        """Let time pass: samples that are seen by then count."""
         samples = self._samples
-        samples.append(sample)
-        while len(samples) > 2 and samples[1].at_seconds <= sample.at_seconds - self._seconds:
-            samples.popleft()
+        while self._coming and self._coming[0].at_seconds + self._delay_seconds <= at_seconds:
+            sample = self._coming.popleft()
+            samples.append(sample)
+            while len(samples) > 2 and samples[1].at_seconds <= sample.at_seconds - self._seconds:
+                samples.popleft()
 
     def read(self, metric: str) -> Reading | None:
-        """Return a metric's value at the last sample; None: it has none.
+        """Return a metric's value at the last sample that is seen; None: it has none.
 
         A rate has none before there are two samples. A percentile of nothing is 0, as where a query ends with
         `or vector(0)`: a time without requests keeps nobody from scaling down.
@@ -114,13 +123,13 @@ class Window:
             return None
         first, last = self._samples[0], self._samples[-1]
         if metric in GAUGES:
-            return Reading(float(getattr(last, metric.replace("gpu_", "kv_"))), is_total=True)
+            return Reading(float(getattr(last, metric.replace("gpu_", "kv_"))), True, last.num_ready)
         elapsed = last.at_seconds - first.at_seconds
         if elapsed <= 0:
             return None
         if metric in RATES:
             counter = RATES[metric]
-            return Reading((getattr(last, counter) - getattr(first, counter)) / elapsed, is_total=True)
+            return Reading((getattr(last, counter) - getattr(first, counter)) / elapsed, True, last.num_ready)
         series, share = PERCENTILES[metric]
         bounds, now = last.buckets[series]
         counts = [one - before for one, before in zip(now, first.buckets[series][1], strict=True)]

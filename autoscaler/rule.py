@@ -7,8 +7,8 @@ With several metrics the largest answer counts. Then, as in the controller of Ku
 
 * where a metric has no value, the others may scale up, not down (`computeReplicasForMetrics`);
 * a value that is an average over replicas (`AverageValue` of HPA's Pods metrics) is taken over the replicas that say
-  something. Those that still start count as 0 where the answer is to scale up, and as the target where it is to scale
-  down. `AverageValue` of External metrics, which KEDA makes, has no such correction;
+  something. Those that still start, or came after the last scrape, count as 0 where the answer is to scale up, and as
+  the target where it is to scale down. `AverageValue` of External metrics, which KEDA makes, has no such correction;
 * a value that is the cluster's (`Value`) multiplies the replicas that are ready;
 * stabilisation: scaling up takes the smallest answer of the last `scale_up.stabilization_seconds`, scaling down the
   largest of the last `scale_down.stabilization_seconds`;
@@ -36,10 +36,12 @@ class Reading:
     Attributes:
         value: of all replicas that say something together (`is_total`), or the cluster's own.
         is_total: whether the target is for each replica.
+        replicas: that said something; of those that serve now others may be newer. None: all that serve.
     """
 
     value: float
     is_total: bool
+    replicas: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +161,8 @@ class Autoscaler:
             if abs(ratio - 1) <= tolerance:
                 return current
             return _rounded_up(ratio * ready)
+        if reading.replicas is not None:
+            ready = min(ready, reading.replicas)
         if current == 0 or ready == 0:
             return _rounded_up(reading.value / target)
         ratio = reading.value / (target * ready)

@@ -42,9 +42,15 @@ class ScalingRow:
         readings: Mapping[str, Reading],
         group: str = "",
     ) -> "ScalingRow":
-        """Make one of what was seen and decided. A value for each replica is divided by those that serve."""
+        """Make one of what there is and what was decided, given what the rule saw of it.
+
+        A value for each replica is divided by those that said something.
+        """
+        num_ready = sample.num_ready
         shares = {
-            metric: reading.value / max(sample.num_ready, 1) if reading.is_total else reading.value
+            metric: reading.value / max(num_ready if reading.replicas is None else reading.replicas, 1)
+            if reading.is_total
+            else reading.value
             for metric, reading in readings.items()
         }
         return cls(

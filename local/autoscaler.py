@@ -7,7 +7,8 @@ that serves; of these the youngest.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from itertools import count
 
 from lorrery.autoscaler.figures import Window
 from lorrery.autoscaler.rule import Autoscaler
@@ -52,16 +53,17 @@ class LocalAutoscaler:
         self._start_up_seconds = start_up_seconds
         self._gpus = kind.worker.gpus
         self._autoscaler = Autoscaler(self._own.rule(self._gpus))
-        self._window = Window(self._own.window_seconds)
+        self._window = Window(self._own.window_seconds, self._own.metrics_delay_seconds)
         self._scraper = ClusterScraper()
         self._ready: list[str] = list(names)  # oldest first
         self._starting: dict[str, asyncio.Task[None]] = {}
         self._draining: list[str] = []
+        self._deciding = asyncio.Lock()  # a replacement is no decision, and none is made while it is under way
         self._tasks: asyncio.TaskGroup | None = None
         self._began = time.monotonic()
 
     async def run(self) -> None:
-        """Look, decide and scale, for ever; where no rule is enabled, replace what is lost."""
+        """Scrape, look, decide and scale, for ever; where no rule is enabled, replace what is lost."""
         own = self._own
         if not own.enabled:
             async with asyncio.TaskGroup() as self._tasks:
@@ -70,13 +72,18 @@ class LocalAutoscaler:
             f"{own.metric}, target {own.target:g}; {own.min_replicas} to {own.max_replicas} workers;"
             f" a start takes {self._start_up_seconds:.1f} s"
         )
-        number = 0
+        interval = own.scrape_interval_seconds
         async with asyncio.TaskGroup() as self._tasks:
-            while True:
-                await self._look()
-                number += 1
-                due = self._began + number * own.sync_period_seconds * self._time_scale
-                await asyncio.sleep(max(due - time.monotonic(), 0.0))
+            if interval:
+                self._tasks.create_task(self._every(interval, interval / 2, self._scrape), name="scrape")
+            await self._every(own.sync_period_seconds, 0.0, self._look)
+
+    async def _every(self, period: float, first: float, do: Callable[[], Awaitable[None]]) -> None:
+        """Do something at device times, for ever."""
+        for number in count():
+            due = self._began + (first + number * period) * self._time_scale
+            await asyncio.sleep(max(due - time.monotonic(), 0.0))
+            await do()
 
     def _say(self, line: str) -> None:
         self._show(f"{self._label}: {line}")
@@ -87,20 +94,26 @@ class LocalAutoscaler:
 
     async def replace(self, name: str) -> None:
         """Start a process in the place of one that was killed, as a Deployment would."""
-        if name in self._starting:
-            self._starting.pop(name).cancel()
-        else:
-            self._ready.remove(name)
-        await self._cluster.ended(name)
-        await self._start()
+        async with self._deciding:
+            if name in self._starting:
+                self._starting.pop(name).cancel()
+            elif name in self._ready:
+                self._ready.remove(name)
+            else:
+                return  # it was to go meanwhile
+            await self._cluster.ended(name)
+            await self._start()
 
-    async def _look(self) -> None:
+    @property
+    def _now_seconds(self) -> float:
+        return (time.monotonic() - self._began) / self._time_scale
+
+    async def _scrape(self) -> None:
         processes = self._cluster.processes
         self._draining = [name for name in self._draining if processes[name].exit_code is None]
-        at_seconds = (time.monotonic() - self._began) / self._time_scale
         down = self._down()
         sample = await self._scraper.sample(
-            at_seconds,
+            self._now_seconds,
             self._addresses(name for name in self._ready if name not in down),
             self._addresses(self._draining),
             processes["scheduler"].metrics,
@@ -108,6 +121,15 @@ class LocalAutoscaler:
             workers_per_process=self._gpus,
         )
         self._window.add(sample)
+
+    async def _look(self) -> None:
+        if not self._own.scrape_interval_seconds:
+            await self._scrape()
+        async with self._deciding:
+            await self._decide(self._now_seconds)
+
+    async def _decide(self, at_seconds: float) -> None:
+        self._window.pass_until(at_seconds)
         readings = self._window.read_all(self._autoscaler.rule.targets)
         current = len(self._ready) + len(self._starting)
         decision = self._autoscaler.decide(at_seconds, current, len(self._ready) - len(self._down()), readings)

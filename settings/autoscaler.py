@@ -14,12 +14,14 @@ from lorrery.chassis.sections import Section, named
 
 LONGEST_SECONDS = 1_000_000.0
 """Of any time here: 11 days, so that sums of several stay below `NEVER`."""
+SHORTEST_SECONDS = 0.1
+"""Between two looks."""
 
 Metric = Annotated[str, named(*METRICS)]
 Target = Annotated[float, Field(ge=1e-6, le=1e12)]
 Seconds = Annotated[float, Field(ge=0, le=LONGEST_SECONDS)]
 PositiveSeconds = Annotated[float, Field(gt=0, le=LONGEST_SECONDS)]
-Period = Annotated[float, Field(ge=0.1, le=LONGEST_SECONDS)]
+Period = Annotated[float, Field(ge=SHORTEST_SECONDS, le=LONGEST_SECONDS)]
 Count = Annotated[int, Field(ge=1, le=MOST_REPLICAS)]
 Number = Annotated[int, Field(ge=0, le=MOST_REPLICAS)]
 
@@ -45,6 +47,14 @@ class AutoscalerSettings(Section):
         default=120.0, description="device seconds over which rates and percentiles are taken"
     )
     sync_period_seconds: Period = Field(default=15.0, description="device seconds between two decisions")
+    scrape_interval_seconds: Seconds = Field(
+        default=0.0,
+        description="device seconds between two scrapes of the workers, the first half of it after the start; 0: at"
+        " each decision",
+    )
+    metrics_delay_seconds: Seconds = Field(
+        default=0.0, description="device seconds until what was scraped is seen: an adapter's cache, a slow query"
+    )
     tolerance: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.1, description="share of the target by which the metric may miss it and nothing changes"
     )
@@ -93,6 +103,11 @@ class AutoscalerSettings(Section):
             raise ValueError(
                 "min_replicas is 0, and without a worker no metric but num_requests_waiting shows that one is wanted:"
                 " add num_requests_waiting to the metrics, or keep one worker"
+            )
+        if 0 < self.scrape_interval_seconds < SHORTEST_SECONDS:
+            raise ValueError(
+                f"scrape_interval_seconds is {self.scrape_interval_seconds:g}: it must be 0, which scrapes at each"
+                f" decision, or from {SHORTEST_SECONDS:g} s on"
             )
         if self.metric in self.metrics:
             raise ValueError(f"metric {self.metric} is among the further metrics too; give it one target")

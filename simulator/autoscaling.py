@@ -195,7 +195,10 @@ class AutoscalerLoop(Scaled):
         ]
         self.metrics = tuple(dict.fromkeys(name for rule, _, _ in enabled for name in rule.targets))
         for rule, fleet, scraper in enabled:
-            simulation.tick(start_ps, _GroupLoop(rule, fleet, scraper, self.metrics, self.timeline).sync)
+            loop = _GroupLoop(rule, fleet, scraper, self.metrics, self.timeline)
+            if loop.scrape_ps:
+                simulation.tick(start_ps + loop.scrape_ps // 2, loop.scrape)
+            simulation.tick(start_ps, loop.sync)
 
 
 class _GroupLoop:
@@ -207,6 +210,9 @@ class _GroupLoop:
         scraper: what one sees of them.
         metrics: of a row of the timeline.
         timeline: takes what was seen and decided.
+
+    Attributes:
+        scrape_ps: between two scrapes; 0: it scrapes as it decides.
     """
 
     def __init__(
@@ -219,16 +225,25 @@ class _GroupLoop:
     ) -> None:
         self._fleet, self._scraper, self._metrics, self._timeline = fleet, scraper, metrics, timeline
         self._autoscaler = Autoscaler(settings.rule(fleet.workers_per_process))
-        self._window = Window(settings.window_seconds)
+        self._window = Window(settings.window_seconds, settings.metrics_delay_seconds)
         self._period_ps = round(settings.sync_period_seconds * PS_PER_SECOND)
+        self.scrape_ps = round(settings.scrape_interval_seconds * PS_PER_SECOND)
+
+    def scrape(self, at_ps: int) -> int:
+        """Scrape the workers; return when to scrape again."""
+        self._window.add(self._scraper.sample(at_ps))
+        return at_ps + self.scrape_ps
 
     def sync(self, at_ps: int) -> int:
-        """Look, decide and scale; return when to look again."""
-        sample = self._scraper.sample(at_ps)
-        self._window.add(sample)
+        """Look at what is seen, decide and scale; return when to look again."""
+        now = self._scraper.sample(at_ps)
+        if self.scrape_ps:
+            self._window.pass_until(now.at_seconds)
+        else:
+            self._window.add(now)
         readings = self._window.read_all(self._autoscaler.rule.targets)
-        decision = self._autoscaler.decide(sample.at_seconds, sample.num_replicas, sample.num_ready, readings)
-        self._timeline.append(ScalingRow.of(sample, decision, self._metrics, readings, self._fleet.name))
-        if decision.replicas != sample.num_replicas:
+        decision = self._autoscaler.decide(now.at_seconds, now.num_replicas, now.num_ready, readings)
+        self._timeline.append(ScalingRow.of(now, decision, self._metrics, readings, self._fleet.name))
+        if decision.replicas != now.num_replicas:
             self._fleet.scale(decision.replicas)
         return at_ps + self._period_ps

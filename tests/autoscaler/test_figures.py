@@ -47,8 +47,8 @@ def test_a_window_looks_at_what_happened_within_it():
     assert window.read("request_success_per_second") is None
     for at in (30, 60, 90):
         window.add(sample(at, (at, at, at, at, at), request_success=at, generation_tokens=10 * at))
-    assert window.read("generation_tokens_per_second") == Reading(10.0, is_total=True)
-    assert window.read("request_success_per_second") == Reading(1.0, is_total=True)
+    assert window.read("generation_tokens_per_second") == Reading(10.0, True, 2)
+    assert window.read("request_success_per_second") == Reading(1.0, True, 2)
     assert window.read("time_to_first_token_seconds_p90") == Reading(pytest.approx(0.09), is_total=False)
 
 
@@ -57,8 +57,8 @@ def test_a_percentile_of_nothing_is_zero_and_gauges_are_of_the_last_sample():
     window.add(sample(0, (5, 5, 5, 5, 5)))
     window.add(sample(50, (5, 5, 5, 5, 5), num_requests_waiting=7, kv_cache_usage_perc=0.5))
     assert window.read("time_to_first_token_seconds_p99") == Reading(0.0, is_total=False)
-    assert window.read("num_requests_waiting") == Reading(7.0, is_total=True)
-    assert window.read("gpu_cache_usage_perc") == window.read("kv_cache_usage_perc") == Reading(0.5, is_total=True)
+    assert window.read("num_requests_waiting") == Reading(7.0, True, 2)
+    assert window.read("gpu_cache_usage_perc") == window.read("kv_cache_usage_perc") == Reading(0.5, True, 2)
 
 
 def test_every_metric_has_a_value_after_two_samples():
@@ -66,3 +66,21 @@ def test_every_metric_has_a_value_after_two_samples():
     window.add(sample(0))
     window.add(sample(15))
     assert all(window.read(metric) is not None for metric in METRICS)
+
+
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=20), st.integers(0, 50), st.integers(0, 60), st.integers(1, 60)
+)
+def test_a_delayed_window_says_what_one_without_delay_said_so_long_before(
+    gaps: list[int], delay: int, later: int, seconds: int
+):
+    ats = [sum(gaps[: number + 1]) for number in range(len(gaps))]
+    samples = [sample(at, (at, at, at, at, at), num_requests_waiting=at, prompt_tokens=at * at) for at in ats]
+    late, fresh = Window(seconds, delay), Window(seconds)
+    now = ats[-1] + later
+    for one in samples:
+        late.add(one)
+        if one.at_seconds + delay <= now:
+            fresh.add(one)
+    late.pass_until(now)
+    assert late.read_all(METRICS) == fresh.read_all(METRICS)

@@ -530,5 +530,7 @@ def test_the_settings_of_the_page_on_autoscaling_are_the_charts() -> None:
         values = {one["type"]: one["value"] for one in behavior["policies"]}
         assert (direction.max_pods, direction.max_percent) == (values.get("Pods", 0), values.get("Percent", 0))
         assert {direction.period_seconds} == {one["periodSeconds"] for one in behavior["policies"]}
+    (monitor, *_) = kind(template("--set", "monitoring.serviceMonitor.enabled=true"), "ServiceMonitor")
+    assert {f"{own.scrape_interval_seconds:g}s"} == {one["interval"] for one in monitor["spec"]["endpoints"]}
     # The chart leaves these to the controller, or has them in its query: [2m].
     assert (own.sync_period_seconds, own.tolerance, own.window_seconds) == (15, 0.1, 120)

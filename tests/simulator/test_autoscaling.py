@@ -68,6 +68,7 @@ WAYS = {
         "autoscaler.cooldown_seconds=10",
         "autoscaler.metrics={num_requests_running = 8}",
     ),
+    "seen late": ("autoscaler.scrape_interval_seconds=2", "autoscaler.metrics_delay_seconds=1"),
     "drains are cut": ("worker.drain_seconds=0.5",),
     "faults": (
         "scheduler.max_worker_losses=9",
@@ -213,6 +214,22 @@ def test_the_timeline_names_groups(tmp_path: Path):
         assert {row["group"] for row in csv.DictReader(file)} == {"A10G", "L4"}
 
 
+def test_a_rule_sees_what_was_scraped_as_late_as_it_is_told():
+    fresh, late = run(), run("autoscaler.scrape_interval_seconds=4", "autoscaler.metrics_delay_seconds=6")
+    every, now = run("autoscaler.sync_period_seconds=2"), fresh.scaling
+    assert late.scaling is not None
+    assert every.scaling is not None
+    assert now is not None
+    assert [row.values for row in late.scaling.timeline[:2]] == [(None,), (None,)]  # the first, of 2 s, is seen at 8 s
+    # Until the first decision that differs both clusters are the same: at 10 s it sees 2 s, at 15 s 6 s.
+    waiting = {row.seconds: row.num_requests_waiting for row in every.scaling.timeline}
+    first = next(row.seconds for row in every.scaling.timeline if row.desired > 1)
+    assert first >= 2
+    assert late.scaling.timeline[2].values == (waiting[2],)
+    up = [next(row.seconds for row in one.timeline if row.desired > 1) for one in (now, late.scaling)]
+    assert up[0] < up[1] <= up[0] + 15
+
+
 def test_two_gpus_in_a_process_come_and_go_together():
     found = run("worker.gpus=2", "autoscaler.target=0.5")
     assert found.scaling is not None
@@ -242,6 +259,7 @@ def test_the_timeline_is_written_beside_the_report(tmp_path: Path):
             {},
             "sync_period_seconds: .* greater than or equal to 0.1, got 1e-13",
         ),
+        (("autoscaler.scrape_interval_seconds=1e-3",), {}, "scrape_interval_seconds is 0.001: it must be 0"),
         (("autoscaler.sync_period_seconds=1e300",), {}, "less than or equal to 1000000, got 1e\\+300"),
         (("autoscaler.start_seconds=1e300",), {}, "start_seconds: .* less than or equal to 1000000"),
         (("autoscaler.window_seconds=inf",), {}, "window_seconds: .* less than or equal to 1000000, got inf"),
