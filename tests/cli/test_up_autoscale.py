@@ -1,4 +1,4 @@
-"""`lorrery up --autoscale`: processes come and go under load, one is killed, no token is lost, and the journal replays."""
+"""`lorrery up --autoscale`: processes come and go under load, no token is lost, and the journal replays."""
 
 import signal
 from pathlib import Path
@@ -18,10 +18,10 @@ RULE = (
     "autoscaler.metric=num_requests_running",
     "autoscaler.target=4",
     "autoscaler.max_replicas=2",
-    "autoscaler.sync_period_seconds=4",
+    "autoscaler.sync_period_seconds=2",
     "autoscaler.start_seconds=0",
     "autoscaler.disk_gb_per_second=100",
-    "autoscaler.scale_down_stabilization_seconds=3",
+    "autoscaler.scale_down_stabilization_seconds=40",
     "time_scale=0.1",
 )
 
@@ -29,7 +29,6 @@ RULE = (
 async def test_workers_come_under_load_and_go_after_it_and_the_journal_replays(tmp_path: Path):
     journal = tmp_path / "journal.jsonl"
     settings = [part for one in (*RULE, f"scheduler.journal={journal}") for part in ("--set", one)]
-    settings += ["--fault", "worker_loss,at=5,worker=worker-0"]
     config = str(write_settings(tmp_path))
     up = await Up.start("--autoscale", "--config", config, "--workers", "1", "--no-web", *settings)
     try:
@@ -43,9 +42,11 @@ async def test_workers_come_under_load_and_go_after_it_and_the_journal_replays(t
             for stream in [*streams, late]:
                 await stream
                 assert stream.finish is not None, stream.error
-            await up.wait_for("drains; 1 workers")
+            await up.wait_for("worker-1 drains; 1 workers")
+            await up.wait_for("worker_left")
             after = await client.start(Ask(100, max_new_tokens=8))
             assert after.finish is not None, after.error
+            assert after.finish.usage.worker_id == "worker-0"
         up.process.send_signal(signal.SIGINT)
         assert await up.end() == 0, "".join(up.lines)
     finally:
@@ -53,6 +54,4 @@ async def test_workers_come_under_load_and_go_after_it_and_the_journal_replays(t
     read = read_journal(journal)
     found = replay(read, parts_of(read, journal))
     assert found.differences == []
-    assert found.num_requests == 14
-    assert found.num_workers >= 2
-    assert any("worker-0 is killed" in line for line in up.lines)
+    assert (found.num_workers, found.num_requests) == (2, 14)
