@@ -25,7 +25,8 @@ def _table(result: DecisionCosts) -> Table:
     )
     for name in ("policy", "batching", "memory", "full"):
         table.add_column(name, no_wrap=True)
-    for name in ("plan p50", "p99", "no entry p99", "an entry", "entries", "commit p50", "p99", "enqueue", "cancel"):
+    names = ["plan p50", "p99", "no entry p99", "an entry", "p99", "many/few", "entries", "commit p50", "p99"]
+    for name in [*names, "enqueue", "cancel"]:
         table.add_column(name, justify="right")
     for row in result.rows:
         table.add_row(row.policy, row.batching, row.memory, row.pressure, *_figures(row))
@@ -36,14 +37,20 @@ def _figures(row: DecisionCost) -> list[str]:
     return [
         f"{row.plan_p50_us:.0f}",
         f"{row.plan_p99_us:.0f}",
-        "-" if row.quiet_plan_p99_us is None else f"{row.quiet_plan_p99_us:.0f}",
-        "-" if row.admission_us is None else f"{row.admission_us:.1f}",
+        _or_dash(row.quiet_plan_p99_us, ".0f"),
+        _or_dash(row.admission_us, ".1f"),
+        _or_dash(row.admission_p99_us, ".0f"),
+        _or_dash(row.admission_growth, ".2f"),
         f"{row.num_admitted:.1f}",
         f"{row.commit_p50_us:.0f}",
         f"{row.commit_p99_us:.0f}",
         f"{row.enqueue_us:.1f}",
         f"{row.cancel_us:.1f}",
     ]
+
+
+def _or_dash(figure: float | None, form: str) -> str:
+    return "-" if figure is None else format(figure, form)
 
 
 def _notes(result: DecisionCosts) -> Text:

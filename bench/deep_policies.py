@@ -64,6 +64,9 @@ class DecisionCost:
         plan_p50_us: of all plans, as is `plan_p99_us`.
         quiet_plan_p99_us: of plans that admit nobody; None: there were none.
         admission_us: what a plan that admits costs for each sequence that it admits, median; None: there were none.
+        admission_p99_us: the same at p99.
+        admission_growth: the same of the half of such plans that admit the most over that of those that admit the
+            fewest; above 1 where admitting grows faster than the number admitted; None: all admit as many.
         num_admitted: mean of such a plan.
         enqueue_us: to take one more in, mean.
         cancel_us: to take one out that waits, mean.
@@ -78,6 +81,8 @@ class DecisionCost:
     plan_p99_us: float
     quiet_plan_p99_us: float | None
     admission_us: float | None
+    admission_p99_us: float | None
+    admission_growth: float | None
     num_admitted: float
     commit_p50_us: float
     commit_p99_us: float
@@ -188,6 +193,8 @@ def _measure_one(settings: ReplicaSettings, pressure: str, num_steps: int, refer
         plan_p99_us=us(plans, 0.99),
         quiet_plan_p99_us=us(costs.quiet_plans, 0.99) if costs.quiet_plans else None,
         admission_us=us(admissions, 0.5) if admissions else None,
+        admission_p99_us=us(admissions, 0.99) if admissions else None,
+        admission_growth=_growth(costs.admitting),
         num_admitted=sum(num for _, num in costs.admitting) / max(1, len(costs.admitting)),
         commit_p50_us=us(commits, 0.5),
         commit_p99_us=us(commits, 0.99),
@@ -233,6 +240,14 @@ def _run(world: core.World, num_steps: int) -> _Costs:
         (costs.ending if ran.finished else costs.quiet_commits).append(nanoseconds)
         world.replace_finished(events)
     return costs
+
+
+def _growth(admitting: list[tuple[int, int]]) -> float | None:
+    """Return the cost of each sequence in plans that admit many over that in plans that admit few; None: all alike."""
+    middle = float(np.median([num for _, num in admitting])) if admitting else 0.0
+    few = [nanoseconds / num for nanoseconds, num in admitting if num <= middle]
+    many = [nanoseconds / num for nanoseconds, num in admitting if num > middle]
+    return float(np.median(many) / np.median(few)) if many else None
 
 
 def _enqueue_and_cancel(world: core.World, num: int) -> tuple[float, float]:

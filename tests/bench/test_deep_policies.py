@@ -20,6 +20,12 @@ def test_every_policy_way_to_batch_and_memory_rule_has_a_row() -> None:
     assert len({(row.policy, row.batching, row.memory) for row in rows}) == len(rows)
 
 
+def test_the_cost_of_each_entry_is_compared_between_plans_that_admit_few_and_many() -> None:
+    assert deep_policies._growth([(100, 1), (100, 1), (800, 4), (2400, 8)]) == 2.5
+    assert deep_policies._growth([(30, 3), (60, 3)]) is None
+    assert deep_policies._growth([]) is None
+
+
 def test_a_table_shows_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deep_policies, "NUM_WAITING", 100)
     monkeypatch.setattr(deep_policies, "AIM_BATCH", 8)
