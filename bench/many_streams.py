@@ -1,12 +1,13 @@
-"""What a token costs a router as it has more streams: 64, 256 and 1,000, over gRPC and over HTTP.
+"""What a token costs as there are more streams: 64, 256 and 1,000, over gRPC and over HTTP, the router and its client.
 
 One cluster for each number of streams, all alike but for the length of a step, which is such that each gives
 `TOKENS_PER_SECOND`: what the numbers differ in is then what a stream costs by being there, and not how hard the router
 works. The windows of all six take turns in one run; each round gives one ratio, and the medians are reported.
 
-CPU is user and system time of the router's process alone, divided by the tokens that it wrote in the window. A router
+CPU is user and system time of one process alone, divided by the tokens that the router wrote in the window. A router
 that is late puts several tokens into a message, which costs as much as one: so what a message costs stands beside it.
-The clients are this process and read nothing of what they get. Opening and closing are outside the windows.
+The clients are this process. For the router's figures they read nothing of what they get; for the client's own they are
+the load generator's, which read all of it. Opening and closing are outside the windows.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from statistics import median
 from bench.cluster import BenchBrokenError, measured_cluster
 from bench.last_hop import let_go
 from bench.meter import BUSY_SHARE, Meter
+from bench.received import grpc_received, http_received
 from bench.scrape import Reading, fetch
 from bench.streams import StreamCount, grpc_streams, our_target, sse_streams
 from lorrery.local.cluster import LocalCluster
@@ -38,7 +40,7 @@ class Window:
     Attributes:
         tokens: that the router wrote.
         messages: in which it wrote them.
-        cpu_seconds: of the router's process.
+        cpu_seconds: of the process that is measured.
         client_share: of a core, that the clients took.
         lag_seconds: of the router, at p99: how late frames were handed out.
     """
@@ -52,20 +54,26 @@ class Window:
 
     @property
     def us_per_token(self) -> float:
-        """CPU microseconds of the router for each token."""
+        """CPU microseconds for each token."""
         return self.cpu_seconds / self.tokens * 1e6
 
     @property
     def us_per_message(self) -> float:
-        """CPU microseconds of the router for each message."""
+        """CPU microseconds for each message."""
         return self.cpu_seconds / self.messages * 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class ManyStreams:
-    """The windows of one edge, by number of streams; those of one place were measured one after another."""
+    """The windows of one process at one edge, by number of streams; those of one place followed one another.
+
+    Attributes:
+        edge: gRPC or HTTP.
+        process: `router` or `client`.
+    """
 
     edge: str
+    process: str
     windows: dict[int, list[Window]]
 
     def median(self, num_streams: int, value: Callable[[Window], float]) -> float:
@@ -73,7 +81,7 @@ class ManyStreams:
         return median(map(value, self.windows[num_streams]))
 
     def ratio(self, num_streams: int) -> float:
-        """Return tokens per CPU second of the router / those with the fewest streams; median of the rounds."""
+        """Return tokens per CPU second / those with the fewest streams; median of the rounds."""
         fewest = self.windows[min(self.windows)]
         rounds = zip(fewest, self.windows[num_streams], strict=True)
         return median(few.us_per_token / many.us_per_token for few, many in rounds)
@@ -94,18 +102,21 @@ async def measure(
         BenchBrokenError: a stream failed or ended.
         LorreryError: a cluster did not start.
     """
-    edges: dict[str, Callable[[LocalCluster, int], AbstractAsyncContextManager[StreamCount]]] = {
-        "gRPC": lambda cluster, num: grpc_streams(cluster.router_address, num),
-        "HTTP": lambda cluster, num: sse_streams(our_target(cluster, num), num),
+    edges: dict[tuple[str, str], Callable[[LocalCluster, int], AbstractAsyncContextManager[StreamCount]]] = {
+        ("gRPC", "router"): lambda cluster, num: grpc_streams(cluster.router_address, num),
+        ("HTTP", "router"): lambda cluster, num: sse_streams(our_target(cluster, num), num),
+        ("gRPC", "client"): grpc_received,
+        ("HTTP", "client"): http_received,
     }
-    found = {edge: ManyStreams(edge, {num: [] for num in NUM_STREAMS}) for edge in edges}
+    found = {edge: ManyStreams(*edge, {num: [] for num in NUM_STREAMS}) for edge in edges}
     async with AsyncExitStack() as stack:
         clusters = {num: await stack.enter_async_context(_cluster(num)) for num in NUM_STREAMS}
         for repetition in range(repetitions):
             for edge, streams in edges.items():
                 for num, cluster in clusters.items():
-                    on_progress(f"{num} streams over {edge}, repetition {repetition + 1} of {repetitions}")
-                    found[edge].windows[num].append(await _window(cluster, streams(cluster, num), window_seconds))
+                    on_progress(f"{num} streams over {edge[0]}, repetition {repetition + 1} of {repetitions}")
+                    window = await _window(cluster, streams(cluster, num), window_seconds, edge[1])
+                    found[edge].windows[num].append(window)
     return list(found.values())
 
 
@@ -119,7 +130,9 @@ def _cluster(num_streams: int) -> AbstractAsyncContextManager[LocalCluster]:
     )
 
 
-async def _window(cluster: LocalCluster, streams: AbstractAsyncContextManager[StreamCount], seconds: float) -> Window:
+async def _window(
+    cluster: LocalCluster, streams: AbstractAsyncContextManager[StreamCount], seconds: float, process: str
+) -> Window:
     async with streams as count:
         await asyncio.sleep(SETTLE_SECONDS)
         before = await asyncio.to_thread(fetch, cluster.metrics_address("router"))
@@ -136,7 +149,7 @@ async def _window(cluster: LocalCluster, streams: AbstractAsyncContextManager[St
         usage["router"].wall_seconds,
         tokens,
         messages,
-        usage["router"].cpu_seconds,
+        usage[process].cpu_seconds,
         usage["client"].cpu_share,
         shown.quantile("lorrery_router_lag_wall_seconds", 0.99) or 0.0,
     )

@@ -10,8 +10,8 @@ from bench.many_streams import AIM_RATIO, ManyStreams
 
 
 def stream_table(edges: Iterable[ManyStreams]) -> Group:
-    """Show what a token costs the router by number of streams."""
-    table = Table(title="Last hop: CPU of the router per token, by number of streams, at one rate of tokens")
+    """Show what a token costs the router, and the load generator, by number of streams."""
+    table = Table(title="Last hop: CPU of router and client per token, by number of streams, at one rate of tokens")
     table.add_column("streams")
     for name in (
         "tokens/s",
@@ -27,7 +27,7 @@ def stream_table(edges: Iterable[ManyStreams]) -> Group:
     for edge in edges:
         for num in edge.windows:
             table.add_row(
-                f"{num:,} {edge.edge}",
+                f"{num:,} {edge.edge}, {edge.process}",
                 f"{edge.median(num, lambda window: window.tokens / window.seconds):,.0f}",
                 f"{edge.median(num, lambda window: window.tokens / window.messages):.3f}",
                 f"{edge.median(num, lambda window: window.us_per_message):.1f}",
