@@ -18,9 +18,20 @@ from lorrery.chassis.variables import API_KEY_VARIABLE
 
 __all__ = ["ApiKey", "Command", "command_app"]
 
+
+def _can_be_shown(key: str) -> str:
+    wrong = next((index for index, char in enumerate(key) if not "!" <= char <= "~"), None)
+    if wrong is not None:  # never the key itself
+        raise typer.BadParameter(
+            f"character {wrong + 1} of {len(key)} is not visible ASCII; give the key as `lorrery keys new` printed it"
+        )
+    return key
+
+
 ApiKey = Annotated[
     str,
     typer.Option(
+        callback=_can_be_shown,
         envvar=API_KEY_VARIABLE,
         show_envvar=False,
         show_default=False,

@@ -118,7 +118,10 @@ def _read_tokens(path: Path) -> tuple[str, ...]:
         raise SettingsError(f"cluster_token: {path} is no text") from None
     if not tokens:
         raise SettingsError(f"cluster_token: {path} is empty; write a token into it: openssl rand -hex 32")
-    if any(not token.isascii() for token in tokens) or min(map(len, tokens)) < MIN_TOKEN_CHARACTERS:
+    if (
+        any(not token.isascii() or not token.isprintable() for token in tokens)
+        or min(map(len, tokens)) < MIN_TOKEN_CHARACTERS
+    ):
         raise SettingsError(
             f"cluster_token: {path} has a token of less than {MIN_TOKEN_CHARACTERS} ASCII characters;"
             " openssl rand -hex 32 makes one"

@@ -55,6 +55,8 @@ ALL_ADAPTERS = "all"
 _FAMILY = re.compile(r"(.*)\{(\d+)\.\.(\d+)\}(.*)")
 _TRACE_ALONE = "--trace does not go with --workload {}; add --workload azure (CSV), mooncake (JSON Lines) or sharegpt"
 _SESSIONS = ("chat", "sharegpt")
+MOST_TOKENS = 2**31 - 1
+"""Of one prompt or answer: they are counted in 32 bits on the wire."""
 LEAST_CV, MOST_CV = 1e-6, 1e6
 """Of arrivals; beyond them the gamma distribution has no doubles."""
 _DRAWN = ("poisson", "constant", *_SESSIONS)
@@ -200,7 +202,7 @@ class LoadOptions:
         """
         for option, value in (("rate", self.rate), ("cv", self.cv), ("alpha", self.alpha), ("speed-up", self.speed_up)):
             if not 0 < value < math.inf:
-                raise SettingsError(f"--{option} is {value:g}; it must be above 0")
+                raise SettingsError(f"--{option} is {value:g}; it must be {'finite' if value > 0 else 'above 0'}")
         if not LEAST_CV <= self.cv <= MOST_CV:
             raise SettingsError(f"--cv is {self.cv:g}; it must be from {LEAST_CV:g} to {MOST_CV:g}")
         rules: tuple[tuple[bool, str], ...] = (
@@ -214,7 +216,7 @@ class LoadOptions:
                 "--tokenizer goes with --workload sharegpt only",
             ),
             (self.turns is not None and not self.has_sessions, "--turns goes with --workload chat and sharegpt only"),
-            (not 0 <= self.think < math.inf, f"--think is {self.think:g}; it must be 0 or more"),
+            (not 0 <= self.think < math.inf, f"--think is {self.think:g}; it must be finite, and 0 or more"),
             (
                 self.shared_prefix is not None and self.workload not in _DRAWN,
                 f"--shared-prefix goes with --workload {', '.join(_DRAWN)} only",
@@ -251,6 +253,10 @@ class LoadOptions:
                 raise SettingsError(message)
         if self.length_ratio is not None and not 0 < self.length_ratio <= 1:
             raise SettingsError(f"--length-ratio is {self.length_ratio:g}; it must be above 0 and at most 1")
+        lengths = {"--input-range": self.prompt_lengths, "--output-range": self.output_lengths}
+        for option, (_, most) in lengths.items():
+            if most > MOST_TOKENS:
+                raise SettingsError(f"{option} goes to {most} tokens; at most {MOST_TOKENS} can be drawn")
         if self.bursts is not None:
             parse_bursts(self.bursts)
         if self.drift is not None:

@@ -13,7 +13,7 @@ from rich.console import Console
 from lorrery.chassis.channel import check_target
 from lorrery.chassis.interrupt import handled_by
 from lorrery.chassis.metrics import new_registry, serve_metrics
-from lorrery.chassis.sections import TlsSettings
+from lorrery.chassis.sections import TlsSettings, checked_address
 from lorrery.loadgen.client import RouterClient
 from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.display import show_progress
@@ -56,8 +56,10 @@ def run_load(
         check_target("--target", options.target)
     if out is not None:
         check_folder(out)
+    if metrics_address is not None:
+        checked_address("--metrics", metrics_address)
     registry = new_registry("loadgen")
-    endpoint = serve_metrics(metrics_address, registry, "--metrics") if metrics_address else None
+    endpoint = serve_metrics(metrics_address, registry, "--metrics") if metrics_address is not None else None
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             report = runner.run(

@@ -22,6 +22,11 @@ def report(*folders: str | Path, file: str | Path | None = None) -> Path:
         LorreryError: no such run, or files that cannot be read or written; says what to do.
     """
     paths = [Path(folder) for folder in folders]
+    for path in paths if file is None else (*paths, Path(file)):
+        try:
+            path.exists()
+        except OSError as error:  # a name that no file can have
+            raise SettingsError(f"{path}: {error.strerror}") from None
     if not paths:
         raise SettingsError("name a folder that `lorrery load --out` or `lorrery simulate --out` has written")
     if file is not None:

@@ -138,6 +138,7 @@ async def test_a_broken_trace_is_one_line_that_names_it(start_router, tmp_path):
         (["--config", "nowhere.toml"], "nowhere.toml"),
         (["--trace", "x"], "add --workload azure (CSV), mooncake (JSON Lines) or sharegpt"),
         (["--out", "pyproject.toml/deeper"], "--out pyproject.toml/deeper: "),
+        (["--metrics", "nowhere"], "--metrics: HOST:PORT expected, with a port of at most 65535, got 'nowhere'"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(arguments, message):
@@ -145,6 +146,14 @@ def test_wrong_usage_is_one_line_and_exit_code_2(arguments, message):
     assert result.exit_code == 2
     assert message in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("key", ["secret\r\nx-injected: 1", "secret\N{COLLISION SYMBOL}", "secret "])
+def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(key):
+    result = CliRunner().invoke(app, [], env={"LORRERY_API_KEY": key, "COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert f"character 7 of {len(key)} is not visible ASCII" in result.output
+    assert "secret" not in result.output
 
 
 def test_help_has_examples_and_formulas():

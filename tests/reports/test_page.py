@@ -218,6 +218,10 @@ def test_the_command_says_where_the_page_is_and_what_is_wrong(tmp_path):
         report(*(write(tmp_path / str(number), []) for number in range(9)))
     with pytest.raises(FormatError, match="no such folder"):
         report(tmp_path / "nowhere")
+    with pytest.raises(SettingsError, match="File name too long"):
+        report(tmp_path / ("n" * 300))
+    with pytest.raises(SettingsError, match="File name too long"):
+        report(folder, file=tmp_path / ("n" * 300))
 
 
 def sweep_folder(folder, rows, context=None):
