@@ -13,6 +13,7 @@ from lorrery.reports import chart, run_charts, run_tables
 from lorrery.reports.compare import NUM_DRAWS, Difference, compare, is_same_workload
 from lorrery.reports.facts import differing, facts, headline, options_of
 from lorrery.reports.read import Run
+from lorrery.reports.scaling_charts import scaling_charts
 from lorrery.reports.sweep import Sweep
 from lorrery.reports.sweep_section import sweep_section
 from lorrery.reports.table import Column, Table, cut
@@ -38,7 +39,7 @@ def render(runs: Sequence[Run], sweeps: Sequence[Sweep]) -> str:
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     told = {run.name: list(run.warnings) for run in runs}
-    timeline = run_charts.timeline_charts(runs, told) if runs else []
+    timeline = [*scaling_charts(runs, told), *run_charts.timeline_charts(runs, told)] if runs else []
     names = [*(run.name for run in runs), *(sweep.name for sweep in sweeps)]
     shown = {run.name: cut(run.name) if len(names) > 1 else "" for run in runs}
     warnings = [(shown[name], cut(text, 600)) for name, texts in told.items() for text in texts]

@@ -280,3 +280,28 @@ def test_every_column_is_documented():
     text = (Path(__file__).parents[2] / "docs" / "reports.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`([a-z0-9_]+)`", text))
     assert set(CSV_COLUMNS) | set(STEP_COLUMNS) <= named
+
+
+def scaled(folder: Path, *groups: str) -> Path:
+    """Write a run whose workers came and went; a line of ours for each group every ten seconds."""
+    write(folder, poisson(60))
+    lines = ["seconds,ready,desired,metric:num_requests_waiting,metric:time_to_first_token_seconds_p90,group"]
+    for at, ready, desired, waiting in ((0, 1, 1, ""), (10, 1, 2, 9), (20, 2, 2, 3), (30, 2, 1, 0)):
+        lines += [f"{at},{ready},{desired},{waiting},,{group}" for group in groups]
+    (folder / "scaling.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+def test_workers_that_come_and_go_are_drawn_group_by_group(tmp_path):
+    text, checked = page(scaled(tmp_path / "one", ""))
+    assert not checked.wrong
+    assert "Worker processes" in checked.words
+    assert text.count("What the rule saw") == 1  # the other metric never had a value
+    text, _ = page(scaled(tmp_path / "two", "A10G", "L4"))
+    assert text.count("Worker processes, L4") == text.count("What the rule saw, A10G") == 1
+    text, checked = page(tmp_path / "one", tmp_path / "two", file=tmp_path / "both.html")
+    assert not checked.wrong
+    assert checked.words.count("Worker processes") == 1
+    (tmp_path / "one" / "scaling.csv").write_text("seconds,ready\n1,two\n", encoding="utf-8")
+    text, _ = page(tmp_path / "one")
+    assert "scaling.csv cannot be read" in text
