@@ -110,7 +110,8 @@ class ReplicaFactory:
             return made
         own = self._settings.scheduler
         weights = Weights(**own.placement_weights.model_dump())
-        return PLACEMENTS[own.placement](rng, PlacementOptions(own.placement_homes, own.placement_draws, weights))
+        options = PlacementOptions(own.placement_homes, own.placement_draws, weights, own.placement_max_load)
+        return PLACEMENTS[own.placement](rng, options)
 
     def adapter(self, adapter_id: str, rank: int, version: int = 0) -> Adapter:
         """Build an adapter, with the slots that it takes of a KV pool."""

@@ -241,6 +241,11 @@ class SchedulerSettings(Section):
         default=2, description="workers that adapter_shards and weighted draw at random for each request to look at"
     )
     placement_weights: PlacementWeights = PlacementWeights()
+    placement_max_load: Annotated[float, Field(gt=1)] = Field(
+        default=2.0,
+        description="weighted passes over a worker with more than so many times the mean load of those it looks at,"
+        " whatever its scores; inf: none",
+    )
     log_placement: bool = Field(default=False, description="log for each request where it went and why")
     seed: Annotated[int, Field(ge=0)] = Field(default=0, description="seed of what the scheduler draws at random")
     journal: PathOrNone = Field(

@@ -8,6 +8,9 @@ load, then the first that was looked at (`homes`: an adapter's homes, and some d
     adapter  1 on the GPU, else IN_REACH x u / (u + the time that its load takes there), u = USUAL_LOAD_PS
     prefix   share of the prompt that the worker's prefix cache holds      (prefix-cache-scorer)
 
+No score outweighs a load over `max_load` times the mean of those looked at, the new request included, or two above the
+least, whichever is more: a worker that has more is passed over, as in hashing with bounded loads (arXiv:1608.01350).
+
 Where it differs from the endpoint picker: `lora-affinity-scorer` gives 1 where an adapter is active, 0.8 where there is
 a place for it, 0.6 where it waits for its load and else 0, since it does not know how long a load takes; here a worker
 says so. `running-requests-size-scorer` spreads any difference of load over 0 to 1, so that one request more may weigh
@@ -15,10 +18,11 @@ as much as a hundred; `load` is relative to the mean. And an endpoint picker sco
 """
 
 from collections.abc import Sequence as Many
+from math import isinf
 
 import numpy as np
 
-from lorrery.scheduler.core.placements.base import Candidate, Choice, Score
+from lorrery.scheduler.core.placements.base import Candidate, Choice, Score, bound_of
 from lorrery.scheduler.core.placements.homes import Homes
 from lorrery.scheduler.core.placements.options import DEFAULT_OPTIONS, PlacementOptions
 from lorrery.scheduler.core.sequence import Adapter, Sequence
@@ -40,14 +44,14 @@ class Weighted:
 
     def __init__(self, rng: np.random.Generator, options: PlacementOptions = DEFAULT_OPTIONS) -> None:
         self._homes = Homes(rng, options)
-        self._weights = options.weights
+        self._weights, self._max_load = options.weights, options.max_load
 
     def place(self, sequence: Sequence, candidates: Many[Candidate]) -> Choice:
         """Choose the worker with the greatest sum of weighted scores."""
         seen = self._homes.look(sequence.adapter, candidates)
         workers = {worker.name: worker for worker in (*seen.homes, *seen.drawn)}
         scores = self._score(sequence, list(workers.values()))
-        best = max(scores, key=_rank)
+        best = max(self._within_bound(scores), key=_rank)
         return Choice(workers[best.name], self._why(best, scores), scores)
 
     def _score(self, sequence: Sequence, workers: list[Candidate]) -> tuple[Score, ...]:
@@ -71,6 +75,14 @@ class Weighted:
                 total += weights.prefix * terms["prefix"]
             scores.append(Score(worker.name, total, load, terms))
         return tuple(scores)
+
+    def _within_bound(self, scores: tuple[Score, ...]) -> list[Score]:
+        """Return those whose load is within the bound; the least loaded always is."""
+        loads = [score.load for score in scores]
+        if isinf(self._max_load):
+            return list(scores)
+        most = bound_of(loads, self._max_load)
+        return [score for score in scores if score.load <= most]
 
     def _why(self, best: Score, scores: tuple[Score, ...]) -> str:
         weights = {name: getattr(self._weights, name) for name in best.terms}

@@ -1,7 +1,8 @@
 """Placements that look at a few workers of many: rendezvous hashing, shards, weighted scores."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import inf
 
 import numpy as np
 import pytest
@@ -265,6 +266,25 @@ def test_the_decision_log_shows_the_greatest_score_where_the_request_went(
         assert all(0 <= value <= 1 for value in score.terms.values())
         assert f"{score.total:.3f}" in choice.why
         assert score is best or score.name in choice.why
+
+
+@given(workers, names | st.none(), options, st.floats(1.01, 4))
+def test_no_score_outweighs_a_load_over_the_bound(
+    among: list[Worker], adapter: str | None, chosen: PlacementOptions, factor: float
+) -> None:
+    bounded = replace(chosen, max_load=factor)
+    choice = Weighted(np.random.default_rng(1), bounded).place(request(1, adapter), among)
+    loads = [score.load for score in choice.scores]
+    share = factor * (sum(loads) + 1) / len(loads)
+    within = [score for score in choice.scores if score.load <= min(loads) + 1 or score.load < share]
+    assert choice.candidate.name == max(within, key=lambda score: (score.total, -score.load)).name
+
+
+def test_a_worker_that_has_the_prompt_cached_gets_no_more_than_its_bound() -> None:
+    hot, other = Worker("hot", 0, 7, cached=20), Worker("other", 0, 1)
+    for max_load, expected in ((inf, hot), (2.0, hot), (1.5, other)):
+        placement = Weighted(np.random.default_rng(1), PlacementOptions(2, 9, Weights(), max_load))
+        assert placement.place(request(1, None), [hot, other]).candidate is expected, max_load
 
 
 def test_each_weight_decides_where_it_is_the_only_one() -> None:
