@@ -13,7 +13,7 @@ from rich.table import Table
 from lorrery.chassis.channel import check_target, open_channel
 from lorrery.chassis.commands import ApiKey, Command, command_app
 from lorrery.chassis.credentials import bearer
-from lorrery.chassis.errors import LorreryError
+from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.cli.version import VersionOption
 from lorrery.settings import load
 from lorrery.v1 import router_pb2, router_pb2_grpc
@@ -46,7 +46,7 @@ def set_(rules: Rules, target: Target = TARGET, config: Config = None, api_key: 
       lorrery faults set slow_worker,worker=worker-0,factor=3,for=60
       lorrery faults set worker_loss,worker=worker-1,for=10
     """
-    _call(target, config, api_key, router_pb2.SetFaultsRequest(rules=rules))
+    _call(target, config, api_key, _change(rules, add=False))
 
 
 @app.command(cls=Command)
@@ -59,7 +59,7 @@ def add(rules: Rules, target: Target = TARGET, config: Config = None, api_key: A
       lorrery faults add delay,seconds=0.5,adapter=lora-r8-0
       lorrery faults add freeze_worker,worker=worker-0,for=3
     """
-    _call(target, config, api_key, router_pb2.SetFaultsRequest(rules=rules, add=True))
+    _call(target, config, api_key, _change(rules, add=True))
 
 
 @app.command("list", cls=Command)
@@ -86,6 +86,13 @@ def clear(target: Target = TARGET, config: Config = None, api_key: ApiKey = "") 
       lorrery faults clear --target 10.0.0.7:50051
     """
     _call(target, config, api_key, router_pb2.SetFaultsRequest())
+
+
+def _change(rules: Sequence[str], *, add: bool) -> router_pb2.SetFaultsRequest:
+    try:
+        return router_pb2.SetFaultsRequest(rules=rules, add=add)
+    except UnicodeEncodeError as error:
+        raise SettingsError(f"RULE {error.object!r} is no UTF-8 text; docs/faults.md has every kind") from None
 
 
 def _call(target: str, config: Path | None, api_key: str, change: router_pb2.SetFaultsRequest | None = None) -> None:

@@ -32,8 +32,10 @@ class Record:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path / RECORD_FILE if path.is_dir() else path
+        self.path = path
         try:
+            if path.is_dir():
+                self.path = path / RECORD_FILE
             with self.path.open("rb") as file:
                 self.is_compressed = file.read(2) == _GZIP_MAGIC
         except FileNotFoundError:

@@ -38,7 +38,10 @@ def read_folder(path: Path) -> Folder:
     Raises:
         SettingsError: a file cannot be read.
     """
-    file = path / TOKENIZER_FILE if path.is_dir() else path
+    try:
+        file = path / TOKENIZER_FILE if path.is_dir() else path
+    except OSError as error:  # a name that no file can have
+        raise SettingsError(f"router.tokenizer: {path}: {error.strerror}") from None
     beside = file.parent
     config = {**_read(beside / "special_tokens_map.json"), **_read(beside / "tokenizer_config.json")}
     special = {name: text for name in _SPECIAL_TOKENS if (text := _content(config.get(name)))}

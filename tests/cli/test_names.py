@@ -1,0 +1,25 @@
+"""Names and texts that a command line can hold, and no file or message can."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lorrery.chassis.errors import LorreryError, SettingsError
+from lorrery.cli.faults import app as faults
+from lorrery.orrery.record import Record
+from lorrery.tokenizer.folder import read_folder
+
+
+@pytest.mark.parametrize("read", [Record, read_folder])
+def test_a_name_that_no_file_can_have_is_refused(read: Callable[[Path], object]) -> None:
+    with pytest.raises(LorreryError, match=r"n{300}: File name too long"):
+        read(Path("n" * 300))
+
+
+@pytest.mark.parametrize("command", ["set", "add"])
+def test_a_fault_that_is_no_text_is_refused(command: str) -> None:
+    result = CliRunner().invoke(faults, [command, "\udcff"])
+    assert isinstance(result.exception, SettingsError)
+    assert str(result.exception).startswith("RULE '\\udcff' is no UTF-8 text")
