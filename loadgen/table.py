@@ -10,8 +10,8 @@ from rich.text import Text
 from lorrery.chassis.terminal import FigureTable
 from lorrery.loadgen.report import LoadReport, SimulationCost
 from lorrery.loadgen.scaling_report import scaling_lines
+from lorrery.loadgen.workload.distribution import Distribution
 from lorrery.loadgen.workload.outcome import INTERRUPTED, OK
-from lorrery.loadgen.workload.summary import Distribution
 
 __all__ = ["print_report"]
 

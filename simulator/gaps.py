@@ -1,22 +1,22 @@
 """Gaps between tokens (inter-token latency) of a simulated run, from its steps: nothing is kept for each token.
 
+A span of steps leaves some rows of `loadgen.workload.progressions`, which are in a file once there are many.
+
 Within a span of decode steps every sequence has a gap of one step. In the first of them the gap goes back to each
 one's last token: to the decode step before or, for those that came since, to the end of their own prefill. A sequence
 that was queued again has a gap from its last token to the end of its next prefill.
 """
 
-from array import array
-
-import numpy as np
-
-from lorrery.loadgen.workload.outcome_table import TokenGaps
+from lorrery.loadgen.workload.distribution import Distribution
+from lorrery.loadgen.workload.progressions import Chunks, describe
 from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.spilled_rows import SpilledRows
 from lorrery.simulator.step_span import StepSpan
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 
 class GapRecorder:
-    """Gathers gaps of a whole run; 32 bytes a span."""
+    """Gathers gaps of a whole run; its memory does not grow with the run."""
 
     reads_prompts = False
 
@@ -26,8 +26,7 @@ class GapRecorder:
     def begin(self, start_ps: int) -> None:
         """Forget all that was."""
         del start_ps  # a gap has no origin
-        # Each entry: the first gap, what each further one is longer by, how many there are, and sequences that have it.
-        self._entries = array("q")
+        self._rows = SpilledRows(4)
         self._decoded_ps: dict[str, int] = {}  # worker -> end of its last decode step
         self._since_ps: dict[str, dict[int, int]] = {}  # worker -> handle -> last token, of those who came since
         self._requeued_ps: dict[int, int] = {}  # handle -> last token
@@ -75,12 +74,13 @@ class GapRecorder:
 
     def _add(self, first_ps: int, slope_ps: int, num_gaps: int, num_sequences: int) -> None:
         if num_sequences:
-            self._entries.extend((first_ps, slope_ps, num_gaps, num_sequences))
+            self._rows.add((first_ps, slope_ps, num_gaps, num_sequences))
 
-    def gaps(self) -> TokenGaps:
-        """Return them all; takes some 30 bytes a step."""
-        first_ps, slope_ps, num_gaps, num_sequences = np.array(self._entries, np.int64).reshape(-1, 4).T
-        starts = np.repeat(np.cumsum(num_gaps) - num_gaps, num_gaps)
-        index = np.arange(len(starts)) - starts
-        gap_ps = np.repeat(first_ps, num_gaps) + index * np.repeat(slope_ps, num_gaps)
-        return TokenGaps(gap_ps / PS_PER_SECOND, np.repeat(num_sequences, num_gaps))
+    @property
+    def chunks(self) -> Chunks:
+        """All of them: the first gap, what each further one is longer by, how many, sequences that have them; in ps."""
+        return self._rows.chunks
+
+    def itl_ms(self) -> Distribution:
+        """Describe them all, in milliseconds."""
+        return describe(self.chunks, lambda gap_ps: gap_ps / PS_PER_SECOND * 1e3)

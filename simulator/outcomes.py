@@ -5,8 +5,9 @@ from array import array
 import numpy as np
 
 from lorrery.chassis.fault_rules import NO_FAULTS
+from lorrery.loadgen.workload.distribution import Distribution
 from lorrery.loadgen.workload.outcome import INTERRUPTED, OK
-from lorrery.loadgen.workload.outcome_table import OutcomeTable, TokenGaps
+from lorrery.loadgen.workload.outcome_table import OutcomeTable
 from lorrery.scheduler.core.phases import Phases
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.vocabulary.finish_reason import FinishReason
@@ -95,8 +96,8 @@ class OutcomeRecorder:
         self._worker.append(request.worker)
         self._reason.append(request.reason)
 
-    def table(self, gaps: TokenGaps) -> OutcomeTable:
-        """Return all, in order of index."""
+    def table(self, itl_ms: Distribution) -> OutcomeTable:
+        """Return all, in order of index; `itl_ms`: of the gaps between their tokens."""
         numbers = np.array(self._numbers, np.int64).reshape(-1, len(_COLUMNS)).T
         column = dict(zip(_COLUMNS, numbers, strict=True))
         order = np.argsort(column["index"], kind="stable")
@@ -134,7 +135,7 @@ class OutcomeRecorder:
             finish_reason=["" if reason is None else reason.word for reason in (self._reason[row] for row in rows)],
             token_ids_crc32=[None] * len(rows),
             detail=detail,
-            gaps=gaps,
+            itl_ms=itl_ms,
         )
 
 

@@ -15,7 +15,6 @@ from lorrery.loadgen.options import LoadOptions
 from lorrery.loadgen.report import LoadReport, SimulationCost, make_report
 from lorrery.loadgen.source import BuiltWorkload, admissible, build_workload
 from lorrery.loadgen.workload.arrays import Requests
-from lorrery.loadgen.workload.outcome_table import TokenGaps
 from lorrery.loadgen.workload.rounds import warmup_requests
 from lorrery.settings import Settings
 from lorrery.simulator.cluster import SimulatedCluster, SimulationOptions
@@ -69,6 +68,7 @@ class SimulatedRun:
         record: file to write what a watcher would have seen; None: none.
         record_every: device seconds between two of its frames; None: so that there are 2,000 at most.
         devices: of its workers, once it runs.
+        gaps: between tokens, so far.
     """
 
     settings: Settings
@@ -81,13 +81,8 @@ class SimulatedRun:
     record: Path | None = None
     record_every: float | None = None
     devices: Sequence[Device] = field(default=(), init=False)
-    _gaps: GapRecorder = field(default_factory=GapRecorder, init=False)
+    gaps: GapRecorder = field(default_factory=GapRecorder, init=False)
     _stopped: bool = field(default=False, init=False)
-
-    @property
-    def token_gaps(self) -> TokenGaps:
-        """Gaps between tokens so far."""
-        return self._gaps.gaps()
 
     def stop(self) -> None:
         """End the run early; what has ended by then is reported. For a signal handler."""
@@ -132,7 +127,7 @@ class SimulatedRun:
         recording = [] if recorder is None else [recorder]
         injector = RequestFaultInjector(faults, start_ps)
         injecting = [injector] if injector.has_rules else []
-        cluster.simulation.observe([self._gaps, *scraping, *injecting, *recording, *self.observers])
+        cluster.simulation.observe([self.gaps, *scraping, *injecting, *recording, *self.observers])
         if injecting:
             cluster.simulation.inject(injector)
         return Playing(
@@ -217,7 +212,7 @@ class Playing:
             self.recorder.finish()
             self.recorder.write(run.record, f"{view.model}, {options.workload}, simulated")
         workers = cluster.simulation.workers
-        table, after = self.outcomes.table(run.token_gaps), _count(workers)
+        table, after = self.outcomes.table(run.gaps.itl_ms()), _count(workers)
         cost = SimulationCost(
             cpu_seconds=cpu_seconds,
             simulated_seconds=float(table.end_seconds.max(initial=0.0)),

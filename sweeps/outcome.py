@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lorrery.chassis.errors import LorreryError
 from lorrery.loadgen.report import LoadReport
-from lorrery.loadgen.workload.summary import Distribution
+from lorrery.loadgen.workload.distribution import Distribution
 from lorrery.simulator.run import SimulatedRun
 from lorrery.sweeps.points import Point, code_digest
 

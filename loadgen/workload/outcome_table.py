@@ -9,25 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from lorrery.loadgen.workload.distribution import Distribution, distribution
 from lorrery.loadgen.workload.outcome import INTERRUPTED, OK, RequestOutcome
 
-__all__ = ["OutcomeTable", "TokenGaps", "token_gaps"]
+__all__ = ["OutcomeTable", "token_gaps"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TokenGaps:
-    """Gaps between tokens, pooled over requests.
-
-    Attributes:
-        seconds: shape (n,), the gaps.
-        counts: shape (n,), how often there was each.
-    """
-
-    seconds: Floats
-    counts: Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +27,7 @@ class OutcomeTable:
         queue_seconds: NaN where nobody said, as in the three that follow.
         num_messages: messages with tokens.
         detail: by row, where there is any.
-        gaps: between the tokens of completed requests; of simulated ones, of all that ran.
+        itl_ms: gaps between the tokens of completed requests, pooled; of simulated ones, of all that ran.
     """
 
     index: Ints
@@ -64,7 +52,7 @@ class OutcomeTable:
     finish_reason: Sequence[str]
     token_ids_crc32: Sequence[int | None]
     detail: dict[int, str]
-    gaps: TokenGaps
+    itl_ms: Distribution
 
     def __len__(self) -> int:
         return len(self.index)
@@ -122,7 +110,7 @@ class OutcomeTable:
             finish_reason=[row.finish_reason for row in rows],
             token_ids_crc32=[row.token_ids_crc32 for row in rows],
             detail={position: row.detail for position, row in enumerate(rows) if row.detail},
-            gaps=TokenGaps(pooled, np.ones(len(pooled), np.int64)),
+            itl_ms=distribution(pooled * 1e3),
         )
 
 

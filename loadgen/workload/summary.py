@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from lorrery.loadgen.workload.distribution import Distribution, distribution
 from lorrery.loadgen.workload.fairness import Fairness, fairness
 from lorrery.loadgen.workload.outcome_table import OutcomeTable
 
@@ -30,10 +31,8 @@ __all__ = [
     "BASE_MODEL",
     "FORMULAS",
     "AdapterSummary",
-    "Distribution",
     "OriginLatencies",
     "Summary",
-    "distribution",
     "summarise",
 ]
 
@@ -53,17 +52,6 @@ FORMULAS = {
     "percentiles": "linear interpolation",
     "time": "device seconds: wall time / time_scale",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Distribution:
-    """A sample's size, mean and percentiles, in the sample's unit; all 0 where the sample is empty."""
-
-    count: int = 0
-    mean: float = 0.0
-    p50: float = 0.0
-    p90: float = 0.0
-    p99: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,31 +112,6 @@ class Summary:
     fairness: Fairness | None = None
 
 
-def distribution(values: npt.NDArray[np.float64], counts: npt.NDArray[np.int64] | None = None) -> Distribution:
-    """Describe a sample.
-
-    Args:
-        values: shape (n,).
-        counts: shape (n,), how often each is in the sample; None: once.
-    """
-    if counts is None:
-        counts = np.ones(len(values), np.int64)
-    order = np.argsort(values, kind="stable")
-    values, before = values[order], np.cumsum(counts[order])
-    size = int(before[-1]) if len(before) else 0
-    if not size:
-        return Distribution()
-    # The k-th value of the whole sample, from 0, is the first with more than k values up to it.
-    ranks = np.array((0.5, 0.9, 0.99)) * (size - 1)
-    low, high = (
-        values[np.searchsorted(before, np.floor(ranks) + up, side="right").clip(max=len(values) - 1)] for up in (0, 1)
-    )
-    p50, p90, p99 = (low + (high - low) * (ranks - np.floor(ranks))).tolist()
-    # Not a dot product: BLAS sums in as many parts as it has threads, and the last digit would tell how many.
-    mean = float((values * counts[order]).sum()) / size
-    return Distribution(size, mean, p50, p90, p99)
-
-
 def summarise(table: OutcomeTable) -> Summary:
     """Compute all figures of a run's measured requests (leave its warm-up out)."""
     has_latency = table.completed
@@ -177,7 +140,7 @@ def summarise(table: OutcomeTable) -> Summary:
         from_intended=_latencies(completed, completed.intended),
         from_sent=_latencies(completed, completed.sent),
         tpot_ms=_tpot(completed),
-        itl_ms=distribution(table.gaps.seconds * 1e3, table.gaps.counts),
+        itl_ms=table.itl_ms,
         send_delay_ms=distribution((table.sent_seconds - table.intended_seconds) * 1e3),
         adapters=_adapters(table),
         fairness=fairness(table),

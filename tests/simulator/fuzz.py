@@ -23,6 +23,7 @@ import numpy as np
 
 from lorrery.chassis.fault_rules import LoadRules, RuleBook
 from lorrery.chassis.faults import FREEZE_WORKER, LOAD_FAILURE, LOAD_KINDS, SLOW_LOAD, SLOW_WORKER, WORKER_LOSS, Fault
+from lorrery.loadgen.workload.progressions import spelt_out
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.scheduler.core.adapters import LoadFault, Tier
 from lorrery.scheduler.core.batchings import BATCHINGS
@@ -293,7 +294,7 @@ def run_case(case: Case, *, one_step: bool, with_steps: bool = True) -> dict[str
         "workers": [(w.name, w.totals.num_steps, w.totals.busy_ps, w.totals.end_ps) for w in workers],
         "adapters": [(w.replica.adapters.num_loads, w.replica.adapters.num_failed_loads) for w in workers],
         "caches": [_cache_told(w.replica) for w in workers],
-        "gaps": _histogram(gaps),
+        "gaps": gaps_of(gaps),
     }
 
 
@@ -439,12 +440,12 @@ def _cache_told(replica: Replica) -> Any:
     return (cache.num_evictions, cache.paths()) if isinstance(cache, BlockCache) else None
 
 
-def _histogram(gaps: GapRecorder) -> dict[int, int]:
+def gaps_of(gaps: GapRecorder) -> dict[int, int]:
+    """Return how often there was each gap, in ps."""
     found: dict[int, int] = {}
-    pooled = gaps.gaps()
-    for seconds, count in zip(pooled.seconds.tolist(), pooled.counts.tolist(), strict=True):
-        gap_ps = round(seconds * PS)
-        found[gap_ps] = found.get(gap_ps, 0) + count
+    for rows in gaps.chunks():
+        for gap_ps, count in zip(*(column.tolist() for column in spelt_out(rows)), strict=True):
+            found[gap_ps] = found.get(gap_ps, 0) + count
     return found
 
 

@@ -44,7 +44,7 @@ def test_long_prompts_need_no_further_settings():
 
 def test_sglang_holds_decodes_up_until_a_wave_of_prompts_is_computed():
     workload = {"concurrency": 8, "input_tokens": 20_000, "output_tokens": 30, "requests_per_client": 1}
-    longest = {engine: simulated(engine, workload).report.outcomes.gaps.seconds.max() for engine in ("vllm", "sglang")}
+    longest = {engine: simulated(engine, workload).summary.itl_ms.p99 for engine in ("vllm", "sglang")}
     # Eight prompts of three chunks each: with vLLM's way a decode waits for one chunk, with SGLang's for all of them.
     assert longest["sglang"] > 5 * longest["vllm"]
 

@@ -1,6 +1,5 @@
 """Gaps between tokens, kept by spans of steps, add up to what each request says."""
 
-import numpy as np
 import pytest
 
 from lorrery.scheduler.core.plan import Plan
@@ -10,7 +9,7 @@ from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.step_span import StepSpan
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.worker.device.output import Ending
-from tests.simulator.fuzz import draw_case, simulate
+from tests.simulator.fuzz import draw_case, gaps_of, simulate
 
 
 def test_they_add_up_to_the_time_from_first_to_last_token() -> None:
@@ -20,14 +19,14 @@ def test_they_add_up_to_the_time_from_first_to_last_token() -> None:
         ended, gaps = simulate(case)
         if any(request.outcome != "finished" for request in ended):
             continue
-        pooled = gaps.gaps()
-        assert int(pooled.counts.sum()) == sum(request.output_tokens - 1 for request in ended), case.title
+        itl_ms = gaps.itl_ms()
+        assert itl_ms.count == sum(request.output_tokens - 1 for request in ended), case.title
         outcomes = OutcomeRecorder()
         for request in ended:
             outcomes.add(request)
-        table = outcomes.table(pooled)
+        table = outcomes.table(itl_ms)
         spans = table.last_token_seconds - table.first_token_seconds
-        assert float(pooled.seconds @ pooled.counts) == pytest.approx(float(spans.sum()), rel=1e-9), case.title
+        assert itl_ms.mean * itl_ms.count / 1e3 == pytest.approx(float(spans.sum()), rel=1e-9), case.title
         num_checked += 1
         num_requeued += any(request.num_requeues for request in ended)
     assert num_checked > 100
@@ -51,9 +50,8 @@ def span(
     )
 
 
-def gaps_of(gaps: GapRecorder) -> list[int]:
-    pooled = gaps.gaps()
-    return sorted(np.repeat((pooled.seconds * 1e12).round().astype(int), pooled.counts).tolist())
+def in_order(gaps: GapRecorder) -> list[int]:
+    return sorted(gap_ps for gap_ps, count in gaps_of(gaps).items() for _ in range(count))
 
 
 def test_a_newcomers_first_gap_goes_back_to_its_own_prefill() -> None:
@@ -62,7 +60,7 @@ def test_a_newcomers_first_gap_goes_back_to_its_own_prefill() -> None:
     gaps.ran(span(10, 30, 1, num_steps=2))
     gaps.ran(span(30, 70, 0, (2,)))
     gaps.ran(span(70, 75, 2))
-    assert gaps_of(gaps) == [5, 10, 10, 45]
+    assert in_order(gaps) == [5, 10, 10, 45]
 
 
 @pytest.mark.parametrize("num_steps", [1, 3])
@@ -71,7 +69,7 @@ def test_a_step_that_gives_a_sequence_no_token_is_no_gap_of_it(num_steps: int) -
     gaps.ran(span(0, 10, 0, (1, 2)))
     gaps.ran(span(10, 17, 2))
     gaps.ran(span(17, 17 + 4 * num_steps, 2, num_steps=num_steps, num_silent=1))
-    assert gaps_of(gaps) == [4] * (2 * num_steps - 1) + [7, 7]
+    assert in_order(gaps) == [4] * (2 * num_steps - 1) + [7, 7]
 
 
 def test_a_gap_goes_back_to_the_last_token_over_two_losses_without_one_between() -> None:
@@ -86,4 +84,4 @@ def test_a_gap_goes_back_to_the_last_token_over_two_losses_without_one_between()
     request.sequence.requeue(0, 0)
     gaps.requeued("second", request)
     gaps.ran(span(90, 100, 0, (1,), worker="third"))
-    assert gaps_of(gaps) == [10, 20, 70]
+    assert in_order(gaps) == [10, 20, 70]

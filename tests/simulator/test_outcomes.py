@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from lorrery.loadgen.workload.outcome_table import OutcomeTable, TokenGaps
+from lorrery.loadgen.workload.distribution import Distribution
+from lorrery.loadgen.workload.outcome_table import OutcomeTable
 from lorrery.simulator.outcomes import OutcomeRecorder
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.worker.device.output import Ending
 
 S = 10**12
-NO_GAPS = TokenGaps(np.array([]), np.array([], np.int64))
 
 
 def request(handle: int, arrived_ps: int, outcome: str, finished_ps: int, detail: str = "") -> SimulatedRequest:
@@ -22,7 +22,7 @@ def table_of(*ended: SimulatedRequest, start_ps: int = 0) -> OutcomeTable:
     recorder = OutcomeRecorder(start_ps)
     for one in ended:
         recorder.add(one)
-    return recorder.table(NO_GAPS)
+    return recorder.table(Distribution())
 
 
 def test_each_row_has_its_own_detail_in_whatever_order_requests_end() -> None:

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lorrery.loadgen.workload.distribution import distribution
 from lorrery.loadgen.workload.outcome import INTERRUPTED, RequestOutcome
 from lorrery.loadgen.workload.outcome_table import OutcomeTable, token_gaps
 from lorrery.loadgen.workload.slora_summary import slora_summary
-from lorrery.loadgen.workload.summary import BASE_MODEL, distribution
+from lorrery.loadgen.workload.summary import BASE_MODEL
 from lorrery.loadgen.workload.summary import summarise as summarise_table
 
 
@@ -145,24 +146,18 @@ def test_gaps_add_up_however_tokens_were_coalesced(rows):
     assert sum(adapter.num_requests for adapter in summary.adapters) == len(rows)
 
 
-@given(
-    pairs=st.lists(st.tuples(st.floats(-1e3, 1e3, allow_nan=False), st.integers(0, 5)), max_size=40),
-)
-def test_a_counted_sample_is_described_like_the_same_sample_spelt_out(pairs):
-    values = np.array([value for value, _ in pairs], np.float64)
-    counts = np.array([count for _, count in pairs], np.int64)
-    counted, spelt_out = distribution(values, counts), distribution(np.repeat(values, counts))
-    assert counted.count == spelt_out.count
-    assert (counted.p50, counted.p90, counted.p99) == (spelt_out.p50, spelt_out.p90, spelt_out.p99)
-    assert counted.mean == pytest.approx(spelt_out.mean)
-    if counted.count:
-        quantiles = np.percentile(np.repeat(values, counts), (50, 90, 99))
-        assert [counted.p50, counted.p90, counted.p99] == pytest.approx(quantiles.tolist())
+@given(values=st.lists(st.floats(-1e3, 1e3, allow_nan=False), min_size=1, max_size=40))
+def test_percentiles_interpolate_linearly(values):
+    described = distribution(np.array(values, np.float64))
+    assert described.count == len(values)
+    assert described.mean == pytest.approx(np.mean(values))
+    quantiles = np.percentile(values, (50, 90, 99))
+    assert [described.p50, described.p90, described.p99] == pytest.approx(quantiles.tolist())
 
 
 def test_figures_do_not_depend_on_the_number_of_threads_that_numpy_may_use():
     script = (
-        "import numpy as np; from lorrery.loadgen.workload.summary import distribution;"
+        "import numpy as np; from lorrery.loadgen.workload.distribution import distribution;"
         "print(distribution(np.random.default_rng(1).random(100_000)))"
     )
     outputs = {
