@@ -3,7 +3,6 @@
 `report_files` writes it.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -162,12 +161,6 @@ def make_report(
 def _slora_figures(table: OutcomeTable, duration_seconds: float) -> SloraSummary:
     # S-LoRA's clock starts at the real send, and its rate is the offered one.
     firsts = np.where(table.ok, table.first_token_seconds - table.sent_seconds, np.nan)
-    rows = zip(
-        table.prompt_tokens.tolist(),
-        table.output_tokens.tolist(),
-        (table.end_seconds - table.sent_seconds).tolist(),
-        (None if math.isnan(first) else first for first in firsts.tolist()),
-        strict=True,
-    )
+    rows = np.column_stack((table.prompt_tokens, table.output_tokens, table.end_seconds - table.sent_seconds, firsts))
     span = float(table.intended_seconds.max(initial=0.0))
-    return slora_summary(list(rows), duration_seconds, req_rate=len(table) / span if span > 0 else 0.0)
+    return slora_summary(rows, duration_seconds, req_rate=len(table) / span if span > 0 else 0.0)

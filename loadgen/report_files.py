@@ -4,25 +4,19 @@ Both carry units in their names. The summary carries `format_version`, the formu
 attribution, so that it can be read without this program. Times are device seconds unless a name says wall.
 """
 
-import csv
 import json
-import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC
-from io import StringIO
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, TextIO
 
 from lorrery.chassis.errors import FormatError, LorreryError, SettingsError
 from lorrery.chassis.version import VERSION
 from lorrery.loadgen.report import LoadReport
+from lorrery.loadgen.requests_csv import write_requests
 from lorrery.loadgen.scaling_report import scaling_csv
-from lorrery.loadgen.workload.outcome_table import OutcomeTable
 from lorrery.loadgen.workload.summary import FORMULAS
 from lorrery.vocabulary.run_files import (
     FORMAT_VERSION,
@@ -32,37 +26,6 @@ from lorrery.vocabulary.run_files import (
     SCALING_FILE,
     SIMULATED_KIND,
     SUMMARY_FILE,
-)
-
-CSV_COLUMNS = (
-    "index",
-    "status",
-    "adapter_id",
-    "tenant_id",
-    "prompt_tokens",
-    "output_tokens",
-    "cached_tokens",
-    "intended_seconds",
-    "sent_seconds",
-    "first_token_seconds",
-    "last_token_seconds",
-    "end_seconds",
-    "ttft_from_intended_ms",
-    "ttft_from_sent_ms",
-    "e2e_from_intended_ms",
-    "e2e_from_sent_ms",
-    "tpot_ms",
-    "norm_tpot_from_sent_ms",
-    "queue_seconds",
-    "adapter_load_seconds",
-    "prefill_seconds",
-    "decode_seconds",
-    "num_messages",
-    "num_requeues",
-    "worker_id",
-    "finish_reason",
-    "token_ids_crc32",
-    "detail",
 )
 
 
@@ -95,11 +58,13 @@ def write_report(report: LoadReport, folder: Path) -> tuple[Path, ...]:
     paths = [folder / SUMMARY_FILE, folder / REQUESTS_FILE]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _replace(paths[1], _csv(report.outcomes))
+        _replace(paths[1], lambda file: write_requests(report.outcomes, file))
         if report.scaling is not None:
             paths.append(folder / SCALING_FILE)
-            _replace(paths[-1], scaling_csv(report.scaling))
-        _replace(paths[0], json.dumps(to_json(report), indent=2) + "\n")
+            rows = scaling_csv(report.scaling)
+            _replace(paths[-1], lambda file: file.write(rows))
+        summary = json.dumps(to_json(report), indent=2) + "\n"
+        _replace(paths[0], lambda file: file.write(summary))
     except OSError as error:
         raise LorreryError(f"report: {error.filename}: {error.strerror}") from None
     return tuple(paths)
@@ -170,57 +135,9 @@ def _how_it_ran(report: LoadReport) -> dict[str, Any]:
     return found
 
 
-def _csv(table: OutcomeTable) -> str:
-    intended, sent, first, last = (
-        table.intended_seconds,
-        table.sent_seconds,
-        table.first_token_seconds,
-        table.last_token_seconds,
-    )
-    tokens = table.output_tokens
-    tpot = np.divide(last - first, tokens - 1, out=np.full(len(table), np.nan), where=tokens > 1)
-    per_token = np.divide(last - sent, tokens, out=np.full(len(table), np.nan), where=tokens > 0)
-    columns = (
-        table.index.tolist(),
-        table.status,
-        (adapter_id or "" for adapter_id in table.adapter_id),
-        table.tenant_id,
-        table.prompt_tokens.tolist(),
-        tokens.tolist(),
-        table.cached_tokens.tolist(),
-        *(_numbers(seconds, 6) for seconds in (intended, sent, first, last, table.end_seconds)),
-        *(_numbers(seconds * 1e3, 3) for seconds in (first - intended, first - sent, last - intended, last - sent)),
-        *(_numbers(seconds * 1e3, 3) for seconds in (tpot, per_token)),
-        *(
-            _numbers(seconds, 6)
-            for seconds in (
-                table.queue_seconds,
-                table.adapter_load_seconds,
-                table.prefill_seconds,
-                table.decode_seconds,
-            )
-        ),
-        table.num_messages.tolist(),
-        table.num_requeues.tolist(),
-        table.worker_id,
-        table.finish_reason,
-        ("" if crc is None else f"{crc:08x}" for crc in table.token_ids_crc32),
-        (table.detail.get(row, "") for row in range(len(table))),
-    )
-    assert len(columns) == len(CSV_COLUMNS)
-    text = StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
-    writer.writerows(zip(*columns, strict=True))
-    return text.getvalue()
-
-
-def _numbers(values: npt.NDArray[np.float64], digits: int) -> Iterator[str]:
-    return ("" if math.isnan(value) else f"{value:.{digits}f}" for value in values.tolist())
-
-
-def _replace(path: Path, content: str) -> None:
+def _replace(path: Path, write: Callable[[TextIO], object]) -> None:
     # A reader sees the old file or the new one, never half of it.
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(content, encoding="utf-8", newline="")
+    with partial.open("w", encoding="utf-8", newline="") as file:
+        write(file)
     partial.replace(path)

@@ -36,7 +36,7 @@ class BuiltWorkload:
         notes: what a reader of the report must know of how it was made.
     """
 
-    requests: list[WorkloadRequest]
+    requests: Sequence[WorkloadRequest]
     attribution: str
     notes: tuple[str, ...]
 
@@ -120,6 +120,7 @@ def _other(options: LoadOptions, known_adapters: Sequence[str], given: Requests 
     rng = np.random.default_rng(options.seed)
     attribution = ""
     notes: tuple[str, ...] = ()
+    requests: Sequence[WorkloadRequest]
     if options.workload == GIVEN:
         if given is None:
             raise SettingsError(f"the workload {GIVEN!r} needs requests")
@@ -225,7 +226,7 @@ def _sharegpt(options: LoadOptions, rng: np.random.Generator) -> tuple[list[Work
     return requests, len(messages)
 
 
-def _synthetic(options: LoadOptions, rng: np.random.Generator) -> tuple[list[WorkloadRequest], tuple[str, ...]]:
+def _synthetic(options: LoadOptions, rng: np.random.Generator) -> tuple[Sequence[WorkloadRequest], tuple[str, ...]]:
     times = _arrival_times(options, rng)
     requests = arrivals.synthetic(times, options.prompt_lengths, options.output_lengths, rng)
     return requests, (f"synthetic: {_arrivals_note(options, 'requests')}, uniform lengths",)

@@ -1,34 +1,29 @@
 """Lays out what became of simulated requests as the columns that reports are made of."""
 
-from array import array
+from collections.abc import Hashable
+from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from lorrery.chassis.fault_rules import NO_FAULTS
 from lorrery.loadgen.workload.distribution import Distribution
+from lorrery.loadgen.workload.labels import Labels
 from lorrery.loadgen.workload.outcome import INTERRUPTED, OK
 from lorrery.loadgen.workload.outcome_table import OutcomeTable
 from lorrery.scheduler.core.phases import Phases
 from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.row_columns import RowColumns
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 _NONE = -1
-_COLUMNS = (
-    "index",
-    "prompt",
-    "output",
-    "cached",
-    "requeues",
-    "sent",
-    "queue",
-    "load",
-    "prefill",
-    "decode",
-    "first",
-    "last",
-    "end",
-)
+_NUMBERS = ("index", "prompt", "output", "cached", "requeues")
+_TIMES = ("sent", "first", "last", "end")
+_SPANS = ("queue", "load", "prefill", "decode")
+_LABELS = ("status", "adapter", "tenant", "worker", "reason")
+_KINDS = dict.fromkeys((*_NUMBERS, *_TIMES, *_SPANS), np.int64) | dict.fromkeys(_LABELS, np.int32)
+T = TypeVar("T", bound=Hashable)
 _NO_PHASES = Phases(_NONE, _NONE, _NONE, _NONE)
 
 STATUS = {
@@ -49,7 +44,7 @@ STATUS = {
 
 
 class OutcomeRecorder:
-    """Takes requests as they end, in any order, and keeps their figures only.
+    """Takes requests as they end, in any order, and keeps their figures only: 124 bytes each.
 
     Args:
         start_ps: when the run began; all times count from there.
@@ -57,16 +52,16 @@ class OutcomeRecorder:
 
     def __init__(self, start_ps: int = 0) -> None:
         self._start_ps = start_ps
-        self._numbers = array("q")  # row by row
-        self._status: list[str] = []
-        self._adapter_id: list[str | None] = []
-        self._tenant_id: list[str] = []
-        self._worker: list[str] = []
-        self._reason: list[FinishReason | None] = []
-        self._detail: dict[int, str] = {}
+        self._rows = RowColumns(_KINDS)
+        self._status = Codes[str]()
+        self._adapter_id = Codes[str | None]()
+        self._tenant_id = Codes[str]()
+        self._worker = Codes[str]()
+        self._reason = Codes[FinishReason | None]()
+        self._detail: dict[int, str] = {}  # by index
 
     def __len__(self) -> int:
-        return len(self._status)
+        return len(self._rows)
 
     def add(self, request: SimulatedRequest) -> None:
         """Take note of one that has ended."""
@@ -75,53 +70,47 @@ class OutcomeRecorder:
         phases = _NO_PHASES
         if left_ps is not None and sequence.first_admitted_ps is not None:
             phases = sequence.phases(left_ps)
-        row = (  # in the order of `_COLUMNS`
+        if request.detail:
+            self._detail[request.handle] = request.detail
+        status = STATUS[request.outcome or ""] if request.faults is NO_FAULTS else _status(request)
+        self._rows.add((  # in the order of `_KINDS`
             request.handle,
             sequence.prompt_tokens,
             request.output_tokens,
             sequence.first_cached_tokens,
             sequence.num_requeues,
             sequence.arrived_ps - request.faults.delay_ps,
-            *phases,
             _NONE if sequence.first_token_ps is None else sequence.first_token_ps,
             _last_token_ps(request),
             _NONE if request.finished_ps is None else request.finished_ps,
-        )
-        self._numbers.extend(row)
-        if request.detail:
-            self._detail[len(self._status)] = request.detail
-        self._status.append(STATUS[request.outcome or ""] if request.faults is NO_FAULTS else _status(request))
-        self._adapter_id.append(None if sequence.adapter is None else sequence.adapter.adapter_id)
-        self._tenant_id.append(sequence.tenant_id)
-        self._worker.append(request.worker)
-        self._reason.append(request.reason)
+            *phases,
+            self._status[status],
+            self._adapter_id[None if sequence.adapter is None else sequence.adapter.adapter_id],
+            self._tenant_id[sequence.tenant_id],
+            self._worker[request.worker],
+            self._reason[request.reason],
+        ))  # fmt: skip
 
     def table(self, itl_ms: Distribution) -> OutcomeTable:
-        """Return all, in order of index; `itl_ms`: of the gaps between their tokens."""
-        numbers = np.array(self._numbers, np.int64).reshape(-1, len(_COLUMNS)).T
-        column = dict(zip(_COLUMNS, numbers, strict=True))
-        order = np.argsort(column["index"], kind="stable")
-        column = {name: values[order] for name, values in column.items()}
-        rows = order.tolist()
-        sent, end, first, last = (
-            np.where(column[name] == _NONE, np.nan, (column[name] - self._start_ps) / PS_PER_SECOND)
-            for name in ("sent", "end", "first", "last")
-        )
-        queue, load, prefill, decode = (
-            np.where(column[name] == _NONE, np.nan, column[name] / PS_PER_SECOND)
-            for name in ("queue", "load", "prefill", "decode")
-        )
-        detail = {position: self._detail[row] for position, row in enumerate(rows) if row in self._detail}
+        """Return all, in order of index, and keep nothing; `itl_ms`: of the gaps between their tokens."""
+        column = self._rows.take(sort_by="index")
+        sent, first, last, end = (_seconds(column.pop(name), self._start_ps) for name in _TIMES)
+        queue, load, prefill, decode = (_seconds(column.pop(name), 0) for name in _SPANS)
+        index, prompt, output, cached, requeues = (column.pop(name) for name in _NUMBERS)
+        detail = {}
+        if self._detail:
+            detail = {row: self._detail[one] for row, one in enumerate(index.tolist()) if one in self._detail}
+        words = ["" if reason is None else reason.word for reason in self._reason]
         return OutcomeTable(
-            index=column["index"],
-            status=[self._status[row] for row in rows],
-            adapter_id=[self._adapter_id[row] for row in rows],
-            tenant_id=[self._tenant_id[row] for row in rows],
-            prompt_tokens=column["prompt"],
-            output_tokens=column["output"],
-            cached_tokens=column["cached"],
-            num_messages=column["output"],
-            num_requeues=column["requeues"],
+            index=index,
+            status=Labels(column["status"], list(self._status)),
+            adapter_id=Labels(column["adapter"], list(self._adapter_id)),
+            tenant_id=Labels(column["tenant"], list(self._tenant_id)),
+            prompt_tokens=prompt,
+            output_tokens=output,
+            cached_tokens=cached,
+            num_messages=output,
+            num_requeues=requeues,
             intended_seconds=sent,
             sent_seconds=sent,
             first_token_seconds=first,
@@ -131,12 +120,29 @@ class OutcomeRecorder:
             adapter_load_seconds=load,
             prefill_seconds=prefill,
             decode_seconds=decode,
-            worker_id=[self._worker[row] for row in rows],
-            finish_reason=["" if reason is None else reason.word for reason in (self._reason[row] for row in rows)],
-            token_ids_crc32=[None] * len(rows),
+            worker_id=Labels(column["worker"], list(self._worker)),
+            finish_reason=Labels(column["reason"], words),
+            token_ids_crc32=Labels(np.zeros(len(index), np.int32), [None]),
             detail=detail,
             itl_ms=itl_ms,
         )
+
+
+class Codes(dict[T, int]):
+    """Numbers values in the order in which they are looked up first."""
+
+    def __missing__(self, value: T) -> int:
+        code = self[value] = len(self)
+        return code
+
+
+def _seconds(column_ps: npt.NDArray[np.int64], start_ps: int) -> npt.NDArray[np.float64]:
+    """Turn a column into seconds from a start, NaN where there is none; in the same memory."""
+    seconds = column_ps.view(np.float64)
+    unknown = column_ps == _NONE
+    np.divide(column_ps - start_ps, PS_PER_SECOND, out=seconds)
+    seconds[unknown] = np.nan
+    return seconds
 
 
 def _status(request: SimulatedRequest) -> str:

@@ -95,11 +95,11 @@ class RequestColumns:
         tpot = np.divide(last - first, tokens - 1, out=np.full(len(table), np.nan), where=tokens > 1)
         return cls(
             index=table.index,
-            status=_texts(table.status),
-            adapter_id=_texts(adapter_id or "" for adapter_id in table.adapter_id),
-            tenant_id=_texts(table.tenant_id),
-            worker_id=_texts(table.worker_id),
-            finish_reason=_texts(table.finish_reason),
+            status=table.status.as_text(),
+            adapter_id=table.adapter_id.as_text(lambda adapter_id: adapter_id or ""),
+            tenant_id=table.tenant_id.as_text(),
+            worker_id=table.worker_id.as_text(),
+            finish_reason=table.finish_reason.as_text(),
             detail=_texts(table.detail.get(row, "") for row in range(len(table))),
             prompt_tokens=table.prompt_tokens,
             output_tokens=tokens,

@@ -263,10 +263,10 @@ def predict(row: SloraRow, catalogue: Catalogue) -> Prediction:
 
     simulation = Simulation(build_workers(1, settings, Roofline(deployment), make_replica), RoundRobin())
     ended = list(simulation.run(build_requests(workload, model.name, adapters)))
-    per_request: list[tuple[int, int, float, float | None]] = []
+    per_request: list[tuple[float, ...]] = []
     for request in ended:
         end_ps, first_ps = request.finished_ps or 0, request.first_token_ps
-        first = None if first_ps is None else (first_ps - request.arrived_ps) / PS_PER_SECOND
+        first = math.nan if first_ps is None else (first_ps - request.arrived_ps) / PS_PER_SECOND
         e2e = (end_ps - request.arrived_ps) / PS_PER_SECOND
         per_request.append((request.prompt_tokens, request.output_tokens, e2e, first))
     seconds = max(request.finished_ps or 0 for request in ended) / PS_PER_SECOND

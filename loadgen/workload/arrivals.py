@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from lorrery.loadgen.workload.drawn import DrawnRequests
 from lorrery.loadgen.workload.request import WorkloadRequest
 
 __all__ = ["Bursts", "constant", "fitting", "gamma", "limit", "mmpp", "poisson", "scale", "synthetic"]
@@ -121,7 +122,7 @@ def synthetic(
     input_range: tuple[int, int],
     output_range: tuple[int, int],
     rng: np.random.Generator,
-) -> list[WorkloadRequest]:
+) -> DrawnRequests:
     """Make requests of the given times with lengths uniform over [low, high]; low = high is a fixed length.
 
     Unlike S-LoRA's generator, `high` is included.
@@ -135,11 +136,10 @@ def synthetic(
     n = len(at_seconds)
     prompts = rng.integers(input_range[0], input_range[1], n, endpoint=True)
     outputs = rng.integers(output_range[0], output_range[1], n, endpoint=True)
-    columns = zip(at_seconds.tolist(), prompts.tolist(), outputs.tolist(), strict=True)
-    return [WorkloadRequest(index, *row) for index, row in enumerate(columns)]
+    return DrawnRequests(np.arange(n, dtype=np.int32), at_seconds, prompts, outputs)
 
 
-def scale(workload: Sequence[WorkloadRequest], speed_up: float) -> list[WorkloadRequest]:
+def scale(workload: Sequence[WorkloadRequest], speed_up: float) -> Sequence[WorkloadRequest]:
     """Play the workload `speed_up` times as fast: send times and think times are divided by it.
 
     Raises:
@@ -148,7 +148,9 @@ def scale(workload: Sequence[WorkloadRequest], speed_up: float) -> list[Workload
     if not (speed_up > 0 and math.isfinite(speed_up)):
         raise ValueError(f"speed_up is {speed_up}; it must be above 0")
     if speed_up == 1:
-        return list(workload)
+        return workload
+    if isinstance(workload, DrawnRequests):
+        return workload.sped_up(speed_up)
     return [
         replace(
             request,
@@ -161,17 +163,24 @@ def scale(workload: Sequence[WorkloadRequest], speed_up: float) -> list[Workload
 
 def limit(
     workload: Sequence[WorkloadRequest], num_requests: int | None = None, duration_seconds: float | None = None
-) -> list[WorkloadRequest]:
+) -> Sequence[WorkloadRequest]:
     """Keep the first `num_requests`, and of these the ones to be sent before `duration_seconds`."""
     kept = workload if num_requests is None else workload[:num_requests]
-    return [request for request in kept if duration_seconds is None or request.at_seconds < duration_seconds]
+    if duration_seconds is None:
+        return kept
+    if isinstance(kept, DrawnRequests):
+        return kept.where(kept.at_seconds < duration_seconds)
+    return [request for request in kept if request.at_seconds < duration_seconds]
 
 
-def fitting(workload: Sequence[WorkloadRequest], max_input_len: int, max_total_len: int) -> list[WorkloadRequest]:
+def fitting(workload: Sequence[WorkloadRequest], max_input_len: int, max_total_len: int) -> Sequence[WorkloadRequest]:
     """Keep the requests whose prompt, and prompt and output together, are within a cluster's limits (inclusive).
 
     The later turns of a session go with the first one that is not.
     """
+    if isinstance(workload, DrawnRequests):
+        prompts, outputs = workload.prompt_tokens, workload.output_tokens
+        return workload.where((prompts <= max_input_len) & (prompts + outputs <= max_total_len))
     kept: list[WorkloadRequest] = []
     cut_session: int | None = None  # the turns of a session stand next to each other
     for request in workload:

@@ -52,17 +52,14 @@ def jain_index(served: Iterable[float]) -> float:
 
 def fairness(table: OutcomeTable) -> Fairness | None:
     """Return how evenly tenants were served; None where no request names one."""
-    rows_of: dict[str, list[int]] = {}
-    for row, tenant_id in enumerate(table.tenant_id):
-        rows_of.setdefault(tenant_id, []).append(row)
+    rows_of = dict(table.tenant_id.rows_of())
     if not any(rows_of):
         return None
     completed = table.completed
     tokens, ttft = table.prompt_tokens + table.output_tokens, table.first_token_seconds - table.intended_seconds
     found: list[TenantSummary] = []
     for tenant_id, its_rows in sorted(rows_of.items()):
-        rows = np.array(its_rows, np.int64)
-        rows = rows[completed[rows]]
+        rows = its_rows[completed[its_rows]]
         p50, p99 = (np.quantile(ttft[rows], (0.5, 0.99)) * 1e3).tolist() if len(rows) else (0.0, 0.0)
         found.append(TenantSummary(tenant_id, len(its_rows), len(rows), int(tokens[rows].sum()), p50, p99))
     return Fairness(jain_index(tenant.served_tokens for tenant in found), tuple(found))

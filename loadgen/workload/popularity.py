@@ -16,6 +16,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from lorrery.loadgen.workload.drawn import DrawnRequests
 from lorrery.loadgen.workload.request import WorkloadRequest
 
 __all__ = ["assign", "power_indices", "uniform_indices", "zipf_indices"]
@@ -64,8 +65,10 @@ def uniform_indices(num_adapters: int, num_requests: int, rng: np.random.Generat
 
 def assign(
     workload: Sequence[WorkloadRequest], adapters: Sequence[str], indices: npt.NDArray[np.int64]
-) -> list[WorkloadRequest]:
+) -> Sequence[WorkloadRequest]:
     """Name `adapters[indices[i]]` in the workload's i-th request."""
+    if isinstance(workload, DrawnRequests):
+        return workload.with_adapters(adapters, indices)
     return [
         replace(request, adapter_id=adapters[index]) for request, index in zip(workload, indices.tolist(), strict=True)
     ]

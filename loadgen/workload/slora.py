@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lorrery.loadgen.workload.request import WorkloadRequest
+from lorrery.loadgen.workload.drawn import DrawnRequests
 
 __all__ = ["SloraDraws", "adapter_name", "draw", "generate_requests"]
 
@@ -94,7 +94,7 @@ def adapter_name(index: int, adapter_dirs: Sequence[str]) -> str:
 
 def generate_requests(
     draws: SloraDraws, *, adapter_dirs: Sequence[str] | None = None, adapters: Sequence[str] | None = None
-) -> list[WorkloadRequest]:
+) -> DrawnRequests:
     """Make a workload of the draws.
 
     Args:
@@ -110,19 +110,9 @@ def generate_requests(
     highest = int(draws.adapter_index.max(initial=-1))
     if adapters and highest >= len(adapters):
         raise ValueError(f"adapter index {highest} was drawn; only {len(adapters)} adapters are named")
-    workload = []
-    columns = zip(
-        draws.adapter_index.tolist(),
-        draws.input_len.tolist(),
-        draws.output_len.tolist(),
-        draws.req_time.tolist(),
-        strict=True,
-    )
-    for index, (adapter, prompt_tokens, output_tokens, at_seconds) in enumerate(columns):
-        adapter_id: str | None = None
-        if adapter_dirs:
-            adapter_id = adapter_name(adapter, adapter_dirs)
-        elif adapters:
-            adapter_id = adapters[int(adapter)]
-        workload.append(WorkloadRequest(index, at_seconds, prompt_tokens, output_tokens, adapter_id))
-    return workload
+    names = list(adapters or ())
+    if adapter_dirs:
+        names = [adapter_name(index, adapter_dirs) for index in range(highest + 1)]
+    index = np.arange(len(draws.req_time), dtype=np.int32)
+    adapter = draws.adapter_index.astype(np.int32) if names else None
+    return DrawnRequests(index, draws.req_time, draws.input_len, draws.output_len, names, adapter)

@@ -17,10 +17,11 @@ requests that have one, and "all" completed and aborted ones together (seconds, 
 requests than completed.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
+from numpy.typing import ArrayLike
 
 __all__ = ["SLO_SECONDS", "WARMUP_SECONDS", "SloraSummary", "slora_summary"]
 
@@ -47,7 +48,7 @@ class SloraSummary:
 
 
 def slora_summary(
-    per_request: Sequence[tuple[int, int, float, float | None]],
+    per_request: ArrayLike,
     benchmark_time: float,
     *,
     req_rate: float,
@@ -57,7 +58,7 @@ def slora_summary(
     """Compute the figures.
 
     Args:
-        per_request: (prompt tokens, output tokens, E2E seconds, first-token seconds or None if dropped) of each.
+        per_request: shape (n, 4): prompt tokens, output tokens, E2E seconds, first-token seconds or NaN if dropped.
         benchmark_time: T, seconds.
         req_rate: requests/s.
         warmup_time: seconds.
@@ -65,27 +66,27 @@ def slora_summary(
     """
     if warmup_num is None:
         warmup_num = int(warmup_time * req_rate)
-    completed = [
-        (prompt, output, e2e, first) for prompt, output, e2e, first in per_request if first is not None and output > 0
-    ]
+    rows = np.asarray(per_request, np.float64).reshape(-1, 4)
+    prompt, output, e2e, first = rows[~np.isnan(rows[:, 3]) & (rows[:, 1] > 0)].T
+    num_completed = len(first)
     stripped_time = benchmark_time - 2 * warmup_time
-    worth = [1 - first**2 / SLO_SECONDS**2 for *_, first in completed if first < SLO_SECONDS]
+    in_time = first[first < SLO_SECONDS]
     return SloraSummary(
         total_time=benchmark_time,
-        num_abort=len(per_request) - len(completed),
-        throughput=_ratio(len(completed), benchmark_time),
-        strip_throughput=_ratio(len(completed) - 2 * warmup_num, stripped_time),
-        avg_latency=_mean([e2e for _, _, e2e, _ in completed]),
-        avg_per_token_latency=_mean([e2e / (prompt + output) for prompt, output, e2e, _ in completed]),
-        avg_per_output_token_latency=_mean([e2e / output for _, output, e2e, _ in completed]),
-        avg_first_token_latency=_mean([first for *_, first in completed]),
-        avg_satisfaction=_ratio(float(np.sum(worth)), len(per_request)),
-        avg_attainment=_ratio(len(worth), len(per_request)),
+        num_abort=len(rows) - num_completed,
+        throughput=_ratio(num_completed, benchmark_time),
+        strip_throughput=_ratio(num_completed - 2 * warmup_num, stripped_time),
+        avg_latency=_mean(e2e),
+        avg_per_token_latency=_mean(e2e / (prompt + output)),
+        avg_per_output_token_latency=_mean(e2e / output),
+        avg_first_token_latency=_mean(first),
+        avg_satisfaction=_ratio(float((1 - in_time**2 / SLO_SECONDS**2).sum()), len(rows)),
+        avg_attainment=_ratio(len(in_time), len(rows)),
     )
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return float(np.mean(values)) if values else None
+def _mean(values: npt.NDArray[np.float64]) -> float | None:
+    return float(np.mean(values)) if len(values) else None
 
 
 def _ratio(numerator: float, denominator: float) -> float | None:

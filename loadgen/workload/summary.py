@@ -115,7 +115,7 @@ class Summary:
 def summarise(table: OutcomeTable) -> Summary:
     """Compute all figures of a run's measured requests (leave its warm-up out)."""
     has_latency = table.completed
-    completed = _Columns.of(table, has_latency)
+    completed = _Latencies(table, has_latency)
     num_interrupted, num_ok = int(table.interrupted.sum()), int(table.ok.sum())
     duration = float(table.end_seconds.max() - table.sent_seconds.min()) if len(table) else 0.0
     num_messages = int(table.num_messages[has_latency].sum())
@@ -137,9 +137,9 @@ def summarise(table: OutcomeTable) -> Summary:
         cached_tokens=int(table.cached_tokens[has_latency].sum()),
         num_requeues=int(table.num_requeues.sum()),
         tokens_per_message=output_tokens / num_messages if num_messages else 0.0,
-        from_intended=_latencies(completed, completed.intended),
-        from_sent=_latencies(completed, completed.sent),
-        tpot_ms=_tpot(completed),
+        from_intended=completed.from_origin(table.intended_seconds),
+        from_sent=completed.from_origin(table.sent_seconds),
+        tpot_ms=completed.tpot_ms(),
         itl_ms=table.itl_ms,
         send_delay_ms=distribution((table.sent_seconds - table.intended_seconds) * 1e3),
         adapters=_adapters(table),
@@ -148,62 +148,58 @@ def summarise(table: OutcomeTable) -> Summary:
 
 
 @dataclass(frozen=True, slots=True)
-class _Columns:
-    """What latencies are made of, of some requests."""
+class _Latencies:
+    """What latencies are made of, of some requests; each column is taken when it is asked for.
 
-    intended: npt.NDArray[np.float64]
-    sent: npt.NDArray[np.float64]
-    first: npt.NDArray[np.float64]
-    last: npt.NDArray[np.float64]
-    prompt_tokens: npt.NDArray[np.int64]
-    output_tokens: npt.NDArray[np.int64]
+    Attributes:
+        which: rows, or for all whether they are among them.
+    """
 
-    @classmethod
-    def of(cls, table: OutcomeTable, which: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> "_Columns":
-        return cls(
-            table.intended_seconds[which],
-            table.sent_seconds[which],
-            table.first_token_seconds[which],
-            table.last_token_seconds[which],
-            table.prompt_tokens[which],
-            table.output_tokens[which],
+    table: OutcomeTable
+    which: npt.NDArray[np.bool_] | npt.NDArray[np.int64]
+
+    @property
+    def prompt_tokens(self) -> npt.NDArray[np.int64]:
+        return self.table.prompt_tokens[self.which]
+
+    @property
+    def output_tokens(self) -> npt.NDArray[np.int64]:
+        return self.table.output_tokens[self.which]
+
+    def from_origin(self, origin_seconds: npt.NDArray[np.float64]) -> OriginLatencies:
+        """Describe those that depend on where the clock starts, for all requests of the table."""
+        origin = origin_seconds[self.which]
+        ttft = self.table.first_token_seconds[self.which] - origin
+        e2e = self.table.last_token_seconds[self.which] - origin
+        return OriginLatencies(
+            ttft_ms=distribution(ttft * 1e3),
+            e2e_ms=distribution(e2e * 1e3),
+            norm_tpot_ms=distribution(e2e / self.output_tokens * 1e3),
         )
 
-
-def _latencies(columns: _Columns, origin: npt.NDArray[np.float64]) -> OriginLatencies:
-    e2e = columns.last - origin
-    return OriginLatencies(
-        ttft_ms=distribution((columns.first - origin) * 1e3),
-        e2e_ms=distribution(e2e * 1e3),
-        norm_tpot_ms=distribution(e2e / columns.output_tokens * 1e3),
-    )
-
-
-def _tpot(columns: _Columns) -> Distribution:
-    several = columns.output_tokens > 1
-    spans = (columns.last - columns.first)[several]
-    return distribution(spans / (columns.output_tokens[several] - 1) * 1e3)
+    def tpot_ms(self) -> Distribution:
+        """Describe it, for those with two output tokens or more."""
+        tokens = self.output_tokens
+        several = tokens > 1
+        spans = (self.table.last_token_seconds[self.which] - self.table.first_token_seconds[self.which])[several]
+        return distribution(spans / (tokens[several] - 1) * 1e3)
 
 
 def _adapters(table: OutcomeTable) -> tuple[AdapterSummary, ...]:
-    rows_of: dict[str, list[int]] = {}
-    for row, adapter_id in enumerate(table.adapter_id):
-        rows_of.setdefault(adapter_id or BASE_MODEL, []).append(row)
     failed, completed = table.failed, table.completed
-    busiest = sorted(rows_of.items(), key=lambda entry: (-len(entry[1]), entry[0]))
+    by_adapter = [(adapter_id or BASE_MODEL, rows) for adapter_id, rows in table.adapter_id.rows_of()]
     found: list[AdapterSummary] = []
-    for adapter_id, its_rows in busiest:
-        rows = np.array(its_rows, np.int64)
-        columns = _Columns.of(table, rows[completed[rows]])
-        latencies = _latencies(columns, columns.intended)
+    for adapter_id, rows in sorted(by_adapter, key=lambda entry: (-len(entry[1]), entry[0])):
+        its = _Latencies(table, rows[completed[rows]])
+        latencies = its.from_origin(table.intended_seconds)
         found.append(
             AdapterSummary(
                 adapter_id=adapter_id,
                 num_requests=len(rows),
                 num_failed=int(failed[rows].sum()),
-                output_tokens=int(columns.output_tokens.sum()),
+                output_tokens=int(its.output_tokens.sum()),
                 ttft_ms=latencies.ttft_ms,
-                tpot_ms=_tpot(columns),
+                tpot_ms=its.tpot_ms(),
                 e2e_ms=latencies.e2e_ms,
             )
         )

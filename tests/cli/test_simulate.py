@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.cli.simulate import app
-from lorrery.loadgen.report_files import CSV_COLUMNS, read_report
+from lorrery.loadgen.report_files import read_report
+from lorrery.loadgen.requests_csv import CSV_COLUMNS
 
 CONFIG = ["--config", str(Path(__file__).parents[2] / "deploy" / "cluster.toml")]
 TRACES = Path(__file__).parents[2] / "deploy" / "traces"

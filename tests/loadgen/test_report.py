@@ -11,7 +11,8 @@ from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.options import LoadOptions
 from lorrery.loadgen.own_load import OwnLoad, OwnLoadMeter
 from lorrery.loadgen.report import make_report
-from lorrery.loadgen.report_files import CSV_COLUMNS, read_report, write_report
+from lorrery.loadgen.report_files import read_report, write_report
+from lorrery.loadgen.requests_csv import CSV_COLUMNS
 from lorrery.loadgen.source import BuiltWorkload
 from lorrery.loadgen.table import print_report
 from lorrery.loadgen.workload.outcome import INTERRUPTED, RequestOutcome

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 import lorrery
 from lorrery.chassis.errors import FormatError, SettingsError
 from lorrery.cli.report import app
-from lorrery.loadgen.report_files import CSV_COLUMNS
+from lorrery.loadgen.requests_csv import CSV_COLUMNS
 from lorrery.reports.report import report
 from lorrery.simulator.steps import COLUMNS as STEP_COLUMNS
 from tests.reports.runs import failed, poisson, row, write

@@ -3,6 +3,8 @@
 Compared to 1e-9 relative: the figures are means of some dozen doubles, and their last bits follow the order of sums.
 """
 
+import math
+
 from lorrery.loadgen.workload.slora_summary import slora_summary
 from lorrery.validation.golden.kind import Mismatch, Record, compare, compare_close
 
@@ -21,7 +23,7 @@ class RunExpMetrics:
     def replay(self, record: Record) -> list[Mismatch]:
         """Summarise the run and compare every figure that the record has."""
         summary = slora_summary(
-            [(prompt, output, e2e, first) for prompt, output, e2e, first in record["per_request"]],
+            [[math.nan if one is None else one for one in row] for row in record["per_request"]],
             record["benchmark_time"],
             req_rate=record["req_rate"],
             warmup_time=record["warmup_time"],

@@ -1,4 +1,5 @@
 import dataclasses
+import math
 import os
 import subprocess
 import sys
@@ -38,7 +39,7 @@ def outcome(index=0, *, intended=0.0, sent=0.0, at=(), tokens=(), status="OK", a
 def test_slora_figures_are_the_reference_figures(golden_cases):
     for case in golden_cases("run_exp_metrics"):
         found = slora_summary(
-            [tuple(row) for row in case["per_request"]],
+            [[math.nan if one is None else one for one in row] for row in case["per_request"]],
             case["benchmark_time"],
             req_rate=case["req_rate"],
             warmup_time=case["warmup_time"],
@@ -54,8 +55,8 @@ def test_slora_warm_up_follows_from_the_rate():
 
 def test_slora_figures_of_nothing_are_none():
     assert slora_summary([], 0.0, req_rate=1.0).throughput is None
-    assert slora_summary([(5, 0, 1.0, None)], 20.0, req_rate=1.0).avg_latency is None
-    assert slora_summary([(5, 0, 1.0, None)], 20.0, req_rate=1.0).strip_throughput is None
+    assert slora_summary([(5, 0, 1.0, math.nan)], 20.0, req_rate=1.0).avg_latency is None
+    assert slora_summary([(5, 0, 1.0, math.nan)], 20.0, req_rate=1.0).strip_throughput is None
 
 
 def test_each_latency_by_hand():
