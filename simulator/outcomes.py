@@ -122,7 +122,7 @@ class OutcomeRecorder:
             decode_seconds=decode,
             worker_id=Labels(column["worker"], list(self._worker)),
             finish_reason=Labels(column["reason"], words),
-            token_ids_crc32=Labels(np.zeros(len(index), np.int32), [None]),
+            token_ids_crc32=Labels(np.broadcast_to(np.int32(0), len(index)), [None]),
             detail=detail,
             itl_ms=itl_ms,
         )
@@ -137,10 +137,13 @@ class Codes(dict[T, int]):
 
 
 def _seconds(column_ps: npt.NDArray[np.int64], start_ps: int) -> npt.NDArray[np.float64]:
-    """Turn a column into seconds from a start, NaN where there is none; in the same memory."""
+    """Turn a column into seconds from a start, NaN where there is none; in the same memory where it may be written."""
+    if not column_ps.flags.writeable:  # all alike
+        return np.broadcast_to(_seconds(column_ps[:1].copy(), start_ps), len(column_ps))
     seconds = column_ps.view(np.float64)
     unknown = column_ps == _NONE
-    np.divide(column_ps - start_ps, PS_PER_SECOND, out=seconds)
+    column_ps -= start_ps
+    np.divide(column_ps, PS_PER_SECOND, out=seconds)
     seconds[unknown] = np.nan
     return seconds
 

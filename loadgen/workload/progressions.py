@@ -31,8 +31,8 @@ Chunks = Callable[[], Iterator[Rows]]
 
 MOST_SPELT_OUT = 250_000
 """Values; 10 MB."""
-MOST_ROWS = 500_000
-"""That are kept between two looks; 16 MB."""
+MOST_ROWS = 250_000
+"""That are kept between two looks; 8 MB."""
 _SAMPLE = 32_768
 _DEVIATIONS = 4
 """Between the place of a percentile in the sample and a cut."""

@@ -67,7 +67,8 @@ def slora_summary(
     if warmup_num is None:
         warmup_num = int(warmup_time * req_rate)
     rows = np.asarray(per_request, np.float64).reshape(-1, 4)
-    prompt, output, e2e, first = rows[~np.isnan(rows[:, 3]) & (rows[:, 1] > 0)].T
+    completed = ~np.isnan(rows[:, 3]) & (rows[:, 1] > 0)
+    prompt, output, e2e, first = (rows if completed.all() else rows[completed]).T
     num_completed = len(first)
     stripped_time = benchmark_time - 2 * warmup_time
     in_time = first[first < SLO_SECONDS]

@@ -115,7 +115,7 @@ class Summary:
 def summarise(table: OutcomeTable) -> Summary:
     """Compute all figures of a run's measured requests (leave its warm-up out)."""
     has_latency = table.completed
-    completed = _Latencies(table, has_latency)
+    completed = _Latencies.of(table, np.flatnonzero(has_latency))
     num_interrupted, num_ok = int(table.interrupted.sum()), int(table.ok.sum())
     duration = float(table.end_seconds.max() - table.sent_seconds.min()) if len(table) else 0.0
     num_messages = int(table.num_messages[has_latency].sum())
@@ -152,11 +152,16 @@ class _Latencies:
     """What latencies are made of, of some requests; each column is taken when it is asked for.
 
     Attributes:
-        which: rows, or for all whether they are among them.
+        which: rows.
     """
 
     table: OutcomeTable
-    which: npt.NDArray[np.bool_] | npt.NDArray[np.int64]
+    which: npt.NDArray[np.int64] | slice
+
+    @classmethod
+    def of(cls, table: OutcomeTable, rows: npt.NDArray[np.int64]) -> "_Latencies":
+        """Take these rows, which are in order; all of them without a copy of each column."""
+        return cls(table, slice(None) if len(rows) == len(table) else rows)
 
     @property
     def prompt_tokens(self) -> npt.NDArray[np.int64]:
@@ -190,7 +195,7 @@ def _adapters(table: OutcomeTable) -> tuple[AdapterSummary, ...]:
     by_adapter = [(adapter_id or BASE_MODEL, rows) for adapter_id, rows in table.adapter_id.rows_of()]
     found: list[AdapterSummary] = []
     for adapter_id, rows in sorted(by_adapter, key=lambda entry: (-len(entry[1]), entry[0])):
-        its = _Latencies(table, rows[completed[rows]])
+        its = _Latencies.of(table, rows[completed[rows]])
         latencies = its.from_origin(table.intended_seconds)
         found.append(
             AdapterSummary(

@@ -7,6 +7,7 @@ A scheduler that keeps a journal notes which of the figures a placement read, so
 from collections.abc import Callable
 
 from lorrery.scheduler.core.forecast import Forecast, OutputShare, finish_ps
+from lorrery.scheduler.core.load_order import LoadOrder
 from lorrery.scheduler.core.placements.base import Candidate
 from lorrery.scheduler.core.prefix_cache.base import usable_tokens
 from lorrery.scheduler.core.replica import Replica
@@ -29,15 +30,17 @@ class ReplicaCandidate:
         uncommitted_steps: decode steps that have ended and are not committed yet; `kv_tokens` counts them. A driver
             that commits a plan in one go, as the simulator does, sets it before a placement looks.
         before_look: called before it gives what changes with each step; None: it is up to date.
+        load_order: of all workers, where it is one of many.
     """
 
-    __slots__ = ("_replica", "before_look", "forecast", "name", "uncommitted_steps")
+    __slots__ = ("_replica", "before_look", "forecast", "load_order", "name", "uncommitted_steps")
 
     def __init__(self, name: str, replica: Replica, forecast: Forecast = NO_FORECAST) -> None:
         self.name = name
         self.forecast = forecast
         self.uncommitted_steps = 0
         self.before_look: Callable[[], None] | None = None
+        self.load_order: LoadOrder | None = None
         self._replica = replica
 
     @property

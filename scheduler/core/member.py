@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from lorrery.scheduler.core.backlog import Backlog
 from lorrery.scheduler.core.candidates import ReplicaCandidate
 from lorrery.scheduler.core.forecast import Forecast, OutputShare
+from lorrery.scheduler.core.load_order import LoadOrder
 from lorrery.scheduler.core.plan import (
     Admitted,
     Cancelled,
@@ -67,6 +68,8 @@ class Member:
 
     __slots__ = (
         "_is_new",
+        "_load_number",
+        "_load_order",
         "_standings",
         "_version",
         "backlog",
@@ -103,16 +106,29 @@ class Member:
         self._version = replica.running.version
         self._standings: Standings | None = None
         self.number = -1
+        self._load_order: LoadOrder | None = None
+        self._load_number = -1
 
     def stand(self, standings: Standings, number: int) -> None:
         """Say there from now on how many wait and run here."""
         self._standings, self.number = standings, number
         self._note_standing()
 
+    def rank_by_load(self, order: LoadOrder | None, number: int) -> None:
+        """Say there from now on how much there is here; None: nowhere."""
+        self._load_order, self._load_number = order, number
+        self.candidate.load_order = order
+
     def _note_standing(self) -> None:
-        assert self._standings is not None
-        replica = self.replica
-        self._standings.note(self.number, replica.num_waiting, replica.running.num, is_blocked=replica.is_blocked)
+        """Say how many wait and run, wherever that is of use; after whatever may have changed it."""
+        standings, order, replica = self._standings, self._load_order, self.replica
+        if standings is None and order is None:
+            return
+        num_waiting, running = replica.num_waiting, replica.running
+        if standings is not None:
+            standings.note(self.number, num_waiting, running.num, is_blocked=replica.is_blocked)
+        if order is not None and order.is_kept:
+            order.note(self._load_number, num_waiting + running.num, running.kv_tokens)
 
     def predict(self, outputs: OutputShare) -> None:
         """Take note from now on of what its steps take; it has nothing yet."""
@@ -130,8 +146,7 @@ class Member:
         except Exception:
             matters = True  # so the policy is asked soon, in a decision
         replica.submit(sequence, at_ps)
-        if self._standings is not None:
-            self._note_standing()
+        self._note_standing()
         self._is_new = self._is_new or matters
         return matters
 
@@ -170,8 +185,7 @@ class Member:
         if version != self._version or self._is_new:
             self.changed = True
             self._version, self._is_new = version, False
-        if self._standings is not None:
-            self._note_standing()
+        self._note_standing()
         return decision
 
     def _forget(self, handle: int) -> None:
@@ -201,8 +215,7 @@ class Member:
                 self._forget(event.sequence.handle)
                 if self.forecast is not None:
                     self.forecast.outputs.ended(event.output_tokens, event.sequence.max_new_tokens)
-        if self._standings is not None:
-            self._note_standing()
+        self._note_standing()
         return events
 
     def lose(self, at_ps: int) -> tuple[list[Sequence], list[Event]]:

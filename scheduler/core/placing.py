@@ -11,6 +11,7 @@ from lorrery.scheduler.core import refusals
 from lorrery.scheduler.core.candidates import Figures, WatchedCandidate
 from lorrery.scheduler.core.cluster_events import ClusterEvent, Placed, Refused
 from lorrery.scheduler.core.door import ClusterRules
+from lorrery.scheduler.core.load_order import FEW, LoadOrder
 from lorrery.scheduler.core.member import Member, class_name
 from lorrery.scheduler.core.placements.base import Candidate, Placement
 from lorrery.scheduler.core.sequence import Sequence
@@ -77,6 +78,9 @@ class Placing:
         self._kinds = [member.replica.kind for member in ready]
         self._samples = dict(zip(self._kinds, ready, strict=True))
         self._fit.clear()
+        order = LoadOrder(self._candidates) if len(ready) > FEW else None
+        for number, member in enumerate(ready):
+            member.rank_by_load(order, number)
 
     def _fitting(self, sequence: Sequence) -> tuple[list[Member], list[Candidate]]:
         """Return the workers that could hold a sequence; where the same kinds could, the same lists each time."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Protocol
 
+from lorrery.scheduler.core.load_order import LoadOrder
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.worker.device.pace import Pace
 
@@ -131,9 +132,16 @@ class Placement(Protocol):
 
 
 def least_loaded(candidates: Many[Candidate]) -> Candidate:
-    """Return the candidate with the fewest sequences; ties: fewest KV tokens, then the first to attach."""
+    """Return the candidate with the fewest sequences; ties: fewest KV tokens, then the first to attach.
+
+    Cost: a logarithm for the sequence of all workers as `Placement.place` gets it, if they are many
+    (`core.load_order`); O(candidates) for any other.
+    """
     if len(candidates) == 1:
         return candidates[0]
+    order: LoadOrder | None = getattr(candidates[0], "load_order", None)  # of a replica's, not of those read back
+    if order is not None and order.candidates is candidates:
+        return candidates[order.least()]
     return least_of(candidates, [candidate.load for candidate in candidates])
 
 
