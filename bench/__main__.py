@@ -30,6 +30,7 @@ from bench import (
     metrics_cost,
     overload,
     scale,
+    sim_growth,
     sim_speed,
     step_cpu,
     tables,
@@ -166,6 +167,11 @@ def main(
             )
         results["sim_speed"] = result.as_json()
         console.print(tables.sim_speed(result))
+        with console.status("sim-speed") as status:
+            growth = sim_growth.measure(
+                sim_growth.QUICK if quick else sim_growth.Sizes(), lambda what: status.update(f"sim-speed: {what}")
+            )
+        console.print(tables.sim_growth(growth))
 
     def run_live_vs_sim() -> None:
         with console.status("live-vs-sim") as status:

@@ -126,13 +126,13 @@ class Scenario:
 def vidur(num_requests: int = 2000) -> Scenario:
     """The Vidur run: prefill first, 4,096 padded tokens and 256 sequences in a batch, 7,424 blocks of 16 tokens."""
     title = "Vidur's run: conversation lengths, 4/s, 256 sequences, 7,424 blocks, fitted step times"
-    device = _deployment("A100-80-SXM", "Llama-2-7B")
+    device = deployment("A100-80-SXM", "Llama-2-7B")
     recorded = read_requests(VIDUR_REQUESTS, num_requests)
     columns = Columns(recorded.arrived, recorded.prompt_tokens, recorded.output_tokens)
     step_time = Fitted(replace(device, steps=read_steps_file(VIDUR_STEPS)))
     rules = BatchRules()
-    scenario = _scenario(title, columns, device, rules.replica_settings(), step_time)
-    return replace(scenario, make_queue=lambda settings: PaddedFifo(rules.max_tokens))
+    made = scenario(title, columns, device, rules.replica_settings(), step_time)
+    return replace(made, make_queue=lambda settings: PaddedFifo(rules.max_tokens))
 
 
 def uniform(num_requests: int, output_factor: int = 1) -> Scenario:
@@ -141,12 +141,12 @@ def uniform(num_requests: int, output_factor: int = 1) -> Scenario:
     at_seconds = np.cumsum(rng.exponential(0.1, num_requests))
     prompts, outputs = rng.integers(8, 513, (2, num_requests))
     outputs = outputs * output_factor
-    device = _deployment("H100-SXM", "Llama-3-8B")
+    device = deployment("H100-SXM", "Llama-3-8B")
     replica = ReplicaSettings("fcfs", device.kv_pool_tokens(), 512 + 512 * output_factor)
     title = "uniform 8-512 tokens, 10/s, H100, Llama-3-8B"
     if output_factor != 1:
         title += f", outputs {output_factor} times as long"
-    return _scenario(title, Columns(at_seconds, prompts, outputs), device, replica)
+    return scenario(title, Columns(at_seconds, prompts, outputs), device, replica)
 
 
 def multi_lora(num_requests: int) -> Scenario:
@@ -155,9 +155,9 @@ def multi_lora(num_requests: int) -> Scenario:
     at_seconds = np.cumsum(rng.exponential(1 / MULTI_LORA_RATE, num_requests))
     prompts, outputs = rng.integers(8, 513, (2, num_requests))
     adapters, chosen = _adapters(num_requests, rng)
-    device = _deployment("A10G", "Llama-2-7B")
+    device = deployment("A10G", "Llama-2-7B")
     replica = ReplicaSettings("req_queue", device.kv_pool_tokens(), 1024, "slora_loop", max_loras=32)
-    return _scenario(
+    return scenario(
         f"{NUM_ADAPTERS} adapters, req_queue, slora_loop, {MULTI_LORA_RATE:g}/s (saturated), A10G, Llama-2-7B",
         Columns(at_seconds, prompts, outputs, chosen),
         device,
@@ -178,7 +178,7 @@ def mooncake(num_requests: int | None = None) -> Scenario:
         np.array([request.output_tokens for request in workload]),
         hash_ids=[request.hash_ids for request in workload],
     )
-    device = _deployment("H100-SXM", "Llama-3-8B")
+    device = deployment("H100-SXM", "Llama-3-8B")
     replica = ReplicaSettings(
         "fcfs",
         device.kv_pool_tokens(),
@@ -188,7 +188,7 @@ def mooncake(num_requests: int | None = None) -> Scenario:
         prefix_cache="blocks",
     )
     title = f"{path.stem}, block caches, 4 x H100, Llama-3-8B, prefix_match"
-    return _scenario(title, columns, device, replica, num_workers=4, placement="prefix_match")
+    return scenario(title, columns, device, replica, num_workers=4, placement="prefix_match")
 
 
 def fleet(num_requests: int | None = None) -> Scenario:
@@ -201,7 +201,7 @@ def fleet(num_requests: int | None = None) -> Scenario:
         columns=replace(one.columns, adapter_ids=chosen),
         replica=replace(one.replica, max_loras=32),
         adapters=adapters,
-        adapter_load_ps=_load_time(_deployment("H100-SXM", "Llama-3-8B")),
+        adapter_load_ps=_load_time(deployment("H100-SXM", "Llama-3-8B")),
         num_workers=16,
         placement="predicted_finish",
     )
@@ -223,7 +223,7 @@ def _load_time(device: Deployment) -> LoadTime:
     return lambda adapter, tier: of_rank(adapter.rank, tier)
 
 
-def _scenario(
+def scenario(
     title: str,
     columns: Columns,
     device: Deployment,
@@ -231,11 +231,13 @@ def _scenario(
     step_time: StepTimeModel | None = None,
     **more: object,
 ) -> Scenario:
+    """Return a load with its cluster; `more`: of its fields."""
     step_time = step_time or Roofline(device)
     return Scenario(title, columns, device.model.name, replica, step_time, straight_line(step_time), **more)  # type: ignore[arg-type]
 
 
-def _deployment(gpu_name: str, model: str) -> Deployment:
+def deployment(gpu_name: str, model: str) -> Deployment:
+    """Return one GPU with a model, as an engine of the present day would use it."""
     catalogue = read_catalogue()
     gpu = catalogue.gpu(gpu_name)
     return Deployment(gpu, catalogue.model(model), engine=catalogue.engine("present-day", gpu))

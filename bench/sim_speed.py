@@ -333,7 +333,7 @@ def _peak_rss_mb(load: str, num_requests: int) -> float:
     return peak_rss_mb
 
 
-def _own_peak_rss_mb() -> float:
+def own_peak_rss_mb() -> float:
     """Return this process's peak since it was executed, in 1e6 bytes."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
@@ -348,8 +348,9 @@ def _scenario(load: str, num_requests: int) -> Scenario:
     return SCENARIOS[load](num_requests)
 
 
-def _run_once(load: str, num_requests: int) -> dict[str, Any]:
-    scenario = _scenario(load, num_requests)
+def run_once(scenario: Scenario) -> dict[str, Any]:
+    """Run a load; return its figures and this process's peak memory."""
+    num_requests = len(scenario.columns)
     seconds, times = _timed(lambda: simulate(scenario))
     return {
         "title": scenario.title,
@@ -359,18 +360,18 @@ def _run_once(load: str, num_requests: int) -> dict[str, Any]:
         "output_tokens": times.output_tokens,
         "cpu_seconds": seconds,
         "us_per_request": seconds / num_requests * 1e6,
-        "peak_rss_mb": _own_peak_rss_mb(),
+        "peak_rss_mb": own_peak_rss_mb(),
     }
 
 
 def main() -> None:
     """Run the load that the arguments name, or those that lines of the standard input name, one after another."""
     if len(sys.argv) > 1:
-        print(json.dumps(_run_once(sys.argv[1], int(sys.argv[2])), indent=1))
+        print(json.dumps(run_once(_scenario(sys.argv[1], int(sys.argv[2]))), indent=1))
         return
     for line in sys.stdin:
         load, num_requests = line.split()
-        print(json.dumps(_run_once(load, int(num_requests))), flush=True)
+        print(json.dumps(run_once(_scenario(load, int(num_requests)))), flush=True)
 
 
 if __name__ == "__main__":

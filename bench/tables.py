@@ -18,6 +18,7 @@ from bench.last_hop import BARE, CLUSTER, LastHop
 from bench.live_vs_sim import LiveVsSim
 from bench.metrics_cost import AIM_RATIO, SERVICES, MetricsCost
 from bench.overload import Overload
+from bench.sim_growth import COMMAND_AIM_MB, FLAT_AIM, WAITING_AIM_KB, Growth
 from bench.sim_speed import BARE_AIM, GROWTH_AIM, LENGTH_AIM, MEMORY_AIM_MB, PEERS, RATE_AIMS, Core, SimSpeed
 from bench.step_cpu import Row as StepCpu
 from bench.tracing_cost import AIM_RATIO as TRACING_AIM
@@ -270,6 +271,41 @@ def sim_speed(result: SimSpeed) -> Group:
     )
     hint = "" if Core.COMPILED in result.cores else "[dim]no compiled core in build/compiled; make compiled[/]"
     return Group(table, aims, hint)
+
+
+def sim_growth(result: Growth) -> Group:
+    """Show what a simulated request costs in larger and larger runs, and the command's memory."""
+    table = Table(title=f"Simulator: cost of a request as runs grow, {result.core} core")
+    for name in ("series", "size", "us/request", "peak MB", "largest / smallest"):
+        table.add_column(name, justify="left" if name == "series" else "right", no_wrap=True)
+    for name, points in result.series.items():
+        ratio = result.ratio(name)
+        for point in points:
+            is_last = point is points[-1]
+            table.add_row(
+                name if point is points[0] else "",
+                f"{point.size:,}",
+                f"{point.cost_us:.1f}",
+                f"{max(point.peak_rss_mb):.0f}",
+                f"{ratio:.2f} {_meets(ratio <= FLAT_AIM)}" if is_last else "",
+                end_section=is_last,
+            )
+    memory = Table(title="lorrery simulate: peak memory", box=None)
+    for name in ("", "MB", "aim"):
+        memory.add_column(name, justify="right" if name else "left", no_wrap=True)
+    for name, peak in result.command.items():
+        has_aim = name in result.with_aim
+        memory.add_row(
+            name,
+            f"{peak:.0f} {_meets(peak <= COMMAND_AIM_MB) if has_aim else ''}",
+            f"at most {COMMAND_AIM_MB:g}" if has_aim else "",
+        )
+    memory.add_row(
+        "one more request that waits, KB",
+        f"{result.waiting_kb:.2f} {_meets(result.waiting_kb <= WAITING_AIM_KB)}",
+        f"at most {WAITING_AIM_KB:g}",
+    )
+    return Group(table, memory)
 
 
 def failures(rows: Iterable[Failure]) -> Table:
