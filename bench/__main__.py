@@ -171,6 +171,7 @@ def main(
             growth = sim_growth.measure(
                 sim_growth.QUICK if quick else sim_growth.Sizes(), lambda what: status.update(f"sim-speed: {what}")
             )
+        results["sim_growth"] = growth.as_json()
         console.print(tables.sim_growth(growth))
 
     def run_live_vs_sim() -> None:

@@ -293,8 +293,8 @@ def sim_growth(result: Growth) -> Group:
     memory = Table(title="lorrery simulate: peak memory", box=None)
     for name in ("", "MB", "aim"):
         memory.add_column(name, justify="right" if name else "left", no_wrap=True)
-    for name, peak in result.command.items():
-        has_aim = name in result.with_aim
+    for number, (name, peak) in enumerate(result.command.items()):
+        has_aim = number < 2  # the others are there for what one more request takes
         memory.add_row(
             name,
             f"{peak:.0f} {_meets(peak <= COMMAND_AIM_MB) if has_aim else ''}",

@@ -212,15 +212,16 @@ class Simulation:
         arrival_ps = NEVER if arrival is None else arrival[0]
         clock, boundaries, workers = self._clock, self._boundaries, self.workers
         coming, deadlines, ended = clock.coming, self._requests.deadlines, self._requests.ended
+        due = self._requests.due_ps
         while True:
             while boundaries and workers[boundaries[0][1]].version != boundaries[0][2]:
                 heappop(boundaries)
             boundary_ps = boundaries[0][0] if boundaries else NEVER
             coming_ps = coming[0][0] if coming else NEVER
-            while deadlines and deadlines[0][1].outcome is not None:
+            while deadlines and deadlines[0].outcome is not None:
                 deadlines.popleft()
-            if deadlines and deadlines[0][0] < coming_ps:
-                coming_ps = deadlines[0][0]
+            if deadlines and (due_ps := due()) < coming_ps:
+                coming_ps = due_ps
             if self._ticks:
                 awaited_ps = NEVER if arrival is None else arrival_ps
                 if self._ticked(min(awaited_ps, boundary_ps, coming_ps), arrival is None and follow is None):
@@ -241,7 +242,7 @@ class Simulation:
                 if coming and coming[0][0] == coming_ps:
                     heappop(coming)[2]()
                 else:
-                    self._time_out(deadlines.popleft()[1])
+                    self._time_out(deadlines.popleft())
             else:
                 order = heappop(boundaries)[1]
                 clock.take_turn(boundary_ps, order)

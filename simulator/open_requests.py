@@ -18,21 +18,26 @@ class OpenRequests:
     Attributes:
         by_handle: those that are not over.
         ended: those that are, until the simulation's loop has handed them out.
-        deadlines: (time, request), in order of time, since all have the same time-out.
+        deadlines: requests, in order of their deadlines, since all have the same time-out.
         timeout_ps: None: clients wait for ever.
     """
 
     def __init__(self, clock: Clock, timeout_ps: int | None) -> None:
         self.by_handle: dict[int, SimulatedRequest] = {}
         self.ended: list[SimulatedRequest] = []
-        self.deadlines: deque[tuple[int, SimulatedRequest]] = deque()
+        self.deadlines: deque[SimulatedRequest] = deque()
         self.timeout_ps = None if timeout_ps is None or timeout_ps >= NEVER else timeout_ps
         self._clock = clock
 
     def expire_in_time(self, request: SimulatedRequest) -> None:
         """Let the client of a request, which sends it now, wait no longer than its time-out."""
         if self.timeout_ps is not None:
-            self.deadlines.append((self._clock.now_ps + self.timeout_ps, request))
+            self.deadlines.append(request)
+
+    def due_ps(self) -> int:
+        """Return when the first deadline is; there is one."""
+        assert self.timeout_ps is not None
+        return self.deadlines[0].sequence.arrived_ps + self.timeout_ps
 
     def refuse(self, handle: int, refusal: Refusal) -> None:
         """End a request as its scheduler refuses it, if its client has not gone at that very moment."""
