@@ -44,7 +44,7 @@ STATUS = {
 
 
 class OutcomeRecorder:
-    """Takes requests as they end, in any order, and keeps their figures only: 124 bytes each.
+    """Takes requests as they end, in any order, and keeps their figures only.
 
     Args:
         start_ps: when the run began; all times count from there.

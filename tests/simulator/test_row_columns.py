@@ -3,19 +3,20 @@
 import numpy as np
 import pytest
 
-from lorrery.simulator import row_columns
+from lorrery.simulator import spilled_rows
 from lorrery.simulator.row_columns import RowColumns
 
 
-@pytest.mark.parametrize("num_rows", [0, 1, 3, 4, 10])
+@pytest.mark.parametrize("num_rows", [0, 1, 3, 4, 10, 40])
 def test_columns_are_sorted_by_one_of_them(num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_columns, "CHUNK_ROWS", 3)
-    rows = RowColumns({"key": np.int64, "code": np.int32})
+    monkeypatch.setattr(spilled_rows, "CHUNK_ROWS", 3)
+    rows = RowColumns({"key": np.int64, "code": np.int32, "same": np.int64})
     for number in range(num_rows):
-        rows.add((-number * 10**12, number))
+        rows.add((-number * 10**12, number, 7))
     assert len(rows) == num_rows
     columns = rows.take(sort_by="key")
     assert columns["key"].tolist() == [-number * 10**12 for number in reversed(range(num_rows))]
     assert columns["code"].tolist() == list(reversed(range(num_rows)))
     assert columns["code"].dtype == np.int32
+    assert columns["same"].tolist() == [7] * num_rows
     assert len(rows) == 0
