@@ -22,7 +22,8 @@ _NUMBERS = ("index", "prompt", "output", "cached", "requeues")
 _TIMES = ("sent", "first", "last", "end")
 _SPANS = ("queue", "load", "prefill", "decode")
 _LABELS = ("status", "adapter", "tenant", "worker", "reason")
-_KINDS = dict.fromkeys((*_NUMBERS, *_TIMES, *_SPANS), np.int64) | dict.fromkeys(_LABELS, np.int32)
+_KINDS: dict[str, type[np.int64] | type[np.int32]] = {}
+_KINDS |= dict.fromkeys((*_NUMBERS, *_TIMES, *_SPANS), np.int64) | dict.fromkeys(_LABELS, np.int32)
 T = TypeVar("T", bound=Hashable)
 _NO_PHASES = Phases(_NONE, _NONE, _NONE, _NONE)
 
