@@ -4,7 +4,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from lorrery.loadgen.workload.request import WorkloadRequest
@@ -80,6 +80,19 @@ def run(
 @pytest.mark.parametrize("step_time", STEP_TIMES)
 @pytest.mark.parametrize("batching", sorted(BATCHINGS))
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@example(  # what could not start on worker-1 moves away; then that one waits out its 10 steps with nobody to try
+    drawn=[
+        (0.0, 1, 1, None),
+        (0.0, 12, 35, "a3"),
+        (0.3, 1, 1, "a1"),
+        (0.0, 1, 1, "a0"),
+        (2.0, 1, 1, None),
+        (0.0, 1, 1, None),
+        (0.0, 1, 1, None),
+    ],
+    cancels=[],
+    placement="predicted_finish",
+)
 @given(
     drawn=workloads,
     cancels=st.lists(st.tuples(st.integers(0, 6 * 10**12), st.integers(0, 11)), max_size=3),

@@ -39,7 +39,7 @@ class SloraLoop:
         if not len(context.running):
             return self._choose_idle(context, at_ps)
         if self.wait_steps < MAX_WAIT_STEPS:
-            return self._decode_without_trying(context)
+            return self._decode_without_trying(context, at_ps)
         admitted = context.admit(self.limits, at_ps)
         if admitted:
             self.wait_steps = 0
@@ -60,9 +60,11 @@ class SloraLoop:
             return Wait(at_ps + IDLE_POLL_PS)
         return Wait()  # with nothing running, only an event can change this answer
 
-    def _decode_without_trying(self, context: BatchContext) -> Step:
+    def _decode_without_trying(self, context: BatchContext, at_ps: int) -> Step:
         steps = context.running.steps_to_length()
-        if not context.has_no_candidates():
+        if context.has_no_candidates():
+            context.admit(self.limits, at_ps)  # so who was refused, and has left since, blocks nobody
+        else:
             steps = min(steps, MAX_WAIT_STEPS - self.wait_steps)
         if not self.prefetch:
             return Step(decode=True, max_steps=steps)
