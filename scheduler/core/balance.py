@@ -46,12 +46,16 @@ class Balance:
         self._movers: dict[str, Member] = {}
 
     def attach(self, member: Member) -> None:
-        """Take in a worker; nothing moves to or from one in strict mode."""
+        """Take in a worker; nothing moves to or from one in strict mode. One alone need not say how it stands."""
         if member.replica.options.strict:
             return
-        number = self._standings.enter()
-        self._members[number] = member
-        member.stand(self._standings, number)
+        member.number = self._standings.enter()
+        self._members[member.number] = member
+        if len(self._members) == 2:
+            for one in self._members.values():
+                one.stand(self._standings)
+        elif len(self._members) > 2:
+            member.stand(self._standings)
 
     def detach(self, member: Member) -> None:
         """Forget a worker that is gone or takes nothing new."""

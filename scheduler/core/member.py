@@ -109,9 +109,9 @@ class Member:
         self._load_order: LoadOrder | None = None
         self._load_number = -1
 
-    def stand(self, standings: Standings, number: int) -> None:
-        """Say there from now on how many wait and run here."""
-        self._standings, self.number = standings, number
+    def stand(self, standings: Standings) -> None:
+        """Say there from now on how many wait and run here, under its number."""
+        self._standings = standings
         self._note_standing()
 
     def rank_by_load(self, order: LoadOrder | None, number: int) -> None:
