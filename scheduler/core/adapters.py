@@ -119,6 +119,8 @@ class Residency:
         """Adapters cached in host memory, least recently used first."""
         self.loading: dict[str, _Load] = {}
         """Loads under way."""
+        self.next_event_ps: int | None = None
+        """When the first of them ends."""
         self.given_up: dict[str, Adapter] = {}
         """Adapters whose load was given up, until `take_given_up`."""
         self.evicted: list[str] = []
@@ -136,11 +138,6 @@ class Residency:
         self._attempts: dict[str, int] = {}
         self._awaited: dict[str, LoadEnd] = {}
         self._taken_slots = 0  # of those on the GPU, under way, and waiting for their load
-
-    @property
-    def next_event_ps(self) -> int | None:
-        """When the next load ends; None: none is under way."""
-        return min([load.ready_ps for load in self.loading.values()], default=None)
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
@@ -312,33 +309,37 @@ class Residency:
             if fault is not WELL:
                 load_ps = load_ps * fault.factor.numerator // fault.factor.denominator
             self.loading[name] = _Load(adapter, tier, at_ps, at_ps + load_ps, fault.fails)
+            self._note_next_event()
             if self.log is not None:
                 self.log.load_began(adapter, tier.value, at_ps)
+
+    def _note_next_event(self) -> None:
+        self.next_event_ps = min([load.ready_ps for load in self.loading.values()], default=None)
 
     # --- time -------------------------------------------------------------------------------------------------------
 
     def advance(self, at_ps: int) -> None:
         """Let the loads that have ended by now take effect, in order of their ends."""
-        if self.loading:
-            self._end_loads(at_ps)
+        while self.next_event_ps is not None and self.next_event_ps <= at_ps:
+            self._end_load()
 
-    def _end_loads(self, at_ps: int) -> None:
-        while (next_ps := self.next_event_ps) is not None and next_ps <= at_ps:
-            name, load = min(self.loading.items(), key=lambda entry: (entry[1].ready_ps, entry[0]))
-            del self.loading[name]
-            self.version += 1
-            if self.log is not None:
-                took_ps = load.ready_ps - load.began_ps
-                self.log.load_ended(load.adapter, load.tier.value, load.ready_ps, took_ps, failed=load.fails)
-            if load.fails:
-                self._failed(load.adapter)
-            else:
-                self._attempts.pop(name, None)
-                self.gpu[name] = load.adapter
-                self._cache_on_host(load.adapter, load.ready_ps)
-                if self._awaited and (awaited := self._awaited.pop(name, None)) is not None:
-                    awaited.at_ps = load.ready_ps
-            self._begin_waiting(load.ready_ps)
+    def _end_load(self) -> None:
+        name, load = min(self.loading.items(), key=lambda entry: (entry[1].ready_ps, entry[0]))
+        del self.loading[name]
+        self._note_next_event()
+        self.version += 1
+        if self.log is not None:
+            took_ps = load.ready_ps - load.began_ps
+            self.log.load_ended(load.adapter, load.tier.value, load.ready_ps, took_ps, failed=load.fails)
+        if load.fails:
+            self._failed(load.adapter)
+        else:
+            self._attempts.pop(name, None)
+            self.gpu[name] = load.adapter
+            self._cache_on_host(load.adapter, load.ready_ps)
+            if self._awaited and (awaited := self._awaited.pop(name, None)) is not None:
+                awaited.at_ps = load.ready_ps
+        self._begin_waiting(load.ready_ps)
 
     def _failed(self, adapter: Adapter) -> None:
         name = adapter.key
@@ -388,6 +389,7 @@ class Residency:
         self.gpu.clear()
         self.host.clear()
         self.loading.clear()
+        self.next_event_ps = None
         self._waiting.clear()
         self._attempts.clear()
         self._awaited.clear()
