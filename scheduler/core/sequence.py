@@ -11,38 +11,56 @@ A sequence that lost its worker (or was preempted) starts again as if its output
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import NamedTuple
 
 from lorrery.scheduler.core.phases import LoadEnd, Phases, split
 from lorrery.vocabulary.adapter_log import adapter_key
 
 
-class Adapter(NamedTuple):
-    """A LoRA adapter.
+class Adapter:
+    """A LoRA adapter; equal ones are the same, and nobody changes one.
 
-    Attributes:
+    No dataclass and no named tuple: a replica reads `key` and `slots` some fifty times a request, and there they would
+    be calls, also compiled.
+
+    Args:
         adapter_id: its name towards clients.
         rank: of its matrices.
         exact_slots: pool slots of its weights by their true size; None: S-LoRA's rule, 4 x rank, which is right for
             four adapted projections without grouped-query attention.
         version: of what the name stands for; 0: as the settings list it, else the number of the load at run time that
             brought it. What was computed or loaded for one version is of no use to another.
+
+    Attributes:
+        key: name and version in one: what residency, pins and caches go by.
+        slots: that its weights take from the KV pool.
     """
 
-    adapter_id: str
-    rank: int
-    exact_slots: int | None = None
-    version: int = 0
+    __slots__ = ("adapter_id", "exact_slots", "key", "rank", "slots", "version")
 
-    @property
-    def key(self) -> str:
-        """Name and version in one: what residency, pins and caches go by."""
-        return adapter_key(self.adapter_id, self.version) if self.version else self.adapter_id
+    def __init__(self, adapter_id: str, rank: int, exact_slots: int | None = None, version: int = 0) -> None:
+        self.adapter_id = adapter_id
+        self.rank = rank
+        self.exact_slots = exact_slots
+        self.version = version
+        self.key = adapter_key(adapter_id, version) if version else adapter_id
+        self.slots = 4 * rank if exact_slots is None else exact_slots
 
-    @property
-    def slots(self) -> int:
-        """Slots that its weights take from the KV pool."""
-        return 4 * self.rank if self.exact_slots is None else self.exact_slots
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Adapter):
+            return NotImplemented
+        return self is other or (
+            (self.adapter_id, self.version) == (other.adapter_id, other.version)
+            and (self.rank, self.exact_slots) == (other.rank, other.exact_slots)
+        )
+
+    def __lt__(self, other: "Adapter") -> bool:
+        return (self.adapter_id, self.version) < (other.adapter_id, other.version)
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __repr__(self) -> str:
+        return f"Adapter({self.adapter_id!r}, {self.rank}, {self.exact_slots}, {self.version})"
 
 
 class Content:
