@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.sections import MAX_ADAPTERS
 from lorrery.chassis.shipped import TRACES
 from lorrery.loadgen.specs import parse_bursts, parse_drift
+from lorrery.vocabulary.units import LAST_SECONDS
 
 __all__ = [
     "ALL_ADAPTERS",
@@ -53,6 +55,8 @@ ALL_ADAPTERS = "all"
 """In place of adapter ids: those that the cluster lists."""
 
 _FAMILY = re.compile(r"(.*)\{(\d+)\.\.(\d+)\}(.*)")
+_MOST_DIGITS = 100
+"""Of a family's first and last number: Python reads no more than 4,300, and messages are for people."""
 _TRACE_ALONE = "--trace does not go with --workload {}; add --workload azure (CSV), mooncake (JSON Lines) or sharegpt"
 _SESSIONS = ("chat", "sharegpt")
 MOST_TOKENS = 2**31 - 1
@@ -216,7 +220,10 @@ class LoadOptions:
                 "--tokenizer goes with --workload sharegpt only",
             ),
             (self.turns is not None and not self.has_sessions, "--turns goes with --workload chat and sharegpt only"),
-            (not 0 <= self.think < math.inf, f"--think is {self.think:g}; it must be finite, and 0 or more"),
+            (
+                not 0 <= self.think <= LAST_SECONDS,
+                f"--think is {self.think:g}; it must be 0 or more, and at most {LAST_SECONDS:,} s",
+            ),
             (
                 self.shared_prefix is not None and self.workload not in _DRAWN,
                 f"--shared-prefix goes with --workload {', '.join(_DRAWN)} only",
@@ -349,17 +356,30 @@ def expand_adapters(text: str) -> list[str]:
     """Spell out a comma-separated list of ids and families: `base-ft,lora-{0..3}`.
 
     Raises:
-        SettingsError: an empty id, a family that runs backwards, or an id twice.
+        SettingsError: an empty id, a family that runs backwards, an id twice, or more than `MAX_ADAPTERS`.
     """
     names: list[str] = []
+    num_wanted = 0
     for part in (part.strip() for part in text.split(",")):
         match = _FAMILY.fullmatch(part)
         if match is None:
             names.append(part)
             continue
         head, first, last, tail = match.groups()
+        most_digits = max(len(first), len(last))
+        if most_digits > _MOST_DIGITS:
+            raise SettingsError(
+                f"adapters: a family is numbered with {most_digits} digits; {_MOST_DIGITS} at most are read, and a"
+                f" workload has at most {MAX_ADAPTERS:,} adapters"
+            )
         if int(last) < int(first):
             raise SettingsError(f"adapters: family {part!r} runs backwards")
+        num_wanted += int(last) - int(first) + 1
+        if num_wanted > MAX_ADAPTERS:
+            raise SettingsError(
+                f"adapters: family {part!r} makes {num_wanted:,}; a workload has at most {MAX_ADAPTERS:,}; end the"
+                " family at a smaller number"
+            )
         names.extend(f"{head}{number}{tail}" for number in range(int(first), int(last) + 1))
     if not all(names) or len(set(names)) < len(names):
         raise SettingsError(f"adapters: {text!r} has an empty id or names one twice")

@@ -11,7 +11,7 @@ from lorrery.loadgen.workload.request import WorkloadRequest, sessions
 from lorrery.simulator.build import RequestBuilder, Said
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.request import SimulatedRequest
-from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
+from lorrery.vocabulary.units import LAST_SECONDS, NEVER, PS_PER_SECOND
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class Clients:
         simulation, waiting = self.simulation, sessions(workload)
         end_ps = NEVER
         if duration_seconds is not None:
-            end_ps = simulation.now_ps + round(duration_seconds * PS_PER_SECOND)
+            end_ps = simulation.now_ps + _picoseconds(duration_seconds)
 
         def begin_next(now_ps: int) -> tuple[int, SimulatedRequest] | None:
             if now_ps >= end_ps or (turns := next(waiting, None)) is None:
@@ -91,10 +91,15 @@ class Clients:
             self.num_unsent += session.num_rest
             return None
         assert request.turn is not None
-        at_ps = now_ps + round(request.turn.think_seconds * PS_PER_SECOND)
+        at_ps = now_ps + _picoseconds(request.turn.think_seconds)
         if at_ps >= end_ps:
             return None
         session.said.append((session.sent, self.builder.said(ended)))
         session.sent, session.num_rest = request, session.num_rest - 1
         self._open[request.index] = session
         return at_ps, self.builder.build(request, at_ps, session.said)
+
+
+def _picoseconds(seconds: float) -> int:
+    """Return a span, or one that is longer than any simulation if it is that too: no product overflows."""
+    return round(min(seconds, LAST_SECONDS + 1) * PS_PER_SECOND)

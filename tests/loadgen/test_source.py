@@ -39,6 +39,20 @@ def test_impossible_lists_are_refused(text):
         expand_adapters(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("fam{0..99999999999999999999}", "100,000,000,000,000,000,000"),
+        ("fam{1..600000},x{1..600000}", "1,200,000"),
+        (f"fam{{0..{'9' * 5000}}}", "5000 digits"),
+    ],
+)
+def test_more_adapters_than_a_cluster_can_have_are_refused_before_they_are_spelt_out(text, count):
+    with pytest.raises(SettingsError, match=f"{count}.*at most 1,000,000") as caught:
+        expand_adapters(text)
+    assert len(str(caught.value)) < 300
+
+
 def test_ranges_are_two_numbers_or_one():
     assert parse_range("3:9") == (3, 9)
     assert parse_range("64") == (64, 64)
@@ -209,6 +223,7 @@ def test_sharegpt_is_read_with_a_tokenizer(tmp_path):
         ({"protocol": "openai", "prompt_ids": True, "workload": "chat"}, "come as text"),
         ({"model": "m"}, "--model goes with"),
         ({"think": -1.0}, "--think"),
+        ({"think": 1e308}, r"--think is 1e\+308; .* at most 4,611,686 s"),
     ],
 )
 def test_options_that_do_not_go_together_say_so(options, why):

@@ -56,6 +56,11 @@ def test_a_turn_finds_the_whole_conversation_in_the_cache(shared):
             assert table.cached_tokens[request.index] == known // BLOCK * BLOCK
 
 
+def test_a_closed_loop_may_be_given_more_time_than_any_simulation_has():
+    report, _ = played(options(concurrency=2, num_requests=3, turns=(1, 3), duration=1e308))
+    assert report.summary.by_status == {"OK": 3}
+
+
 def test_a_run_is_equal_however_often_it_is_decided():
     one, other = (played(options(), one_step=one_step)[0].outcomes for one_step in (False, True))
     assert np.array_equal(one.end_seconds, other.end_seconds)
