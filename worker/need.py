@@ -8,8 +8,11 @@ to the one with the highest pressure if that pressure is higher, by a quarter, t
 
     pressure(to, n_to) > MOVE_RATIO * pressure(from, n_from - 1)
 
-So no move is followed by its reverse while the requests stay what they are, the last worker of a scheduler stays, and
-schedulers without requests come to share workers evenly.
+Workers do not talk to one another, but know the same numbers, so each works out who else moves: schedulers part with a
+worker in turn, first the one that keeps the lowest pressure, and each move counts for the next. What drains now counts
+where it is needed most. So a scheduler gets no more workers than it needs from several at once, no move is followed by
+its reverse while the requests stay what they are, the last worker of a scheduler stays, and schedulers without requests
+come to share workers evenly.
 """
 
 import math
@@ -72,9 +75,26 @@ def better(own: str, worker: str, demands: Mapping[str, Demand]) -> str | None:
         demands: of the schedulers that answer.
     """
     here = demands.get(own)
-    if here is None or here.first_to_leave != worker:
-        return None
-    to = neediest(demands)
-    if to != own and demands[to].pressure() > MOVE_RATIO * here.pressure(-1):
-        return to
-    return None
+    return moves(demands).get(own) if here is not None and here.first_to_leave == worker else None
+
+
+def moves(demands: Mapping[str, Demand]) -> dict[str, str]:
+    """Return where each scheduler's first worker to leave should go, of those that should; the same in any order."""
+    after = dict(sorted(demands.items()))
+
+    def add(name: str, num_workers: int) -> None:
+        after[name] = after[name]._replace(num_workers=after[name].num_workers + num_workers)
+
+    for demand in demands.values():
+        if demand.num_workers and not demand.first_to_leave:
+            add(neediest(after), 1)
+    found: dict[str, str] = {}
+    parting = [name for name, demand in after.items() if demand.first_to_leave]
+    for own in sorted(parting, key=lambda name: after[name].pressure(-1)):
+        to = neediest(after)
+        if after[to].pressure() <= MOVE_RATIO * after[own].pressure(-1):
+            break
+        found[own] = to
+        add(own, -1)
+        add(to, 1)
+    return found

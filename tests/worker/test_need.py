@@ -74,3 +74,55 @@ def test_only_the_worker_that_is_missed_least_moves() -> None:
     assert better("a", "worker-3", demands) == "b"
     assert better("a", "worker-1", demands) is None
     assert better("gone", "worker-3", demands) is None
+
+
+def moves_of_all(demands: dict[str, Demand]) -> list[tuple[str, str]]:
+    """Return the moves, from and to, if all workers look at the same time."""
+    found = [(name, better(name, demand.first_to_leave, demands)) for name, demand in demands.items()]
+    return [(name, to) for name, to in found if to is not None]
+
+
+def test_an_empty_scheduler_gets_from_many_at_once_no_more_workers_than_it_needs() -> None:
+    state = dict.fromkeys("abcdefgh", (4, 0)) | {"new": (0, 0)}
+    moved = moves_of_all(demands_of(state))
+    assert [to for _, to in moved] == 3 * ["new"]
+    assert len({name for name, _ in moved}) == 3
+    after = state | {name: (3, 0) for name, _ in moved} | {"new": (3, 0)}
+    assert not moves_of_all(demands_of(after))
+
+
+def test_workers_agree_on_the_moves_in_whatever_order_they_know_the_schedulers() -> None:
+    demands = demands_of(dict.fromkeys("abcd", (4, 0)) | {"x": (0, 0), "y": (0, 0)})
+    assert sorted(moves_of_all(demands)) == sorted(moves_of_all(dict(reversed(demands.items()))))
+
+
+@given(state=states, delays=st.lists(st.integers(0, 5), min_size=64, max_size=64))
+def test_moves_that_take_time_send_no_more_workers_than_are_needed(
+    state: dict[str, tuple[int, int]], delays: list[int]
+) -> None:
+    """All look together, again and again; a move takes some rounds, in which neither scheduler counts the worker."""
+    workers = {name: number for name, (number, _) in state.items()}
+    requests = {name: number for name, (_, number) in state.items()}
+    under_way: list[tuple[int, str, str]] = []  # how many rounds yet, from, to
+    got: set[str] = set()
+    num_moves = 0
+    while True:
+        arrived = [to for rounds, _, to in under_way if not rounds]
+        under_way = [(rounds - 1, name, to) for rounds, name, to in under_way if rounds]
+        for to in arrived:
+            workers[to] += 1
+        draining = {name for _, name, _ in under_way}
+        demands = {
+            name: Demand(number, requests[name], f"{name}-{number}" if number and name not in draining else "")
+            for name, number in workers.items()
+        }
+        moved = moves_of_all(demands)
+        if not moved and not under_way:
+            break
+        for name, to in moved:
+            workers[name] -= 1
+            under_way.append((delays[num_moves % len(delays)], name, to))
+            num_moves += 1
+            got.add(to)
+        assert not got & {name for name, _ in moved}, "it would part with one that it has got"
+    assert all(workers[name] for name, (number, _) in state.items() if number)
