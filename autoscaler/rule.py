@@ -9,6 +9,8 @@ With several metrics the largest answer counts. Then, as in the controller of Ku
 * a value that is an average over replicas (`AverageValue` of HPA's Pods metrics) is taken over the replicas that say
   something. Those that still start, or came after the last scrape, count as 0 where the answer is to scale up, and as
   the target where it is to scale down. `AverageValue` of External metrics, which KEDA makes, has no such correction;
+* where no replica that serves says anything, such a value is none, and nothing changes, but that what waits for any
+  replica (`num_requests_waiting`) may want more: KEDA's external metric, without which none would come back;
 * a value that is the cluster's (`Value`) multiplies the replicas that are ready;
 * stabilisation: scaling up takes the smallest answer of the last `scale_up.stabilization_seconds`, scaling down the
   largest of the last `scale_down.stabilization_seconds`;
@@ -124,24 +126,28 @@ class Autoscaler:
         answers = {
             metric: self._recommend(readings[metric], target, current, ready)
             for metric, target in rule.targets.items()
-            if metric in readings
+            if metric in readings and _says_something(readings[metric], current, ready)
         }
-        if not answers:
-            return Decision(self._within_bounds(current), current, "no metric has a value")
-        metric = max(answers, key=answers.__getitem__)
-        recommended, value = answers[metric], readings[metric].value
-        why = f"{metric} is {value:.4g}, target {rule.targets[metric]:.4g}{' each' * readings[metric].is_total}"
+        recommended, why = current, "no metric has a value"
+        if answers:
+            metric = max(answers, key=answers.__getitem__)
+            recommended, value = answers[metric], readings[metric].value
+            why = f"{metric} is {value:.4g}, target {rule.targets[metric]:.4g}{' each' * readings[metric].is_total}"
         is_active = any(reading.value > 0 for reading in readings.values())
-        if is_active or self._active_at is None:
+        if readings and (is_active or self._active_at is None):
             self._active_at = at_seconds
+        idle_seconds = 0.0 if self._active_at is None else at_seconds - self._active_at
+        is_known = readings.keys() >= rule.targets.keys()
         least = max(rule.min_replicas, 1)
-        missing = [name for name in rule.targets if name not in readings]
-        if missing and recommended < current:
-            replicas, why = self._within_bounds(current), f"{missing[0]} has no value, and the others want fewer"
-        elif current == 0:
+        missing = [name for name in rule.targets if name not in answers]
+        if current == 0:
             replicas = least if is_active or rule.min_replicas else 0
-        elif not rule.min_replicas and at_seconds - self._active_at >= rule.cooldown_seconds and not is_active:
-            replicas, why = 0, f"nothing for {at_seconds - self._active_at:g} s"
+        elif not rule.min_replicas and is_known and not is_active and idle_seconds >= rule.cooldown_seconds:
+            replicas, why = 0, f"nothing for {idle_seconds:g} s"
+        elif not answers:
+            replicas = self._within_bounds(current)
+        elif missing and recommended < current:
+            replicas, why = self._within_bounds(current), f"{missing[0]} has no value, and the others want fewer"
         elif not least <= current <= rule.max_replicas:
             replicas = self._within_bounds(current)
         else:
@@ -163,9 +169,9 @@ class Autoscaler:
             return _rounded_up(ratio * ready)
         if reading.replicas is not None:
             ready = min(ready, reading.replicas)
-        if current == 0 or ready == 0:
+        if current == 0:
             return _rounded_up(reading.value / target)
-        ratio = reading.value / (target * ready)
+        ratio = reading.value / (target * ready) if ready else math.inf
         if abs(ratio - 1) <= tolerance:
             return current
         num_starting = current - ready
@@ -218,6 +224,13 @@ class Autoscaler:
     def _changed_since(self, since_seconds: float) -> int:
         """Return by how much there are more than at that time."""
         return sum(change for at, change in self._changes if at > since_seconds)
+
+
+def _says_something(reading: Reading, current: int, ready: int) -> bool:
+    """Tell whether a value is one of replicas that serve, of the cluster, or what waits for any replica."""
+    if not reading.is_total or not current:
+        return True
+    return reading.value > 0 if reading.replicas == 0 else ready > 0
 
 
 def _rounded_up(replicas: float) -> int:

@@ -241,4 +241,7 @@ def check_faults(
         same = fault.concerns(earlier.worker) or earlier.concerns(fault.worker)
         same &= not (replaced and fault.kind == WORKER_LOSS)
         if same and fault.kind == earlier.kind and fault.at_ps < earlier.until_ps:
-            raise SettingsError(f"fault {fault.text}: begins before {earlier.text} is over")
+            raise SettingsError(
+                f"fault {fault.text}: begins before {earlier.text} is over; let it begin later, or end the other"
+                " before, with for"
+            )

@@ -25,7 +25,7 @@ from lorrery.local.service_process import describe_exit
 from lorrery.local.signals import cancelled_by_signals
 from lorrery.local.supervisor import Supervisor
 from lorrery.settings import Settings, load
-from lorrery.simulator.first_workers import check_scaled, num_processes, start_up_seconds
+from lorrery.simulator.first_workers import check_scaled, num_processes, possible_names, start_up_seconds
 from lorrery.vocabulary.worker_kinds import count_kinds
 from lorrery.worker.build import deployment_of
 from lorrery.worker.device.basis import no_measurement
@@ -78,7 +78,7 @@ async def run(
         settings = cluster.settings
         check_faults(
             settings.planned_faults(),
-            workers=_worker_names(settings, cluster),
+            workers=possible_names(settings, len(cluster.worker_processes)),
             adapters=(name for name, _ in settings.adapters.expand()),
             replaced=settings.is_autoscaled,
         )
@@ -88,13 +88,6 @@ async def run(
         return await run_until_stopped(
             cluster, restart=restart, say=printer.say, ready=lambda: summary(cluster, prometheus=files.config)
         )
-
-
-def _worker_names(settings: Settings, cluster: LocalCluster) -> list[str]:
-    """Return the names of the workers that there may be."""
-    if settings.is_autoscaled and not settings.workers:
-        return settings.worker_names(settings.autoscaler.max_replicas)
-    return cluster.worker_names
 
 
 def _folder(kept: Path | None) -> contextlib.AbstractContextManager[str | Path]:

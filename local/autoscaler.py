@@ -93,7 +93,7 @@ class LocalAutoscaler:
         return name in self._ready or name in self._starting
 
     async def replace(self, name: str) -> None:
-        """Start a process in the place of one that was killed, as a Deployment would."""
+        """Start a process in the place of one that was killed, and of its name, as a Deployment would."""
         async with self._deciding:
             if name in self._starting:
                 self._starting.pop(name).cancel()
@@ -102,7 +102,7 @@ class LocalAutoscaler:
             else:
                 return  # it was to go meanwhile
             await self._cluster.ended(name)
-            await self._start()
+            await self._start(name)
 
     @property
     def _now_seconds(self) -> float:
@@ -148,9 +148,9 @@ class LocalAutoscaler:
         processes = self._cluster.processes
         return {name: processes[name].metrics for name in names if processes[name].metrics}
 
-    async def _start(self) -> None:
+    async def _start(self, name: str | None = None) -> None:
         assert self._tasks is not None, "it runs"
-        name = await self._cluster.start_worker(self._start_up_seconds, self._group)
+        name = await self._cluster.start_worker(self._start_up_seconds, self._group, name)
         self._starting[name] = self._tasks.create_task(self._until_it_serves(name), name=f"start {name}")
 
     async def _until_it_serves(self, name: str) -> None:

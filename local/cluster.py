@@ -224,15 +224,17 @@ class LocalCluster:
         await self._start(name, service, list(overrides))
         await self._listening(name)
 
-    async def start_worker(self, start_up_seconds: float, group: int | None = None) -> str:
-        """Start one more worker process, with the lowest number that is free; return its name.
+    async def start_worker(self, start_up_seconds: float, group: int | None = None, name: str | None = None) -> str:
+        """Start one more worker process; return its name.
 
         Args:
             start_up_seconds: device seconds until its weights are loaded.
             group: of `[[workers]]`; None: there are no groups.
+            name: of one that has ended, in whose place it is; None: the group's lowest that is free.
         """
         known = zip(self._workers, self._groups, strict=True)
-        name = next((one for one, its_group in known if its_group == group and self._is_free(one)), None)
+        free = (one for one, its_group in known if its_group == group and self._is_free(one))
+        name = name or next(free, None)
         if name is None:
             name = f"worker-{len(self._workers)}"
             kind = self.settings if group is None else self.settings.for_group(group)

@@ -56,7 +56,7 @@ class ClusterScraper:
         num_starting: int,
         workers_per_process: int,
     ) -> Sample:
-        """Look at the workers, and return what there is. One that does not answer counts as one that has nothing.
+        """Look at the workers, and return what there is. One that does not answer is none of those that are ready.
 
         Args:
             at_seconds: now, device time.
@@ -71,12 +71,12 @@ class ClusterScraper:
         seen = dict(zip(addresses, answers, strict=True))
         unplaced = seen.pop("").get(_UNPLACED, 0.0)
         self._add_up(seen)
-        now = [seen[name] for name in serving]
+        now = [seen[name] for name in serving if seen[name]]
         usage = sum(one.get("vllm:kv_cache_usage_perc", 0.0) for one in now) / workers_per_process
         buckets = {name: self._buckets(name) for name in HISTOGRAMS}
         return Sample(
             at_seconds=at_seconds,
-            num_ready=len(serving),
+            num_ready=len(now),
             num_starting=num_starting,
             num_draining=len(leaving),
             num_requests_waiting=round(sum(one.get("vllm:num_requests_waiting", 0.0) for one in now) + unplaced),

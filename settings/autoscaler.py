@@ -109,6 +109,12 @@ class AutoscalerSettings(Section):
                 f"scrape_interval_seconds is {self.scrape_interval_seconds:g}: it must be 0, which scrapes at each"
                 f" decision, or from {SHORTEST_SECONDS:g} s on"
             )
+        if self.metrics_delay_seconds and not self.scrape_interval_seconds:
+            raise ValueError(
+                f"metrics_delay_seconds is {self.metrics_delay_seconds:g}, and scrape_interval_seconds 0: each decision"
+                " would see the scrape of an earlier one; set scrape_interval_seconds too, as to 15, or leave out the"
+                " delay"
+            )
         if self.metric in self.metrics:
             raise ValueError(f"metric {self.metric} is among the further metrics too; give it one target")
         return self

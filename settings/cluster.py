@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from lorrery.chassis import settings as reading
 from lorrery.chassis.errors import SettingsError
@@ -31,8 +31,9 @@ from lorrery.chassis.settings import FileSettings
 from lorrery.router.settings import RouterSettings
 from lorrery.scheduler.settings import AdapterSettings, SchedulerSettings
 from lorrery.settings.autoscaler import AutoscalerSettings
+from lorrery.settings.groups import check_groups, rule_of, set_in_vain, with_its_group
 from lorrery.settings.presets import Served, preset_tables
-from lorrery.worker.settings import WorkerGroup, WorkerSettings, of_group
+from lorrery.worker.settings import WorkerGroup, WorkerSettings
 
 MAX_WORKERS = 100_000
 """Most workers of a cluster: a simulation of more would fill a machine's memory before it began."""
@@ -99,72 +100,26 @@ class Settings(FileSettings):
 
     @classmethod
     def without_effect(cls, layers: Sequence[Mapping[str, Any]]) -> str | None:
-        """Say which setting of `[worker]` a later source sets in vain, since every group has its own; None: none."""
-        groups: object = ()
-        for number, layer in enumerate(layers):
-            groups = layer.get("workers", groups)
-            worker = layer.get("worker")
-            if not number or not isinstance(groups, list | tuple) or not isinstance(worker, Mapping):
-                continue
-            own = [dict(reading.leaves(group)) for group in groups if isinstance(group, Mapping)]
-            for key, value in reading.leaves(worker):
-                if own and len(own) == len(groups) and all(key in group for group in own):
-                    name = ".".join(key)
-                    return (
-                        f"worker.{name} is {value!r}, and no worker has it: every group of [[workers]] sets"
-                        f" {name} itself; set it there, or have no groups (--set 'workers=[]')"
-                    )
-        return None
+        """Say which setting of `[worker]` or `[autoscaler]` a later source sets in vain; None: none."""
+        return set_in_vain(layers)
 
     @model_validator(mode="before")
     @classmethod
     def _takes_its_group(cls, content: Any) -> Any:  # noqa: ANN401  pydantic's
         """Let a worker that is of a group have the group's settings."""
-        if not isinstance(content, dict):
-            return content
-        worker = content.get("worker")
-        if isinstance(worker, WorkerSettings):
-            worker = worker.model_dump(exclude_unset=True)
-        number = worker.get("group") if isinstance(worker, dict) else None
-        if isinstance(number, str) and number.isdecimal():  # from the environment
-            number = int(number)
-        if not isinstance(worker, dict) or not isinstance(number, int):
-            return content
-        groups = TypeAdapter(tuple[WorkerGroup, ...]).validate_python(content.get("workers") or ())
-        if not 0 <= number < len(groups):
-            raise ValueError(f"worker.group is {number}; [[workers]] has {len(groups)} groups, counted from 0")
-        found = {**content, "worker": of_group(worker, groups[number].overrides)}
-        if groups[number].autoscaler:
-            autoscaler = content.get("autoscaler") or {}
-            if isinstance(autoscaler, AutoscalerSettings):
-                autoscaler = autoscaler.model_dump(exclude_unset=True)
-            found["autoscaler"] = {**autoscaler, **groups[number].autoscaler}
-        return found
+        return with_its_group(content) if isinstance(content, dict) else content
 
     @model_validator(mode="after")
     def _groups_can_be(self) -> Self:
-        own = self.worker.model_dump(exclude_unset=True)
-        for number, group in enumerate(self.workers):
-            try:
-                WorkerSettings.model_validate(of_group(own, group.overrides))
-            except ValidationError as error:
-                what = reading.in_words(error).removeprefix("settings: ")
-                raise ValueError(f"workers.{number}.{what}") from None
-            except ValueError as error:
-                raise ValueError(f"workers.{number}.{error}") from None
-            try:
-                self._autoscaler_of(group)
-            except ValidationError as error:
-                what = reading.in_words(error).removeprefix("settings: ")
-                raise ValueError(f"workers.{number}.autoscaler.{what}") from None
+        if self.worker.group is None:
+            check_groups(self.workers, self.worker, self.autoscaler)
+            self._check_numbers()
         return self
 
-    @model_validator(mode="after")
-    def _workers_are_not_too_many(self) -> Self:
+    def _check_numbers(self) -> None:
         gpus = (int(group.overrides.get("gpus", self.worker.gpus)) * group.count for group in self.workers)
         if (count := sum(gpus)) > MAX_WORKERS:
             raise ValueError(f"workers: the groups have {count} workers; at most {MAX_WORKERS} can be; lower a count")
-        return self
 
     @model_validator(mode="after")
     def _known_format(self) -> Self:
@@ -197,7 +152,8 @@ class Settings(FileSettings):
         try:
             faults = self.planned_faults()
             adapters = (name for name, _ in self.adapters.expand())
-            check_faults(faults, adapters=adapters, replaced=self.is_autoscaled)
+            # Whether a worker that is lost is replaced, and may be lost again, is known to who runs the workers.
+            check_faults(faults, adapters=adapters, replaced=True)
         except SettingsError as error:
             raise ValueError(str(error)) from None
         blocking = self.scheduler.strict or self.adapters.loading == "blocking"
@@ -289,13 +245,12 @@ class Settings(FileSettings):
 
     @property
     def is_autoscaled(self) -> bool:
-        """Whether a rule scales its workers, or some group of them."""
+        """Whether a rule scales the cluster's workers, or some group of them."""
+        if self.worker.group is not None:
+            return changed(self, {"worker.group": None}).is_autoscaled
         if not self.workers:
             return self.autoscaler.enabled
-        return any(self._autoscaler_of(group).enabled for group in self.workers)
-
-    def _autoscaler_of(self, group: WorkerGroup) -> AutoscalerSettings:
-        return AutoscalerSettings.model_validate({**self.autoscaler.model_dump(exclude_unset=True), **group.autoscaler})
+        return any(rule_of(group, self.autoscaler).enabled for group in self.workers)
 
     def _processes(self, count: int) -> list[tuple["Settings", int]]:
         if not self.workers:
@@ -393,6 +348,7 @@ def origins(path: Path | None = None, overrides: Iterable[str] = ()) -> dict[rea
     found = reading.origins(Settings, path, overrides)
     number = settings.worker.group
     if number is not None:
-        of_group = reading.leaves(settings.workers[number].overrides, ("worker",))
-        found |= {key: f"workers.{number}" for key, _ in of_group}
+        group = settings.workers[number]
+        own = {"worker": group.overrides, "autoscaler": group.autoscaler}
+        found |= {key: f"workers.{number}" for key, _ in reading.leaves(own)}
     return found

@@ -26,7 +26,7 @@ from lorrery.simulator.build import RequestBuilder, hash_ids_suffice
 from lorrery.simulator.clients import Clients
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.faults import num_named, schedule_faults
-from lorrery.simulator.first_workers import num_processes
+from lorrery.simulator.first_workers import most_processes, num_processes
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.shard_choice import ShardChoice
 from lorrery.simulator.worker import SimulatedWorker
@@ -205,7 +205,7 @@ class SimulatedCluster:
         own = self._settings.autoscaler
         fleets = self._fleets = fleets_of(self.simulation, self._kinds, self._process, len(self._addresses))
         if len(fleets) == 1:
-            most = own.max_replicas if by_rule else MOST_REPLICAS
+            most = most_processes(self._settings, 1) if by_rule else MOST_REPLICAS
             fleets[0].know(num_named(self._options.faults, most))
         if not by_rule:
             return Scaled(own, self.simulation, fleets, start_ps)

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.faults import WORKER_LOSS, Fault
+from lorrery.chassis.names import gpu_names
 from lorrery.settings import Settings
 from lorrery.settings.autoscaler import AutoscalerSettings
 from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.deployment import Deployment
 from lorrery.worker.device.memory import weight_bytes
 
-__all__ = ["check_scaled", "num_processes", "start_up_seconds"]
+__all__ = ["check_scaled", "most_processes", "num_processes", "possible_names", "start_up_seconds"]
 
 
 def num_processes(settings: Settings, asked: int | None, num_shards: int) -> int:
@@ -41,6 +42,28 @@ def num_processes(settings: Settings, asked: int | None, num_shards: int) -> int
         return min(max(settings.num_worker_processes(None), own.min_replicas, 1), own.max_replicas)
     _check_bounds(f"{asked} workers at first", asked, own, "--workers, or ")
     return asked
+
+
+def most_processes(settings: Settings, at_first: int) -> int:
+    """Return how many processes there may be whose names are known before: those that a fault may name.
+
+    Of several groups that is as many as there are at first: which group has a later number follows from the run.
+
+    Args:
+        settings: of the cluster.
+        at_first: how many there are then.
+    """
+    if not settings.is_autoscaled or len(settings.workers) > 1:
+        return at_first
+    return max(kind.autoscaler.max_replicas for kind, _ in settings.kinds(at_first))
+
+
+def possible_names(settings: Settings, at_first: int) -> list[str]:
+    """Return the names of the workers that a fault may name, given how many processes there are at first."""
+    further = range(at_first, most_processes(settings, at_first))
+    gpus = settings.kinds(at_first)[0][0].worker.gpus
+    names = settings.worker_names(at_first)
+    return [*names, *(name for number in further for name in gpu_names(f"worker-{number}", gpus))]
 
 
 def _check_schedulers(where: str, own: AutoscalerSettings, num_shards: int) -> None:
@@ -82,6 +105,12 @@ def check_scaled(settings: Settings, faults: Sequence[Fault], *, by_caller: bool
     scaler = "a caller that scales" if by_caller else "the autoscaler"
     if by_caller and settings.workers:
         raise SettingsError(f"{scaler} takes workers that are alike; leave out [[workers]] (--set 'workers=[]')")
+    if by_caller and (interval := settings.autoscaler.scrape_interval_seconds):
+        raise SettingsError(
+            f"autoscaler.scrape_interval_seconds is {interval:g}, and {scaler} scrapes as it looks; leave it and"
+            " metrics_delay_seconds out (--set autoscaler.scrape_interval_seconds=0 --set"
+            " autoscaler.metrics_delay_seconds=0)"
+        )
     for fault in faults:
         if fault.kind != WORKER_LOSS:
             continue

@@ -120,6 +120,25 @@ def test_zero_replicas_come_after_the_cooldown_and_end_with_the_first_request():
     assert autoscaler.decide(90, 0, 0, total(1)).replicas == 1
 
 
+def test_where_no_replica_says_anything_nothing_changes_but_for_what_waits_for_any():
+    # replica_calculator.go: "did not receive metrics for targeted pods (pods might be unready)", and an error holds
+    silent = {"m": Reading(0.0, is_total=True, replicas=0)}
+    decision = Autoscaler(rule()).decide(0, 4, 0, silent)
+    assert (decision.replicas, decision.recommended, decision.why) == (4, 4, "no metric has a value")
+    seen_before = {"m": Reading(400.0, is_total=True, replicas=4)}  # of those that have gone since
+    assert Autoscaler(rule()).decide(0, 4, 0, seen_before).replicas == 4
+    for waiting, wanted in ((50.0, 4), (420.0, 4), (1000.0, 10)):
+        assert Autoscaler(rule()).decide(0, 4, 0, {"m": Reading(waiting, True, replicas=0)}).replicas == wanted
+
+
+def test_the_way_to_zero_does_not_wait_for_a_start():
+    autoscaler = Autoscaler(rule(fewest=0, cooldown=60))
+    silent = {"m": Reading(0.0, is_total=True, replicas=0)}
+    assert [autoscaler.decide(at, 1, 0, silent).replicas for at in (0, 30, 60)] == [1, 1, 0]
+    assert autoscaler.decide(75, 0, 0, silent).replicas == 0
+    assert autoscaler.decide(90, 0, 0, {"m": Reading(3.0, is_total=True, replicas=0)}).replicas == 1
+
+
 @pytest.mark.parametrize("is_total", [True, False])
 def test_a_value_beyond_all_measure_wants_the_most_there_may_be(is_total: bool):
     decision = Autoscaler(rule(1e-300)).decide(0, 3, 2, {"m": Reading(1e308, is_total=is_total)})

@@ -4,7 +4,10 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from lorrery.chassis.errors import LorreryError
+from lorrery.local import scrape
 from lorrery.local.autoscaler import LocalAutoscaler
 from lorrery.settings import changed
 
@@ -12,7 +15,8 @@ NOBODY = "127.0.0.1:1"
 SETTINGS = changed({"autoscaler": {"enabled": True, "min_replicas": 2, "scale_down_stabilization_seconds": 0.0}})
 
 
-async def test_a_worker_that_has_ended_is_not_ready_and_goes_first():
+async def test_a_worker_that_has_ended_is_not_ready_and_goes_first(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(scrape, "_get", lambda _address: {"vllm:num_requests_waiting": 0.0})
     drained: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     processes = {
         name: SimpleNamespace(metrics=NOBODY, exit_code=1 if name == "worker-1" else None)
@@ -49,9 +53,9 @@ class Cluster:
         self.processes[self.started[-1]].exit_code = -9
         self.failed.set()
 
-    async def start_worker(self, start_up_seconds: float, group: int | None) -> str:
+    async def start_worker(self, start_up_seconds: float, group: int | None, name: str | None) -> str:
         del start_up_seconds, group
-        self.started.append(f"worker-{len(self.started) + 1}")
+        self.started.append(name or f"worker-{len(self.started) + 1}")
         self.processes[self.started[-1]] = self.process()
         return self.started[-1]
 
@@ -79,8 +83,8 @@ async def test_a_start_that_fails_counts_until_its_process_runs_again():
     died.succeeded.set()  # as the supervisor starts it again
     await cluster.served.wait()
     await scaling.replace("worker-0")
-    assert not scaling.has("worker-0")
-    assert cluster.started == ["worker-1", "worker-2"]
+    assert scaling.has("worker-0")
+    assert cluster.started == ["worker-1", "worker-0"]
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert [line.removeprefix("autoscaler: ") for line in said[2:4]] == [

@@ -113,6 +113,16 @@ def test_jumping_is_stepping_with_workers_that_come_and_go_and_no_request_is_los
     assert len(set(jumping.columns.worker_id)) > (workers or 4)
 
 
+def test_a_rule_holds_while_no_worker_serves():
+    """With no worker's word for it nothing is too many; only what waits for any worker says that more are wanted."""
+    fixed = ("autoscaler.metric=num_requests_running", "autoscaler.scale_down_stabilization_seconds=0")
+    lost = [f"worker_loss,at=12,worker=worker-{number}" for number in range(3)]
+    found = run(*fixed, "autoscaler.target=8", "autoscaler.max_replicas=3", workers=3, faults=lost)
+    assert found.scaling is not None
+    blind = [row for row in found.scaling.timeline if not row.ready]
+    assert [(row.seconds, row.starting, row.desired) for row in blind] == [(15, 3, 3)]
+
+
 def test_a_run_is_the_same_each_time():
     one, other = run(), run()
     assert one.scaling == other.scaling
@@ -179,6 +189,9 @@ def test_a_worker_that_is_lost_starts_anew_at_once_and_serves_after_a_start():
     assert [row.ready for row in again.scaling.timeline if row.seconds < 30] == [2, 2, 1, 1, 2, 2]
     never = run("autoscaler.max_replicas=6", faults=["worker_loss,at=0.5,worker=worker-5"])
     assert never.scaling == run("autoscaler.max_replicas=6").scaling
+    group = "workers=[{autoscaler = {max_replicas = 12}}]"
+    alone = run(group, workers=None, faults=["worker_loss,at=0.5,worker=worker-11"])
+    assert alone.scaling == run(group, workers=None).scaling
 
 
 def test_each_group_has_a_rule_of_its_own_and_sees_its_own_workers():
@@ -260,6 +273,7 @@ def test_the_timeline_is_written_beside_the_report(tmp_path: Path):
             "sync_period_seconds: .* greater than or equal to 0.1, got 1e-13",
         ),
         (("autoscaler.scrape_interval_seconds=1e-3",), {}, "scrape_interval_seconds is 0.001: it must be 0"),
+        (("autoscaler.metrics_delay_seconds=6",), {}, "metrics_delay_seconds is 6, and scrape_interval_seconds 0"),
         (("autoscaler.sync_period_seconds=1e300",), {}, "less than or equal to 1000000, got 1e\\+300"),
         (("autoscaler.start_seconds=1e300",), {}, "start_seconds: .* less than or equal to 1000000"),
         (("autoscaler.window_seconds=inf",), {}, "window_seconds: .* less than or equal to 1000000, got inf"),
@@ -277,6 +291,16 @@ def test_the_timeline_is_written_beside_the_report(tmp_path: Path):
         ((), {"faults": ["worker_loss,at=3,worker=worker-0,for=9"]}, "replaced at once, .*: leave out for"),
         (("worker.gpus=2",), {"faults": ["worker_loss,at=3,worker=worker-0.1"]}, "be lost, worker=worker-0"),
         ((), {"faults": ["worker_loss,at=3,worker=worker-6"]}, "no such worker"),
+        (
+            ("workers=[{autoscaler = {max_replicas = 4}}]",),
+            {"workers": None, "faults": ["worker_loss,at=3,worker=worker-4"]},
+            "no such worker; there are worker-0$",
+        ),
+        (
+            ("workers=[{}, {gpu = 'L4'}]",),
+            {"workers": None, "faults": ["worker_loss,at=3,worker=worker-2"]},
+            "no such worker; there are worker-0, worker-1$",
+        ),
         (("router.schedulers=['one:1', 'two:2']",), {"workers": 2}, "set it to 2"),
     ],
 )

@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 
 from lorrery.chassis.errors import FormatError
+from lorrery.scheduler.journal import Journal
+from lorrery.settings import changed
 from lorrery.simulator.journal import ExpectedPlan, ExpectedStep, read_journal
+from lorrery.simulator.replay import replay
+from lorrery.simulator.replay_parts import parts_of
 
 HEADER = {"format_version": 2, "kind": "journal", "lorrery": "0.1.0", "settings": {"model": "m"}}
 ATTACHED = {"type": "attached", "worker": 0, "at_ps": 0, "hello": {}}
@@ -30,6 +34,14 @@ def write(path: Path, *lines: dict[str, Any] | str) -> Path:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "journal.jsonl"
+
+
+def test_a_journal_of_a_worker_that_was_lost_twice_replays(path: Path) -> None:
+    losses = [f"worker_loss,at={at},worker=worker-0" for at in (5, 20)]
+    settings = changed({"autoscaler": {"enabled": True}, "faults": losses})
+    Journal(path, settings).close()
+    read = read_journal(path)
+    assert replay(read, parts_of(read, path)).differences == []
 
 
 def test_steps_are_spelt_out_with_their_boundaries(path: Path) -> None:

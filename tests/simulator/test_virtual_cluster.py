@@ -74,6 +74,13 @@ def test_a_worker_that_is_lost_is_seen_to_start():
     assert own.advance(30).num_ready == 1
 
 
+def test_a_worker_may_be_lost_twice_by_the_settings_faults_too():
+    losses = ["worker_loss,at=3,worker=worker-0", "worker_loss,at=9,worker=worker-0"]
+    by_settings = cluster(overrides={"faults": losses})
+    assert [by_settings.advance(4.25).num_ready for _ in range(4)] == [0, 1, 0, 1]  # a start takes 5 s
+    assert cluster(faults=losses).advance(10).num_ready == 0
+
+
 def test_the_same_is_there_as_prometheus_text():
     own = cluster()
     seen = own.advance(12)
@@ -121,6 +128,7 @@ def test_once_every_request_has_ended_nothing_is_scaled_any_more():
     [
         ({"faults": ["worker_loss,at=3,for=1,worker=worker-0"]}, "worker_loss,.* with a caller that scales"),
         ({"overrides": ["workers=[{count = 2}]", "autoscaler.enabled=false"], "workers": None}, "leave out .*workers"),
+        ({"overrides": ["autoscaler.scrape_interval_seconds=15"]}, "scrape_interval_seconds is 15, and a caller that"),
     ],
 )
 def test_what_does_not_go_with_workers_that_come_and_go_is_refused(given: dict[str, Any], words: str):

@@ -1,0 +1,122 @@
+"""Groups of `[[workers]]`: what a group's workers have, which groups cannot be, and what is set beside them in vain.
+
+A process that is of a group (`worker.group`) has the group's values in `[worker]` and `[autoscaler]`. The other groups
+are no matter of its own, and cannot be judged by these; they are where no group is said.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from lorrery.chassis import settings as reading
+from lorrery.settings.autoscaler import AutoscalerSettings
+from lorrery.worker.settings import WorkerGroup, WorkerSettings, of_group
+
+__all__ = ["check_groups", "rule_of", "set_in_vain", "with_its_group"]
+
+_OF_ALL = ("ttft_seconds", "tpot_seconds")
+"""The service level, which a report has of all groups together."""
+
+
+def with_its_group(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a settings file's tables with the values of the group that `worker.group` names, if it does.
+
+    Raises:
+        ValueError: there is no such group, or it has a key that a group cannot have.
+    """
+    worker = content.get("worker")
+    if isinstance(worker, WorkerSettings):
+        worker = worker.model_dump(exclude_unset=True)
+    number = worker.get("group") if isinstance(worker, dict) else None
+    if isinstance(number, str) and number.isdecimal():  # from the environment
+        number = int(number)
+    if not isinstance(worker, dict) or not isinstance(number, int):
+        return content
+    groups = TypeAdapter(tuple[WorkerGroup, ...]).validate_python(content.get("workers") or ())
+    if not 0 <= number < len(groups):
+        raise ValueError(f"worker.group is {number}; [[workers]] has {len(groups)} groups, counted from 0")
+    found = {**content, "worker": of_group(worker, groups[number].overrides)}
+    if groups[number].autoscaler:
+        autoscaler = content.get("autoscaler") or {}
+        if isinstance(autoscaler, AutoscalerSettings):
+            autoscaler = autoscaler.model_dump(exclude_unset=True)
+        found["autoscaler"] = {**autoscaler, **groups[number].autoscaler}
+    return found
+
+
+def rule_of(group: WorkerGroup, autoscaler: AutoscalerSettings) -> AutoscalerSettings:
+    """Return what scales a group's workers, given `[autoscaler]`."""
+    return AutoscalerSettings.model_validate({**autoscaler.model_dump(exclude_unset=True), **group.autoscaler})
+
+
+def check_groups(groups: Sequence[WorkerGroup], worker: WorkerSettings, autoscaler: AutoscalerSettings) -> None:
+    """Refuse groups that cannot be.
+
+    Args:
+        groups: in order.
+        worker: `[worker]`, of no group.
+        autoscaler: `[autoscaler]`, of no group.
+
+    Raises:
+        ValueError: names the first, and its key.
+    """
+    own = worker.model_dump(exclude_unset=True)
+    for number, group in enumerate(groups):
+        try:
+            WorkerSettings.model_validate(of_group(own, group.overrides))
+        except ValidationError as error:
+            raise ValueError(f"workers.{number}.{_in_words(error)}") from None
+        except ValueError as error:
+            raise ValueError(f"workers.{number}.{error}") from None
+        where = f"workers.{number}.autoscaler"
+        try:
+            rule = rule_of(group, autoscaler)
+        except ValidationError as error:
+            raise ValueError(f"{where}.{_in_words(error)}") from None
+        if key := next((key for key in _OF_ALL if key in group.autoscaler), None):
+            raise ValueError(f"{where}.{key}: the service level is that of all workers; set it in [autoscaler]")
+        if rule.enabled and not rule.min_replicas and len(groups) > 1:
+            raise ValueError(
+                f"{where}.min_replicas is 0; with {len(groups)} groups it must be at least 1, as nothing would bring"
+                " this group back: no request waits for it while another group serves: set it to 1"
+            )
+
+
+def _in_words(error: ValidationError) -> str:
+    return reading.in_words(error).removeprefix("settings: ")
+
+
+def set_in_vain(layers: Sequence[Mapping[str, Any]]) -> str | None:
+    """Say which setting of `[worker]` or `[autoscaler]` a later source sets though every group has another; None: none.
+
+    Args:
+        layers: tables of the sources, the later ones win.
+    """
+    groups: object = ()
+    for number, layer in enumerate(layers):
+        groups = layer.get("workers", groups)
+        if not number or not isinstance(groups, list | tuple) or not groups:
+            continue
+        known = [group for group in groups if isinstance(group, Mapping)]
+        if len(known) != len(groups):
+            continue
+        worker, rule = layer.get("worker"), layer.get("autoscaler")
+        if isinstance(worker, Mapping) and (why := _in_vain("worker", worker, known)):
+            return why
+        rules = [own for group in known if isinstance(own := group.get("autoscaler", {}), Mapping)]
+        if isinstance(rule, Mapping) and len(rules) == len(known) and (why := _in_vain("autoscaler", rule, rules)):
+            return why
+    return None
+
+
+def _in_vain(section: str, given: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> str | None:
+    own = [dict(reading.leaves(group)) for group in groups]
+    for key, value in reading.leaves(given):
+        if all(key in group and group[key] != value for group in own):
+            name = ".".join(key)
+            return (
+                f"{section}.{name} is {value!r}, and no worker has it: every group of [[workers]] sets {name} itself;"
+                " set it there, or have no groups (--set 'workers=[]')"
+            )
+    return None
