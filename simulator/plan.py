@@ -32,6 +32,8 @@ __all__ = ["Claim", "ClaimAnswer", "Level", "Plan", "Sizing", "make_plan", "plan
 
 MOST_RATE = 1e6
 """Requests per second: beyond it the replicas are more than a simulation can have."""
+MOST_REPLICAS = 256
+"""That a search begins with: each trial with so many takes seconds, and there are about ten."""
 LEAST_REQUESTS, MOST_REQUESTS = 1_000, 30_000
 SPANS = 10
 """A run of requests for so many E2E times: long enough for a queue that grows to be seen."""
@@ -254,6 +256,13 @@ def _size(settings: Settings, work: Workload, level: Level, rate: float, at_leve
     if work.num_adapters:
         settings = changed(settings, {"adapters.registry": plan_registry(work)})
     _check_lengths(settings, work)
+    guess = replicas_for(rate, at_level.requests)
+    if guess > MOST_REPLICAS:
+        part = math.floor(MOST_REPLICAS * at_level.requests * 1000) / 1000
+        raise SettingsError(
+            f"--rate is {rate:g} requests/s, which takes {guess:,} replicas by arithmetic; the simulator searches from"
+            f" {MOST_REPLICAS} at most: plan for --rate {part:.6g} or less, and multiply"
+        )
     num_requests = level.num_requests
     if num_requests is None:
         num_requests = min(max(math.ceil(SPANS * rate * at_level.e2e), LEAST_REQUESTS), MOST_REQUESTS)
@@ -265,7 +274,6 @@ def _size(settings: Settings, work: Workload, level: Level, rate: float, at_leve
         num_adapters=work.num_adapters or None,
         adapter_exponent=0.0 if work.num_adapters else None,
     )
-    guess = replicas_for(rate, at_level.requests)
     trials = try_replicas(settings, options, ttft=level.ttft, tpot=level.tpot, guess=guess, watch=watch)
     return Sizing(num_requests, num_requests / rate, trials, fewest(trials))
 

@@ -1,7 +1,8 @@
 """How few replicas serve a workload within a service level.
 
-Each trial is a whole simulated run, so few are made: from a first guess in steps of 1, 2, 4 ... until one number meets
-the level and one misses it, then halfway between the two until they are neighbours. This takes for granted that a
+Each trial is a whole simulated run, so few are made: from a first guess in steps of 1, 2, 4 ... (of many replicas: from
+a sixteenth of the guess on) until one number meets the level and one misses it, then halfway between the two until they
+are neighbours. This takes for granted that a
 number above one that meets the level meets it too.
 """
 
@@ -87,7 +88,7 @@ def search(run: Callable[[int], Trial], first: int, least: int, most: int) -> li
     trials = [run(first)]
     met = first if trials[0].met else most + 1
     missed = least - 1 if trials[0].met else first
-    step = 1
+    step = max(first // 16, 1)
     while missed + 1 < met:
         if missed < least:
             number = max(met - step, least)

@@ -309,6 +309,10 @@ def test_latency_is_plotted_against_throughput(tmp_path, suffix):
         (["--adapters", "1", "--rank", "99", "--rate", "1"], "has rank 99; max_lora_rank is 64"),
         (["--rate", "inf"], "--rate is inf requests/s; at most 1e+06 can be planned for"),
         (["--rate", "1e20"], "--rate is 1e+20 requests/s; at most"),
+        (
+            ["--rate", "1e5", "--prompt", "100", "--output", "10"],
+            "takes 1,080 replicas by arithmetic; the simulator searches from 256 at most: plan for --rate 23716.1",
+        ),
         (["--adapters", str(10**22)], f"--adapters is {10**22}; at most 1000000 can be planned for"),
         (["--claim", "3500,1"], "--claim 3500,1: expected TOKENS,SECONDS,TOKENS/S"),
         (["--claim", "0,1,1"], "--claim 0,1,1: every number must be more than 0"),

@@ -25,6 +25,14 @@ def test_a_good_guess_takes_two_trials() -> None:
     assert [trial.num_replicas for trial in tries(8, 7)] == [7, 8]
 
 
+def test_a_guess_of_many_that_is_far_off_takes_a_dozen_trials() -> None:
+    trials = tries(24, 108, most=432)
+    assert [trial.num_replicas for trial in trials[:4]] == [108, 102, 90, 66]
+    assert fewest(trials) == 24
+    assert len(trials) <= 12
+    assert len(tries(900, 256, most=1024)) <= 16
+
+
 def test_nothing_below_the_least_is_tried() -> None:
     assert [trial.num_replicas for trial in tries(1, 6, least=3)] == [6, 5, 3]
     assert [trial.num_replicas for trial in tries(1, 3, least=3)] == [3]
