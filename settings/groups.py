@@ -88,7 +88,7 @@ def _in_words(error: ValidationError) -> str:
 
 
 def set_in_vain(layers: Sequence[Mapping[str, Any]]) -> str | None:
-    """Say which setting of `[worker]` or `[autoscaler]` a later source sets though every group has another; None: none.
+    """Say which setting of `[worker]` or `[autoscaler]` a later source sets though every group has its own; None: none.
 
     Args:
         layers: tables of the sources, the later ones win.
@@ -102,21 +102,34 @@ def set_in_vain(layers: Sequence[Mapping[str, Any]]) -> str | None:
         if len(known) != len(groups):
             continue
         worker, rule = layer.get("worker"), layer.get("autoscaler")
-        if isinstance(worker, Mapping) and (why := _in_vain("worker", worker, known)):
-            return why
-        rules = [own for group in known if isinstance(own := group.get("autoscaler", {}), Mapping)]
-        if isinstance(rule, Mapping) and len(rules) == len(known) and (why := _in_vain("autoscaler", rule, rules)):
+        if isinstance(worker, Mapping):
+            own = [dict(reading.leaves(group)) for group in known]
+            if why := _in_vain("worker", dict(reading.leaves(worker)), own):
+                return why
+        # A group's metrics stand in place of all others, so that rules are compared by their own keys.
+        rules = [_by_key(own) for group in known if isinstance(own := group.get("autoscaler", {}), Mapping)]
+        given = _by_key(rule) if isinstance(rule, Mapping) and len(rules) == len(known) else {}
+        if why := _in_vain("autoscaler", given, rules):
             return why
     return None
 
 
-def _in_vain(section: str, given: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> str | None:
-    own = [dict(reading.leaves(group)) for group in groups]
-    for key, value in reading.leaves(given):
-        if all(key in group and group[key] != value for group in own):
-            name = ".".join(key)
-            return (
-                f"{section}.{name} is {value!r}, and no worker has it: every group of [[workers]] sets {name} itself;"
-                " set it there, or have no groups (--set 'workers=[]')"
-            )
+def _by_key(table: Mapping[str, Any]) -> dict[reading.Key, object]:
+    return {(name,): value for name, value in table.items()}
+
+
+def _in_vain(
+    section: str, given: Mapping[reading.Key, object], groups: Sequence[Mapping[reading.Key, object]]
+) -> str | None:
+    for key, value in given.items():
+        if not all(key in group for group in groups):
+            continue
+        have = [group[key] == value for group in groups]
+        if all(have) or (key == ("enabled",) and any(have)):  # --autoscale is for files in which some group stays, too
+            continue
+        name, what = ".".join(key), "that changes nothing" if any(have) else "no worker has it"
+        return (
+            f"{section}.{name} is {value!r}, and {what}: every group of [[workers]] sets {name} itself; set it there,"
+            " or have no groups (--set 'workers=[]')"
+        )
     return None

@@ -56,7 +56,7 @@ class VirtualCluster:
 
     Args:
         settings: as for `lorrery.simulate`; of `[autoscaler]` the time of a start, the window and the service level
-            hold, and no rule scales.
+            hold, and no rule scales; each look scrapes, so that a scrape interval is refused.
         workload: as there.
         requests: as there.
         overrides: as there.

@@ -71,30 +71,36 @@ FILE = """
 target = 9
 [[workers]]
 gpu = "L4"
-autoscaler = {enabled = true, target = 2}
+autoscaler = {enabled = true, target = 2, metrics = {kv_cache_usage_perc = 1}}
 [[workers]]
 autoscaler = {enabled = false, target = 3, metrics = {num_requests_running = 8}}
 """
 
 
 @pytest.mark.parametrize(
-    ("override", "is_vain"),
+    ("override", "message"),
     [
-        ("autoscaler.target=1000", True),
-        ("autoscaler.target=3", False),  # one has it
-        ("autoscaler.enabled=true", False),
-        ("autoscaler.max_replicas=3", False),
-        ("autoscaler.metrics={kv_cache_usage_perc = 1}", False),  # of the first group
+        (
+            "autoscaler.target=1000",
+            "autoscaler.target is 1000, and no worker has it: every group .* sets target itself",
+        ),
+        ("autoscaler.target=3", "autoscaler.target is 3, and that changes nothing: every group .* sets target itself"),
+        ("autoscaler.metrics={prompt_tokens_per_second = 1}", "autoscaler.metrics is .*, and no worker has it"),
+        ("autoscaler.metrics={}", "autoscaler.metrics is {}, and no worker has it"),
     ],
 )
-def test_a_value_that_no_group_has_is_refused(tmp_path: Path, override: str, is_vain: bool):
+def test_a_value_that_changes_no_group_is_refused(tmp_path: Path, override: str, message: str):
     path = tmp_path / "cluster.toml"
     path.write_text(FILE)
-    if not is_vain:
+    with pytest.raises(SettingsError, match=message):
         load(path, [override])
-        return
-    with pytest.raises(SettingsError, match=r"autoscaler.target is 1000, and no worker has it: .*sets target itself"):
-        load(path, [override])
+
+
+@pytest.mark.parametrize("override", ["autoscaler.enabled=true", "autoscaler.max_replicas=3", "worker.gpu='H200-SXM'"])
+def test_a_value_that_some_group_has_by_it_is_not(tmp_path: Path, override: str):
+    path = tmp_path / "cluster.toml"
+    path.write_text(FILE)  # whose second group sets no GPU; --autoscale is for files in which some group stays, too
+    load(path, [override])
 
 
 def test_a_value_of_a_group_comes_from_the_group(tmp_path: Path):
