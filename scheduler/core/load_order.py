@@ -1,9 +1,10 @@
 """Which of many workers has the least load, and of those the fewest KV tokens, without looking at all of them.
 
 A member says how it stands whenever its load may have changed or its KV tokens may have become fewer (`Member`): after
-each submit, plan and commit. In between the tokens only become more, by steps that a driver has perhaps not committed
-yet. So each worker has a place (load, tokens at least, number) in a heap, which is never behind the worker's true one.
-The first place is brought up to date: if it is still the first, it is the least; otherwise the next one is looked at.
+each submit, each plan, and each commit that ends a sequence. In between the tokens only become more, by steps that a
+driver has perhaps not committed yet. So each worker has a place (load, tokens at least, number) in a heap, which is
+never behind the worker's true one. The first place is brought up to date: if it is still the first, it is the least;
+otherwise the next one is looked at.
 
 Cost: a logarithm for each note that moves a worker forward, and for each look. A worker is looked at again only when
 its tokens may be the fewest, so looks are few where many workers are equally loaded. Nothing is kept before the first

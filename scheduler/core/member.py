@@ -122,12 +122,14 @@ class Member:
     def _note_standing(self) -> None:
         """Say how many wait and run, wherever that is of use; after whatever may have changed it."""
         standings, order, replica = self._standings, self._load_order, self.replica
+        if order is not None and not order.is_kept:
+            order = None
         if standings is None and order is None:
             return
         num_waiting, running = replica.num_waiting, replica.running
         if standings is not None:
             standings.note(self.number, num_waiting, running.num, is_blocked=replica.is_blocked)
-        if order is not None and order.is_kept:
+        if order is not None:
             order.note(self._load_number, num_waiting + running.num, running.kv_tokens)
 
     def predict(self, outputs: OutputShare) -> None:
@@ -215,7 +217,8 @@ class Member:
                 self._forget(event.sequence.handle)
                 if self.forecast is not None:
                     self.forecast.outputs.ended(event.output_tokens, event.sequence.max_new_tokens)
-        self._note_standing()
+        if events or ran.finished:  # otherwise tokens have only become more
+            self._note_standing()
         return events
 
     def lose(self, at_ps: int) -> tuple[list[Sequence], list[Event]]:
