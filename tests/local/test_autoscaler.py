@@ -1,6 +1,7 @@
 """The autoscaler of a local cluster, beside processes that end by themselves."""
 
 import asyncio
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from lorrery.chassis.errors import LorreryError
 from lorrery.local import scrape
 from lorrery.local.autoscaler import LocalAutoscaler
+from lorrery.local.cluster import LocalCluster
 from lorrery.settings import changed
 
 NOBODY = "127.0.0.1:1"
@@ -91,3 +93,22 @@ async def test_a_start_that_fails_counts_until_its_process_runs_again():
         "worker-1 did not start: worker-1 ended with exit code 1",
         "worker-1 serves; 2 workers",
     ]
+
+
+class Idle(LocalCluster):
+    """One whose processes are never started."""
+
+    async def _start(self, name: str, service: str, overrides: list[str], further: Sequence[str] = ()) -> None:
+        del service, overrides, further
+        self.processes[name].exit_code = None
+
+
+async def test_a_replacement_has_the_name_of_what_it_replaces_and_any_other_start_the_lowest_that_is_free():
+    cluster = Idle(None, (), 3)
+    ended = {"scheduler": None, "worker-0": None, "worker-1": 0, "worker-2": -9}
+    processes: Any = {
+        name: SimpleNamespace(grpc="h:1", exit_code=code, exit_expected=True) for name, code in ended.items()
+    }
+    cluster.processes = processes
+    assert await cluster.start_worker(1.0, None, "worker-2") == "worker-2"
+    assert await cluster.start_worker(1.0) == "worker-1"
