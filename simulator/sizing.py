@@ -2,8 +2,7 @@
 
 Each trial is a whole simulated run, so few are made: from a first guess in steps of 1, 2, 4 ... (of many replicas: from
 a sixteenth of the guess on) until one number meets the level and one misses it, then halfway between the two until they
-are neighbours. This takes for granted that a
-number above one that meets the level meets it too.
+are neighbours. This takes for granted that a number above one that meets the level meets it too.
 """
 
 from collections.abc import Callable

@@ -62,7 +62,7 @@ async def test_a_worker_that_is_killed_twice_comes_back_by_its_name_and_the_jour
     journal = tmp_path / "journal.jsonl"
     fixed = ("autoscaler.min_replicas=2", f"scheduler.journal={journal}")
     settings = [part for one in (*RULE, *fixed) for part in ("--set", one)]
-    losses = [part for at in (0, 50) for part in ("--fault", f"worker_loss,at={at},worker=worker-0")]
+    losses = [part for at in (0, 120) for part in ("--fault", f"worker_loss,at={at},worker=worker-0")]
     config = str(write_settings(tmp_path))
     up = await Up.start("--autoscale", "--config", config, "--workers", "2", "--no-web", *settings, *losses)
     over = asyncio.Event()
