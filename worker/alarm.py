@@ -17,6 +17,7 @@ from typing import Protocol
 _CLOCK_MONOTONIC = 1  # Linux, include/uapi/linux/time.h; what `time.monotonic()` reads
 _TFD_TIMER_ABSTIME = 1  # include/uapi/linux/timerfd.h
 _TFD_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
+_EXPIRATIONS_BYTES = 8  # timerfd_create(2): a read gives how often it has expired, a 64-bit number
 
 
 class Alarm(Protocol):
@@ -31,7 +32,7 @@ class Alarm(Protocol):
         ...
 
     def close(self) -> None:
-        """Never call back again."""
+        """Never call back again; to set it has no effect from here on."""
         ...
 
 
@@ -47,9 +48,12 @@ class _LoopTimer:
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
         self._loop, self._ring = loop, ring
         self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
 
     def set(self, at_seconds: float) -> None:
         self.clear()
+        if self._closed:
+            return
         # Whole milliseconds, rounded up: event loops know no finer timers, and rounding down would spin.
         delay_seconds = math.ceil((at_seconds - time.monotonic()) * 1e3) / 1e3
         self._timer = self._loop.call_later(max(0.0, delay_seconds), self._ring)
@@ -61,6 +65,7 @@ class _LoopTimer:
 
     def close(self) -> None:
         self.clear()
+        self._closed = True
 
 
 class _Timespec(ctypes.Structure):
@@ -74,7 +79,8 @@ class _Itimerspec(ctypes.Structure):
 class _TimerFile:
     """An alarm by timerfd(2); Python has it in `os` from 3.13 on.
 
-    Nothing is read from the file: to set a timer makes it unreadable until it expires.
+    An event loop may have queued the reader's callback before the alarm is cleared or set anew. Reading tells: that
+    timer's expiry is no longer in the file.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
@@ -87,11 +93,16 @@ class _TimerFile:
         self._pointer = ctypes.byref(self._spec)
         self._loop, self._ring = loop, ring
         self._armed = False
-        loop.add_reader(self._file, self._expired)
+        try:
+            loop.add_reader(self._file, self._expired)
+        except BaseException:
+            os.close(self._file)
+            raise
 
     def set(self, at_seconds: float) -> None:
-        self._armed = True
-        self._settime(max(1, math.ceil(at_seconds * 1e9)))
+        if self._file >= 0:
+            self._armed = True
+            self._settime(max(1, math.ceil(at_seconds * 1e9)))
 
     def clear(self) -> None:
         if self._armed:
@@ -107,10 +118,12 @@ class _TimerFile:
     def _expired(self) -> None:
         if self._file < 0:
             return
+        try:
+            os.read(self._file, _EXPIRATIONS_BYTES)
+        except BlockingIOError:
+            return
         self._armed = False
         self._ring()
-        if not self._armed and self._file >= 0:
-            self._settime(0)
 
     def _settime(self, at_ns: int) -> None:
         """Expire at a time; 0: never."""

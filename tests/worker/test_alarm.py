@@ -1,8 +1,10 @@
 """Alarms ring at their time, on either kind of event loop."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ class Bell:
     def __init__(self) -> None:
         self.rung_at: list[float] = []
         self.again_in: list[float] = []
+        self.and_then: Callable[[], None] | None = None
         self._heard = asyncio.Event()
         self.alarm: Alarm = open_alarm(asyncio.get_running_loop(), self._ring)
 
@@ -38,6 +41,8 @@ class Bell:
         self._heard.set()
         if self.again_in:
             self.alarm.set(time.monotonic() + self.again_in.pop())
+        if self.and_then is not None:
+            self.and_then()
 
     async def heard(self) -> float:
         async with asyncio.timeout(10):
@@ -111,6 +116,90 @@ def test_cleared_or_closed_it_never_rings(new_loop: NewLoop) -> None:
         assert not closed.rung_at
 
     run(new_loop, main())
+
+
+@pytest.mark.parametrize(
+    "act", [lambda alarm: alarm.clear(), lambda alarm: alarm.close(), lambda alarm: alarm.set(time.monotonic() + 3600)]
+)
+def test_what_is_done_once_it_is_due_holds_though_the_loop_has_seen_it_expire(
+    act: Callable[[Alarm], None], new_loop: NewLoop
+) -> None:
+    """Both alarms are due when the loop looks, and the first to ring acts on the other."""
+
+    async def main() -> None:
+        bells = Bell(), Bell()
+        for bell, other in (bells, bells[::-1]):
+            bell.and_then = partial(act, other.alarm)
+            bell.alarm.set(time.monotonic())
+        later = Bell()
+        later.alarm.set(time.monotonic() + 0.01)
+        await later.heard()
+        assert sorted(len(bell.rung_at) for bell in bells) == [0, 1]
+
+    run(new_loop, main())
+
+
+def test_set_anew_once_it_is_due_it_rings_at_the_new_time(new_loop: NewLoop) -> None:
+    async def main() -> None:
+        bells = Bell(), Bell()
+        due: list[float] = []
+
+        def put_off(other: Bell) -> None:
+            if not due:
+                due.append(time.monotonic() + 0.01)
+                other.alarm.set(due[0])
+
+        for bell, other in (bells, bells[::-1]):
+            bell.and_then = partial(put_off, other)
+            bell.alarm.set(time.monotonic())
+        for bell in bells:
+            await bell.heard()
+        assert [len(bell.rung_at) for bell in bells] == [1, 1]
+        assert max(bell.rung_at[0] for bell in bells) >= due[0]
+
+    run(new_loop, main())
+
+
+def test_a_ring_that_raises_is_not_repeated(new_loop: NewLoop) -> None:
+    async def main() -> None:
+        raised: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context["exception"]))
+        bell, later = Bell(), Bell()
+        error = RuntimeError("out of tune")
+
+        def fail() -> None:
+            raise error
+
+        bell.and_then = fail
+        bell.alarm.set(time.monotonic())
+        later.alarm.set(time.monotonic() + 0.01)
+        await later.heard()
+        assert len(bell.rung_at) == 1
+        assert raised == [error]
+
+    run(new_loop, main())
+
+
+def test_set_after_close_it_never_rings(new_loop: NewLoop) -> None:
+    async def main() -> None:
+        closed, later = Bell(), Bell()
+        closed.alarm.close()
+        closed.alarm.set(time.monotonic())
+        closed.alarm.clear()
+        later.alarm.set(time.monotonic() + 0.01)
+        await later.heard()
+        assert not closed.rung_at
+
+    run(new_loop, main())
+
+
+def test_a_loop_that_cannot_watch_it_leaves_no_file(new_loop: NewLoop) -> None:
+    loop = new_loop()
+    loop.close()
+    num_open = num_files()
+    with contextlib.suppress(RuntimeError):  # the loop is closed, as uvloop says at once
+        open_alarm(loop, lambda: None).close()
+    assert num_files() == num_open
 
 
 def test_closed_it_leaves_no_file(new_loop: NewLoop) -> None:
