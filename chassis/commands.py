@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from typer._click.core import Context
 from typer.core import TyperCommand
 
 from lorrery.chassis.names import quoted
@@ -48,7 +47,8 @@ class Command(TyperCommand):
     def __init__(self, *arguments: Any, help: str | None = None, **given: Any) -> None:  # noqa: A002, ANN401  click's
         super().__init__(*arguments, help=None if help is None else _wrapped(help), **given)
 
-    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+    # Which module click's Context is in differs between versions of typer.
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
         """Let messages on wrong values say which value was given, as those on settings do."""
         try:
             return super().parse_args(ctx, args)

@@ -17,6 +17,11 @@ def quoted(value: str) -> str:
     return f"{value[:MAX_QUOTED_CHARACTERS]!r}..."
 
 
+def cut(text: str) -> str:
+    """Return a text that somebody gave for a message, without quotes, cut where it is long."""
+    return text if len(text) <= MAX_QUOTED_CHARACTERS else f"{text[:MAX_QUOTED_CHARACTERS]}..."
+
+
 def gpu_names(process: str, gpus: int) -> tuple[str, ...]:
     """Return the names of a process's workers: one for each of its GPUs."""
     return (process,) if gpus == 1 else tuple(f"{process}.{number}" for number in range(gpus))

@@ -18,7 +18,7 @@ from typing import Any, Protocol, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.names import quoted
+from lorrery.chassis.names import cut, quoted
 from lorrery.chassis.sections import LogSettings, TlsSettings
 from lorrery.chassis.toml import parse_toml, read_toml
 from lorrery.chassis.variables import ENV_PREFIX, setting_variables
@@ -282,13 +282,15 @@ def override_of(key: str, value: str | int) -> str:
             parse_toml(f"value = {value}")
         except tomllib.TOMLDecodeError:
             return f"{key}={value}"
+        except ValueError:  # TOML, but more than the parser takes
+            pass
     return f"{key}={json.dumps(value)}"
 
 
 def _parse_override(text: str) -> dict[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise SettingsError(f"--set {text}: expected section.key=value")
+        raise SettingsError(f"--set {cut(text)}: expected section.key=value")
     try:
         parsed: Any = parse_toml(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:

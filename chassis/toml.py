@@ -11,6 +11,10 @@ from typing import Any
 from lorrery.chassis.errors import SettingsError
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
+_MAX_PARTS = 100  # Python's parser takes time by the square of a key's parts
+_PART = rf"""(?:{_BARE.pattern}|"(?:[^"\\\n]|\\.)*"|'[^'\n]*')"""
+# Keys stand at the start of a line, in brackets or braces, or after a comma.
+_LONG_KEY = re.compile(rf"(?m:^|[\[{{,])[ \t]*{_PART}(?:[ \t]*\.[ \t]*{_PART}){{{_MAX_PARTS},}}[ \t]*[=\]]")
 
 
 def parse_toml(text: str) -> dict[str, Any]:
@@ -18,8 +22,10 @@ def parse_toml(text: str) -> dict[str, Any]:
 
     Raises:
         tomllib.TOMLDecodeError: it is no TOML; says where.
-        ValueError: Python's parser has not the depth, or the digits, for it.
+        ValueError: Python's parser has not the depth, the digits or the time for it.
     """
+    if _LONG_KEY.search(text):
+        raise ValueError(f"it has a key of more than {_MAX_PARTS} parts; give a shorter one")
     try:
         return tomllib.loads(text)
     except RecursionError:

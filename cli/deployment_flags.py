@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.names import cut
 from lorrery.chassis.settings import override_of
 
 _PANEL = "Deployment"
@@ -66,8 +67,8 @@ def with_deployment(given: Mapping[str, Any], overrides: Iterable[str] | None) -
     for name, key in _SETTINGS.items():
         if (value := given.get(name)) is None:
             continue
-        option = f"--{name.replace('_', '-')} {value}"
+        option = f"--{name.replace('_', '-')} {cut(str(value))}"
         if same := next((one for one in overrides if one.partition("=")[0].strip() == key), None):
-            raise SettingsError(f"{option} and --set {same} both say what {key} is; give one")
+            raise SettingsError(f"{option} and --set {cut(same)} both say what {key} is; give one")
         found.append(override_of(key, value))
     return [*found, *overrides]

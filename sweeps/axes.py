@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.names import quoted
+from lorrery.chassis.names import cut, quoted
 from lorrery.chassis.toml import parse_toml
 
 __all__ = ["MOST_POINTS", "Axis", "Value", "combinations", "parse_axes"]
@@ -61,16 +61,16 @@ def parse_axes(sweeps: Iterable[str]) -> tuple[Axis, ...]:
         key, equals, values = text.partition("=")
         key = key.strip()
         if not equals or not key or not values.strip():
-            raise SettingsError(f"--sweep {text}: expected KEY=VALUE,VALUE,...")
+            raise SettingsError(f"--sweep {cut(text)}: expected KEY=VALUE,VALUE,...")
         if key in axes:
-            raise SettingsError(f"--sweep {key}: given twice; list all its values in one")
+            raise SettingsError(f"--sweep {cut(key)}: given twice; list all its values in one")
         texts = _texts(key, values.strip())
         if len(set(texts)) < len(texts):
-            raise SettingsError(f"--sweep {key}: {values.strip()} has a value twice")
+            raise SettingsError(f"--sweep {cut(key)}: {cut(values.strip())} has a value twice")
         axes[key] = Axis(key, texts, _typed(texts))
     num_points = math.prod(len(axis.texts) for axis in axes.values())
     if num_points > MOST_POINTS:
-        raise SettingsError(f"--sweep {', '.join(axes)}: {num_points:,} points; {MOST_POINTS:,} is the most")
+        raise SettingsError(f"--sweep {cut(', '.join(axes))}: {num_points:,} points; {MOST_POINTS:,} is the most")
     return tuple(axes.values())
 
 
@@ -84,12 +84,12 @@ def _texts(key: str, values: str) -> tuple[str, ...]:
         try:
             array: list[Any] = parse_toml(f"values = {values}")["values"]
         except ValueError as error:
-            raise SettingsError(f"--sweep {key}: {quoted(values)}: not an array of values: {error}") from None
+            raise SettingsError(f"--sweep {cut(key)}: {quoted(values)}: not an array of values: {error}") from None
         return tuple(value if isinstance(value, str) else json.dumps(value, default=str) for value in array)
     texts: list[str] = []
     for part in (part.strip() for part in values.split(",")):
         if not part:
-            raise SettingsError(f"--sweep {key}: {values!r} has an empty value")
+            raise SettingsError(f"--sweep {cut(key)}: {quoted(values)} has an empty value")
         bounds = _RANGE.fullmatch(part)
         texts.extend([part] if bounds is None else _range(key, part, *bounds.groups(default="1")))
     return tuple(texts)
@@ -97,12 +97,12 @@ def _texts(key: str, values: str) -> tuple[str, ...]:
 
 def _range(key: str, text: str, first: str, last: str, step: str) -> list[str]:
     if max(map(len, (first, last, step))) > _MAX_DIGITS:
-        raise SettingsError(f"--sweep {key}: {quoted(text)}: a number has more than {_MAX_DIGITS} digits")
+        raise SettingsError(f"--sweep {cut(key)}: {quoted(text)}: a number has more than {_MAX_DIGITS} digits")
     numbers = range(int(first), int(last) + 1, int(step) or 1)
     if not numbers or step == "0":
-        raise SettingsError(f"--sweep {key}: {text}: expected LOW..HIGH or LOW..HIGH..STEP")
+        raise SettingsError(f"--sweep {cut(key)}: {text}: expected LOW..HIGH or LOW..HIGH..STEP")
     if len(numbers) > MOST_POINTS:
-        raise SettingsError(f"--sweep {key}: {text}: {len(numbers):,} values; {MOST_POINTS:,} is the most")
+        raise SettingsError(f"--sweep {cut(key)}: {text}: {len(numbers):,} values; {MOST_POINTS:,} is the most")
     return [str(number) for number in numbers]
 
 

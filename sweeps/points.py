@@ -15,6 +15,7 @@ from typing import Any
 
 import lorrery
 from lorrery.chassis.errors import LorreryError, SettingsError
+from lorrery.chassis.names import cut
 from lorrery.chassis.version import VERSION
 from lorrery.loadgen.options import LoadOptions
 from lorrery.scheduler.plugins import search_here
@@ -90,7 +91,8 @@ def make_points(asked: Asked, axes: Sequence[Axis], flags: SweptFlags) -> list[P
     for axis in axes:
         head = axis.key.partition(".")[0]
         if flags.name_of(axis.key) is None and head not in Settings.model_fields:
-            raise SettingsError(f"--sweep {axis.key}: no such setting, nor an option of a workload or a simulation")
+            why = "no such setting, nor an option of a workload or a simulation"
+            raise SettingsError(f"--sweep {cut(axis.key)}: {why}")
     maker = _RunMaker(asked, flags)
     points: list[Point] = []
     possible: set[tuple[str, str]] = set()
@@ -171,7 +173,7 @@ def _blame(impossible: Mapping[tuple[str, str], str], maker: _RunMaker) -> Setti
         except LorreryError as refusal:
             (key, text), error = choice, str(refusal)
             break
-    return SettingsError(f"--sweep {key}={text}: {error.removesuffix(' (--set)')}")
+    return SettingsError(f"--sweep {cut(key)}={cut(text)}: {error.removesuffix(' (--set)')}")
 
 
 @cache

@@ -14,7 +14,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from lorrery.chassis.errors import Internal, RequestError
 from lorrery.chassis.exposition import expose
-from lorrery.chassis.names import quoted
+from lorrery.chassis.names import cut, quoted
 from lorrery.chassis.version import VERSION
 from lorrery.router.handler import Handler
 from lorrery.router.http import openai, slora, vllm
@@ -104,7 +104,7 @@ def _got(error: dict[str, Any]) -> str:
         return ""
     if isinstance(value, dict | list):
         return f", got {'an object' if isinstance(value, dict) else 'an array'} of {len(value)}"
-    return f", got {quoted(value) if isinstance(value, str) else dumps(value)}"
+    return f", got {quoted(value) if isinstance(value, str) else cut(dumps(value))}"
 
 
 def _first_error(error: RequestValidationError) -> tuple[str, str]:

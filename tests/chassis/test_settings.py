@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.settings import override_of
 from lorrery.settings import Settings, load, origins
 
 ROOT = Path(__file__).parent.parent.parent
@@ -211,6 +212,12 @@ def test_settings_do_not_change():
     settings: Settings = load()
     with pytest.raises(ValueError, match="frozen"):
         settings.time_scale = 2.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("value", ["9" * 5_000, "[" * 50_000, "1979", "a", "[a]"], ids=lambda value: value[:4])
+def test_a_string_for_an_override_arrives_as_it_is(value: str):
+    settings: Settings = load(overrides=[override_of("model", value)])
+    assert settings.model == value
 
 
 @pytest.mark.parametrize(

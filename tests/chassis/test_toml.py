@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.settings import leaves
-from lorrery.chassis.toml import dotted, read_toml, to_toml, to_value
+from lorrery.chassis.toml import dotted, parse_toml, read_toml, to_toml, to_value
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 VALUES = st.recursive(
@@ -43,14 +43,34 @@ def test_a_value_is_written_as_toml_has_it(value: object, written: str):
 
 
 @pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("a" + ".a" * 99 + " = 1", None),
+        ("x = '" + "a." * 100_000 + "'", "a." * 100_000),
+        ("x = '" + "{a ." * 100_000 + "'", "{a ." * 100_000),
+        ("x = '''\n" + ",   a" * 100_000 + "'''", ",   a" * 100_000),
+        ("# " + ", a.a " * 100_000, None),
+        ("x = [" + "1.5, " * 10_000 + "]", [1.5] * 10_000),
+        ("x = '" + "a" * 1_000_000 + "'", "a" * 1_000_000),
+    ],
+    ids=["key", "text", "braces in text", "commas in text", "comment", "array", "word"],
+)
+def test_what_is_long_but_no_long_key_is_read(text: str, value: object):
+    assert parse_toml(text).get("x") == value
+
+
+@pytest.mark.parametrize(
     ("content", "message"),
     [
         (b"a = '\xff'", "byte 0xff at 5 is no UTF-8; save it as UTF-8 text"),
         (b"a = " + b"[" * 50_000, "it is nested too deeply; give fewer levels"),
         (b"a = " + b"9" * 5_000, "it has a number of too many digits; give a shorter one"),
+        (b"a." * 100_000 + b"a = 1", "it has a key of more than 100 parts; give a shorter one"),
+        (b"[" + b"'a' . " * 100_000 + b"a]", "it has a key of more than 100 parts"),
+        (b'a = { "\\"" ' + b'."x y"' * 100_000 + b" = 1 }", "it has a key of more than 100 parts"),
         (b"a", "Expected '=' after a key"),
     ],
-    ids=["bytes", "levels", "digits", "no table"],
+    ids=["bytes", "levels", "digits", "parts", "parts of a table's name", "parts in braces", "no table"],
 )
 def test_a_file_that_is_no_toml_is_refused_in_one_line(tmp_path: Path, content: bytes, message: str):
     path = tmp_path / "cluster.toml"

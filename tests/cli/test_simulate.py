@@ -296,6 +296,14 @@ def test_a_deadline_passes_without_a_worker_too(tmp_path: Path) -> None:
         (["--serve", "[::1]:70000"], "--serve: HOST:PORT expected"),
         (["--sweep", f"rate=1..{10**30}"], "a number has more than 18 digits"),
         (["--sweep", "rate=" + "[" * 50_000], "not an array of values: it is nested too deeply"),
+        (["--model", "9" * 5_000], "model '9+'[.]{3} is not known"),
+        (["--gpu", "[" * 20_000], r"GPU '\[+'[.]{3} is not known"),
+        (["--sweep", "scheduler.policy=" + "9" * 5_000], "--sweep scheduler.policy=9+[.]{3}: .* too many digits"),
+        (["--sweep", "scheduler.policy=" + "9" * 5_000 + ",,"], "9'[.]{3} has an empty value"),
+        (["--sweep", "rate=" + "9," * 1_000 + "9"], ",[.]{3} has a value twice"),
+        (["--sweep", "9" * 5_000], "--sweep 9+[.]{3}: expected KEY=VALUE"),
+        (["--sweep", "a" * 5_000 + "=1"], "--sweep a+[.]{3}: no such setting"),
+        (["--sweep", "a" * 5_000 + "=1,1"], "--sweep a+[.]{3}: 1,1 has a value twice"),
         (["--set", "scheduler.policy=best"], "scheduler.policy"),
         (
             ["--set", "adapters.loading=blocking", "--fault", "adapter_load_failure,at=1"],
@@ -307,3 +315,4 @@ def test_what_cannot_be_is_refused(arguments: list[str], message: str) -> None:
     with pytest.raises(LorreryError, match=message) as error:
         run(*arguments)
     assert isinstance(error.value, SettingsError)
+    assert len(str(error.value)) < 1_000

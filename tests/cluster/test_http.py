@@ -466,6 +466,7 @@ async def test_keys_hold_as_over_grpc(tmp_path: Path) -> None:
     ("field", "value", "shown"),
     [
         ("max_tokens", -1, "-1"),
+        ("max_tokens", -(10**4_000), f"-1{'0' * 98}..."),
         ("n", "x" * 200, f"'{'x' * 100}'..."),
         ("echo", [1] * 500, "an array of 500"),
         ("n", True, "true"),

@@ -26,6 +26,7 @@ PACKAGE = "lorrery.worker.device"
 """Whose folder `data` holds the shipped tables."""
 
 _ENDING = re.compile(r"(-(hf|chat|instruct|base|it|v\d[\d.]*))+$", re.IGNORECASE)
+_MAX_SHOWN = 100  # characters of a name that is not known, in a message
 _LINKS = ("all_reduce", "pair_all_reduce", "modern_all_reduce")
 
 _Record = TypeVar("_Record", Gpu, Model)
@@ -89,7 +90,7 @@ class Catalogue:
         known = self._gpu_names.get(_plain(name))
         if known is None:
             near = _nearest(_plain(name), self._gpu_names)
-            raise CatalogueError(f"GPU {name!r} is not known{near}; known: {', '.join(self._gpus)}")
+            raise CatalogueError(f"GPU {_shown(name)} is not known{near}; known: {', '.join(self._gpus)}")
         return self._gpus[known]
 
     def model(self, name: str) -> Model:
@@ -104,7 +105,7 @@ class Catalogue:
             if (why := self._not_modelled.get(_plain_model(name))) is not None:
                 raise CatalogueError(f"model {name!r} is not modelled: {why}")
             near = _nearest(_plain_model(name), self._model_names)
-            raise CatalogueError(f"model {name!r} is not known{near}; known: {', '.join(self._models)}")
+            raise CatalogueError(f"model {_shown(name)} is not known{near}; known: {', '.join(self._models)}")
         return self._models[known]
 
     def engine(self, name: str, gpu: Gpu | None = None) -> Engine:
@@ -117,7 +118,7 @@ class Catalogue:
             if f"{name}-{fit_name}" in self._engines:
                 return self._engines[f"{name}-{fit_name}"]
         if name not in self._engines:
-            raise CatalogueError(f"engine {name!r} is not known; known: {', '.join(self._engines)}")
+            raise CatalogueError(f"engine {_shown(name)} is not known; known: {', '.join(self._engines)}")
         return self._engines[name]
 
     def _add(self, where: str, table: Table) -> None:
@@ -180,6 +181,11 @@ class Catalogue:
             modern_fit_name=modern_name,
             **links,
         )
+
+
+def _shown(name: str) -> str:
+    """Return a name for a message, cut where it is long."""
+    return repr(name) if len(name) <= _MAX_SHOWN else f"{name[:_MAX_SHOWN]!r}..."
 
 
 def _plain(name: str) -> str:
