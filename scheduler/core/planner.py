@@ -83,7 +83,7 @@ class Planner:
         ):
             return self._decode_on(at_ps)
         choice = self._batching.choose(context, at_ps)
-        if self._look_ahead and not context.at_rest and self._adapters.has_free_load:
+        if self._look_ahead and self._adapters.has_free_load:
             self._load_ahead(at_ps)
         if isinstance(choice, Step):
             return self._plan_step(choice, at_ps)
@@ -110,8 +110,15 @@ class Planner:
         return plan
 
     def _load_ahead(self, at_ps: int) -> None:
-        """Begin the loads of those who come next."""
-        first, residency = list(islice(self._queue, self._look_ahead)), self._adapters
+        """Begin the loads of those who come next, which nobody does who waits in a queue at rest."""
+        residency = self._adapters
+        try:
+            if self._context.has_no_candidates():
+                return
+            first = list(islice(self._queue, self._look_ahead))
+        except Exception as error:  # as in `_next_event_ps`
+            self._errors.error = error
+            return
         if first == self._looked_at and residency.version == self._looked_at_version:
             return
         adapters = [sequence.adapter for sequence in first if sequence.adapter is not None]
@@ -170,6 +177,8 @@ class Planner:
         if self._adapters.loading:
             next_ps = _earlier(next_ps, self._adapters.next_event_ps)
         if self._adapters.given_up:  # whoever waits for them is dropped in the next decision
+            return at_ps
+        if self._errors.error is not None:
             return at_ps
         try:
             wakes_at_ps = self._queue.wakes_at_ps(at_ps)

@@ -60,7 +60,10 @@ class Queue(Protocol):
         ...
 
     def at_rest(self) -> bool:
-        """Tell whether a try would find nobody and change nothing, whatever the limits; so until the next `append`."""
+        """Tell whether a try would find nobody and change nothing, whatever the limits; so until the next `append`.
+
+        Adapters are not loaded ahead for those who wait nevertheless.
+        """
         ...
 
     def arrivals_matter(self) -> bool:
