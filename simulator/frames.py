@@ -87,7 +87,7 @@ class FrameRecorder:
         run = self._runs.get(span.worker)
         if run is None:
             run = self._runs[span.worker] = _Run()
-        run.num_tokens += span.num_steps * span.num_decodes - span.num_silent
+        run.num_tokens += span.num_steps * span.num_decodes - len(span.silent)
         run.num_tokens += sum([chunk.samples for chunk in span.plan.prefills])
         run.busy_ps += span.end_ps - span.start_ps
         run.step_ps = span.first_ps + (span.num_steps - 1) * span.slope_ps

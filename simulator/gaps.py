@@ -43,12 +43,17 @@ class GapRecorder:
                 self._add(first_end_ps - token_ps, 0, 1, 1)
 
     def _decoded(self, span: StepSpan, since: dict[int, int], first_end_ps: int) -> None:
-        num_steps, num_decodes, num_silent = span.num_steps, span.num_decodes, span.num_silent
+        num_steps, num_decodes = span.num_steps, span.num_decodes
+        silent = set(span.silent)
+        if silent:
+            silent.difference_update(chunk.sequence.handle for chunk in span.plan.prefills)
+        num_silent = len(silent)
         last_ps = self._decoded_ps.get(span.worker, 0)
-        for token_ps in since.values():
-            self._add(first_end_ps - token_ps, 0, 1, 1)
-        silent_now = num_silent if num_steps == 1 else 0
-        self._add(first_end_ps - last_ps, 0, 1, num_decodes - len(since) - silent_now)
+        for handle, token_ps in since.items():
+            if num_steps > 1 or handle not in silent:
+                self._add(first_end_ps - token_ps, 0, 1, 1)
+        num_others = num_decodes - (len(since) if num_steps > 1 else len(silent.union(since)))
+        self._add(first_end_ps - last_ps, 0, 1, num_others)
         since.clear()
         num_full = num_steps - 1 - (num_silent > 0)
         if num_full > 0:
@@ -73,6 +78,7 @@ class GapRecorder:
         self._since_ps.pop(worker, None)
 
     def _add(self, first_ps: int, slope_ps: int, num_gaps: int, num_sequences: int) -> None:
+        assert num_sequences >= 0
         if num_sequences:
             self._rows.add((first_ps, slope_ps, num_gaps, num_sequences))
 

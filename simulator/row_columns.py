@@ -39,12 +39,18 @@ class RowColumns:
         """Return all columns, the rows in order of one of them, and forget them; read-only where all rows are alike.
 
         Takes memory for one column more; such a column takes none.
+
+        Raises:
+            OverflowError: a value is beyond its column's type.
         """
         columns = {name: np.empty(self._num_rows, kind) for name, kind in self._kinds.items()}
         begin = 0
         for rows in self._rows.chunks():
-            for column, values in zip(columns.values(), rows.T, strict=True):
-                column[begin : begin + len(rows)] = values
+            for (name, column), values in zip(columns.items(), rows.T, strict=True):
+                part = column[begin : begin + len(rows)]
+                part[:] = values
+                if part.dtype != values.dtype and (part != values).any():
+                    raise OverflowError(f"{name}: {values[part != values][0]} is beyond {part.dtype}")
             begin += len(rows)
         self._rows, self._num_rows = SpilledRows(len(self._kinds)), 0
         order = np.argsort(columns[sort_by], kind="stable")

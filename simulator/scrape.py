@@ -43,7 +43,7 @@ class Scraper:
         """Count tokens, and first tokens."""
         if self._only is not None and span.worker not in self._only:
             return
-        self._generation_tokens += span.num_steps * span.num_decodes - span.num_silent
+        self._generation_tokens += span.num_steps * span.num_decodes - len(span.silent)
         for chunk in span.plan.prefills:
             if not chunk.samples:
                 continue

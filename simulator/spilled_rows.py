@@ -1,6 +1,7 @@
 """Rows of whole numbers that grow with a run: in memory while they are few, then in a file without a name.
 
-Such a file is gone with the process, however it ends. Where none can be written, rows stay in memory.
+Such a file is gone with the process, however it ends. Where none can be written, rows stay in memory. It is in the
+folder that `TMPDIR` names, else in `/tmp`; where that is memory itself (tmpfs), a file saves none: name one on a disk.
 """
 
 import os

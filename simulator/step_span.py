@@ -1,6 +1,6 @@
 """What observers of a simulation are told: spans of steps, each of one plan on one worker."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,7 +24,7 @@ class StepSpan:
         kv_tokens: in the cache before the first, of all sequences.
         num_waiting: sequences in the worker's queue.
         newcomers: whose prompt ended with the first step and that go on to decode.
-        num_silent: sequences that end with the last step and get no token from it.
+        silent: sequences that end with the last step and get no token from it.
     """
 
     worker: str
@@ -38,7 +38,7 @@ class StepSpan:
     kv_tokens: int
     num_waiting: int
     newcomers: Sequence[int] = ()
-    num_silent: int = 0
+    silent: Collection[int] = ()
 
 
 class Observer(Protocol):

@@ -294,5 +294,5 @@ class SimulatedWorker:
                 if chunk.samples and chunk.sequence.handle not in ended
             ]
         if self._may_be_silent:
-            span.num_silent = sum(requests[handle].ending.extra_step for handle in ended)
+            span.silent = {handle for handle in ended if requests[handle].ending.extra_step}
         self.observer.ran(span)

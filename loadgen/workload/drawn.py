@@ -23,7 +23,10 @@ class DrawnRequests(Sequence[WorkloadRequest]):
         prompt_tokens: shape (n,).
         output_tokens: shape (n,).
         adapters: names.
-        adapter: shape (n,), of each request the index of its adapter; None: all are for the base model.
+        adapter: shape (n,), of each request the index of its adapter, -1 for the base model; None: all are for that.
+
+    Raises:
+        ValueError: columns of different lengths.
     """
 
     def __init__(
@@ -35,6 +38,11 @@ class DrawnRequests(Sequence[WorkloadRequest]):
         adapters: Sequence[str | None] = (),
         adapter: npt.NDArray[np.int32] | None = None,
     ) -> None:
+        lengths = [len(index), len(at_seconds), len(prompt_tokens), len(output_tokens)]
+        if adapter is not None:
+            lengths.append(len(adapter))
+        if len(set(lengths)) > 1:
+            raise ValueError(f"columns have {', '.join(map(str, lengths))} rows; give each as many")
         self._index = index
         self.at_seconds = at_seconds
         self.prompt_tokens, self.output_tokens = prompt_tokens, output_tokens
@@ -83,7 +91,14 @@ class DrawnRequests(Sequence[WorkloadRequest]):
         return self._like(self.at_seconds / factor, self._adapters[:-1], self._adapter)
 
     def with_adapters(self, adapters: Sequence[str], indices: npt.NDArray[np.int64]) -> "DrawnRequests":
-        """Return them with `adapters[indices[i]]` in the i-th of them."""
+        """Return them with `adapters[indices[i]]` in the i-th of them.
+
+        Raises:
+            ValueError: another number of indices than of requests, or one that is below 0 or stands for no adapter.
+        """
+        outside = indices[(indices < 0) | (indices >= len(adapters))]
+        if len(outside):
+            raise ValueError(f"index {outside[0]} stands for none of {len(adapters)} adapters; they count from 0")
         return self._like(self.at_seconds, adapters, indices.astype(np.int32))
 
     def _like(

@@ -24,7 +24,8 @@ __all__ = ["Chunks", "Rows", "describe", "spelt_out"]
 Rows = npt.NDArray[np.int64]
 """Shape (n, 4): first value, what each further one is longer by (below 0: shorter), number of values, how often each.
 
-The last value minus the first is below 2**62, and so is the sum of a row's values, each taken once.
+Numbers of values and how often are at least 1. The last value minus the first is below 2**62, and so is the sum of a
+row's values, each taken once. All values of all rows, repeats included, are fewer than 2**63.
 """
 Chunks = Callable[[], Iterator[Rows]]
 """Gives all rows, in parts, each time it is called."""

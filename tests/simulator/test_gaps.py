@@ -2,7 +2,8 @@
 
 import pytest
 
-from lorrery.scheduler.core.plan import Plan
+from lorrery.scheduler.core.plan import Chunk, Plan
+from lorrery.scheduler.core.sequence import Sequence
 from lorrery.simulator.gaps import GapRecorder
 from lorrery.simulator.outcomes import OutcomeRecorder
 from lorrery.simulator.request import SimulatedRequest
@@ -40,13 +41,14 @@ def span(
     newcomers: tuple[int, ...] = (),
     num_steps: int = 1,
     *,
-    num_silent: int = 0,
+    silent: tuple[int, ...] = (),
+    prefilled: tuple[int, ...] = (),
     worker: str = "w",
 ) -> StepSpan:
     first_ps = (end_ps - start_ps) // num_steps
-    plan = Plan(start_ps, num_steps)
+    plan = Plan(start_ps, num_steps, [Chunk(Sequence(handle, 10, 5), 10, 0, True) for handle in prefilled])
     return StepSpan(
-        worker, plan, start_ps, num_steps, first_ps, 0, end_ps, num_decodes, 0, 0, newcomers, num_silent=num_silent
+        worker, plan, start_ps, num_steps, first_ps, 0, end_ps, num_decodes, 0, 0, newcomers, silent=silent
     )
 
 
@@ -68,8 +70,27 @@ def test_a_step_that_gives_a_sequence_no_token_is_no_gap_of_it(num_steps: int) -
     gaps = GapRecorder()
     gaps.ran(span(0, 10, 0, (1, 2)))
     gaps.ran(span(10, 17, 2))
-    gaps.ran(span(17, 17 + 4 * num_steps, 2, num_steps=num_steps, num_silent=1))
+    gaps.ran(span(17, 17 + 4 * num_steps, 2, num_steps=num_steps, silent=(1,)))
     assert in_order(gaps) == [4] * (2 * num_steps - 1) + [7, 7]
+
+
+def test_a_newcomer_whose_first_step_gives_no_token_has_no_gap() -> None:
+    """It was queued again with all but its last token."""
+    gaps = GapRecorder()
+    gaps.ran(span(0, 10, 0, (1,)))
+    gaps.ran(span(10, 20, 1))
+    gaps.ran(span(20, 30, 0, (2,)))
+    gaps.ran(span(30, 35, 2, silent=(2,)))
+    assert in_order(gaps) == [10, 15]
+
+
+def test_a_prefill_that_gives_no_token_takes_no_gap_from_those_who_decode() -> None:
+    """Who had all tokens was queued again for the step after the last."""
+    gaps = GapRecorder()
+    gaps.ran(span(0, 10, 0, (1,)))
+    gaps.ran(span(10, 20, 1))
+    gaps.ran(span(20, 27, 1, prefilled=(2,), silent=(2,)))
+    assert in_order(gaps) == [7, 10]
 
 
 def test_a_gap_goes_back_to_the_last_token_over_two_losses_without_one_between() -> None:

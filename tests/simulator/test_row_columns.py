@@ -7,6 +7,15 @@ from lorrery.simulator import spilled_rows
 from lorrery.simulator.row_columns import RowColumns
 
 
+@pytest.mark.parametrize("value", [2**31, -(2**31) - 1])
+def test_a_value_beyond_its_columns_type_is_refused(value: int) -> None:
+    rows = RowColumns({"key": np.int64, "code": np.int32})
+    for code in (2**31 - 1, -(2**31), value):
+        rows.add((value, code))
+    with pytest.raises(OverflowError, match=f"code: {value} is beyond int32"):
+        rows.take(sort_by="key")
+
+
 @pytest.mark.parametrize("num_rows", [0, 1, 3, 4, 10, 40])
 def test_columns_are_sorted_by_one_of_them(num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spilled_rows, "CHUNK_ROWS", 3)
