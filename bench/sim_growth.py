@@ -7,7 +7,8 @@ largest point costs over the smallest is how a series grows; 1 is flat.
 * requests: the uniform load of bench/sim_scenarios.py, whose batches stay as they are however many requests there are.
 * prompt tokens: block hashes are given, as in a trace, and each prompt begins with one of 16 shared halves. One worker
   with a block cache, paged memory and chunks, and as many prompt tokens a second.
-* workers: as many requests a second for each worker, and as many requests in all; the placement is in it.
+* workers: as many requests a second for each worker, and as many requests in all, so with more workers they arrive
+  within less time, and each worker has fewer. The placement is in it.
 * command: `lorrery simulate` as a whole, from its start to the printed report, with no and with 200 adapters; and with
   a backlog: every request arrives in the first seconds, and waits.
 
@@ -41,18 +42,17 @@ COMMAND_AIM_MB, WAITING_AIM_KB = 300.0, 1.0
 PROMPT_REQUESTS, WORKER_REQUESTS = 1_000, 20_000
 TOKENS_PER_SECOND = 20_000
 SHARED_HALVES = 16
-RATE_PER_WORKER = 10.0
 MOST_CPU_SECONDS = 60.0
 """Of a point of `requests`, for the next one, which has ten times as many, to be run."""
 
 
-def long_prompts(prompt_tokens: int) -> Scenario:
+def long_prompts(prompt_tokens: int, num_requests: int = PROMPT_REQUESTS) -> Scenario:
     """Prompts of one length, half of each shared with a sixteenth of the others."""
     rng = np.random.default_rng(5)
     device = sim_scenarios.deployment("H100-SXM", "Llama-3-8B")
     num_blocks = -(-prompt_tokens // BLOCK_TOKENS)
     num_shared = num_blocks // 2
-    halves = rng.integers(0, SHARED_HALVES, PROMPT_REQUESTS).tolist()
+    halves = rng.integers(0, SHARED_HALVES, num_requests).tolist()
     hash_ids = [
         (
             *range(half * num_blocks, half * num_blocks + num_shared),
@@ -61,9 +61,9 @@ def long_prompts(prompt_tokens: int) -> Scenario:
         for n, half in enumerate(halves)
     ]
     columns = Columns(
-        np.cumsum(rng.exponential(prompt_tokens / TOKENS_PER_SECOND, PROMPT_REQUESTS)),
-        np.full(PROMPT_REQUESTS, prompt_tokens),
-        rng.integers(64, 257, PROMPT_REQUESTS),
+        np.cumsum(rng.exponential(prompt_tokens / TOKENS_PER_SECOND, num_requests)),
+        np.full(num_requests, prompt_tokens),
+        rng.integers(64, 257, num_requests),
         hash_ids=hash_ids,
     )
     replica = ReplicaSettings("fcfs", device.kv_pool_tokens(), 131_072, "chunked", "paged", prefix_cache="blocks")
@@ -72,27 +72,18 @@ def long_prompts(prompt_tokens: int) -> Scenario:
 
 def workers(placement: str, num_workers: int) -> Scenario:
     """The uniform load, as often as there are workers."""
-    one = sim_scenarios.uniform(WORKER_REQUESTS)
-    columns = replace(one.columns, at_seconds=one.columns.at_seconds / num_workers)
-    return replace(
-        one, title=f"{num_workers} workers, {placement}", columns=columns, num_workers=num_workers, placement=placement
-    )
+    return _on_workers(sim_scenarios.uniform(WORKER_REQUESTS), placement, num_workers)
 
 
 def workers_with_caches(placement: str, num_workers: int) -> Scenario:
     """Prompts of 1,000 tokens with shared halves, as often as there are workers."""
-    one = long_prompts(1_000)
-    times = WORKER_REQUESTS // PROMPT_REQUESTS
-    columns = one.columns
-    assert columns.hash_ids is not None
-    repeated = Columns(
-        np.cumsum(np.tile(np.diff(columns.at_seconds, prepend=0.0), times)) / num_workers,
-        np.tile(columns.prompt_tokens, times),
-        np.tile(columns.output_tokens, times),
-        hash_ids=[*columns.hash_ids] * times,
-    )
+    return _on_workers(long_prompts(1_000, WORKER_REQUESTS), placement, num_workers)
+
+
+def _on_workers(one: Scenario, placement: str, num_workers: int) -> Scenario:
+    columns = replace(one.columns, at_seconds=one.columns.at_seconds / num_workers)
     return replace(
-        one, title=f"{num_workers} workers, {placement}", columns=repeated, num_workers=num_workers, placement=placement
+        one, title=f"{num_workers} workers, {placement}", columns=columns, num_workers=num_workers, placement=placement
     )
 
 

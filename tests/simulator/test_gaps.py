@@ -47,9 +47,7 @@ def span(
 ) -> StepSpan:
     first_ps = (end_ps - start_ps) // num_steps
     plan = Plan(start_ps, num_steps, [Chunk(Sequence(handle, 10, 5), 10, 0, True) for handle in prefilled])
-    return StepSpan(
-        worker, plan, start_ps, num_steps, first_ps, 0, end_ps, num_decodes, 0, 0, newcomers, silent=silent
-    )
+    return StepSpan(worker, plan, start_ps, num_steps, first_ps, 0, end_ps, num_decodes, 0, 0, newcomers, silent=silent)
 
 
 def in_order(gaps: GapRecorder) -> list[int]:
