@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-dev demo test lint docs screenshots dashboards rules protos protos-check protos-release lock bench wheel compiled test-compiled fuzz fuzz-rpc chaos clean
+.PHONY: help setup setup-dev demo test lint docs screenshots dashboards rules protos protos-check protos-release lock bench wheel compiled test-compiled fuzz fuzz-rpc fuzz-flags chaos clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -134,6 +134,9 @@ fuzz: setup-dev ## more of the simulator's fuzz corpus, and the services in virt
 
 fuzz-rpc: setup-dev ## 100,000 hostile calls of every RPC; FUZZ_ARGS='--seed 7 --first 41 --cases 1' sends one again
 	$(BIN)/python -m tests.fuzz_rpc.fuzz $(FUZZ_ARGS)
+
+fuzz-flags: setup-dev ## 2,000 hostile command lines of every subcommand; FUZZ_ARGS='--seed 7 --first 41 --cases 1' runs one again
+	$(BIN)/python -m tests.fuzz_flags.fuzz $(FUZZ_ARGS)
 
 chaos: setup-dev ## kill, stop and restart every service under load, and check that nothing is lost; CHAOS_ARGS='--seed 7'
 	$(BIN)/python -m tests.chaos $(CHAOS_ARGS)
