@@ -69,3 +69,9 @@ def test_whole_file_is_reproduced(name):
     if not path.exists():
         pytest.skip(f"{path} is missing: set LORRERY_SHARED to the folder that holds golden/")
     assert assert_reproduced(replay(path)) == CASES[name]
+
+
+def test_brackets_nested_beyond_what_python_reads_are_refused(tmp_path):
+    path = tmp_path / "brackets.jsonl"
+    path.write_text("[" * 20_000)
+    assert "nested too deeply" in repr(replay_files([path]))

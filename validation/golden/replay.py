@@ -161,6 +161,8 @@ def _parse(line: str) -> Record:
         record = json.loads(line)
     except json.JSONDecodeError as error:
         raise FormatError(f"not JSON: {error.msg} at column {error.colno}") from None
+    except RecursionError:
+        raise FormatError("not a golden record: its brackets are nested too deeply") from None
     if not isinstance(record, dict):
         raise FormatError(f"a golden record is a JSON object, and this is {type(record).__name__}")
     return record
