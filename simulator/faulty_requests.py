@@ -76,8 +76,7 @@ class FaultyRequests:
         request.last_token_ps = released_ps
         request.left_ps = request.finished_ps
         request.finished_ps = max(request.finished_ps, released_ps)
-        sent_ps = request.arrived_ps - request.faults.delay_ps
-        if requests.timeout_ps is not None and request.finished_ps > sent_ps + requests.timeout_ps:
-            request.finished_ps, request.reason = sent_ps + requests.timeout_ps, None
+        if requests.timeout_ps is not None and request.finished_ps > request.sent_ps + requests.timeout_ps:
+            request.finished_ps, request.reason = request.sent_ps + requests.timeout_ps, None
             request.outcome, request.detail = "timed out", "deadline exceeded"
         self._clock.at(request.finished_ps, partial(requests.ended.append, request))

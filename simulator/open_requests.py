@@ -37,14 +37,14 @@ class OpenRequests:
     def due_ps(self) -> int:
         """Return when the first deadline is; there is one."""
         assert self.timeout_ps is not None
-        return self.deadlines[0].sequence.arrived_ps + self.timeout_ps
+        return self.deadlines[0].sent_ps + self.timeout_ps
 
     def refuse(self, handle: int, refusal: Refusal) -> None:
         """End a request as its scheduler refuses it, if its client has not gone at that very moment."""
         request, now_ps = self.by_handle[handle], self._clock.now_ps
         ended_ps = now_ps if request.finished_ps is None else request.finished_ps
         timeout_ps, has_deadline = self.timeout_ps, request.sequence.deadline_ps is not None
-        if timeout_ps is not None and has_deadline and ended_ps >= request.arrived_ps + timeout_ps:
+        if timeout_ps is not None and has_deadline and ended_ps >= request.sent_ps + timeout_ps:
             self.close(handle, "timed out", "deadline exceeded")
         else:
             self.close(handle, _REFUSED[refusal.reason], refusal.message)

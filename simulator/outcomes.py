@@ -80,7 +80,7 @@ class OutcomeRecorder:
             request.output_tokens,
             sequence.first_cached_tokens,
             sequence.num_requeues,
-            sequence.arrived_ps - request.faults.delay_ps,
+            request.sent_ps,
             _NONE if sequence.first_token_ps is None else sequence.first_token_ps,
             _last_token_ps(request),
             _NONE if request.finished_ps is None else request.finished_ps,

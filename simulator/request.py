@@ -100,6 +100,11 @@ class SimulatedRequest:
         self.sequence.arrived_ps = at_ps
 
     @property
+    def sent_ps(self) -> int:
+        """When its client sent it; it arrives later if a fault delays it."""
+        return self.sequence.arrived_ps - self.faults.delay_ps
+
+    @property
     def admitted_ps(self) -> int | None:
         """Its last admission; None while it waits."""
         return self.sequence.admitted_ps
