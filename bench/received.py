@@ -1,6 +1,5 @@
 """Endless streams that the load generator's own clients read as in a run: every message parsed, timed and noted."""
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
@@ -51,11 +50,5 @@ async def _received(client: Client, num_streams: int) -> AsyncIterator[StreamCou
         await client.prepare(Ask(request, 0, True, output_tokens, _TIMEOUT_SECONDS))(reception, note)
         count.failed(f"a stream ended: {reception.status} {reception.detail}")
 
-    tasks = [asyncio.create_task(stream(number)) for number in range(num_streams)]
-    try:
-        await count.all_began()
+    async with count.opened(stream):
         yield count
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)

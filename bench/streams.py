@@ -6,8 +6,8 @@ To read them would be the client's cost, and slow it down.
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
-from typing import Any, cast
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, Self, cast
 
 import grpc.aio
 
@@ -57,7 +57,7 @@ class StreamCount:
     def __init__(self, num_streams: int) -> None:
         self.events = 0
         self.failure = ""
-        self._missing = num_streams
+        self._num_streams = self._missing = num_streams
         self._decided = asyncio.Event()
 
     def began(self) -> None:
@@ -82,6 +82,18 @@ class StreamCount:
                 await self._decided.wait()
         if self._missing or self.failure:
             raise BenchBrokenError(self.failure or f"{self._missing} streams did not begin in {OPEN_SECONDS:g} s")
+
+    @contextlib.asynccontextmanager
+    async def opened(self, stream: Callable[[int], Coroutine[Any, Any, None]]) -> AsyncIterator[Self]:
+        """Run `stream`, by number, for each of them until left; entered once every one has begun."""
+        tasks = [asyncio.create_task(stream(number)) for number in range(self._num_streams)]
+        try:
+            await self.all_began()
+            yield self
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
 
 
 @contextlib.asynccontextmanager
@@ -113,14 +125,10 @@ async def grpc_streams(address: str, num_streams: int, num_in_all: int | None = 
         finally:
             call.cancel()
 
-    tasks = [asyncio.create_task(stream(number)) for number in range(num_streams)]
     try:
-        await count.all_began()
-        yield count
+        async with count.opened(stream):
+            yield count
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
         for channel in channels:
             await channel.close()
 
