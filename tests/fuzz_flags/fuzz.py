@@ -37,6 +37,8 @@ LATER = (
 CODES = frozenset({0, 1, 2, 130, AT_WORK})
 _NOISE = ("Traceback (most recent call last)", "Warning:", "Exception ignored in")
 MAX_OUTPUT = 2_000_000
+CASES_PER_LINE = 100
+"""After so many the run says how far it has come."""
 
 
 @dataclass
@@ -47,15 +49,17 @@ class Outcome:
     wrong: list[str] = field(default_factory=list)
 
 
-def fuzz(seed: int, numbers: range, *, show: Callable[[str], None] = lambda _wrong: None) -> Outcome:
-    """Run a part of a seed's cases; return what came of it."""
+def fuzz(seed: int, numbers: range, *, show: Callable[[str], None] = lambda _line: None) -> Outcome:
+    """Run a part of a seed's cases; return what came of it. `show` is given what is wrong, and how far it has come."""
     outcome = Outcome()
     os.environ |= {"COLUMNS": "100", "GRPC_DNS_RESOLVER": "native", "OPENBLAS_NUM_THREADS": "1"}
     quiet_grpc()
     leaves()
     for name in LATER:
         import_module(name)
-    for number in numbers:
+    for num_done, number in enumerate(numbers):
+        if num_done and num_done % CASES_PER_LINE == 0:
+            show(f"{num_done:,} of {len(numbers):,} cases done, {len(outcome.wrong)} wrong")
         case = draw_case(seed, number)
         code, output = run(case)
         outcome.codes[case.arguments[0], code] += 1
@@ -109,7 +113,7 @@ def main() -> int:
     seed = random.SystemRandom().randrange(2**31) if options.seed is None else options.seed
     print(f"--seed {seed} --first {options.first} --cases {options.cases}", flush=True)
     numbers = range(options.first, options.first + options.cases)
-    outcome = fuzz(seed, numbers, show=lambda wrong: print(wrong, flush=True))
+    outcome = fuzz(seed, numbers, show=lambda line: print(line, flush=True))
     for (command, code), count in sorted(outcome.codes.items()):
         print(f"{command:12} exit code {code:4} {count:7,}")
     print(f"{len(numbers):,} cases, {len(outcome.wrong)} wrong", flush=True)

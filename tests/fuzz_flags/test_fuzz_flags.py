@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from lorrery.cli.app import PARTS
+from tests.fuzz_flags import fuzz
 from tests.fuzz_flags.cases import draw_case, leaves, setting_keys
 from tests.fuzz_flags.fuzz import is_wrong
 
@@ -50,3 +51,11 @@ def test_every_option_is_drawn_sooner_or_later() -> None:
 def test_a_case_is_the_same_again() -> None:
     assert [draw_case(7, number) for number in range(50)] == [draw_case(7, number) for number in range(50)]
     assert draw_case(7, 3) != draw_case(8, 3)
+
+
+def test_a_long_run_says_how_far_it_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuzz, "run", lambda case: (int(case.number == 3), ""))
+    lines: list[str] = []
+    outcome = fuzz.fuzz(1, range(2 * fuzz.CASES_PER_LINE + 1), show=lines.append)
+    assert lines == ["100 of 201 cases done, 0 wrong", "200 of 201 cases done, 0 wrong"]
+    assert sum(outcome.codes.values()) == 201
