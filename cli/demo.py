@@ -62,8 +62,10 @@ def demo(
       lorrery demo --duration 10 --workers 4 --set worker.gpu=A100-80-SXM
     """
     del version
-    if not trace.exists():
-        raise LorreryError(f"{trace}: no such trace")
+    try:
+        trace.open("rb").close()
+    except OSError as error:
+        raise LorreryError(f"--trace {trace}: {error.strerror}") from None
     folder = out or Path("out") / f"demo-{datetime.now():%Y%m%d-%H%M%S}"  # noqa: DTZ005  a name, for who sits here
     load = [
         "--workload",

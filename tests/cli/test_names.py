@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lorrery.chassis.errors import LorreryError, SettingsError
+from lorrery.cli.demo import app as demo
 from lorrery.cli.faults import app as faults
 from lorrery.orrery.record import Record
 from lorrery.tokenizer.folder import read_folder
@@ -16,6 +17,15 @@ from lorrery.tokenizer.folder import read_folder
 def test_a_name_that_no_file_can_have_is_refused(read: Callable[[Path], object]) -> None:
     with pytest.raises(LorreryError, match=r"n{300}: File name too long"):
         read(Path("n" * 300))
+
+
+@pytest.mark.parametrize(
+    ("trace", "reason"), [("n" * 300, "File name too long"), ("nowhere", "No such file"), ("/", "Is a directory")]
+)
+def test_a_trace_that_the_demo_cannot_read_is_refused(trace: str, reason: str) -> None:
+    result = CliRunner().invoke(demo, ["--trace", trace])
+    assert isinstance(result.exception, LorreryError)
+    assert str(result.exception).startswith(f"--trace {trace}: {reason}")
 
 
 @pytest.mark.parametrize("command", ["set", "add"])
