@@ -5,7 +5,8 @@ columns to the time of each first token and end, in columns; drawing the workloa
 The bare loop (bench/bare_sim.py) gets the same columns, and gives the same two times. They take turns, and a ratio is
 the median over the turns; a cost is the median of its runs. CPU time is the process's, user and system.
 
-Where the compiled core has been made (`make compiled`), a second process that has it takes its turns too.
+Where the compiled core has been made (`make compiled`), a second process that has it takes its turns too; and other
+simulators do, where they are installed (bench/sim_peers.py).
 
 Peak memory is measured in a process of its own, which does nothing else: interpreter and libraries are in it.
 
@@ -27,13 +28,14 @@ from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from statistics import median
-from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
 
 from bench import bare_sim, sim_scenarios
 from bench.cluster import BenchBrokenError
+from bench.companion import Companion
+from bench.sim_peers import PeerRow, Peers
 from bench.sim_scenarios import PROJECT, Scenario
 from lorrery.chassis.version import core_is_compiled
 from lorrery.scheduler.core.build import build_replica
@@ -45,8 +47,6 @@ from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.pace import pace_of
 
 BARE_AIM, GROWTH_AIM, LENGTH_AIM, MEMORY_AIM_MB = 8.0, 1.5, 1.5, 600.0
-PEERS: Mapping[str, str] = {"fastest compiled": "13,000 to 15,000", "interpreted": "650 to 700"}
-"""Requests per CPU second of other simulators on Vidur's run: a Rust replay of the Dynamo mocker, and Vidur itself."""
 
 COMPILED = PROJECT / "build" / "compiled"
 """Where `make compiled` unpacks the wheel whose core is compiled."""
@@ -171,6 +171,7 @@ class SimSpeed:
     """All rows, by name; `uniform small` differs from `uniform` in size alone, and from `doubled` in lengths alone."""
 
     rows: dict[str, SpeedRow]
+    peers: list[PeerRow] = field(default_factory=list)
 
     @property
     def cores(self) -> tuple[Core, ...]:
@@ -190,30 +191,19 @@ class SimSpeed:
         """Return every run, and what follows from them by core."""
         return {
             "rows": {name: row.as_json() for name, row in self.rows.items()},
+            "peers": [row.as_json() for row in self.peers],
             "growth_ratio": {core: self.growth_ratio(core) for core in self.cores},
             "length_ratio": {core: self.length_ratio(core) for core in self.cores},
         }
 
 
-class CompiledCore:
+class CompiledCore(Companion):
     """A process with the compiled core that makes runs when it is told to."""
 
-    def __enter__(self) -> "CompiledCore":
+    def __init__(self) -> None:
         environment = {**os.environ, "PYTHONPATH": f"{COMPILED}{os.pathsep}{PROJECT}", "PYTHONSAFEPATH": "1"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.sim_speed"],
-            cwd=PROJECT,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._process.communicate()
+        command = [sys.executable, "-m", "bench.sim_speed"]
+        super().__init__("the process with the compiled core", command, PROJECT, environment)
 
     def run(self, load: str, num_requests: int) -> float:
         """Return the CPU seconds of one run.
@@ -221,14 +211,7 @@ class CompiledCore:
         Raises:
             BenchBrokenError: the process has ended, its core is not compiled, or requests are missing.
         """
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(f"{load} {num_requests}\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            raise BenchBrokenError(f"the process with the compiled core ended with {self._process.wait()}")
-        result = json.loads(line)
+        result = self.ask(f"{load} {num_requests}")
         if result["core"] != Core.COMPILED:
             raise BenchBrokenError(f"{COMPILED} has no compiled core; run make compiled")
         if result["num_finished"] != num_requests:
@@ -294,14 +277,19 @@ def measure(sizes: Sizes, on_run: Callable[[str], None] = lambda what: None) -> 
     with ExitStack() as stack:
         compiled = None
         if COMPILED.exists() and Core.here() is Core.INTERPRETED:
-            compiled = stack.enter_context(CompiledCore())
+            compiled = CompiledCore()
+            stack.enter_context(compiled)
+        peers = Peers(scenarios, stack)
         for _ in range(sizes.few):
             for name in [*small_ones] * sizes.many + [name for name in scenarios if name not in small_ones]:
                 on_run(f"{name}, {rows[name].num_requests:,} requests")
                 _take_turns(rows[name], scenarios[name], compiled)
+            for load in dict.fromkeys(row.peer.load for row in peers.rows):
+                on_run(f"{load}, other simulators")
+                peers.take_turns(load)
     on_run("peak memory of the uniform load")
     rows["uniform"].peak_rss_mb = _peak_rss_mb("uniform", sizes.uniform)
-    return SimSpeed(rows)
+    return SimSpeed(rows, peers.rows)
 
 
 def _take_turns(row: SpeedRow, scenario: Scenario, compiled: CompiledCore | None) -> None:

@@ -19,7 +19,7 @@ from bench.live_vs_sim import LiveVsSim
 from bench.metrics_cost import AIM_RATIO, SERVICES, MetricsCost
 from bench.overload import Overload
 from bench.sim_growth import COMMAND_AIM_MB, FLAT_AIM, WAITING_AIM_KB, Growth
-from bench.sim_speed import BARE_AIM, GROWTH_AIM, LENGTH_AIM, MEMORY_AIM_MB, PEERS, RATE_AIMS, Core, SimSpeed
+from bench.sim_speed import BARE_AIM, GROWTH_AIM, LENGTH_AIM, MEMORY_AIM_MB, RATE_AIMS, Core, SimSpeed
 from bench.step_cpu import Row as StepCpu
 from bench.tracing_cost import AIM_RATIO as TRACING_AIM
 from bench.tracing_cost import ALL, RATIOS, TracingCost
@@ -260,8 +260,6 @@ def sim_speed(result: SimSpeed) -> Group:
             *(f"{rate:,.0f}" if least is None else f"{rate:,.0f} {_meets(rate >= least)}" for rate, least in rates),
             " and ".join(f"{least:,.0f} {core}" for core, least in RATE_AIMS[load].items()),
         )
-    for peer, rate_text in PEERS.items():
-        aims.add_row(f"for scale: {peer} peer, on another machine", *[""] * (len(result.cores) - 1), rate_text, "")
     peak = rows["uniform"].peak_rss_mb or 0.0
     aims.add_row(
         f"uniform, peak memory with {large} requests, MB",
@@ -270,7 +268,24 @@ def sim_speed(result: SimSpeed) -> Group:
         f"at most {MEMORY_AIM_MB:g}",
     )
     hint = "" if Core.COMPILED in result.cores else "[dim]no compiled core in build/compiled; make compiled[/]"
-    return Group(table, aims, hint)
+    return Group(table, aims, _peers(result), hint)
+
+
+def _peers(result: SimSpeed) -> Group:
+    """Show the other simulators, and how many times as many requests ours does."""
+    table = Table(title="Other simulators, in turn with ours", box=None)
+    table.add_column("", overflow="fold")
+    for name in ("requests/s", "simulated TPOT, ms", *(f"ours / theirs, {core}" for core in result.cores)):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in result.peers:
+        rate = row.requests_per_second
+        if rate is not None:
+            ours = (result.rows[row.peer.load].requests_per_second(core) / rate for core in result.cores)
+            table.add_row(
+                row.peer.title, f"{rate:,.0f}", f"{row.mean_tpot_ms:.1f}", *(f"{ratio:.2f}" for ratio in ours)
+            )
+    missing = [row.peer.missing for row in result.peers if row.requests_per_second is None]
+    return Group(*[table] * bool(table.row_count), *(f"[dim]{line}[/]" for line in missing))
 
 
 def sim_growth(result: Growth) -> Group:
