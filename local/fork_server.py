@@ -26,8 +26,8 @@ from typing import Any
 from setproctitle import getproctitle, setproctitle
 
 from lorrery.chassis.child import die_with
+from lorrery.chassis.grpc_core import set_up_grpc
 from lorrery.chassis.interrupt import exit_on_signals
-from lorrery.chassis.quiet import quiet_grpc
 
 SERVICES = ("router", "scheduler", "worker", "orrery")
 READY = b"!"
@@ -39,7 +39,7 @@ REPORTED = struct.Struct("!i")
 def main() -> None:
     """Fork services until the socket is closed. Returns in no process: children run a service and exit with it."""
     exit_on_signals()
-    quiet_grpc()
+    set_up_grpc()
     getproctitle()  # it finds the title's place now, and no longer once the environment is another
     control = socket.socket(fileno=int(sys.argv[1]))
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's library would start threads as it is imported

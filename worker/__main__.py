@@ -1,11 +1,11 @@
 """`python -m lorrery.worker`: one mock GPU that attaches to a scheduler."""
 
+from lorrery.chassis.grpc_core import set_up_grpc
 from lorrery.chassis.interrupt import exit_on_signals
-from lorrery.chassis.quiet import quiet_grpc
 
 if __name__ == "__main__":
     exit_on_signals()  # before the imports, which take most of a second
-    quiet_grpc()
+    set_up_grpc()
 
 from prometheus_client import CollectorRegistry
 

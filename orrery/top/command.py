@@ -141,9 +141,9 @@ def _feed(target: str | None, config: Path | None, api_key: str) -> "LiveFeed":
     Raises:
         SettingsError: the target is none, or the settings have an error.
     """
-    from lorrery.chassis.quiet import quiet_grpc
+    from lorrery.chassis.grpc_core import set_up_grpc
 
-    quiet_grpc()
+    set_up_grpc()
     from lorrery.chassis.channel import check_target
     from lorrery.orrery.live import LiveFeed
     from lorrery.settings import load

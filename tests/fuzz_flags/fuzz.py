@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 
-from lorrery.chassis.quiet import quiet_grpc
+from lorrery.chassis.grpc_core import set_up_grpc
 from tests.fuzz_flags.cases import Case, draw_case, leaves, make_files
 from tests.fuzz_flags.child import AT_WORK, WALL_SECONDS, run_case
 
@@ -53,7 +53,7 @@ def fuzz(seed: int, numbers: range, *, show: Callable[[str], None] = lambda _lin
     """Run a part of a seed's cases; return what came of it. `show` is given what is wrong, and how far it has come."""
     outcome = Outcome()
     os.environ |= {"COLUMNS": "100", "GRPC_DNS_RESOLVER": "native", "OPENBLAS_NUM_THREADS": "1"}
-    quiet_grpc()
+    set_up_grpc()
     leaves()
     for name in LATER:
         import_module(name)
