@@ -10,8 +10,7 @@ and the peak is the greatest of these (S-LoRA, router/req_queue.py, `_can_add_ne
 Under decode left falls by one a step and held rises by one: with F_i the decode step at which sequence i has nothing
 left after the next token, and h_i what it held at decode step 0, left_i = F_i - g and held_i = h_i + g at step g. So
 the i-th value, v_i = F_i * i + sum(h_1 ... h_i), does not change with the steps. It changes as sequences come and go:
-one that comes at place p moves those from p one place on, so that each of their values grows by F_i + h, and one that
-goes takes as much away.
+one that comes at place p moves those from p one place on, so that each of their values grows by F_i + h.
 
 A candidate that waits does not change with the steps, though, so the peak *with* the candidate does, and a blocked head
 may become admissible without any event. At step g it stands behind the p sequences that have as much left or more, and
@@ -21,25 +20,26 @@ may become admissible without any event. At step g it stands behind the p sequen
 For as long as p stays, the second term rises with g and the third falls, so the first step at which all three fit is
 found by going through the few values that p takes.
 
-So the values are kept, and no maxima of them by place: those would have to be made anew for every change. They are cut
-into blocks of some `WIDTH`, each with what its values are to rise by: `shift` times F, and `rise`. A change works out
-one block and notes two numbers in each one after it. Whether somebody fits is told from bounds: with M the greatest
-value of a block when it was worked out last,
+The sequences are cut into blocks of some `WIDTH`. A block counts as if it were alone, u_i = F_i * i + sum(h ... h_i)
+from its own first, so a change touches one block, whose values are worked out again when somebody asks next. With k
+sequences before the block, which hold H together, v_i = u_i + k F_i + H. With U the greatest u of a block, none of its
+v is above U + k * (its greatest F) + H, which is off by at most k times the range of F in the block, some dozen tokens
+in a pool of many thousands; a block where that is too high is gone through. So a change costs O(WIDTH), a question
+O(n / WIDTH), and O(WIDTH) for each block that has changed or comes near the limit: the one with the peak, as a rule.
 
-    max (v + shift F + rise) <= M + shift * (greatest F if shift > 0 else least F) + rise
+Invariants: `descents` (-F) ascend, within a block and from one to the next; `helds` (h) are in the same order, and so
+are `values` (u) while `is_known`; no block is empty; of equal F the order is that of coming, and no peak depends on it.
 
-which is off by at most shift times the range of F in the block, some dozen tokens in a pool of many thousands. A block
-whose bound is too high is gone through. So a change costs O(WIDTH + n / WIDTH), a question O(n / WIDTH) and WIDTH for
-each block that comes near the limit: the one with the peak, as a rule.
-
-Invariants: `descents` (-F) ascend, within a block and from one to the next; `helds` (h) and `values` are in the same
-order; no block is empty; of equal F the order is that of coming, and no peak depends on it.
+`i64` is a machine's integer where this is compiled (mypyc), and an `int` where not. Products of two numbers of tokens
+or steps are far below its limit.
 """
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence as Many
-from itertools import accumulate, count
-from operator import add, mul
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64
 
 WIDTH = 32
 """Sequences in a block as it is made; it is cut in two when it has more than twice as many."""
@@ -48,59 +48,86 @@ _LEAST = -(1 << 62)
 
 
 class _Block:
-    """Sequences that follow each other, and what their values are to rise by."""
+    """Sequences that follow each other.
 
-    __slots__ = ("descents", "greatest", "helds", "rise", "shift", "values")
+    Attributes:
+        held: the sum of `helds`.
+        values: u of each, if `is_known`.
+        greatest: of the values.
+    """
 
-    def __init__(self, descents: list[int], helds: list[int], values: list[int], greatest: int | None = None) -> None:
+    __slots__ = ("descents", "greatest", "held", "helds", "is_known", "values")
+
+    def __init__(self, descents: list[int], helds: list[int]) -> None:
         self.descents = descents
         self.helds = helds
-        self.values = values
-        self.shift = self.rise = 0
-        self.greatest = max(values) if greatest is None else greatest
+        self.held = sum(helds)
+        self.values: list[int] = []
+        self.greatest = _LEAST
+        self.is_known = False
 
     def copy(self) -> "_Block":
-        other = _Block(self.descents.copy(), self.helds.copy(), self.values.copy(), self.greatest)
-        other.shift, other.rise = self.shift, self.rise
+        other = _Block(self.descents.copy(), self.helds.copy())
+        # A list of values is never changed, only replaced.
+        other.values, other.greatest, other.is_known = self.values, self.greatest, self.is_known
         return other
 
-    def place_of(self, descent: int, held: int) -> int | None:
-        """Return the place of a sequence with these; None: it is not here."""
-        if self.descents[-1] < descent or self.descents[0] > descent:
-            return None
-        first = bisect_left(self.descents, descent)
-        end = bisect_right(self.descents, descent, first)
-        return self.helds.index(held, first, end) if held in self.helds[first:end] else None
+    def insert(self, place: int, descent: int, held: int) -> None:
+        """Add a sequence at a place."""
+        self.descents.insert(place, descent)
+        self.helds.insert(place, held)
+        self.held += held
+        self.is_known = False
 
-    def value(self, place: int) -> int:
-        """Return v at this place in the block."""
-        return self.values[place] - self.shift * self.descents[place] + self.rise
+    def delete(self, place: int) -> None:
+        """Take out the sequence at a place."""
+        self.held -= self.helds[place]
+        del self.descents[place], self.helds[place]
+        self.is_known = False
 
-    def bound(self, more: int) -> int:
-        """Return what no v + `more` F is above."""
-        shift = self.shift + more
-        return self.greatest - shift * self.descents[0 if shift > 0 else -1] + self.rise
+    def _work_out(self) -> None:
+        descents, values = self.descents, list[int]()
+        total: i64 = 0
+        greatest: i64 = _LEAST
+        for place, one_held in enumerate(self.helds):
+            num: i64 = place
+            held: i64 = one_held
+            descent: i64 = descents[num]
+            total += held
+            value: i64 = total - descent * (num + 1)
+            values.append(value)
+            if value > greatest:
+                greatest = value
+        self.values, self.greatest, self.is_known = values, greatest, True
 
-    def peak(self, more: int, first: int, end: int) -> int:
-        """Return the greatest v + `more` F between two places; there is one."""
-        shift = self.shift + more
-        if not shift:
-            return max(self.values[first:end]) + self.rise
-        return (
-            max([v - shift * d for v, d in zip(self.values[first:end], self.descents[first:end], strict=True)])
-            + self.rise
-        )
+    def peak(self, num_before: "i64", held_before: "i64", least: "i64", first: "i64", end: "i64") -> "i64":
+        """Return the greatest v between two places, or `least` if that is more.
 
-    def settle(self, place: int, more: int, rise: int) -> None:
-        """Work the values out, those from `place` with so much more."""
-        shift, self.shift = self.shift, 0
-        all_rise, self.rise = self.rise, 0
-        values, descents = self.values, self.descents
-        if shift or all_rise:
-            values[:place] = [v - shift * d + all_rise for v, d in zip(values[:place], descents, strict=False)]
-        shift += more
-        rise += all_rise
-        values[place:] = [v - shift * d + rise for v, d in zip(values[place:], descents[place:], strict=True)]
+        Args:
+            num_before: sequences before the block.
+            held_before: the sum of their h.
+            least: what is not to be gone through for less.
+            first: the first place in the block.
+            end: the place after the last one.
+        """
+        if first >= end:
+            return least
+        if not self.is_known:
+            self._work_out()
+        descents, values = self.descents, self.values
+        least -= held_before
+        greatest: i64 = self.greatest
+        descent: i64 = descents[first]
+        if greatest - num_before * descent > least:
+            place = first
+            while place < end:
+                descent = descents[place]
+                value: i64 = values[place]
+                value -= num_before * descent
+                if value > least:
+                    least = value
+                place += 1
+        return least + held_before
 
 
 class PeakReservation:
@@ -115,10 +142,9 @@ class PeakReservation:
 
     def __init__(self, finishes: Many[int] = (), helds: Many[int] = ()) -> None:
         descents = [-finish for finish in finishes]
-        values = list(map(add, map(mul, finishes, count(1)), accumulate(helds)))
         self._num = len(descents)
         self._blocks = [
-            _Block(descents[first : first + WIDTH], list(helds[first : first + WIDTH]), values[first : first + WIDTH])
+            _Block(descents[first : first + WIDTH], list(helds[first : first + WIDTH]))
             for first in range(0, self._num, WIDTH)
         ]
 
@@ -140,30 +166,21 @@ class PeakReservation:
             finish: its F.
             held: its h.
         """
-        blocks = self._blocks
+        blocks, descent = self._blocks, -finish
         self._num += 1
         if not blocks:
-            blocks.append(_Block([-finish], [held], [finish + held]))
+            blocks.append(_Block([descent], [held]))
             return
-        index, place, num_before, held_before = self._find(-finish)
-        if index == len(blocks):
-            index -= 1
-            place = len(blocks[index].descents)
-        block = blocks[index]
-        block.settle(place, 1, held)
-        block.descents.insert(place, -finish)
-        block.helds.insert(place, held)
-        block.values.insert(place, finish * (num_before + 1) + held_before + held)
-        block.greatest = max(block.values)
-        if len(block.values) > 2 * WIDTH:
-            blocks[index : index + 1] = [
-                _Block(block.descents[:WIDTH], block.helds[:WIDTH], block.values[:WIDTH]),
-                _Block(block.descents[WIDTH:], block.helds[WIDTH:], block.values[WIDTH:]),
-            ]
+        index, last = 0, len(blocks) - 1
+        while index < last and blocks[index].descents[-1] <= descent:
             index += 1
-        for after in blocks[index + 1 :]:
-            after.shift += 1
-            after.rise += held
+        block = blocks[index]
+        block.insert(bisect_right(block.descents, descent), descent, held)
+        if len(block.helds) > 2 * WIDTH:
+            blocks[index : index + 1] = [
+                _Block(block.descents[:WIDTH], block.helds[:WIDTH]),
+                _Block(block.descents[WIDTH:], block.helds[WIDTH:]),
+            ]
 
     def remove(self, finish: int, held: int) -> None:
         """Take out a sequence that was added with these.
@@ -172,34 +189,29 @@ class PeakReservation:
             ValueError: there is none.
         """
         blocks, descent = self._blocks, -finish
-        index, place = 0, None
-        while index < len(blocks) and (place := blocks[index].place_of(descent, held)) is None:
-            index += 1
-        if place is None:
-            raise ValueError(f"no sequence that ends at {finish} and held {held}")
+        for index, block in enumerate(blocks):
+            descents = block.descents
+            if descents[-1] >= descent:
+                if descents[0] > descent:
+                    break
+                place = bisect_left(descents, descent)
+                while place < len(descents) and descents[place] == descent:
+                    if block.helds[place] == held:
+                        self._delete(index, place)
+                        return
+                    place += 1
+        raise ValueError(f"no sequence that ends at {finish} and held {held}")
+
+    def _delete(self, index: int, place: int) -> None:
+        blocks = self._blocks
         block = blocks[index]
         self._num -= 1
-        del block.descents[place], block.helds[place], block.values[place]
-        if block.values:
-            block.settle(place, -1, -held)
-            block.greatest = max(block.values)
-            index += 1
-        else:
+        block.delete(place)
+        if not block.helds:
             del blocks[index]
-        for after in blocks[index:]:
-            after.shift -= 1
-            after.rise -= held
-        if index < len(blocks) and index and len(blocks[index - 1].values) + len(blocks[index].values) <= WIDTH:
-            self._merge(index - 1)
-
-    def _merge(self, index: int) -> None:
-        """Make one block of this one and the next."""
-        one, other = self._blocks[index : index + 2]
-        for block in (one, other):
-            block.settle(0, 0, 0)
-        self._blocks[index : index + 2] = [
-            _Block(one.descents + other.descents, one.helds + other.helds, one.values + other.values)
-        ]
+        elif index and len(blocks[index - 1].helds) + len(block.helds) <= WIDTH:
+            before = blocks[index - 1]
+            blocks[index - 1 : index + 1] = [_Block(before.descents + block.descents, before.helds + block.helds)]
 
     def _find(self, descent: int) -> tuple[int, int, int, int]:
         """Find the place behind those that have as much left or more.
@@ -208,21 +220,18 @@ class PeakReservation:
             The block, which may be one behind the last, the place in it, how many are before it in all, and the sum of
             their h.
         """
-        num_before = index = 0
-        previous: _Block | None = None
+        num_before = held_before = index = 0
         for block in self._blocks:
             if block.descents[-1] > descent:
                 place = bisect_right(block.descents, descent)
-                if not place:
-                    break
-                num_before += place
-                return index, place, num_before, block.value(place - 1) + block.descents[place - 1] * num_before
-            num_before += len(block.descents)
+                if place:
+                    num_before += place
+                    held_before += sum(block.helds[:place])
+                return index, place, num_before, held_before
+            num_before += len(block.helds)
+            held_before += block.held
             index += 1
-            previous = block
-        if previous is None:
-            return index, 0, 0, 0
-        return index, 0, num_before, previous.value(-1) + previous.descents[-1] * num_before
+        return index, 0, num_before, held_before
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
@@ -236,8 +245,8 @@ class PeakReservation:
         """
         index, place, num_before, held_before = self._find(-(left + step))
         own = left * (num_before + 1) + held_before + step * num_before + held
-        before, after = self._greatest_before(index, place, 0), self._greatest_after(index, place, _LEAST)
-        return max(before, own, after - step + held)
+        before, after = self._greatest_before(index, place, own), self._greatest_after(index, place, _LEAST)
+        return max(before, after - step + held)
 
     def has_room(self, held: int, left: int, most: int, step: int) -> bool:
         """Tell whether `peak_with` is at most `most`.
@@ -259,20 +268,25 @@ class PeakReservation:
 
     def _greatest_before(self, index: int, place: int, least: int) -> int:
         """Return the greatest v before a place, or `least` if that is more."""
-        blocks = self._blocks
-        for block in blocks[:index]:
-            if block.bound(0) > least:
-                least = max(least, block.peak(0, 0, len(block.values)))
-        if place and blocks[index].bound(0) > least:
-            least = max(least, blocks[index].peak(0, 0, place))
-        return least
+        num_before = held_before = 0
+        for block in self._blocks[:index]:
+            size = len(block.helds)
+            least = block.peak(num_before, held_before, least, 0, size)
+            num_before += size
+            held_before += block.held
+        return self._blocks[index].peak(num_before, held_before, least, 0, place) if place else least
 
     def _greatest_after(self, index: int, place: int, least: int) -> int:
-        """Return the greatest v + F from a place, or `least` if that is more."""
-        for block in self._blocks[index:]:
-            if block.bound(1) > least:
-                least = max(least, block.peak(1, place, len(block.values)))
-            place = 0
+        """Return the greatest v + F from a place, or `least` if that is more: v with one more before it."""
+        num_before, held_before = 1, 0
+        for block in self._blocks:
+            size = len(block.helds)
+            if index <= 0:
+                least = block.peak(num_before, held_before, least, place, size)
+                place = 0
+            index -= 1
+            num_before += size
+            held_before += block.held
         return least
 
     def steps_until_at_most(self, held: int, left: int, most: int, step: int, limit: int) -> int:
