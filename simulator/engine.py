@@ -84,6 +84,7 @@ class Simulation:
         self._ticks: list[tuple[int, Callable[[int], int]]] = []
         self._tick_ps = NEVER  # the first of them
         self._pauses = False
+        self._arrival: tuple[int, SimulatedRequest] | None = None  # the next one
         self._leaving: dict[int, Callable[[], None]] = {}  # by the order of workers that drain: what to call then
         self._new_pace: dict[int, StepTimeModel] = {}  # by the worker's order, until its next boundary
         self._schedulers = [
@@ -207,12 +208,27 @@ class Simulation:
         """
         for at_ps, handle in cancels:
             self.at(at_ps, partial(self.cancel, handle))
-        arriving = iter(arrivals)
-        arrival = next(arriving, None)
-        arrival_ps = NEVER if arrival is None else arrival[0]
+        arriving, ended = iter(arrivals), self._requests.ended
+        self._arrival = next(arriving, None)
+        while self._run_on(arriving, follow is not None):
+            if self._pauses:
+                self._pauses = False
+                yield PAUSE
+                continue
+            if follow is not None:
+                self._send_next(follow)
+            yield from ended
+            ended.clear()
+
+    def _run_on(self, arriving: Iterator[tuple[int, SimulatedRequest]], some_follow: bool) -> bool:
+        """Let happen what comes next until a request ends or a tick asks for a pause; False: nothing is left to do.
+
+        No part of the generator: compiled, that would look each of its variables up.
+        """
         clock, boundaries, workers = self._clock, self._boundaries, self.workers
         coming, deadlines, ended = clock.coming, self._requests.deadlines, self._requests.ended
-        due = self._requests.due_ps
+        arrival = self._arrival
+        arrival_ps = NEVER if arrival is None else arrival[0]
         while True:
             while boundaries and workers[boundaries[0][1]].version != boundaries[0][2]:
                 heappop(boundaries)
@@ -220,24 +236,22 @@ class Simulation:
             coming_ps = coming[0][0] if coming else NEVER
             while deadlines and deadlines[0].outcome is not None:
                 deadlines.popleft()
-            if deadlines and (due_ps := due()) < coming_ps:
+            if deadlines and (due_ps := self._requests.due_ps()) < coming_ps:
                 coming_ps = due_ps
-            if self._ticks:
-                awaited_ps = NEVER if arrival is None else arrival_ps
-                if self._ticked(min(awaited_ps, boundary_ps, coming_ps), arrival is None and follow is None):
-                    if self._pauses:
-                        self._pauses = False
-                        yield PAUSE
-                    continue
+            if self._ticks and self._ticked(
+                min(arrival_ps, boundary_ps, coming_ps), arrival is None and not some_follow
+            ):
+                if self._pauses:
+                    return True
+                continue
             if arrival is not None and arrival_ps <= boundary_ps and arrival_ps <= coming_ps:
                 clock.now_ps = arrival_ps
                 self._arrive(arrival[1])
-                arrival = next(arriving, None)
-                if arrival is not None:
-                    arrival_ps = arrival[0]
+                self._arrival = arrival = next(arriving, None)
+                arrival_ps = NEVER if arrival is None else arrival[0]
             elif coming_ps <= boundary_ps:
                 if coming_ps == NEVER:
-                    return
+                    return False
                 clock.now_ps = coming_ps
                 if coming and coming[0][0] == coming_ps:
                     heappop(coming)[2]()
@@ -248,10 +262,7 @@ class Simulation:
                 clock.take_turn(boundary_ps, order)
                 self._at_boundary(workers[order], boundary_ps)
             if ended:
-                if follow is not None:
-                    self._send_next(follow)
-                yield from ended
-                ended.clear()
+                return True
 
     def _ticked(self, next_ps: int, nobody_comes: bool) -> bool:
         """Let ticks happen that are due before anything else, unless nobody is there who would be seen."""

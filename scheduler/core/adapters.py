@@ -121,6 +121,7 @@ class Residency:
         """Loads under way."""
         self.next_event_ps: int | None = None
         """When the first of them ends."""
+        self._next_to_come: str | None = None
         self.given_up: dict[str, Adapter] = {}
         """Adapters whose load was given up, until `take_given_up`."""
         self.evicted: list[str] = []
@@ -172,15 +173,15 @@ class Residency:
         if not self.has_free_load:
             return False
         gpu, loading = self.gpu, self.loading
-        keys = [adapter.key for adapter in adapters]
         keep: set[str] | None = None
-        for adapter, key in zip(adapters, keys, strict=True):
-            if key in gpu or key in loading:
+        in_use: Collection[str] = ()
+        for adapter in adapters:
+            if adapter.key in gpu or adapter.key in loading:
                 continue
             if not self._has_place(adapter):
                 if keep is None:
-                    keep = {*pinned(), *keys}
-                if not self._put_out_for(adapter, at_ps, keep):
+                    keep, in_use = {one.key for one in adapters}, pinned()
+                if not self._put_out_for(adapter, at_ps, in_use, keep):
                     return True
             self._begin(adapter, at_ps)
             self.advance(at_ps)  # a load that takes no time
@@ -260,16 +261,21 @@ class Residency:
     def _make_place(self, adapter: Adapter, at_ps: int, pinned: Callable[[], Collection[str]]) -> bool:
         return self._has_place(adapter) or self._put_out_for(adapter, at_ps, pinned())
 
-    def _put_out_for(self, adapter: Adapter, at_ps: int, in_use: Collection[str]) -> bool:
-        """Put out, least recently used first, as many as must go; nobody if that would not do."""
+    def _put_out_for(
+        self, adapter: Adapter, at_ps: int, in_use: Collection[str], needed: Collection[str] = _NOBODY
+    ) -> bool:
+        """Put out, least recently used first, as many as must go; nobody if that would not do.
+
+        Those that are in use stay, and those that are needed next.
+        """
         most = self.options.max_slots
         if self.options.max_loras is not None or most is None:
             for name in self.gpu:
-                if name not in in_use:
+                if name not in in_use and name not in needed:
                     self._evict(name, at_ps)
                     return True
             return False
-        free = [name for name in self.gpu if name not in in_use]
+        free = [name for name in self.gpu if name not in in_use and name not in needed]
         missing = self._taken_slots + adapter.slots - most
         for number, name in enumerate(free, start=1):
             missing -= self.gpu[name].slots
@@ -314,7 +320,15 @@ class Residency:
                 self.log.load_began(adapter, tier.value, at_ps)
 
     def _note_next_event(self) -> None:
-        self.next_event_ps = min([load.ready_ps for load in self.loading.values()], default=None)
+        """Note who comes next, of equals the first by name."""
+        first: str | None = None
+        first_ps = 0
+        for name, load in self.loading.items():
+            ready_ps = load.ready_ps
+            if first is None or ready_ps < first_ps or (ready_ps == first_ps and name < first):
+                first, first_ps = name, ready_ps
+        self._next_to_come = first
+        self.next_event_ps = None if first is None else first_ps
 
     # --- time -------------------------------------------------------------------------------------------------------
 
@@ -324,8 +338,9 @@ class Residency:
             self._end_load()
 
     def _end_load(self) -> None:
-        name, load = min(self.loading.items(), key=lambda entry: (entry[1].ready_ps, entry[0]))
-        del self.loading[name]
+        name = self._next_to_come
+        assert name is not None
+        load = self.loading.pop(name)
         self._note_next_event()
         self.version += 1
         if self.log is not None:
@@ -389,7 +404,7 @@ class Residency:
         self.gpu.clear()
         self.host.clear()
         self.loading.clear()
-        self.next_event_ps = None
+        self._note_next_event()
         self._waiting.clear()
         self._attempts.clear()
         self._awaited.clear()

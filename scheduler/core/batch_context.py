@@ -6,6 +6,7 @@ from functools import partial
 
 from lorrery.scheduler.core.adapters import Residency
 from lorrery.scheduler.core.admission import AdmissionPass, BatchLimits, Blocked
+from lorrery.scheduler.core.batching.base import BatchContext
 from lorrery.scheduler.core.memory.base import Check, Memory
 from lorrery.scheduler.core.plan import Admitted, Dropped, Event
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache, usable_tokens
@@ -14,7 +15,7 @@ from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
 
 
-class ReplicaBatchContext:
+class ReplicaBatchContext(BatchContext):
     """The `batching.base.BatchContext` of a replica.
 
     Args:

@@ -65,8 +65,9 @@ class Planner:
         self._one_step = is_asked_every_step(queue)
         self._max_sequences = batching.limits.max_sequences if self.decodes_on else 0
         self._look_ahead = 0 if options.no_lora else options.look_ahead
-        self._looked_at: list[Sequence] = []  # of whom all is begun that can be, as long as the residency stays
-        self._looked_at_version = -1
+        # Of these all is begun that can be, as long as the residency stays, and, if one wants for a place, the batch.
+        self._looked_at: list[Sequence] = []
+        self._looked_at_version = self._looked_at_batch = -1
 
     def decide(self, at_ps: int) -> Plan | Idle:
         """Return what runs from this boundary on, without the replica's own events.
@@ -111,7 +112,7 @@ class Planner:
 
     def _load_ahead(self, at_ps: int) -> None:
         """Begin the loads of those who come next, which nobody does who waits in a queue at rest."""
-        residency = self._adapters
+        residency, batch_version = self._adapters, self._running.version
         try:
             if self._context.has_no_candidates():
                 return
@@ -119,12 +120,16 @@ class Planner:
         except Exception as error:  # as in `_next_event_ps`
             self._errors.error = error
             return
-        if first == self._looked_at and residency.version == self._looked_at_version:
+        if (
+            first == self._looked_at
+            and residency.version == self._looked_at_version
+            and self._looked_at_batch in (-1, batch_version)
+        ):
             return
         adapters = [sequence.adapter for sequence in first if sequence.adapter is not None]
         wants_place = bool(adapters) and residency.load_ahead(adapters, at_ps, self._context.pinned_adapters)
-        # A place may become free whenever somebody leaves.
-        self._looked_at, self._looked_at_version = ([] if wants_place else first), residency.version
+        self._looked_at, self._looked_at_version = first, residency.version
+        self._looked_at_batch = batch_version if wants_place else -1  # a place may become free when somebody leaves
 
     def _plan_step(self, step: Step, at_ps: int) -> Plan:
         max_steps = step.max_steps

@@ -74,7 +74,10 @@ class DecodingAdapters:
                     newcomers[sequence.adapter_key] = sequence.adapter_rank
         if not newcomers and not there:
             return NO_LORA
-        rank_sum, max_rank = sum(newcomers.values()), max(newcomers.values(), default=0)
+        rank_sum = max_rank = 0
+        for rank in newcomers.values():
+            rank_sum += rank
+            max_rank = max(max_rank, rank)
         if not decode:
             return LoraWork(len(newcomers), rank_sum, max_rank, num_tokens, rank_tokens)
         return self._sums(
@@ -88,4 +91,7 @@ class DecodingAdapters:
     def _sums(self, num_adapters: int, rank_sum: int, max_rank: int, num_tokens: int, rank_tokens: int) -> LoraWork:
         if not num_adapters:
             return NO_LORA
-        return LoraWork(num_adapters, rank_sum, max(max_rank, *self._ranks, 0), num_tokens, rank_tokens)
+        for rank in self._ranks:
+            if rank > max_rank:
+                max_rank = rank
+        return LoraWork(num_adapters, rank_sum, max_rank, num_tokens, rank_tokens)

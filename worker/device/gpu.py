@@ -175,7 +175,7 @@ class MockGpu:
                 return Batch()
             num, kv_tokens, longest = self._decode_sums()
             return Batch((), num, kv_tokens, longest, self._adapters.work)
-        prefills = ((self._rows[work.handle].sequence, work.new_tokens) for work in self._prefills)
+        prefills = [(self._rows[work.handle].sequence, work.new_tokens) for work in self._prefills]
         lora = self._adapters.work_with(prefills, decode=decode)
         if not decode:
             return Batch(self._prefills, lora=lora)

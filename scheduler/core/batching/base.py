@@ -1,5 +1,6 @@
 """What the next step may be, and who chooses it."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
@@ -56,11 +57,15 @@ class Wait:
     until_ps: int | None = None
 
 
-class BatchContext(Protocol):
-    """What a way to batch sees of its replica, and what it may do there."""
+class BatchContext(ABC):
+    """What a way to batch sees of its replica, and what it may do there.
+
+    A base class and no protocol, so that compiled code calls its methods without looking them up.
+    """
 
     running: Running
 
+    @abstractmethod
     def admit(self, limits: BatchLimits, at_ps: int, max_prompt_tokens: int | None = None) -> list[Sequence]:
         """Admit waiting sequences within these limits; they are in prefill afterwards.
 
@@ -69,23 +74,22 @@ class BatchContext(Protocol):
             at_ps: the boundary.
             max_prompt_tokens: in place of the limits' own, where a step has used up some of it.
         """
-        ...
 
+    @abstractmethod
     def steps_blocked(self, limit: int) -> int:
         """Return for how many decode steps `admit`, which has just admitted nobody, would go on to do so."""
-        ...
 
+    @abstractmethod
     def has_no_candidates(self) -> bool:
         """Tell whether `admit` would find nobody, and change nothing, until something arrives."""
-        ...
 
+    @abstractmethod
     def arrivals_matter(self) -> bool:
         """Tell whether an arrival could change what `admit` has just answered."""
-        ...
 
+    @abstractmethod
     def look_ahead(self, max_prompt_tokens: int) -> list[Sequence]:
         """Return who would be admitted next if only the prompt limit counted."""
-        ...
 
 
 class Batching(Protocol):

@@ -1,7 +1,10 @@
-"""What a memory rule must be able to do."""
+"""What a memory rule must be able to do.
 
+These are base classes and no protocols, so that compiled code calls their methods without looking them up.
+"""
+
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
@@ -49,73 +52,75 @@ class BlockUse:
     free: int
 
 
-class Trial(Protocol):
+class Trial(ABC):
     """Memory as one admission pass sees it: what is in use, and what the pass has taken so far."""
 
+    @abstractmethod
     def test(self, sequence: Sequence) -> Check:
         """Test one more sequence."""
-        ...
 
+    @abstractmethod
     def take(self, sequence: Sequence) -> None:
         """Count a sequence that passed as taken."""
-        ...
 
 
-class Memory(Protocol):
-    """A replica's KV pool."""
+class Memory(ABC):
+    """A replica's KV pool.
 
-    @property
-    def reserved(self) -> bool:
-        """Whether whoever is admitted has all it will ever need: then nobody is preempted, and it is never asked."""
-        ...
+    Attributes:
+        reserved: whether whoever is admitted has all it will ever need: then nobody is preempted, and no victim asked
+            for.
+    """
 
+    reserved = False
+
+    @abstractmethod
     def trial(self, running: Running) -> Trial:
         """Begin an admission walk. The pool does not change before `admitted`."""
-        ...
 
+    @abstractmethod
     def steps_until_fits(self, running: Running, sequence: Sequence, limit: int) -> int:
         """Return after how many decode steps a waiting sequence that does not fit now will: 1 to `limit`.
 
         `limit` is so small that no running sequence ends within it, and nothing prefills. 1 where it cannot be told.
         """
-        ...
 
     @property
+    @abstractmethod
     def capacity(self) -> tuple[int, ...]:
         """What `can_ever_hold` depends on: memories of one class with equal ones hold the same sequences."""
-        ...
 
+    @abstractmethod
     def can_ever_hold(self, sequence: Sequence) -> str | None:
         """Return None if an empty pool holds the sequence to its end, else why not: what, the limit, what to do."""
-        ...
 
+    @abstractmethod
     def admitted(self, sequence: Sequence) -> None:
         """Give a sequence what it needs for its prefill."""
-        ...
 
+    @abstractmethod
     def joined(self, sequence: Sequence) -> None:
         """Take note that a sequence has its first token and will grow by one in every decode step."""
-        ...
 
+    @abstractmethod
     def left(self, sequence: Sequence) -> None:
         """Take back what a sequence had."""
-        ...
 
+    @abstractmethod
     def steps_before_full(self, running: Running, limit: int) -> int:
         """Return how many decode steps the running sequences can surely go on, at most `limit`."""
-        ...
 
+    @abstractmethod
     def victim(self, running: Running) -> Sequence | None:
         """Return who must be preempted next so that the coming decode step has room; usually nobody."""
-        ...
 
+    @abstractmethod
     def spare_tokens(self, running: Running, num_steps: int) -> int:
         """Return the tokens that a decode step leaves which `num_steps` others precede; a prefix cache may keep them.
 
         Blocks that a sequence uses are the sequence's, also where a prefix cache knows them.
         """
-        ...
 
+    @abstractmethod
     def block_use(self, running: Running) -> BlockUse | None:
         """Return who has the blocks; None where the pool has none."""
-        ...

@@ -18,7 +18,7 @@ sequences pin count once. Those that nobody pins are free memory: the cache give
 
 from typing import Protocol
 
-from lorrery.scheduler.core.memory.base import BlockUse, Check, Trial
+from lorrery.scheduler.core.memory.base import BlockUse, Check, Memory, Trial
 from lorrery.scheduler.core.memory.growth import BlockGrowth
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Adapter, Sequence
@@ -47,7 +47,7 @@ class SharedBlocks(Protocol):
         ...
 
 
-class PagedMemory:
+class PagedMemory(Memory):
     """A pool of blocks.
 
     Args:
@@ -56,8 +56,6 @@ class PagedMemory:
         watermark: share of the blocks that admission leaves free beside a batch.
         shared: blocks that a prefix cache holds in this pool; None: nothing is shared.
     """
-
-    reserved = False
 
     def __init__(
         self, pool_tokens: int, *, block_size: int = 16, watermark: float = 0.01, shared: SharedBlocks | None = None
@@ -184,7 +182,7 @@ class PagedMemory:
         return max(present, key=lambda sequence: (sequence.arrived_ps, sequence.handle))
 
 
-class _PagedTrial:
+class _PagedTrial(Trial):
     """One pass over candidates. What it takes is not in the memory's counts yet, but pins its shared blocks already."""
 
     def __init__(self, memory: PagedMemory, running: Running) -> None:

@@ -12,14 +12,14 @@ S-LoRA charges a newcomer (input + 1 held, max_new_tokens - 1 left), one token m
 prefill; `exact` charges it (input + 1, max_new_tokens - 2), since the last token produced is never cached.
 """
 
-from lorrery.scheduler.core.memory.base import BlockUse, Check, Trial
+from lorrery.scheduler.core.memory.base import BlockUse, Check, Memory, Trial
 from lorrery.scheduler.core.memory.reservation import PeakReservation
 from lorrery.scheduler.core.memory.running_peak import RunningPeak, steps_late
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 
 
-class PeakMemory:
+class PeakMemory(Memory):
     """Reservation of the peak.
 
     Args:
@@ -117,7 +117,7 @@ class PeakMemory:
         return None
 
 
-class _PeakTrial:
+class _PeakTrial(Trial):
     """One pass over candidates.
 
     No peak is higher than what all hold together in the end. As long as that fits, it costs one addition a candidate;

@@ -1,12 +1,12 @@
 """No memory rule: whoever the count lets in fits (llm-mock, which knows no memory)."""
 
-from lorrery.scheduler.core.memory.base import BlockUse, Check
+from lorrery.scheduler.core.memory.base import BlockUse, Check, Memory, Trial
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.vocabulary.units import NEVER
 
 
-class UnlimitedMemory:
+class UnlimitedMemory(Memory):
     """A pool without end."""
 
     reserved = True
@@ -54,7 +54,7 @@ class UnlimitedMemory:
         return None
 
 
-class _UnlimitedTrial:
+class _UnlimitedTrial(Trial):
     """One pass; it counts sequences and tokens for whoever listens to the checks."""
 
     def __init__(self, running: Running) -> None:
