@@ -264,10 +264,21 @@ class LoadOptions:
         for option, (_, most) in lengths.items():
             if most > MOST_TOKENS:
                 raise SettingsError(f"{option} goes to {most} tokens; at most {MOST_TOKENS} can be drawn")
+        if self.shared_prefix is not None:
+            self._check_shared_prefix(*self.shared_prefix)
         if self.bursts is not None:
             parse_bursts(self.bursts)
         if self.drift is not None:
             parse_drift(self.drift)
+
+    def _check_shared_prefix(self, tokens: int, groups: int) -> None:
+        own = 0 if self.workload == "sharegpt" else self.prompt_lengths[1]
+        if tokens + own > MOST_TOKENS:
+            raise SettingsError(
+                f"--shared-prefix {tokens} and prompts of up to {own} tokens after it; at most {MOST_TOKENS} together"
+            )
+        if groups > MOST_TOKENS:
+            raise SettingsError(f"--shared-prefix has {groups} groups; at most {MOST_TOKENS} can be drawn from")
 
     def _length_rules(self) -> Iterable[tuple[bool, str]]:
         """Say what is wrong with lengths, and with the number of requests."""

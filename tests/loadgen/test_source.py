@@ -216,6 +216,8 @@ def test_sharegpt_is_read_with_a_tokenizer(tmp_path):
         ({"workload": "sharegpt"}, "needs --trace"),
         ({"turns": (1, 2)}, "--turns goes with"),
         ({"workload": "azure", "shared_prefix": (1, 1)}, "--shared-prefix goes with"),
+        ({"shared_prefix": (2**31 - 1, 1)}, "2147483647 and prompts of up to 512 tokens after it; at most 2147483647"),
+        ({"shared_prefix": (8, 2**31)}, "--shared-prefix has 2147483648 groups; at most 2147483647"),
         ({"workload": "constant", "bursts": "factor=2,for=1"}, "--bursts goes with"),
         ({"bursts": "factor=2,for=1", "cv": 2.0}, "not both"),
         ({"drift": "shift,every=1", "concurrency": 2}, "closed loop"),
