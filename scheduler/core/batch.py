@@ -132,16 +132,20 @@ class Batch:
     def advance_chunks(self, plan: Plan, num_steps: int) -> None:
         """Note what steps computed of the one long prompt; call it before they count as decode steps.
 
-        A prefix cache sees them one after another, as each makes room for its decodes and shows what it computed.
+        A prefix cache sees them one after another, as each makes room for its decodes and shows what it computed; but
+        all at once as soon as that comes to the same.
         """
         chunk = plan.prefills[0]
         sequence, cache = chunk.sequence, self.prefix_cache
         if cache is None:
             sequence.computed_tokens += num_steps * chunk.new_tokens
             return
-        for step in range(num_steps):
-            self.shrink_cache(step if plan.decode else 0)
-            sequence.computed_tokens += chunk.new_tokens
+        num_done = 0
+        while num_done < num_steps:
+            num = num_steps - num_done if cache.shows_alone(sequence) else 1
+            num_done += num
+            self.shrink_cache(num_done - 1 if plan.decode else 0)
+            sequence.computed_tokens += num * chunk.new_tokens
             cache.commit(sequence)
 
     def hold(self, ended: dict[int, FinishReason]) -> dict[int, FinishReason]:

@@ -52,6 +52,13 @@ class PrefixCache(Protocol):
         """Let others see what a step has computed of a sequence's input: its first `computed_tokens`."""
         ...
 
+    def shows_alone(self, sequence: Sequence) -> bool:
+        """Whether the commits of a sequence's coming steps, with nothing but `shrink` between, may be made as one.
+
+        Places are then asked for once, as many as before the last of them. It may always say no.
+        """
+        ...
+
     def release(self, sequence: Sequence, output_tokens: int) -> None:
         """Unpin what a sequence used that leaves the batch, and keep what it leaves in the pool.
 

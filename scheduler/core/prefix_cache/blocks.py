@@ -184,6 +184,16 @@ class BlockCache:
             self._note_computed(use.last)
         self._show(use, use.content, sequence.computed_tokens, computed=True)
 
+    def shows_alone(self, sequence: Sequence) -> bool:
+        """Whether a sequence's next blocks make its own extent longer, and nobody takes note of their order.
+
+        Nobody else's path ends in that extent or goes on below it, so whatever is evicted meanwhile lies elsewhere, and
+        what it makes is pinned at once: neither changes the other.
+        """
+        extent = self._uses[sequence.handle].last
+        alone = extent.pins == 1 and extent.computed and not extent.children
+        return alone and self._notes is None and not self.share_within_plan
+
     def release(self, sequence: Sequence, output_tokens: int) -> None:
         """Unpin what a sequence used that leaves the batch; its full blocks stay, its last used."""
         use = self._uses.pop(sequence.handle)

@@ -141,6 +141,10 @@ class StaticTrie:
     def commit(self, sequence: Request) -> None:
         """Add nothing: the cache is fixed."""
 
+    def shows_alone(self, sequence: Request) -> bool:
+        """Return true: it shows nothing."""
+        return True
+
     def release(self, sequence: Request, output_tokens: int) -> None:
         """Keep nothing: the cache is fixed."""
 

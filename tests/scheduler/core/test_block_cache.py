@@ -5,15 +5,28 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from lorrery.scheduler.core.batch import Batch
+from lorrery.scheduler.core.plan import Chunk, Plan
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.prefix_cache.changes import BlockChange, BlocksStored
 from lorrery.scheduler.core.prefix_cache.content import of_runs
+from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from tests.scheduler.core.cache_copy import CacheCopy
 from tests.scheduler.core.oracle.blocks import BlockCache as Oracle
 
 BLOCK, EXAMPLES = 2, 12
 ADAPTERS = {None: None, "a": Adapter("a", 8), "a@3": Adapter("a", 16, version=3), "b": Adapter("b", 8)}
+
+
+class _Spare:
+    """A memory that leaves so many tokens spare after so many steps."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self.tokens = tokens
+
+    def spare_tokens(self, _running: Running, num_steps: int) -> int:
+        return self.tokens[num_steps]
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -97,6 +110,23 @@ class CacheMachine(RuleBasedStateMachine):
                 sequence.computed_tokens += new_tokens
                 cache.commit(sequence)
         self.chunks.clear()
+
+    @precondition(lambda self: not self.chunks)
+    @rule(piece=st.integers(1, 8), spare_blocks=st.lists(st.integers(0, 12), min_size=2, max_size=5))
+    def stretch(self, piece: int, spare_blocks: list[int]) -> None:
+        """Let steps go on with one long prompt, as a batch does; decodes leave each of them less room."""
+        if not any(ours.input_tokens > ours.computed_tokens for ours, _ in self.batch.values()):
+            self.plan(piece, 1)
+            self.commit()
+        spare = _Spare([num_blocks * self.block for num_blocks in sorted(spare_blocks, reverse=True)])
+        for both in self.batch.values():
+            num_steps = min(len(spare_blocks), (both[0].input_tokens - both[0].computed_tokens - 1) // piece)
+            if num_steps < 2:
+                continue
+            for cache, sequence in zip((self.cache, self.oracle), both, strict=True):
+                chunk = Chunk(sequence, piece, sequence.computed_tokens, samples=False)
+                Batch(spare, cache).advance_chunks(Plan(0, 1, (chunk,), decode=True), num_steps)
+            break
 
     @precondition(lambda self: self.chunks and not any(self.batch[handle][0].produced_tokens for handle in self.batch))
     @rule()

@@ -176,6 +176,10 @@ class BlockCache:
             self._computed(use.nodes[:num_blocks], sequence.adapter)
             self._take_back(use, num_blocks)
 
+    def shows_alone(self, sequence: Sequence) -> bool:
+        """Return false: it takes one step at a time."""
+        return False
+
     def release(self, sequence: Sequence, output_tokens: int) -> None:
         """Unpin what a sequence used that leaves the batch; its full blocks stay, its last used."""
         use = self._uses.pop(sequence.handle)
