@@ -60,7 +60,7 @@ def plan(
     requests: Annotated[
         int | None,
         typer.Option(
-            min=100, metavar="N", help="Of each simulated run; default: 10 x rate x E2E, from 1,000 to 30,000."
+            min=100, metavar="N", help="Of each simulated run; default: 10 x rate x E2E, from 1,000 to 60,000."
         ),
     ] = None,
     concurrency: Annotated[

@@ -19,7 +19,7 @@ from lorrery.loadgen.options import LoadOptions
 from lorrery.settings import Settings, changed
 from lorrery.simulator.interface import Overrides, SettingsLike, read_settings
 from lorrery.simulator.result import data_frame
-from lorrery.simulator.sizing import Trial, Watch, fewest, try_replicas
+from lorrery.simulator.sizing import Trial, Watch, busy_rate, fewest, try_replicas
 from lorrery.worker.build import deployment_of
 from lorrery.worker.device.capacity import Capacity, Point, Workload, replicas_for
 from lorrery.worker.device.errors import CatalogueError
@@ -32,11 +32,12 @@ __all__ = ["Claim", "ClaimAnswer", "Level", "Plan", "Sizing", "make_plan", "plan
 
 MOST_RATE = 1e6
 """Requests per second: beyond it the replicas are more than a simulation can have."""
-MOST_REPLICAS = 256
-"""That a search begins with: each trial with so many takes seconds, and there are about ten."""
-LEAST_REQUESTS, MOST_REQUESTS = 1_000, 30_000
-SPANS = 10
-"""A run of requests for so many E2E times: long enough for a queue that grows to be seen."""
+LEAST_REQUESTS, MOST_REQUESTS = 1_000, 60_000
+"""Of a trial; the most take some seconds interpreted, and a plan makes two to ten trials."""
+SPANS, LEAST_SPANS = 10, 3
+"""A run of requests for so many E2E times: long enough for a queue that grows to be seen; and for so many at least."""
+LEAST_REPLICA_REQUESTS = 20
+"""Requests of a trial for each replica: with fewer, none of them has a queue."""
 
 WatchOf = Callable[[str], Watch]
 """Deployment's name -> who is told of its simulated runs."""
@@ -241,31 +242,24 @@ def make_plan(
     if claim is not None:
         result.claim = _answer(capacity, claim, limit)
     if level.rate is not None and result.best is not None:
-        result.sizing = _size(settings, work, level, level.rate, result.best, watch(name))
+        result.sizing = _size(settings, work, level, level.rate, result.best, most, watch(name))
     return result
 
 
-def _size(settings: Settings, work: Workload, level: Level, rate: float, at_level: Point, watch: Watch) -> Sizing:
+def _size(
+    settings: Settings, work: Workload, level: Level, rate: float, at_level: Point, most: int, watch: Watch
+) -> Sizing:
     """Find the fewest replicas with which a rate (requests per second, Poisson) meets the level at p99.
 
-    Arithmetic gives the first guess. It knows no queue: what bursts, waiting and the policy's limits cost is in the
-    trials, each of which is a run of `lorrery simulate`.
+    What one busy replica ends gives the first guess. It knows no queue: what bursts, waiting and the policy's limits
+    cost is in the trials, each of which is a run of `lorrery simulate`.
     """
     if rate > MOST_RATE:
         raise SettingsError(f"--rate is {rate:g} requests/s; at most {MOST_RATE:g} can be planned for")
     if work.num_adapters:
         settings = changed(settings, {"adapters.registry": plan_registry(work)})
     _check_lengths(settings, work)
-    guess = replicas_for(rate, at_level.requests)
-    if guess > MOST_REPLICAS:
-        part = math.floor(MOST_REPLICAS * at_level.requests * 1000) / 1000
-        raise SettingsError(
-            f"--rate is {rate:g} requests/s, which takes {guess:,} replicas by arithmetic; the simulator searches from"
-            f" {MOST_REPLICAS} at most: plan for --rate {part:.6g} or less, and multiply"
-        )
-    num_requests = level.num_requests
-    if num_requests is None:
-        num_requests = min(max(math.ceil(SPANS * rate * at_level.e2e), LEAST_REQUESTS), MOST_REQUESTS)
+    num_requests = level.num_requests or _num_requests(rate, at_level.e2e)
     options = LoadOptions(
         rate=rate,
         num_requests=num_requests,
@@ -274,8 +268,41 @@ def _size(settings: Settings, work: Workload, level: Level, rate: float, at_leve
         num_adapters=work.num_adapters or None,
         adapter_exponent=0.0 if work.num_adapters else None,
     )
+    guess = replicas_for(rate, _busy_rate(settings, options, level, at_level, most))
+    if guess > 1 and guess * LEAST_REPLICA_REQUESTS > num_requests:
+        raise SettingsError(
+            f"--rate is {rate:g} requests/s, which takes some {guess:,} replicas; in a run of {num_requests:,} requests"
+            f" each gets fewer than {LEAST_REPLICA_REQUESTS}, too few to see a queue: plan for a part of the rate"
+            f" and multiply, or take longer runs with --requests {guess * LEAST_REPLICA_REQUESTS}"
+        )
     trials = try_replicas(settings, options, ttft=level.ttft, tpot=level.tpot, guess=guess, watch=watch)
     return Sizing(num_requests, num_requests / rate, trials, fewest(trials))
+
+
+def _num_requests(rate: float, e2e: float) -> int:
+    """Return how many requests a trial has where nobody says.
+
+    Raises:
+        SettingsError: more than can be simulated in reasonable time.
+    """
+    if LEAST_SPANS * rate * e2e > MOST_REQUESTS:
+        part = math.floor(MOST_REQUESTS / (LEAST_SPANS * e2e) * 1000) / 1000
+        raise SettingsError(
+            f"--rate is {rate:g} requests/s of {e2e:.3g} s each; a run that shows a queue has"
+            f" {math.ceil(LEAST_SPANS * rate * e2e):,} requests, and {MOST_REQUESTS:,} at most are simulated unasked:"
+            f" plan for --rate {part:.6g} or less and multiply, or say how many with --requests"
+        )
+    return min(max(math.ceil(SPANS * rate * e2e), LEAST_REQUESTS), MOST_REQUESTS)
+
+
+def _busy_rate(settings: Settings, options: LoadOptions, level: Level, at_level: Point, most: int) -> float:
+    """Return the requests per second of one busy replica: with all that fits, or with what arithmetic lets it have."""
+    found = 0.0
+    for streams in dict.fromkeys((most, at_level.concurrency)):
+        found, tpot = busy_rate(settings, options, streams)
+        if level.tpot is None or tpot <= level.tpot:
+            break
+    return found or at_level.requests
 
 
 def plan_registry(work: Workload) -> list[dict[str, str | int]]:

@@ -1,18 +1,26 @@
 """How few replicas serve a workload within a service level.
 
-Each trial is a whole simulated run, so few are made: from a first guess in steps of 1, 2, 4 ... (of many replicas: from
-a sixteenth of the guess on) until one number meets the level and one misses it, then halfway between the two until they
-are neighbours. This takes for granted that a number above one that meets the level meets it too.
+Each trial is a whole simulated run, so few are made. The first guess is what one replica ends a second while it is
+kept busy, which is simulated too, and costs little: requests of one replica, not of all. From there on in steps of 1,
+2, 4 ... (of many replicas: from a sixteenth of the guess on) until one number meets the level and one misses it, then
+halfway between the two until they are neighbours. This takes for granted that a number above one that meets the level
+meets it too.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lorrery.loadgen.options import LoadOptions
 from lorrery.settings import Settings, changed
 from lorrery.simulator.run import SimulatedRun, SimulationOptions
+from lorrery.vocabulary.units import LAST_SECONDS
 
-__all__ = ["Trial", "Watch", "fewest", "search", "try_replicas"]
+__all__ = ["Trial", "Watch", "busy_rate", "fewest", "search", "try_replicas"]
+
+BUSY_STREAMS = 1_000
+"""That keep a replica busy: more would only make the run longer."""
+BUSY_ROUNDS, BUSY_REQUESTS = 4, 200
+"""Requests of such a run: so many for each stream, and at least so many."""
 
 Watch = Callable[[int], None]
 """Told the number of replicas of each trial before it runs."""
@@ -35,6 +43,28 @@ class Trial:
     tpot_p99: float
     num_failed: int
     met: bool
+
+
+def busy_rate(settings: Settings, options: LoadOptions, streams: int) -> tuple[float, float]:
+    """Simulate a replica that is never idle; return the requests that it ends per second, and their TPOT p99, seconds.
+
+    Args:
+        settings: of the cluster.
+        options: the workload; its rate and number of requests do not count.
+        streams: requests under way at once, at most; `BUSY_STREAMS` are enough.
+
+    Raises:
+        LorreryError: as `SimulatedRun.run`.
+    """
+    settings = changed(settings, {"worker.gpus": 1})
+    least = len(settings.router.schedulers)
+    streams = min(streams, BUSY_STREAMS) * least
+    num_requests = max(BUSY_ROUNDS * streams, BUSY_REQUESTS)
+    closed = replace(
+        options, rate=LoadOptions().rate, concurrency=streams, num_requests=num_requests, timeout=LAST_SECONDS
+    )
+    summary = SimulatedRun(settings, closed, SimulationOptions(least)).run().summary
+    return summary.requests_per_second / least, summary.tpot_ms.p99 / 1e3
 
 
 def try_replicas(

@@ -311,7 +311,11 @@ def test_latency_is_plotted_against_throughput(tmp_path, suffix):
         (["--rate", "1e20"], "--rate is 1e+20 requests/s; at most"),
         (
             ["--rate", "1e5", "--prompt", "100", "--output", "10"],
-            "takes 1,080 replicas by arithmetic; the simulator searches from 256 at most: plan for --rate 23716.1",
+            "a run that shows a queue has 136,009 requests, and 60,000 at most are simulated unasked",
+        ),
+        (
+            ["--rate", "1e5", "--prompt", "100", "--output", "10", "--requests", "1000"],
+            "takes some 308 replicas; in a run of 1,000 requests each gets fewer than 20, too few to see a queue",
         ),
         (["--adapters", str(10**22)], f"--adapters is {10**22}; at most 1000000 can be planned for"),
         (["--claim", "3500,1"], "--claim 3500,1: expected TOKENS,SECONDS,TOKENS/S"),

@@ -40,6 +40,18 @@ def test_a_rate_is_served_by_the_fewest_replicas_that_keep_the_level():
     assert plan.num_replicas == 1 or not met[plan.num_replicas - 1]
 
 
+@pytest.mark.parametrize(
+    ("rate", "work", "tpot"), [(600, (100, 10), 0.05), (100, (100, 100), 0.012), (30, (1000, 50), 0.02)]
+)
+def test_one_busy_replica_gives_a_guess_that_few_trials_confirm(rate: float, work: tuple[int, int], tpot: float):
+    prompt, output = work
+    h100 = {"model": "Llama-3-8B", "worker": {"gpu": "H100"}}
+    plan = lorrery.plan(h100, prompt_tokens=prompt, output_tokens=output, rate=rate, tpot=tpot, num_requests=1000)
+    assert plan.num_replicas
+    assert len(plan.sizing.trials) <= 4
+    assert plan.sizing.trials[0].num_replicas <= 2 * plan.num_replicas
+
+
 def test_a_deployment_that_does_not_fit_says_so():
     plan = lorrery.plan({"model": "Llama-3-70B", "worker": {"gpu": "A10G"}})
     assert "A10G" in plan.refused
