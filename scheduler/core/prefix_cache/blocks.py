@@ -20,8 +20,8 @@ let go is the order in which they may be evicted, and a leaf always comes before
 from collections import OrderedDict
 from collections.abc import Sequence as Tokens
 
-from lorrery.scheduler.core.prefix_cache import extents
-from lorrery.scheduler.core.prefix_cache.changes import BlockChange, BlockNotes, block_hash, root_hash
+from lorrery.scheduler.core.prefix_cache import block_names, extents
+from lorrery.scheduler.core.prefix_cache.changes import BlockChange, BlockNotes
 from lorrery.scheduler.core.prefix_cache.content import content_of, of_tokens, with_output
 from lorrery.scheduler.core.prefix_cache.extents import Extent, Root
 from lorrery.scheduler.core.sequence import Content, Sequence
@@ -313,7 +313,7 @@ class BlockCache:
             root = Root(sequence.adapter, self.block_size, content.unit_tokens, content.unit_bytes)
             self._roots[adapter_key, content.unit_tokens] = root
             if self._notes is not None:
-                root.hashes = [root_hash(adapter_key)]
+                block_names.name_tree(root, adapter_key)
         return root
 
     def _split(self, extent: Extent, at: int) -> Extent:
@@ -330,9 +330,9 @@ class BlockCache:
         self._version += 1
         if self._notes is not None:
             assert extent.parent is not None
-            _hash(extent, first)
+            block_names.name_blocks(extent, first)
             if extent.computed:
-                self._note_stored(self._notes, extent, first)
+                block_names.note_stored(self._notes, extent, first)
 
     # --- giving up --------------------------------------------------------------------------------------------------
 
@@ -355,10 +355,7 @@ class BlockCache:
         assert not extent.children, "a block is evicted before the blocks that follow it"
         self._version += 1
         if self._notes is not None:
-            if extent.computed:
-                for number in range(1, num_blocks + 1):
-                    self._notes.removed(extent.hashes[-number])
-            del extent.hashes[len(extent.hashes) - num_blocks :]
+            block_names.forget_last(self._notes, extent, num_blocks)
         extent.end -= num_blocks
         if extent.end == extent.start:
             del extent.parent.children[extent.key]
@@ -384,10 +381,7 @@ class BlockCache:
         if on and self._notes is None:
             self._notes = BlockNotes()
             for (adapter_key, _), root in self._roots.items():
-                root.hashes = [root_hash(adapter_key)]
-                for extent in extents.below(root):
-                    extent.hashes = []
-                    _hash(extent, extent.start)
+                block_names.name_tree(root, adapter_key)
         elif not on:
             self._notes = None
 
@@ -398,12 +392,7 @@ class BlockCache:
     def contents(self) -> list[BlockChange]:
         """Return all blocks that can be found, as if they had just been stored. Changes must be noted."""
         assert self._notes is not None, "nothing has a hash before note_changes"
-        notes = BlockNotes()
-        for root in self._roots.values():
-            for extent in extents.below(root):
-                if extent.computed:
-                    self._note_stored(notes, extent, extent.start)
-        return notes.take()
+        return block_names.stored_below(self._roots.values())
 
     def _note_computed(self, last: Extent) -> None:
         """Take note of blocks, from the root down, that may have been shown ahead of their step."""
@@ -415,18 +404,7 @@ class BlockCache:
         for extent in reversed(shown):
             extent.computed = True
             if self._notes is not None:
-                self._note_stored(self._notes, extent, extent.start)
-
-    def _note_stored(self, notes: BlockNotes, extent: Extent, first: int) -> None:
-        parent, root = extent.parent, extent.root
-        assert parent is not None
-        assert root is not None
-        for block in range(first, extent.end):
-            number = block - extent.start
-            above: int | None = extent.hashes[number - 1] if number else parent.hashes[-1]
-            if not block:
-                above = None  # a root is no block
-            notes.stored(root.adapter, above, extent.hashes[number], extents.block_key(extent, block))
+                block_names.note_stored(self._notes, extent, extent.start)
 
     # --- inspection -------------------------------------------------------------------------------------------------
 
@@ -449,15 +427,6 @@ class BlockCache:
         tokens, size = extents.path_tokens(extent), self.block_size
         blocks = range(extent.start + 1, extent.end + 1)
         return [(keys[extent.root], tokens[: block * size], extent.pins) for block in blocks]
-
-
-def _hash(extent: Extent, first: int) -> None:
-    """Name the blocks of an extent from this one on; those before it have their names."""
-    assert extent.parent is not None
-    above = extent.hashes[-1] if extent.hashes else extent.parent.hashes[-1]
-    for block in range(first, extent.end):
-        above = block_hash(above, extents.block_key(extent, block))
-        extent.hashes.append(above)
 
 
 def _adapter_key(sequence: Sequence) -> str | None:
