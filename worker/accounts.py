@@ -3,8 +3,8 @@
 What a step was goes into a score of counters and histograms, and what its time went to is the step-time model's formula
 once more. While a worker waits for the end of the next step, others use the core's caches, so the first look at all of
 that costs several times what the second one does. So a step that has ended is noted in one record, and records are
-counted together: `COUNT_AFTER` of them, those since the last heartbeat, or those of a plan when it is over. What is
-shown may be that much older than what the scheduler knows.
+counted together when there is nothing more urgent: `COUNT_AFTER` of them, those since the last heartbeat, or those of a
+plan when it is over. What is shown may be that much older than what the scheduler knows.
 """
 
 from collections import deque
@@ -59,15 +59,21 @@ class StepAccounts:
         self._gpu, self._metrics = gpu, metrics
         self.spells = spells
         self._records: deque[StepRecord] = deque()
+        self._due = False
 
     def ended(self, record: StepRecord, *, last: bool) -> None:
-        """Note a step; the last of a plan is counted at once, with those before it."""
+        """Note a step; the last of a plan is due to be counted, with those before it."""
         self._records.append(record)
-        if last or len(self._records) >= COUNT_AFTER:
+        self._due = self._due or last or len(self._records) >= COUNT_AFTER
+
+    def settle(self) -> None:
+        """Count the steps if that is due."""
+        if self._due:
             self.count()
 
     def count(self) -> None:
         """Count the steps that have been noted, and what is on the device now."""
+        self._due = False
         while self._records:
             self._count(self._records.popleft())
         self._metrics.hold(len(self._gpu), self._gpu.kv_tokens)

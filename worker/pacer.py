@@ -21,6 +21,7 @@ import numpy as np
 from lorrery.chassis.faults import FREEZE_WORKER
 from lorrery.worker.accounts import StepAccounts, StepRecord
 from lorrery.worker.alarm import Alarm, open_alarm
+from lorrery.worker.device.batch import Batch
 from lorrery.worker.device.gpu import MockGpu
 from lorrery.worker.device.rows import DeviceSequence
 from lorrery.worker.device.slow import NO_SPELLS, Spells
@@ -103,6 +104,7 @@ class _Running:
 
     Attributes:
         plan: itself.
+        batch: what the step under way computes.
         boundary_ps: before the step under way.
         step_end_ps: what has been told of its end; None: it has not begun.
         start_ps: when it began; None: it waits for a thaw.
@@ -111,10 +113,11 @@ class _Running:
         until_ps: hand back at the first boundary from here on.
     """
 
-    __slots__ = ("boundary_ps", "duration_ps", "plan", "start_ps", "step_end_ps", "steps_left", "until_ps")
+    __slots__ = ("batch", "boundary_ps", "duration_ps", "plan", "start_ps", "step_end_ps", "steps_left", "until_ps")
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        self.batch = Batch()
         self.boundary_ps = plan.start_ps
         self.step_end_ps: int | None = None
         self.start_ps: int | None = None
@@ -257,31 +260,35 @@ class Pacer:
         self._soon = None
         try:
             self._go_on()
+            if self._soon is None:  # else a step has just ended
+                self._accounts.settle()
         except Exception as error:  # `run` raises it
             assert self._failed is not None
             if not self._failed.done():
                 self._failed.set_exception(error)
 
     def _go_on(self) -> None:
-        """Finish the step under way if it is due, begin the next, and wait for its end."""
-        while (running := self._running) is not None:
-            begins = running.step_end_ps is None
-            if begins:
-                self._begin_step(running)
-            if running.start_ps is None and not self._thaw(running):
-                return
-            assert running.start_ps is not None
-            end_ps = running.start_ps + running.duration_ps
-            due_seconds = self._clock.to_monotonic(end_ps)
-            lag_seconds = time.monotonic() - due_seconds
-            if lag_seconds < 0:
-                self._look_at(due_seconds)
-                return
-            self._finish_step(running, running.start_ps, end_ps, lag_seconds)
-            if begins:
-                # Behind time: let the stream be read and written all the same.
-                self._look_soon()
-                return
+        """Finish the step under way if it is due, or begin one, and wait for its end.
+
+        What follows a step's end waits for the loop's next turn: until then other GPUs of the process, whose steps end
+        at the same time, tell theirs, and the streams are read and written also where all of them are behind time.
+        """
+        running = self._running
+        if running is None:
+            return
+        if running.step_end_ps is None:
+            self._begin_step(running)
+        if running.start_ps is None and not self._thaw(running):
+            return
+        assert running.start_ps is not None
+        end_ps = running.start_ps + running.duration_ps
+        due_seconds = self._clock.to_monotonic(end_ps)
+        lag_seconds = time.monotonic() - due_seconds
+        if lag_seconds < 0:
+            self._look_at(due_seconds)
+            return
+        self._finish_step(running, running.start_ps, end_ps, lag_seconds)
+        self._look_soon()
 
     def _begin_step(self, running: _Running) -> None:
         duration_ps = self._spells.stretch(self._gpu.step_ps(), running.boundary_ps)
@@ -290,6 +297,7 @@ class Pacer:
         start_ps = max(running.boundary_ps, self._clock.now_ps() - duration_ps)
         running.duration_ps, running.step_end_ps = duration_ps, start_ps + duration_ps
         running.start_ps = start_ps
+        running.batch = self._gpu.batch()
         if self._spells.thaw_ps(running.boundary_ps) > running.boundary_ps:
             # A GPU that hangs says nothing: what its worker has told of the step's end stands.
             self._metrics.fault(FREEZE_WORKER)
@@ -306,7 +314,6 @@ class Pacer:
         return True
 
     def _finish_step(self, running: _Running, start_ps: int, end_ps: int, lag_seconds: float) -> None:
-        batch = self._gpu.batch()
         outcome = self._gpu.advance()
         gap_ps = start_ps - running.boundary_ps
         running.boundary_ps, running.step_end_ps = end_ps, None
@@ -322,7 +329,7 @@ class Pacer:
         actual_ps = now_ps - (self._last_report_ps if follows_on else start_ps)
         self._last_report_ps, self._last_end_ps = now_ps, end_ps
         self._accounts.ended(
-            StepRecord(batch, running.plan.prefills, outcome, gap_ps, start_ps, end_ps, actual_ps, lag_seconds),
+            StepRecord(running.batch, running.plan.prefills, outcome, gap_ps, start_ps, end_ps, actual_ps, lag_seconds),
             last=hand_back,
         )
         if outcome.finished:

@@ -53,9 +53,10 @@ class Bench:
         oversleep_ps: Callable[[int], int] = lambda _sleep: 0,
         on_report: Callable[["Bench", StepReport], None] = lambda _bench, _report: None,
         spells: Spells = NO_SPELLS,
+        clock: SleepersClock | None = None,
     ) -> None:
         self.registry = CollectorRegistry()
-        self.clock = SleepersClock(oversleep_ps)
+        self.clock = clock or SleepersClock(oversleep_ps)
         self.reports: list[StepReport] = []
         self.over = asyncio.Event()
         self._on_report = on_report
@@ -103,6 +104,50 @@ async def test_steps_follow_one_another_and_take_what_the_model_says():
     assert bench.gaps() == [0] * 4
     assert bench.durations() == [step_ps(length) for length in (1, 2, 3, 4, 5)]
     assert [report.hand_back for report in reports] == [False] * 4 + [True]
+
+
+class Bell:
+    """An alarm that the test rings."""
+
+    def __init__(self, ring: Callable[[], None]) -> None:
+        self.ring, self.num_set = ring, 0
+
+    def set(self, _at_seconds: float) -> None:
+        self.num_set += 1
+
+    def clear(self) -> None:
+        pass
+
+    close = clear
+
+
+class HeldClock(SleepersClock):
+    """Stands still until it is moved."""
+
+    def to_monotonic(self, ps: int) -> float:
+        return time.monotonic() + (ps - self.now) / 1e12
+
+
+async def test_gpus_whose_steps_end_together_tell_them_before_any_begins_the_next(monkeypatch):
+    bells: list[Bell] = []
+    monkeypatch.setattr("lorrery.worker.pacer.open_alarm", lambda _loop, ring: bells.append(Bell(ring)) or bells[-1])
+    clock = HeldClock(lambda _sleep: 0)
+    clock.now += step_ps(1) // 2  # no step is over before the clock moves
+    benches = [Bench(clock=clock), Bench(clock=clock)]
+    tasks = [asyncio.create_task(bench.run(5)) for bench in benches]
+    while [bell.num_set for bell in bells] != [1, 1]:  # noqa: ASYNC110  turns of the loop are awaited
+        await asyncio.sleep(0)
+    clock.now = START_PS + step_ps(1)
+    for bell in bells:
+        bell.ring()
+    assert [len(bench.reports) for bench in benches] == [1, 1]
+    assert [bench.pacer.progress for bench in benches] == [None, None]
+    await asyncio.sleep(0)
+    assert [bell.num_set for bell in bells] == [2, 2]
+    assert [bench.pacer.progress for bench in benches] == [(1, START_PS + step_ps(1) + step_ps(2))] * 2
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def test_steps_that_begin_in_a_slow_spell_are_stretched():
