@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from lorrery.chassis.errors import SettingsError
+from lorrery.scheduler import hello
 from lorrery.scheduler import requests as requests_module
-from lorrery.scheduler import service as service_module
 from lorrery.settings import load
 from lorrery.v1 import scheduler_pb2 as pb
 from tests.scheduler.test_failures import served_by, status_of
@@ -177,7 +177,7 @@ async def test_heartbeats_that_are_too_rare_are_refused_in_settings_and_hello() 
 async def test_a_stream_without_a_hello_is_ended(
     scheduler: Harness, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    monkeypatch.setattr(service_module, "HELLO_SECONDS", 0.2)
+    monkeypatch.setattr(hello, "HELLO_SECONDS", 0.2)
     call = getattr(scheduler.stub, method)()
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await asyncio.wait_for(call.read(), 5)
