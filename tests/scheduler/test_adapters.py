@@ -13,7 +13,7 @@ from lorrery.settings import load
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import types_pb2
 from tests.cluster.harness import wait_until
-from tests.scheduler.test_service import OVERRIDES, Harness, Router, tokens_of
+from tests.scheduler.harness import OVERRIDES, Harness, Router, tokens_of
 
 
 def change(adapter_id: str, version: int, rank: int) -> pb.AdapterChange:

@@ -7,7 +7,7 @@ import pytest
 
 from lorrery.settings import load
 from lorrery.v1 import scheduler_pb2 as pb
-from tests.scheduler.test_service import OVERRIDES, Harness
+from tests.scheduler.harness import OVERRIDES, Harness
 
 
 @pytest.fixture

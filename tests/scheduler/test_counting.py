@@ -13,8 +13,8 @@ from lorrery.scheduler import hello
 from lorrery.scheduler import requests as requests_module
 from lorrery.settings import load
 from lorrery.v1 import scheduler_pb2 as pb
+from tests.scheduler.harness import OVERRIDES, Harness, Worker
 from tests.scheduler.test_failures import served_by, status_of
-from tests.scheduler.test_service import OVERRIDES, Harness, Worker
 
 PATIENT = (*OVERRIDES, "scheduler.worker_timeout_seconds=30", "scheduler.worker_wait_seconds=30")
 

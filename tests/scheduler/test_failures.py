@@ -13,7 +13,7 @@ from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.plan import Event, Idle, Plan
 from lorrery.settings import load
 from lorrery.v1 import scheduler_pb2 as pb
-from tests.scheduler.test_service import OVERRIDES, Harness, Router, Worker, tokens_of
+from tests.scheduler.harness import OVERRIDES, Harness, Router, Worker, tokens_of
 
 
 @pytest.fixture

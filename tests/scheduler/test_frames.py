@@ -12,8 +12,8 @@ from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.vocabulary import u32
 from tests.cluster.client import error_info
 from tests.cluster.harness import wait_until
-from tests.scheduler.test_service import Harness, tokens_of
-from tests.scheduler.test_service import scheduler as scheduler
+from tests.scheduler.harness import Harness, tokens_of
+from tests.scheduler.harness import scheduler as scheduler
 
 FIRST_STEP_PS = 1_000_000_000
 

@@ -11,7 +11,7 @@ from lorrery.chassis.errors import SettingsError
 from lorrery.settings import load
 from lorrery.v1 import scheduler_pb2 as pb
 from tests.cluster.harness import wait_until
-from tests.scheduler.test_service import OVERRIDES, Harness
+from tests.scheduler.harness import OVERRIDES, Harness
 
 TOKEN = "a-token-of-the-cluster"
 HELLO = {

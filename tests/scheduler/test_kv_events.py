@@ -14,7 +14,7 @@ from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import types_pb2
 from lorrery.vocabulary import u32
 from tests.cluster.harness import wait_until
-from tests.scheduler.test_service import OVERRIDES, Harness, Worker, tokens_of
+from tests.scheduler.harness import OVERRIDES, Harness, Worker, tokens_of
 
 PROMPT = list(range(40))  # two blocks of 16
 

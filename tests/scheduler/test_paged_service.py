@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from lorrery.chassis.errors import SettingsError
 from lorrery.scheduler.cluster import Cluster
 from lorrery.settings import load
-from tests.scheduler.test_service import OVERRIDES, Harness, Worker, tokens_of
+from tests.scheduler.harness import OVERRIDES, Harness, Worker, tokens_of
 
 PAGED = (
     *OVERRIDES,

@@ -8,7 +8,7 @@ import pytest
 
 from lorrery.settings import load
 from lorrery.v1 import scheduler_pb2 as pb
-from tests.scheduler.test_service import OVERRIDES, Harness, tokens_of
+from tests.scheduler.harness import OVERRIDES, Harness, tokens_of
 
 TIMEOUT_SECONDS = 0.5
 STOP_SECONDS = 1.5

@@ -7,7 +7,7 @@ from lorrery.settings import load
 from lorrery.v1 import scheduler_pb2 as pb
 from lorrery.v1 import scheduler_pb2_grpc
 from tests.cluster.harness import wait_until
-from tests.scheduler.test_service import OVERRIDES, Harness, Router, tokens_of
+from tests.scheduler.harness import OVERRIDES, Harness, Router, tokens_of
 
 SMALL_WINDOW = [
     ("grpc.http2.bdp_probe", 0),

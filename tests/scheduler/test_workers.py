@@ -13,7 +13,7 @@ from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.settings import load
 from lorrery.v1 import scheduler_pb2 as pb
-from tests.scheduler.test_service import OVERRIDES, Harness, tokens_of
+from tests.scheduler.harness import OVERRIDES, Harness, tokens_of
 
 MS = 10**9
 
