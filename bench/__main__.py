@@ -3,6 +3,11 @@
 Exit code 1 if something broke; never because something was slow.
 """
 
+from lorrery.chassis.grpc_core import set_up_grpc
+
+if __name__ == "__main__":
+    set_up_grpc()  # before what imports gRPC
+
 import asyncio
 import json
 import traceback

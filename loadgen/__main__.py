@@ -1,9 +1,11 @@
 """`python -m lorrery.loadgen`: the same as `lorrery load`."""
 
+from lorrery.chassis.grpc_core import set_up_grpc
 from lorrery.chassis.interrupt import exit_on_signals
 
 if __name__ == "__main__":
     exit_on_signals()  # before the imports, which take most of a second
+    set_up_grpc()
     from lorrery.loadgen.command import app
 
     app(prog_name="python -m lorrery.loadgen")

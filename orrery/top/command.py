@@ -141,9 +141,6 @@ def _feed(target: str | None, config: Path | None, api_key: str) -> "LiveFeed":
     Raises:
         SettingsError: the target is none, or the settings have an error.
     """
-    from lorrery.chassis.grpc_core import set_up_grpc
-
-    set_up_grpc()
     from lorrery.chassis.channel import check_target
     from lorrery.orrery.live import LiveFeed
     from lorrery.settings import load
