@@ -43,7 +43,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         SettingsError: it cannot be read, or is no TOML; names the file.
     """
     try:
-        return parse_toml(path.read_text(encoding="utf-8"))
+        return parse_toml(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise SettingsError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError as error:

@@ -15,6 +15,7 @@ from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.sections import MAX_ADAPTERS
 from lorrery.chassis.shipped import TRACES
 from lorrery.loadgen.specs import parse_bursts, parse_drift
+from lorrery.loadgen.workload.request import MOST_TOKENS
 from lorrery.vocabulary.units import LAST_SECONDS
 
 __all__ = [
@@ -59,8 +60,6 @@ _MOST_DIGITS = 100
 """Of a family's first and last number: Python reads no more than 4,300, and messages are for people."""
 _TRACE_ALONE = "--trace does not go with --workload {}; add --workload azure (CSV), mooncake (JSON Lines) or sharegpt"
 _SESSIONS = ("chat", "sharegpt")
-MOST_TOKENS = 2**31 - 1
-"""Of one prompt or answer: they are counted in 32 bits on the wire."""
 LEAST_CV, MOST_CV = 1e-6, 1e6
 """Of arrivals; beyond them the gamma distribution has no doubles."""
 _DRAWN = ("poisson", "constant", *_SESSIONS)

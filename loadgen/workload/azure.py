@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from itertools import islice
 
-from lorrery.loadgen.workload.request import TraceError, WorkloadRequest
+from lorrery.loadgen.workload.request import MOST_TOKENS, TraceError, WorkloadRequest
 
 __all__ = ["ATTRIBUTION", "read_azure"]
 
@@ -24,7 +24,7 @@ ATTRIBUTION = (
 )
 
 _HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
-_ROW = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(?:\+00:00|Z)?,(\d+),(\d+)")
+_ROW = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(?:\+00:00|Z)?,(\d{1,10}),(\d{1,10})")
 _EPOCH = datetime.fromisoformat("2000-01-01 00:00:00")
 
 
@@ -52,12 +52,15 @@ def read_azure(lines: Iterable[str], limit: int | None = None) -> list[WorkloadR
         match = _ROW.fullmatch(line)
         if match is None:
             raise TraceError(f"line {number}: expected TIMESTAMP,tokens,tokens, found {line[:80]!r}")
-        whole, fraction, prompt_tokens, output_tokens = match.groups()
+        whole, fraction, *lengths = match.groups()
+        prompt_tokens, output_tokens = (max(int(length), 1) for length in lengths)
+        if max(prompt_tokens, output_tokens) > MOST_TOKENS:
+            raise TraceError(f"line {number}: a prompt or an answer has at most {MOST_TOKENS} tokens, found {line!r}")
         try:
             nanoseconds = _nanoseconds(whole, fraction or "")
         except ValueError as error:
             raise TraceError(f"line {number}: {error}") from None
-        rows.append((nanoseconds, max(int(prompt_tokens), 1), max(int(output_tokens), 1)))
+        rows.append((nanoseconds, prompt_tokens, output_tokens))
     rows.sort(key=lambda row: row[0])
     return [
         WorkloadRequest(index, (nanoseconds - rows[0][0]) / 1e9, prompt_tokens, output_tokens)

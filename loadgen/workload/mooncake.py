@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from lorrery.loadgen.workload.request import TraceError, WorkloadRequest
+from lorrery.loadgen.workload.request import MOST_TOKENS, TraceError, WorkloadRequest
 
 __all__ = ["ATTRIBUTION", "BLOCK_TOKENS", "WINDOW_SECONDS", "read_mooncake", "spread"]
 
@@ -83,6 +83,8 @@ def _read_row(number: int, line: str) -> tuple[float, int, int, tuple[int, ...] 
     for name, value in (("timestamp", stamp), ("input_length", prompt_tokens), ("output_length", output_tokens)):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
             raise TraceError(f"line {number}: {name} is {value!r}; expected a number, 0 or more")
+        if name != "timestamp" and value > MOST_TOKENS:
+            raise TraceError(f"line {number}: {name} is {value!r}; at most {MOST_TOKENS} tokens can be")
     prompt_tokens, output_tokens = max(int(prompt_tokens), 1), max(int(output_tokens), 1)
     if hash_ids is None:
         return float(stamp), prompt_tokens, output_tokens, None

@@ -9,7 +9,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-__all__ = ["TraceError", "Turn", "WorkloadRequest", "sessions"]
+__all__ = ["MOST_TOKENS", "TraceError", "Turn", "WorkloadRequest", "sessions"]
+
+
+MOST_TOKENS = 2**31 - 1
+"""Of one prompt or answer: they are counted in 32 bits on the wire."""
 
 
 class TraceError(ValueError):

@@ -59,6 +59,12 @@ def test_what_is_long_but_no_long_key_is_read(text: str, value: object):
     assert parse_toml(text).get("x") == value
 
 
+def test_a_byte_order_mark_is_passed_over(tmp_path: Path):
+    path = tmp_path / "cluster.toml"
+    path.write_bytes(b"\xef\xbb\xbfa = 1")
+    assert read_toml(path) == {"a": 1}
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -53,6 +53,8 @@ def test_azure_sorts_by_time_and_stops_at_the_limit():
         ([HEADER, "2023-11-16 18:15:46,1\n"], "line 2: expected TIMESTAMP"),
         ([HEADER, "2023-11-16 18:15:46,1,-2\n"], "line 2: expected TIMESTAMP"),
         ([HEADER, "2023-13-16 18:15:46,1,2\n"], "line 2: month"),
+        ([HEADER, "2023-11-16 18:15:46,2147483648,2\n"], "line 2: a prompt or an answer has at most 2147483647 tokens"),
+        ([HEADER, f"2023-11-16 18:15:46,1,{'9' * 5000}\n"], "line 2: expected TIMESTAMP"),
     ],
 )
 def test_azure_names_the_line_that_does_not_parse(lines, message):
@@ -90,6 +92,7 @@ def test_mooncake_reads_milliseconds_and_block_ids():
         ('{"timestamp": 0, "input_length": 3}', "line 1: no field 'output_length'"),
         ('{"timestamp": 0, "input_length": "3", "output_length": 1}', "line 1: input_length is '3'"),
         ('{"timestamp": 0, "input_length": 3, "output_length": -1}', "line 1: output_length is -1"),
+        ('{"timestamp": 0, "input_length": 3, "output_length": 1e300}', "output_length is 1e.300; at most 2147483647"),
         ('{"timestamp": NaN, "input_length": 3, "output_length": 1}', "line 1: timestamp is nan"),
         ('{"timestamp": 0, "input_length": 513, "output_length": 1, "hash_ids": [1]}', "1 hash_ids for 513 tokens"),
         ('{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": ["a"]}', "hash_ids must be"),
