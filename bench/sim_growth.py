@@ -90,6 +90,7 @@ def _on_workers(one: Scenario, placement: str, num_workers: int) -> Scenario:
 SERIES: Mapping[str, Callable[[int], Scenario]] = {
     "requests": sim_scenarios.uniform,
     "prompt tokens": long_prompts,
+    "workers.round_robin": partial(workers, "round_robin"),
     "workers.least_loaded": partial(workers, "least_loaded"),
     "workers.predicted_finish": partial(workers, "predicted_finish"),
     "workers.prefix_match": partial(workers_with_caches, "prefix_match"),

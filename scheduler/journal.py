@@ -20,11 +20,11 @@ from typing import Any
 from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.log import get_logger
 from lorrery.chassis.version import VERSION
-from lorrery.scheduler.core.candidates import Figures
 from lorrery.scheduler.core.plan import Event, Idle, Plan
 from lorrery.scheduler.core.record import FORMAT_VERSION, Decisions, Record, describe_events, tokens_checksum
 from lorrery.scheduler.core.refusals import RefusalReason
 from lorrery.scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.watched_candidate import Figures
 from lorrery.scheduler.effects import Awaited
 from lorrery.scheduler.messages import StepReport, WorkerHello
 from lorrery.settings import Settings

@@ -6,9 +6,9 @@ given. The choice is not: it follows from them, from what the placement chose be
 
 from collections.abc import Mapping
 
-from lorrery.scheduler.core.candidates import Figures
 from lorrery.scheduler.core.placements.base import Candidate, Placement
 from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.scheduler.core.watched_candidate import Figures
 from lorrery.worker.device.pace import Pace
 
 

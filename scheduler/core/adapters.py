@@ -26,6 +26,7 @@ from enum import Enum
 from fractions import Fraction
 
 from lorrery.scheduler.core.adapter_events import AdapterLog
+from lorrery.scheduler.core.adapter_holders import AdapterHolders
 from lorrery.scheduler.core.phases import LoadEnd
 from lorrery.scheduler.core.sequence import Adapter
 
@@ -128,6 +129,8 @@ class Residency:
         """Who was put out, until `take_evicted`."""
         self.log: AdapterLog | None = None
         """Takes what happens; None: nobody wants to know."""
+        self._holders: AdapterHolders | None = None
+        self._number = -1  # there
         self.version = 0
         """Changes whenever an adapter comes to be loaded, comes, or goes."""
         self.num_loads = 0
@@ -207,6 +210,13 @@ class Residency:
                 self._known_load_ps.clear()
             self._known_load_ps[key, from_host] = load_ps
         return load_ps // 2 if key in self.loading else load_ps
+
+    def tell(self, holders: AdapterHolders | None, number: int) -> None:
+        """Say there from now on, under this number, who is on the GPU; None: nowhere."""
+        self._holders, self._number = holders, number
+        if holders is not None:
+            for name in self.gpu:
+                holders.came(number, name)
 
     def has_asked_for(self, adapter: Adapter) -> bool:
         """Tell whether an adapter is on the GPU, or its load is under way or waits for its turn."""
@@ -291,6 +301,8 @@ class Residency:
 
     def _evict(self, name: str, at_ps: int) -> None:
         adapter = self.gpu.pop(name)
+        if self._holders is not None:
+            self._holders.went(self._number, name)
         self.version += 1
         self._taken_slots -= adapter.slots
         self.evicted.append(name)
@@ -351,6 +363,8 @@ class Residency:
         else:
             self._attempts.pop(name, None)
             self.gpu[name] = load.adapter
+            if self._holders is not None:
+                self._holders.came(self._number, name)
             self._cache_on_host(load.adapter, load.ready_ps)
             if self._awaited and (awaited := self._awaited.pop(name, None)) is not None:
                 awaited.at_ps = load.ready_ps
@@ -401,6 +415,9 @@ class Residency:
     def clear(self) -> None:
         """Forget all that the worker held."""
         self.version += 1
+        if self._holders is not None:
+            for name in self.gpu:
+                self._holders.went(self._number, name)
         self.gpu.clear()
         self.host.clear()
         self.loading.clear()

@@ -1,24 +1,16 @@
-"""What placements see of a worker: figures, and no way to what only the device may know.
-
-A scheduler that keeps a journal notes which of the figures a placement read, so that its choice can be derived again
-(`simulator.placements`).
-"""
+"""What placements see of a worker: figures, and no way to what only the device may know."""
 
 from collections.abc import Callable
 
 from lorrery.scheduler.core.forecast import Forecast, OutputShare, finish_ps
-from lorrery.scheduler.core.load_order import LoadOrder
-from lorrery.scheduler.core.placements.base import Candidate
 from lorrery.scheduler.core.prefix_cache.base import usable_tokens
+from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.worker.device.pace import Pace
 
 NO_FORECAST = Forecast(None, OutputShare())
 """Of workers whose placement does not ask for it; nothing is noted in it."""
-
-Figures = dict[str, int]
-"""The figures of one candidate by name, as far as they were read; a truth value counts as 0 or 1."""
 
 
 class ReplicaCandidate:
@@ -30,17 +22,17 @@ class ReplicaCandidate:
         uncommitted_steps: decode steps that have ended and are not committed yet; `kv_tokens` counts them. A driver
             that commits a plan in one go, as the simulator does, sets it before a placement looks.
         before_look: called before it gives what changes with each step; None: it is up to date.
-        load_order: of all workers, where it is one of many.
+        many: what is kept of all workers, where it is one of many.
     """
 
-    __slots__ = ("_replica", "before_look", "forecast", "load_order", "name", "uncommitted_steps")
+    __slots__ = ("_replica", "before_look", "forecast", "many", "name", "uncommitted_steps")
 
     def __init__(self, name: str, replica: Replica, forecast: Forecast = NO_FORECAST) -> None:
         self.name = name
         self.forecast = forecast
         self.uncommitted_steps = 0
         self.before_look: Callable[[], None] | None = None
-        self.load_order: LoadOrder | None = None
+        self.many: object = None  # `ManyWorkers`, which is made of candidates
         self._replica = replica
 
     @property
@@ -66,9 +58,36 @@ class ReplicaCandidate:
         running = self._replica.running
         return running.kv_tokens + self.uncommitted_steps * running.num_decoding
 
+    @property
+    def least_kv_tokens(self) -> int:
+        """The same without steps that have ended and are not committed yet."""
+        return self._replica.running.kv_tokens
+
+    @property
+    def shown_kv_tokens(self) -> int:
+        """The same with those of them that had ended when a placement last looked."""
+        running = self._replica.running
+        return running.kv_tokens + self.uncommitted_steps * running.num_decoding
+
+    @property
+    def has_prefix_cache(self) -> bool:
+        """Whether `cached_tokens` may be more than 0."""
+        return self._replica.prefix_cache is not None
+
     def has_adapter(self, adapter: Adapter) -> bool:
         """Tell whether an adapter is on its GPU in this version, usable now."""
         return adapter.key in self._replica.resident_adapters
+
+    def bring_up_to_date(self) -> None:
+        """Let what changes with each step be as it is now."""
+        if self.before_look is not None:
+            self.before_look()
+
+    @property
+    def block_cache(self) -> BlockCache | None:
+        """Its prefix cache, if it is one of blocks; `cached_tokens` is what it says."""
+        cache = self._replica.prefix_cache
+        return cache if isinstance(cache, BlockCache) else None
 
     def cached_tokens(self, sequence: Sequence) -> int:
         """Return how many leading tokens of the sequence's input its prefix cache holds, and may be used."""
@@ -134,92 +153,3 @@ class ReplicaCandidate:
             replica.is_blocked,
             0 if adapter is None else replica.adapters.load_ps(adapter),
         )
-
-
-class WatchedCandidate:
-    """A candidate that notes which of its figures are read.
-
-    Attributes:
-        read: the figures, as they were when read last.
-    """
-
-    __slots__ = ("_candidate", "name", "read")
-
-    def __init__(self, candidate: Candidate) -> None:
-        self.name = candidate.name
-        self.read: Figures = {}
-        self._candidate = candidate
-
-    @property
-    def num_waiting(self) -> int:
-        """See `Candidate`."""
-        return self._note("num_waiting", self._candidate.num_waiting)
-
-    @property
-    def num_running(self) -> int:
-        """See `Candidate`."""
-        return self._note("num_running", self._candidate.num_running)
-
-    @property
-    def load(self) -> int:
-        """See `Candidate`."""
-        return self._note("load", self._candidate.load)
-
-    @property
-    def kv_tokens(self) -> int:
-        """See `Candidate`."""
-        return self._note("kv_tokens", self._candidate.kv_tokens)
-
-    def has_adapter(self, adapter: Adapter) -> bool:
-        """See `Candidate`; of several adapters each has a figure of its own."""
-        return bool(self._note(f"has_adapter {adapter.key}", int(self._candidate.has_adapter(adapter))))
-
-    def cached_tokens(self, sequence: Sequence) -> int:
-        """See `Candidate`; asked of the sequence that is to be placed."""
-        return self._note("cached_tokens", self._candidate.cached_tokens(sequence))
-
-    @property
-    def is_blocked(self) -> bool:
-        """See `Candidate`."""
-        return bool(self._note("is_blocked", int(self._candidate.is_blocked)))
-
-    def load_ps(self, adapter: Adapter) -> int:
-        """See `Candidate`; asked of the adapter of the sequence that is to be placed."""
-        return self._note("load_ps", self._candidate.load_ps(adapter))
-
-    @property
-    def pace(self) -> Pace:
-        """See `Candidate`."""
-        pace = self._candidate.pace
-        for name, value in zip(Pace._fields, pace, strict=True):
-            self._note(name, value)
-        return pace
-
-    @property
-    def slowdown(self) -> int:
-        """See `Candidate`."""
-        return self._note("slowdown", self._candidate.slowdown)
-
-    @property
-    def usual_slowdown(self) -> int:
-        """See `Candidate`."""
-        return self._note("usual_slowdown", self._candidate.usual_slowdown)
-
-    @property
-    def prompt_share(self) -> int:
-        """See `Candidate`."""
-        return self._note("prompt_share", self._candidate.prompt_share)
-
-    @property
-    def waiting_tokens(self) -> int:
-        """See `Candidate`."""
-        return self._note("waiting_tokens", self._candidate.waiting_tokens)
-
-    @property
-    def output_ratio(self) -> int:
-        """See `Candidate`."""
-        return self._note("output_ratio", self._candidate.output_ratio)
-
-    def _note(self, name: str, value: int) -> int:
-        self.read[name] = value
-        return value

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from lorrery.scheduler.core.candidates import Figures
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.plan import Cancelled, Event
 from lorrery.scheduler.core.refusals import Refusal
 from lorrery.scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.watched_candidate import Figures
 
 
 @dataclass(slots=True, init=False)

@@ -28,21 +28,39 @@ def finishes_ps(
         last_placed: by name: which placement, counted from 1, was the last that went there.
         num_placed: placements so far.
     """
-    output_tokens = max(sequence.budget_tokens * candidates[0].output_ratio // ONE, 1)
+    output_tokens = expected_output_tokens(sequence, candidates[0])
     finishes: list[int] = []
     for candidate in candidates:
         if isinstance(candidate, ReplicaCandidate):
-            end_ps = candidate.finish_ps(sequence, output_tokens)
-            forecast = candidate.forecast
-            slowdown, usual = forecast.slowdown, forecast.usual_slowdown
+            end_ps = replica_finish_ps(sequence, candidate, output_tokens, last_placed, num_placed)
         else:
             end_ps = _finish_ps(sequence, candidate, output_tokens)
             slowdown, usual = candidate.slowdown, candidate.usual_slowdown
-        if slowdown != usual:
-            since = num_placed - last_placed.get(candidate.name, num_placed)
-            slowdown = usual + ((slowdown - usual) >> (since // HALVING))
-        finishes.append(end_ps * max(slowdown, 1) // ONE)
+            end_ps = _slowed_ps(end_ps, slowdown, usual, num_placed, last_placed.get(candidate.name, num_placed))
+        finishes.append(end_ps)
     return finishes
+
+
+def expected_output_tokens(sequence: Sequence, candidate: Candidate) -> int:
+    """Return how much output is expected of a sequence; the same at all workers."""
+    return max(sequence.budget_tokens * candidate.output_ratio // ONE, 1)
+
+
+def replica_finish_ps(
+    sequence: Sequence, candidate: ReplicaCandidate, output_tokens: int, last_placed: dict[str, int], num_placed: int
+) -> int:
+    """Return how long after now a sequence with so much output would end at one worker, in picoseconds."""
+    end_ps = candidate.finish_ps(sequence, output_tokens)
+    forecast = candidate.forecast
+    slowdown, usual = forecast.slowdown, forecast.usual_slowdown
+    if slowdown == usual:
+        return end_ps * max(slowdown, 1) // ONE
+    return _slowed_ps(end_ps, slowdown, usual, num_placed, last_placed.get(candidate.name, num_placed))
+
+
+def _slowed_ps(end_ps: int, slowdown: int, usual: int, num_placed: int, last_placed: int) -> int:
+    slowdown = usual + ((slowdown - usual) >> ((num_placed - last_placed) // HALVING))
+    return end_ps * max(slowdown, 1) // ONE
 
 
 def _finish_ps(sequence: Sequence, candidate: Candidate, output_tokens: int) -> int:

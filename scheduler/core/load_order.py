@@ -15,9 +15,6 @@ from collections.abc import Sequence as Many
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Protocol
 
-FEW = 16
-"""Up to so many workers are looked at one by one, which costs no notes."""
-
 Place = tuple[int, int, int]
 """Load, KV tokens at least, number of the worker."""
 

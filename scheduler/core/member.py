@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from lorrery.scheduler.core.backlog import Backlog
 from lorrery.scheduler.core.candidates import ReplicaCandidate
 from lorrery.scheduler.core.forecast import Forecast, OutputShare
-from lorrery.scheduler.core.load_order import LoadOrder
+from lorrery.scheduler.core.many_workers import ManyWorkers
 from lorrery.scheduler.core.plan import (
     Admitted,
     Cancelled,
@@ -68,8 +68,8 @@ class Member:
 
     __slots__ = (
         "_is_new",
-        "_load_number",
-        "_load_order",
+        "_many",
+        "_place",
         "_standings",
         "_version",
         "backlog",
@@ -106,31 +106,31 @@ class Member:
         self._version = replica.running.version
         self._standings: Standings | None = None
         self.number = -1
-        self._load_order: LoadOrder | None = None
-        self._load_number = -1
+        self._many: ManyWorkers | None = None
+        self._place = -1
 
     def stand(self, standings: Standings) -> None:
         """Say there from now on how many wait and run here, under its number."""
         self._standings = standings
         self._note_standing()
 
-    def rank_by_load(self, order: LoadOrder | None, number: int) -> None:
-        """Say there from now on how much there is here; None: nowhere."""
-        self._load_order, self._load_number = order, number
-        self.candidate.load_order = order
+    def stand_among(self, many: ManyWorkers | None, place: int) -> None:
+        """Say there from now on, under this number, when it has changed; None: nowhere."""
+        cache = self.candidate.block_cache
+        if cache is not None:
+            cache.tell(None, -1)  # until it is asked for
+        self._many, self._place = many, place
+        self.candidate.many = many
+        self.replica.adapters.tell(None if many is None else many.adapter_holders, place)
 
     def _note_standing(self) -> None:
         """Say how many wait and run, wherever that is of use; after whatever may have changed it."""
-        standings, order, replica = self._standings, self._load_order, self.replica
-        if order is not None and not order.is_kept:
-            order = None
-        if standings is None and order is None:
-            return
-        num_waiting, running = replica.num_waiting, replica.running
+        standings, many = self._standings, self._many
+        if many is not None:
+            many.touch(self._place)
         if standings is not None:
-            standings.note(self.number, num_waiting, running.num, is_blocked=replica.is_blocked)
-        if order is not None:
-            order.note(self._load_number, num_waiting + running.num, running.kv_tokens)
+            replica = self.replica
+            standings.note(self.number, replica.num_waiting, replica.running.num, is_blocked=replica.is_blocked)
 
     def predict(self, outputs: OutputShare) -> None:
         """Take note from now on of what its steps take; it has nothing yet."""
@@ -181,6 +181,8 @@ class Member:
                     forecast.stops_waiting(event.sequence.handle)
                 elif isinstance(event, Preempted):
                     forecast.waits(event.sequence.handle, event.sequence.input_tokens)
+        if self._many is not None:
+            self._many.in_pieces(self._place, isinstance(decision, Plan) and decision.chunk_steps > 1)
         version = self.replica.running.version
         if forecast is not None and version != self._version:
             forecast.batch_changed()
@@ -195,6 +197,8 @@ class Member:
         self.tally.num -= 1
         if self.forecast is not None:
             self.forecast.stops_waiting(handle)
+            if self._many is not None:
+                self._many.touch(self._place)
         if self.withdrawn:
             self.withdrawn.discard(handle)
         if self.moving:

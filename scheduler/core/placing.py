@@ -5,17 +5,20 @@ sequence, not the driver.
 """
 
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Many
 from functools import partial
 
 from lorrery.scheduler.core import refusals
-from lorrery.scheduler.core.candidates import Figures, WatchedCandidate
+from lorrery.scheduler.core.adapter_holders import AdapterHolders
+from lorrery.scheduler.core.candidates import ReplicaCandidate
 from lorrery.scheduler.core.cluster_events import ClusterEvent, Placed, Refused
 from lorrery.scheduler.core.door import ClusterRules
-from lorrery.scheduler.core.load_order import FEW, LoadOrder
+from lorrery.scheduler.core.many_workers import FEW, ManyWorkers
 from lorrery.scheduler.core.member import Member, class_name
 from lorrery.scheduler.core.placements.base import Candidate, Placement
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.core.waiting_room import WaitingRoom
+from lorrery.scheduler.core.watched_candidate import Figures, WatchedCandidate
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 SLICE = 16
@@ -49,10 +52,11 @@ class Placing:
         bring_up_to_date: Callable[[Member, int], None] | None,
     ) -> None:
         self.ready: list[Member] = []
-        self._candidates: list[Candidate] = []
+        self._all = _Fitting([])
+        self._is_current = True  # what follows from `ready`
         self._kinds: list[tuple[object, ...]] = []
         self._samples: dict[tuple[object, ...], Member] = {}
-        self._fit: dict[frozenset[tuple[object, ...]], tuple[list[Member], list[Candidate]]] = {}
+        self._fit: dict[frozenset[tuple[object, ...]], _Fitting] = {}
         self._at_ps = 0
         self.room = WaitingRoom()
         self._placement = placement
@@ -72,28 +76,46 @@ class Placing:
         self._bring_up_to_date(member, self._at_ps)
 
     def set_ready(self, ready: list[Member]) -> None:
-        """Take note of which workers take new sequences, in order of attaching. Their kinds stay as they are."""
+        """Take note of which workers take new sequences, in order of attaching. Their kinds stay as they are.
+
+        What follows from it is worked out for the next sequence, since many workers may come at once.
+        """
         self.ready = ready
-        self._candidates = [member.candidate for member in ready]
+        self._is_current = False
+
+    def _take_in_ready(self) -> None:
+        for member in self._all.members:
+            member.stand_among(None, -1)
+        ready = self.ready
+        self._all = _Fitting(ready)
         self._kinds = [member.replica.kind for member in ready]
         self._samples = dict(zip(self._kinds, ready, strict=True))
         self._fit.clear()
-        order = LoadOrder(self._candidates) if len(ready) > FEW else None
-        for number, member in enumerate(ready):
-            member.rank_by_load(order, number)
+        self._is_current = True
+        if len(ready) > FEW:
+            many = ManyWorkers(self._all.candidates, AdapterHolders())
+            for number, member in enumerate(ready):
+                member.stand_among(many, number)
+        if self._predicts and self._bring_up_to_date is not None:
+            for (
+                member
+            ) in ready:  # where workers are few the placement asks all of them, and they are brought up to date first
+                member.candidate.before_look = partial(self._look, member) if len(ready) > FEW else None
 
-    def _fitting(self, sequence: Sequence) -> tuple[list[Member], list[Candidate]]:
+    def _fitting(self, sequence: Sequence) -> "_Fitting":
         """Return the workers that could hold a sequence; where the same kinds could, the same lists each time."""
+        if not self._is_current:
+            self._take_in_ready()
         unfit = [kind for kind, one in self._samples.items() if one.replica.never_fits_reason(sequence) is not None]
         if not unfit:
-            return self.ready, self._candidates
+            return self._all
         key = frozenset(unfit)
         found = self._fit.get(key)
         if found is None:
             if len(self._fit) >= MOST_FITS:
                 self._fit.clear()
             fitting = [member for member, kind in zip(self.ready, self._kinds, strict=True) if kind not in key]
-            found = self._fit[key] = (fitting, [member.candidate for member in fitting])
+            found = self._fit[key] = _Fitting(fitting)
         return found
 
     def why_not_first(self, sequence: Sequence) -> str | None:
@@ -107,12 +129,12 @@ class Placing:
     def place(self, sequence: Sequence, at_ps: int) -> ClusterEvent | None:
         """Give a sequence to a worker, or refuse it if the placement raises; None: none can take it now."""
         ready = self.ready
-        fitting, candidates = self._fitting(sequence)
-        if not fitting:
+        fitting = self._fitting(sequence)
+        if not fitting.members:
             return None
         if len(ready) == 1:
             return Placed(sequence, ready[0], ready[0].submit(sequence, at_ps))
-        return self._choose(sequence, at_ps, fitting, candidates)
+        return self._choose(sequence, at_ps, fitting)
 
     def place_again(self, at_ps: int) -> list[ClusterEvent]:
         """Place what has come back from workers, or waits while one attaches: the next `SLICE` of them."""
@@ -149,22 +171,46 @@ class Placing:
             Refused(sequence, refusals.no_worker(self._wait_seconds, self.why_not_first(sequence))) for sequence in over
         ]
 
-    def _choose(
-        self, sequence: Sequence, at_ps: int, fitting: list[Member], candidates: list[Candidate]
-    ) -> ClusterEvent:
+    def _choose(self, sequence: Sequence, at_ps: int, fitting: "_Fitting") -> ClusterEvent:
         self._at_ps = at_ps
-        if self._bring_up_to_date is not None and self._predicts and len(fitting) > 1:
-            for member in fitting:
+        if self._bring_up_to_date is not None and self._predicts and 1 < len(fitting.members) <= FEW:
+            for member in fitting.members:
                 self._bring_up_to_date(member, at_ps)
         figures: dict[str, Figures] | None = None
+        candidates: Many[Candidate] = fitting.candidates
         if self._notes_figures:
             watched = [WatchedCandidate(candidate) for candidate in candidates]
             figures = {candidate.name: candidate.read for candidate in watched}
-            candidates = list(watched)
+            candidates = watched
         try:
             choice = self._placement.place(sequence, candidates)
-            member = fitting[candidates.index(choice.candidate)]
+            member = fitting.of(choice.candidate)
         except Exception as error:
             message = f"placement {class_name(self._placement)} raised {type(error).__name__}: {error}"
             return Refused(sequence, refusals.raised(message), error, figures)
         return Placed(sequence, member, member.submit(sequence, at_ps), choice.why, figures)
+
+
+class _Fitting:
+    """Workers among which a placement chooses; the lists stay as they are.
+
+    Attributes:
+        members: in order of attaching.
+        candidates: of each.
+    """
+
+    def __init__(self, members: list[Member]) -> None:
+        self.members = members
+        self.candidates: list[ReplicaCandidate] = [member.candidate for member in members]
+        self._by_name = {member.name: member for member in members}
+
+    def of(self, candidate: Candidate) -> Member:
+        """Return the member whose candidate, or a watched one of it, a placement has chosen.
+
+        Raises:
+            ValueError: none of them has its name.
+        """
+        member = self._by_name.get(candidate.name)
+        if member is None:
+            raise ValueError(f"{candidate.name!r} is none of the workers to choose from")
+        return member

@@ -1,8 +1,8 @@
 """How many wait and run at each worker of a scheduler, in order, without looking at all of them.
 
-A member says so itself whenever it may have changed (`Member.note`), which costs a logarithm; who has the fewest
-waiting, and who cannot start what waits, is then known at once. The heap has entries that are out of date, which are
-passed over when they come to its top.
+A member says so itself whenever it may have changed (`Member`), and who cannot start what waits is then known at once.
+Who has the fewest waiting is asked for only where somebody cannot: then those that have changed since come into a heap,
+for a logarithm each. It has entries that are out of date, which are passed over when they come to its top.
 """
 
 from collections.abc import Callable
@@ -24,14 +24,15 @@ class Standings:
         self.blocked: set[int] = set()
         self.current: dict[int, Standing] = {}
         self._heap: list[Standing] = []
+        self._changed: set[int] = set()  # and not in the heap yet
         self._next_number = 0
 
     def enter(self) -> int:
         """Take in a worker without anything; return its number."""
         number = self._next_number
         self._next_number += 1
-        standing = self.current[number] = (0, 0, number)
-        heappush(self._heap, standing)
+        self.current[number] = (0, 0, number)
+        self._changed.add(number)
         return number
 
     def leave(self, number: int) -> None:
@@ -48,12 +49,7 @@ class Standings:
         standing = (num_waiting, num_running, number)
         if before != standing:
             current[number] = standing
-            heap = self._heap
-            if len(heap) > 4 * len(current) + 64:
-                self._heap = heap = list(current.values())
-                heapify(heap)
-            else:
-                heappush(heap, standing)
+            self._changed.add(number)
         if is_blocked:
             self.blocked.add(number)
         else:
@@ -64,7 +60,8 @@ class Standings:
 
         Cost: a logarithm for each that comes before it.
         """
-        heap, current = self._heap, self.current
+        current = self.current
+        heap = self._in_order()
         passed: list[Standing] = []
         found: Standing | None = None
         while heap:
@@ -79,3 +76,16 @@ class Standings:
         for standing in passed:
             heappush(heap, standing)
         return found
+
+    def _in_order(self) -> list[Standing]:
+        heap, current, changed = self._heap, self.current, self._changed
+        if len(heap) + len(changed) > 4 * len(current) + 64:
+            self._heap = heap = list(current.values())
+            heapify(heap)
+        else:
+            for number in changed:
+                standing = current.get(number)
+                if standing is not None:
+                    heappush(heap, standing)
+        changed.clear()
+        return heap

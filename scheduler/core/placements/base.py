@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Protocol
 
-from lorrery.scheduler.core.load_order import LoadOrder
+from lorrery.scheduler.core.many_workers import ManyWorkers
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.worker.device.pace import Pace
 
@@ -131,17 +131,26 @@ class Placement(Protocol):
         ...
 
 
+def kept_of(candidates: Many[Candidate]) -> ManyWorkers | None:
+    """Return what is kept of these workers, up to date, if they are all of many; None: look at each of them."""
+    many = getattr(candidates[0], "many", None)  # a replica's candidate has it, no other kind
+    if not isinstance(many, ManyWorkers) or many.candidates is not candidates:
+        return None
+    many.refresh()
+    return many
+
+
 def least_loaded(candidates: Many[Candidate]) -> Candidate:
     """Return the candidate with the fewest sequences; ties: fewest KV tokens, then the first to attach.
 
     Cost: a logarithm for the sequence of all workers as `Placement.place` gets it, if they are many
-    (`core.load_order`); O(candidates) for any other.
+    (`core.many_workers`); O(candidates) for any other.
     """
     if len(candidates) == 1:
         return candidates[0]
-    order: LoadOrder | None = getattr(candidates[0], "load_order", None)  # of a replica's, not of those read back
-    if order is not None and order.candidates is candidates:
-        return candidates[order.least()]
+    many = kept_of(candidates)
+    if many is not None:
+        return many.least()
     return least_of(candidates, [candidate.load for candidate in candidates])
 
 
@@ -162,4 +171,9 @@ def load_bound(candidates: Many[Candidate], factor: float, extra: int = 1) -> in
 
 def bound_of(loads: Many[int], factor: float, extra: int = 1) -> int:
     """Return the same, given the loads."""
-    return max(ceil(factor * (sum(loads) + 1) / len(loads)) - 1, min(loads) + extra)
+    return bound_given(sum(loads), min(loads), len(loads), factor, extra)
+
+
+def bound_given(total: int, least: int, num: int, factor: float, extra: int = 1) -> int:
+    """Return the same, given the sum of so many loads, and the least of them."""
+    return max(ceil(factor * (total + 1) / num) - 1, least + extra)

@@ -8,8 +8,8 @@ filling one worker while others idle.
 
 from collections.abc import Sequence as Many
 
-from lorrery.scheduler.core.placements.base import Candidate, Choice, least_loaded
-from lorrery.scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.placements.base import Candidate, Choice, kept_of, least_loaded
+from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.vocabulary.derivable import mypyc_attr
 
 MAX_EXTRA_SEQUENCES = 4
@@ -28,8 +28,16 @@ class LeastLoaded:
         if sequence.adapter is not None:
             load, adapter = least.load, sequence.adapter
             most = max(load + MAX_EXTRA_SEQUENCES, load * MAX_LOAD_RATIO)
-            holders = [c for c in candidates if c.has_adapter(adapter) and c.load <= most]
-            if holders:
-                chosen = least_loaded(holders)
+            chosen = _least_loaded_holder(adapter, candidates, most)
+            if chosen is not None:
                 return Choice(chosen, f"has adapter {adapter.adapter_id}; load {chosen.load}, the least is {load}")
         return Choice(least, f"least load, {least.load}")
+
+
+def _least_loaded_holder(adapter: Adapter, candidates: Many[Candidate], most: float) -> Candidate | None:
+    """Return the least loaded of the workers that have an adapter, if its load is not over `most`."""
+    many = kept_of(candidates)
+    if many is not None:
+        return many.least_among(many.adapter_holders.of(adapter.key), most)
+    holders = [one for one in candidates if one.has_adapter(adapter) and one.load <= most]
+    return least_loaded(holders) if holders else None

@@ -16,16 +16,18 @@ A worker that became slow and has no new requests shows no new steps, whether or
 counts half as much beyond the usual with every `HALVING` (`core.expected_finish`) requests that go elsewhere, until one
 goes there and tells.
 
-Cost: some sums per worker, and a look-up where there are prefix caches.
+Cost: some sums per worker, and a look-up where there are prefix caches; of many workers only those are looked at that
+might be the first (`core.first_finish`).
 """
 
 from collections.abc import Sequence as Many
 
 from lorrery.scheduler.core.expected_finish import finishes_ps
-from lorrery.scheduler.core.placements.base import Candidate, Choice
+from lorrery.scheduler.core.first_finish import first_of_many
+from lorrery.scheduler.core.placements.base import Candidate, Choice, kept_of
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.vocabulary.derivable import mypyc_attr
-from lorrery.vocabulary.units import PS_PER_SECOND
+from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -41,12 +43,12 @@ class PredictedFinish:
 
     def place(self, sequence: Sequence, candidates: Many[Candidate]) -> Choice:
         """Choose the worker with the earliest finish; ties: the least load, then the first to attach."""
-        ends = finishes_ps(sequence, candidates, self._last_placed, self._num_placed)
-        first_ps = min(ends)
-        index = ends.index(first_ps)
-        if ends.count(first_ps) > 1:
-            tied = [number for number, end_ps in enumerate(ends) if end_ps == first_ps]
-            index = min(tied, key=lambda number: candidates[number].load)
+        many = kept_of(candidates)
+        if many is None:
+            ends = finishes_ps(sequence, candidates, self._last_placed, self._num_placed)
+            index, first_ps, next_ps = _first(ends, candidates)
+        else:
+            index, first_ps, next_ps = first_of_many(sequence, many, self._last_placed, self._num_placed)
         chosen = candidates[index]
         self._num_placed += 1
         if len(self._last_placed) > 4 * len(candidates) + 16:  # of workers that are gone
@@ -54,5 +56,15 @@ class PredictedFinish:
             self._last_placed = {name: number for name, number in self._last_placed.items() if name in names}
         self._last_placed[chosen.name] = self._num_placed
         why = f"would end in {first_ps / PS_PER_SECOND:.3f} s"
-        del ends[index]
-        return Choice(chosen, f"{why}; in {min(ends) / PS_PER_SECOND:.3f} s on the next" if ends else why)
+        return Choice(chosen, why if next_ps == NEVER else f"{why}; in {next_ps / PS_PER_SECOND:.3f} s on the next")
+
+
+def _first(ends: list[int], candidates: Many[Candidate]) -> tuple[int, int, int]:
+    """Return the index of the earliest of all finishes, that finish, and the next; `NEVER`: there is no other."""
+    first_ps = min(ends)
+    index = ends.index(first_ps)
+    if ends.count(first_ps) > 1:
+        tied = [number for number, end_ps in enumerate(ends) if end_ps == first_ps]
+        return min(tied, key=lambda number: candidates[number].load), first_ps, first_ps
+    del ends[index]
+    return index, first_ps, min(ends, default=NEVER)

@@ -2,12 +2,23 @@
 
 As in cache-aware routers (SGLang's, llm-d's): the worker whose prefix cache holds the longest prefix of the prompt, if
 its load is at most `LOAD_FACTOR` times the mean and the hit is at least `MIN_HIT_RATIO` of the prompt; otherwise the
-least loaded one. Cost: one look-up per worker.
+least loaded one.
+
+Cost: one look-up per worker; of many workers one in what is kept of all (`core.many_workers`), and at the one chosen.
 """
 
 from collections.abc import Sequence as Many
 
-from lorrery.scheduler.core.placements.base import Candidate, Choice, bound_of, least_loaded, least_of
+from lorrery.scheduler.core.many_workers import ManyWorkers
+from lorrery.scheduler.core.placements.base import (
+    Candidate,
+    Choice,
+    bound_given,
+    bound_of,
+    kept_of,
+    least_loaded,
+    least_of,
+)
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.vocabulary.derivable import mypyc_attr
 
@@ -23,6 +34,9 @@ class PrefixMatch:
 
     def place(self, sequence: Sequence, candidates: Many[Candidate]) -> Choice:
         """Choose the worker with the longest cached prefix that is not much fuller than the others."""
+        many = kept_of(candidates)
+        if many is not None and (choice := _choose_of_many(sequence, many)) is not None:
+            return choice
         loads = [candidate.load for candidate in candidates]
         most = bound_of(loads, LOAD_FACTOR)
         longest = 0
@@ -33,7 +47,39 @@ class PrefixMatch:
                     longest, holders = hit, []
                 holders.append(candidate)
         if longest and longest >= MIN_HIT_RATIO * sequence.input_tokens:
-            chosen = least_loaded(holders)
-            return Choice(chosen, f"{longest} of {sequence.input_tokens} tokens cached; load {chosen.load} of {most}")
-        chosen = least_of(candidates, loads)
-        return Choice(chosen, f"longest prefix has {longest} tokens; least load, {chosen.load}")
+            return _matched(least_loaded(holders), sequence, longest, most)
+        return _least(least_of(candidates, loads), longest)
+
+
+def _matched(chosen: Candidate, sequence: Sequence, longest: int, most: int) -> Choice:
+    return Choice(chosen, f"{longest} of {sequence.input_tokens} tokens cached; load {chosen.load} of {most}")
+
+
+def _least(chosen: Candidate, longest: int) -> Choice:
+    return Choice(chosen, f"longest prefix has {longest} tokens; least load, {chosen.load}")
+
+
+def _choose_of_many(sequence: Sequence, many: ManyWorkers) -> Choice | None:
+    """Choose without a look at each; None: their prefix caches are not of one kind."""
+    most = bound_given(many.total_load, many.least_load, len(many.candidates), LOAD_FACTOR)
+    within = many.with_at_most(most)
+    for _ in many.candidates:  # each turn brings another one up to date
+        way = many.holders(sequence)
+        if way is None:
+            return None
+        longest, holders = 0, 0
+        for tokens, numbers in reversed(way):
+            holders = numbers & within
+            if holders:
+                longest = tokens
+                break
+        if not longest:
+            return _least(many.least(), 0)
+        chosen = many.least_among(holders, most)
+        assert chosen is not None
+        if chosen.cached_tokens(sequence) == longest:
+            if longest >= MIN_HIT_RATIO * sequence.input_tokens:
+                return _matched(chosen, sequence, longest, most)
+            return _least(many.least(), longest)
+        # Its cache has given blocks up in steps that are committed only now, and has said so.
+    return None

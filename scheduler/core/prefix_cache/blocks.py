@@ -24,6 +24,7 @@ from lorrery.scheduler.core.prefix_cache import block_names, extents
 from lorrery.scheduler.core.prefix_cache.changes import BlockChange, BlockNotes
 from lorrery.scheduler.core.prefix_cache.content import content_of, of_tokens, with_output
 from lorrery.scheduler.core.prefix_cache.extents import Extent, Root
+from lorrery.scheduler.core.prefix_cache.holders import PrefixHolders, Run
 from lorrery.scheduler.core.sequence import Content, Sequence
 
 
@@ -88,6 +89,8 @@ class BlockCache:
         """Counts the changes of the tree."""
         self._found: _Found | None = None
         self._notes: BlockNotes | None = None
+        self._holders: PrefixHolders | None = None
+        self._number = -1  # there
 
     @property
     def num_extents(self) -> int:
@@ -221,6 +224,8 @@ class BlockCache:
                 self.num_unpinned += num_blocks
                 if child is not None and len(extent.children) == 1:
                     extents.merge(root, extent, child)
+                    if self._holders is not None:
+                        self._holders.joined(_run(extent))
                     self._version += 1
                 else:
                     extents.trim_label(root, extent)
@@ -268,6 +273,10 @@ class BlockCache:
             # Nobody else's path ends here.
             size, old_end = num_blocks - extent.end, extent.end
             extents.grow(use.root, extent, content, num_blocks)
+            if (holders := self._holders) is not None:
+                ended = _run(extent)
+                extent.run = holders.came(self._number, ended, content.data, 0, num_blocks)
+                holders.joined(ended)
             self.num_pinned += size
             self.num_pins += size
             self._made(extent, old_end)
@@ -282,6 +291,10 @@ class BlockCache:
                 extent.children[key] = child
                 self._unpinned[child] = None
                 self.num_unpinned += num_blocks - end
+                if (holders := self._holders) is not None:
+                    above_it = extent.run if extent.parent is not None else holders.root_like(root)
+                    assert above_it is not None
+                    child.run = holders.came(self._number, above_it, data, 0, num_blocks)
                 self._made(child, end)
             else:
                 end = extents.num_common(root, child, data, num_blocks)
@@ -320,6 +333,8 @@ class BlockCache:
         """Cut an extent before a block; return what is above. If nobody pins it, the caller does so next."""
         assert extent.root is not None
         above = extents.split(extent.root, extent, at)
+        if self._holders is not None:
+            above.run = self._holders.cut(_run(extent), at)
         if not above.pins:
             self._unpinned[above] = None
         self._version += 1
@@ -357,6 +372,8 @@ class BlockCache:
         if self._notes is not None:
             block_names.forget_last(self._notes, extent, num_blocks)
         extent.end -= num_blocks
+        if (holders := self._holders) is not None:
+            extent.run = holders.went(self._number, _run(extent), extent.end, is_left=extent.end > extent.start)
         if extent.end == extent.start:
             del extent.parent.children[extent.key]
         elif num_blocks > extent.end - extent.start:
@@ -371,10 +388,25 @@ class BlockCache:
         self.num_pins = self.num_pinned = self.num_unpinned = 0
         self._version += 1
         self._found = None
+        self._holders = None
         if self._notes is not None:
             self._notes = BlockNotes()
 
     # --- copies elsewhere -------------------------------------------------------------------------------------------
+
+    def tell(self, holders: PrefixHolders | None, number: int) -> None:
+        """Say there from now on, under this number, what can be found here; None: nowhere."""
+        if holders is None and self._holders is None:
+            return
+        self._holders, self._number = holders, number
+        for root in self._roots.values():
+            for extent in extents.below(root):
+                extent.run = None
+                if holders is not None:
+                    assert extent.parent is not None
+                    above = holders.root_like(root) if extent.parent is root else extent.parent.run
+                    assert above is not None
+                    extent.run = holders.came(number, above, extent.label, root.first_byte(extent.start), extent.end)
 
     def note_changes(self, on: bool = True) -> None:
         """Note from now on what happens to blocks, for `take_changes`, or stop that. Takes a look at every block."""
@@ -427,6 +459,11 @@ class BlockCache:
         tokens, size = extents.path_tokens(extent), self.block_size
         blocks = range(extent.start + 1, extent.end + 1)
         return [(keys[extent.root], tokens[: block * size], extent.pins) for block in blocks]
+
+
+def _run(extent: Extent) -> Run:
+    assert isinstance(extent.run, Run)
+    return extent.run
 
 
 def _adapter_key(sequence: Sequence) -> str | None:

@@ -41,9 +41,10 @@ class Extent:
         pins: sequences that use it.
         computed: whether its blocks are computed; kept up for `share_within_plan`, true otherwise.
         hashes: of its blocks, while changes are noted.
+        run: in which it ends, of the tree of all workers (`holders`), while there is one.
     """
 
-    __slots__ = ("children", "computed", "end", "hashes", "key", "label", "parent", "pins", "root", "start")
+    __slots__ = ("children", "computed", "end", "hashes", "key", "label", "parent", "pins", "root", "run", "start")
 
     def __init__(
         self,
@@ -65,6 +66,7 @@ class Extent:
         self.pins = 0
         self.computed = computed
         self.hashes: list[int] = []
+        self.run: Extent | None = None
 
 
 class Root(Extent):
@@ -97,16 +99,17 @@ class Root(Extent):
         return data[self.first_byte(block) : self.end_byte(block + 1)]
 
 
-def num_common(root: Root, extent: Extent, data: bytes, most: int) -> int:
+def num_common(root: Root, extent: Extent, data: bytes, most: int, base: int = 0) -> int:
     """Return at which block the way of a content leaves an extent: at most its end, and `most`.
 
-    The content has `most` blocks, and agrees with the extent in all before it and in its first block.
+    The content has `most` blocks, and agrees with the extent in all before it and in its first block; its first so many
+    bytes (`base`), of blocks before the extent, need not be there.
     """
-    label, first = extent.label, root.first_byte(extent.start)
+    label, first = extent.label, root.first_byte(extent.start) - base
     most = min(most, extent.end)
     if data.startswith(label, first):
         return most
-    end = root.end_byte(most)
+    end = root.end_byte(most) - base
     if data[first:end] == label[: end - first]:
         return most
     # They part somewhere between the units `equal` and `unequal`, from the extent's first.
@@ -117,7 +120,7 @@ def num_common(root: Root, extent: Extent, data: bytes, most: int) -> int:
             equal = middle
         else:
             unequal = middle
-    return (first // size + equal) * root.unit_tokens // root.block_size
+    return ((first + base) // size + equal) * root.unit_tokens // root.block_size
 
 
 def split(root: Root, extent: Extent, at: int) -> Extent:

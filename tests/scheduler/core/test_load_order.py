@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lorrery.scheduler.core.load_order import FEW, LoadOrder
+from lorrery.scheduler.core.load_order import LoadOrder
+from lorrery.scheduler.core.many_workers import FEW
 from lorrery.scheduler.core.placements.base import Candidate, Choice, least_loaded
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Sequence

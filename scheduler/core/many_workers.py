@@ -1,0 +1,205 @@
+"""What is kept of many workers, so that a placement finds the right one without looking at each.
+
+    who is how loaded      numbers by load, as bits of an integer; the mean follows from their sum
+    the least loaded       `load_order`
+    who has an adapter     `adapter_holders`
+    where it might end     `finish_order`
+    who has its prefix     `prefix_cache.holders`
+
+A member says that it may have changed (`touch`), after each submit, plan, and commit that ends a sequence, and a
+worker's adapters say who is on the GPU. What follows from it is worked out when the next request is placed, once for
+each worker that has changed since. Between two such times a worker's load stays and its KV tokens only become more, by
+steps that its driver has perhaps not committed yet: what is kept of them is a lower bound, and the workers that may be
+the best by it are brought up to date before one is chosen.
+
+It is of one list of workers, numbered in order of attaching; when one comes or goes there is a new one, made in O(n).
+Nothing is kept before the first request is placed by it, so other placements pay for nothing. Where workers are few, or
+some of them could not hold the request, placements look at each instead: both ways choose the same worker.
+
+Cost, for n workers: a logarithm, and some operations on integers of n bits, for each worker that has changed; for a
+choice among those that have the least load of some set, a look at the bound of each of them, and to bring up to date
+those whose bound is less than the tokens of the best.
+"""
+
+from collections.abc import Iterator
+from heapq import heapify, heappop
+
+from lorrery.scheduler.core.adapter_holders import AdapterHolders
+from lorrery.scheduler.core.candidates import ReplicaCandidate
+from lorrery.scheduler.core.finish_order import FinishOrder
+from lorrery.scheduler.core.load_order import LoadOrder
+from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
+from lorrery.scheduler.core.prefix_cache.content import content_of
+from lorrery.scheduler.core.prefix_cache.holders import PrefixHolders, Way
+from lorrery.scheduler.core.sequence import Sequence
+
+FEW = 16
+"""Up to so many workers are looked at one by one, which costs no notes."""
+
+
+class ManyWorkers:
+    """See the module.
+
+    Args:
+        candidates: the workers, by number; the list must not change.
+        adapter_holders: of the same workers.
+
+    Attributes:
+        candidates: as given.
+        adapter_holders: as given.
+        have_prefix_caches: whether any of them has one.
+        total_load: sum of their loads, as of the last `refresh`.
+    """
+
+    def __init__(self, candidates: list[ReplicaCandidate], adapter_holders: AdapterHolders) -> None:
+        self.candidates = candidates
+        self.adapter_holders = adapter_holders
+        self.have_prefix_caches = any(candidate.has_prefix_cache for candidate in candidates)
+        self.total_load = 0
+        self._order = LoadOrder(candidates)
+        self._finishes: FinishOrder | None = None
+        self._prefixes: PrefixHolders | None = None
+        self._in_pieces = 0
+        self._loads: list[int] = []
+        self._by_load: dict[int, int] = {}
+        self._touched: list[int] = []
+        self._is_touched = bytearray(len(candidates))
+
+    def touch(self, number: int) -> None:
+        """Note that a worker's load may have changed, or its KV tokens have become fewer."""
+        if self._loads and not self._is_touched[number]:
+            self._is_touched[number] = 1
+            self._touched.append(number)
+
+    def refresh(self) -> None:
+        """Work out what follows from the touches since the last call; before anything else is asked."""
+        if not self._loads:
+            self._begin()
+            return
+        candidates, loads, order, by_load = self.candidates, self._loads, self._order, self._by_load
+        for number in self._touched:
+            self._is_touched[number] = 0
+            candidate = candidates[number]
+            load, before = candidate.load, loads[number]
+            if load != before:
+                bit = 1 << number
+                left = by_load[before] ^ bit
+                if left:
+                    by_load[before] = left
+                else:
+                    del by_load[before]
+                by_load[load] = by_load.get(load, 0) | bit
+                loads[number] = load
+                self.total_load += load - before
+            if order.is_kept:
+                order.note(number, load, candidate.least_kv_tokens)
+            if self._finishes is not None:
+                self._finishes.note(number)
+        self._touched.clear()
+
+    def _begin(self) -> None:
+        for number, candidate in enumerate(self.candidates):
+            load = candidate.load
+            self._loads.append(load)
+            self._by_load[load] = self._by_load.get(load, 0) | 1 << number
+            self.total_load += load
+
+    @property
+    def finishes(self) -> FinishOrder:
+        """What is kept for `predicted_finish`."""
+        if self._finishes is None:
+            self._finishes = FinishOrder(self.candidates)
+        return self._finishes
+
+    # --- prefixes ---------------------------------------------------------------------------------------------------
+
+    def in_pieces(self, number: int, is_so: bool) -> None:
+        """Note whether a worker's plan goes on to compute a prompt, so that its cache may hold more before it ends."""
+        if is_so:
+            self._in_pieces |= 1 << number
+        elif self._in_pieces >> number & 1:
+            self._in_pieces ^= 1 << number
+
+    def holders(self, sequence: Sequence) -> Way | None:
+        """Return how much of a sequence's input which workers have; None: their caches are not of one kind.
+
+        Each has at most as much as is said, and what is said of one that is up to date is right.
+        """
+        prefixes = self._prefixes
+        if prefixes is None:
+            prefixes = self._prefixes = self._tree()
+            if prefixes is None:
+                return None
+        for number in bits(self._in_pieces):
+            self.candidates[number].bring_up_to_date()
+        adapter = sequence.adapter
+        return prefixes.along(None if adapter is None else adapter.key, content_of(sequence), sequence.input_tokens)
+
+    def _tree(self) -> PrefixHolders | None:
+        caches: list[BlockCache] = []
+        for candidate in self.candidates:
+            cache = candidate.block_cache
+            if cache is None:
+                return None
+            caches.append(cache)
+        kind = (caches[0].block_size, caches[0].min_computed_tokens)
+        if kind[1] < 1 or any((one.block_size, one.min_computed_tokens) != kind for one in caches):
+            return None
+        tree = PrefixHolders(*kind)
+        for number, cache in enumerate(caches):
+            cache.tell(tree, number)
+        return tree
+
+    # --- loads ------------------------------------------------------------------------------------------------------
+
+    def with_at_most(self, load: int) -> int:
+        """Return the workers whose load is not above this, as bits."""
+        found = 0
+        for one, numbers in self._by_load.items():
+            if one <= load:
+                found |= numbers
+        return found
+
+    @property
+    def least_load(self) -> int:
+        """The load of the least loaded."""
+        return min(self._by_load)
+
+    def least(self) -> ReplicaCandidate:
+        """Return the worker with the least load; ties: fewest KV tokens, then the first."""
+        return self.candidates[self._order.least()]
+
+    def least_among(self, numbers: int, most: float) -> ReplicaCandidate | None:
+        """Return the same of the workers whose numbers are the bits of `numbers`; None: all have more than `most`."""
+        by_load = self._by_load
+        for load in sorted(by_load):
+            if load > most:
+                return None
+            tied = numbers & by_load[load]
+            if tied:
+                return self._with_fewest_tokens(tied, load)
+        return None
+
+    def _with_fewest_tokens(self, tied: int, load: int) -> ReplicaCandidate:
+        candidates = self.candidates
+        if not load or not tied & (tied - 1):  # nobody has tokens, or there is only one
+            return candidates[(tied & -tied).bit_length() - 1]
+        bounds = [(candidates[number].least_kv_tokens, number) for number in bits(tied)]
+        heapify(bounds)
+        fewest, best = -1, -1
+        while bounds:
+            at_least, number = heappop(bounds)
+            if best >= 0 and (at_least, number) > (fewest, best):
+                break
+            kv_tokens = candidates[number].kv_tokens
+            if best < 0 or (kv_tokens, number) < (fewest, best):
+                fewest, best = kv_tokens, number
+        return candidates[best]
+
+
+def bits(number: int) -> Iterator[int]:
+    """Yield which bits are set, the lowest first."""
+    while number:
+        low = number & -number
+        yield low.bit_length() - 1
+        number ^= low

@@ -1,0 +1,147 @@
+"""What is kept of many workers never changes a choice: worker and reason are those that a look at each gives."""
+
+from collections import Counter
+from collections.abc import Sequence as Many
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lorrery.scheduler.core.build import build_replica
+from lorrery.scheduler.core.many_workers import FEW, bits
+from lorrery.scheduler.core.placements.base import Candidate, Choice, kept_of
+from lorrery.scheduler.core.placements.table import PLACEMENTS
+from lorrery.scheduler.core.prefix_cache.content import of_runs
+from lorrery.scheduler.core.replica import Replica
+from lorrery.scheduler.core.replica_settings import ReplicaSettings
+from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.simulator.engine import Simulation
+from lorrery.simulator.request import SimulatedRequest
+from lorrery.simulator.worker import SimulatedWorker
+from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.worker.device.constant import ConstantSteps, StepConstants
+from lorrery.worker.device.output import Ending
+from lorrery.worker.device.pace import pace_of
+
+NUM_WORKERS, NUM_REQUESTS, RUN = FEW + 7, 350, 24
+ADAPTERS = [None, None, *(Adapter(f"a{number}", 8) for number in range(6))]
+SETTINGS: dict[str, dict[str, Any]] = {
+    "waiting": {"memory": "peak", "running_max_req_size": 3},
+    "adapters": {"memory": "peak", "max_loras": 1},
+    "caches": {"memory": "paged", "batching": "chunked", "prefix_cache": "blocks", "block_size": 4},
+    "small caches": {"memory": "paged", "batching": "chunked", "prefix_cache": "blocks", "block_size": 8},
+    "shared within plans": {
+        "memory": "paged",
+        "batching": "chunked",
+        "prefix_cache": "blocks",
+        "block_size": 4,
+        "share_within_plan": True,
+    },
+}
+
+
+class BothWays:
+    """Asks a placement of one name twice, and the second time about a list that nothing is kept of."""
+
+    def __init__(self, name: str) -> None:
+        self.fast, self.plain = (PLACEMENTS[name](np.random.default_rng(1)) for _ in range(2))
+        self.moves_waiting = True
+        self.predicts = getattr(self.fast, "predicts", False)
+        self.reasons: Counter[str] = Counter()
+        self.num_kept = 0
+
+    def place(self, sequence: Sequence, candidates: Many[Candidate]) -> Choice:
+        self.num_kept += kept_of(candidates) is not None
+        choice = self.fast.place(sequence, candidates)
+        assert choice == self.plain.place(sequence, list(candidates))
+        self.reasons[choice.why.split(";")[0].rstrip("0123456789")] += 1
+        return choice
+
+
+class OneWay:
+    """A placement that is asked about the workers as they are, or about a list that nothing is kept of."""
+
+    def __init__(self, name: str, *, kept: bool) -> None:
+        self.rule, self.kept = PLACEMENTS[name](np.random.default_rng(1)), kept
+        self.moves_waiting = True
+        self.predicts = getattr(self.rule, "predicts", False)
+
+    def place(self, sequence: Sequence, candidates: Many[Candidate]) -> Choice:
+        return self.rule.place(sequence, candidates if self.kept else list(candidates))
+
+
+def make_replica(kind: str) -> Replica:
+    pool = 300 if kind == "small caches" else 2_000
+    more = {"max_num_batched_tokens": 32} if "batching" in SETTINGS[kind] else {}
+    settings = ReplicaSettings("fcfs", pool, 300, **SETTINGS[kind], **more)
+    return build_replica(settings, load_ps=lambda adapter, tier: 10**10 * (1 + 3 * (tier.value == "disk")))
+
+
+def simulate(placement: Any, kind: str, seed: int) -> list[tuple[int, str, int | None, str | None]]:
+    """Run a load in which workers are lost and come back, and requests are cancelled; return each request's end."""
+    rng = np.random.default_rng(seed)
+    paces = [ConstantSteps(StepConstants(7.0, 1.0, 0.1)), ConstantSteps(StepConstants(9.0, 0.5, 0.2))]
+    workers = [
+        SimulatedWorker(f"worker-{n}", partial(make_replica, kind), paces[n % 2], pace=pace_of(paces[n % 2]))
+        for n in range(NUM_WORKERS)
+    ]
+    simulation = Simulation(workers, placement)
+    for number, worker in enumerate(workers[: 4 * (seed % 2)]):
+        simulation.at(number * 10**12, partial(simulation.lose, worker))
+        simulation.at(number * 10**12 + 3 * 10**12 // 2, partial(simulation.attach, worker))
+    later = [paces[0], ConstantSteps(StepConstants(2.0, 0.2, 0.01))]  # than they announced
+    for number, worker in enumerate(workers[9:]):
+        simulation.at(10**11 * (5 + number), partial(simulation.change_pace, worker, later[number // 2 % 2]))
+    at_ps = np.cumsum(rng.exponential(10**10 if seed % 3 else 10**9, NUM_REQUESTS)).astype(np.int64).tolist()
+    arrivals = []
+    for handle, at in enumerate(at_ps):
+        runs = [int(rng.integers(3)), *rng.integers(0, 2, int(rng.integers(8))).tolist()]
+        prompt_tokens = len(runs) * RUN - int(rng.integers(RUN))
+        output = int(rng.integers(1, 60))
+        adapter = ADAPTERS[int(rng.integers(len(ADAPTERS)))]
+        request = SimulatedRequest(
+            handle, prompt_tokens, output, at, Ending(output, FinishReason.LENGTH), adapter, "", ()
+        )
+        request.sequence.content = of_runs([sum(runs[: n + 1]) * 8 + n for n in range(len(runs))], RUN, prompt_tokens)
+        arrivals.append((at, request))
+    cancels = sorted((at + int(rng.integers(10**12)), handle) for handle, at in enumerate(at_ps) if handle % 9 == 0)
+    ended = list(simulation.run(arrivals, cancels))
+    assert len(ended) == NUM_REQUESTS
+    return sorted((one.handle, one.worker, one.finished_ps, one.outcome) for one in ended)
+
+
+CASES = [
+    ("least_loaded", "waiting"),
+    ("least_loaded", "adapters"),
+    ("prefix_match", "caches"),
+    ("prefix_match", "small caches"),
+    ("prefix_match", "shared within plans"),
+    ("prefix_match", "waiting"),
+    ("predicted_finish", "waiting"),
+    ("predicted_finish", "adapters"),
+    ("predicted_finish", "caches"),
+    ("predicted_finish", "small caches"),
+]
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_each_choice_is_that_of_a_look_at_each_worker(name: str, kind: str) -> None:
+    for seed in (1, 2):
+        placement = BothWays(name)
+        simulate(placement, kind, seed)
+        assert placement.num_kept > NUM_REQUESTS / 2
+        if name == "least_loaded" and kind == "adapters":
+            assert sum(count for why, count in placement.reasons.items() if why.startswith("has adapter")) > 50
+        if name == "prefix_match" and kind != "waiting":
+            assert sum(count for why, count in placement.reasons.items() if "tokens cached" in why) > 50
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_a_run_is_the_same_though_workers_are_not_brought_up_to_date(name: str, kind: str) -> None:
+    assert simulate(OneWay(name, kept=True), kind, 5) == simulate(OneWay(name, kept=False), kind, 5)
+
+
+def test_bits_are_numbers_of_workers() -> None:
+    assert list(bits(0)) == []
+    assert list(bits(1 << 700 | 0b1011)) == [0, 1, 3, 700]
