@@ -22,7 +22,6 @@ those whose bound is less than the tokens of the best.
 """
 
 from collections.abc import Iterator
-from heapq import heapify, heappop
 
 from lorrery.scheduler.core.adapter_holders import AdapterHolders
 from lorrery.scheduler.core.candidates import ReplicaCandidate
@@ -61,6 +60,7 @@ class ManyWorkers:
         self._prefixes: PrefixHolders | None = None
         self._in_pieces = 0
         self._loads: list[int] = []
+        self._least_tokens: list[int] = []
         self._by_load: dict[int, int] = {}
         self._touched: list[int] = []
         self._is_touched = bytearray(len(candidates))
@@ -91,6 +91,7 @@ class ManyWorkers:
                 by_load[load] = by_load.get(load, 0) | bit
                 loads[number] = load
                 self.total_load += load - before
+            self._least_tokens[number] = candidate.least_kv_tokens
             if order.is_kept:
                 order.note(number, load, candidate.least_kv_tokens)
             if self._finishes is not None:
@@ -101,6 +102,7 @@ class ManyWorkers:
         for number, candidate in enumerate(self.candidates):
             load = candidate.load
             self._loads.append(load)
+            self._least_tokens.append(candidate.least_kv_tokens)
             self._by_load[load] = self._by_load.get(load, 0) | 1 << number
             self.total_load += load
 
@@ -181,20 +183,20 @@ class ManyWorkers:
         return None
 
     def _with_fewest_tokens(self, tied: int, load: int) -> ReplicaCandidate:
-        candidates = self.candidates
+        candidates, tokens = self.candidates, self._least_tokens
         if not load or not tied & (tied - 1):  # nobody has tokens, or there is only one
             return candidates[(tied & -tied).bit_length() - 1]
-        bounds = [(candidates[number].least_kv_tokens, number) for number in bits(tied)]
-        heapify(bounds)
-        fewest, best = -1, -1
-        while bounds:
-            at_least, number = heappop(bounds)
-            if best >= 0 and (at_least, number) > (fewest, best):
-                break
-            kv_tokens = candidates[number].kv_tokens
-            if best < 0 or (kv_tokens, number) < (fewest, best):
-                fewest, best = kv_tokens, number
-        return candidates[best]
+        numbers, looked_at = list(bits(tied)), 0
+        while True:
+            best = numbers[0]
+            fewest = tokens[best]
+            for number in numbers:
+                if tokens[number] < fewest:
+                    best, fewest = number, tokens[number]
+            if looked_at >> best & 1:
+                return candidates[best]
+            looked_at |= 1 << best
+            tokens[best] = candidates[best].kv_tokens
 
 
 def bits(number: int) -> Iterator[int]:
