@@ -3,7 +3,9 @@
 Each part is imported when it is called, so that `lorrery --help` is quick and one part cannot break another.
 """
 
+import errno
 import gc
+import os
 import sys
 from importlib import import_module
 from typing import Annotated
@@ -75,3 +77,9 @@ def run() -> None:
     except LorreryError as error:
         typer.echo(f"lorrery: error: {error}", err=True)
         sys.exit(2 if isinstance(error, SettingsError) else 1)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        typer.echo(f"lorrery: error: {error.strerror}: the standard output, or a file, could not be written", err=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        sys.exit(1)

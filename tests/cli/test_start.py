@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 SLOW = ("asyncio", "grpc", "jinja2", "matplotlib", "msgspec", "pydantic_settings", "tokenizers")
 RUN = """
@@ -29,3 +30,13 @@ def test_a_simulation_imports_nothing_of_services_text_or_plots() -> None:
 
 def test_the_list_of_commands_imports_neither_settings_nor_numpy() -> None:
     assert imported((*SLOW, "lorrery.settings", "numpy"), ["--help"]) == []
+
+
+def test_a_standard_output_that_is_full_is_one_line():
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "lorrery.cli", "plan"], check=False, stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith("lorrery: error: No space left on device: the standard output")
+    assert done.stderr.count("\n") == 1
