@@ -4,12 +4,15 @@ import functools
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import yaml
 
+from lorrery.settings import Settings, load
 from tests.deploy.files import DEPLOY
 
 PROGRAM = Path(sys.executable).with_name("helm")
@@ -17,6 +20,8 @@ CHART = DEPLOY / "helm" / "lorrery"
 CASES = {path.name.removesuffix("-values.yaml"): path for path in sorted((CHART / "ci").glob("*-values.yaml"))}
 """Values that the chart is rendered with, by name."""
 RELEASE, NAMESPACE = "prod", "serving"
+SERVICES = ("router", "scheduler", "worker")
+KEDA = "worker.autoscaling.by=keda,worker.autoscaling"
 
 Document = dict[str, Any]
 Labels = dict[str, str]
@@ -118,3 +123,28 @@ def pods_of(documents: tuple[Document, ...] | list[Document]) -> Iterator[Pod]:
 def selects(selector: Labels, labels: Labels) -> bool:
     """Return whether a selector's labels are all there."""
     return selector.items() <= labels.items()
+
+
+@functools.cache
+def services(case: str) -> tuple[tuple[Pod, Settings], ...]:
+    """Return the pods of services, each with what its process reads: the ConfigMap's file, and its environment."""
+    return tuple((pod, _settings_of(case, pod)) for pod in pods(case) if pod.component in SERVICES)
+
+
+def _settings_of(case: str, pod: Pod) -> Settings:
+    (config,) = (one for one in kind(rendered(case), "ConfigMap") if "cluster.toml" in one["data"])
+    mounts = {mount["name"]: mount["mountPath"] for mount in pod.container["volumeMounts"]}
+    name = config["metadata"]["name"]
+    (volume,) = (one for one in pod.spec["volumes"] if one.get("configMap", {}).get("name") == name)
+    assert pod.environment["LORRERY_CONFIG"] == f"{mounts[volume['name']]}/cluster.toml"
+    with pytest.MonkeyPatch.context() as patch, tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+        for variable, value in pod.environment.items():
+            patch.setenv(variable, value)
+        file.write(config["data"]["cluster.toml"])
+        file.flush()
+        return load(Path(file.name))
+
+
+def groups(*names: str) -> str:
+    """Return `--set`'s argument for groups of one worker each."""
+    return ",".join(f"workers[{index}].name={name},workers[{index}].replicas=1" for index, name in enumerate(names))
