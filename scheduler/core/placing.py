@@ -97,9 +97,8 @@ class Placing:
             for number, member in enumerate(ready):
                 member.stand_among(many, number)
         if self._predicts and self._bring_up_to_date is not None:
-            for (
-                member
-            ) in ready:  # where workers are few the placement asks all of them, and they are brought up to date first
+            # Of few the placement asks all, and they are brought up to date before it does.
+            for member in ready:
                 member.candidate.before_look = partial(self._look, member) if len(ready) > FEW else None
 
     def _fitting(self, sequence: Sequence) -> "_Fitting":
