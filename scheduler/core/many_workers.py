@@ -18,7 +18,8 @@ some of them could not hold the request, placements look at each instead: both w
 
 Cost, for n workers: a logarithm, and some operations on integers of n bits, for each worker that has changed; for a
 choice among those that have the least load of some set, a look at the bound of each of them, and to bring up to date
-those whose bound is less than the tokens of the best.
+those whose bound is less than the tokens of the best. Where prefix caches are asked, each worker is brought up to date
+whose plan goes on to compute a long prompt: of a fleet that has little else to do, all of them.
 """
 
 from collections.abc import Iterator
@@ -58,7 +59,7 @@ class ManyWorkers:
         self._order = LoadOrder(candidates)
         self._finishes: FinishOrder | None = None
         self._prefixes: PrefixHolders | None = None
-        self._in_pieces = 0
+        self._chunking = 0  # as bits
         self._loads: list[int] = []
         self._least_tokens: list[int] = []
         self._by_load: dict[int, int] = {}
@@ -115,12 +116,12 @@ class ManyWorkers:
 
     # --- prefixes ---------------------------------------------------------------------------------------------------
 
-    def in_pieces(self, number: int, is_so: bool) -> None:
+    def note_chunking(self, number: int, is_chunking: bool) -> None:
         """Note whether a worker's plan goes on to compute a prompt, so that its cache may hold more before it ends."""
-        if is_so:
-            self._in_pieces |= 1 << number
-        elif self._in_pieces >> number & 1:
-            self._in_pieces ^= 1 << number
+        if is_chunking:
+            self._chunking |= 1 << number
+        elif self._chunking >> number & 1:
+            self._chunking ^= 1 << number
 
     def holders(self, sequence: Sequence) -> Way | None:
         """Return how much of a sequence's input which workers have; None: their caches are not of one kind.
@@ -132,7 +133,7 @@ class ManyWorkers:
             prefixes = self._prefixes = self._tree()
             if prefixes is None:
                 return None
-        for number in bits(self._in_pieces):
+        for number in bits(self._chunking):
             self.candidates[number].bring_up_to_date()
         adapter = sequence.adapter
         return prefixes.along(None if adapter is None else adapter.key, content_of(sequence), sequence.input_tokens)

@@ -67,6 +67,7 @@ class Member:
     """
 
     __slots__ = (
+        "_is_chunking",
         "_is_new",
         "_many",
         "_place",
@@ -108,6 +109,7 @@ class Member:
         self.number = -1
         self._many: ManyWorkers | None = None
         self._place = -1
+        self._is_chunking = False
 
     def stand(self, standings: Standings) -> None:
         """Say there from now on how many wait and run here, under its number."""
@@ -120,6 +122,8 @@ class Member:
         if cache is not None:
             cache.tell(None, -1)  # until it is asked for
         self._many, self._place = many, place
+        if many is not None:
+            many.note_chunking(place, self._is_chunking)
         self.candidate.many = many
         self.replica.adapters.tell(None if many is None else many.adapter_holders, place)
 
@@ -181,8 +185,9 @@ class Member:
                     forecast.stops_waiting(event.sequence.handle)
                 elif isinstance(event, Preempted):
                     forecast.waits(event.sequence.handle, event.sequence.input_tokens)
+        self._is_chunking = isinstance(decision, Plan) and decision.chunk_steps > 1
         if self._many is not None:
-            self._many.in_pieces(self._place, isinstance(decision, Plan) and decision.chunk_steps > 1)
+            self._many.note_chunking(self._place, self._is_chunking)
         version = self.replica.running.version
         if forecast is not None and version != self._version:
             forecast.batch_changed()

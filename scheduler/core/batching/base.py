@@ -10,6 +10,7 @@ from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.plan import Chunk
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.vocabulary.derivable import mypyc_attr
 
 
 @dataclass(slots=True, init=False)
@@ -57,10 +58,12 @@ class Wait:
     until_ps: int | None = None
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class BatchContext(ABC):
     """What a way to batch sees of its replica, and what it may do there.
 
-    A base class and no protocol, so that compiled code calls its methods without looking them up.
+    A base class and no protocol, so that compiled code calls its methods without looking them up: a context of one's
+    own (a test's, one that wraps another) derives from it.
     """
 
     running: Running

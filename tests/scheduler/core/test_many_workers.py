@@ -142,6 +142,43 @@ def test_a_run_is_the_same_though_workers_are_not_brought_up_to_date(name: str, 
     assert simulate(OneWay(name, kept=True), kind, 5) == simulate(OneWay(name, kept=False), kind, 5)
 
 
+def long_prompts(name: str, seed: int, *, kept: bool, one_step: bool = False) -> list[tuple[int, str, int | None]]:
+    """Run prompts of many chunks while a worker that has nothing goes and comes back; return each request's end."""
+    rng, pace = np.random.default_rng(seed), ConstantSteps(StepConstants(7.0, 1.0, 0.1))
+    replica = partial(
+        build_replica,
+        ReplicaSettings(
+            "fcfs",
+            5_000,
+            3_000,
+            memory="paged",
+            batching="chunked",
+            prefix_cache="blocks",
+            max_num_batched_tokens=32,
+        ),
+    )
+    workers = [SimulatedWorker(f"w{n:02}", replica, pace, pace=pace_of(pace)) for n in range(FEW + 4)]
+    simulation = Simulation(workers, OneWay(name, kept=kept), one_step=one_step)
+    simulation.at(1, partial(simulation.lose, workers[-1]))
+    simulation.at(200 * 10**9, partial(simulation.attach, workers[-1]))
+    arrivals = []
+    for handle, at_ps in enumerate(np.cumsum(rng.exponential(2e10, 60)).astype(np.int64).tolist()):
+        request = SimulatedRequest(handle, 1_000, 20, at_ps, Ending(20, FinishReason.LENGTH))
+        shared = int(rng.integers(3)) * 1_000
+        own = [*range(shared, shared + 30), *range(5_000 + handle * 97, 5_012 + handle * 97)]
+        request.sequence.content = of_runs(own, RUN, 1_000)
+        arrivals.append((at_ps, request))
+    return sorted((one.handle, one.worker, one.finished_ps) for one in simulation.run(arrivals))
+
+
+@pytest.mark.parametrize("name", ["prefix_match", "predicted_finish"])
+def test_a_worker_that_comes_back_while_others_compute_long_prompts_changes_no_other_choice(name: str) -> None:
+    for seed in range(3):
+        kept = long_prompts(name, seed, kept=True)
+        assert kept == long_prompts(name, seed, kept=False)
+    assert kept == long_prompts(name, seed, kept=True, one_step=True)
+
+
 def test_bits_are_numbers_of_workers() -> None:
     assert list(bits(0)) == []
     assert list(bits(1 << 700 | 0b1011)) == [0, 1, 3, 700]
