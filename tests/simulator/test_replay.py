@@ -124,7 +124,7 @@ Lines = list[dict[str, Any]]
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Lines:
     """A journal of some length, with all that may be in one."""
-    path = run("fcfs continuous loads", 36, tmp_path_factory.mktemp("journal"))
+    path = run("fcfs continuous loads", 12, tmp_path_factory.mktemp("journal"))
     assert replayed(path).differences == []
     return read_lines(path)
 
