@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from bench.cluster import BenchBrokenError
-from lorrery.chassis.grpc_core import VARIABLES
+from lorrery.chassis.grpc_core import installed_version, variables
 from lorrery.chassis.sections import TlsSettings
 from lorrery.chassis.server import bind, new_server
 from lorrery.local.processes import start_python
@@ -63,8 +63,8 @@ async def _start(module: str, *arguments: str) -> asyncio.subprocess.Process:
     pipe = asyncio.subprocess.PIPE
     # A service is started without the folder that it is started from; this one lies there.
     paths = os.pathsep.join(path for path in (_ROOT, os.environ.get("PYTHONPATH")) if path)
-    variables = {**VARIABLES, **os.environ, "PYTHONPATH": paths}
-    return await start_python(["-m", module, *arguments], stdin=pipe, stdout=pipe, variables=variables)
+    chosen = {**variables(installed_version()), **os.environ, "PYTHONPATH": paths}
+    return await start_python(["-m", module, *arguments], stdin=pipe, stdout=pipe, variables=chosen)
 
 
 async def serve_bytes(service: str, handlers: Mapping[str, "grpc.RpcMethodHandler[bytes, bytes]"]) -> None:
