@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
+from lorrery.vocabulary.derivable import mypyc_attr
 
 
 @dataclass(slots=True, init=False)
@@ -64,6 +65,7 @@ class Trial(ABC):
         """Count a sequence that passed as taken."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Memory(ABC):
     """A replica's KV pool.
 

@@ -3,9 +3,11 @@
 from lorrery.scheduler.core.memory.base import BlockUse, Check, Memory, Trial
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
+from lorrery.vocabulary.derivable import mypyc_attr
 from lorrery.vocabulary.units import NEVER
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class UnlimitedMemory(Memory):
     """A pool without end."""
 

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from lorrery.scheduler.core.batch import Batch
+from lorrery.scheduler.core.memory.unlimited import UnlimitedMemory
 from lorrery.scheduler.core.plan import Chunk, Plan
 from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.prefix_cache.changes import BlockChange, BlocksStored
@@ -19,13 +20,13 @@ BLOCK, EXAMPLES = 2, 12
 ADAPTERS = {None: None, "a": Adapter("a", 8), "a@3": Adapter("a", 16, version=3), "b": Adapter("b", 8)}
 
 
-class _Spare:
+class _Spare(UnlimitedMemory):
     """A memory that leaves so many tokens spare after so many steps."""
 
     def __init__(self, tokens: list[int]) -> None:
         self.tokens = tokens
 
-    def spare_tokens(self, _running: Running, num_steps: int) -> int:
+    def spare_tokens(self, running: Running, num_steps: int) -> int:
         return self.tokens[num_steps]
 
 
