@@ -39,6 +39,7 @@ class Standings:
         """Forget a worker; noting it has no effect then."""
         self.current.pop(number, None)
         self.blocked.discard(number)
+        self._changed.discard(number)
 
     def note(self, number: int, num_waiting: int, num_running: int, *, is_blocked: bool) -> None:
         """Take note of how a worker stands now."""

@@ -33,3 +33,12 @@ def test_the_first_is_the_least_of_those_that_suit_whatever_came_before(
             expected = min((one for one in here.values() if one[2] not in without), default=None)
             assert standings.first(lambda number, without=without: number not in without) == expected
     assert standings.blocked == blocked
+
+
+def test_workers_that_come_and_go_leave_nothing_though_nothing_is_asked() -> None:
+    standings = Standings()
+    for _ in range(100):
+        number = standings.enter()
+        standings.note(number, 1, 1, is_blocked=True)
+        standings.leave(number)
+    assert (standings.current, standings.blocked, standings._changed) == ({}, set(), set())
