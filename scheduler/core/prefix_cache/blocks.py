@@ -171,6 +171,7 @@ class BlockCache:
         """Pin the first `cached_tokens` of a sequence that enters the batch."""
         found = self._find(sequence)
         use = self._uses[sequence.handle] = _Use(self._root(sequence), content_of(sequence))
+        use.root.num_uses += 1
         num_blocks = min(found.num_blocks, sequence.cached_tokens // self.block_size)
         for extent in found.extents:
             if extent.start < num_blocks:
@@ -210,6 +211,8 @@ class BlockCache:
             self._note_computed(use.last)
         self._show(use, content, cached_tokens, computed=True)
         self._let_go(use)
+        use.root.num_uses -= 1
+        self._drop_if_unused(use.root)
 
     def _let_go(self, use: _Use) -> None:
         """Unpin a path from its end up; what nobody pins any more has been used last."""
@@ -324,10 +327,15 @@ class BlockCache:
         root = self._roots.get((adapter_key, content.unit_tokens))
         if root is None:
             root = Root(sequence.adapter, self.block_size, content.unit_tokens, content.unit_bytes)
-            self._roots[adapter_key, content.unit_tokens] = root
+            self._roots[root.place] = root
             if self._notes is not None:
                 block_names.name_tree(root, adapter_key)
         return root
+
+    def _drop_if_unused(self, root: Root) -> None:
+        """Forget a root below which there is nothing: of adapters, in each of their versions, many may come and go."""
+        if not root.children and not root.num_uses:
+            del self._roots[root.place]
 
     def _split(self, extent: Extent, at: int) -> Extent:
         """Cut an extent before a block; return what is above. If nobody pins it, the caller does so next."""
@@ -376,6 +384,8 @@ class BlockCache:
             extent.run = holders.went(self._number, _run(extent), extent.end, is_left=extent.end > extent.start)
         if extent.end == extent.start:
             del extent.parent.children[extent.key]
+            if isinstance(extent.parent, Root):
+                self._drop_if_unused(extent.parent)
         elif num_blocks > extent.end - extent.start:
             assert extent.root is not None
             extents.trim_label(extent.root, extent)

@@ -74,9 +74,18 @@ class Root(Extent):
 
     Where a unit stands for more than a block (the id of a run of tokens), blocks have the unit that they lie in, and
     where blocks are larger all the units that they touch: two blocks in one place are equal if these are.
+
+    Attributes:
+        adapter: None: the base model.
+        block_size: tokens in a block.
+        unit_tokens: tokens that a unit of the content stands for.
+        unit_bytes: of the content.
+        key_bytes: of a first block.
+        place: what it is found by among the roots of its tree.
+        num_uses: sequences of the batch that begin here.
     """
 
-    __slots__ = ("adapter", "block_size", "key_bytes", "unit_bytes", "unit_tokens")
+    __slots__ = ("adapter", "block_size", "key_bytes", "num_uses", "place", "unit_bytes", "unit_tokens")
 
     def __init__(self, adapter: Adapter | None, block_size: int, unit_tokens: int, unit_bytes: int) -> None:
         super().__init__(None, None, 0, 0, b"", b"", True)
@@ -84,7 +93,9 @@ class Root(Extent):
         self.block_size = block_size
         self.unit_tokens = unit_tokens
         self.unit_bytes = unit_bytes
-        self.key_bytes = self.end_byte(1)  # of a first block
+        self.key_bytes = self.end_byte(1)
+        self.place = (None if adapter is None else adapter.key, unit_tokens)
+        self.num_uses = 0
 
     def first_byte(self, block: int) -> int:
         """Return where a content's first unit of this block begins."""

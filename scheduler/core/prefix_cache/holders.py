@@ -10,8 +10,8 @@ worker how much of it is there.
             +-- blocks 343 .. 700     workers 0, 7
 
 A cache says what comes and goes as it happens. Each of its extents has its end where one of the tree's runs ends, and
-refers to it, so what goes is found without a search. A run that nobody has goes; one in which no extent ends any more
-becomes one again with the one below, if the same workers have that.
+refers to it, so what goes is found without a search. A run that nobody has goes, and with the last below it the root; a
+run in which no extent ends any more becomes one again with the one below, if the same workers have that.
 
 What is said here is what the caches show now. A driver that commits steps late has caches that are behind: they may
 show less soon (blocks given up for what decodes), or more (`ManyWorkers.in_pieces`); so who is chosen by it is brought
@@ -62,11 +62,10 @@ class PrefixHolders:
 
     def root_like(self, theirs: Root) -> Root:
         """Return the root that stands for one of a cache's."""
-        adapter, unit_tokens = theirs.adapter, theirs.unit_tokens
-        key = (None if adapter is None else adapter.key, unit_tokens)
-        root = self._roots.get(key)
+        root = self._roots.get(theirs.place)
         if root is None:
-            root = self._roots[key] = Root(adapter, self.block_size, unit_tokens, theirs.unit_bytes)
+            root = Root(theirs.adapter, self.block_size, theirs.unit_tokens, theirs.unit_bytes)
+            self._roots[root.place] = root
         return root
 
     def came(self, number: int, above: Extent, data: bytes, base: int, end: int) -> Run:
@@ -152,6 +151,8 @@ class PrefixHolders:
             return above
         if isinstance(above, Run):
             _tidy(above)
+        elif isinstance(above, Root) and not above.children:
+            del self._roots[above.place]
         return None
 
     # --- looking ----------------------------------------------------------------------------------------------------

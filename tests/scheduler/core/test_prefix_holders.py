@@ -66,11 +66,13 @@ class Workers:
         ends: dict[int, int] = {}
         for cache in self.caches:
             for root in cache._roots.values():
+                assert root.children or root.num_uses, "a root that nobody uses"
                 for extent in below(root):
                     assert extent.run is not None
                     assert extent.run.end == extent.end
                     ends[id(extent.run)] = ends.get(id(extent.run), 0) + 1
         for root in self.holders._roots.values():
+            assert root.children, "a root below which nobody has a block"
             for run in below(root):
                 assert isinstance(run, Run)
                 assert run.parent is not None
@@ -103,4 +105,5 @@ def test_of_workers_that_let_go_of_everything_nothing_is_left() -> None:
                 machine.commit()
             machine.leave(0, 1, again=False)
         machine.shrink(0, 0)
-    assert not [run for root in workers.holders._roots.values() for run in below(root)]
+    assert not workers.holders._roots
+    assert not any(cache._roots for cache in workers.caches)
