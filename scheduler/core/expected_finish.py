@@ -16,6 +16,9 @@ from lorrery.scheduler.core.sequence import Sequence
 HALVING = 64
 """Requests that go elsewhere while what is beyond a worker's usual slowdown comes to count half as much."""
 
+FORGIVEN = 32 * HALVING
+"""Requests that go elsewhere until nothing beyond a worker's usual slowdown counts, were it a million times that."""
+
 
 def finishes_ps(
     sequence: Sequence, candidates: Many[Candidate], last_placed: dict[str, int], num_placed: int
@@ -25,7 +28,8 @@ def finishes_ps(
     Args:
         sequence: the one that is to be placed.
         candidates: at least one.
-        last_placed: by name: which placement, counted from 1, was the last that went there.
+        last_placed: by name: which placement, counted from 1, was the last that went there; it may lack those of which
+            there have been none among the last `FORGIVEN`.
         num_placed: placements so far.
     """
     output_tokens = expected_output_tokens(sequence, candidates[0])
@@ -36,7 +40,7 @@ def finishes_ps(
         else:
             end_ps = _finish_ps(sequence, candidate, output_tokens)
             slowdown, usual = candidate.slowdown, candidate.usual_slowdown
-            end_ps = _slowed_ps(end_ps, slowdown, usual, num_placed, last_placed.get(candidate.name, num_placed))
+            end_ps = _slowed_ps(end_ps, slowdown, usual, num_placed, last_placed.get(candidate.name, 0))
         finishes.append(end_ps)
     return finishes
 
@@ -55,7 +59,7 @@ def replica_finish_ps(
     slowdown, usual = forecast.slowdown, forecast.usual_slowdown
     if slowdown == usual:
         return end_ps * max(slowdown, 1) // ONE
-    return _slowed_ps(end_ps, slowdown, usual, num_placed, last_placed.get(candidate.name, num_placed))
+    return _slowed_ps(end_ps, slowdown, usual, num_placed, last_placed.get(candidate.name, 0))
 
 
 def _slowed_ps(end_ps: int, slowdown: int, usual: int, num_placed: int, last_placed: int) -> int:

@@ -22,12 +22,16 @@ might be the first (`core.first_finish`).
 
 from collections.abc import Sequence as Many
 
-from lorrery.scheduler.core.expected_finish import finishes_ps
+from lorrery.scheduler.core.expected_finish import FORGIVEN, finishes_ps
 from lorrery.scheduler.core.first_finish import first_of_many
 from lorrery.scheduler.core.placements.base import Candidate, Choice, kept_of
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.vocabulary.derivable import mypyc_attr
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
+
+MOST_NAMES = 2 * FORGIVEN
+"""Workers whose last placement is remembered, at most; beyond it those are forgotten that have had none for so long
+that it makes no difference, so nobody needs to know which workers are gone."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -51,10 +55,10 @@ class PredictedFinish:
             index, first_ps, next_ps = first_of_many(sequence, many, self._last_placed, self._num_placed)
         chosen = candidates[index]
         self._num_placed += 1
-        if len(self._last_placed) > 4 * len(candidates) + 16:  # of workers that are gone
-            names = {one.name for one in candidates}
-            self._last_placed = {name: number for name, number in self._last_placed.items() if name in names}
         self._last_placed[chosen.name] = self._num_placed
+        if len(self._last_placed) > MOST_NAMES:  # workers come and go
+            oldest = self._num_placed - FORGIVEN
+            self._last_placed = {name: number for name, number in self._last_placed.items() if number > oldest}
         why = f"would end in {first_ps / PS_PER_SECOND:.3f} s"
         return Choice(chosen, why if next_ps == NEVER else f"{why}; in {next_ps / PS_PER_SECOND:.3f} s on the next")
 

@@ -9,6 +9,7 @@ import pytest
 from lorrery.scheduler.core.adapters import Residency
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.candidates import ReplicaCandidate
+from lorrery.scheduler.core.placements.predicted_finish import MOST_NAMES, PredictedFinish
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.prefix_cache.static_trie import StaticTrie
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
@@ -180,3 +181,33 @@ def test_predicted_finish_tries_a_worker_again_that_was_faster_before() -> None:
     steady = Told("steady", 40)
     rule = PLACEMENTS["predicted_finish"](np.random.default_rng(0))
     assert {rule.place(Sequence(n, 5, 50), [steady, other]).candidate.name for n in range(1000)} == {"other"}
+
+
+def test_predicted_finish_halves_a_slowdown_also_where_other_requests_fit_few_workers() -> None:
+    rule = PLACEMENTS["predicted_finish"](np.random.default_rng(0))
+    slowed, other = Told("slowed", 10), Told("other", 20)
+    fleet = [slowed, other, *(Told(f"w{number}", 1000) for number in range(30))]
+    for worker in fleet:
+        rule.place(Sequence(0, 5, 50), [worker])
+    slowed.slowdown = 4000
+    chosen = []
+    for number in range(200):
+        rule.place(Sequence(number, 5, 50), [other])
+        chosen.append(rule.place(Sequence(number, 5, 50), fleet).candidate.name)
+    assert chosen[0] == "other"
+    assert "slowed" in chosen
+
+
+def test_predicted_finish_remembers_a_bounded_number_of_workers_and_holds_nothing_against_the_others() -> None:
+    rule, slowed, other = PredictedFinish(), Told("slowed", 10, 4000), Told("other", 20)
+    for number in range(50):
+        rule.place(Sequence(number, 5, 50), [slowed])
+    assert rule.place(Sequence(1, 5, 50), [slowed, other]).candidate is other
+    passing = Told("", 10)
+    for number in range(3 * MOST_NAMES):
+        passing._figures = ReplicaCandidate(f"gone-{number}", passing.replica)
+        rule.place(Sequence(number, 5, 50), [passing])
+        assert len(rule._last_placed) <= MOST_NAMES
+    assert "slowed" not in rule._last_placed
+    assert rule.place(Sequence(1, 5, 50), [slowed, other]).candidate is slowed
+    assert rule.place(Sequence(2, 5, 50), [slowed, other]).candidate is other
