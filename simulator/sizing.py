@@ -21,6 +21,13 @@ BUSY_STREAMS = 1_000
 """That keep a replica busy: more would only make the run longer."""
 BUSY_ROUNDS, BUSY_REQUESTS = 4, 200
 """Requests of such a run: so many for each stream, and at least so many."""
+LETS_ALL_WAIT: dict[str, object] = {
+    "scheduler.max_waiting_requests_per_tenant": None,
+    "scheduler.deadline_admission": False,
+    "scheduler.start_within_seconds": None,
+    "scheduler.first_token_slo_seconds": LAST_SECONDS,
+}
+"""Of a run that begins with all its streams at once: what would refuse or drop some of them would leave it few."""
 
 Watch = Callable[[int], None]
 """Told the number of replicas of each trial before it runs."""
@@ -48,6 +55,8 @@ class Trial:
 def busy_rate(settings: Settings, options: LoadOptions, streams: int) -> tuple[float, float]:
     """Simulate a replica that is never idle; return the requests that it ends per second, and their TPOT p99, seconds.
 
+    No bound on how many wait, or for how long, holds in this run.
+
     Args:
         settings: of the cluster.
         options: the workload; its rate and number of requests do not count.
@@ -56,9 +65,9 @@ def busy_rate(settings: Settings, options: LoadOptions, streams: int) -> tuple[f
     Raises:
         LorreryError: as `SimulatedRun.run`.
     """
-    settings = changed(settings, {"worker.gpus": 1})
     least = len(settings.router.schedulers)
     streams = min(streams, BUSY_STREAMS) * least
+    settings = changed(settings, {"worker.gpus": 1, "scheduler.max_waiting_requests": streams, **LETS_ALL_WAIT})
     num_requests = max(BUSY_ROUNDS * streams, BUSY_REQUESTS)
     closed = replace(
         options, rate=LoadOptions().rate, concurrency=streams, num_requests=num_requests, timeout=LAST_SECONDS

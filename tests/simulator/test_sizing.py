@@ -1,8 +1,12 @@
 """The search for the fewest replicas: it finds them, tries the number below, and tries few."""
 
+from typing import Any
+
 import pytest
 
-from lorrery.simulator.sizing import Trial, fewest, search
+from lorrery.loadgen.options import LoadOptions
+from lorrery.settings import Settings, changed
+from lorrery.simulator.sizing import Trial, busy_rate, fewest, search
 
 
 def tries(enough: int, first: int, least: int = 1, most: int = 100) -> list[Trial]:
@@ -42,3 +46,21 @@ def test_a_level_that_nothing_meets_ends_at_the_most() -> None:
     trials = tries(1000, 5, most=30)
     assert fewest(trials) is None
     assert [trial.num_replicas for trial in trials] == [5, 6, 8, 12, 20, 30]
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"max_waiting_requests": 4},
+        {"max_waiting_requests_per_tenant": 4},
+        {"deadline_admission": True, "start_within_seconds": 0.01},
+        {"policy": "abort", "first_token_slo_seconds": 0.51},
+    ],
+    ids=lambda bounds: next(iter(bounds)),
+)
+def test_a_busy_replica_refuses_none_of_the_burst_that_its_run_begins_with(bounds: dict[str, Any]) -> None:
+    own = {"policy": bounds.get("policy", "fcfs")}
+    options = LoadOptions(input_range=(500, 500), output_range=(20, 20))
+    cluster = Settings.model_validate({"model": "Llama-2-7B", "worker": {"gpu": "A10G"}, "scheduler": own})
+    bounded = changed(cluster, {f"scheduler.{name}": value for name, value in bounds.items()})
+    assert busy_rate(bounded, options, 24) == busy_rate(cluster, options, 24)
