@@ -33,6 +33,7 @@ from lorrery.chassis.server import Health, bind, dialable, new_server
 from lorrery.chassis.settings import ProcessSettings
 from lorrery.chassis.tracing import Tracer
 from lorrery.chassis.version import VERSION
+from lorrery.chassis.whole_file import write_whole
 
 STOP_GRACE_SECONDS = 1.0
 """How long calls that are still open after the drain may take to end, such as a client's watch on health."""
@@ -201,10 +202,8 @@ def write_announcement(path: Path, content: dict[str, object]) -> None:
     Raises:
         LorreryError: that is not possible.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        write_whole(path, (json.dumps(content) + "\n").encode())
     except OSError as error:
         raise LorreryError(f"--announce {path}: {error.strerror}") from None
 

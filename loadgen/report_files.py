@@ -4,6 +4,7 @@ Both carry units in their names. The summary carries `format_version`, the formu
 attribution, so that it can be read without this program. Times are device seconds unless a name says wall.
 """
 
+import io
 import json
 import os
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any, TextIO
 
 from lorrery.chassis.errors import FormatError, LorreryError, SettingsError
 from lorrery.chassis.version import VERSION
+from lorrery.chassis.whole_file import whole_file
 from lorrery.loadgen.report import LoadReport
 from lorrery.loadgen.requests_csv import write_requests
 from lorrery.loadgen.scaling_report import scaling_csv
@@ -136,8 +138,5 @@ def _how_it_ran(report: LoadReport) -> dict[str, Any]:
 
 
 def _replace(path: Path, write: Callable[[TextIO], object]) -> None:
-    # A reader sees the old file or the new one, never half of it.
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    with partial.open("w", encoding="utf-8", newline="") as file:
-        write(file)
-    partial.replace(path)
+    with whole_file(path) as file, io.TextIOWrapper(file, encoding="utf-8", newline="") as text:
+        write(text)

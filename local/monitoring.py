@@ -15,6 +15,7 @@ from pathlib import Path
 
 from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.shipped import GRAFANA, PROMETHEUS
+from lorrery.chassis.whole_file import write_whole
 from lorrery.settings import Settings
 
 PROMETHEUS_URL = "http://127.0.0.1:9090"
@@ -92,9 +93,11 @@ class Monitoring:
             for one in targets
         ]
         path = self.folder / TARGETS
-        unfinished = path.with_suffix(".unfinished")
-        _write({unfinished: json.dumps(groups, indent=1) + "\n"})
-        unfinished.replace(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, (json.dumps(groups, indent=1) + "\n").encode())
+        except OSError as error:
+            raise LorreryError(f"{path}: {error.strerror}") from None
 
     def _files(self) -> Iterator[tuple[Path, str]]:
         """Yield each file with its content."""

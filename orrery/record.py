@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from lorrery.chassis.errors import FormatError, LorreryError
+from lorrery.chassis.whole_file import whole_file
 from lorrery.orrery.frame import MAX_ENDED, MAX_EVENTS, Frame, Hello, decode_frame, decode_hello, encode
 from lorrery.vocabulary.run_files import MAX_FRAMES, RECORD_FILE
 
@@ -153,15 +154,13 @@ class Recorder:
         """
         first, last = (self._times[0], self._times[-1]) if self._times else (0.0, 0.0)
         whole = msgspec.structs.replace(hello, source="record", first=first, last=last, frame_seconds=self.every)
-        partial = path.with_name(f".{path.name}.partial")
         try:
-            with gzip.GzipFile(partial, "wb", compresslevel=6, mtime=0) as file:
+            # Without a name in it, the same run gives the same bytes.
+            with whole_file(path) as whole_record, gzip.GzipFile("", "wb", 6, whole_record, mtime=0) as file:
                 file.write(encode(whole) + b"\n")
                 for frame in self._frames:
                     file.write(zlib.decompress(frame) + b"\n")
-            partial.replace(path)
         except OSError as error:
-            partial.unlink(missing_ok=True)
             raise LorreryError(f"{path}: {error.strerror}") from None
 
     def _put(self, frame: Frame) -> None:

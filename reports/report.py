@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from uuid import uuid4
 
 from lorrery.chassis.errors import LorreryError, SettingsError
+from lorrery.chassis.whole_file import write_whole
 from lorrery.vocabulary.run_files import REPORT_FILE
 
 __all__ = ["report", "write_page"]
@@ -52,12 +52,8 @@ def write_page(folders: Sequence[Path], target: Path) -> None:
         raise SettingsError(f"{target} is a folder; name the page's file, such as {target / REPORT_FILE}")
     runs, sweeps = read_folders(list(folders))
     content = render(runs, sweeps)
-    # A reader sees the old page or the new one, never half of it.
-    partial = target.with_name(f".{target.name}.{uuid4().hex}")  # others, on other machines too, may write it now
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(content, encoding="utf-8", errors="replace")
-        partial.replace(target)
+        write_whole(target, content.encode(errors="replace"))
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise LorreryError(f"{target}: {error.strerror}") from None

@@ -16,6 +16,7 @@ from pathlib import Path
 from lorrery.chassis.errors import Conflict, FormatError, LorreryError, Overloaded, Reason
 from lorrery.chassis.log import get_logger
 from lorrery.chassis.names import quoted, why_no_name
+from lorrery.chassis.whole_file import whole_file
 from lorrery.settings import Settings
 from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
 
@@ -169,9 +170,7 @@ class LoadedAdapters:
 
 
 def _write(path: Path, content: str) -> None:
-    new = path.with_name(f"{path.name}.new")
-    with new.open("w", encoding="utf-8") as file:
-        file.write(content)
+    with whole_file(path) as file:
+        file.write(content.encode())
         file.flush()
         os.fsync(file.fileno())
-    new.replace(path)

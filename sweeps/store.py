@@ -5,12 +5,11 @@ without this program.
 """
 
 import json
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from lorrery.chassis.errors import LorreryError
+from lorrery.chassis.whole_file import write_whole
 from lorrery.sweeps.outcome import FIGURES, Figure, Outcome
 from lorrery.sweeps.points import Point
 
@@ -61,12 +60,8 @@ def replace_file(path: Path, content: bytes) -> None:
     Raises:
         LorreryError: it cannot be written.
     """
-    partial = path.with_name(f".{path.name}.{uuid4().hex}")  # others, on other machines too, may write it now
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(content)
-        partial.replace(path)
+        write_whole(path, content)
     except OSError as error:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
         raise LorreryError(f"{path}: {error.strerror}") from None

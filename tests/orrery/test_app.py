@@ -4,10 +4,12 @@ import asyncio
 import contextlib
 import gzip
 import json
+import os
 import urllib.error
 import urllib.request
 import zlib
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -192,6 +194,18 @@ def test_a_long_run_is_thinned_out(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(frames) <= 8
     assert [frame.at for frame in frames] == [n * every for n in range(len(frames))]
     assert [name for frame in frames for name in frame.adapters_new] == names
+
+
+def test_a_record_for_a_pipe_goes_through_it(tmp_path: Path):
+    recorder, hello, pipe = Recorder(), f.Hello("record", "m", "t", "v"), tmp_path / "pipe"
+    recorder.add(FakeCluster(1).frame())
+    recorder.write(tmp_path / "file", hello)
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as pool:
+        written = pool.submit(pipe.read_bytes)
+        recorder.write(pipe, hello)
+        assert written.result(10) == (tmp_path / "file").read_bytes()
+    assert pipe.is_fifo()
 
 
 def test_two_frames_become_one():

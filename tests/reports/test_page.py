@@ -1,5 +1,7 @@
 import json
+import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -85,6 +87,21 @@ def test_two_that_write_a_page_at_once_do_not_write_the_same_file(tmp_path, monk
     page(folder)
     assert len(set(renamed)) == 2
     assert [path.name for path in folder.iterdir() if "report" in path.name] == ["report.html"]
+
+
+def test_a_page_for_a_link_or_a_pipe_goes_to_what_is_behind_it(tmp_path):
+    folder = write(tmp_path / "run", poisson(20, 50))
+    target, link, pipe = (tmp_path / name for name in ("target.html", "link.html", "pipe"))
+    target.touch()
+    link.symlink_to(target)
+    os.mkfifo(pipe)
+    assert report(folder, file=link) == link
+    assert link.is_symlink()
+    with ThreadPoolExecutor(1) as pool:
+        written = pool.submit(pipe.read_bytes)
+        report(folder, file=pipe)
+        assert written.result(10) == target.read_bytes() == report(folder).read_bytes()
+    assert pipe.is_fifo()
 
 
 def test_several_runs_have_differences_and_what_was_asked_differently(tmp_path, monkeypatch):

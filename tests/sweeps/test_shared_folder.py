@@ -207,13 +207,12 @@ def test_a_sweep_writes_its_file_again_as_long_as_it_runs(tmp_path: Path, monkey
 def test_a_full_disk_is_an_error_of_ours_and_leaves_no_part_of_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path, content: bytes) -> int:
-        path.touch()
+    def full(path: Path, _target: Path) -> Path:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     with open_claims(tmp_path) as claims:
         assert claims.claim("key")
-        monkeypatch.setattr(Path, "write_bytes", full)
+        monkeypatch.setattr(Path, "replace", full)
         with pytest.raises(LorreryError, match=r"key\.failed: No space left"):
             claims.release("key", "out of luck")
         assert {path.name for path in (tmp_path / CLAIMS_FOLDER).glob("*key*")} == {"key.0"}

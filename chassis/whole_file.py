@@ -1,0 +1,51 @@
+"""Writes files that appear as a whole: a reader sees the old file or the new one, never half of it.
+
+The content goes to a new file beside the old one, which then takes its place. Where that would destroy something it
+does not: a symbolic link stays, and its target is replaced; what is no regular file (a device, a named pipe) is written
+to as it is.
+"""
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file to write; it is in place once the block ends, and not at all if the block fails.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    try:
+        replaceable = stat.S_ISREG(path.stat().st_mode)
+    except FileNotFoundError:  # a link to nothing too: its target is made
+        replaceable = True
+    if not replaceable:
+        with path.open("wb") as file:
+            yield file
+        return
+    target = Path(os.path.realpath(path))
+    # Others may write the same file now, on other machines too.
+    partial = target.with_name(f".{target.name}.{os.urandom(8).hex()}")
+    try:
+        with partial.open("wb") as file:
+            yield file
+        partial.replace(target)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink()
+        raise
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file's content as `whole_file` does.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with whole_file(path) as file:
+        file.write(content)
