@@ -33,7 +33,7 @@ from lorrery.scheduler.core.prefix_cache.content import content_of
 from lorrery.scheduler.core.prefix_cache.holders import PrefixHolders, Way
 from lorrery.scheduler.core.sequence import Sequence
 
-FEW = 16
+FEW = 8
 """Up to so many workers are looked at one by one, which costs no notes."""
 
 
