@@ -11,6 +11,7 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
+from lorrery.chassis.bounded_log import BoundedLog
 from lorrery.chassis.channel import Dialler, options_for
 from lorrery.chassis.credentials import ClusterToken, Metadata
 from lorrery.chassis.errors import Overloaded, Reason
@@ -99,6 +100,7 @@ class Shard:
         self.leaving = False
         self.model = ""
         self.hold_off = HoldOff()
+        self._log_failed = BoundedLog(_log, "request_failed")
         self._settings = settings
         self._metrics = metrics
         self._owner = owner
@@ -310,6 +312,8 @@ class Shard:
             if refusal.holds_for_all or refusal.holds_for_tenant:
                 tenant_id = None if refusal.holds_for_all else open_request.request.tenant_id
                 self.hold_off.note(refusal.error, tenant_id)
+            if refusal.error.reason is Reason.INTERNAL:  # its client is sent to this log
+                self._log_failed.say("internal", **open_request.log_fields, shard=self.address, reason=f"{refusal.error}")
             open_request.fail(refusal.error)
 
     def _cut_slow_reader(self, open_request: OpenRequest) -> None:

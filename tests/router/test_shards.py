@@ -46,6 +46,21 @@ async def test_every_refusal_reason_has_a_test() -> None:
     assert len(Reason.values()) == tested
 
 
+async def test_the_log_says_which_scheduler_has_more_of_an_internal_error(
+    start_router: StartRouter, capsys: pytest.CaptureFixture[str]
+) -> None:
+    router = await start_router()
+    route = await router.route()
+    for request_id in ("one", "another"):
+        call = router.generate(request_id=request_id)
+        route.refuse((await next_submit(route)).handle, Reason.REFUSAL_REASON_INTERNAL, "the scheduler's log says more")
+        await failure(call)
+    captured = capsys.readouterr()
+    (line,) = (line for line in (captured.out + captured.err).splitlines() if "request_failed" in line)  # the first
+    for part in ("one", "the scheduler's log says more", router.schedulers[0].address):
+        assert part in line
+
+
 async def test_a_refusal_after_tokens_ends_the_stream(start_router: StartRouter) -> None:
     router = await start_router()
     route = await router.route()
