@@ -18,6 +18,10 @@ from lorrery.scheduler.core.memory.base import Check, Trial
 from lorrery.scheduler.core.sequence import Sequence
 
 
+STILL_WAITS = "`admit` left a request in the queue that it admitted; check it: `lorrery validate policy`"
+"""The same for every request, so that it is logged once."""
+
+
 class Blocked(Enum):
     """The limit that refused a sequence."""
 
@@ -57,6 +61,7 @@ class AdmissionPass:
         on_check: told of every memory test, in order; for validation and study.
         max_prompt_tokens: in place of the limits' own.
         max_overtakes: so many sequences may enter past one that waits for its adapter, and so many may be passed over.
+        at_ps: when; those who pass are marked with it.
 
     Attributes:
         admitted: who has passed, in order.
@@ -75,6 +80,7 @@ class AdmissionPass:
         on_take: Callable[[Sequence], None] | None = None,
         max_prompt_tokens: int | None = None,
         max_overtakes: int = 0,
+        at_ps: int = 0,
     ) -> None:
         self.admitted: list[Sequence] = []
         self.refused: tuple[Sequence, Blocked] | None = None
@@ -84,13 +90,18 @@ class AdmissionPass:
         self._has_adapter = has_adapter
         self._on_check = on_check
         self._on_take = on_take
+        self._at_ps = at_ps
         self._max_overtakes = max_overtakes
         self._overtakes_left = max_overtakes
         self.passed_over: list[tuple[Sequence, int]] = []
         self._prompt_tokens_left = limits.max_prompt_tokens if max_prompt_tokens is None else max_prompt_tokens
 
     def admit(self, sequence: Sequence) -> bool:
-        """Test a sequence, and take it if it passes; return whether it did."""
+        """Test a sequence, and take it if it passes; return whether it did.
+
+        Raises:
+            ValueError: it has passed before, and its queue still tries it.
+        """
         if self.passed_over and not self._overtakes_left:
             self.refused = (sequence, Blocked.ADAPTER)
             return False
@@ -116,7 +127,10 @@ class AdmissionPass:
             and not self._has_adapter(sequence, self.admitted)
         ):
             blocked = Blocked.ADAPTER
+        elif sequence.admitted_ps is not None:
+            raise ValueError(STILL_WAITS)
         else:
+            sequence.admitted_ps = self._at_ps
             self._trial.take(sequence)
             self._prompt_tokens_left -= prompt_tokens
             self.admitted.append(sequence)

@@ -85,11 +85,12 @@ class ReplicaBatchContext(BatchContext):
             on_take=None if self._prefix_cache is None else self._pin_prefix,
             max_prompt_tokens=max_prompt_tokens,
             max_overtakes=self._max_overtakes,
+            at_ps=at_ps,
         )
         try:
             dropped = self._queue.admit(admission, running, at_ps)
         except Exception:
-            self._unpin_prefixes(admission.admitted)
+            self._take_back(admission.admitted)
             raise
         self.blocked = admission.refused is not None and admission.refused[1] is not Blocked.PROMPT
         if dropped:
@@ -101,7 +102,6 @@ class ReplicaBatchContext(BatchContext):
         admitted = admission.admitted
         for sequence in admitted:
             sequence.leave_load(at_ps)
-            sequence.admitted_ps = at_ps
             first = sequence.first_admitted_ps is None
             if first:
                 sequence.first_admitted_ps = at_ps
@@ -156,9 +156,10 @@ class ReplicaBatchContext(BatchContext):
         sequence.cached_tokens = sequence.computed_tokens = self._cached_tokens(sequence)
         self._prefix_cache.acquire(sequence)
 
-    def _unpin_prefixes(self, sequences: Many[Sequence]) -> None:
-        """Take back what a pass pinned that its queue has broken off."""
-        if self._prefix_cache is not None:
-            for sequence in sequences:
+    def _take_back(self, sequences: Many[Sequence]) -> None:
+        """Let those wait again, with nothing pinned, whom a pass admitted that its queue has broken off."""
+        for sequence in sequences:
+            sequence.admitted_ps = None
+            if self._prefix_cache is not None:
                 self._prefix_cache.release(sequence, 0)
                 sequence.cached_tokens = sequence.computed_tokens = 0

@@ -69,6 +69,20 @@ class Faulty(Fifo):
         return super().clear()
 
 
+class Keeps(Faulty):
+    """Tries all that wait, and takes nobody out whom the pass has admitted; tries each as often as it is told to."""
+
+    def __init__(self, times: int = 1) -> None:
+        super().__init__()
+        self.times = times
+
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        for sequence in list(self):
+            for _ in range(self.times):
+                admission.admit(sequence)
+        return []
+
+
 def member(queue: Faulty, *, blocks: bool = False) -> Member:
     settings = ReplicaSettings(
         "fcfs",
@@ -123,6 +137,44 @@ def test_all_in_the_queue_fail_and_the_batch_goes_on() -> None:
     assert plan.decode
     queue.raises_in = ""
     assert joins(worker.plan(99)) == [7]
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+@pytest.mark.parametrize("max_new_tokens", [1, 5])  # the first has ended when it is tried again, or it runs
+def test_a_queue_that_keeps_whom_it_has_admitted_has_raised_and_the_batch_goes_on(
+    blocks: bool, max_new_tokens: int
+) -> None:
+    queue = Keeps()
+    worker = member(queue, blocks=blocks)
+    worker.submit(Sequence(1, 20, max_new_tokens, 0, prompt_token_ids=list(range(20))), 0)
+    prefill = worker.plan(0)
+    assert isinstance(prefill, Plan)
+    ended = ((1, FinishReason.LENGTH),)
+    worker.commit(prefill, Ran(1, 10, ended if max_new_tokens == 1 else ()))
+    submit(worker, 2, at_ps=10)
+    decision = worker.plan(20)
+    assert failed(decision) == [2]
+    (raised,) = (event for event in decision.events if isinstance(event, Raised))
+    assert f"policy {__name__}:Keeps under " in raised.message
+    assert "`admit` left a request in the queue that it admitted; check it: `lorrery validate policy`" in raised.message
+    assert "2" not in raised.message.partition("raised")[2]  # the same for every request: it is logged once
+    if max_new_tokens > 1:
+        assert isinstance(decision, Plan)
+        worker.commit(decision, Ran(4, 50, ended))
+    assert not worker.sequences
+    assert not len(worker.replica.running)
+    assert len(queue) == 0
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_a_queue_that_tries_a_request_again_in_the_pass_that_admitted_it_has_raised(blocks: bool) -> None:
+    worker = member(Keeps(times=2), blocks=blocks)
+    submit(worker, 1)
+    assert failed(worker.plan(0)) == [1]
+    assert not worker.sequences
+    assert not len(worker.replica.running)
+    use = worker.replica.memory.block_use(worker.replica.running)
+    assert use is None or use.used == 0
 
 
 def test_a_message_names_the_policy_and_one_event_stands_for_all_who_fail() -> None:
