@@ -209,6 +209,7 @@ class LoadOptions:
         if not LEAST_CV <= self.cv <= MOST_CV:
             raise SettingsError(f"--cv is {self.cv:g}; it must be from {LEAST_CV:g} to {MOST_CV:g}")
         rules: tuple[tuple[bool, str], ...] = (
+            (self.seed < 0, f"--seed is {self.seed}; it must be 0 or more"),
             (
                 self.workload not in (*TRACES, "sharegpt") and self.trace is not None,
                 _TRACE_ALONE.format(self.workload),

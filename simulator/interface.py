@@ -11,11 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from lorrery.chassis.errors import SettingsError
-from lorrery.chassis.faults import Fault, parse_fault
+from lorrery.chassis.faults import Fault
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
 from lorrery.loadgen.options import DEFAULT_WORKLOAD, GIVEN, OF_TARGET, PARSERS, LoadOptions
 from lorrery.loadgen.workload.arrays import Requests
 from lorrery.settings import Settings, changed, load
+from lorrery.simulator.arguments import (
+    check_number,
+    check_options,
+    check_whole,
+    read_faults,
+    read_overrides,
+    shown,
+)
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.result import SimulationResult
 from lorrery.simulator.run import SimulatedRun, SimulationOptions, Watch
@@ -109,21 +117,23 @@ def prepare(
     Raises:
         LorreryError: settings or options that cannot be.
     """
-    if (workers is not None and workers < 1) or (shards is not None and shards < 1) or routers < 1:
-        asked = f"workers is {workers}, shards is {shards}, routers is {routers}"
-        raise SettingsError(f"{asked}; there must be at least 1 of each")
+    for name, value, least in (("workers", workers, 1), ("shards", shards, 1), ("seed", seed, 0)):
+        if value is not None:
+            check_whole(name, value, least)
+    check_whole("routers", routers, 1)
+    parsed = read_faults(faults)
     if isinstance(workload, Requests):
         if requests is not None:
             raise SettingsError("requests are given twice: as workload and as requests")
         workload, requests = None, workload
-    options = workload if isinstance(workload, LoadOptions) else _options(workload or {})
+    options = workload if isinstance(workload, LoadOptions) else _options({} if workload is None else workload)
     if requests is not None:
         if options.workload != DEFAULT_WORKLOAD or options.trace is not None:
             raise SettingsError(f"requests of one's own do not go with the workload {options.workload!r}")
         options = replace(options, workload=GIVEN)
     if seed is not None:
         options = replace(options, seed=seed)
-    parsed = tuple(fault if isinstance(fault, Fault) else parse_fault(fault) for fault in faults)
+    check_options(options)
     simulation = SimulationOptions(workers, shards, routers, parsed, one_step)
     return SimulatedRun(read_settings(settings, overrides), options, simulation, requests)
 
@@ -134,8 +144,10 @@ def checked_record(record: str | Path | None, every_seconds: float | None) -> tu
     Raises:
         SettingsError: it cannot be there, or not so often.
     """
-    if every_seconds is not None and not (math.isfinite(every_seconds) and every_seconds > 0):
-        raise SettingsError(f"record_every is {every_seconds:g}; it must be more than 0 seconds")
+    if every_seconds is not None:
+        check_number("record_every", every_seconds)
+        if not (math.isfinite(every_seconds) and every_seconds > 0):
+            raise SettingsError(f"record_every is {every_seconds:g}; it must be more than 0 seconds")
     if record is None:
         if every_seconds is not None:
             raise SettingsError("record_every without record: name the file to write")
@@ -157,8 +169,11 @@ def read_settings(settings: SettingsLike = None, overrides: Overrides = ()) -> S
     Raises:
         SettingsError: a file that cannot be read, an unknown key or an impossible value.
     """
+    overrides = read_overrides(overrides)
     if isinstance(settings, Settings | Mapping):
         return changed(settings, overrides)
+    if settings is not None and not isinstance(settings, str | Path):
+        raise SettingsError(f"settings is {shown(settings)}; expected Settings, tables, the path of a file, or None")
     path = Path(settings) if settings is not None else _default_path()
     if isinstance(overrides, Mapping):
         return changed(load(path), overrides)
@@ -172,6 +187,8 @@ def _default_path() -> Path:
 
 def _options(given: Mapping[str, Any]) -> LoadOptions:
     """Read options by their names, with values as the command line has them or as `LoadOptions` has them."""
+    if not isinstance(given, Mapping):
+        raise SettingsError(f"workload is {shown(given)}; expected options by name, LoadOptions, Requests, or None")
     known = {field.name for field in fields(LoadOptions)}
     values = dict(given)
     for name in values:

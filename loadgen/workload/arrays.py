@@ -82,6 +82,8 @@ def _column(name: str, values: ArrayLike, dtype: type[np.float64] | type[np.int6
         column = given.astype(dtype)
     except (TypeError, ValueError):
         raise ValueError(f"{name}: expected numbers, got {given.dtype}") from None
+    except OverflowError:
+        raise ValueError(f"{name}: a number is too large; at most {np.iinfo(np.int64).max} can be held") from None
     if dtype is np.int64 and not np.array_equal(column, given):
         raise ValueError(f"{name}: expected whole numbers")
     return column

@@ -101,6 +101,12 @@ def test_overrides_win_and_leave_the_given_settings_as_they_were():
         read_settings(settings, {"scheduler.polcy": "fcfs"})
 
 
+def test_numbers_of_numpy_are_numbers():
+    given = {"rate": np.float32(4), "num_requests": np.int64(3), "input_range": (np.int32(8), np.int64(9))}
+    result = lorrery.simulate(CLUSTER, given, workers=np.int64(1), seed=np.uint32(7))
+    assert len(result) == 3
+
+
 def test_requests_of_ones_own_keep_their_rows():
     requests = lorrery.Requests([2.0, 0.0, 1.0], [30, 10, 20], [5, 7, 6], adapter_id=["a", None, "a"], tenant_id="t")
     columns = lorrery.simulate(CLUSTER, requests, workers=1).columns
@@ -151,6 +157,33 @@ def test_callers_are_told_of_every_end():
         ({"workers": 0}, "workers is 0"),
         ({"faults": ["flood,at=1"]}, "flood"),
         ({"settings": {"model": "GPT-9"}}, "GPT-9"),
+        ({"settings": [1]}, r"settings is \[1\]; expected Settings, tables, the path of a file, or None"),
+        ({"settings": {1: 2}}, "1: Keys should be strings, got 1"),
+        ({"overrides": "scheduler.policy=fcfs"}, r"overrides is 'scheduler.policy=fcfs'; expected a list, such as \["),
+        ({"overrides": ["scheduler.policy=fcfs", 5]}, "overrides has 5; expected text"),
+        ({"overrides": {1: 2}}, "overrides: 1 is no key"),
+        ({"overrides": 5}, "overrides is 5; expected a list"),
+        ({"faults": "worker_loss,at=1"}, r"faults is 'worker_loss,at=1'; expected a list, such as \["),
+        ({"faults": [5]}, "faults has 5; expected text"),
+        ({"workload": [1]}, r"workload is \[1\]; expected options by name"),
+        (
+            {"workload": {"input_range": (1, 2, 3)}},
+            r"workload: input_range is \(1, 2, 3\); it must be two whole numbers",
+        ),
+        ({"workload": {"input_range": ("a", "b")}}, "it must be two whole numbers, from and to or None"),
+        ({"workload": {"rate": "fast"}}, "workload: rate is 'fast'; it must be a number"),
+        ({"workload": {"num_requests": 1.5}}, "workload: num_requests is 1.5; it must be a whole number or None"),
+        ({"workload": {"adapters": ["a"]}}, "adapters is .*; it must be text or None"),
+        ({"workload": {"protocol": "http"}}, "protocol is 'http'; it must be 'grpc' or 'openai'"),
+        ({"workload": lorrery.LoadOptions(seed=None)}, "workload: seed is None; it must be a whole number"),
+        ({"workload": {"seed": -1}}, "seed is -1; it must be 0 or more"),
+        ({"seed": -1}, "seed is -1; it must be a whole number, 0 or more"),
+        ({"seed": "a"}, "seed is 'a'"),
+        ({"workers": "2"}, "workers is '2'; it must be a whole number, 1 or more"),
+        ({"workers": 1.5}, "workers is 1.5"),
+        ({"shards": True}, "shards is True"),
+        ({"routers": None}, "routers is None"),
+        ({"record": "r.ndjson", "record_every": "often"}, "record_every is 'often'; it must be a number"),
     ],
 )
 def test_what_cannot_be_is_refused_in_words(arguments: dict, message: str):

@@ -35,6 +35,7 @@ def test_blocks_make_prefixes():
         (Requests([0.0], [1, 2], [1]), "prompt_tokens has 2 rows; at_seconds has 1"),
         (Requests([0.0], [0], [1]), "prompt_tokens: every request"),
         (Requests([0.0], [1], [1.5]), "output_tokens: expected whole numbers"),
+        (Requests([0.0], [2**70], [1]), "prompt_tokens: a number is too large; at most 9223372036854775807"),
         (Requests([0.0], [1], [1], ["a", "b"]), "adapter_id has 2 rows"),
         (Requests([0.0], [1], [1], tenant_id=[]), "tenant_id has 0 rows"),
         (Requests([0.0], [513], [1], hash_ids=[(1,)]), r"hash_ids\[0\] has 1 ids; a prompt of 513 tokens has 2 blocks"),

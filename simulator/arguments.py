@@ -1,0 +1,129 @@
+"""What Python gives `lorrery.simulate`, checked by kind: commands have a parser for that.
+
+Numbers of numpy are numbers here, and stay what they are.
+"""
+
+from collections.abc import Iterable, Mapping
+from numbers import Integral, Real
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from lorrery.chassis.errors import SettingsError
+from lorrery.chassis.faults import Fault, parse_fault
+from lorrery.chassis.names import cut
+from lorrery.loadgen.options import LoadOptions
+
+__all__ = ["check_number", "check_options", "check_whole", "read_faults", "read_overrides", "shown"]
+
+
+def check_whole(name: str, value: object, least: int) -> None:
+    """Check that a value is a whole number.
+
+    Raises:
+        SettingsError: it is no whole number, or less than `least`; names it.
+    """
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+        raise SettingsError(f"{name} is {shown(value)}; it must be a whole number, {least} or more")
+
+
+def check_number(name: str, value: object) -> None:
+    """Check that a value is a number.
+
+    Raises:
+        SettingsError: it is none; names it.
+    """
+    if not _is_number(value):
+        raise SettingsError(f"{name} is {shown(value)}; it must be a number")
+
+
+def read_overrides(overrides: object) -> Mapping[str, object] | list[str]:
+    """Return single settings that win over all, as a mapping or a list of texts.
+
+    Raises:
+        SettingsError: they are neither.
+    """
+    if isinstance(overrides, Mapping):
+        for key in overrides:
+            if not isinstance(key, str):
+                raise SettingsError(f"overrides: {shown(key)} is no key; keys are text such as 'scheduler.policy'")
+        return overrides
+    texts = _listed("overrides", overrides, "['scheduler.policy=fcfs']")
+    for text in texts:
+        if not isinstance(text, str):
+            raise SettingsError(f"overrides has {shown(text)}; expected text such as 'scheduler.policy=fcfs'")
+    return texts
+
+
+def read_faults(faults: object) -> tuple[Fault, ...]:
+    """Read faults.
+
+    Raises:
+        SettingsError: they are no list of texts or of `Fault`, or one cannot be.
+    """
+    read = []
+    for fault in _listed("faults", faults, "['worker_loss,at=30,worker=worker-1,for=10']"):
+        if not isinstance(fault, str | Fault):
+            raise SettingsError(f"faults has {shown(fault)}; expected text such as 'worker_loss,at=30,for=10'")
+        read.append(fault if isinstance(fault, Fault) else parse_fault(fault))
+    return tuple(read)
+
+
+def check_options(options: LoadOptions) -> None:
+    """Check what each option of a workload is.
+
+    Raises:
+        SettingsError: a value of another kind; names the option.
+    """
+    for name, hint in get_type_hints(LoadOptions).items():
+        value, kinds = getattr(options, name), _kinds(hint)
+        if not any(_is_kind(value, kind) for kind in kinds):
+            wanted = [_WORDS.get(kind) or "None" for kind in kinds if get_origin(kind) is not Literal]
+            names = [repr(word) for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+            expected = " or ".join([*wanted, *names])
+            raise SettingsError(f"workload: {name} is {shown(value)}; it must be {expected}")
+
+
+_WORDS: Mapping[object, str] = {
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Path: "a path",
+    tuple[int, int]: "two whole numbers, from and to",
+}
+
+
+def _kinds(hint: object) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (UnionType, Union) else (hint,)
+
+
+def _is_kind(value: object, kind: object) -> bool:
+    if kind is int:
+        return _is_whole(value)
+    if kind is float:
+        return _is_number(value)
+    if kind == tuple[int, int]:
+        return isinstance(value, tuple) and len(value) == 2 and all(map(_is_whole, value))
+    if get_origin(kind) is Literal:
+        return isinstance(value, str) and value in get_args(kind)
+    return isinstance(kind, type) and isinstance(value, kind)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _listed(name: str, values: object, example: str) -> list[Any]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise SettingsError(f"{name} is {shown(values)}; expected a list, such as {example}")
+    return list(values)
+
+
+def shown(value: object) -> str:
+    """Return a value for a message."""
+    return cut(repr(value))
