@@ -278,7 +278,7 @@ def simulate(
             raise SettingsError("--steps, --perfetto and --record do not go with --serve")
         from lorrery.cli.simulate_served import serve_run
 
-        raise typer.Exit(serve_run(run, serve, out, Console()))
+        raise typer.Exit(serve_run(run, serve, out, Console(), with_page=report))
     if record_every is not None and record is None:
         raise SettingsError("--record-every is of a record; add --record")
     if record == "" and out is None:

@@ -6,23 +6,25 @@ from pathlib import Path
 from rich.console import Console
 
 from lorrery.chassis.sections import checked_address
+from lorrery.loadgen.report import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_OK
 from lorrery.loadgen.report_files import check_folder
 from lorrery.loadgen.table import print_report
 from lorrery.lockstep.service import serve
 from lorrery.simulator.run import SimulatedRun
 from lorrery.simulator.virtual_cluster import VirtualCluster
 
-INTERRUPTED = 130
 
-
-def serve_run(run: SimulatedRun, listen: str, out: Path | None, console: Console) -> int:
+def serve_run(run: SimulatedRun, listen: str, out: Path | None, console: Console, *, with_page: bool) -> int:
     """Serve a run, print its report once its caller has finished, and return the exit code.
+
+    A caller may finish before the workload has ended: that is no interruption, though open requests are cut off.
 
     Args:
         run: that has not begun.
         listen: HOST:PORT.
         out: folder for the report; None: it is only printed.
         console: where to print.
+        with_page: write report.html too.
     """
     listen = checked_address("--serve", listen)
     if out is not None:
@@ -34,9 +36,15 @@ def serve_run(run: SimulatedRun, listen: str, out: Path | None, console: Console
 
     result = asyncio.run(serve(cluster, listen, run.settings.server_tls, listening))
     if result is None:
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
     print_report(result.report, console)
     if out is not None:
-        for path in result.write(out):
+        written = list(result.write(out))
+        if with_page:
+            # Imported when the run is over: it would only slow the start.
+            from lorrery.reports.report import report as make_page
+
+            written.append(make_page(out))
+        for path in written:
             console.print(f"report    {path}", style="dim", highlight=False, soft_wrap=True)
-    return result.report.exit_code
+    return EXIT_FAILURES if result.report.summary.num_failed else EXIT_OK

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -96,17 +97,22 @@ async def test_after_the_end_every_call_says_so():
     await asyncio.gather(server, return_exceptions=True)
 
 
-async def test_the_command_serves_a_run_and_prints_its_report():
-    arguments = ["--serve", "127.0.0.1:0", "-n", "20", "--rate", "10", "--workers", "1"]
+@pytest.mark.parametrize(("seconds", "num_completed"), [(600, 20), (1, 0)])
+async def test_the_command_serves_a_run_and_reports_it_however_early_its_caller_finishes(
+    tmp_path: Path, seconds: float, num_completed: int
+):
+    arguments = ["--serve", "127.0.0.1:0", "-n", "20", "--rate", "10", "--workers", "1", "--out", str(tmp_path)]
     pipe = asyncio.subprocess.PIPE
     process = await start_python(["-m", "lorrery.cli", "simulate", *arguments], stdout=pipe, stderr=pipe)
     assert process.stdout is not None
     line = (await process.stdout.readline()).decode()
     async with grpc.aio.insecure_channel(line.split()[-1]) as channel:
         stub = simulation_pb2_grpc.SimulationServiceStub(channel)
-        await stub.Advance(simulation_pb2.AdvanceRequest(seconds=600))
+        await stub.Advance(simulation_pb2.AdvanceRequest(seconds=seconds))
         found = await stub.Finish(simulation_pb2.FinishRequest())
     output, error = await process.communicate()
-    assert (process.returncode, found.num_completed) == (0, 20), error
-    assert "20 completed" in output.decode()
+    assert (process.returncode, found.num_completed) == (0, num_completed), error
+    assert f"{num_completed} completed" in output.decode()
     assert "GPU hours" in output.decode()
+    assert f"{tmp_path / 'report.html'}" in output.decode()
+    assert f"{num_completed} completed" in (tmp_path / "report.html").read_text()
