@@ -30,15 +30,15 @@ def check_length(field: str, value: str) -> None:
         raise InvalidRequest(f"{field} {why}", field=field, value=quoted(value), limit=MAX_NAME_CHARACTERS)
 
 
-def check_adapter_id(adapter_id: str, model: str) -> None:
-    """Check that an adapter may have this id.
+def check_adapter_id(adapter_id: str, model: str, instead: str = "give another name") -> None:
+    """Check that an adapter may have this id; `instead` is what to do where it is the base model's.
 
     Raises:
         InvalidRequest: it is empty or too long, has blanks or control characters, or is the base model's name.
     """
     why = why_no_name(adapter_id)
     if why is None and adapter_id == model:
-        why = f"is {quoted(model)}, the base model's name; leave it empty to ask the base model"
+        why = f"is {quoted(model)}, the base model's name; {instead}"
     if why is not None:
         raise InvalidRequest(
             f"adapter_id {why}", field="adapter_id", value=quoted(adapter_id), limit=MAX_NAME_CHARACTERS

@@ -313,7 +313,9 @@ class Shard:
                 tenant_id = None if refusal.holds_for_all else open_request.request.tenant_id
                 self.hold_off.note(refusal.error, tenant_id)
             if refusal.error.reason is Reason.INTERNAL:  # its client is sent to this log
-                self._log_failed.say("internal", **open_request.log_fields, shard=self.address, reason=f"{refusal.error}")
+                self._log_failed.say(
+                    "internal", **open_request.log_fields, shard=self.address, reason=f"{refusal.error}"
+                )
             open_request.fail(refusal.error)
 
     def _cut_slow_reader(self, open_request: OpenRequest) -> None:

@@ -1,6 +1,6 @@
 """What the routes of every kind of client have in common: who calls, whom a name means, and the answer."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from fastapi import Request
 from starlette.responses import Response
@@ -10,6 +10,7 @@ from lorrery.router.faults import METADATA_KEY
 from lorrery.router.generate import Call
 from lorrery.router.handler import Handler
 from lorrery.router.http.answer import Answer, Shape
+from lorrery.router.http.field_names import named
 from lorrery.router.keys import ApiKey
 from lorrery.v1 import router_pb2
 
@@ -62,11 +63,18 @@ class Edge:
         return "" if user is None or self.handler.counts_keys else user
 
     def answer(
-        self, http: Request, messages: Sequence[router_pb2.GenerateRequest], shape: Shape, *, stream: bool | None
+        self,
+        http: Request,
+        messages: Sequence[router_pb2.GenerateRequest],
+        shape: Shape,
+        *,
+        stream: bool | None,
+        names: Mapping[str, str] | None = None,
     ) -> Response:
-        """Return the answer to a request for so many outputs."""
+        """Return the answer to a request for so many outputs; `names`: of fields in errors, see `field_names`."""
 
         async def generate(message: router_pb2.GenerateRequest, call: Call) -> None:
-            await self.handler.generate(message, lambda: self.caller(http), call)
+            with named(names or {}):
+                await self.handler.generate(message, lambda: self.caller(http), call)
 
         return Answer(messages, generate, shape, stream=bool(stream), fault_rules=http.headers.getlist(METADATA_KEY))

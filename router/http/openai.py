@@ -9,6 +9,7 @@ from starlette.responses import Response
 from lorrery.router.http.bodies import json_route
 from lorrery.router.http.edge import Edge
 from lorrery.router.http.errors import json_response
+from lorrery.router.http.field_names import CHAT, COMPLETION, named
 from lorrery.router.http.generating import GeneratingRequest, outputs
 from lorrery.router.http.openai_details import Details, Prompt
 from lorrery.router.http.openai_requests import ChatRequest, CompletionRequest
@@ -34,12 +35,13 @@ def routes(edge: Edge) -> APIRouter:
     async def chat(request: ChatRequest, http: Request) -> Response:
         """Answer a conversation, as a stream or in one piece."""
         request.check()
-        prompt = await edge.handler.encode_chat(
-            request.turns,
-            lambda: edge.caller(http),
-            add_generation_prompt=request.add_generation_prompt is not False,
-            variables=request.variables,
-        )
+        with named(CHAT):
+            prompt = await edge.handler.encode_chat(
+                request.turns,
+                lambda: edge.caller(http),
+                add_generation_prompt=request.add_generation_prompt is not False,
+                variables=request.variables,
+            )
         return await _answer(edge, request, http, [prompt], f"chatcmpl-{edge.request_id(http)}", ChatShape)
 
     @router.get("/models")
@@ -76,9 +78,11 @@ async def _answer(
 ) -> Response:
     n = request.n or 1
     messages = request.messages(prompts, request_id, edge.tenant(request.user))
-    details = await _details(edge, request, http, messages)
+    names = COMPLETION if isinstance(request, CompletionRequest) else CHAT
+    with named(names):
+        details = await _details(edge, request, http, messages)
     shown = shape(request_id, request.model or edge.model, n, request.include_usage, details)
-    return edge.answer(http, outputs(messages, n, request.seed), shown, stream=request.stream)
+    return edge.answer(http, outputs(messages, n, request.seed), shown, stream=request.stream, names=names)
 
 
 async def _details(

@@ -12,6 +12,7 @@ from lorrery.router.access import check_load
 from lorrery.router.http.bodies import json_route
 from lorrery.router.http.edge import Edge
 from lorrery.router.http.errors import json_response
+from lorrery.router.http.field_names import LORA, named
 from lorrery.router.http.generating import LENIENT, Tokens
 from lorrery.router.http.openai_requests import ChatMessage, turns
 from lorrery.router.peft import rank_in
@@ -100,7 +101,8 @@ def routes(edge: Edge) -> APIRouter:
                     value=quoted(name),
                 )
             await handler.unload_adapter(caller, name)
-        await handler.load_adapter(caller, types_pb2.Adapter(adapter_id=name, rank=rank))
+        with named(LORA):
+            await handler.load_adapter(caller, types_pb2.Adapter(adapter_id=name, rank=rank))
         return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
     @router.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)
@@ -108,7 +110,8 @@ def routes(edge: Edge) -> APIRouter:
         """Make an adapter unknown to new requests."""
         name = _given(request.lora_name)
         try:
-            await handler.unload_adapter(edge.caller(http), name)
+            with named(LORA):
+                await handler.unload_adapter(edge.caller(http), name)
         except UnknownName:
             text = f"The lora adapter {quoted(name)} cannot be found."
             raise UnknownName(text, field="lora_name", value=quoted(name)) from None

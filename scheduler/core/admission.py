@@ -17,7 +17,6 @@ from enum import Enum, auto
 from lorrery.scheduler.core.memory.base import Check, Trial
 from lorrery.scheduler.core.sequence import Sequence
 
-
 STILL_WAITS = "`admit` left a request in the queue that it admitted; check it: `lorrery validate policy`"
 """The same for every request, so that it is logged once."""
 

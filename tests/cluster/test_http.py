@@ -188,7 +188,8 @@ async def test_fields_that_are_unknown_or_null_are_passed_over(cluster: LocalClu
         ("completions", {"prompt": PROMPT, "n": 1000}, 400, "invalid_value", "n"),
         ("completions", {"prompt": [PROMPT] * 100, "n": 2}, 400, "invalid_value", "n"),
         ("completions", {"prompt": [2**40]}, 400, "invalid_value", None),
-        ("completions", {"prompt": PROMPT, "stop": [""]}, 400, "invalid_value", "stop_sequences[0]"),
+        ("completions", {"prompt": PROMPT, "stop": [""]}, 400, "invalid_value", "stop[0]"),
+        ("completions", {"prompt": [5, 999_999_999]}, 400, "invalid_value", "prompt[1]"),
         ("completions", b"{", 400, "invalid_value", None),
         ("completions", b'{"prompt": "\\ud800"}', 400, "invalid_value", None),
         ("load_lora_adapter", b'{"lora_name": "\\ud800", "rank": 8}', 400, "invalid_value", None),
@@ -217,6 +218,28 @@ async def test_errors_before_a_stream_have_a_status_and_openai_s_shape(
             assert error["param"] == param
         assert error["message"]
         assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("completions", {"prompt": PROMPT, "stop": ["", "a"]}, "stop[0] is empty; "),
+        ("completions", {"prompt": [999_999_999]}, "prompt[0] is 999999999; the vocabulary has "),
+        ("completions", {"prompt": PROMPT, "max_tokens": 5000}, " max_tokens is 5000"),
+        (
+            "load_lora_adapter",
+            {"lora_name": "Llama-3-8B", "rank": 8},
+            "lora_name is 'Llama-3-8B', the base model's name; ",
+        ),
+        ("unload_lora_adapter", {"lora_name": "Llama-3-8B"}, "the base model's name; give another name"),
+    ],
+)
+async def test_errors_name_fields_as_the_client_does(
+    cluster: LocalCluster, path: str, body: dict[str, Any], message: str
+) -> None:
+    error = json_of(await exchange(cluster, "POST", f"/v1/{path}", body))["error"]
+    assert message in error["message"]
+    assert "leave it empty" not in error["message"]
 
 
 async def test_openai_s_client_raises_its_own_errors(openai: AsyncOpenAI) -> None:
