@@ -15,6 +15,8 @@ from lorrery.chassis.names import why_no_name
 from lorrery.chassis.targets import parse_name
 
 MAX_PORT = 65_535
+LONGEST_SECONDS = 1_000_000.0
+"""Of any time in the settings: 11 days, so that sums of several stay below `vocabulary.units.NEVER`."""
 MAX_ADAPTERS = 1_000_000
 """Of a family in the registry: every process has them all in memory."""
 
@@ -46,8 +48,8 @@ def _target(text: str) -> str:
 
 
 Target = Annotated[str, AfterValidator(_target), Field(description="HOST:PORT, or dns:///NAME:PORT")]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=LONGEST_SECONDS, allow_inf_nan=False)]
+PositiveSeconds = Annotated[float, Field(gt=0, le=LONGEST_SECONDS, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 AddressOrNone = Annotated[Address | None, BeforeValidator(lambda address: address or None)]
 PathOrNone = Annotated[Path | None, BeforeValidator(lambda path: path or None)]

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from lorrery.chassis.sections import (
+    LONGEST_SECONDS,
     MAX_ADAPTERS,
     Address,
     Count,
@@ -33,6 +34,7 @@ MemoryName = Annotated[str, named(*MEMORIES)]
 CacheName = Annotated[str, named(*PREFIX_CACHES)]
 LimitsName = Annotated[str, named(*LIMITS)]
 PlugInOptions = dict[str, Any]
+GbPerSecond = Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)]
 ScoreWeight = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 
 
@@ -92,10 +94,10 @@ class AdapterSettings(Section):
     loading: Literal["background", "blocking"] = Field(
         default="background", description="who waits for a load: the request in the queue, or the whole prefill step"
     )
-    host_gb_per_second: PositiveSeconds = Field(
+    host_gb_per_second: GbPerSecond = Field(
         default=24.0, description="from pinned host memory; 24 over PCIe 4.0, 50 over 5.0"
     )
-    disk_gb_per_second: PositiveSeconds = Field(default=2.0, description="for an adapter not in host memory yet")
+    disk_gb_per_second: GbPerSecond = Field(default=2.0, description="for an adapter not in host memory yet")
     load_failure_ratio: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.0, description="share of loads that fail, drawn by scheduler.seed"
     )
@@ -217,7 +219,7 @@ class SchedulerSettings(Section):
         description="vtc_fair: most requests of one adapter or tenant that run at once on a worker; unset: any number",
     )
     batch_num_adapters: Count | None = Field(default=None, description="cluster: distinct adapters in a batch")
-    first_token_slo_seconds: Annotated[float, Field(gt=0.5)] = Field(
+    first_token_slo_seconds: Annotated[float, Field(gt=0.5, le=LONGEST_SECONDS)] = Field(
         default=6.0, description="abort: device seconds; who waits to within half a second of it is dropped"
     )
     # vLLM's limits
@@ -283,7 +285,7 @@ class SchedulerSettings(Section):
     router_timeout_seconds: PositiveSeconds = Field(
         default=10.0, description="the stream of a router that takes nothing for so long is cut off"
     )
-    worker_timeout_seconds: Annotated[float, Field(ge=0.1, allow_inf_nan=False)] = Field(
+    worker_timeout_seconds: Annotated[float, Field(ge=0.1, le=LONGEST_SECONDS, allow_inf_nan=False)] = Field(
         default=5.0,
         description="a worker is lost that is silent for so long, or has a plan and makes no progress for so long"
         " beyond the end of the step under way",

@@ -10,17 +10,13 @@ from pydantic import Field, model_validator
 
 from lorrery.autoscaler.figures import COUNTED, METRICS
 from lorrery.autoscaler.rule import MOST_REPLICAS, Direction, Rule
-from lorrery.chassis.sections import Section, named
+from lorrery.chassis.sections import LONGEST_SECONDS, PositiveSeconds, Seconds, Section, named
 
-LONGEST_SECONDS = 1_000_000.0
-"""Of any time here: 11 days, so that sums of several stay below `NEVER`."""
 SHORTEST_SECONDS = 0.1
 """Between two looks."""
 
 Metric = Annotated[str, named(*METRICS)]
 Target = Annotated[float, Field(ge=1e-6, le=1e12)]
-Seconds = Annotated[float, Field(ge=0, le=LONGEST_SECONDS)]
-PositiveSeconds = Annotated[float, Field(gt=0, le=LONGEST_SECONDS)]
 Period = Annotated[float, Field(ge=SHORTEST_SECONDS, le=LONGEST_SECONDS)]
 Count = Annotated[int, Field(ge=1, le=MOST_REPLICAS)]
 Number = Annotated[int, Field(ge=0, le=MOST_REPLICAS)]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -23,7 +23,6 @@ from lorrery.chassis.sections import (
     MetricsSettings,
     Name,
     PathOrNone,
-    PositiveSeconds,
     TlsSettings,
     TracingSettings,
 )
@@ -55,7 +54,9 @@ class Settings(FileSettings):
         " sets; unset: none",
     )
     catalogue: tuple[Path, ...] = Field(default=(), description="TOML files with further GPUs, models, engines")
-    time_scale: PositiveSeconds = Field(default=1.0, description="2 = everything takes twice as long")
+    time_scale: Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)] = Field(
+        default=1.0, description="2 = everything takes twice as long"
+    )
     faults: tuple[str, ...] = Field(
         default=(), description="what goes wrong on schedule, such as 'slow_worker,at=30,worker=worker-0,factor=2'"
     )

@@ -20,7 +20,17 @@ from pydantic import (
     model_validator,
 )
 
-from lorrery.chassis.sections import MAX_PORT, Address, Count, Name, PositiveSeconds, Seconds, Section, Target
+from lorrery.chassis.sections import (
+    LONGEST_SECONDS,
+    MAX_PORT,
+    Address,
+    Count,
+    Name,
+    PositiveSeconds,
+    Seconds,
+    Section,
+    Target,
+)
 
 
 def _expert_groups(value: object) -> int | bool:
@@ -60,7 +70,7 @@ class LoraSettings(Section):
     padding: Literal["none", "batch", "max_lora_rank"] = Field(
         default="none", description="rank that kernels run at: each adapter's, the batch's largest, the deployment's"
     )
-    launch_us: Annotated[float, Field(ge=0)] = Field(
+    launch_us: Annotated[float, Field(ge=0, le=1e6)] = Field(
         default=5.0, description="microseconds per kernel, two per projection; 1 to 2 inside a CUDA graph"
     )
     sharded: bool = Field(default=False, description="tensor parallelism cuts both matrices of an adapter")
@@ -240,7 +250,7 @@ class WorkerSettings(Section):
         description="share of a GPU's memory for weights, KV cache and activations; engine trtllm: of what weights and"
         " activations leave, for the KV cache (free_gpu_memory_fraction)",
     )
-    activation_gb: Seconds = Field(
+    activation_gb: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = Field(
         default=2.0, description="GB of each GPU that activations, CUDA graphs and communication take"
     )
     lora: LoraSettings = LoraSettings()
@@ -249,7 +259,7 @@ class WorkerSettings(Section):
     output: OutputSettings = OutputSettings()
     kv_events: KvEventsSettings = KvEventsSettings()
 
-    heartbeat_seconds: Annotated[float, Field(ge=0.01, allow_inf_nan=False)] = Field(
+    heartbeat_seconds: Annotated[float, Field(ge=0.01, le=LONGEST_SECONDS, allow_inf_nan=False)] = Field(
         default=1.0,
         description="time between two signs of life to the scheduler; at most half of scheduler.worker_timeout_seconds",
     )

@@ -146,6 +146,27 @@ def test_what_cannot_be_is_named(tmp_path: Path, text: str, key: str):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "limit"),
+    [
+        ("time_scale", "1e-300", "greater than or equal to 0.000001"),
+        ("time_scale", "1e300", "less than or equal to 1000000"),
+        ("scheduler.first_token_slo_seconds", "1e300", "less than or equal to 1000000"),
+        ("scheduler.worker_timeout_seconds", "1e300", "less than or equal to 1000000"),
+        ("scheduler.worker_wait_seconds", "1e300", "less than or equal to 1000000"),
+        ("router.http_idle_seconds", "1e300", "less than or equal to 1000000"),
+        ("adapters.host_gb_per_second", "1e-300", "greater than or equal to 0.000001"),
+        ("worker.activation_gb", "1e300", "less than or equal to 1000000"),
+        ("worker.heartbeat_seconds", "1e300", "less than or equal to 1000000"),
+        ("worker.lora.launch_us", "1e300", "less than or equal to 1000000"),
+    ],
+)
+def test_what_no_clock_can_hold_is_refused(key: str, value: str, limit: str):
+    with pytest.raises(SettingsError) as caught:
+        load(overrides=[f"{key}={value}"])
+    assert f"{key}: Input should be {limit}, got {float(value):g}" in str(caught.value)
+
+
 def test_missing_file_is_named(tmp_path: Path):
     with pytest.raises(SettingsError, match=r"absent\.toml: No such file"):
         load(tmp_path / "absent.toml")

@@ -154,7 +154,7 @@ def test_a_start_that_the_run_does_not_live_to_see_counts_until_its_last_request
 
 def test_the_longest_times_that_may_be_set_are_times_of_a_simulation():
     longest = ("start_seconds", "sync_period_seconds", "window_seconds", "scale_down_stabilization_seconds")
-    found = run(*(f"autoscaler.{name}=1e6" for name in longest), "worker.drain_seconds=1e300")
+    found = run(*(f"autoscaler.{name}=1e6" for name in longest), "worker.drain_seconds=1e6")
     assert found.scaling is not None
     assert len(found.scaling.timeline) == 1
     assert found.counts["num_completed"] == found.counts["num_requests"]
@@ -276,7 +276,7 @@ def test_the_timeline_is_written_beside_the_report(tmp_path: Path):
         (("autoscaler.metrics_delay_seconds=6",), {}, "metrics_delay_seconds is 6, and scrape_interval_seconds 0"),
         (("autoscaler.sync_period_seconds=1e300",), {}, "less than or equal to 1000000, got 1e\\+300"),
         (("autoscaler.start_seconds=1e300",), {}, "start_seconds: .* less than or equal to 1000000"),
-        (("autoscaler.window_seconds=inf",), {}, "window_seconds: .* less than or equal to 1000000, got inf"),
+        (("autoscaler.window_seconds=inf",), {}, "window_seconds: .* finite number, got inf"),
         (("autoscaler.window_seconds=nan",), {}, "window_seconds: .*, got nan"),
         (("autoscaler.disk_gb_per_second=1e-300",), {}, "disk_gb_per_second: .* greater than or equal to 0.01"),
         (("autoscaler.target=1e-300",), {}, "target: .* greater than or equal to 0.000001"),
