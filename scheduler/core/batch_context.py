@@ -31,7 +31,9 @@ class ReplicaBatchContext(BatchContext):
     Attributes:
         admitted: who was let in and is not in a plan yet; whoever takes them leaves an empty list.
         events: what letting in did, likewise; those of the replica before it come first.
-        blocked: whether the last call of `admit` found no seat, or nobody further for whom there was what it needs.
+        blocked: whether the last call of `admit` found no seat, or nobody further for whom there was what it needs. The
+            prompt limit counts only where nobody was let in: otherwise the next step has as many tokens again. So this
+            stays as it is for as long as nobody enters.
         at_rest: the queue has said that it is, and nobody has come since.
     """
 
@@ -92,7 +94,8 @@ class ReplicaBatchContext(BatchContext):
         except Exception:
             self._take_back(admission.admitted)
             raise
-        self.blocked = admission.refused is not None and admission.refused[1] is not Blocked.PROMPT
+        refused = admission.refused
+        self.blocked = refused is not None and (refused[1] is not Blocked.PROMPT or not admission.admitted)
         if dropped:
             # Strict S-LoRA also drops those that were cancelled, which was told then.
             self.events += [Dropped(sequence) for sequence in dropped if not sequence.aborted]

@@ -6,7 +6,7 @@ from fractions import Fraction
 from typing import ClassVar
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from lorrery.scheduler.core.adapters import AdapterOptions, LoadFault, Residency, Tier
@@ -224,6 +224,34 @@ def test_skipping_equals_stepping_and_nothing_is_lost(
         assert replica.adapters.options.keep_unused or not replica.resident_adapters
         if "strict" not in policy:  # which never sweeps a queue that holds cancelled requests only
             assert not replica.num_waiting
+
+
+@settings(max_examples=60, deadline=None)
+@example(batching="mixed", pool=85, batch_tokens=22, requests=[(1, 20)] * 4 + [(20, 2)])  # memory runs out meanwhile
+@given(
+    batching=st.sampled_from(["continuous", "mixed", "chunked", "prefill_first"]),
+    pool=st.integers(60, 150),
+    batch_tokens=st.integers(20, 24),
+    requests=st.lists(st.tuples(st.sampled_from([1, 9, 20]), st.integers(2, 20)), min_size=1, max_size=9),
+)
+def test_whether_the_head_could_start_stays_as_it_is_while_a_plan_holds(
+    batching: str, pool: int, batch_tokens: int, requests: list[tuple[int, int]]
+) -> None:
+    chosen = ReplicaSettings("fcfs", pool, 40, batching, max_num_seqs=6, max_num_batched_tokens=batch_tokens)
+    replica, device, at_ps = build_replica(chosen), Device({}), 0
+    for handle, (prompt, output) in enumerate(requests):
+        device.true_lengths[handle] = output
+        replica.submit(Sequence(handle, prompt, output), at_ps)
+    num_promised, is_blocked = 0, False
+    while isinstance(plan := replica.plan(at_ps), Plan):
+        if num_promised:
+            assert replica.is_blocked == is_blocked, f"{num_promised} steps before the end of the first plan"
+        else:
+            num_promised, is_blocked = plan.max_steps, replica.is_blocked
+        num_promised -= 1
+        ran = device.run(plan, at_ps, 1, None)
+        replica.commit(plan, ran)
+        at_ps = ran.end_ps
 
 
 def test_the_pool_holds_those_who_decode_while_a_prompt_is_computed_in_pieces() -> None:
