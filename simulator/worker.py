@@ -228,7 +228,7 @@ class SimulatedWorker:
         return self.gpu.steps_to_cover(at_ps + passed - self.start_ps, self.steps)
 
     def catch_up(self, at_ps: int) -> None:
-        """Commit the steps of the running plan that have ended before now."""
+        """Commit the steps of the running plan that have ended before now, and begin the next."""
         plan = self.plan
         if plan is None or not (done := self._steps_ended(at_ps)):
             return
@@ -245,6 +245,7 @@ class SimulatedWorker:
         self.steps -= done
         events = self.member.commit(plan, Ran(done, end_ps, busy_ps=busy_ps))
         assert not events
+        self.replica.make_room()
 
     def _span(self, plan: Plan, num_steps: int, end_ps: int) -> StepSpan:
         """Return the span of these steps; where each has a piece of one prompt, of the last: the others are told of."""

@@ -332,6 +332,13 @@ class Replica:
                 self._batch.leaves.append(sequence)
         self._batch.aborted.clear()
 
+    def make_room(self) -> None:
+        """Let the prefix cache give up the blocks that the next step of a plan takes; `plan` does so for the first.
+
+        For a driver that has committed some steps of a plan, and lets others look while the next one runs.
+        """
+        self._batch.shrink_cache(0)
+
     # --- adapters ---------------------------------------------------------------------------------------------------
 
     def _drop_unloadable(self, given_up: frozenset[str]) -> None:

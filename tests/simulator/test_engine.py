@@ -13,6 +13,7 @@ from lorrery.scheduler.core.admission import AdmissionPass
 from lorrery.scheduler.core.batchings import BATCHINGS
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.placements.table import PLACEMENTS
+from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.running import Running
@@ -130,6 +131,46 @@ def test_a_long_prompt_is_planned_as_often_as_others_come(batching: str) -> None
     assert jumped == stepped
     assert num_jumped == num_steps > 200
     assert num_plans < 20
+
+
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("batching", ["chunked", "prefill_first", "mixed"])
+def test_who_looks_between_two_steps_finds_no_block_that_the_running_step_takes(batching: str, share: bool) -> None:
+    replica = ReplicaSettings(
+        "fcfs",
+        300,
+        300,
+        batching,
+        max_num_batched_tokens=64 if batching != "mixed" else 300,
+        memory="paged",
+        block_size=4,
+        prefix_cache="blocks",
+        share_within_plan=share,
+    )
+    rng = np.random.default_rng(3)
+    workload = [WorkloadRequest(n, n / 2, int(rng.integers(1, 150)), int(rng.integers(1, 60))) for n in range(25)]
+
+    def looks(*, one_step: bool) -> list[tuple[int, ...]]:
+        (worker,) = build_workers(1, replica, STEP_TIMES["llm-mock"])
+        simulation = Simulation([worker], PLACEMENTS["least_loaded"](np.random.default_rng(1)), one_step=one_step)
+        seen: list[tuple[int, ...]] = []
+
+        def look(at_ps: int) -> int:
+            cache, use = worker.replica.prefix_cache, worker.replica.memory.block_use(worker.replica.running)
+            assert isinstance(cache, BlockCache)
+            assert use is not None
+            assert use.free >= 0
+            seen.append((cache.num_evictions, use.used, use.cached, use.free))
+            return at_ps + 10**11 // 3
+
+        simulation.tick(0, look)
+        requests = build_requests(workload, "Llama-2-7B", ADAPTERS, with_prompts=True)
+        assert all(request.outcome == "finished" for request in simulation.run(requests))
+        return seen
+
+    jumped = looks(one_step=False)
+    assert jumped == looks(one_step=True)
+    assert jumped[-1][0] > 100
 
 
 def test_a_cancelled_request_has_the_tokens_that_had_come() -> None:
