@@ -129,7 +129,7 @@ class AdapterRow(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """Counts of the whole cluster."""
+    """Counts of the whole cluster, from the first frame: since somebody looks, or of the whole record."""
 
     requests: int = 0
     finished: int = 0
