@@ -20,6 +20,7 @@ from lorrery.chassis.channel import open_channel
 from lorrery.chassis.credentials import bearer
 from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.sections import TlsSettings
+from lorrery.chassis.silence import NOTHING, why_silent
 from lorrery.loadgen.cluster_view import ClusterView
 from lorrery.loadgen.reception import NO_FINISH, Ask, Reception, Send
 from lorrery.loadgen.wire import (
@@ -93,7 +94,9 @@ class RouterClient:
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
                     raise LorreryError(f"{self.target}: {error.code().name}: {error.details()}") from None
-                why = "nothing answers there"
+                why = await why_silent(self.target)
+                if why != NOTHING:
+                    why += ", or --protocol openai for an HTTP server"
                 break
             finally:
                 call.cancel()

@@ -13,6 +13,7 @@ from lorrery.chassis.credentials import bearer
 from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.frame_rate import USUAL_HZ
 from lorrery.chassis.sections import TlsSettings
+from lorrery.chassis.silence import why_silent
 from lorrery.chassis.version import VERSION
 from lorrery.orrery.frame import Frame, Hello
 from lorrery.orrery.wire import Joiner
@@ -55,16 +56,18 @@ class LiveFeed:
         Raises:
             LorreryError: the router does not answer, or not to this key, or has no scheduler.
         """
+        answered = False
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 while True:
                     shard = _first_connected(await self._status())
+                    answered = True
                     if shard is not None:
                         break
                     await asyncio.sleep(_POLL_SECONDS)
         except TimeoutError:
-            why = f"no scheduler is connected to it within {ANSWER_SECONDS:g} s"
-            raise LorreryError(f"no cluster at {self._target}: {why}") from None
+            why = "no scheduler is connected to it" if answered else await why_silent(self._target)
+            raise LorreryError(f"no cluster at {self._target} within {ANSWER_SECONDS:g} s: {why}") from None
         return Hello("live", shard.model, f"{shard.model} at {self._target}", VERSION, time_scale=shard.time_scale)
 
     async def frames(self, hz: float = USUAL_HZ) -> AsyncGenerator[Frame]:
@@ -90,7 +93,7 @@ class LiveFeed:
 
     async def _status(self) -> router_pb2.GetClusterStatusResponse:
         call = self._stub().GetClusterStatus(
-            router_pb2.GetClusterStatusRequest(), timeout=ANSWER_SECONDS, wait_for_ready=True, metadata=self._metadata
+            router_pb2.GetClusterStatusRequest(), wait_for_ready=True, metadata=self._metadata
         )
         try:
             return await call
@@ -104,8 +107,6 @@ class LiveFeed:
         return router_pb2_grpc.RouterServiceStub(self._channel)
 
     def _error(self, error: grpc.aio.AioRpcError) -> LorreryError:
-        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return LorreryError(f"no cluster at {self._target}: nothing answers there within {ANSWER_SECONDS:g} s")
         return LorreryError(f"{self._target}: {error.code().name}: {error.details()}")
 
 

@@ -1,0 +1,22 @@
+"""Says why a gRPC call to an address got no answer: nothing is there, or something that does not speak gRPC."""
+
+import asyncio
+
+NOTHING = "nothing answers there"
+_CONNECT_SECONDS = 1.0
+
+
+async def why_silent(target: str) -> str:
+    """Return the reason, after a TCP connection to the address; takes at most a second.
+
+    Args:
+        target: HOST:PORT; of any other gRPC target nothing is found out.
+    """
+    host, _, port = target.rpartition(":")
+    try:
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except (OSError, OverflowError, ValueError):  # TimeoutError is an OSError
+        return NOTHING
+    writer.close()
+    return "something listens there, but does not answer as gRPC does; give the router's gRPC address"
