@@ -200,7 +200,10 @@ class _Numbers:
             decimal = Decimal(value)
             # A fraction of 1e999999999 has as many digits.
             if decimal.is_finite() and abs(decimal.adjusted()) > MAX_EXPONENT:
-                raise OverflowError
+                raise SettingsError(
+                    f"fault {self._text}: {key} is {value}; it must be below 1e{MAX_EXPONENT + 1}, and 0 or at least"
+                    f" 1e-{MAX_EXPONENT}"
+                )
             number = Fraction(decimal)
         except (InvalidOperation, ValueError, OverflowError):
             raise SettingsError(f"fault {self._text}: {key} is {value!r}; it must be a number") from None

@@ -44,6 +44,8 @@ def init(
         with path.open("w" if force else "x", encoding="utf-8") as file:
             file.write(f"{HEADER}\n{settings}")
     except FileExistsError:
+        if not folder.is_dir():
+            raise LorreryError(f"{folder} is a file; name the folder that {FILE} goes to") from None
         raise LorreryError(f"{path} is there already; --force overwrites it") from None
     except OSError as error:
         raise LorreryError(f"{path}: {error.strerror}") from None

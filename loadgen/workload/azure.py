@@ -40,7 +40,7 @@ def read_azure(lines: Iterable[str], limit: int | None = None) -> list[WorkloadR
         output token, because a request without output does not exist here.
 
     Raises:
-        TraceError: another header, or a row that does not parse.
+        TraceError: another header, no row, or one that does not parse.
     """
     numbered = iter(enumerate(lines, start=1))
     _, header = next(numbered, (1, ""))
@@ -61,6 +61,8 @@ def read_azure(lines: Iterable[str], limit: int | None = None) -> list[WorkloadR
         except ValueError as error:
             raise TraceError(f"line {number}: {error}") from None
         rows.append((nanoseconds, prompt_tokens, output_tokens))
+    if not rows and limit != 0:
+        raise TraceError("there is no row after the header")
     rows.sort(key=lambda row: row[0])
     return [
         WorkloadRequest(index, (nanoseconds - rows[0][0]) / 1e9, prompt_tokens, output_tokens)

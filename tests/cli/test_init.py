@@ -31,6 +31,14 @@ def test_it_makes_the_folder_and_prints_the_next_command(tmp_path: Path) -> None
     assert (folder / "cluster.toml").exists()
 
 
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_a_file_in_the_folders_place_is_named(tmp_path: Path, force: list[str]) -> None:
+    file = tmp_path / "settings.toml"
+    file.touch()
+    with pytest.raises(LorreryError, match=r"settings\.toml is a file; name the folder that cluster\.toml goes to"):
+        CliRunner().invoke(app, [str(file), *force], catch_exceptions=False)
+
+
 def test_without_a_folder_it_writes_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "lorrery up --config cluster.toml" in init()

@@ -128,7 +128,7 @@ def test_options_are_keyword_arguments_of_the_class() -> None:
         ),
         (
             ["policy=my_module:not_a_class"],
-            "scheduler.policy: my_module:not_a_class: it is no class, but a ListedQueue",
+            "scheduler.policy: my_module:not_a_class: it is no class, but of type ListedQueue",
         ),
         (
             ["policy=my_broken_module:Queue"],

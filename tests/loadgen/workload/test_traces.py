@@ -62,6 +62,11 @@ def test_azure_names_the_line_that_does_not_parse(lines, message):
         read_azure(lines)
 
 
+def test_an_azure_trace_without_a_row_is_refused():
+    with pytest.raises(TraceError, match="there is no row after the header"):
+        read_azure(["TIMESTAMP,ContextTokens,GeneratedTokens\n"])
+
+
 def test_the_committed_azure_excerpt_fits_the_demo_cluster():
     lines = read_lines("azure_llm_2023_conv_excerpt.csv")
     assert lines[0] == HEADER
