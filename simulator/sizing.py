@@ -10,6 +10,7 @@ meets it too.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from lorrery.chassis.sections import LONGEST_SECONDS
 from lorrery.loadgen.options import LoadOptions
 from lorrery.settings import Settings, changed
 from lorrery.simulator.run import SimulatedRun, SimulationOptions
@@ -25,7 +26,7 @@ LETS_ALL_WAIT: dict[str, object] = {
     "scheduler.max_waiting_requests_per_tenant": None,
     "scheduler.deadline_admission": False,
     "scheduler.start_within_seconds": None,
-    "scheduler.first_token_slo_seconds": LAST_SECONDS,
+    "scheduler.first_token_slo_seconds": LONGEST_SECONDS,
 }
 """Of a run that begins with all its streams at once: what would refuse or drop some of them would leave it few."""
 

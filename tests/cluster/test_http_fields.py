@@ -279,4 +279,4 @@ async def test_what_is_not_to_be_had_is_refused_with_its_name(openai: AsyncOpenA
         asked = openai.completions.create(model=MODEL, prompt="x", extra_body={name: REFUSED[name]})
     with pytest.raises(BadRequestError) as caught:
         await asked
-    assert {"min_tokens": "min_new_tokens"}.get(name, name) in caught.value.message
+    assert name in caught.value.message
