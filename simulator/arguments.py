@@ -1,9 +1,10 @@
 """What Python gives `lorrery.simulate`, checked by kind: commands have a parser for that.
 
-Numbers of numpy are numbers here, and stay what they are.
+Numbers of numpy are numbers here, and become Python's: compiled code takes no others.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
 from numbers import Integral, Real
 from pathlib import Path
 from types import UnionType
@@ -14,17 +15,18 @@ from lorrery.chassis.faults import Fault, parse_fault
 from lorrery.chassis.names import cut
 from lorrery.loadgen.options import LoadOptions
 
-__all__ = ["check_number", "check_options", "check_whole", "read_faults", "read_overrides", "shown"]
+__all__ = ["check_number", "read_faults", "read_options", "read_overrides", "read_whole", "shown"]
 
 
-def check_whole(name: str, value: object, least: int) -> None:
-    """Check that a value is a whole number.
+def read_whole(name: str, value: object, least: int) -> int:
+    """Read a whole number.
 
     Raises:
         SettingsError: it is no whole number, or less than `least`; names it.
     """
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         raise SettingsError(f"{name} is {shown(value)}; it must be a whole number, {least} or more")
+    return int(value)
 
 
 def check_number(name: str, value: object) -> None:
@@ -69,8 +71,8 @@ def read_faults(faults: object) -> tuple[Fault, ...]:
     return tuple(read)
 
 
-def check_options(options: LoadOptions) -> None:
-    """Check what each option of a workload is.
+def read_options(options: LoadOptions) -> LoadOptions:
+    """Read what each option of a workload is.
 
     Raises:
         SettingsError: a value of another kind; names the option.
@@ -82,6 +84,8 @@ def check_options(options: LoadOptions) -> None:
             names = [repr(word) for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
             expected = " or ".join([*wanted, *names])
             raise SettingsError(f"workload: {name} is {shown(value)}; it must be {expected}")
+    plain: dict[str, Any] = {field.name: _plain(getattr(options, field.name)) for field in fields(options)}
+    return replace(options, **plain)
 
 
 _WORDS: Mapping[object, str] = {
@@ -92,6 +96,14 @@ _WORDS: Mapping[object, str] = {
     Path: "a path",
     tuple[int, int]: "two whole numbers, from and to",
 }
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 def _kinds(hint: object) -> tuple[Any, ...]:

@@ -18,10 +18,10 @@ from lorrery.loadgen.workload.arrays import Requests
 from lorrery.settings import Settings, changed, load
 from lorrery.simulator.arguments import (
     check_number,
-    check_options,
-    check_whole,
     read_faults,
+    read_options,
     read_overrides,
+    read_whole,
     shown,
 )
 from lorrery.simulator.request import SimulatedRequest
@@ -117,10 +117,10 @@ def prepare(
     Raises:
         LorreryError: settings or options that cannot be.
     """
-    for name, value, least in (("workers", workers, 1), ("shards", shards, 1), ("seed", seed, 0)):
-        if value is not None:
-            check_whole(name, value, least)
-    check_whole("routers", routers, 1)
+    workers = None if workers is None else read_whole("workers", workers, 1)
+    shards = None if shards is None else read_whole("shards", shards, 1)
+    seed = None if seed is None else read_whole("seed", seed, 0)
+    routers = read_whole("routers", routers, 1)
     parsed = read_faults(faults)
     if isinstance(workload, Requests):
         if requests is not None:
@@ -133,7 +133,7 @@ def prepare(
         options = replace(options, workload=GIVEN)
     if seed is not None:
         options = replace(options, seed=seed)
-    check_options(options)
+    options = read_options(options)
     simulation = SimulationOptions(workers, shards, routers, parsed, one_step)
     return SimulatedRun(read_settings(settings, overrides), options, simulation, requests)
 
