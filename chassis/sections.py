@@ -8,10 +8,20 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.names import why_no_name
+from lorrery.chassis.number_fields import refuse_booleans
 from lorrery.chassis.targets import parse_name
 
 MAX_PORT = 65_535
@@ -78,8 +88,21 @@ def named(*names: str, plug_ins: bool = False) -> AfterValidator:
     return AfterValidator(check)
 
 
-class Section(BaseModel):
-    """A table of the settings file: no other keys, and it does not change."""
+class Table(BaseModel):
+    """A table of the settings file that does not change. Numbers may be text, as in the environment, never booleans."""
+
+    model_config = ConfigDict(frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_boolean_is_a_number(cls, value: object, field: ValidationInfo) -> object:
+        if field.field_name is not None:
+            refuse_booleans(cls, field.field_name, value)
+        return value
+
+
+class Section(Table):
+    """A table with no other keys than its fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -15,11 +15,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ConfigDict, ValidationError
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.names import cut, quoted
-from lorrery.chassis.sections import LogSettings, TlsSettings
+from lorrery.chassis.sections import LogSettings, Section, TlsSettings
 from lorrery.chassis.toml import parse_toml, read_toml
 from lorrery.chassis.variables import ENV_PREFIX, setting_variables
 
@@ -30,7 +30,7 @@ Key = tuple[str, ...]
 """Of a setting: the names of the tables that it is in, and its own."""
 
 
-class FileSettings(BaseModel):
+class FileSettings(Section):
     """The whole of a settings file; derive from it, and read with `load`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -29,6 +28,7 @@ from lorrery.chassis.sections import (
     PositiveSeconds,
     Seconds,
     Section,
+    Table,
     Target,
 )
 
@@ -282,7 +282,7 @@ class WorkerSettings(Section):
         return self
 
 
-class WorkerGroup(BaseModel):
+class WorkerGroup(Table):
     """Some workers that are alike. Beside `count` and `autoscaler`, any setting of `[worker]` about its GPU, such as
     `gpu`, `gpus`, `tensor_parallel` or `weight_dtype`; what a group does not set is as `[worker]` says.
     """  # noqa: D205  the settings page shows it as one paragraph

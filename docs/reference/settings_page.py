@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le, Lt, MinLen
+from annotated_types import MinLen
 from pydantic import AfterValidator, BaseModel
 from pydantic.fields import FieldInfo
 
 from docs.reference.pages import DO_NOT_EDIT, paragraph, sentence, table
+from lorrery.chassis.number_fields import KINDS, flat, in_words
 from lorrery.settings import Settings
 
 HEADINGS = ("setting", "default", "values", "meaning")
@@ -35,12 +36,13 @@ An `engine` sets many at once ([engines.md](engines.md)). `lorrery config` print
 where it comes from.
 
 Unknown keys, values out of bounds and settings that exclude each other are refused, with a message that names the key.
+A number may be written as text (the environment has nothing else), a whole number as `64.0`; `true` and `false` are no
+numbers.
 Durations are in seconds: *device seconds*, which `time_scale` stretches, where that is said, otherwise wall time.
 Bytes and token counts are whole numbers; GB is 10^9 bytes.
 """
 
-_KINDS: dict[object, str] = {int: "whole number", float: "number", str: "text", bool: "`true` or `false`", Path: "path"}
-_BOUNDS = ((Ge, "ge", "at least"), (Gt, "gt", "above"), (Le, "le", "at most"), (Lt, "lt", "below"))
+_KINDS: dict[object, str] = {str: "text", bool: "`true` or `false`", Path: "path"}
 
 
 def settings_page() -> str:
@@ -97,7 +99,7 @@ def _literal(value: object) -> str:
 
 def _values(kind: object, metadata: list[Any]) -> str:
     """Say which values a setting takes: kind, names, bounds."""
-    metadata = [one for entry in metadata for one in (entry.metadata if isinstance(entry, FieldInfo) else [entry])]
+    metadata = flat(metadata)
     if (names := _names(metadata)) is not None:
         return names
     origin, arguments = get_origin(kind), get_args(kind)
@@ -116,15 +118,7 @@ def _values(kind: object, metadata: list[Any]) -> str:
         return "any"
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return "tables as below"
-    bounds = " and ".join(_bounds(metadata))
-    return f"{_KINDS[kind]} {bounds}".rstrip()
-
-
-def _bounds(metadata: list[Any]) -> Iterator[str]:
-    for one in metadata:
-        for bound, attribute, words in _BOUNDS:
-            if isinstance(one, bound):
-                yield f"{words} {getattr(one, attribute):g}"
+    return in_words(kind, metadata) if kind in KINDS else _KINDS[kind]
 
 
 def _names(metadata: list[Any]) -> str | None:

@@ -167,6 +167,60 @@ def test_what_no_clock_can_hold_is_refused(key: str, value: str, limit: str):
     assert f"{key}: Input should be {limit}, got {float(value):g}" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "scheduler.max_num_seqs=true",
+            "scheduler.max_num_seqs: expected a whole number at least 1, got true, a boolean; write the number itself",
+        ),
+        ("time_scale=false", "time_scale: expected a number at least 1e-06 and at most 1e+06, got false"),
+        ("scheduler.fair_weights=[1, true]", "scheduler.fair_weights: expected a number above 0"),
+        ("scheduler.fair_weights={a = true}", "scheduler.fair_weights: expected a number above 0"),
+        ("autoscaler.metrics={num_requests_running = true}", "autoscaler.metrics: expected a number at least"),
+        ("adapters.registry=[{id = 'a', rank = true}]", "adapters.registry.0.rank: expected a whole number at least 1"),
+        ("workers=[{count = true}]", "workers.0.count: expected a whole number at least 1"),
+        ("workers=[{tensor_parallel = true}]", "workers.0.tensor_parallel: expected a whole number at least 1"),
+        ("scheduler.max_num_seqs=2.5", "scheduler.max_num_seqs: Input should be a valid integer"),
+        ("scheduler.max_num_seqs=[3]", "scheduler.max_num_seqs: Input should be a valid integer"),
+        ("scheduler.max_num_seqs=1979-05-27", "scheduler.max_num_seqs: Input should be a valid integer"),
+    ],
+)
+def test_what_is_no_number_is_refused_where_one_is_expected(tmp_path: Path, override: str, message: str):
+    key, _, value = override.partition("=")
+    *sections, name = key.split(".")
+    with pytest.raises(SettingsError) as caught:
+        load(overrides=[override])
+    assert message in str(caught.value)
+    text = f"[{sections[0]}]\n{name} = {value}" if sections else f"{name} = {value}"
+    with pytest.raises(SettingsError) as caught:
+        load(file(tmp_path, text))
+    assert message in str(caught.value)
+
+
+def test_a_boolean_in_the_environment_is_no_number(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("LORRERY_SCHEDULER__MAX_NUM_SEQS", "true")
+    with pytest.raises(SettingsError, match=r"max_num_seqs: Input should be a valid integer"):
+        load()
+    monkeypatch.delenv("LORRERY_SCHEDULER__MAX_NUM_SEQS")
+    monkeypatch.setenv("LORRERY_SCHEDULER", '{"max_num_seqs": true}')
+    with pytest.raises(SettingsError, match="expected a whole number at least 1, got true"):
+        load()
+
+
+def test_a_whole_number_may_be_written_as_a_float_or_as_text(monkeypatch: pytest.MonkeyPatch):
+    assert load(overrides=["scheduler.max_num_seqs=64.0"]).scheduler.max_num_seqs == 64
+    assert load(overrides=["scheduler.max_num_seqs='64'"]).scheduler.max_num_seqs == 64
+    monkeypatch.setenv("LORRERY_SCHEDULER__MAX_NUM_SEQS", "64")
+    assert load().scheduler.max_num_seqs == 64
+
+
+def test_booleans_stay_what_they_are_where_they_are_expected():
+    settings = load(overrides=["worker.expert_parallel=true", "scheduler.strict=true"])
+    assert settings.worker.expert_parallel is True
+    assert settings.scheduler.strict is True
+
+
 def test_missing_file_is_named(tmp_path: Path):
     with pytest.raises(SettingsError, match=r"absent\.toml: No such file"):
         load(tmp_path / "absent.toml")
