@@ -12,9 +12,10 @@ from lorrery.local.cluster import LocalCluster
 from lorrery.router.logprobs import NEVER
 from lorrery.tokenizer.base import BOS_ID, NUM_WORDS
 from lorrery.tokenizer.file import BuiltinTokenizer
-from tests.cluster.client import TIMEOUT_SECONDS, Ask
+from tests.cluster.client import Ask
 from tests.cluster.gauges import nothing_held
 from tests.cluster.harness import running_cluster
+from tests.cluster.http_client import openai_client
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="module")]
 
@@ -35,9 +36,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Loc
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def openai(cluster: LocalCluster) -> AsyncIterator[AsyncOpenAI]:
     """OpenAI's client of it."""
-    async with AsyncOpenAI(
-        base_url=f"http://{cluster.http_address}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_SECONDS
-    ) as client:
+    async with openai_client(cluster) as client:
         yield client
 
 
