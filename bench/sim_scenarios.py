@@ -31,8 +31,9 @@ from lorrery.scheduler.core.adapters import LoadTime, Tier
 from lorrery.scheduler.core.queues.base import Queue
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
+from lorrery.validation.padded_fifo import PaddedFifo
 from lorrery.validation.published import VIDUR_REQUESTS, VIDUR_STEPS
-from lorrery.validation.vidur import BatchRules, PaddedFifo, read_requests
+from lorrery.validation.vidur import BatchRules, read_requests
 from lorrery.worker.build import read_catalogue, read_steps_file
 from lorrery.worker.device.batch import Batch, PrefillChunk
 from lorrery.worker.device.deployment import Deployment

@@ -155,9 +155,9 @@ def build_requests(
 
     The arguments are those of `RequestBuilder`.
     """
-    build = RequestBuilder(
+    builder = RequestBuilder(
         model, adapters, natural_length, seed, with_prompts, by_hash_ids, ignore_eos, max_new_tokens
-    ).build
+    )
     for request in workload:
         at_ps = round(request.at_seconds * PS_PER_SECOND)
-        yield at_ps, build(request, at_ps)
+        yield at_ps, builder.build(request, at_ps)

@@ -2,7 +2,7 @@
 
 Its vLLM-style scheduler (vidur/scheduler/replica_scheduler/vllm_replica_scheduler.py, commit 7d47513) has the rules of
 policy `fcfs`, batching `continuous` and memory `paged`, with one difference: `max_tokens_in_batch` bounds a prefill as
-it would be padded, its prompts times the longest of them, where vLLM and we bound the sum. `PaddedFifo` has that rule.
+it would be padded, its prompts times the longest of them, where vLLM and we bound the sum. `padded_fifo` has that rule.
 
 A log of its requests has a row each, in order of arrival, with the columns `arrival_s`, `prompt_tokens`,
 `output_tokens`, `scheduled_s`, `first_token_s`, `finish_s`.
@@ -18,17 +18,12 @@ from numpy.typing import NDArray
 
 from lorrery.chassis.errors import FormatError
 from lorrery.loadgen.workload.request import WorkloadRequest
-from lorrery.scheduler.core.admission import AdmissionPass, Blocked
 from lorrery.scheduler.core.build import build_replica
-from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.placements.table import PLACEMENTS
-from lorrery.scheduler.core.queues.base import steps_until_admissible
-from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
-from lorrery.scheduler.core.running import Running
-from lorrery.scheduler.core.sequence import Sequence
 from lorrery.simulator.build import build_requests, build_workers
 from lorrery.simulator.engine import Simulation
+from lorrery.validation.padded_fifo import PaddedFifo
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork
 from lorrery.worker.device.cost import StepCost
@@ -70,38 +65,6 @@ class BatchRules:
             max_num_seqs=self.max_sequences,
             max_num_batched_tokens=self.max_tokens,
         )
-
-
-class PaddedFifo(Fifo):
-    """First come first served; a prefill holds as many prompts as fit when padded to the longest.
-
-    Args:
-        max_tokens: prompts of a prefill times the tokens of the longest.
-    """
-
-    def __init__(self, max_tokens: int = 4096) -> None:
-        super().__init__()
-        self._max_tokens = max_tokens
-
-    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
-        """Try from the head, until one is refused or would make the padded prefill too large."""
-        self._blocked = None
-        longest = 0
-        for sequence in self._waiting:
-            longest = max(longest, sequence.input_tokens)
-            if longest * (len(admission.admitted) + 1) > self._max_tokens:
-                self._blocked = sequence, Blocked.PROMPT
-                break
-            if not admission.admit(sequence):
-                self._blocked = admission.refused
-                break
-        if admission.admitted:
-            self._waiting.remove_all(admission.admitted)
-        return []
-
-    def holds_for(self, running: Running, memory: Memory, limit: int) -> int:
-        """Return after how many decode steps the one that ended the pass may fit; padding does not change by steps."""
-        return steps_until_admissible(self._blocked, running, memory, limit)
 
 
 @dataclass(frozen=True, slots=True)

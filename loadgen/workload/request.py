@@ -45,7 +45,7 @@ class Turn:
     token_ids: tuple[int, ...] = ()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class WorkloadRequest:
     """One request as its client intends it. Nobody changes it; a frozen record takes three times as long to make.
 
@@ -67,10 +67,30 @@ class WorkloadRequest:
     at_seconds: float
     prompt_tokens: int
     output_tokens: int
-    adapter_id: str | None = None
-    tenant_id: str = ""
-    hash_ids: tuple[int, ...] | None = None
-    turn: Turn | None = None
+    adapter_id: str | None
+    tenant_id: str
+    hash_ids: tuple[int, ...] | None
+    turn: Turn | None
+
+    def __init__(
+        self,
+        index: int,
+        at_seconds: float,
+        prompt_tokens: int,
+        output_tokens: int,
+        adapter_id: str | None = None,
+        tenant_id: str = "",
+        hash_ids: tuple[int, ...] | None = None,
+        turn: Turn | None = None,
+    ) -> None:
+        self.index = index
+        self.at_seconds = at_seconds
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.adapter_id = adapter_id
+        self.tenant_id = tenant_id
+        self.hash_ids = hash_ids
+        self.turn = turn
 
 
 def sessions(workload: Iterable[WorkloadRequest]) -> Iterator[list[WorkloadRequest]]:
