@@ -37,6 +37,7 @@ from bench import (
     scale,
     sim_growth,
     sim_speed,
+    sim_tables,
     step_cpu,
     tables,
     tracing_cost,
@@ -46,6 +47,7 @@ from bench.client_table import client_table
 from bench.cluster import BenchBrokenError
 from bench.decision_table import decision_table
 from bench.lag_table import lag_table
+from bench.marks import machine_line
 from bench.scale_table import scale_table
 from bench.stream_table import stream_table
 from lorrery.chassis.commands import Command, command_app
@@ -110,7 +112,7 @@ def main(
     console = Console()
     console.width = max(console.width, WIDTH)
     facts = machine.facts()
-    console.print(tables.machine(facts))
+    console.print(machine_line(facts))
     results: dict[str, object] = {}
     broken: dict[str, str] = {}
 
@@ -171,13 +173,13 @@ def main(
                 sim_speed.QUICK if quick else sim_speed.Sizes(), lambda what: status.update(f"sim-speed: {what}")
             )
         results["sim_speed"] = result.as_json()
-        console.print(tables.sim_speed(result))
+        console.print(sim_tables.sim_speed(result))
         with console.status("sim-speed") as status:
             growth = sim_growth.measure(
                 sim_growth.QUICK if quick else sim_growth.Sizes(), lambda what: status.update(f"sim-speed: {what}")
             )
         results["sim_growth"] = growth.as_json()
-        console.print(tables.sim_growth(growth))
+        console.print(sim_tables.sim_growth(growth))
 
     def run_live_vs_sim() -> None:
         with console.status("live-vs-sim") as status:
@@ -185,7 +187,7 @@ def main(
                 lambda: live_vs_sim.measure(20.0 if quick else 60.0, lambda what: status.update(f"live-vs-sim: {what}"))
             )
         results["live_vs_sim"] = result.as_json()
-        console.print(tables.live_vs_sim(result))
+        console.print(sim_tables.live_vs_sim(result))
 
     def run_overload() -> None:
         with console.status("overload") as status:

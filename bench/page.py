@@ -18,7 +18,8 @@ from playwright.sync_api import Browser, CDPSession
 from rich.console import Console
 from rich.table import Table
 
-from bench import machine, tables
+from bench import machine
+from bench.marks import machine_line
 from docs.screenshots.browser import browser, page_of
 from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.web_server import WebServer
@@ -212,7 +213,7 @@ def main(
       python -m bench.page --workers 8 --seconds 5
     """
     console = Console()
-    console.print(tables.machine(machine.facts()))
+    console.print(machine_line(machine.facts()))
     table = Table(title=f"The orrery's page: {workers} workers with {batch} sequences each, 10 feed frames a second")
     for name in (
         "window",

@@ -1,10 +1,6 @@
-"""The benchmarks' results as tables for a terminal.
+"""The figures of the benchmarks of live services, and of the core beside them, as tables for a terminal."""
 
-Beside a figure stands what it is meant to be (*aim*): values that prototypes of the same shape reached, on the ratios
-that survive a change of machine. An aim missed is worth a look, no failure.
-"""
-
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from rich.console import Group
 from rich.table import Table
@@ -15,28 +11,20 @@ from bench.deep_queues import AIM_MS, LoopHold
 from bench.failure_site import Failure
 from bench.fidelity import Fidelity
 from bench.last_hop import BARE, CLUSTER, LastHop
-from bench.live_vs_sim import LiveVsSim
+from bench.marks import meets, ms, notes_below, percent
 from bench.metrics_cost import AIM_RATIO, SERVICES, MetricsCost
 from bench.overload import Overload
-from bench.sim_growth import COMMAND_AIM_MB, FLAT_AIM, WAITING_AIM_KB, Growth
-from bench.sim_speed import BARE_AIM, GROWTH_AIM, LENGTH_AIM, MEMORY_AIM_MB, RATE_AIMS, Core, SimSpeed
 from bench.step_cpu import Row as StepCpu
 from bench.tracing_cost import AIM_RATIO as TRACING_AIM
 from bench.tracing_cost import ALL, RATIOS, TracingCost
 
 ROUTER_AIM, INNER_AIM, EFFICIENCY_AIM = 1.25, 0.15, 0.8
-BUSY_DELAY = 0.1
-
-
-def machine(facts: dict[str, object]) -> Text:
-    """Show where the run is made."""
-    return Text("  ".join(f"{name} {value}" for name, value in facts.items()), style="dim")
 
 
 def fidelity(result: Fidelity) -> Group:
     """Show the pace and its surroundings."""
     table = Table(title="Fidelity: the wall clock at the client against the model", show_header=False)
-    verdict = "[red]void[/]" if result.void else _meets(abs(result.error_ratio) <= result.aim_ratio)
+    verdict = "[red]void[/]" if result.void else meets(abs(result.error_ratio) <= result.aim_ratio)
     load = (
         f"{result.window_seconds:.0f} s, {result.num_steps:.0f} steps ({result.num_decode_steps:.0f} decode),"
         f" batch {result.mean_batch:.1f}, {result.num_requests} requests ended"
@@ -55,21 +43,21 @@ def fidelity(result: Fidelity) -> Group:
             "gaps (worker stood still)",
             f"{result.num_gaps}, {result.gap_ratio:.3%} of the time; {result.late_interrupts} late interrupts",
         ),
-        ("worker lag p50, p99", _ms(result.worker_lag_seconds)),
-        ("router lag p50, p99", _ms(result.router_lag_seconds)),
-        ("probe's token gaps p50, p99, most", _ms(result.client_gap_seconds)),
+        ("worker lag p50, p99", ms(result.worker_lag_seconds)),
+        ("router lag p50, p99", ms(result.router_lag_seconds)),
+        ("probe's token gaps p50, p99, most", ms(result.client_gap_seconds)),
         (
             "cores used",
             ", ".join(f"{name} {usage.cpu_share:.0%}" for name, usage in result.usage.items()),
         ),
         (
             "waited for a core",
-            ", ".join(f"{name} {_percent(usage.run_queue_delay_ratio)}" for name, usage in result.usage.items()),
+            ", ".join(f"{name} {percent(usage.run_queue_delay_ratio)}" for name, usage in result.usage.items()),
         ),
     ]
     for row in rows:
         table.add_row(*row)
-    return Group(table, *_notes(result.void, result.run_queue_delay_ratio))
+    return Group(table, *notes_below(result.void, result.run_queue_delay_ratio))
 
 
 def last_hop(results: Iterable[LastHop]) -> Group:
@@ -110,10 +98,10 @@ def last_hop(results: Iterable[LastHop]) -> Group:
     )
     table.add_section()
     row("repetitions (void)", (f"{r.repetitions} ({r.num_void})" for r in results))
-    row("waited for a core, at most", (_percent(r.run_queue_delay_ratio) for r in results))
+    row("waited for a core, at most", (percent(r.run_queue_delay_ratio) for r in results))
     void = "; ".join(f"batch {r.batch}: {r.void}" for r in results if r.void)
     delays = [r.run_queue_delay_ratio for r in results if r.run_queue_delay_ratio is not None]
-    return Group(table, *_notes(void, max(delays, default=None)))
+    return Group(table, *notes_below(void, max(delays, default=None)))
 
 
 def metrics_cost(result: MetricsCost) -> Group:
@@ -131,10 +119,10 @@ def metrics_cost(result: MetricsCost) -> Group:
             f"{added:+.1%}",
             " ".join(f"{value:+.1%}" for value in result.overheads[name]),
             f"{result.series[name]:,}" if has_aim else "",
-            f"<= {AIM_RATIO:.0%}, {_meets(added <= AIM_RATIO)}" if has_aim else "",
+            f"<= {AIM_RATIO:.0%}, {meets(added <= AIM_RATIO)}" if has_aim else "",
         )
     pace = Text(f"{result.tokens_per_second:,.0f} tokens/s; with / without {result.pace_ratio:.3f}")
-    return Group(table, pace, *_notes(result.void, 0.0))
+    return Group(table, pace, *notes_below(result.void, 0.0))
 
 
 def tracing_cost(result: TracingCost) -> Group:
@@ -152,10 +140,10 @@ def tracing_cost(result: TracingCost) -> Group:
                 f"{result.off_us[name]:.2f}",
                 f"{added:+.1%}",
                 " ".join(f"{value:+.1%}" for value in result.overheads[ratio][name]),
-                f"<= {TRACING_AIM:.0%}, {_meets(added <= TRACING_AIM)}" if (ratio, name) == (RATIOS[0], ALL) else "",
+                f"<= {TRACING_AIM:.0%}, {meets(added <= TRACING_AIM)}" if (ratio, name) == (RATIOS[0], ALL) else "",
             )
     pace = Text(f"{result.tokens_per_second:,.0f} tokens/s; {result.num_batches} batches of spans")
-    return Group(table, pace, *_notes(result.void, 0.0))
+    return Group(table, pace, *notes_below(result.void, 0.0))
 
 
 def step_cpu(rows: Iterable[StepCpu]) -> Table:
@@ -218,111 +206,6 @@ def core(rows: Iterable[CoreCost]) -> Table:
     return table
 
 
-def sim_speed(result: SimSpeed) -> Group:
-    """Show what a simulated request costs, beside the bare loop."""
-    table = Table(title="Simulator: CPU of a whole run, beside a bare closed-form loop")
-    table.add_column("load", overflow="fold")
-    for name in ("requests", "core", "us/request", "requests/s", "tokens/s", "bare us/request", "ours / bare"):
-        table.add_column(name, justify="left" if name == "core" else "right", no_wrap=True)
-    for row in result.rows.values():
-        for core in result.cores:
-            bare_us, ratio = row.bare_us_per_request, row.bare_ratio(core)
-            rate = row.requests_per_second(core)
-            table.add_row(
-                *((row.title, f"{row.num_requests:,}") if core is result.cores[0] else ("", "")),
-                core,
-                f"{row.us_per_request(core):.2f}",
-                f"{rate:,.0f}",
-                f"{rate * row.output_tokens / row.num_requests:,.0f}",
-                "-" if bare_us is None else f"{bare_us:.2f}",
-                "-" if ratio is None else f"{ratio:.2f}",
-                end_section=core is result.cores[-1],
-            )
-    aims = Table(box=None)
-    aims.add_column("")
-    for name in (*result.cores, "aim"):
-        aims.add_column(name, justify="right", no_wrap=True)
-    rows, large = result.rows, f"{result.rows['uniform'].num_requests:,}"
-    small = f"{result.rows['uniform small'].num_requests:,}"
-    figures: list[tuple[str, Callable[[Core], float | None], float]] = [
-        ("Vidur's run, ours / bare", rows["vidur"].bare_ratio, BARE_AIM),
-        ("uniform, ours / bare", rows["uniform"].bare_ratio, BARE_AIM),
-        (f"uniform, cost per request with {large} / {small}", result.growth_ratio, GROWTH_AIM),
-        ("uniform, cost with outputs twice as long / as they are", result.length_ratio, LENGTH_AIM),
-    ]
-    for name, figure, aim in figures:
-        values = [figure(core) or 0.0 for core in result.cores]
-        aims.add_row(name, *(f"{value:.2f} {_meets(value <= aim)}" for value in values), f"at most {aim:g}")
-    for load in [name for name in RATE_AIMS if name in rows]:
-        rates = [(rows[load].requests_per_second(core), RATE_AIMS[load].get(core)) for core in result.cores]
-        aims.add_row(
-            f"{load}, requests/s",
-            *(f"{rate:,.0f}" if least is None else f"{rate:,.0f} {_meets(rate >= least)}" for rate, least in rates),
-            " and ".join(f"{least:,.0f} {core}" for core, least in RATE_AIMS[load].items()),
-        )
-    peak = rows["uniform"].peak_rss_mb or 0.0
-    aims.add_row(
-        f"uniform, peak memory with {large} requests, MB",
-        f"{peak:.0f} {_meets(peak <= MEMORY_AIM_MB)}",
-        *[""] * (len(result.cores) - 1),
-        f"at most {MEMORY_AIM_MB:g}",
-    )
-    hint = "" if Core.COMPILED in result.cores else "[dim]no compiled core in build/compiled; make compiled[/]"
-    return Group(table, aims, _peers(result), hint)
-
-
-def _peers(result: SimSpeed) -> Group:
-    """Show the other simulators, and how many times as many requests ours does."""
-    table = Table(title="Other simulators, in turn with ours", box=None)
-    table.add_column("", overflow="fold")
-    for name in ("requests/s", "simulated TPOT, ms", *(f"ours / theirs, {core}" for core in result.cores)):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in result.peers:
-        rate = row.requests_per_second
-        if rate is not None:
-            ours = (result.rows[row.peer.load].requests_per_second(core) / rate for core in result.cores)
-            table.add_row(
-                row.peer.title, f"{rate:,.0f}", f"{row.mean_tpot_ms:.1f}", *(f"{ratio:.2f}" for ratio in ours)
-            )
-    missing = [row.peer.missing for row in result.peers if row.requests_per_second is None]
-    return Group(*[table] * bool(table.row_count), *(f"[dim]{line}[/]" for line in missing))
-
-
-def sim_growth(result: Growth) -> Group:
-    """Show what a simulated request costs in larger and larger runs, and the command's memory."""
-    table = Table(title=f"Simulator: cost of a request as runs grow, {result.core} core")
-    for name in ("series", "size", "us/request", "peak MB", "largest / smallest"):
-        table.add_column(name, justify="left" if name == "series" else "right", no_wrap=True)
-    for name, points in result.series.items():
-        ratio = result.ratio(name)
-        for point in points:
-            is_last = point is points[-1]
-            table.add_row(
-                name if point is points[0] else "",
-                f"{point.size:,}",
-                f"{point.cost_us:.1f}",
-                f"{max(point.peak_rss_mb):.0f}",
-                f"{ratio:.2f} {_meets(ratio <= FLAT_AIM)}" if is_last else "",
-                end_section=is_last,
-            )
-    memory = Table(title="lorrery simulate: peak memory", box=None)
-    for name in ("", "MB", "aim"):
-        memory.add_column(name, justify="right" if name else "left", no_wrap=True)
-    for number, (name, peak) in enumerate(result.command.items()):
-        has_aim = number < 2  # the others are there for what one more request takes
-        memory.add_row(
-            name,
-            f"{peak:.0f} {_meets(peak <= COMMAND_AIM_MB) if has_aim else ''}",
-            f"at most {COMMAND_AIM_MB:g}" if has_aim else "",
-        )
-    memory.add_row(
-        "one more request that waits, KB",
-        f"{result.waiting_kb:.2f} {_meets(result.waiting_kb <= WAITING_AIM_KB)}",
-        f"at most {WAITING_AIM_KB:g}",
-    )
-    return Group(table, memory)
-
-
 def failures(rows: Iterable[Failure]) -> Table:
     """Show what each fault did to streams, what it counted, and what was logged."""
     table = Table(title="Failures: what clients see, and for how long")
@@ -339,48 +222,6 @@ def failures(rows: Iterable[Failure]) -> Table:
             ", ".join(row.logged),
         )
     return table
-
-
-def live_vs_sim(result: LiveVsSim) -> Group:
-    """Show what clients saw beside what the simulation says they would."""
-    table = Table(title="Live against simulated: what a load generator sees")
-    for name in (
-        "",
-        "live p50, ms",
-        "simulated",
-        "difference",
-        "live p99, ms",
-        "simulated",
-        "difference",
-        "aim of p50",
-    ):
-        table.add_column(name, justify="right" if name else "left", no_wrap=True)
-    for name, figure in result.figures.items():
-        aim = ""
-        if figure.aim is not None:
-            aim = f"within {figure.aim:.0%}, {_meets(abs(figure.difference) <= figure.aim)}"
-        table.add_row(
-            name,
-            f"{figure.live_p50:.2f}",
-            f"{figure.simulated_p50:.2f}",
-            f"{figure.difference:+.2%}",
-            f"{figure.live_p99:.2f}",
-            f"{figure.simulated_p99:.2f}",
-            f"{figure.p99_difference:+.2%}",
-            aim,
-        )
-    replayed = result.replayed
-    verdict = "[green]equal[/]" if result.equal else f"[red]different[/]: {replayed.differences[0]}"
-    load = (
-        f"{result.num_requests} requests in {result.seconds:.0f} s, at most {result.most_streams} at once; sent late by"
-        f" {result.send_delay_p99_ms:.1f} ms (p99); simulated in {result.simulated_cpu_seconds:.2f} s of CPU"
-    )
-    journal = (
-        f"the scheduler's journal, replayed: {verdict}; {replayed.num_plans} plans, {replayed.num_steps} steps,"
-        f" {replayed.num_tokens} tokens; given {replayed.num_gaps} gaps, {replayed.num_late} late inputs"
-    )
-    notes = [load, journal, *(f"[yellow]{warning}[/]" for warning in result.warnings)]
-    return Group(table, *(Text.from_markup(note) for note in notes))
 
 
 def overload(result: Overload) -> Group:
@@ -417,26 +258,3 @@ def overload(result: Overload) -> Group:
         f"back to normal {result.back_to_normal_seconds:.1f} s after the overload",
     )
     return Group(table, *(Text(note) for note in notes))
-
-
-def _notes(void: str, delay: float | None) -> list[Text]:
-    notes = []
-    if void:
-        notes.append(Text(f"VOID: {void}", style="bold red"))
-    if delay is None:
-        notes.append(Text("this kernel does not tell how long a process waits for a core", style="yellow"))
-    elif delay > BUSY_DELAY:
-        notes.append(Text(f"busy machine: a process waited for a core {delay:.0%} of the time", style="yellow"))
-    return notes
-
-
-def _meets(met: bool) -> str:
-    return "[green]met[/]" if met else "[yellow]missed[/]"
-
-
-def _ms(seconds: Iterable[float | None]) -> str:
-    return ", ".join("-" if value is None else f"{value * 1e3:.2f}" for value in seconds) + " ms"
-
-
-def _percent(ratio: float | None) -> str:
-    return "unknown" if ratio is None else f"{ratio:.1%}"

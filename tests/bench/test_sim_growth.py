@@ -6,7 +6,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from bench import sim_growth, tables
+from bench import sim_growth, sim_tables
 from bench.sim_growth import SERIES, Growth, Point
 from bench.sim_scenarios import Scenario
 from bench.sim_speed import simulate
@@ -40,7 +40,7 @@ def test_growth_and_memory_are_shown_beside_their_aims() -> None:
     growth = Growth("interpreted", {"workers.least_loaded": points}, {"a": 250.0, "b": 310.0, "c": 90.0}, 0.98)
     assert growth.ratio("workers.least_loaded") == 2
     shown = Console(file=StringIO(), width=120)
-    shown.print(tables.sim_growth(growth))
+    shown.print(sim_tables.sim_growth(growth))
     text = shown.file.getvalue()  # type: ignore[attr-defined]
     assert "2.00" in text
     assert "at most 300" in text

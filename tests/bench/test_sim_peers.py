@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 from rich.console import Console
 
-from bench import sim_scenarios, tables
+from bench import sim_scenarios, sim_tables
 from bench.cluster import BenchBrokenError
 from bench.sim_peers import PEERS, Peers
 from bench.sim_speed import Core, SimSpeed, SpeedRow
@@ -55,7 +55,7 @@ def shown(peers: Peers) -> str:
     row = SpeedRow("vidur", "a load", 6, 6, 100, {Core.INTERPRETED: [0.5]}, [0.5])
     rows = dict.fromkeys(("vidur", "uniform small", "doubled", "uniform", "mooncake"), row)
     console = Console(file=io.StringIO(), width=160)
-    console.print(tables.sim_speed(SimSpeed(rows, peers.rows)))
+    console.print(sim_tables.sim_speed(SimSpeed(rows, peers.rows)))
     return console.file.getvalue()
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from bench import sim_scenarios, sim_speed, tables
+from bench import sim_scenarios, sim_speed, sim_tables
 from bench.cluster import BenchBrokenError
 from bench.sim_speed import SCENARIOS, CompiledCore, Core, SimSpeed, Sizes, SpeedRow, measure, simulate, simulate_bare
 
@@ -51,7 +51,7 @@ def test_a_whole_measurement_is_shown_and_written(monkeypatch, tmp_path):
     assert all(len(row["cpu_seconds"]["interpreted"]) == 1 for row in content["rows"].values())
     assert content["rows"]["uniform"]["peak_rss_mb"] > 1
     shown = Console(file=io.StringIO(), width=120)
-    shown.print(tables.sim_speed(result))
+    shown.print(sim_tables.sim_speed(result))
     text = shown.file.getvalue()
     assert "at most 8" in text
     assert "VIDUR_PYTHON" in text
@@ -65,7 +65,7 @@ def test_both_cores_are_shown_beside_each_other():
     assert row.bare_ratio(Core.INTERPRETED) == pytest.approx((3.0 / 0.5 + 4.0 / 0.25) / 2)
     result = SimSpeed(dict.fromkeys(("vidur", "uniform small", "doubled", "uniform"), row))
     shown = Console(file=io.StringIO(), width=120)
-    shown.print(tables.sim_speed(result))
+    shown.print(sim_tables.sim_speed(result))
     assert "4.00 met" in shown.file.getvalue()
     assert "make compiled" not in shown.file.getvalue()
 
