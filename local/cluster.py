@@ -21,10 +21,10 @@ from grpc_health.v1 import health_pb2
 
 from lorrery.chassis.channel import open_channel
 from lorrery.chassis.errors import LorreryError
-from lorrery.chassis.names import gpu_names
-from lorrery.local import kv_event_ports
+from lorrery.local import addresses
 from lorrery.local.processes import ForkServer
-from lorrery.local.service_process import ServiceProcess, last_words
+from lorrery.local.service_process import ServiceProcess, Show, last_words
+from lorrery.local.worker_processes import WorkerProcesses
 from lorrery.settings import Settings, load
 
 START_SECONDS = 60.0
@@ -36,14 +36,6 @@ STOP_MARGIN_SECONDS = 3.0
 POLL_SECONDS = 0.02
 PAGE = "web"
 """The name of the process that serves the page."""
-_ADDRESSES = {
-    "scheduler": ("listen", "metrics"),
-    "worker": ("listen", "metrics"),
-    "router": ("listen", "metrics", "http", "vllm_grpc", "smg_vllm_grpc", "sglang_grpc"),
-}
-
-Show = Callable[[str, str], None]
-"""Takes a process's name and one line of its output."""
 
 
 class LocalCluster:
@@ -81,17 +73,14 @@ class LocalCluster:
     ) -> None:
         self.settings: Settings = load(config, overrides)
         if free_ports:
-            overrides = [*_free_ports(self.settings), *overrides]
+            overrides = [*addresses.free_ports(self.settings), *overrides]
             self.settings = load(config, overrides)
         count = self.settings.num_worker_processes(num_workers, 1)
-        kinds = self.settings.kinds(count)
-        self._start_up_seconds = max(kind.worker.startup_seconds for kind, _ in kinds)
-        self._workers = self.settings.workers_of_processes(count)
-        kv_event_ports.check_ports(self.settings, sum(map(len, self._workers.values())))
+        self._workers = WorkerProcesses(self.settings, count)
+        self._start_up_seconds = max(kind.worker.startup_seconds for kind, _ in self._workers.kinds)
         self.processes: dict[str, ServiceProcess] = {}
         self._config = config
         self._overrides = list(overrides)
-        self._groups = self.settings.groups_of_processes(count)
         self._show = show
         self._on_change = on_change
         self._page = page
@@ -112,15 +101,15 @@ class LocalCluster:
             await self._start("scheduler", "scheduler", [])
             await self._listening("scheduler")
             address = self.processes["scheduler"].grpc
-            for index, name in enumerate(self._workers):
-                await self._start(name, "worker", self._worker_overrides(index, address))
+            for name in self.worker_processes:
+                await self._start(name, "worker", self._workers.overrides(name, address))
             await self._start("router", "router", [f"router.schedulers={json.dumps([address])}"])
             for name in self.processes:
                 await self._listening(name)
             if self._page:
                 await self._start(PAGE, "orrery", [], [*self._page_port, "--target", self.router_address])
                 await self._listening(PAGE)
-            for name in [*self._workers, "router"]:
+            for name in [*self.worker_processes, "router"]:
                 await self.serving(name)
         except BaseException:
             await self._end_now()
@@ -165,17 +154,17 @@ class LocalCluster:
     @property
     def worker_kinds(self) -> list[tuple[Settings, int]]:
         """The settings of each kind of worker, and how many there are of it."""
-        return self.settings.kinds(len(self._groups))
+        return self._workers.kinds
 
     @property
     def worker_processes(self) -> dict[str, tuple[str, ...]]:
         """`worker-0`, `worker-1`, ..., and the names of each one's workers: the same, or one for each of its GPUs."""
-        return self._workers
+        return self._workers.workers
 
     @property
     def worker_names(self) -> list[str]:
         """The workers: `worker-0`, `worker-1`, ..., or `worker-0.0`, `worker-0.1`, ..."""
-        return [name for names in self._workers.values() for name in names]
+        return [name for names in self.worker_processes.values() for name in names]
 
     def metrics_address(self, name: str) -> str:
         """Return HOST:PORT of a process's Prometheus endpoint."""
@@ -206,11 +195,7 @@ class LocalCluster:
             await self._start(name, old.service, [], arguments)
             await self._listening(name)
             return
-        addresses = {"listen": old.grpc, "metrics": old.metrics, "http": old.http, **old.others}
-        again = [f"{old.service}.{key}={addresses.get(key, '')}" for key in _ADDRESSES[old.service]]
-        if old.service == "worker":
-            again += kv_event_ports.taken_again(self.settings, old.others)
-        overrides = [*old.overrides, *again]
+        overrides = [*old.overrides, *addresses.taken_again(self.settings, old)]
         await self._start(name, old.service, overrides)
         await self._listening(name)
         if wait:
@@ -232,15 +217,8 @@ class LocalCluster:
             group: of `[[workers]]`; None: there are no groups.
             name: of one that has ended, in whose place it is; None: the group's lowest that is free.
         """
-        known = zip(self._workers, self._groups, strict=True)
-        free = (one for one, its_group in known if its_group == group and self._is_free(one))
-        name = name or next(free, None)
-        if name is None:
-            name = f"worker-{len(self._workers)}"
-            kind = self.settings if group is None else self.settings.for_group(group)
-            self._workers[name] = gpu_names(name, kind.worker.gpus)
-            self._groups.append(group)
-        overrides = self._worker_overrides(list(self._workers).index(name), self.scheduler_address)
+        name = name or self._workers.free_name(group, self._is_free)
+        overrides = self._workers.overrides(name, self.scheduler_address)
         await self._start(name, "worker", [*overrides, f"worker.startup_seconds={start_up_seconds}"])
         return name
 
@@ -313,17 +291,6 @@ class LocalCluster:
         finally:
             await channel.close()
 
-    def _worker_overrides(self, index: int, scheduler: str) -> list[str]:
-        names = list(self._workers)
-        overrides = [f"worker.name={names[index]}", f"worker.scheduler={scheduler}"]
-        if (group := self._groups[index]) is not None:
-            overrides.append(f"worker.group={group}")
-        for key in ("listen", "metrics"):
-            host, _, port = getattr(self.settings.worker, key).rpartition(":")
-            overrides.append(f"worker.{key}={host}:{int(port) + index if int(port) else 0}")
-        before = sum(len(self._workers[name]) for name in names[:index])
-        return overrides + kv_event_ports.own_endpoints(self.settings, before)
-
     async def _start(self, name: str, service: str, overrides: list[str], further: Sequence[str] = ()) -> None:
         assert self._announcements is not None, "start it with `async with`"
         assert self._fork_server is not None
@@ -342,23 +309,10 @@ class LocalCluster:
         entry.watcher = asyncio.create_task(self._watch(entry), name=f"watch {name}")
 
     async def _watch(self, entry: ServiceProcess) -> None:
-        """Pass the process's output on, line by line, until it ends."""
-        rest = b""
-        while chunk := await entry.process.stdout.read(65536):
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                self._pass_on(entry, line)
-        if rest:
-            self._pass_on(entry, rest)
-        await entry.process.wait()
+        await entry.pass_on(self._show)
         self._on_change()
         if not entry.exit_expected:
             self._ended.put_nowait(entry)
-
-    def _pass_on(self, entry: ServiceProcess, line: bytes) -> None:
-        text = line.decode(errors="replace")
-        entry.tail.append(text)
-        self._show(entry.name, text)
 
     async def _listening(self, name: str) -> None:
         """Wait for the announcement of a process, and note its addresses."""
@@ -367,11 +321,7 @@ class LocalCluster:
             while not process.announce.exists():
                 await self._check_alive(process)
                 await asyncio.sleep(POLL_SECONDS)
-        addresses = json.loads(process.announce.read_text(encoding="utf-8"))
-        process.grpc, process.metrics = addresses.get("grpc", ""), addresses.get("metrics", "")
-        process.http = addresses.get("http", "")
-        usual = ("grpc", "metrics", "http", "pid")
-        process.others = {name: address for name, address in addresses.items() if name not in usual}
+        process.read_announcement()
         self._on_change()
 
     @contextlib.asynccontextmanager
@@ -424,13 +374,3 @@ class LocalCluster:
         watchers = [entry.watcher for entry in entries if entry.watcher is not None]
         if watchers:
             await asyncio.wait(watchers, timeout=seconds)
-
-
-def _free_ports(settings: Settings) -> list[str]:
-    """Return the overrides with which every service listens on a free port of the host that the settings name."""
-    addresses = {
-        f"{section}.{key}": getattr(getattr(settings, section), key)
-        for section, keys in _ADDRESSES.items()
-        for key in keys
-    }
-    return [f"{name}={address.rpartition(':')[0]}:0" for name, address in addresses.items() if address]

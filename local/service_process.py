@@ -1,14 +1,19 @@
 """One service's process, as the cluster that started it sees it: where it listens, what it printed last, its end."""
 
 import asyncio
+import json
 import signal
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from lorrery.local.processes import Forked
 
 _TAIL_LINES = 5
+
+Show = Callable[[str, str], None]
+"""Takes a process's name and one line of its output."""
 
 
 @dataclass
@@ -47,6 +52,30 @@ class ServiceProcess:
     def kill(self) -> None:
         """Kill it, if it still runs; its end counts as one that nobody asked for."""
         self.signal(signal.SIGKILL)
+
+    async def pass_on(self, show: Show) -> None:
+        """Pass on what it prints, line by line, until it has ended."""
+        rest = b""
+        while chunk := await self.process.stdout.read(65536):
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                self._pass_on(line, show)
+        if rest:
+            self._pass_on(rest, show)
+        await self.process.wait()
+
+    def _pass_on(self, line: bytes, show: Show) -> None:
+        text = line.decode(errors="replace")
+        self.tail.append(text)
+        show(self.name, text)
+
+    def read_announcement(self) -> None:
+        """Note where it listens, as it has announced."""
+        addresses = json.loads(self.announce.read_text(encoding="utf-8"))
+        self.grpc, self.metrics = addresses.get("grpc", ""), addresses.get("metrics", "")
+        self.http = addresses.get("http", "")
+        usual = ("grpc", "metrics", "http", "pid")
+        self.others = {name: address for name, address in addresses.items() if name not in usual}
 
 
 def describe_exit(code: int | None) -> str:

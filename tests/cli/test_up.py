@@ -296,16 +296,3 @@ async def test_killed_process_starts_again_on_its_ports(start_cluster: StartClus
     assert (after.grpc, after.metrics) == (before.grpc, before.metrics)
     assert after.pid != before.pid
     await cluster.serving("router")
-
-
-def test_fixed_worker_ports_count_up():
-    cluster = LocalCluster(None, ["worker.listen=127.0.0.1:0", "worker.metrics=127.0.0.1:9103"], 3)
-    overrides = [cluster._worker_overrides(index, "host:1") for index in range(3)]
-    assert overrides[0] == [
-        *("worker.name=worker-0", "worker.scheduler=host:1"),
-        *("worker.listen=127.0.0.1:0", "worker.metrics=127.0.0.1:9103"),
-    ]
-    assert [override[3] for override in overrides[1:]] == [
-        "worker.metrics=127.0.0.1:9104",
-        "worker.metrics=127.0.0.1:9105",
-    ]

@@ -1,0 +1,63 @@
+"""Which worker processes a cluster on one machine has: their names, the `[[workers]]` group of each, its own settings.
+
+A process has one worker of its name, or several where a host has several GPUs: `worker-0.0`, `worker-0.1`.
+"""
+
+from collections.abc import Callable
+
+from lorrery.chassis.names import gpu_names
+from lorrery.local import addresses, kv_event_ports
+from lorrery.settings import Settings
+
+
+class WorkerProcesses:
+    """See the module.
+
+    Args:
+        settings: of the cluster.
+        count: how many there are at first.
+
+    Attributes:
+        workers: the names of each process's workers, by its own.
+
+    Raises:
+        SettingsError: ports of theirs meet.
+    """
+
+    def __init__(self, settings: Settings, count: int) -> None:
+        self._settings = settings
+        self.workers = settings.workers_of_processes(count)
+        self._groups = settings.groups_of_processes(count)
+        kv_event_ports.check_ports(settings, sum(map(len, self.workers.values())))
+
+    @property
+    def kinds(self) -> list[tuple[Settings, int]]:
+        """The settings of each kind of worker, and how many there are of it."""
+        return self._settings.kinds(len(self._groups))
+
+    def free_name(self, group: int | None, is_free: Callable[[str], bool]) -> str:
+        """Return a group's first name that nobody has; if there is none, a new one, which is then the group's.
+
+        Args:
+            group: of `[[workers]]`; None: there are no groups.
+            is_free: tells it of a name.
+        """
+        known = zip(self.workers, self._groups, strict=True)
+        name = next((one for one, its_group in known if its_group == group and is_free(one)), None)
+        if name is None:
+            name = f"worker-{len(self.workers)}"
+            kind = self._settings if group is None else self._settings.for_group(group)
+            self.workers[name] = gpu_names(name, kind.worker.gpus)
+            self._groups.append(group)
+        return name
+
+    def overrides(self, name: str, scheduler: str) -> list[str]:
+        """Return how a process's settings differ from the cluster's; it dials this scheduler."""
+        names = list(self.workers)
+        index = names.index(name)
+        overrides = [f"worker.name={name}", f"worker.scheduler={scheduler}"]
+        if (group := self._groups[index]) is not None:
+            overrides.append(f"worker.group={group}")
+        before = sum(len(self.workers[name]) for name in names[:index])
+        own_ports = addresses.counted_up(self._settings, index)
+        return overrides + own_ports + kv_event_ports.own_endpoints(self._settings, before)
