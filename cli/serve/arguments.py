@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 
 from lorrery.chassis.errors import SettingsError
-from lorrery.cli.serve.flags import FLAGS, Flag
+from lorrery.cli.serve.flag import Flag
+from lorrery.cli.serve.flags import FLAGS
 from lorrery.cli.serve.not_taken import instead_of
 
 _OWN = ("--set", "--print-config", "--dry-run", "--version", "--help", "-h")

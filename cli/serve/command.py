@@ -8,7 +8,8 @@ import typer
 
 from lorrery.chassis.commands import Command, command_app
 from lorrery.cli.serve.arguments import arranged
-from lorrery.cli.serve.flags import takes_flags
+from lorrery.cli.serve.flag import takes_flags
+from lorrery.cli.serve.flags import FLAGS
 from lorrery.cli.version import VersionOption
 from lorrery.local.processes import ForkServer
 
@@ -23,7 +24,7 @@ class _Command(Command):
 
 
 @app.command(cls=_Command)
-@takes_flags
+@takes_flags(FLAGS)
 def serve(
     model_name: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="A model of the catalogue.", show_default=False)

@@ -4,52 +4,14 @@ One table makes the command line, its help and docs/serve.md. A flag either sets
 name in `settings.py`.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from inspect import Parameter, Signature
-from typing import Annotated, Any, TypeVar
+from typing import Any
 
-import typer
+from lorrery.cli.serve.flag import Flag
 
 _MODEL, _BATCHES, _KV, _LORA = "Model and GPU", "Batches", "KV cache", "Adapters"
 _SERVER, _TIME, _AS_IT_IS = "Server", "Output, time and faults", "Accepted: it is so in any case"
 
-_METAVARS = {str: "NAME", int: "N", float: "X", bool: None, list[str]: "NAME"}
-
 NOTHING = "nothing: it is so in any case"
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """One flag, which may have several names.
-
-    Attributes:
-        names: as on the command line, this command's own first; `--a/--no-a` where it can be turned off.
-        kind: of its value; `list[str]` takes several after one flag, as vLLM does.
-        panel: of the help.
-        help: one sentence.
-        sets: the setting, or what `settings.py` makes of it in words.
-        plain: whether the setting gets the value as it is.
-        least: lowest value.
-        metavar: of the value in the help.
-        variable: environment variable that stands for it.
-    """
-
-    names: tuple[str, ...]
-    kind: type[Any]
-    panel: str
-    help: str
-    sets: str
-    plain: bool = True
-    least: float | None = None
-    metavar: str | None = None
-    variable: str | None = None
-
-    @property
-    def key(self) -> str:
-        """Its name as a parameter."""
-        return self.names[0].partition("/")[0].removeprefix("--").replace("-", "_")
 
 
 def _flag(names: str, kind: type[Any], panel: str, sets: str, text: str, **more: Any) -> Flag:  # noqa: ANN401
@@ -401,28 +363,3 @@ FLAGS = (
     _flag("--engine-type", str, _AS_IT_IS, NOTHING, "vllm.", plain=False),
 )
 """All of them, as the help and docs/serve.md show them."""
-
-
-def takes_flags(command: _F) -> _F:
-    """Give a function of `**given` the parameters that typer makes the flags of."""
-    parameters = [
-        Parameter(flag.key, Parameter.KEYWORD_ONLY, default=None, annotation=_annotation(flag)) for flag in FLAGS
-    ]
-    own = [one for one in Signature.from_callable(command).parameters.values() if one.kind != Parameter.VAR_KEYWORD]
-    signature = Signature([*own, *parameters])
-    setattr(command, "__signature__", signature)  # noqa: B010  what inspect, and so typer, goes by
-    return command
-
-
-def _annotation(flag: Flag) -> Any:  # noqa: ANN401  what typer reads
-    option = typer.Option(
-        *flag.names,
-        help=flag.help,
-        metavar=flag.metavar or _METAVARS[flag.kind],
-        rich_help_panel=flag.panel,
-        min=flag.least,
-        envvar=flag.variable,
-        show_envvar=False,
-        show_default=False,
-    )
-    return Annotated[flag.kind | None, option]

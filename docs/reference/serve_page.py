@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from docs.reference.pages import DO_NOT_EDIT, table
-from lorrery.cli.serve.flags import FLAGS, Flag
+from lorrery.cli.serve.flag import Flag
+from lorrery.cli.serve.flags import FLAGS
 from lorrery.cli.serve.not_taken import groups
 
 INTRODUCTION = f"""# lorrery serve
