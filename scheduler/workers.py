@@ -10,6 +10,7 @@ Nothing here awaits; what is to be sent gathers in an outbox that the stream's w
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from lorrery.chassis.awake import AwakeClock
@@ -27,6 +28,7 @@ from lorrery.scheduler.inputs import Inputs
 from lorrery.scheduler.journal import WorkerJournal
 from lorrery.scheduler.kv_events import WorkerKvEvents
 from lorrery.scheduler.messages import ProtocolError, StepReport, WorkerHello
+from lorrery.scheduler.next_decision import NextDecision
 from lorrery.scheduler.outbox import Outbox
 from lorrery.scheduler.outcomes import Outcomes, RequestOwner
 from lorrery.scheduler.running_plan import MAX_AHEAD_PS, RunningPlan
@@ -105,9 +107,7 @@ class Dispatcher:
         self._running: RunningPlan | None = None
         self._plan_id = 0  # of the last plan
         self._boundary_ps = 0
-        self._idle_until_ps: int | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._soon: asyncio.Handle | None = None
+        self._next_decision = NextDecision(self._clock, partial(self._guarded, self._decide))
         self.outbox = Outbox()
         self._given_up = asyncio.Event()
         self._adapter_log = member.replica.adapters.log = AdapterLog()
@@ -183,13 +183,7 @@ class Dispatcher:
         if self.loss:
             return
         if running is None:
-            # Not at once: what comes in together, such as the sequences of a lost worker, is decided on together.
-            # Nor before what a timer that fires late should have brought already.
-            if self._soon is None:
-                until_ps = self._idle_until_ps
-                self._stop_waiting()
-                first_ps = at_ps if until_ps is None else min(at_ps, until_ps)
-                self._soon = asyncio.get_running_loop().call_soon(self._guarded, self._decide, first_ps)
+            self._next_decision.soon(at_ps)
         elif heeded and running.steps_left > 1 and not running.interrupted:
             running.interrupted = True
             self.outbox.send(wire_workers.interrupt(running.plan_id, at_ps))
@@ -228,7 +222,7 @@ class Dispatcher:
         assert self._running is None, f"plan {self._plan_id} runs"
         at_ps = max(at_ps, self._boundary_ps)
         while True:
-            self._stop_waiting()
+            self._next_decision.cancel()
             started = time.thread_time()
             decision = self.member.plan(at_ps)
             self._metrics.plan_seconds.observe(time.thread_time() - started)
@@ -257,7 +251,7 @@ class Dispatcher:
             self.outbox.send(wire_workers.write_leaves(decision, self._plan_id, at_ps, self._clock.now_ps()))
         if decision.until_ps is not None and decision.until_ps <= self._clock.now_ps():
             return decision.until_ps
-        self._wait(decision.until_ps)
+        self._next_decision.wait(decision.until_ps)
         return None
 
     def _note_adapters(self) -> None:
@@ -286,20 +280,6 @@ class Dispatcher:
         self._metrics.plans.inc()
         self.watch.has_plan(self._plan_id, self._cluster.awake.now())
         self.outbox.send(message)
-
-    def _wait(self, until_ps: int | None) -> None:
-        self._idle_until_ps = until_ps
-        if until_ps is not None:
-            loop = asyncio.get_running_loop()
-            delay = self._clock.to_monotonic(until_ps) - time.monotonic()
-            self._timer = loop.call_later(max(0.0, delay), self._guarded, self._decide, until_ps)
-
-    def _stop_waiting(self) -> None:
-        for handle in (self._timer, self._soon):
-            if handle is not None:
-                handle.cancel()
-        self._timer = self._soon = None
-        self._idle_until_ps = None
 
     # --- what the worker did ----------------------------------------------------------------------------------------
 
@@ -404,7 +384,7 @@ class Dispatcher:
 
     def stop(self) -> None:
         """Decide nothing any more; the worker is gone."""
-        self._stop_waiting()
+        self._next_decision.cancel()
         self._running = None
 
     def lost(self, gave_back: GaveBack, at_ps: int) -> None:
