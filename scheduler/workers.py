@@ -338,6 +338,8 @@ class Dispatcher:
         except Exception:
             fan_out.take_back()  # they are made again elsewhere
             raise
+        if not step.hand_back:
+            self.replica.make_room()  # the next step begins; whoever looks meanwhile finds no block that it takes
         cpu_seconds = time.thread_time() - started
         self._note_adapters()
         fan_out.send(step.token_ids_u32, step_ps)

@@ -253,6 +253,8 @@ class ReplayWorker:
         over = bool(outcome.finished) and (not plan.hold or not self._gpu.num_unended)
         if over or not self._steps_left or (self._until_ps is not None and end_ps >= self._until_ps):
             self._plan, self._due_ps = None, end_ps
+        else:
+            self.member.replica.make_room()
 
     # --- comparing --------------------------------------------------------------------------------------------------
 

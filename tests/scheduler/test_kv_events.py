@@ -154,3 +154,20 @@ async def test_a_worker_that_publishes_is_listed_with_its_addresses_and_gets_its
     message = await asyncio.wait_for(attach.read(), 5)
     assert [len(event.stored.block_hashes) for event in message.kv_events.events] == [2]
     assert (await worker.plan()).decode
+
+
+async def test_a_block_goes_when_the_step_begins_that_takes_its_place() -> None:
+    paged = ("scheduler.memory='paged'", "scheduler.watermark=0.0", "scheduler.prefix_cache.kind='blocks'")
+    async with Harness(load(None, (*OVERRIDES, *paged))) as scheduler:
+        worker = await scheduler.attach(pool=64)  # four blocks, of which the first request leaves two
+        await serve(scheduler, worker, 1)
+        call = watch(scheduler)
+        assert await read(call) == ("w", [("cleared", 0), ("stored", 2)])
+        router = await scheduler.route()
+        await router.submit(2, prompt=1, max_new=60, produced=range(900, 930))  # so it finds nothing in the cache
+        await worker.step(await worker.plan())
+        plan = await worker.plan()
+        assert plan.max_steps > 2
+        assert await read(call) == ("w", [("stored", 1)])
+        await worker.step(plan)  # which fills the second of its blocks; the next step takes a third
+        assert await read(call) == ("w", [("removed", 1)])
