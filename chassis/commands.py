@@ -5,8 +5,10 @@ stand: examples under a line `Examples:`, files, formulas.
 """
 
 import re
+from collections.abc import Iterator
 from inspect import cleandoc
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 from rich.markup import escape
@@ -42,14 +44,24 @@ ApiKey = Annotated[
 
 
 class Command(TyperCommand):
-    """Shows its docstring as above; brackets in it are text, not markup."""
+    """Shows its docstring as above; brackets in it are text, not markup. A path that is given is not empty."""
 
     def __init__(self, *arguments: Any, help: str | None = None, **given: Any) -> None:  # noqa: A002, ANN401  click's
         super().__init__(*arguments, help=None if help is None else _wrapped(help), **given)
 
     # Which module click's Context is in differs between versions of typer.
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
-        """Let messages on wrong values say which value was given, as those on settings do."""
+        """Let messages on wrong values say which value was given, as those on settings do, and refuse an empty path.
+
+        To pathlib the empty path is the current directory; in a script it is a variable that is not set.
+        """
+        given: dict[str, Any] = self.make_parser(ctx).parse_args(args=list(args))[0]
+        paths = set(self._paths())
+        parameter: Any  # its class differs between versions of typer
+        for parameter in self.params:
+            value = given.get(parameter.name or "")
+            if parameter.name in paths and (value == "" or (isinstance(value, list | tuple) and "" in value)):
+                raise typer.BadParameter("the path is empty; name one, or leave it out", ctx=ctx, param=parameter)
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
@@ -57,6 +69,13 @@ class Command(TyperCommand):
             if isinstance(reason, ValueError) and hasattr(reason, "errors"):  # pydantic's
                 error.message += f", got {quoted(str(reason.errors()[0]['input']))}"
             raise
+
+    def _paths(self) -> Iterator[str | None]:
+        """Yield the names of the parameters that are paths, by their type or by what the help calls their value."""
+        for name, kind in get_type_hints(self.callback).items():
+            if any(Path in (one, *get_args(one)) for one in (kind, *get_args(kind))):
+                yield name
+        yield from (parameter.name for parameter in self.params if parameter.metavar in ("FILE", "DIR", "PATH"))
 
 
 def command_app(text: str | None = None, *, no_args_is_help: bool = False) -> typer.Typer:

@@ -31,6 +31,8 @@ from lorrery.worker.device.basis import grounds
 TRACE_FILE = "trace.json"
 _SIMULATION, _OUTPUT = "Simulation", "Output"
 _PERFETTO = "--perfetto"
+_USUAL = "\0"
+"""In place of a record's file: the usual one; no file can have that name."""
 
 
 class _Command(Command):
@@ -42,7 +44,7 @@ class _Command(Command):
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # click's own type
         followed = [*args[1:], "-"]
-        alone = {"--trace": _PERFETTO, "--record": "--record="}
+        alone = {"--trace": _PERFETTO, "--record": f"--record={_USUAL}"}
         args = [
             alone.get(one, one) if after.startswith("-") else one
             for one, after in zip(args, followed, strict=False)  # without arguments too
@@ -281,7 +283,9 @@ def simulate(
         raise typer.Exit(serve_run(run, serve, out, Console(), with_page=report))
     if record_every is not None and record is None:
         raise SettingsError("--record-every is of a record; add --record")
-    if record == "" and out is None:
+    if record == "":
+        raise SettingsError("--record: the path is empty; name one, or give --record alone for the usual file in DIR")
+    if record == _USUAL and out is None:
         raise SettingsError("--record without a FILE needs --out DIR")
     raise typer.Exit(_run(run, out, (record, record_every), steps=steps, perfetto=perfetto, with_page=report))
 
@@ -305,7 +309,7 @@ def _run(
     elif steps or perfetto:
         raise SettingsError("--steps and --perfetto need --out DIR")
     record, every = recorded
-    path = out / RECORD_FILE if out is not None and record == "" else record
+    path = out / RECORD_FILE if out is not None and record == _USUAL else record
     run.record, run.record_every = checked_record(path, every)
     console = Console(soft_wrap=False)
     written: list[Path] = []

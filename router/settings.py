@@ -1,6 +1,5 @@
 """The settings of a router: the client side."""
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -106,7 +105,7 @@ class RouterSettings(Section):
         description="of the seeds that requests without one get, in the order in which they come; unset: another each"
         " time the router starts",
     )
-    tokenizer: Path | None = Field(
+    tokenizer: PathOrNone = Field(
         default=None,
         description="a tokenizer.json, or the folder that holds one; routers and workers read it; unset: the shipped"
         " one",

@@ -1,7 +1,6 @@
 """The settings of a scheduler: how batches are formed, the adapters that requests may name, the prefix cache."""
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -136,11 +135,11 @@ class PrefixCacheSettings(Section):
         default="none",
         description="blocks: dynamic, in KV blocks, as vLLM; static_trie: built once from known prompts, as llm-mock",
     )
-    corpus: Path | None = Field(default=None, description="static_trie: prompts, one JSON array of token ids a line")
+    corpus: PathOrNone = Field(default=None, description="static_trie: prompts, one JSON array of token ids a line")
     cache_size: Annotated[int, Field(ge=0)] = Field(
         default=500, description="static_trie: tokens (edges of the trie) to keep of the corpus"
     )
-    trie: Path | None = Field(default=None, description="static_trie: a file that `lorrery cache` has built")
+    trie: PathOrNone = Field(default=None, description="static_trie: a file that `lorrery cache` has built")
     share_within_plan: bool = Field(
         default=False, description="blocks: let a prompt use what another one computes in the same step"
     )

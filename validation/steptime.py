@@ -73,7 +73,9 @@ def read_file(path: Path) -> list[ProfileRow]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             return read_profile(file)
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise FormatError(f"{path}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
         raise FormatError(f"{path}: {error}") from None
     except ProfileError as error:
         raise FormatError(f"{path}: {error}") from None

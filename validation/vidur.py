@@ -117,7 +117,9 @@ def read_requests(path: Path, limit: int | None = None) -> RequestTimes:
                 rows.append(_read_row(reader.line_num, cells))
                 if len(rows) > 1 and rows[-2][0] > rows[-1][0]:
                     raise FormatError(f"line {reader.line_num}: arrives before the row above")
-    except (OSError, UnicodeDecodeError, FormatError) as error:
+    except OSError as error:
+        raise FormatError(f"{path}: {error.strerror or error}") from None
+    except (UnicodeDecodeError, FormatError) as error:
         raise FormatError(f"{path}: {error}") from None
     if not rows:
         raise FormatError(f"{path}: no requests")

@@ -58,7 +58,9 @@ def read_profile_file(path: Path) -> list[ProfileRow]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             return read_profile(file)
-    except (OSError, UnicodeDecodeError, ProfileError) as error:
+    except OSError as error:
+        raise SettingsError(f"{path}: {error.strerror or error}") from None
+    except (UnicodeDecodeError, ProfileError) as error:
         raise SettingsError(f"{path}: {error}") from None
 
 
@@ -71,7 +73,9 @@ def read_steps_file(path: Path) -> list[EngineStep]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             return read_steps(file)
-    except (OSError, UnicodeDecodeError, StepLogError) as error:
+    except OSError as error:
+        raise SettingsError(f"{path}: {error.strerror or error}") from None
+    except (UnicodeDecodeError, StepLogError) as error:
         raise SettingsError(f"{path}: {error}") from None
 
 

@@ -7,7 +7,6 @@ name `chassis.names.gpu_names` says.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
@@ -25,6 +24,7 @@ from lorrery.chassis.sections import (
     Address,
     Count,
     Name,
+    PathOrNone,
     PositiveSeconds,
     Seconds,
     Section,
@@ -233,7 +233,7 @@ class WorkerSettings(Section):
     step_time: Literal["roofline", "naive-roofline", "llm-mock", "constant", "table", "fitted"] = Field(
         default="roofline", description="what says how long a step takes; docs/step-time.md describes each model"
     )
-    profile: Path | None = Field(
+    profile: PathOrNone = Field(
         default=None, description="table: CSV of measured batches; fitted: CSV of an engine's steps"
     )
     engine: str = Field(default="present-day", description="the CPU's share of a step, and which kernels run")
