@@ -12,6 +12,9 @@ from pydantic.fields import FieldInfo
 KINDS: Mapping[object, str] = {int: "whole number", float: "number"}
 _BOUNDS = ((Ge, "ge", "at least"), (Gt, "gt", "above"), (Le, "le", "at most"), (Lt, "lt", "below"))
 
+_WHOLE = 1000
+"""Bounds from here on are shown with all their digits."""
+
 
 def flat(metadata: Sequence[Any]) -> list[Any]:
     """Return an annotation's metadata with that of the fields in it."""
@@ -21,12 +24,16 @@ def flat(metadata: Sequence[Any]) -> list[Any]:
 def in_words(kind: object, metadata: Sequence[Any]) -> str:
     """Say which numbers an annotation takes: `whole number at least 1`."""
     found = (
-        f"{words} {getattr(one, attribute):g}"
+        f"{words} {_shown(getattr(one, attribute))}"
         for one in flat(metadata)
         for bound, attribute, words in _BOUNDS
         if isinstance(one, bound)
     )
     return f"{KINDS[kind]} {' and '.join(found)}".rstrip()
+
+
+def _shown(bound: float) -> str:
+    return f"{int(bound):,}" if bound >= _WHOLE and bound == int(bound) else f"{bound:g}"
 
 
 def refuse_booleans(model: type[BaseModel], name: str, value: object) -> None:

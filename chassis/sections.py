@@ -4,6 +4,7 @@ Every duration is in seconds. Where a description says *device seconds*, `time_s
 time.
 """
 
+from math import inf
 from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
@@ -27,8 +28,15 @@ from lorrery.chassis.targets import parse_name
 MAX_PORT = 65_535
 LONGEST_SECONDS = 1_000_000.0
 """Of any time in the settings: 11 days, so that sums of several stay below `vocabulary.units.NEVER`."""
+SHORTEST_SECONDS = 0.001
+"""Of a time after which something is done again and again: with less a process does nothing else."""
+MAX_COUNT = 2**31 - 1
+"""Of any count in the settings: what gRPC, ZeroMQ and the protocols' 32-bit fields hold."""
+MAX_SEED = 2**64 - 1
 MAX_ADAPTERS = 1_000_000
 """Of a family in the registry: every process has them all in memory."""
+MAX_LOAD = 1_000_000.0
+"""Of a limit in times the mean; a finite one that is larger passes over nobody either."""
 
 
 def _address(text: str) -> str:
@@ -60,10 +68,22 @@ def _target(text: str) -> str:
 Target = Annotated[str, AfterValidator(_target), Field(description="HOST:PORT, or dns:///NAME:PORT")]
 Seconds = Annotated[float, Field(ge=0, le=LONGEST_SECONDS, allow_inf_nan=False)]
 PositiveSeconds = Annotated[float, Field(gt=0, le=LONGEST_SECONDS, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
+Interval = Annotated[float, Field(ge=SHORTEST_SECONDS, le=LONGEST_SECONDS, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+CountOrZero = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
 AddressOrNone = Annotated[Address | None, BeforeValidator(lambda address: address or None)]
 PathOrNone = Annotated[Path | None, BeforeValidator(lambda path: path or None)]
-Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Weight = Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)]
+
+
+def _load_limit(times: float) -> float:
+    if MAX_LOAD < times < inf:
+        raise ValueError(f"expected at most {MAX_LOAD:,.0f}, or inf for no limit, got {times:g}")
+    return times
+
+
+LoadLimit = Annotated[float, Field(gt=1), AfterValidator(_load_limit)]
 
 
 def _name(text: str) -> str:

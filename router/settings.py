@@ -8,10 +8,12 @@ from lorrery.chassis.sections import (
     Address,
     AddressOrNone,
     Count,
+    Interval,
+    LoadLimit,
     PathOrNone,
-    PositiveSeconds,
     Seconds,
     Section,
+    Seed,
     Target,
     TlsSettings,
 )
@@ -53,10 +55,10 @@ class RouterSettings(Section):
     http_max_connections: Count = Field(
         default=10_000, description="most HTTP connections at once; more are answered with 503 and closed"
     )
-    http_request_seconds: PositiveSeconds = Field(
+    http_request_seconds: Interval = Field(
         default=30.0, description="how long an HTTP client may take to send a request, its body included"
     )
-    http_idle_seconds: PositiveSeconds = Field(
+    http_idle_seconds: Interval = Field(
         default=60.0, description="how long an HTTP connection stays open without a request"
     )
     vllm_grpc: AddressOrNone = Field(
@@ -83,10 +85,10 @@ class RouterSettings(Section):
         description="schedulers to spread requests over: HOST:PORT, or dns:///NAME:PORT for every address that a name"
         " has; dns://SERVER:PORT/NAME:PORT asks that name server",
     )
-    resolve_seconds: PositiveSeconds = Field(
+    resolve_seconds: Interval = Field(
         default=5.0, description="how often names of schedulers are asked for their addresses again"
     )
-    max_shard_load: Annotated[float, Field(gt=1)] = Field(
+    max_shard_load: LoadLimit = Field(
         default=1.15,
         description="a scheduler that has more requests than so many times its share, by its workers, is passed over"
         " for the next in the order of the adapter; inf: none is",
@@ -100,7 +102,7 @@ class RouterSettings(Section):
         default=(),
         description="names that clients may give the base model, answers carry the first; unset: model",
     )
-    seed: Annotated[int, Field(ge=0)] | None = Field(
+    seed: Seed | None = Field(
         default=None,
         description="of the seeds that requests without one get, in the order in which they come; unset: another each"
         " time the router starts",
@@ -126,7 +128,7 @@ class RouterSettings(Section):
         description="tokens, of 4 bytes each, that may wait for one slow reader; with more its stream ends with"
         " RESOURCE_EXHAUSTED",
     )
-    reader_timeout_seconds: PositiveSeconds = Field(
+    reader_timeout_seconds: Interval = Field(
         default=10.0, description="a stream whose reader takes nothing for so long ends with RESOURCE_EXHAUSTED"
     )
     max_flush_gap_seconds: Seconds = Field(default=0.08, description="longest time tokens are held back under overload")

@@ -10,11 +10,15 @@ from lorrery.chassis.sections import (
     MAX_ADAPTERS,
     Address,
     Count,
+    CountOrZero,
+    Interval,
+    LoadLimit,
     Name,
     PathOrNone,
     PositiveSeconds,
     Seconds,
     Section,
+    Seed,
     Weight,
     named,
 )
@@ -33,6 +37,8 @@ MemoryName = Annotated[str, named(*MEMORIES)]
 CacheName = Annotated[str, named(*PREFIX_CACHES)]
 LimitsName = Annotated[str, named(*LIMITS)]
 PlugInOptions = dict[str, Any]
+MAX_BLOCK_TOKENS = 65_536
+"""Of a KV block: a replica counts the sequences at each place of their last block."""
 GbPerSecond = Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)]
 ScoreWeight = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 
@@ -80,12 +86,12 @@ class AdapterSettings(Section):
     )
     max_cpu_loras: Count | None = Field(default=None, description="places in a worker's host memory; unset: all")
     max_concurrent_loads: Count = Field(default=4, description="loads that one worker does at once")
-    look_ahead: Annotated[int, Field(ge=0)] = Field(
+    look_ahead: CountOrZero = Field(
         default=LOOK_AHEAD,
         description="waiting requests, those that come next, whose adapters are loaded ahead; not with loading ="
         " 'blocking', strict, and policies that know only when they form a batch who comes next; 0: none",
     )
-    max_overtakes: Annotated[int, Field(ge=0)] = Field(
+    max_overtakes: CountOrZero = Field(
         default=MAX_OVERTAKES,
         description="req_queue, fcfs, vtc_fair: most requests that may enter past one that waits for its adapter; then"
         " none until it has; 0: it holds up all behind it",
@@ -136,7 +142,7 @@ class PrefixCacheSettings(Section):
         description="blocks: dynamic, in KV blocks, as vLLM; static_trie: built once from known prompts, as llm-mock",
     )
     corpus: PathOrNone = Field(default=None, description="static_trie: prompts, one JSON array of token ids a line")
-    cache_size: Annotated[int, Field(ge=0)] = Field(
+    cache_size: CountOrZero = Field(
         default=500, description="static_trie: tokens (edges of the trie) to keep of the corpus"
     )
     trie: PathOrNone = Field(default=None, description="static_trie: a file that `lorrery cache` has built")
@@ -190,7 +196,7 @@ class SchedulerSettings(Section):
         description="reserve everybody's peak (peak), give out blocks and preempt when they run out (paged), let in who"
         " finds blocks for all it may produce (no_evict), or bound the count only (none)",
     )
-    block_size: Count = Field(
+    block_size: Annotated[int, Field(ge=1, le=MAX_BLOCK_TOKENS)] = Field(
         default=16, description="paged, no_evict, and prefix_cache.kind = 'blocks': tokens in a block"
     )
     watermark: Annotated[float, Field(ge=0, lt=1)] = Field(
@@ -235,20 +241,20 @@ class SchedulerSettings(Section):
         default="least_loaded", description="which worker a request goes to; docs/policies.md says what each is for"
     )
     placement_options: PlugInOptions = Field(default={}, description="the same for placement = 'module:Class'")
-    placement_homes: Annotated[int, Field(ge=1)] = Field(
+    placement_homes: Count = Field(
         default=2, description="workers that adapter_shards and weighted shard an adapter over, before it needs more"
     )
-    placement_draws: Annotated[int, Field(ge=1)] = Field(
+    placement_draws: Count = Field(
         default=2, description="workers that adapter_shards and weighted draw at random for each request to look at"
     )
     placement_weights: PlacementWeights = PlacementWeights()
-    placement_max_load: Annotated[float, Field(gt=1)] = Field(
+    placement_max_load: LoadLimit = Field(
         default=2.0,
         description="weighted passes over a worker with more than so many times the mean load of those it looks at,"
         " whatever its scores; inf: none",
     )
     log_placement: bool = Field(default=False, description="log for each request where it went and why")
-    seed: Annotated[int, Field(ge=0)] = Field(default=0, description="seed of what the scheduler draws at random")
+    seed: Seed = Field(default=0, description="seed of what the scheduler draws at random")
     journal: PathOrNone = Field(
         default=None, description="JSON Lines file for what comes in and what runs, in device time; unset: none"
     )
@@ -281,7 +287,7 @@ class SchedulerSettings(Section):
         default=1_000_000,
         description="tokens, of 8 bytes each, that may wait for one slow router, whose stream is then cut off",
     )
-    router_timeout_seconds: PositiveSeconds = Field(
+    router_timeout_seconds: Interval = Field(
         default=10.0, description="the stream of a router that takes nothing for so long is cut off"
     )
     worker_timeout_seconds: Annotated[float, Field(ge=0.1, le=LONGEST_SECONDS, allow_inf_nan=False)] = Field(

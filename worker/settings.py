@@ -23,6 +23,8 @@ from lorrery.chassis.sections import (
     MAX_PORT,
     Address,
     Count,
+    CountOrZero,
+    Interval,
     Name,
     PathOrNone,
     PositiveSeconds,
@@ -114,7 +116,7 @@ class KvEventsSettings(Section):
         default=None, description="where batches are asked for again; always listened on; unset: nowhere"
     )
     buffer_steps: Count = Field(default=10_000, description="batches that can be asked for again, the latest")
-    hwm: Annotated[int, Field(ge=0)] = Field(
+    hwm: CountOrZero = Field(
         default=100_000, description="batches that wait for a slow subscriber; it misses those beyond; 0: any number"
     )
     topic: str = Field(
@@ -162,9 +164,7 @@ class ConstantSettings(Section):
     prefill_token_ms: Seconds = Field(default=0.0, description="milliseconds more for each of these tokens")
 
 
-GroupOrNone = Annotated[
-    Annotated[int, Field(ge=0)] | None, BeforeValidator(lambda number: None if number == "" else number)
-]
+GroupOrNone = Annotated[CountOrZero | None, BeforeValidator(lambda number: None if number == "" else number)]
 
 MAX_GPUS = 1024
 """Most workers of one process; what a process can keep the pace of is far less."""
@@ -203,7 +203,7 @@ class WorkerSettings(Section):
         description="scheduler to attach to: HOST:PORT, or dns:///NAME:PORT for that one of a name's which needs a"
         " worker most; dns://SERVER:PORT/NAME:PORT asks that name server",
     )
-    resolve_seconds: PositiveSeconds = Field(
+    resolve_seconds: Interval = Field(
         default=5.0, description="how often a worker that has a name looks whether another scheduler needs it more"
     )
     listen: Address = Field(

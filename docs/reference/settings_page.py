@@ -9,19 +9,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-from annotated_types import MinLen
+from annotated_types import Le, MinLen
 from pydantic import AfterValidator, BaseModel
 from pydantic.fields import FieldInfo
 
 from docs.reference.pages import DO_NOT_EDIT, paragraph, sentence, table
 from lorrery.chassis.number_fields import KINDS, flat, in_words
+from lorrery.chassis.sections import MAX_COUNT
 from lorrery.settings import Settings
 
 HEADINGS = ("setting", "default", "values", "meaning")
 
-INTRODUCTION = f"""# Settings
+INTRODUCTION = """# Settings
 
-{DO_NOT_EDIT.format("the settings' sections")}
+{do_not_edit}
 
 One TOML file describes a cluster. A setting has its default unless the file, the environment or the command line gives
 it another value; the later one wins:
@@ -39,8 +40,8 @@ Unknown keys, values out of bounds and settings that exclude each other are refu
 A number may be written as text (the environment has nothing else), a whole number as `64.0`; `true` and `false` are no
 numbers.
 Durations are in seconds: *device seconds*, which `time_scale` stretches, where that is said, otherwise wall time.
-Bytes and token counts are whole numbers; GB is 10^9 bytes.
-"""
+Bytes and token counts are whole numbers, at most {most:,} where nothing else is said; GB is 10^9 bytes.
+""".format(do_not_edit=DO_NOT_EDIT.format("the settings' sections"), most=MAX_COUNT)
 
 _KINDS: dict[object, str] = {str: "text", bool: "`true` or `false`", Path: "path"}
 
@@ -118,7 +119,8 @@ def _values(kind: object, metadata: list[Any]) -> str:
         return "any"
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return "tables as below"
-    return in_words(kind, metadata) if kind in KINDS else _KINDS[kind]
+    told = [one for one in metadata if one != Le(MAX_COUNT)]  # the introduction says it
+    return in_words(kind, told) if kind in KINDS else _KINDS[kind]
 
 
 def _names(metadata: list[Any]) -> str | None:

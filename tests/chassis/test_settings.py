@@ -172,11 +172,12 @@ def test_what_no_clock_can_hold_is_refused(key: str, value: str, limit: str):
     [
         (
             "scheduler.max_num_seqs=true",
-            "scheduler.max_num_seqs: expected a whole number at least 1, got true, a boolean; write the number itself",
+            "scheduler.max_num_seqs: expected a whole number at least 1 and at most 2,147,483,647, got true, a boolean; "
+            "write the number itself",
         ),
-        ("time_scale=false", "time_scale: expected a number at least 1e-06 and at most 1e+06, got false"),
-        ("scheduler.fair_weights=[1, true]", "scheduler.fair_weights: expected a number above 0"),
-        ("scheduler.fair_weights={a = true}", "scheduler.fair_weights: expected a number above 0"),
+        ("time_scale=false", "time_scale: expected a number at least 1e-06 and at most 1,000,000, got false"),
+        ("scheduler.fair_weights=[1, true]", "scheduler.fair_weights: expected a number at least 1e-06"),
+        ("scheduler.fair_weights={a = true}", "scheduler.fair_weights: expected a number at least 1e-06"),
         ("autoscaler.metrics={num_requests_running = true}", "autoscaler.metrics: expected a number at least"),
         ("adapters.registry=[{id = 'a', rank = true}]", "adapters.registry.0.rank: expected a whole number at least 1"),
         ("workers=[{count = true}]", "workers.0.count: expected a whole number at least 1"),
@@ -204,7 +205,7 @@ def test_a_boolean_in_the_environment_is_no_number(monkeypatch: pytest.MonkeyPat
         load()
     monkeypatch.delenv("LORRERY_SCHEDULER__MAX_NUM_SEQS")
     monkeypatch.setenv("LORRERY_SCHEDULER", '{"max_num_seqs": true}')
-    with pytest.raises(SettingsError, match="expected a whole number at least 1, got true"):
+    with pytest.raises(SettingsError, match="expected a whole number at least 1 and at most 2,147,483,647, got true"):
         load()
 
 
@@ -219,6 +220,35 @@ def test_booleans_stay_what_they_are_where_they_are_expected():
     settings = load(overrides=["worker.expert_parallel=true", "scheduler.strict=true"])
     assert settings.worker.expert_parallel is True
     assert settings.scheduler.strict is True
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("scheduler.max_num_seqs=2147483648", "Input should be less than or equal to 2147483647, got 2147483648"),
+        ("adapters.look_ahead=9223372036854775808", "Input should be less than or equal to 2147483647, got 9223372"),
+        ("worker.kv_events.hwm=2147483648", "Input should be less than or equal to 2147483647, got 2147483648"),
+        ("router.seed=18446744073709551616", "Input should be less than or equal to 18446744073709551615, got"),
+        ("scheduler.block_size=65537", "Input should be less than or equal to 65536, got 65537"),
+        ("scheduler.placement_max_load=1e308", "expected at most 1,000,000, or inf for no limit, got 1e+308"),
+        ("router.max_shard_load=1e7", "expected at most 1,000,000, or inf for no limit, got 1e+07"),
+        ("scheduler.fair_weights=[1e-308]", "Input should be greater than or equal to 0.000001, got 1e-308"),
+        ("scheduler.fair_weights=[1e308]", "Input should be less than or equal to 1000000, got 1e+308"),
+        ("scheduler.watermark=1", "scheduler.watermark: Input should be less than 1, got 1"),
+        ("scheduler.watermark=nan", "scheduler.watermark: Input should be less than 1, got nan"),
+        ("router.resolve_seconds=1e-308", "Input should be greater than or equal to 0.001, got 1e-308"),
+    ],
+)
+def test_what_no_process_can_count_or_do_is_refused(override: str, message: str):
+    with pytest.raises(SettingsError) as caught:
+        load(overrides=[override])
+    assert str(caught.value).startswith(override.partition("=")[0])
+    assert message in str(caught.value)
+
+
+def test_inf_is_no_limit_of_a_load():
+    settings = load(overrides=["scheduler.placement_max_load=inf", "router.max_shard_load=inf"])
+    assert settings.scheduler.placement_max_load == settings.router.max_shard_load == float("inf")
 
 
 def test_missing_file_is_named(tmp_path: Path):
