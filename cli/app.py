@@ -71,7 +71,10 @@ for _name, _help in PARTS.items():
 
 
 def run() -> None:
-    """Run the command line. Exit codes: 1 for an error, 2 for wrong settings or flags, 128 + n after signal n."""
+    """Run the command line. Exit codes: 1 for an error, 2 for wrong settings or flags, 128 + n after signal n.
+
+    Where standard output has lost its reader the code is the same: `chassis.standard_streams` lets writes go on.
+    """
     try:
         app(prog_name="lorrery")
     except LorreryError as error:

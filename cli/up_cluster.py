@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import os
 import shlex
 import signal
 import sys
@@ -17,6 +16,7 @@ import typer
 from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.faults import check_faults
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
+from lorrery.chassis.standard_streams import reader_has_gone
 from lorrery.local.autoscaler import LocalAutoscaler
 from lorrery.local.cluster import PAGE, LocalCluster
 from lorrery.local.monitoring import Monitoring, Target
@@ -209,22 +209,19 @@ class Printer:
 
     def __init__(self, num_workers: int, *, error: bool = False) -> None:
         self._error = error
+        self._is_unread = False
         names = ["scheduler", *(f"worker-{index}" for index in range(num_workers)), "router", PAGE]
         self._colours = dict(zip(names, cycle(_COLOURS), strict=False))
         self._width = max(map(len, names))
 
     def show(self, name: str, line: str) -> None:
         """Print one line of a process."""
-        try:
-            typer.echo(
-                typer.style(f"{name:<{self._width}} | ", fg=self._colours.get(name, _OWN_COLOUR)) + line,
-                err=self._error,
-            )
-        except BrokenPipeError:
-            # Nobody reads any more (`lorrery up | head`): stop, without a word.
-            stream = sys.stderr if self._error else sys.stdout
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-            signal.raise_signal(signal.SIGTERM)
+        typer.echo(
+            typer.style(f"{name:<{self._width}} | ", fg=self._colours.get(name, _OWN_COLOUR)) + line, err=self._error
+        )
+        if not self._is_unread and reader_has_gone(sys.stderr if self._error else sys.stdout):
+            self._is_unread = True
+            signal.raise_signal(signal.SIGTERM)  # `lorrery up | head`: stop, without a word
 
     def say(self, line: str) -> None:
         """Print one line of our own."""

@@ -2,11 +2,11 @@
 
 from lorrery.chassis.grpc_core import set_up_grpc
 from lorrery.chassis.interrupt import exit_on_signals
-from lorrery.chassis.standard_streams import open_standard_streams
+from lorrery.chassis.standard_streams import set_up_standard_streams
 
 if __name__ == "__main__":
     exit_on_signals()  # before the imports, which take most of a second
-    open_standard_streams()
+    set_up_standard_streams()
     set_up_grpc()
 
 from lorrery.orrery.command import app

@@ -1,7 +1,6 @@
 """The command: `lorrery top`."""
 
 import asyncio
-import os
 import sys
 from contextlib import AsyncExitStack
 from io import TextIOWrapper
@@ -104,9 +103,6 @@ def top(
         look = _look(view, sort, text)
         feed = _feed(target, config, api_key) if record is None else None
         code = asyncio.run(_run(record, feed, look, view, once, json, at, speed or 1.0, hz))
-    except BrokenPipeError:  # whoever read the output has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
     except LorreryError as error:
         typer.echo(f"lorrery top: error: {error}", err=True)
         raise typer.Exit(2 if isinstance(error, SettingsError) else 1) from None

@@ -18,6 +18,7 @@ from rich.live import Live
 
 from lorrery.chassis.errors import LorreryError
 from lorrery.chassis.interrupt import handled_by
+from lorrery.chassis.standard_streams import reader_has_gone
 from lorrery.orrery.feed import Feed
 from lorrery.orrery.frame import Frame, Hello, encode
 from lorrery.orrery.top.control import press
@@ -282,7 +283,7 @@ async def print_json(source: Feed | Tape, hz: float, *, once: bool, at: float | 
         async for frame in frames:
             write.write(encode(frame) + b"\n")
             write.flush()
-            if once:
+            if once or reader_has_gone(sys.stdout):
                 return
 
 

@@ -1,4 +1,5 @@
 import asyncio
+import os
 import sys
 from pathlib import Path
 
@@ -40,3 +41,39 @@ async def test_a_load_without_standard_streams_ends_as_with_them():
         *("sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-m", "lorrery.cli", *command)
     )
     assert await process.wait() == 1
+
+
+async def with_unread_output(*command: str) -> tuple[int, bytes]:
+    """Return the exit code and the standard error of a command whose output has lost its reader from the start."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "lorrery.cli", *command), stdout=writing, stderr=asyncio.subprocess.PIPE
+    )
+    os.close(writing)
+    _, error = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, error
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("--help", 0),
+        ("plan", 0),
+        ("config --all", 0),
+        ("simulate --help", 0),
+        ("report nowhere", 1),
+        ("simulate --rate nan", 2),
+    ],
+)
+async def test_an_output_without_a_reader_changes_no_exit_code(command: str, code: int):
+    found, error = await with_unread_output(*command.split())
+    assert found == code
+    assert b"Traceback" not in error
+    assert b"BrokenPipe" not in error
+
+
+async def test_files_are_written_whole_though_nobody_reads_the_report(tmp_path: Path):
+    assert await with_unread_output("simulate", "-n", "1", "--out", str(tmp_path / "out")) == (0, b"")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"summary.json", "requests.csv", "report.html"}
