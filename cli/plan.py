@@ -96,7 +96,7 @@ def plan(
     replicas that keep the service level at p99 without a failed request. It prints each run's figures, and the
     command that repeats the decisive one.
 
-    Exit code 1 if nothing fits.
+    Exit code 1 if nothing fits or, with --rate, if no number of replicas was found that keeps the service level.
 
     Examples:
       lorrery plan
@@ -130,7 +130,8 @@ def plan(
 
         plan_plot.draw(plot, drawn, work, level)
         typer.echo(f"plot: {plot}")
-    if not drawn:
+    answered = drawn if rate is None else [p for p in drawn if p.sizing is not None and p.sizing.num_replicas]
+    if not answered:
         raise typer.Exit(1)
 
 

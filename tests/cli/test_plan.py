@@ -22,11 +22,11 @@ def _no_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)  # which pytest-xdist sets
 
 
-def plan(*arguments: str) -> str:
+def plan(*arguments: str, exit_code: int = 0) -> str:
     result = CliRunner().invoke(app, [*arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == exit_code, result.output
     return result.output
 
 
@@ -206,12 +206,12 @@ LEVEL = {"--ttft": 1.0, "--tpot": 0.05}
 
 
 def test_a_level_that_waiting_breaks_at_any_size_is_told():
-    output = plan(*LLAMA_8B, "--ttft", "0.046", "--rate", "60", "--requests", "200")
+    output = plan(*LLAMA_8B, "--ttft", "0.046", "--rate", "60", "--requests", "200", exit_code=1)
     assert re.search(r"60 requests/s: no number of replicas up to \d+ keeps TTFT 0.046 s, TPOT 50 ms at p99", output)
 
 
 def test_nothing_is_simulated_where_one_stream_alone_misses_the_level():
-    output = plan(*LLAMA_8B, "--tpot", "0.001", "--rate", "5")
+    output = plan(*LLAMA_8B, "--tpot", "0.001", "--rate", "5", exit_code=1)
     assert "not even one stream keeps its TPOT" in output
     assert "simulate" not in output
 
