@@ -11,6 +11,7 @@ Phases: `decode`: each of `batch_size` sequences adds one token at context `kv_l
 """
 
 import csv
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -150,26 +151,25 @@ def _read_row(cells: Mapping[str, str | None]) -> ProfileRow:
 
 
 def _count(cells: Mapping[str, str | None], column: str) -> int | None:
-    text = (cells.get(column) or "").strip()
-    if not text:
+    value = _number(cells, column)
+    if value is None:
         return None
-    try:
-        value = float(text)
-    except ValueError:
-        raise ValueError(f"{column} is {text!r}; it must be a whole number") from None
-    if value < 0 or value != int(value):
-        raise ValueError(f"{column} is {text!r}; it must be a whole number")
+    if value < 0 or not value.is_integer():
+        raise ValueError(f"{column} is {cells[column]!r}; it must be a whole number")
     return int(value)
 
 
 def _milliseconds(cells: Mapping[str, str | None], column: str) -> float | None:
-    text = (cells.get(column) or "").strip()
-    if not text:
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        raise ValueError(f"{column} is {text!r}; it must be a number") from None
-    if not 0 < value < float("inf"):
-        raise ValueError(f"{column} is {text!r}; it must be more than 0")
+    value = _number(cells, column)
+    if value is not None and not 0 < value < math.inf:
+        raise ValueError(f"{column} is {cells[column]!r}; it must be a number, more than 0")
     return value
+
+
+def _number(cells: Mapping[str, str | None], column: str) -> float | None:
+    """Return what a cell holds; None: it is empty, NaN: no number."""
+    text = (cells.get(column) or "").strip()
+    try:
+        return float(text) if text else None
+    except ValueError:
+        return math.nan

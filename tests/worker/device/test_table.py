@@ -85,7 +85,9 @@ def test_a_profile_without_prefills_is_refused():
         ([HEADER, "decode,1,1"], "line 2: 3 cells for the 6 columns of the header; leave a cell empty"),
         ([HEADER, "decode,1,1,,,1,7"], "line 2: more cells than the 6 columns of the header"),
         ([HEADER, "decode,x,1,,,1"], "line 2: batch_size is 'x'; it must be a whole number"),
-        ([HEADER, "decode,1,1,,,0"], "line 2: step_ms is '0'; it must be more than 0"),
+        ([HEADER, "decode,inf,1,,,1"], "line 2: batch_size is 'inf'; it must be a whole number"),
+        ([HEADER, "decode,1,nan,,,1"], "line 2: kv_len is 'nan'; it must be a whole number"),
+        ([HEADER, "decode,1,1,,,0"], "line 2: step_ms is '0'; it must be a number, more than 0"),
         ([HEADER, "decode,1,1,,,nan"], "line 2: step_ms is 'nan'"),
     ],
 )
