@@ -9,6 +9,7 @@ make, and a simulation makes millions.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import sqrt
 from typing import NamedTuple
 
 
@@ -124,3 +125,26 @@ class Segment:
     def total_ps(self, num_steps: int) -> int:
         """Return how long the first `num_steps` steps take together."""
         return num_steps * self.base_ps + self.slope_ps * (num_steps * (num_steps - 1) // 2)
+
+
+def steps_to_cover(base_ps: int, slope_ps: int, duration_ps: int, limit: int) -> int:
+    """Return the fewest of a segment's first steps, at least 1, that take at least this long, but at most `limit`.
+
+    By closed form: n base + slope n (n - 1) / 2 >= duration, its positive root as a guess, then to the exact integer.
+    """
+    if limit * base_ps + slope_ps * (limit * (limit - 1) // 2) <= duration_ps or base_ps <= 0:
+        return limit
+    if slope_ps:
+        half = base_ps - slope_ps / 2
+        steps = int((sqrt(half * half + 2.0 * slope_ps * max(duration_ps, 0)) - half) / slope_ps)
+    else:
+        steps = duration_ps // base_ps
+    steps = max(1, min(steps, limit))
+    total_ps = steps * base_ps + slope_ps * (steps * (steps - 1) // 2)
+    while total_ps < duration_ps and steps < limit:
+        total_ps += base_ps + slope_ps * steps
+        steps += 1
+    while steps > 1 and total_ps - base_ps - slope_ps * (steps - 1) >= duration_ps:
+        steps -= 1
+        total_ps -= base_ps + slope_ps * steps
+    return steps

@@ -4,25 +4,23 @@ Positions. A sequence has p prompt tokens and, if it was resumed, r tokens produ
 p + r tokens and gives output token number r (from 0). After that, with j tokens of output, the cache holds
 p + j - 1: the newest token is the next decode's input, enters the cache in that step, and the step gives token j.
 
-A sequence stores what it had when it began to decode; a counter of decode steps gives the rest, so a step of any batch
-updates one number and the arrays of random states, and `skip` jumps. The law: `skip(k)` leaves the same state as
-`skip(j)` then `skip(k - j)`, and as k times `advance`.
+Live, `advance` runs one step and makes its tokens; simulated, `jump` runs many without. The law: `jump(k)` leaves the
+same state as `jump(j)` then `jump(k - j)`, and as k times `advance`.
 """
 
 from collections.abc import Iterable, Sequence
-from heapq import heapify, heappop, heappush
-from math import sqrt
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.worker.device.adapters import DecodingAdapters
-from lorrery.worker.device.batch import Batch
+from lorrery.worker.device.batch import Batch, steps_to_cover
 from lorrery.worker.device.chunk_run import ChunkRun
 from lorrery.worker.device.cost import StepCost
-from lorrery.worker.device.output import EOS_TOKEN_ID, TokenIds
-from lorrery.worker.device.rows import DecodeRows, DeviceSequence, Row
+from lorrery.worker.device.decoding import Decoding
+from lorrery.worker.device.output import TokenIds
+from lorrery.worker.device.rows import DecodeRows, DeviceSequence, Row, tokens_of_step
 from lorrery.worker.device.steptime import StepTimeModel
 from lorrery.worker.device.work import PrefillWork, StepOutcome
 
@@ -41,13 +39,8 @@ class MockGpu:
         self._spelling = spelling
         self._rows: dict[int, Row] = {}  # in join order
         self._num_joined = 0
-        self._decode_steps = 0
-        # Aggregates over the decoding rows. Heaps keep rows that are gone until they come up; no top of one is gone.
-        self._num_decoding = 0
-        self._kv_offset_sum = 0
+        self._decoding = Decoding()
         self._adapters = DecodingAdapters()
-        self._by_last_step: list[tuple[int, int, Row]] = []
-        self._by_length: list[tuple[int, int, Row]] = []
         self._partial_tokens = 0
         # Sequences that have ended and keep their place (static batching), with what they hold.
         self._hold = False
@@ -74,17 +67,13 @@ class MockGpu:
     @property
     def num_decoding(self) -> int:
         """Sequences past their prompt that have not ended."""
-        return self._num_decoding
+        return self._decoding.num
 
     @property
     def kv_tokens(self) -> int:
         """Tokens in the KV cache, of all sequences."""
-        kv_tokens = self._partial_tokens + self._decode_kv_tokens
+        kv_tokens = self._partial_tokens + self._decoding.kv_tokens
         return kv_tokens + sum([held for _, held in self._held.values()]) if self._held else kv_tokens
-
-    @property
-    def _decode_kv_tokens(self) -> int:
-        return self._kv_offset_sum + self._num_decoding * self._decode_steps
 
     def join(self, sequence: DeviceSequence) -> None:
         """Add a sequence to the end of the batch; it waits for its prefill.
@@ -109,7 +98,7 @@ class MockGpu:
             self._adapters.remove(held[0])
             return
         self._remove(self._row(handle))
-        self._drop_gone_tops()
+        self._decoding.drop_gone_tops()
         if self._prefills:
             self._prefills = tuple(work for work in self._prefills if work.handle != handle)
             self._chunk_run = None
@@ -118,7 +107,7 @@ class MockGpu:
         """Forget every sequence."""
         for row in tuple(self._rows.values()):
             self._remove(row)
-        self._drop_gone_tops()
+        self._decoding.drop_gone_tops()
         for handle in tuple(self._held):
             self.leave(handle)
         self._prefills, self._chunk_run, self._decode = (), None, False
@@ -144,32 +133,12 @@ class MockGpu:
         if len(prefills) > 1 and len({work.handle for work in prefills}) < len(prefills):
             raise ValueError("two chunks of one sequence in one step")
         for work in prefills:
-            row = self._row(work.handle)
-            whole = row.sequence.prompt_tokens + row.sequence.produced_tokens
-            computed = work.past_tokens + work.new_tokens
-            if row.decoding or (row.cached_tokens and work.past_tokens != row.cached_tokens) or computed > whole:
-                raise ValueError(
-                    f"sequence {work.handle} has {row.cached_tokens} of {whole} tokens in the cache;"
-                    f" a chunk of {work.new_tokens} after {work.past_tokens} does not follow"
-                )
-            if work.samples != (computed == whole):
-                raise ValueError(
-                    f"sequence {work.handle}: samples is {work.samples}, but {computed} of {whole} tokens are computed"
-                )
+            self._row(work.handle).check(work)
         self._prefills = prefills
-
-    @property
-    def steps_to_finish(self) -> int | None:
-        """How many steps may be skipped at once: until a sequence ends, that step included; None: no end in sight."""
-        if self._prefills:
-            return 1
-        if not self._decode or not self._num_decoding:
-            return None
-        return self._by_last_step[0][0] - self._decode_steps + 1
 
     def batch(self) -> Batch:
         """Return the next step's work."""
-        decode = self._decode and self._num_decoding > 0
+        decode = self._decode and self._decoding.num > 0
         if not self._prefills:
             if not decode:
                 return Batch()
@@ -182,7 +151,8 @@ class MockGpu:
         num, kv_tokens, longest = self._decode_sums()
         if not self._reads_lengths:
             return Batch(self._prefills, num, kv_tokens, longest, lora)
-        lengths = [row.kv_offset + self._decode_steps for row in self._rows.values() if row.decoding]
+        steps = self._decoding.steps
+        lengths = [row.kv_offset + steps for row in self._rows.values() if row.decoding]
         lengths += (kv_tokens for _, kv_tokens in self._held.values())
         return Batch(self._prefills, num, kv_tokens, longest, lora, tuple(lengths))
 
@@ -214,8 +184,8 @@ class MockGpu:
             return self._run_chunks(chunk_steps, duration_ps)
         if max_steps == 1 or self._prefills or not (self._closed if self._known else self._closed_ahead()):
             return 1, self.step_ps()
-        if self._decode and self._num_decoding:
-            steps_to_end = self._by_last_step[0][0] - self._decode_steps + 1
+        if self._decode and self._decoding.num:
+            steps_to_end = self._decoding.steps_to_end
             if steps_to_end < max_steps:
                 max_steps = steps_to_end
         total_ps = max_steps * self._next_ps + self._slope_ps * (max_steps * (max_steps - 1) // 2)
@@ -227,7 +197,7 @@ class MockGpu:
     def _run_chunks(self, max_steps: int, duration_ps: int | None) -> tuple[int, int]:
         (work,), batch = self._prefills, self.batch()
         if batch.num_decodes:
-            max_steps = min(max_steps, self._by_last_step[0][0] - self._decode_steps + 1)
+            max_steps = min(max_steps, self._decoding.steps_to_end)
         self._chunk_run = run = ChunkRun(self._step_time, work, batch)
         return run.extend(max_steps, duration_ps)
 
@@ -251,79 +221,26 @@ class MockGpu:
         if self._chunk_run is not None:
             return self._chunk_run.steps_to_cover(duration_ps, limit)
         assert self._known and self._closed  # noqa: PT018  one question
-        base, slope = self._next_ps, self._slope_ps
-        if limit * base + slope * (limit * (limit - 1) // 2) <= duration_ps or base <= 0:
-            return limit
-        # n base + slope n (n - 1) / 2 >= duration: the positive root as a guess, then to the exact integer.
-        if slope:
-            half = base - slope / 2
-            steps = int((sqrt(half * half + 2.0 * slope * max(duration_ps, 0)) - half) / slope)
-        else:
-            steps = duration_ps // base
-        steps = max(1, min(steps, limit))
-        total = steps * base + slope * (steps * (steps - 1) // 2)
-        while total < duration_ps and steps < limit:
-            total += base + slope * steps
-            steps += 1
-        while steps > 1 and total - base - slope * (steps - 1) >= duration_ps:
-            steps -= 1
-            total -= base + slope * steps
-        return steps
+        return steps_to_cover(self._next_ps, self._slope_ps, duration_ps, limit)
 
     def advance(self) -> StepOutcome:
         """Run one step; sequences that end leave the batch."""
         prefilled = self._run_prefills()
         handles, tokens, orders = self._decode_tokens()
         finished = self._finish_decodes()
-        if finished:
-            # A row that ends without a token got one above.
-            silent = [row.sequence.handle for row in finished if row.ends_silently]
-            if silent:
-                keep = np.isin(handles, silent, invert=True)
-                handles, tokens, orders = handles[keep], tokens[keep], orders[keep]
-            for row in finished:
-                if row.sequence.ending.reason is FinishReason.EOS and row.sequence.echo is None:
-                    tokens[handles == row.sequence.handle] = EOS_TOKEN_ID
+        handles, tokens = tokens_of_step(handles, tokens, orders, finished, prefilled)
         if prefilled:
-            gave = [row for row in prefilled if not (row.last_position == row.first_position and row.ends_silently)]
-            handles = np.append(handles, np.array([row.sequence.handle for row in gave], np.uint32))
-            tokens = np.append(tokens, np.array([row.token(row.first_position) for row in gave], np.uint32))
-            by_order = np.argsort(np.append(orders, [row.order for row in gave]))
-            handles, tokens = handles[by_order], tokens[by_order]
             finished += self._admit_to_decode(prefilled)
-            finished.sort(key=lambda row: row.order)
+            finished.sort(key=_order)
         if self._spelling is not None:
             tokens = self._spelling[tokens]
         return StepOutcome(handles, tokens, _ends(finished))
 
-    def skip(self, num_steps: int) -> tuple[int, tuple[tuple[int, FinishReason], ...]]:
-        """Run steps without making their tokens.
-
-        Cost: constant where the step-time model has a closed form.
+    def jump(self, num_steps: int) -> tuple[tuple[int, FinishReason], ...]:
+        """Run steps without making their tokens; return who ends with the last of them.
 
         Args:
-            num_steps: at least 1, at most `steps_to_finish`.
-
-        Returns:
-            How long they take together, in picoseconds, and the sequences that end with the last of them.
-
-        Raises:
-            ValueError: `num_steps` is out of range.
-        """
-        if num_steps <= 1 or self._closed_ahead():
-            duration_ps = self.total_ps(num_steps) if num_steps > 1 else self.step_ps()
-            return duration_ps, self.jump(num_steps)
-        duration_ps = 0
-        finished: tuple[tuple[int, FinishReason], ...] = ()
-        for _ in range(num_steps):
-            if finished:
-                raise ValueError(f"cannot run {num_steps} steps; a sequence ends before")
-            duration_ps += self.step_ps()
-            finished = self.jump(1)
-        return duration_ps, finished
-
-    def jump(self, num_steps: int) -> tuple[tuple[int, FinishReason], ...]:
-        """Run steps without making their tokens, as `skip`; say only who ends with the last of them.
+            num_steps: at least 1; a sequence ends with none but the last of them.
 
         Raises:
             ValueError: `num_steps` is out of range: more than one with prefills, or beyond a sequence's end.
@@ -339,9 +256,9 @@ class MockGpu:
                 finished += self._admit_to_decode(past_prompt)
                 finished.sort(key=_order)
             return _ends(finished) if finished else ()
-        if not (self._decode and self._num_decoding):
+        if not (self._decode and self._decoding.num):
             return ()
-        limit = self._by_last_step[0][0] - self._decode_steps + 1
+        limit = self._decoding.steps_to_end
         if num_steps > limit:
             raise ValueError(f"cannot run {num_steps} steps; a sequence ends after {limit}")
         self._count_decode_steps(num_steps)
@@ -370,8 +287,7 @@ class MockGpu:
         del self._rows[row.sequence.handle]
         row.gone = True
         if row.decoding:
-            self._num_decoding -= 1
-            self._kv_offset_sum -= row.kv_offset
+            self._decoding.remove(row)
             self._adapters.remove(row.sequence)
             self._decode_rows, self._known = None, False
         else:
@@ -385,15 +301,11 @@ class MockGpu:
 
     def _decode_sums(self) -> tuple[int, int, int]:
         """Return the number of decodes in a step, the sum of their KV tokens, and the longest; held ones count."""
-        num, total, longest = self._num_decoding, self._decode_kv_tokens, self._decode_steps - self._by_length[0][0]
+        decoding = self._decoding
+        num, total, longest = decoding.num, decoding.kv_tokens, decoding.longest
         for _, kv_tokens in self._held.values():
             num, total, longest = num + 1, total + kv_tokens, max(longest, kv_tokens)
         return num, total, longest
-
-    def _drop_gone_tops(self) -> None:
-        for heap in (self._by_last_step, self._by_length):
-            while heap and heap[0][2].gone:
-                heappop(heap)
 
     def _closed_ahead(self) -> bool:
         """Tell whether the coming decode steps have a closed form; work it out if it is not known."""
@@ -404,9 +316,11 @@ class MockGpu:
         # Held sequences do not grow, so steps with them have no closed form in the batch's sums.
         if self._held:
             pass
-        elif self._decode and self._num_decoding:
-            kv_tokens, longest = self._decode_kv_tokens, self._decode_steps - self._by_length[0][0]
-            segment = self._step_time.decode_segment(self._num_decoding, kv_tokens, longest, self._adapters.work)
+        elif self._decode and self._decoding.num:
+            decoding = self._decoding
+            segment = self._step_time.decode_segment(
+                decoding.num, decoding.kv_tokens, decoding.longest, self._adapters.work
+            )
         else:
             segment = self._step_time.decode_segment(0, 0, 0)
         self._closed = segment is not None
@@ -415,20 +329,20 @@ class MockGpu:
         return self._closed
 
     def _count_decode_steps(self, num_steps: int) -> None:
-        if self._decode and self._num_decoding:
-            self._decode_steps += num_steps
+        if self._decode and self._decoding.num:
+            self._decoding.steps += num_steps
             self._next_ps += self._slope_ps * num_steps
             if not self._closed:
                 self._known = False
 
     def _decode_tokens(self) -> tuple[NDArray[np.uint32], TokenIds, NDArray[np.int64]]:
         """Return (handles, tokens, orders) of the decoding rows in this step, their ends not yet considered."""
-        if not self._decode or not self._num_decoding:
+        if not self._decode or not self._decoding.num:
             return np.empty(0, np.uint32), np.empty(0, np.uint32), np.empty(0, np.int64)
-        step = self._decode_steps
+        step = self._decoding.steps
         if self._decode_rows is None:
             self._decode_rows = DecodeRows((row for row in self._rows.values() if row.decoding), step)
-        tokens = self._decode_rows.tokens(step, self._by_last_step[0][0] - step + 1)
+        tokens = self._decode_rows.tokens(step, self._decoding.steps_to_end)
         return self._decode_rows.handles, tokens, self._decode_rows.orders
 
     def _finish_decodes(self) -> list[Row]:
@@ -437,15 +351,12 @@ class MockGpu:
         return self._pop_finished()
 
     def _pop_finished(self) -> list[Row]:
-        finished: list[Row] = []
-        heap, step = self._by_last_step, self._decode_steps
-        while heap and heap[0][0] < step:
-            row = heappop(heap)[2]
-            if not row.gone:
-                self._end(row, row.kv_offset + step)
-                finished.append(row)
+        decoding = self._decoding
+        finished = decoding.pop_finished()
         if finished:
-            self._drop_gone_tops()
+            for row in finished:
+                self._end(row, row.kv_offset + decoding.steps)
+            decoding.drop_gone_tops()
         return finished
 
     def _run_prefills(self) -> list[Row]:
@@ -460,13 +371,6 @@ class MockGpu:
         self._prefills, self._prefill_ps = (), None
         return past_prompt
 
-    def _drop_gone_rows(self) -> None:
-        """Keep the heaps from growing with sequences that left long before their end."""
-        for heap in (self._by_last_step, self._by_length):
-            if len(heap) > 2 * self._num_decoding + 64:
-                heap[:] = [entry for entry in heap if not entry[2].gone]
-                heapify(heap)
-
     def _admit_to_decode(self, rows: Sequence[Row]) -> list[Row]:
         """Let prefilled rows decode from the next step on; return those that ended with their prefill."""
         finished: list[Row] = []
@@ -475,15 +379,11 @@ class MockGpu:
                 self._end(row, row.cached_tokens)
                 finished.append(row)
                 continue
-            row.begin_to_decode(self._decode_steps)
             self._partial_tokens -= row.cached_tokens
-            self._num_decoding += 1
-            self._kv_offset_sum += row.kv_offset
+            self._decoding.add(row)
             self._adapters.add(row.sequence)
-            heappush(self._by_last_step, (row.last_step, row.order, row))
-            heappush(self._by_length, (-row.kv_offset, row.order, row))
             self._decode_rows, self._known = None, False
-        self._drop_gone_rows()
+        self._decoding.drop_gone()
         return finished
 
 

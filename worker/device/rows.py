@@ -1,12 +1,14 @@
 """A batch's sequences while they run, one by one and as arrays; `gpu` keeps them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.worker.device.output import (
+    EOS_TOKEN_ID,
     TOKEN_STATE_STEP,
     Ending,
     TokenIds,
@@ -15,6 +17,7 @@ from lorrery.worker.device.output import (
     tokens_between,
 )
 from lorrery.worker.device.sampler import Sampled
+from lorrery.worker.device.work import PrefillWork
 
 BLOCK_STEPS = 8
 """Steps whose tokens are made at once: numpy's cost per call is that of a few hundred tokens."""
@@ -114,6 +117,24 @@ class Row:
         """Whether the last step gives no token."""
         return self.last_position >= self.sequence.ending.output_tokens
 
+    def check(self, work: PrefillWork) -> None:
+        """Check that a chunk of its prompt follows on what is in the cache.
+
+        Raises:
+            ValueError: it does not, or its `samples` does not say whether it ends the prompt.
+        """
+        whole = self.sequence.prompt_tokens + self.sequence.produced_tokens
+        computed = work.past_tokens + work.new_tokens
+        if self.decoding or (self.cached_tokens and work.past_tokens != self.cached_tokens) or computed > whole:
+            raise ValueError(
+                f"sequence {work.handle} has {self.cached_tokens} of {whole} tokens in the cache;"
+                f" a chunk of {work.new_tokens} after {work.past_tokens} does not follow"
+            )
+        if work.samples != (computed == whole):
+            raise ValueError(
+                f"sequence {work.handle}: samples is {work.samples}, but {computed} of {whole} tokens are computed"
+            )
+
     def begin_to_decode(self, step: int) -> None:
         """Note that the prefill has given its token, and that decode step `step` comes next."""
         self.decoding = True
@@ -179,3 +200,36 @@ class DecodeRows:
                 sequence.seed, position, position + num_steps, sequence.ending, sequence.echo, sequence.sampled
             )
         return block
+
+
+def tokens_of_step(
+    handles: NDArray[np.uint32],
+    tokens: TokenIds,
+    orders: NDArray[np.int64],
+    finished: Sequence[Row],
+    prefilled: Sequence[Row],
+) -> tuple[NDArray[np.uint32], TokenIds]:
+    """Return who gets a token in a step and which, in join order.
+
+    Args:
+        handles: of the rows that decode.
+        tokens: theirs, as if none ended.
+        orders: of their joining.
+        finished: those of them that end with this step: by EOS, at a length, or without a token.
+        prefilled: rows whose prefill gives its token; they do not decode yet.
+    """
+    if finished:
+        silent = [row.sequence.handle for row in finished if row.ends_silently]
+        if silent:
+            keep = np.isin(handles, silent, invert=True)
+            handles, tokens, orders = handles[keep], tokens[keep], orders[keep]
+        for row in finished:
+            if row.sequence.ending.reason is FinishReason.EOS and row.sequence.echo is None:
+                tokens[handles == row.sequence.handle] = EOS_TOKEN_ID
+    if prefilled:
+        gave = [row for row in prefilled if not (row.last_position == row.first_position and row.ends_silently)]
+        handles = np.append(handles, np.array([row.sequence.handle for row in gave], np.uint32))
+        tokens = np.append(tokens, np.array([row.token(row.first_position) for row in gave], np.uint32))
+        by_order = np.argsort(np.append(orders, [row.order for row in gave]))
+        handles, tokens = handles[by_order], tokens[by_order]
+    return handles, tokens

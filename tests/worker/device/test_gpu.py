@@ -182,6 +182,17 @@ def filled(step_time: StepTimeModel, batch: list[DeviceSequence]) -> MockGpu:
     return gpu
 
 
+def run(gpu: MockGpu, num_steps: int) -> tuple[int, tuple[tuple[int, FinishReason], ...]]:
+    """Run so many steps without their tokens; return how long they take, and who ends with the last of them."""
+    whole_ps, finished = 0, ()
+    while num_steps:
+        assert not finished
+        steps, total_ps = gpu.run(num_steps)
+        assert gpu.total_ps(steps) == total_ps
+        whole_ps, num_steps, finished = whole_ps + total_ps, num_steps - steps, gpu.jump(steps)
+    return whole_ps, finished
+
+
 def run_out(gpu: MockGpu) -> list[object]:
     """Everything that is still to come, step by step."""
     seen: list[object] = []
@@ -222,27 +233,28 @@ def test_pieces_of_one_prompt_in_one_go_are_those_one_after_another(step_time, b
     assert jumping.kv_tokens == naive.kv_tokens
     jumping.begin([PrefillWork(99, 1, past + steps * chunk, samples=steps == count)], decode=decode)
     naive.begin([PrefillWork(99, 1, past + steps * chunk, samples=steps == count)], decode=decode)
-    assert jumping.skip(1) == naive.skip(1)
+    assert run(jumping, 1) == run(naive, 1)
 
 
 def one_piece(gpu: MockGpu, chunk: int, past: int, decode: bool) -> tuple[int, tuple[tuple[int, FinishReason], ...]]:
     """Run one step with a piece of the prompt of sequence 99."""
     gpu.begin([PrefillWork(99, chunk, past, samples=False)], decode=decode)
-    return gpu.skip(1)
+    return run(gpu, 1)
 
 
 @pytest.mark.parametrize("step_time", STEP_TIMES)
 @settings(deadline=None)
 @given(batch=batches, data=st.data())
-def test_skip_k_is_skip_j_then_skip_k_minus_j(step_time, batch, data):
+def test_jump_k_is_jump_j_then_jump_k_minus_j(step_time, batch, data):
     one, two, naive = (filled(step_time, batch) for _ in range(3))
-    while (steps := one.steps_to_finish) is not None:
+    while one.num_decoding:
+        steps = one._decoding.steps_to_end
         k = data.draw(st.integers(1, steps))
         j = data.draw(st.integers(0, k))
-        duration_ps, finished = one.skip(k)
+        duration_ps, finished = run(one, k)
         split_ps, split_finished = 0, ()
         for part in filter(None, (j, k - j)):
-            part_ps, split_finished = two.skip(part)
+            part_ps, split_finished = run(two, part)
             split_ps += part_ps
         naive_ps, naive_finished = 0, ()
         for _ in range(k):
@@ -335,7 +347,7 @@ def test_many_early_leavers_leave_nothing_behind():
         gpu.advance()
         gpu.leave(handle)
     assert gpu.kv_tokens == 0
-    assert max(len(gpu._by_last_step), len(gpu._by_length)) < 100
+    assert max(len(gpu._decoding._by_last_step), len(gpu._decoding._by_length)) < 100
 
 
 @pytest.mark.parametrize(
@@ -364,4 +376,4 @@ def test_handles_are_joined_once_and_left_once():
     with pytest.raises(ValueError, match="2 is not in the batch"):
         gpu.leave(2)
     with pytest.raises(ValueError, match="cannot run 0 steps"):
-        gpu.skip(0)
+        gpu.jump(0)
