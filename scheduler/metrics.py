@@ -11,7 +11,7 @@ from lorrery.chassis.series import Exporter, Sample
 from lorrery.chassis.top import TopNames
 from lorrery.scheduler import series
 from lorrery.scheduler.core.adapter_events import AdapterEvent, Evicted, LoadBegan
-from lorrery.scheduler.core.adapters import Tier
+from lorrery.scheduler.core.adapter_loads import Tier
 from lorrery.scheduler.core.phases import Phases
 from lorrery.scheduler.core.plan import Plan
 from lorrery.scheduler.core.sequence import Adapter, Sequence

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from lorrery.scheduler.core.adapters import Tier
+from lorrery.scheduler.core.adapter_loads import Tier
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.worker.device.architecture import Model
 from lorrery.worker.device.lora import Targets, adapter_bytes, load_ps

@@ -22,20 +22,12 @@ waiters are dropped.
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from fractions import Fraction
 
 from lorrery.scheduler.core.adapter_events import AdapterLog
 from lorrery.scheduler.core.adapter_holders import AdapterHolders
+from lorrery.scheduler.core.adapter_loads import WELL, Load, LoadFaults, LoadTime, Tier
 from lorrery.scheduler.core.phases import LoadEnd
 from lorrery.scheduler.core.sequence import Adapter
-
-
-class Tier(Enum):
-    """Where an adapter's weights are."""
-
-    HOST = "host"
-    DISK = "disk"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,40 +54,9 @@ class AdapterOptions:
     keep_unused: bool = True
 
 
-LoadTime = Callable[[Adapter, Tier], int]
-"""How long a load from a tier takes, in picoseconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadFault:
-    """What goes wrong with a load.
-
-    Attributes:
-        fails: whether it is in vain.
-        factor: it takes so many times as long, rounded down.
-    """
-
-    fails: bool = False
-    factor: Fraction = Fraction(1)
-
-
-WELL = LoadFault()
-
-LoadFaults = Callable[[Adapter, int, int], LoadFault]
-"""What goes wrong with the n-th load (from 0) of an adapter, which begins at a time in picoseconds."""
-
 _NOBODY: frozenset[str] = frozenset()
 _MOST_KNOWN = 4096
 """Load times that are kept."""
-
-
-@dataclass(slots=True)
-class _Load:
-    adapter: Adapter
-    tier: Tier
-    began_ps: int
-    ready_ps: int
-    fails: bool
 
 
 class Residency:
@@ -118,7 +79,7 @@ class Residency:
         """Usable adapters, least recently used first."""
         self.host: dict[str, Adapter] = {}
         """Adapters cached in host memory, least recently used first."""
-        self.loading: dict[str, _Load] = {}
+        self.loading: dict[str, Load] = {}
         """Loads under way."""
         self.next_event_ps: int | None = None
         """When the first of them ends."""
@@ -326,7 +287,7 @@ class Residency:
             fault, load_ps = self._load_faults(adapter, attempt, at_ps), self._load_ps(adapter, tier)
             if fault is not WELL:
                 load_ps = load_ps * fault.factor.numerator // fault.factor.denominator
-            self.loading[name] = _Load(adapter, tier, at_ps, at_ps + load_ps, fault.fails)
+            self.loading[name] = Load(adapter, tier, at_ps, at_ps + load_ps, fault.fails)
             self._note_next_event()
             if self.log is not None:
                 self.log.load_began(adapter, tier.value, at_ps)

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from lorrery.scheduler.core.adapters import WELL, LoadFaults, LoadTime, Residency
+from lorrery.scheduler.core.adapter_loads import WELL, LoadFaults, LoadTime
+from lorrery.scheduler.core.adapters import Residency
 from lorrery.scheduler.core.batching.base import Batching
 from lorrery.scheduler.core.batchings import BATCHINGS
 from lorrery.scheduler.core.memories import MEMORIES, PREFIX_CACHES

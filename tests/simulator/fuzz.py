@@ -25,7 +25,7 @@ from lorrery.chassis.fault_rules import LoadRules, RuleBook
 from lorrery.chassis.faults import FREEZE_WORKER, LOAD_FAILURE, LOAD_KINDS, SLOW_LOAD, SLOW_WORKER, WORKER_LOSS, Fault
 from lorrery.loadgen.workload.progressions import spelt_out
 from lorrery.loadgen.workload.request import WorkloadRequest
-from lorrery.scheduler.core.adapters import LoadFault, Tier
+from lorrery.scheduler.core.adapter_loads import LoadFault, Tier
 from lorrery.scheduler.core.batchings import BATCHINGS
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.combinations import why_excluded

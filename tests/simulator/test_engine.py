@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from lorrery.loadgen.workload.request import WorkloadRequest
-from lorrery.scheduler.core.adapters import Tier
+from lorrery.scheduler.core.adapter_loads import Tier
 from lorrery.scheduler.core.admission import AdmissionPass
 from lorrery.scheduler.core.batchings import BATCHINGS
 from lorrery.scheduler.core.build import build_replica

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from lorrery.scheduler.core.adapter_events import THRASH_PS, AdapterLog, Evicted, LoadBegan, LoadEnded
-from lorrery.scheduler.core.adapters import AdapterOptions, LoadFault, Residency, Tier
+from lorrery.scheduler.core.adapter_loads import LoadFault, Tier
+from lorrery.scheduler.core.adapters import AdapterOptions, Residency
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
 

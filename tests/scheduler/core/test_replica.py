@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from lorrery.scheduler.core.adapters import AdapterOptions, LoadFault, Residency, Tier
+from lorrery.scheduler.core.adapter_loads import LoadFault, Tier
+from lorrery.scheduler.core.adapters import AdapterOptions, Residency
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.base import BatchContext, Step, Wait, decodes_on
 from lorrery.scheduler.core.batching.chunked import Chunked

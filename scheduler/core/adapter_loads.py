@@ -1,0 +1,49 @@
+"""Loads of adapters onto a GPU: from where, how long they take, and what goes wrong with them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from fractions import Fraction
+
+from lorrery.scheduler.core.sequence import Adapter
+
+
+class Tier(Enum):
+    """Where an adapter's weights are."""
+
+    HOST = "host"
+    DISK = "disk"
+
+
+LoadTime = Callable[[Adapter, Tier], int]
+"""How long a load from a tier takes, in picoseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFault:
+    """What goes wrong with a load.
+
+    Attributes:
+        fails: whether it is in vain.
+        factor: it takes so many times as long, rounded down.
+    """
+
+    fails: bool = False
+    factor: Fraction = Fraction(1)
+
+
+WELL = LoadFault()
+
+LoadFaults = Callable[[Adapter, int, int], LoadFault]
+"""What goes wrong with the n-th load (from 0) of an adapter, which begins at a time in picoseconds."""
+
+
+@dataclass(slots=True)
+class Load:
+    """A load under way: begun at a time, it ends at another, in vain or not."""
+
+    adapter: Adapter
+    tier: Tier
+    began_ps: int
+    ready_ps: int
+    fails: bool
