@@ -10,9 +10,9 @@ from lorrery.scheduler.core.prefix_cache.changes import BlockChange, BlockNotes,
 from lorrery.scheduler.core.prefix_cache.extents import Extent, Root
 
 
-def name_tree(root: Root, adapter_key: str | None) -> None:
+def name_tree(root: Root) -> None:
     """Give every block below a root its hash."""
-    root.hashes = [root_hash(adapter_key)]
+    root.hashes = [root_hash(root.place[0])]
     for extent in extents.below(root):
         extent.hashes = []
         name_blocks(extent, extent.start)
@@ -38,6 +38,19 @@ def note_stored(notes: BlockNotes, extent: Extent, first: int) -> None:
         if not block:
             above = None  # a root is no block
         notes.stored(root.adapter, above, extent.hashes[number], extents.block_key(extent, block))
+
+
+def mark_computed(notes: BlockNotes | None, last: Extent) -> None:
+    """Mark the blocks of a path as computed, from the root down, which may have been shown ahead of their step."""
+    shown: list[Extent] = []
+    extent: Extent | None = last
+    while extent is not None and not extent.computed:
+        shown.append(extent)
+        extent = extent.parent
+    for extent in reversed(shown):
+        extent.computed = True
+        if notes is not None:
+            note_stored(notes, extent, extent.start)
 
 
 def stored_below(roots: Iterable[Root]) -> list[BlockChange]:

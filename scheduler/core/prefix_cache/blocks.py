@@ -25,36 +25,8 @@ from lorrery.scheduler.core.prefix_cache.changes import BlockChange, BlockNotes
 from lorrery.scheduler.core.prefix_cache.content import content_of, of_tokens, with_output
 from lorrery.scheduler.core.prefix_cache.extents import Extent, Root
 from lorrery.scheduler.core.prefix_cache.holders import PrefixHolders, Run
+from lorrery.scheduler.core.prefix_cache.uses import Found, Use
 from lorrery.scheduler.core.sequence import Content, Sequence
-
-
-class _Use:
-    """What a sequence of the batch pins: the blocks from the root to the end of `last`.
-
-    `content` is that of its whole input, as far as it is known.
-    """
-
-    __slots__ = ("content", "last", "root")
-
-    def __init__(self, root: Root, content: Content) -> None:
-        self.root = root
-        self.last: Extent = root
-        self.content = content
-
-
-class _Found:
-    """The last look-up: whose, when, and what: the extents on its way, the last one perhaps in part."""
-
-    __slots__ = ("extents", "input_tokens", "num_blocks", "sequence", "version")
-
-    def __init__(
-        self, sequence: Sequence, input_tokens: int, version: int, num_blocks: int, extents: list[Extent]
-    ) -> None:
-        self.sequence = sequence
-        self.input_tokens = input_tokens
-        self.version = version
-        self.num_blocks = num_blocks
-        self.extents = extents
 
 
 class BlockCache:
@@ -82,12 +54,12 @@ class BlockCache:
         self.num_unpinned = 0
         self._roots: dict[tuple[str | None, int], Root] = {}
         """By adapter, and by how many tokens a unit of the content stands for."""
-        self._uses: dict[int, _Use] = {}
+        self._uses: dict[int, Use] = {}
         self._unpinned: OrderedDict[Extent, None] = OrderedDict()
         """Least recently used first; children before their parents."""
         self._version = 0
         """Counts the changes of the tree."""
-        self._found: _Found | None = None
+        self._found: Found | None = None
         self._notes: BlockNotes | None = None
         self._holders: PrefixHolders | None = None
         self._number = -1  # there
@@ -124,7 +96,7 @@ class BlockCache:
             num = extent.end
         return min(num, found.num_blocks)
 
-    def _find(self, sequence: Sequence) -> _Found:
+    def _find(self, sequence: Sequence) -> Found:
         """Look up a sequence's input, or remember: a blocked head of line is asked for again and again."""
         found, input_tokens = self._found, sequence.input_tokens
         if (
@@ -137,40 +109,20 @@ class BlockCache:
         way: list[Extent] = []
         num_blocks = self._walk(_adapter_key(sequence), content_of(sequence), way)
         most = max(0, input_tokens - self.min_computed_tokens) // self.block_size
-        self._found = found = _Found(sequence, input_tokens, self._version, min(num_blocks, most), way)
+        self._found = found = Found(sequence, input_tokens, self._version, min(num_blocks, most), way)
         return found
 
     def _walk(self, adapter_key: str | None, content: Content, way: list[Extent]) -> int:
         """Follow a content, as far as its leading blocks are there; return how many, and note the way."""
         root = self._roots.get((adapter_key, content.unit_tokens))
-        if root is None:
-            return 0
-        # Every arrival asks every worker, so what `Root` and `num_common` do is written out.
-        size, unit_tokens, unit_bytes = self.block_size, content.unit_tokens, content.unit_bytes
-        data, most = content.data, content.num_tokens // size
-        children, end = root.children, 0
-        while end < most:
-            first = end * size // unit_tokens * unit_bytes
-            extent = children.get(data[first : -(-(end + 1) * size // unit_tokens) * unit_bytes])
-            if extent is None:
-                break
-            way.append(extent)
-            if data.startswith(extent.label, first) and extent.end <= most:
-                end = extent.end
-                children = extent.children
-            else:
-                end = extents.num_common(root, extent, data, most)
-                if end < extent.end:
-                    break
-                children = extent.children
-        return end
+        return 0 if root is None else extents.follow(root, content, way)
 
     # --- coming and going -------------------------------------------------------------------------------------------
 
     def acquire(self, sequence: Sequence) -> None:
         """Pin the first `cached_tokens` of a sequence that enters the batch."""
         found = self._find(sequence)
-        use = self._uses[sequence.handle] = _Use(self._root(sequence), content_of(sequence))
+        use = self._uses[sequence.handle] = Use(self._root(sequence), content_of(sequence))
         use.root.num_uses += 1
         num_blocks = min(found.num_blocks, sequence.cached_tokens // self.block_size)
         for extent in found.extents:
@@ -185,7 +137,7 @@ class BlockCache:
         use = self._uses[sequence.handle]
         if self.share_within_plan:
             self._take_back(use, sequence.computed_tokens // self.block_size)
-            self._note_computed(use.last)
+            block_names.mark_computed(self._notes, use.last)
         self._show(use, use.content, sequence.computed_tokens, computed=True)
 
     def shows_alone(self, sequence: Sequence) -> bool:
@@ -208,13 +160,13 @@ class BlockCache:
             content = with_output(content, sequence, produced, produced + output_tokens - 1)
         if self.share_within_plan:  # one that is cancelled before its first step ended has computed nothing
             self._take_back(use, sequence.computed_tokens // self.block_size)
-            self._note_computed(use.last)
+            block_names.mark_computed(self._notes, use.last)
         self._show(use, content, cached_tokens, computed=True)
         self._let_go(use)
         use.root.num_uses -= 1
         self._drop_if_unused(use.root)
 
-    def _let_go(self, use: _Use) -> None:
+    def _let_go(self, use: Use) -> None:
         """Unpin a path from its end up; what nobody pins any more has been used last."""
         root, unpinned = use.root, self._unpinned
         extent, child = use.last, None
@@ -236,7 +188,7 @@ class BlockCache:
                     child = extent
             extent = extent.parent
 
-    def _take_back(self, use: _Use, num_blocks: int) -> None:
+    def _take_back(self, use: Use, num_blocks: int) -> None:
         """Hide again what a sequence showed ahead of its step, and the step did not get to (a long prompt's chunk).
 
         Nobody has found it meanwhile: who does not get all of its prompt into a step is the last that enters with it.
@@ -266,7 +218,7 @@ class BlockCache:
             else:
                 self._remove(extent, size)
 
-    def _show(self, use: _Use, content: Content, num_tokens: int, *, computed: bool) -> None:
+    def _show(self, use: Use, content: Content, num_tokens: int, *, computed: bool) -> None:
         """Pin the full blocks among the first tokens of a content; make those that are not there."""
         num_blocks = min(num_tokens, content.num_tokens) // self.block_size
         above = extent = use.last
@@ -304,7 +256,7 @@ class BlockCache:
                 if end < child.end:
                     child = self._split(child, end)
                 if computed:
-                    self._note_computed(child)
+                    block_names.mark_computed(self._notes, child)
             extent = child
         self._pin(extent, above)
         use.last = extent
@@ -323,13 +275,13 @@ class BlockCache:
             extent = extent.parent
 
     def _root(self, sequence: Sequence) -> Root:
-        adapter_key, content = _adapter_key(sequence), content_of(sequence)
-        root = self._roots.get((adapter_key, content.unit_tokens))
+        content = content_of(sequence)
+        root = self._roots.get((_adapter_key(sequence), content.unit_tokens))
         if root is None:
             root = Root(sequence.adapter, self.block_size, content.unit_tokens, content.unit_bytes)
             self._roots[root.place] = root
             if self._notes is not None:
-                block_names.name_tree(root, adapter_key)
+                block_names.name_tree(root)
         return root
 
     def _drop_if_unused(self, root: Root) -> None:
@@ -422,8 +374,8 @@ class BlockCache:
         """Note from now on what happens to blocks, for `take_changes`, or stop that. Takes a look at every block."""
         if on and self._notes is None:
             self._notes = BlockNotes()
-            for (adapter_key, _), root in self._roots.items():
-                block_names.name_tree(root, adapter_key)
+            for root in self._roots.values():
+                block_names.name_tree(root)
         elif not on:
             self._notes = None
 
@@ -436,18 +388,6 @@ class BlockCache:
         assert self._notes is not None, "nothing has a hash before note_changes"
         return block_names.stored_below(self._roots.values())
 
-    def _note_computed(self, last: Extent) -> None:
-        """Take note of blocks, from the root down, that may have been shown ahead of their step."""
-        shown: list[Extent] = []
-        extent: Extent | None = last
-        while extent is not None and not extent.computed:
-            shown.append(extent)
-            extent = extent.parent
-        for extent in reversed(shown):
-            extent.computed = True
-            if self._notes is not None:
-                block_names.note_stored(self._notes, extent, extent.start)
-
     # --- inspection -------------------------------------------------------------------------------------------------
 
     def paths(self) -> list[tuple[str | None, tuple[int, ...], int]]:
@@ -456,19 +396,12 @@ class BlockCache:
         Those that somebody pins come first, in order of tokens; then the others, in the order in which they would go.
         """
         pinned: list[tuple[str | None, tuple[int, ...], int]] = []
-        keys = {root: key[0] for key, root in self._roots.items()}
         for root in self._roots.values():
             for extent in extents.below(root):
                 if extent.pins:
-                    pinned += self._paths(extent, keys)
+                    pinned += extents.block_paths(extent)
         pinned.sort(key=lambda path: (path[0] or "", path[1]))
-        return pinned + [path for extent in self._unpinned for path in reversed(self._paths(extent, keys))]
-
-    def _paths(self, extent: Extent, keys: dict[Root, str | None]) -> list[tuple[str | None, tuple[int, ...], int]]:
-        assert extent.root is not None
-        tokens, size = extents.path_tokens(extent), self.block_size
-        blocks = range(extent.start + 1, extent.end + 1)
-        return [(keys[extent.root], tokens[: block * size], extent.pins) for block in blocks]
+        return pinned + [path for extent in self._unpinned for path in reversed(extents.block_paths(extent))]
 
 
 def _run(extent: Extent) -> Run:

@@ -134,6 +134,29 @@ def num_common(root: Root, extent: Extent, data: bytes, most: int, base: int = 0
     return ((first + base) // size + equal) * root.unit_tokens // root.block_size
 
 
+def follow(root: Root, content: Content, way: list[Extent]) -> int:
+    """Follow a content below a root, as far as its leading blocks are there; return how many, and note the way."""
+    # Every arrival asks every worker, so what `Root` and `num_common` do is written out.
+    size, unit_tokens, unit_bytes = root.block_size, content.unit_tokens, content.unit_bytes
+    data, most = content.data, content.num_tokens // size
+    children, end = root.children, 0
+    while end < most:
+        first = end * size // unit_tokens * unit_bytes
+        extent = children.get(data[first : -(-(end + 1) * size // unit_tokens) * unit_bytes])
+        if extent is None:
+            break
+        way.append(extent)
+        if data.startswith(extent.label, first) and extent.end <= most:
+            end = extent.end
+            children = extent.children
+        else:
+            end = num_common(root, extent, data, most)
+            if end < extent.end:
+                break
+            children = extent.children
+    return end
+
+
 def split(root: Root, extent: Extent, at: int) -> Extent:
     """Cut an extent before a block; return the new one, which has the blocks above. The old one keeps its identity."""
     parent = extent.parent
@@ -214,3 +237,12 @@ def path_tokens(extent: Extent) -> tuple[int, ...]:
         parts.append(tuple([units[token // each - first] * each + token % each for token in tokens]))
         part = part.parent
     return tuple([token for tokens in reversed(parts) for token in tokens])
+
+
+def block_paths(extent: Extent) -> list[tuple[str | None, tuple[int, ...], int]]:
+    """List the blocks of an extent: each one's adapter key, all tokens from the root to its end, and its pins."""
+    root = extent.root
+    assert root is not None
+    tokens, adapter_key = path_tokens(extent), root.place[0]
+    blocks = range(extent.start + 1, extent.end + 1)
+    return [(adapter_key, tokens[: block * root.block_size], extent.pins) for block in blocks]
