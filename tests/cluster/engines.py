@@ -1,6 +1,9 @@
 """A client of the ports at which a router is an engine, and requests as each protocol has them."""
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -16,9 +19,11 @@ from smg_grpc_proto.generated import (
 from lorrery.local.cluster import LocalCluster
 from lorrery.vllm import control_pb2_grpc, inference_pb2, inference_pb2_grpc
 from tests.cluster.client import PROMPT_TOKEN_ID, TIMEOUT_SECONDS, Ask
-from tests.router.test_access import bearer
+from tests.cluster.gauges import nothing_held
+from tests.cluster.harness import running_cluster
+from tests.router.test_access import bearer, entry, replace
 
-ROOT = bearer("secret-of-an-operator")
+ROOT, TENANT = bearer("secret-of-an-operator"), bearer("secret-of-a-tenant")
 PORTS = ("vllm_grpc", "smg_vllm_grpc", "sglang_grpc")
 
 
@@ -48,6 +53,22 @@ class Engines:
             async for _ in _stream(call(message, metadata=key, timeout=TIMEOUT_SECONDS)):
                 pass
         return caught.value
+
+
+@contextlib.asynccontextmanager
+async def running_engines(folder: Path) -> AsyncIterator[Engines]:
+    """Run a cluster with every port, one more of a single adapter, and a key of an operator and one of a tenant."""
+    keys = folder / "keys.toml"
+    tenant = entry("secret-of-a-tenant", name="one", tenant="a", adapters=["lora-0"], max_new_tokens=30)
+    replace(keys, entry("secret-of-an-operator", name="root", tenant="ops", operator=True) + tenant)
+    settings = [f"router.{name}=127.0.0.1:0" for name in PORTS]
+    by_adapter = '{ protocol = "smg-vllm", listen = "127.0.0.1:0", adapter = "lora-1" }'
+    settings += [f"router.engines=[{by_adapter}]", f"router.keys={keys}"]
+    async with running_cluster(folder, *settings) as cluster:
+        engines = Engines(cluster)
+        yield engines
+        await asyncio.gather(*(channel.close() for channel in engines.channels.values()))
+        await nothing_held(cluster)
 
 
 async def _stream(call: Any) -> AsyncIterator[Any]:

@@ -1,0 +1,154 @@
+"""What every port for gateways has: refusals, keys, health, reflection; `buf curl` calls them without a schema."""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+import pytest_asyncio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from smg_grpc_proto.generated import (
+    common_pb2,
+    vllm_engine_pb2,
+)
+
+from lorrery.vllm import control_pb2
+from tests.cluster.client import PROMPT_TOKEN_ID, TIMEOUT_SECONDS, Ask, error_info, text_of
+from tests.cluster.engines import PORTS, TENANT, Engines, expected, native, running_engines, smg
+
+pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engines]:
+    """One cluster for all."""
+    async with running_engines(tmp_path_factory.mktemp("cluster")) as engines:
+        yield engines
+
+
+BUF = Path(sys.executable).with_name("buf")
+INVALID, DENIED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_refusals_have_a_status_of_their_own(engines: Engines) -> None:
+    generate = engines.smg.Generate
+    too_long = await engines.error(generate, smg(Ask(seed=1, prompt_tokens=2049)))
+    assert (too_long.code(), error_info(too_long)[0]) == (INVALID, "NEVER_FITS")
+    over = await engines.error(generate, smg(Ask(seed=1, max_new_tokens=9000)))
+    assert over.code() == INVALID
+    biased = await engines.error(generate, smg(Ask(seed=1), logit_bias={3: 1.0}))
+    assert error_info(biased)[1]["field"] == "sampling_params.logit_bias"
+    many = await engines.error(generate, smg(Ask(seed=1), n=1000))
+    assert error_info(many)[1] == {"field": "n", "value": "1000", "limit": "128"}
+    unknown = native(Ask(seed=1))
+    unknown.model = "nobody"
+    assert (await engines.error(engines.inference.Generate, unknown)).code() == grpc.StatusCode.NOT_FOUND
+    schema = native(Ask(seed=1))
+    schema.decoding.json = "{}"
+    assert error_info(await engines.error(engines.inference.Generate, schema))[1]["field"] == "decoding.json"
+
+
+async def test_keys_hold(engines: Engines) -> None:
+    request = native(Ask(seed=1, max_new_tokens=2))
+    for call, message in (
+        (engines.inference.Generate, request),
+        (engines.control.GetModelInfo, control_pb2.GetModelInfoRequest()),
+        (engines.smg.GetTokenizer, common_pb2.GetTokenizerRequest()),
+    ):
+        assert (await engines.error(call, message, None)).code() == grpc.StatusCode.UNAUTHENTICATED
+    others = native(Ask(seed=1, adapter_id="lora-2"))
+    assert (await engines.error(engines.inference.Generate, others, TENANT)).code() == DENIED
+    loads = await engines.error(engines.smg.GetLoads, vllm_engine_pb2.GetLoadsRequest(), TENANT)
+    assert loads.code() == DENIED
+    events = await engines.error(engines.smg.SubscribeKvEvents, common_pb2.SubscribeKvEventsRequest(), TENANT)
+    assert events.code() == DENIED
+    load = control_pb2.LoadLoraRequest(lora_name="x", source_path="/")
+    assert (await engines.error(engines.control.LoadLora, load, TENANT)).code() == INVALID
+
+
+async def test_what_has_no_meaning_here_says_why(engines: Engines) -> None:
+    calls = [
+        (engines.control.Sleep, control_pb2.SleepRequest()),
+        (engines.control.UpdateWeights, control_pb2.UpdateWeightsRequest()),
+        (engines.smg.Embed, vllm_engine_pb2.EmbedRequest()),
+        (engines.sglang.FlushCache, common_pb2.FlushCacheRequest()),
+        (engines.sglang.StartProfile, common_pb2.StartProfileRequest()),
+        (engines.smg.SubscribeKvEvents, common_pb2.SubscribeKvEventsRequest()),  # this prefix cache has no blocks
+        (engines.sglang.SubscribeKvEvents, common_pb2.SubscribeKvEventsRequest()),
+    ]
+    for call, message in calls:
+        error = await engines.error(call, message)
+        assert (error.code(), error_info(error)[0]) == (grpc.StatusCode.UNIMPLEMENTED, "NOT_OFFERED")
+        assert ": " in (error.details() or "")
+
+
+@pytest.mark.parametrize("name", PORTS)
+async def test_each_port_has_health_and_reflection(engines: Engines, name: str) -> None:
+    channel = engines.channels[name]
+    stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
+    call = stub.ServerReflectionInfo()
+    await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+    services = {one.name for one in (await call.read()).list_services_response.service}
+    call.cancel()
+    own = {
+        "vllm_grpc": {"vllm.Inference", "vllm.Control"},
+        "smg_vllm_grpc": {"vllm.grpc.engine.VllmEngine"},
+        "sglang_grpc": {"sglang.grpc.scheduler.SglangScheduler"},
+    }[name]
+    assert own < services
+    health: Any = health_pb2_grpc.HealthStub(channel)
+    for service in ("", *own):
+        answer = await health.Check(health_pb2.HealthCheckRequest(service=service))
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+SAMPLING = {"max_new_tokens": 12, "ignore_eos": True}
+
+
+@pytest.mark.parametrize(
+    ("port", "method", "message"),
+    [
+        (
+            "grpc",
+            "lorrery.v1.RouterService/Generate",
+            {"token_ids": {"ids": [PROMPT_TOKEN_ID] * 8}, "seed": "1", "sampling": SAMPLING},
+        ),
+        (
+            "vllm_grpc",
+            "vllm.Inference/GenerateStream",
+            {
+                "token_ids": {"ids": [PROMPT_TOKEN_ID] * 8},
+                "sampling": {"seed": "1"},
+                "stopping": SAMPLING,
+            },
+        ),
+    ],
+)
+async def test_buf_curl_needs_no_schema(engines: Engines, port: str, method: str, message: dict[str, Any]) -> None:
+    router = engines.cluster.processes["router"]
+    address = router.grpc if port == "grpc" else router.others[port]
+    process = await asyncio.create_subprocess_exec(
+        *(str(BUF), "curl", "--protocol", "grpc", "--http2-prior-knowledge", "-d", json.dumps(message)),
+        *("-H", "authorization: Bearer secret-of-an-operator", f"http://{address}/{method}"),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    output, _ = await asyncio.wait_for(process.communicate(), TIMEOUT_SECONDS)
+    text = ""
+    for answer in _objects(output.decode()):
+        text += answer.get("outputs", answer).get("text", "")
+    assert text == text_of(expected(engines, Ask(seed=1, max_new_tokens=12)))
+
+
+def _objects(text: str) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects of a text, which stand behind one another."""
+    decoder = json.JSONDecoder()
+    while text := text.strip():
+        value, end = decoder.raw_decode(text)
+        yield value
+        text = text[end:]
