@@ -30,6 +30,7 @@ from lorrery.scheduler.core.batchings import BATCHINGS
 from lorrery.scheduler.core.build import build_replica
 from lorrery.scheduler.core.combinations import why_excluded
 from lorrery.scheduler.core.door import ClusterRules
+from lorrery.scheduler.core.many_workers import FEW
 from lorrery.scheduler.core.memories import MEMORIES
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.policies import QUEUES, batching_name
@@ -60,6 +61,8 @@ PS = 10**12
 IN_PIECES = ("chunked", "prefill_first")
 LAST_PS = 500 * PS
 """No case lasts so long."""
+MANY_SHARE = 0.05
+"""Of cases with so many workers that placements ask what is kept of all (`core.many_workers`)."""
 ADAPTERS = {f"a{n}": Adapter(f"a{n}", 4 << n) for n in range(4)}
 MODEL = "Llama-2-7B"
 
@@ -163,6 +166,8 @@ def draw_case(number: int) -> Case:
     loads = bool(rng.random() < 0.5)
     num_shards = int(one_of(1, 1, 1, 2))
     num_workers = num_shards * int(one_of(1, 1, 2, 3))
+    if (own := np.random.default_rng([2027, number])).random() < MANY_SHARE:
+        num_shards, num_workers = 1, int(own.integers(FEW + 1, FEW + 6))
     model = MODELS[number % len(MODELS)]
     seqs = int(rng.integers(2, 9))
     paged = settings["memory"] in ("paged", "no_evict")
@@ -217,7 +222,7 @@ def _with_load(
     loads: bool,
     trie: bool,
 ) -> Case:
-    num_requests = int(rng.integers(4, 22))
+    num_requests = int(rng.integers(4, 22)) * (3 if num_workers > FEW else 1)
     gaps = rng.choice([0.0, 0.0, 0.004, 0.03, 0.25, 1.5], num_requests)
     names = [None, *ADAPTERS]
     workload = []

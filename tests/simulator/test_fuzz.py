@@ -5,6 +5,7 @@ import pytest
 from lorrery.chassis.version import core_is_compiled
 from lorrery.scheduler.core import memories
 from lorrery.scheduler.core.batchings import BATCHINGS
+from lorrery.scheduler.core.many_workers import FEW
 from lorrery.scheduler.core.memories import MEMORIES
 from lorrery.scheduler.core.placements.table import PLACEMENTS
 from lorrery.scheduler.core.policies import QUEUES, batching_name, batching_of
@@ -44,6 +45,7 @@ def test_the_corpus_has_everything() -> None:
     assert {batching_name(case.replica) for case in cases} == set(BATCHINGS)
     assert {case.replica.memory for case in cases} == set(MEMORIES)
     assert {case.placement for case in cases} == set(PLACEMENTS)
+    assert {case.placement for case in cases if case.num_workers > FEW} == set(PLACEMENTS)
     assert {case.model for case in cases} == set(MODELS)
     assert {fault.kind for case in cases for fault in case.faults} == {
         "worker_loss",
