@@ -191,7 +191,7 @@ class Requests:
         handle = router.owned.get(router_handle)
         if handle is not None:
             at_ps = self._clock.now_ps()
-            self._carry_out(self._core.cancel(handle, at_ps), at_ps)
+            self._carry_out(self._core.cancel(self.lives[handle].sequence, at_ps), at_ps)
 
     def cancel_all(self, router: RouterLink, router_handles: Iterable[int]) -> None:
         """Withdraw many, in slices."""

@@ -116,7 +116,7 @@ class SimulatedScheduler:
 
     def cancel(self, request: SimulatedRequest) -> None:
         """Withdraw a request."""
-        self._carry_out(self.core.cancel(request.handle, self._clock.now_ps))
+        self._carry_out(self.core.cancel(request.sequence, self._clock.now_ps))
 
     def _carry_out(self, events: Iterable[ClusterEvent]) -> None:
         """Let the workers know what the core has decided, and the clients who was refused."""

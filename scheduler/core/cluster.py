@@ -1,6 +1,6 @@
 """All requests and workers of one scheduler: who comes in, where each goes, what is queued again, when a wait is over.
 
-    events = cluster.submit(sequence, at)      cancel(handle, at)      expire(at)
+    events = cluster.submit(sequence, at)      cancel(sequence, at)      expire(at)
     events = cluster.attach(Member(name, replica, pool_tokens), at)
     gave_back, events = cluster.drain(member, at)      lose(member, at)
     events = cluster.place_again(at)
@@ -117,8 +117,7 @@ class ClusterCore:
     @property
     def num_waiting(self) -> int:
         """Requests that wait, for a batch, for a worker, or for a place among their key's."""
-        waiting = [member.replica.num_waiting for member in self.members.values()]
-        return len(self._room) + self._quotas.num_held + sum(waiting)
+        return len(self._room) + self._quotas.num_held + self._placed.num_waiting()
 
     @property
     def num_open(self) -> int:
@@ -196,20 +195,20 @@ class ClusterCore:
             self._enter(sequence)
         return [event]
 
-    def cancel(self, handle: int, at_ps: int) -> list[ClusterEvent]:
-        """Withdraw a request; one that is not known is ignored, since it may just have ended. Linear in workers."""
+    def cancel(self, sequence: Sequence, at_ps: int) -> list[ClusterEvent]:
+        """Withdraw a request; one that is not known is ignored, since it may just have ended."""
+        handle = sequence.handle
         waiting = self._room.take(handle)
         if waiting is not None:
             return [Cancelled(waiting)]
         held = self._quotas.withdraw(handle)
         if held is not None:
             return [Cancelled(held)]
-        for member in self.members.values():
-            sequence = member.sequences.get(handle)
-            if sequence is not None and handle not in member.withdrawn:
-                member.cancel(handle, at_ps)
-                return [Withdrawn(sequence, member)]
-        return []
+        member = self.members.get(sequence.worker)
+        if member is None or handle not in member.sequences or handle in member.withdrawn:
+            return []
+        member.cancel(handle, at_ps)
+        return [Withdrawn(sequence, member)]
 
     def expire(self, at_ps: int) -> list[ClusterEvent]:
         """Refuse those whose deadline has passed, and who have waited for a worker for long enough.
@@ -222,7 +221,7 @@ class ClusterCore:
         events: list[ClusterEvent] = []
         for sequence in expired:
             refusal = refusals.waited_too_long(at_ps - sequence.arrived_ps, self._backlog.drain_rate.retry_ps(at_ps))
-            for event in self.cancel(sequence.handle, at_ps):
+            for event in self.cancel(sequence, at_ps):
                 if isinstance(event, Withdrawn):
                     events.append(Withdrawn(sequence, event.member, refusal))
                 else:

@@ -36,12 +36,41 @@ _ENDS = (Finished, Cancelled, Dropped, Failed)
 
 
 class Tally:
-    """How many sequences the workers of a cluster have, all together."""
+    """How many sequences the workers of a cluster have, all together.
 
-    __slots__ = ("num",)
+    How many of them wait is counted when somebody asks, at workers where it may have changed since.
+
+    Attributes:
+        num: sequences that they have.
+    """
+
+    __slots__ = ("_num_waiting", "_touched", "num")
 
     def __init__(self) -> None:
         self.num = 0
+        self._num_waiting = 0
+        self._touched: list[Member] = []
+
+    def touch(self, member: "Member") -> None:
+        """Note that at a worker more or fewer may wait than when it was counted; once until the next count."""
+        self._touched.append(member)
+
+    def part(self, member: "Member") -> None:
+        """Forget a worker, which goes on with a tally of its own."""
+        self.num -= len(member.sequences)
+        self._num_waiting -= member.counted_waiting
+        if member.is_touched:
+            self._touched.remove(member)
+        member.counted_waiting, member.is_touched, member.tally = 0, False, Tally()
+
+    def num_waiting(self) -> int:
+        """Return how many wait. Cost: O(workers that have been touched)."""
+        for member in self._touched:
+            num_waiting = member.replica.num_waiting
+            self._num_waiting += num_waiting - member.counted_waiting
+            member.counted_waiting, member.is_touched = num_waiting, False
+        self._touched.clear()
+        return self._num_waiting
 
 
 class Member:
@@ -60,6 +89,8 @@ class Member:
         sequences: by handle: submitted and not ended.
         moving: by handle: sequences that are to go to another worker, and its name.
         tally: counts its sequences, and those of others who have the same one.
+        counted_waiting: how many waited when the tally counted them.
+        is_touched: whether the tally is to count them again.
         number: in order of attaching, among workers whose waiting sequences may move.
         withdrawn: handles of those that have been cancelled, until they end.
         changed: whether a decision has changed who waits or runs; its driver sets it back.
@@ -76,8 +107,10 @@ class Member:
         "backlog",
         "candidate",
         "changed",
+        "counted_waiting",
         "draining",
         "forecast",
+        "is_touched",
         "moving",
         "name",
         "number",
@@ -97,6 +130,8 @@ class Member:
         self.candidate = ReplicaCandidate(name, replica)
         self.sequences: dict[int, Sequence] = {}
         self.tally = Tally()
+        self.counted_waiting = 0
+        self.is_touched = False
         self.moving: dict[int, str] = {}
         self.withdrawn: set[int] = set()
         self.forecast: Forecast | None = None
@@ -130,6 +165,9 @@ class Member:
     def _note_standing(self) -> None:
         """Say how many wait and run, wherever that is of use; after whatever may have changed it."""
         standings, many = self._standings, self._many
+        if not self.is_touched:
+            self.is_touched = True
+            self.tally.touch(self)
         if many is not None:
             many.touch(self._place)
         if standings is not None:
@@ -144,6 +182,7 @@ class Member:
         """Hand in a sequence; return whether it may change the plan that runs."""
         replica = self.replica
         self.sequences[sequence.handle] = sequence
+        sequence.worker = self.name
         self.tally.num += 1
         if self.forecast is not None:
             self.forecast.waits(sequence.handle, sequence.input_tokens)
@@ -243,7 +282,7 @@ class Member:
             unfinished, events = self.replica.lose(at_ps)
         except Exception as error:
             unfinished, events = [], self._end(self.sequences.values(), error)
-        self.tally.num -= len(self.sequences)
+        self.tally.part(self)
         self.sequences.clear()
         return unfinished, events
 
@@ -258,6 +297,7 @@ class Member:
         for event in events:
             if isinstance(event, _ENDS):
                 self._forget(event.sequence.handle)
+        self._note_standing()
         return waiting, events
 
     # --- policies that raise ----------------------------------------------------------------------------------------

@@ -115,6 +115,7 @@ class Sequence:
         weight: its tenant's under a policy that is fair between tenants; None: as the settings say.
         deadline_ps: who still waits for its first admission then has waited in vain; None: nobody has said.
         num_overtaken: sequences that have entered past it while it waited for its adapter.
+        worker: name of the one that got it last, which may have lost it since; empty: none has.
         aborted: strict S-LoRA only: cancelled, but not yet removed.
     """
 
@@ -147,6 +148,7 @@ class Sequence:
     weight: Fraction | None
     deadline_ps: int | None
     num_overtaken: int
+    worker: str
     aborted: bool
 
     def __init__(
@@ -180,6 +182,7 @@ class Sequence:
         self.load_wait_ps = self.queue_load_ps = self.prefill_load_ps = 0
         self.weight = None
         self.deadline_ps = None
+        self.worker = ""
         self.aborted = False
 
     @property

@@ -8,7 +8,7 @@ from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.placements.least_loaded import LeastLoaded
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
-from lorrery.scheduler.core.sequence import Adapter
+from lorrery.scheduler.core.sequence import Adapter, Sequence
 
 S = 10**12
 RULES = ClusterRules(max_req_input_len=50, max_req_total_len=80, max_waiting_requests=3, worker_wait_seconds=10)
@@ -34,3 +34,9 @@ def only(events: list[ClusterEvent]) -> ClusterEvent:
 def placed(events: list[ClusterEvent]) -> list[tuple[int, str]]:
     assert all(isinstance(event, Placed) for event in events)
     return [(event.sequence.handle, event.member.name) for event in events if isinstance(event, Placed)]
+
+
+def had(core: ClusterCore, handle: int) -> Sequence:
+    """Return a sequence that has not ended."""
+    of_workers = [sequence for member in core.members.values() for sequence in member.sequences.values()]
+    return next(sequence for sequence in (*core.unplaced(), *of_workers) if sequence.handle == handle)

@@ -15,6 +15,7 @@ from lorrery.scheduler.core.refusals import Refusal, RefusalReason
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.validation.policy.drive import Device
+from tests.scheduler.core.clusters import had
 
 S = 10**12
 RULES = ClusterRules(max_waiting_requests_per_tenant=2)
@@ -69,7 +70,7 @@ def test_a_tenant_has_its_place_back_whatever_happened_to_who_waited() -> None:
             assert core.submit(one, 0) == []
         assert refusal(core.submit(sequences[8], 0)).reason is RefusalReason.QUEUE_FULL
         for one in (first, second):
-            assert [type(event) for event in core.cancel(one.handle, 1)] == [Cancelled]
+            assert [type(event) for event in core.cancel(one, 1)] == [Cancelled]
             core.ended(one, 0, 1)
     assert core.submit(sequences[6], 2, resumed=True) == []
     assert core.submit(sequences[7], 2) == []
@@ -108,7 +109,7 @@ def busy_cluster(rules: ClusterRules, between_ps: int = S) -> tuple[ClusterCore,
     for one in sequences:
         assert core.submit(one, 0) == []
     for number, one in enumerate(sequences[:num_ends], start=1):
-        core.cancel(one.handle, number * between_ps)
+        core.cancel(one, number * between_ps)
         core.ended(one, 0, number * between_ps)
     return core, num_ends * between_ps
 
@@ -157,7 +158,7 @@ def test_who_still_waits_at_its_deadline_is_never_run() -> None:
         core.submit(sequence(handle, deadline_ps=handle * S), 0)
     assert core.until_ps == 2 * S
     assert core.expire(2 * S - 1) == []
-    core.cancel(4, S)
+    core.cancel(had(core, 4), S)
     events = core.expire(5 * S)
     assert [(type(event), event.sequence.handle) for event in events] == [(Withdrawn, 2), (Withdrawn, 3)]
     (first, _) = events

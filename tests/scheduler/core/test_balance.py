@@ -17,6 +17,7 @@ from lorrery.scheduler.core.plan import Cancelled, Plan, Ran, Recalled
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.vocabulary.finish_reason import FinishReason
+from tests.scheduler.core.clusters import had
 
 TWO_SEATS = ReplicaSettings("fcfs", 10_000, 200, max_num_seqs=2, max_num_batched_tokens=1000)
 
@@ -185,7 +186,7 @@ def test_one_that_is_cancelled_on_its_way_ends_once() -> None:
     core = cluster(TWO_SEATS, TWO_SEATS)
     donor = fill(core, "w0", range(3))
     core.balance(2000)
-    core.cancel(2, 3000)
+    core.cancel(had(core, 2), 3000)
     (event,) = recalled(donor, 2500)  # at a boundary before the cancel
     (cancelled,) = core.take_recalled(event, donor, 3100)
     assert isinstance(cancelled, Cancelled)

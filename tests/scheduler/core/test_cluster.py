@@ -18,7 +18,7 @@ from lorrery.scheduler.core.plan import Cancelled
 from lorrery.scheduler.core.refusals import RefusalReason
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter, Sequence
-from tests.scheduler.core.clusters import ADAPTER, RULES, S, cluster, only, placed, replica
+from tests.scheduler.core.clusters import ADAPTER, RULES, S, cluster, had, only, placed, replica
 
 
 @pytest.mark.parametrize(
@@ -149,19 +149,22 @@ def test_device_time_is_waited_in_wall_seconds() -> None:
 
 def test_a_cancel_of_one_that_waits_for_a_worker_ends_it_at_once_and_of_another_is_passed_on() -> None:
     core = cluster()
-    core.submit(Sequence(1, 5, 5), 0)
-    cancelled = only(core.cancel(1, 1))
+    first, second = Sequence(1, 5, 5), Sequence(2, 5, 5)
+    core.submit(first, 0)
+    cancelled = only(core.cancel(first, 1))
     assert isinstance(cancelled, Cancelled)
     assert core.until_ps is None
-    assert core.cancel(1, 2) == []
+    assert core.cancel(first, 2) == []
     member = Member("w", replica())
     core.attach(member, 3)
-    core.submit(Sequence(2, 5, 5), 3)
-    withdrawn = only(core.cancel(2, 4))
+    core.submit(second, 3)
+    withdrawn = only(core.cancel(second, 4))
     assert isinstance(withdrawn, Withdrawn)
     assert withdrawn.member is member
+    assert core.cancel(second, 4) == []
     assert [type(event) for event in member.plan(4).events] == [Cancelled]
     assert core.num_open == 0
+    assert core.cancel(second, 5) == []
 
 
 def test_a_worker_that_drains_gets_nothing_new_and_gives_back_what_waits() -> None:
@@ -217,7 +220,7 @@ def test_losing_the_only_worker_large_enough_lets_its_sequences_wait_as_if_none_
     gave_back, events = (core.drain if drains else core.lose)(large, 5 * S)
     assert [sequence.handle for sequence in gave_back.sequences] == [1, 2]
     assert (events, core.num_unplaced, core.until_ps) == ([], 2, 15 * S)
-    assert isinstance(only(core.cancel(2, 6 * S)), Cancelled)
+    assert isinstance(only(core.cancel(had(core, 2), 6 * S)), Cancelled)
     over = only(core.expire(15 * S))
     assert isinstance(over, Refused)
     assert (over.sequence.handle, over.refusal.reason) == (1, RefusalReason.NO_WORKER)
@@ -242,7 +245,7 @@ def test_many_that_come_back_are_placed_a_slice_at_a_time_and_may_end_meanwhile(
     assert len(events) == SLICE
     assert core.is_placing
     assert core.num_open == 3 * SLICE
-    last = gave_back.sequences[-1].handle
+    last = gave_back.sequences[-1]
     assert isinstance(only(core.cancel(last, 2)), Cancelled)
     again = core.expire(100 * S)  # late; but they wait for nobody
     assert placed(again) == [(sequence.handle, "w1") for sequence in gave_back.sequences[SLICE:-1]]

@@ -62,7 +62,7 @@ class ClusterMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         handle = data.draw(st.sampled_from(sorted({*self.waits, *self.at})))
-        self.take(self.core.cancel(handle, self.at_ps), [])
+        self.take(self.core.cancel(self.sequences[handle], self.at_ps), [])
 
     @precondition(lambda self: len(self.core.members) < 3)
     @rule(pool=st.sampled_from([60, 200]))

@@ -58,8 +58,8 @@ def requeue(core: ClusterCore, *, drain: bool) -> None:
 
 
 def cancel_all(core: ClusterCore) -> None:
-    for handle in list(core.members["w0"].sequences):
-        core.cancel(handle, 2 * 10**9)
+    for sequence in list(core.members["w0"].sequences.values()):
+        core.cancel(sequence, 2 * 10**9)
     core.members["w0"].plan(3 * 10**9)
 
 
@@ -80,14 +80,15 @@ def test_requests_that_wait_for_a_worker_in_vain_or_are_cancelled_cost_the_same_
         costs = []
         for num_waiting in (FEW, MANY):
             core = ClusterCore(LeastLoaded())
-            for handle in range(num_waiting):
-                core.submit(Sequence(handle, 5, 5, handle), handle)
+            sequences = [Sequence(handle, 5, 5, handle) for handle in range(num_waiting)]
+            for handle, sequence in enumerate(sequences):
+                core.submit(sequence, handle)
 
-            def end_all(core: ClusterCore = core, num_waiting: int = num_waiting, end: str = end) -> None:
-                for handle in range(num_waiting):
+            def end_all(core: ClusterCore = core, sequences: list[Sequence] = sequences, end: str = end) -> None:
+                for sequence in sequences:
                     at_ps = core.until_ps
                     assert at_ps is not None
-                    assert len(core.expire(at_ps) if end == "expire" else core.cancel(handle, at_ps)) == 1
+                    assert len(core.expire(at_ps) if end == "expire" else core.cancel(sequence, at_ps)) == 1
 
             costs.append(count_calls(end_all))
             assert core.until_ps is None

@@ -31,7 +31,7 @@ def test_a_full_queue_says_when_to_try_again() -> None:
     sequences = [Sequence(handle, 5, 5) for handle in range(4)]
     for second, sequence in enumerate(sequences[:2]):
         core.submit(sequence, 0)
-        core.cancel(sequence.handle, 0)
+        core.cancel(sequence, 0)
         core.ended(sequence, 0, 2 * second * S)
     assert core.submit(sequences[2], 2 * S) == []
     assert core.submit(sequences[3], 2 * S) == []

@@ -16,6 +16,7 @@ from lorrery.scheduler.core.quotas import MAX_IDLE_KEYS, MINUTE_PS, Quota, Quota
 from lorrery.scheduler.core.refusals import RefusalReason
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.validation.policy.drive import Device
+from tests.scheduler.core.clusters import had
 from tests.scheduler.core.test_cluster import S, replica
 
 RULES = ClusterRules(worker_wait_seconds=10**6)
@@ -100,11 +101,11 @@ def test_over_max_running_requests_wait_and_over_max_waiting_they_are_refused() 
 def test_one_that_is_held_can_be_cancelled() -> None:
     core, quota = cluster(), Quota("k", max_running=1)
     assert [submit(core, handle, quota) for handle in (1, 2, 3)] == ["placed", "held", "held"]
-    (event,) = core.cancel(2, 0)
+    (event,) = core.cancel(had(core, 2), 0)
     assert isinstance(event, Cancelled)
     core.ended(event.sequence, 0, 0)
     assert core.num_waiting == 2  # one in the worker's queue, one held
-    assert core.cancel(2, 0) == []
+    assert core.cancel(event.sequence, 0) == []
 
 
 def test_one_that_comes_again_has_its_place_and_is_not_charged() -> None:
@@ -211,7 +212,7 @@ class QuotaMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         handle = data.draw(st.sampled_from(sorted(self.sequences)))
-        self.take(self.core.cancel(handle, self.at_ps))
+        self.take(self.core.cancel(self.sequences[handle], self.at_ps))
 
     @rule(seconds=st.integers(0, 20))
     def wait(self, seconds: int) -> None:
