@@ -1,22 +1,22 @@
-"""Which of many workers has the least load, and of those the fewest KV tokens, without looking at all of them.
+"""Which of many workers, or of some of them, has the least load, and of those the fewest KV tokens.
 
-A member says how it stands whenever its load may have changed or its KV tokens may have become fewer (`Member`): after
-each submit, each plan, and each commit that ends a sequence. In between the tokens only become more, by steps that a
-driver has perhaps not committed yet. So each worker has a place (load, tokens at least, number) in a heap, which is
-never behind the worker's true one. The first place is brought up to date: if it is still the first, it is the least;
-otherwise the next one is looked at.
+Workers of one load are kept together: as bits of an integer, and in order of their KV tokens. It is told how a worker
+stands whenever its load may have changed or its KV tokens may have become fewer (`many_workers`). In between the tokens
+only become more, by steps that a driver has perhaps not committed yet. So the tokens in the order are never more than
+the true ones: the first of those asked about is brought up to date, and if it is still the first, it is the one.
 
-Cost: a logarithm for each note that moves a worker forward, and for each look. A worker is looked at again only when
-its tokens may be the fewest, so looks are few where many workers are equally loaded. Nothing is kept before the first
-`least`.
+Cost: a logarithm, and a move of some words, for each note that changes a load or lessens the tokens, and for each look;
+for a choice among some, a step over each other one of that load that has fewer tokens. A worker is looked at again only
+when its tokens may be the fewest, so looks are few where many workers are equally loaded.
 """
 
+from array import array
+from bisect import bisect_left, insort
 from collections.abc import Sequence as Many
-from heapq import heapify, heappop, heappush, heapreplace
 from typing import Protocol
 
-Place = tuple[int, int, int]
-"""Load, KV tokens at least, number of the worker."""
+_NUMBER_BITS = 24
+_NUMBERS = (1 << _NUMBER_BITS) - 1
 
 
 class Loaded(Protocol):
@@ -33,6 +33,21 @@ class Loaded(Protocol):
         ...
 
 
+class _Level:
+    """The workers of one load.
+
+    Attributes:
+        numbers: theirs are the bits that are set.
+        order: KV tokens at least, and number, of each in one integer; ascending.
+    """
+
+    __slots__ = ("numbers", "order")
+
+    def __init__(self) -> None:
+        self.numbers = 0
+        self.order = array("q")
+
+
 class LoadOrder:
     """See the module.
 
@@ -40,47 +55,99 @@ class LoadOrder:
         candidates: the workers, by number; they stay the same.
 
     Attributes:
-        is_kept: whether notes have an effect.
+        candidates: as given.
+        total: sum of the loads.
     """
 
-    __slots__ = ("_current", "_heap", "candidates", "is_kept")
+    __slots__ = ("_ascending", "_entries", "_levels", "_loads", "candidates", "total")
 
     def __init__(self, candidates: Many[Loaded]) -> None:
         self.candidates = candidates
-        self.is_kept = False
-        self._current: list[Place] = []
-        self._heap: list[Place] = []
+        self.total = 0
+        self._loads: list[int] = []
+        self._entries: list[int] = []
+        self._levels: dict[int, _Level] = {}
+        self._ascending: list[int] = []
+        for number, candidate in enumerate(candidates):
+            self._loads.append(candidate.load)
+            self._entries.append(number)
+            self._enter(number)
+            self.total += candidate.load
 
     def note(self, number: int, load: int, kv_tokens: int) -> None:
         """Take note of a worker's load, and of the tokens that it has at least until the next note."""
-        current, heap = self._current, self._heap
-        before = current[number]
-        if load == before[0] and kv_tokens >= before[1]:
+        before, entry = self._loads[number], kv_tokens << _NUMBER_BITS | number
+        if load == before and entry >= self._entries[number]:
             return
-        place = current[number] = (load, kv_tokens, number)
-        if len(heap) > 4 * len(current) + 64:
-            heap[:] = current
-            heapify(heap)
+        self._leave(number)
+        self.total += load - before
+        self._loads[number], self._entries[number] = load, entry
+        self._enter(number)
+
+    def _enter(self, number: int) -> None:
+        load = self._loads[number]
+        level = self._levels.get(load)
+        if level is None:
+            level = self._levels[load] = _Level()
+            insort(self._ascending, load)
+        level.numbers |= 1 << number
+        insort(level.order, self._entries[number])
+
+    def _leave(self, number: int) -> None:
+        load = self._loads[number]
+        level = self._levels[load]
+        level.numbers ^= 1 << number
+        if level.numbers:
+            del level.order[bisect_left(level.order, self._entries[number])]
         else:
-            heappush(heap, place)
+            del self._levels[load]
+            del self._ascending[bisect_left(self._ascending, load)]
+
+    # --- asking -----------------------------------------------------------------------------------------------------
+
+    @property
+    def least_load(self) -> int:
+        """The load of the least loaded."""
+        return self._ascending[0]
+
+    def with_at_most(self, load: int) -> int:
+        """Return the workers whose load is not above this, as bits."""
+        found = 0
+        for one in self._ascending:
+            if one > load:
+                break
+            found |= self._levels[one].numbers
+        return found
 
     def least(self) -> int:
         """Return the number of the worker with the least load; ties: fewest KV tokens, then the first."""
-        candidates, current, heap = self.candidates, self._current, self._heap
-        if not self.is_kept:
-            current[:] = [(candidate.load, 0, number) for number, candidate in enumerate(candidates)]
-            heap[:] = current
-            heapify(heap)
-            self.is_kept = True
+        load = self._ascending[0]
+        level = self._levels[load]
+        return self._first(load, level, level.numbers)
+
+    def least_among(self, numbers: int, most: float) -> int | None:
+        """Return the same of the workers whose numbers are the bits of `numbers`; None: all have more than `most`."""
+        for load in self._ascending:
+            if load > most:
+                return None
+            level = self._levels[load]
+            if level.numbers & numbers:
+                return self._first(load, level, level.numbers & numbers)
+        return None
+
+    def _first(self, load: int, level: _Level, numbers: int) -> int:
+        if not load or not numbers & (numbers - 1):  # nobody has tokens, or there is only one
+            return (numbers & -numbers).bit_length() - 1
+        order = level.order
         while True:
-            place = heap[0]
-            load, at_least, number = place
-            if current[number] != place:
-                heappop(heap)
-                continue
-            kv_tokens = candidates[number].kv_tokens if load else 0
-            if kv_tokens <= at_least:
+            place = 0
+            while not numbers >> (order[place] & _NUMBERS) & 1:
+                place += 1
+            entry: int = order[place]
+            number = entry & _NUMBERS
+            now = self.candidates[number].kv_tokens << _NUMBER_BITS | number
+            if now <= entry:
                 return number
-            if current[number] == place:  # it has noted nothing while it was brought up to date
-                heapreplace(heap, (load, kv_tokens, number))
-                current[number] = (load, kv_tokens, number)
+            del order[place]
+            insort(order, now)
+            self._entries[number] = now

@@ -1,7 +1,6 @@
 """What is kept of many workers, so that a placement finds the right one without looking at each.
 
-    who is how loaded      numbers by load, as bits of an integer; the mean follows from their sum
-    the least loaded       `load_order`
+    who is how loaded      `load_order`
     who has an adapter     `adapter_holders`
     where it might end     `finish_order`
     who has its prefix     `prefix_cache.holders`
@@ -16,10 +15,9 @@ It is of one list of workers, numbered in order of attaching; when one comes or 
 Nothing is kept before the first request is placed by it, so other placements pay for nothing. Where workers are few, or
 some of them could not hold the request, placements look at each instead: both ways choose the same worker.
 
-Cost, for n workers: a logarithm, and some operations on integers of n bits, for each worker that has changed; for a
-choice among those that have the least load of some set, a look at the bound of each of them, and to bring up to date
-those whose bound is less than the tokens of the best. Where prefix caches are asked, each worker is brought up to date
-whose plan goes on to compute a long prompt: of a fleet that has little else to do, all of them.
+Cost, for n workers: a logarithm, and some operations on integers of n bits, for each worker that has changed. Where
+prefix caches are asked, each worker is brought up to date whose plan goes on to compute a long prompt: of a fleet that
+has little else to do, all of them.
 """
 
 from collections.abc import Iterator
@@ -48,64 +46,38 @@ class ManyWorkers:
         candidates: as given.
         adapter_holders: as given.
         have_prefix_caches: whether any of them has one.
-        total_load: sum of their loads, as of the last `refresh`.
     """
 
     def __init__(self, candidates: list[ReplicaCandidate], adapter_holders: AdapterHolders) -> None:
         self.candidates = candidates
         self.adapter_holders = adapter_holders
         self.have_prefix_caches = any(candidate.has_prefix_cache for candidate in candidates)
-        self.total_load = 0
-        self._order = LoadOrder(candidates)
         self._finishes: FinishOrder | None = None
         self._prefixes: PrefixHolders | None = None
         self._chunking = 0  # as bits
-        self._loads: list[int] = []
-        self._least_tokens: list[int] = []
-        self._by_load: dict[int, int] = {}
+        self._loads: LoadOrder | None = None
         self._touched: list[int] = []
         self._is_touched = bytearray(len(candidates))
 
     def touch(self, number: int) -> None:
         """Note that a worker's load may have changed, or its KV tokens have become fewer."""
-        if self._loads and not self._is_touched[number]:
+        if self._loads is not None and not self._is_touched[number]:
             self._is_touched[number] = 1
             self._touched.append(number)
 
     def refresh(self) -> None:
         """Work out what follows from the touches since the last call; before anything else is asked."""
-        if not self._loads:
-            self._begin()
+        loads = self._loads
+        if loads is None:
+            self._loads = LoadOrder(self.candidates)
             return
-        candidates, loads, order, by_load = self.candidates, self._loads, self._order, self._by_load
         for number in self._touched:
             self._is_touched[number] = 0
-            candidate = candidates[number]
-            load, before = candidate.load, loads[number]
-            if load != before:
-                bit = 1 << number
-                left = by_load[before] ^ bit
-                if left:
-                    by_load[before] = left
-                else:
-                    del by_load[before]
-                by_load[load] = by_load.get(load, 0) | bit
-                loads[number] = load
-                self.total_load += load - before
-            self._least_tokens[number] = candidate.least_kv_tokens
-            if order.is_kept:
-                order.note(number, load, candidate.least_kv_tokens)
+            candidate = self.candidates[number]
+            loads.note(number, candidate.load, candidate.least_kv_tokens)
             if self._finishes is not None:
                 self._finishes.note(number)
         self._touched.clear()
-
-    def _begin(self) -> None:
-        for number, candidate in enumerate(self.candidates):
-            load = candidate.load
-            self._loads.append(load)
-            self._least_tokens.append(candidate.least_kv_tokens)
-            self._by_load[load] = self._by_load.get(load, 0) | 1 << number
-            self.total_load += load
 
     @property
     def finishes(self) -> FinishOrder:
@@ -155,49 +127,20 @@ class ManyWorkers:
 
     # --- loads ------------------------------------------------------------------------------------------------------
 
-    def with_at_most(self, load: int) -> int:
-        """Return the workers whose load is not above this, as bits."""
-        found = 0
-        for one, numbers in self._by_load.items():
-            if one <= load:
-                found |= numbers
-        return found
-
     @property
-    def least_load(self) -> int:
-        """The load of the least loaded."""
-        return min(self._by_load)
+    def loads(self) -> LoadOrder:
+        """Who is how loaded, as of the last `refresh`."""
+        assert self._loads is not None
+        return self._loads
 
     def least(self) -> ReplicaCandidate:
         """Return the worker with the least load; ties: fewest KV tokens, then the first."""
-        return self.candidates[self._order.least()]
+        return self.candidates[self.loads.least()]
 
     def least_among(self, numbers: int, most: float) -> ReplicaCandidate | None:
         """Return the same of the workers whose numbers are the bits of `numbers`; None: all have more than `most`."""
-        by_load = self._by_load
-        for load in sorted(by_load):
-            if load > most:
-                return None
-            tied = numbers & by_load[load]
-            if tied:
-                return self._with_fewest_tokens(tied, load)
-        return None
-
-    def _with_fewest_tokens(self, tied: int, load: int) -> ReplicaCandidate:
-        candidates, tokens = self.candidates, self._least_tokens
-        if not load or not tied & (tied - 1):  # nobody has tokens, or there is only one
-            return candidates[(tied & -tied).bit_length() - 1]
-        numbers, looked_at = list(bits(tied)), 0
-        while True:
-            best = numbers[0]
-            fewest = tokens[best]
-            for number in numbers:
-                if tokens[number] < fewest:
-                    best, fewest = number, tokens[number]
-            if looked_at >> best & 1:
-                return candidates[best]
-            looked_at |= 1 << best
-            tokens[best] = candidates[best].kv_tokens
+        number = self.loads.least_among(numbers, most)
+        return None if number is None else self.candidates[number]
 
 
 def bits(number: int) -> Iterator[int]:

@@ -61,8 +61,9 @@ def _least(chosen: Candidate, longest: int) -> Choice:
 
 def _choose_of_many(sequence: Sequence, many: ManyWorkers) -> Choice | None:
     """Choose without a look at each; None: their prefix caches are not of one kind."""
-    most = bound_given(many.total_load, many.least_load, len(many.candidates), LOAD_FACTOR)
-    within = many.with_at_most(most)
+    loads = many.loads
+    most = bound_given(loads.total, loads.least_load, len(many.candidates), LOAD_FACTOR)
+    within = loads.with_at_most(most)
     for _ in many.candidates:  # each turn brings another one up to date
         way = many.holders(sequence)
         if way is None:

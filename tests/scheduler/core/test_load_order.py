@@ -40,31 +40,24 @@ CHANGES = st.tuples(
 )
 
 
-@given(st.lists(CHANGES, max_size=60))
-def test_it_is_the_least_whatever_has_been_noted(changes: list[tuple[int, bool, int, int, int]]) -> None:
+@given(st.lists(CHANGES, max_size=60), st.integers(1, 2**NUM_WORKERS - 1))
+def test_it_is_the_least_whatever_has_been_noted(changes: list[tuple[int, bool, int, int, int]], some: int) -> None:
     workers = [Worker() for _ in range(NUM_WORKERS)]
     order = LoadOrder(workers)
     for number, is_noted, load, tokens, further_tokens in changes:
         worker = workers[number]
         if is_noted:
             worker.load, worker.noted_tokens, worker.further_tokens = load, tokens if load else 0, 0
-            if order.is_kept:
-                order.note(number, worker.load, worker.noted_tokens)
+            order.note(number, worker.load, worker.noted_tokens)
         elif worker.load:
             worker.further_tokens += further_tokens
-        expected = min((one.load, one.kv_tokens, index) for index, one in enumerate(workers))
-        assert order.least() == expected[2]
-
-
-def test_many_notes_do_not_pile_up() -> None:
-    workers = [Worker(load=1) for _ in range(3)]
-    order = LoadOrder(workers)
-    order.least()
-    for turn in range(10_000):
-        workers[turn % 3].load = 1 + turn % 2
-        order.note(turn % 3, 1 + turn % 2, 0)
-    assert len(order._heap) < 100
-    assert order.least() == min(range(3), key=lambda number: (workers[number].load, number))
+        figures = [(one.load, one.kv_tokens, index) for index, one in enumerate(workers)]
+        of_some = min(one for one in figures if some >> one[2] & 1)
+        assert order.total == sum(one[0] for one in figures)
+        assert order.least_load == min(figures)[0]
+        assert order.with_at_most(load) == sum(1 << one[2] for one in figures if one[0] <= load)
+        assert order.least_among(some, load) == (of_some[2] if of_some[0] <= load else None)
+        assert order.least() == min(figures)[2]
 
 
 class LooksAtAll:
