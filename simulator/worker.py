@@ -50,7 +50,7 @@ class SimulatedWorker:
         boundary_ps: the last boundary at which it planned.
         frozen_until_ps: before which it begins no step.
         runs_chunks: whether steps that compute pieces of one prompt run in one go; not where somebody looks at each.
-        version: of its entry in the clock's heap.
+        end_ps: its next boundary; None: it has none, or that is now.
         life: counts the ends of its process, so that one that comes back by itself is of the same.
     """
 
@@ -78,7 +78,6 @@ class SimulatedWorker:
         "step_time",
         "steps",
         "totals",
-        "version",
     )
 
     def __init__(
@@ -104,7 +103,6 @@ class SimulatedWorker:
         self.end_ps: int | None = None
         self.boundary_ps = 0
         self.frozen_until_ps = 0
-        self.version = 0
         self.life = 0
         self.totals = Totals()
         self.observer: Observer | None = None

@@ -4,6 +4,7 @@ Every decoding sequence gets one token per decode step, so one counter (`decode_
 costs O(1) whatever the batch size. The arrays that admission rules read are rebuilt only when a sequence comes or goes.
 """
 
+from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterator, KeysView
 
@@ -28,8 +29,9 @@ class Running:
         self._decoding: dict[int, Sequence] = {}
         self.held: dict[int, Sequence] = {}
         self._kv_tokens = 0
-        # (minus the step at which its budget is used up, handle, tokens it would have held at decode step 0), sorted.
-        self._by_finish: list[tuple[int, int, int]] = []
+        # For each decoding sequence minus the step at which its budget is used up; ascending. Numbers side by side: of
+        # many workers, each is read again when the rest of its batch has long left the processor's caches.
+        self._finish_steps = array("q")
         self._adapter_pins: dict[str, int] = {}  # by key
         self._names: dict[str, str] = {}  # by key, of those whose key is not their name
         self._adapter_slots = 0
@@ -164,8 +166,7 @@ class Running:
         sequence.base_step = base_step = self.decode_step - 1
         self._kv_tokens -= base_step
         self._decoding[sequence.handle] = sequence
-        finish_step = base_step + sequence.budget_tokens
-        insort(self._by_finish, (-finish_step, sequence.handle, sequence.input_tokens - base_step))
+        insort(self._finish_steps, -base_step - sequence.budget_tokens)
         self.version += 1
 
     def _enter(self, sequence: Sequence) -> None:
@@ -193,8 +194,8 @@ class Running:
         self.version += 1
 
     def _forget_finish(self, sequence: Sequence) -> None:
-        by_finish = self._by_finish
-        del by_finish[bisect_left(by_finish, (-sequence.base_step - sequence.budget_tokens, sequence.handle))]
+        steps = self._finish_steps
+        del steps[bisect_left(steps, -sequence.base_step - sequence.budget_tokens)]
 
     def hold(self, sequence: Sequence) -> None:
         """Let a decoding sequence that has ended keep what it holds, and grow no more."""
@@ -211,12 +212,10 @@ class Running:
 
     def steps_to_length(self) -> int:
         """Return the decode steps until the first sequence has used up its budget; 1 if none decodes."""
-        if not self._by_finish:
-            return 1
-        return max(1, -self._by_finish[-1][0] - self.decode_step)
+        steps = self._finish_steps
+        return max(1, -steps[-1] - self.decode_step) if steps else 1
 
     def steps_to_last_length(self) -> int:
         """Return the decode steps until the last sequence has used up its budget; 1 if none decodes."""
-        if not self._by_finish:
-            return 1
-        return max(1, -self._by_finish[0][0] - self.decode_step)
+        steps = self._finish_steps
+        return max(1, -steps[0] - self.decode_step) if steps else 1
