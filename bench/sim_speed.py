@@ -222,6 +222,11 @@ class CompiledCore(Companion):
 
 def simulate(scenario: Scenario) -> Times:
     """Run a load through the engine: from its columns to the columns of its times."""
+    with collected_seldom():  # its parts too are made so, as `SimulatedRun.run` does
+        return _simulate(scenario)
+
+
+def _simulate(scenario: Scenario) -> Times:
     workers = build_workers(
         scenario.num_workers,
         scenario.replica,
@@ -237,15 +242,14 @@ def simulate(scenario: Scenario) -> Times:
     )
     first_token_ps, finished_ps = (array("q", [-1]) * len(columns) for _ in range(2))
     num_finished = output_tokens = 0
-    with collected_seldom():
-        for request in simulation.run(requests):
-            if request.outcome == "finished":
-                assert request.first_token_ps is not None
-                assert request.finished_ps is not None
-                first_token_ps[request.handle] = request.first_token_ps
-                finished_ps[request.handle] = request.finished_ps
-                output_tokens += request.output_tokens
-                num_finished += 1
+    for request in simulation.run(requests):
+        if request.outcome == "finished":
+            assert request.first_token_ps is not None
+            assert request.finished_ps is not None
+            first_token_ps[request.handle] = request.first_token_ps
+            finished_ps[request.handle] = request.finished_ps
+            output_tokens += request.output_tokens
+            num_finished += 1
     return Times(num_finished, output_tokens, first_token_ps, finished_ps)
 
 

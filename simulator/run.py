@@ -94,8 +94,8 @@ class SimulatedRun:
         Raises:
             LorreryError: settings or options that cannot be, a trace that cannot be read.
         """
-        playing = self.begin()
         with collected_seldom():
+            playing = self.begin()
             interrupted = self._play(playing)
         return playing.report(interrupted=interrupted)
 

@@ -103,20 +103,30 @@ class AttentionKernels:
     def batch_ps(self, batch: Batch) -> int:
         """Return how long the step's attention takes."""
         num_decodes, longest = batch.num_decodes, batch.max_decode_kv_tokens
-        if not batch.prefills:
-            return self.decode_ps(num_decodes, batch.decode_kv_tokens, longest) if num_decodes else 0
+        return self.step_ps(batch.prefills, num_decodes, batch.decode_kv_tokens, longest, batch.decode_lengths)
+
+    def step_ps(
+        self,
+        chunks: Sequence[PrefillChunk],
+        num_decodes: int,
+        kv_tokens: int,
+        longest: int,
+        lengths: tuple[int, ...] = (),
+    ) -> int:
+        """Return the same, given what a batch says."""
+        if not chunks:
+            return self.decode_ps(num_decodes, kv_tokens, longest) if num_decodes else 0
         if not self._unified or not num_decodes:
-            tiles_ps = self._tiles_ps(batch.prefills) if self._overlap else self._wave_ps(batch.prefills, ())
+            tiles_ps = self._tiles_ps(chunks) if self._overlap else self._wave_ps(chunks, ())
             if num_decodes:
-                tiles_ps += self.decode_ps(num_decodes, batch.decode_kv_tokens, longest)
+                tiles_ps += self.decode_ps(num_decodes, kv_tokens, longest)
             return tiles_ps + self._prefill_kernel_ps
         kernel_ps = max(self._prefill_kernel_ps, self.decode_kernel_ps)
         if self._overlap:
-            decode_ps = self.decode_ps(num_decodes, batch.decode_kv_tokens, longest) - self.decode_kernel_ps
-            return max(self._tiles_ps(batch.prefills), decode_ps) + kernel_ps
-        lengths = batch.decode_lengths or (longest,) * num_decodes
-        tiles_ps = self._wave_ps(batch.prefills, lengths)
-        return max(tiles_ps, batch.decode_kv_tokens * self.kv_token_ps) + kernel_ps
+            decode_ps = self.decode_ps(num_decodes, kv_tokens, longest) - self.decode_kernel_ps
+            return max(self._tiles_ps(chunks), decode_ps) + kernel_ps
+        tiles_ps = self._wave_ps(chunks, lengths or (longest,) * num_decodes)
+        return max(tiles_ps, kv_tokens * self.kv_token_ps) + kernel_ps
 
     def prefill_ps(self, chunks: Sequence[PrefillChunk]) -> int:
         """Return how long the attention of prompt chunks alone takes."""

@@ -16,7 +16,7 @@ from functools import lru_cache
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.architecture import Shard
 from lorrery.worker.device.attention import AttentionKernels, Heads
-from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, Segment
+from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, PrefillChunk, Segment
 from lorrery.worker.device.cost import StepCost
 from lorrery.worker.device.deployment import Deployment
 from lorrery.worker.device.kernels import LinearKernels
@@ -68,6 +68,32 @@ class Roofline:
         num_tokens, num_samples = _sizes(batch)
         host_ps = self._host_ps(batch, num_tokens, num_samples)
         return max(self._gpu_ps(batch, num_tokens, num_samples), self._floor_ps(batch.lora)) + host_ps
+
+    def piece_ends_ps(self, first: Batch, max_steps: int, duration_ps: int | None) -> list[int]:
+        """Return when steps end that compute one prompt, piece by piece; see `StepTimeModel`.
+
+        All but attention is the same in each.
+        """
+        num_tokens, num_samples = _sizes(first)
+        host_ps, floor_ps = self._host_ps(first, num_tokens, num_samples), self._floor_ps(first.lora)
+        alike_ps = self._size_ps(num_tokens, num_samples)
+        if first.lora.num_adapters:
+            alike_ps += self._lora_ps(first.lora, True)
+        attention, num_decodes = self._attention, first.num_decodes
+        grown = 1 if num_decodes else 0
+        kv_tokens, longest = first.decode_kv_tokens, first.max_decode_kv_tokens
+        piece = PrefillChunk(first.prefills[0].new_tokens, first.prefills[0].past_tokens, False)
+        pieces = (piece,)
+        ends_ps: list[int] = []
+        end_ps = 0
+        while len(ends_ps) < max_steps and (duration_ps is None or not ends_ps or end_ps < duration_ps):
+            gpu_ps = alike_ps + attention.step_ps(pieces, num_decodes, kv_tokens, longest)
+            end_ps += max(gpu_ps, floor_ps) + host_ps
+            ends_ps.append(end_ps)
+            piece.past_tokens += piece.new_tokens
+            kv_tokens += num_decodes
+            longest += grown
+        return ends_ps
 
     def gpu_step_ps(self, batch: Batch) -> int:
         """Return the time the GPU is busy with the step; 0 if the batch is empty."""

@@ -6,7 +6,7 @@ import pytest
 
 from lorrery.worker.device.architecture import precision
 from lorrery.worker.device.attention import prefill_waves
-from lorrery.worker.device.batch import Batch, PrefillChunk
+from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, PrefillChunk
 from lorrery.worker.device.cost import PARTS
 from lorrery.worker.device.engine import Engine
 from lorrery.worker.device.errors import CatalogueError
@@ -179,6 +179,31 @@ def test_parts_add_up_to_the_step_exactly(engine):
         cost = model.step_cost(batch)
         assert cost.total_ps == model.step_ps(batch)
         assert all(getattr(cost, part) >= 0 for part in PARTS)
+
+
+@pytest.mark.parametrize("engine", ["present-day", "vllm-2023", "vllm-kernels"])
+@pytest.mark.parametrize("launch_ms", [0.0, 0.9])
+def test_pieces_of_one_prompt_take_what_each_step_takes_by_itself(engine, launch_ms):
+    made = deployment("A10G", "Llama-2-7B", engine=engine)
+    model = Roofline(replace(made, engine=replace(made.engine, launch_ms=launch_ms)))
+    lora = LoraWork.of(((16, 300), (8, 1)))
+    for num, lora_work in ((0, NO_LORA), (7, NO_LORA), (7, lora)):
+        steps = [
+            Batch(
+                (PrefillChunk(500, 130 + n * 500, False),),
+                num,
+                900 * num + n * num,
+                (1_000 + n) if num else 0,
+                lora_work,
+            )
+            for n in range(6)
+        ]
+        ends_ps = [sum(model.step_ps(one) for one in steps[: n + 1]) for n in range(6)]
+        assert model.piece_ends_ps(steps[0], 6, None) == ends_ps
+        assert model.piece_ends_ps(steps[0], 4, None) == ends_ps[:4]
+        assert model.piece_ends_ps(steps[0], 6, ends_ps[2]) == ends_ps[:3]
+        assert model.piece_ends_ps(steps[0], 6, ends_ps[2] + 1) == ends_ps[:4]
+        assert model.piece_ends_ps(steps[0], 6, -1) == ends_ps[:1]
 
 
 def test_work_is_two_flops_per_weight_and_token_and_every_weight_read():
