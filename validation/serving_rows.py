@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lorrery.chassis.csv_file import open_csv
 from lorrery.chassis.errors import FormatError
 
 OK = "ok"
@@ -94,20 +95,11 @@ def read_file(path: Path) -> ServingFile:
     Raises:
         FormatError: a file that cannot be read, that lacks a column, or a cell that cannot be; names line and column.
     """
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, restval="", strict=True)
-            columns = list(reader.fieldnames or ())
-            _check_columns(columns)
-            rows = [_row(_Cells(reader.line_num, cells)) for cells in reader]
-    except UnicodeDecodeError as error:
-        raise FormatError(f"{path}: no UTF-8 text ({error.reason}); a CSV file is needed") from None
-    except OSError as error:
-        raise FormatError(f"{path}: {error.strerror or error}") from None
-    except csv.Error as error:
-        raise FormatError(f"{path}: no CSV ({error}); save it as CSV with commas and a header") from None
-    except FormatError as error:
-        raise FormatError(f"{path}: {error}") from None
+    with open_csv(path, FormatError, FormatError) as file:
+        reader = csv.DictReader(file, restval="", strict=True)
+        columns = list(reader.fieldnames or ())
+        _check_columns(columns)
+        rows = [_row(_Cells(reader.line_num, cells)) for cells in reader]
     if not rows:
         raise FormatError(f"{path}: a header and no rows")
     return ServingFile(columns, rows)

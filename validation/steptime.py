@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lorrery.chassis.csv_file import open_csv
 from lorrery.chassis.errors import FormatError
 from lorrery.chassis.terminal import FigureTable
 from lorrery.worker.device.catalogue import Catalogue
@@ -70,15 +71,8 @@ def read_file(path: Path) -> list[ProfileRow]:
     Raises:
         FormatError: a file that cannot be read, or a row that cannot be; the message names file and line.
     """
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return read_profile(file)
-    except OSError as error:
-        raise FormatError(f"{path}: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise FormatError(f"{path}: {error}") from None
-    except ProfileError as error:
-        raise FormatError(f"{path}: {error}") from None
+    with open_csv(path, FormatError, ProfileError) as file:
+        return read_profile(file)
 
 
 def name_rows(rows: Iterable[ProfileRow], gpu: str | None, model: str | None) -> list[ProfileRow]:

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from lorrery.chassis.csv_file import open_csv
 from lorrery.chassis.errors import FormatError
 from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.scheduler.core.build import build_replica
@@ -108,19 +109,14 @@ def read_requests(path: Path, limit: int | None = None) -> RequestTimes:
         FormatError: a file that cannot be read, or a row that cannot be; the message names file and line.
     """
     rows: list[tuple[float, ...]] = []
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(file)
-            for cells in reader:
-                if len(rows) == limit:
-                    break
-                rows.append(_read_row(reader.line_num, cells))
-                if len(rows) > 1 and rows[-2][0] > rows[-1][0]:
-                    raise FormatError(f"line {reader.line_num}: arrives before the row above")
-    except OSError as error:
-        raise FormatError(f"{path}: {error.strerror or error}") from None
-    except (UnicodeDecodeError, FormatError) as error:
-        raise FormatError(f"{path}: {error}") from None
+    with open_csv(path, FormatError, FormatError) as file:
+        reader = csv.DictReader(file)
+        for cells in reader:
+            if len(rows) == limit:
+                break
+            rows.append(_read_row(reader.line_num, cells))
+            if len(rows) > 1 and rows[-2][0] > rows[-1][0]:
+                raise FormatError(f"line {reader.line_num}: arrives before the row above")
     if not rows:
         raise FormatError(f"{path}: no requests")
     arrived, prompts, outputs, scheduled, first, finished = np.array(rows).T

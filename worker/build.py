@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from lorrery.chassis.csv_file import open_csv
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.fault_rules import RuleSet
 from lorrery.chassis.faults import FREEZE_WORKER, SLOW_WORKER
@@ -55,13 +56,8 @@ def read_profile_file(path: Path) -> list[ProfileRow]:
     Raises:
         SettingsError: a file that cannot be read, or a row that cannot be; the message names file and line.
     """
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return read_profile(file)
-    except OSError as error:
-        raise SettingsError(f"{path}: {error.strerror or error}") from None
-    except (UnicodeDecodeError, ProfileError) as error:
-        raise SettingsError(f"{path}: {error}") from None
+    with open_csv(path, SettingsError, ProfileError) as file:
+        return read_profile(file)
 
 
 def read_steps_file(path: Path) -> list[EngineStep]:
@@ -70,13 +66,8 @@ def read_steps_file(path: Path) -> list[EngineStep]:
     Raises:
         SettingsError: a file that cannot be read, or a row that cannot be; the message names file and line.
     """
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return read_steps(file)
-    except OSError as error:
-        raise SettingsError(f"{path}: {error.strerror or error}") from None
-    except (UnicodeDecodeError, StepLogError) as error:
-        raise SettingsError(f"{path}: {error}") from None
+    with open_csv(path, SettingsError, StepLogError) as file:
+        return read_steps(file)
 
 
 def own_rows(
