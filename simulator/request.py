@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from lorrery.chassis.fault_rules import NO_FAULTS, RequestFaults
 from lorrery.scheduler.core.refusals import Refusal
 from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.vocabulary.compiling import mypyc_attr
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.worker.device.output import Ending
 from lorrery.worker.device.rows import DeviceSequence
 
 
+@mypyc_attr(acyclic=True)
 @dataclass(slots=True, eq=False, init=False)
 class SimulatedRequest:
     """A request. The core gets its sequence, and nothing that leads from there to this object: no policy sees its end.

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
+from lorrery.vocabulary.compiling import mypyc_attr
+
 __all__ = ["MOST_TOKENS", "TraceError", "Turn", "WorkloadRequest", "sessions"]
 
 
@@ -45,6 +47,7 @@ class Turn:
     token_ids: tuple[int, ...] = ()
 
 
+@mypyc_attr(acyclic=True)
 @dataclass(slots=True, init=False)
 class WorkloadRequest:
     """One request as its client intends it. Nobody changes it; a frozen record takes three times as long to make.

@@ -6,6 +6,7 @@ from enum import Enum
 from fractions import Fraction
 
 from lorrery.scheduler.core.sequence import Adapter
+from lorrery.vocabulary.compiling import mypyc_attr
 
 
 class Tier(Enum):
@@ -38,7 +39,8 @@ LoadFaults = Callable[[Adapter, int, int], LoadFault]
 """What goes wrong with the n-th load (from 0) of an adapter, which begins at a time in picoseconds."""
 
 
-@dataclass(slots=True)
+@mypyc_attr(acyclic=True)
+@dataclass(slots=True, init=False)
 class Load:
     """A load under way: begun at a time, it ends at another, in vain or not."""
 
@@ -47,3 +49,10 @@ class Load:
     began_ps: int
     ready_ps: int
     fails: bool
+
+    def __init__(self, adapter: Adapter, tier: Tier, began_ps: int, ready_ps: int, fails: bool) -> None:
+        self.adapter = adapter
+        self.tier = tier
+        self.began_ps = began_ps
+        self.ready_ps = ready_ps
+        self.fails = fails

@@ -16,6 +16,7 @@ from enum import Enum, auto
 
 from lorrery.scheduler.core.memory.base import Check, Trial
 from lorrery.scheduler.core.sequence import Sequence
+from lorrery.vocabulary.compiling import mypyc_attr
 
 STILL_WAITS = "`admit` left a request in the queue that it admitted; check it: `lorrery validate policy`"
 """The same for every request, so that it is logged once."""
@@ -47,6 +48,7 @@ class BatchLimits:
     partial: bool = False
 
 
+@mypyc_attr(acyclic=True, free_list_len=1)
 class AdmissionPass:
     """One admission pass.
 

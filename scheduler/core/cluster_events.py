@@ -7,8 +7,10 @@ from lorrery.scheduler.core.plan import Cancelled, Event
 from lorrery.scheduler.core.refusals import Refusal
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.core.watched_candidate import Figures
+from lorrery.vocabulary.compiling import mypyc_attr
 
 
+@mypyc_attr(acyclic=True, free_list_len=1)
 @dataclass(slots=True, init=False)
 class Placed:
     """A sequence is in the inbox of a worker.

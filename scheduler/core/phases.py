@@ -16,7 +16,10 @@ A phase that has not begun at the end has none of the time.
 
 from typing import NamedTuple
 
+from lorrery.vocabulary.compiling import mypyc_attr
 
+
+@mypyc_attr(acyclic=True)
 class LoadEnd:
     """The end of a load that sequences wait for; they share it, and learn the time when they leave.
 

@@ -18,10 +18,12 @@ from dataclasses import dataclass
 from enum import Enum
 
 from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.vocabulary.compiling import mypyc_attr
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.worker.device.work import PrefillWork
 
 
+@mypyc_attr(acyclic=True)
 @dataclass(slots=True, init=False)
 class Chunk(PrefillWork):
     """A piece of a prompt to compute in one step, as the device takes it.
@@ -40,6 +42,7 @@ class Chunk(PrefillWork):
         self.samples = samples
 
 
+@mypyc_attr(acyclic=True, free_list_len=1)
 @dataclass(slots=True, init=False)
 class Admitted:
     """A sequence entered the batch.
@@ -115,6 +118,7 @@ class Preempted:
     sequence: Sequence
 
 
+@mypyc_attr(acyclic=True, free_list_len=1)
 @dataclass(slots=True, init=False)
 class FirstToken:
     """A sequence got its first token at this boundary."""
@@ -127,6 +131,7 @@ class FirstToken:
         self.at_ps = at_ps
 
 
+@mypyc_attr(acyclic=True, free_list_len=1)
 @dataclass(slots=True, init=False)
 class Finished:
     """A sequence ended at this boundary and has left."""
@@ -161,6 +166,7 @@ class Recalled:
 Event = Admitted | Cancelled | Recalled | Dropped | Failed | Preempted | Raised | FirstToken | Finished | AdaptersKept
 
 
+@mypyc_attr(acyclic=True, free_list_len=1)
 @dataclass(slots=True, init=False)
 class Plan:
     """What a device runs next.
@@ -233,6 +239,7 @@ class Idle:
     events: Many[Event] = ()
 
 
+@mypyc_attr(acyclic=True, free_list_len=1)
 @dataclass(slots=True, init=False)
 class Ran:
     """What a device did of a plan.

@@ -14,6 +14,7 @@ from fractions import Fraction
 
 from lorrery.scheduler.core.phases import LoadEnd, Phases, split
 from lorrery.vocabulary.adapter_log import adapter_key
+from lorrery.vocabulary.compiling import mypyc_attr
 
 
 class Adapter:
@@ -63,6 +64,7 @@ class Adapter:
         return f"Adapter({self.adapter_id!r}, {self.rank}, {self.exact_slots}, {self.version})"
 
 
+@mypyc_attr(acyclic=True)
 class Content:
     """An input as prefix caches compare it, see `prefix_cache.content`.
 
@@ -82,6 +84,7 @@ class Content:
         self.num_tokens = num_tokens
 
 
+@mypyc_attr(acyclic=True)
 @dataclass(slots=True, eq=False, init=False)
 class Sequence:
     """A request in a scheduler.

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import NamedTuple
 
+from lorrery.vocabulary.compiling import mypyc_attr
 
+
+@mypyc_attr(acyclic=True)
 @dataclass(slots=True, init=False)
 class PrefillChunk:
     """A run of prompt tokens of one sequence, computed in one step.
@@ -66,6 +69,7 @@ class LoraWork(NamedTuple):
 NO_LORA = LoraWork()
 
 
+@mypyc_attr(acyclic=True, free_list_len=1)
 @dataclass(slots=True, init=False)
 class Batch:
     """One step's work.
@@ -107,6 +111,7 @@ class Batch:
         self.decode_lengths = decode_lengths
 
 
+@mypyc_attr(acyclic=True, free_list_len=1)
 @dataclass(slots=True, init=False)
 class Segment:
     """Times of consecutive decode steps of one batch: step i (from 0) takes `base_ps + i * slope_ps`."""

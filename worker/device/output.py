@@ -20,6 +20,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from lorrery.vocabulary.compiling import mypyc_attr
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.vocabulary.splitmix import STEP, hash64
 from lorrery.vocabulary.stops import START, StopAutomaton
@@ -66,6 +67,7 @@ class Sampling:
     sampler: Sampler = GREEDY
 
 
+@mypyc_attr(acyclic=True)
 @dataclass(slots=True, init=False)
 class Ending:
     """Where a sequence ends.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from lorrery.vocabulary.compiling import mypyc_attr
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.worker.device.output import (
     EOS_TOKEN_ID,
@@ -23,6 +24,7 @@ BLOCK_STEPS = 8
 """Steps whose tokens are made at once: numpy's cost per call is that of a few hundred tokens."""
 
 
+@mypyc_attr(acyclic=True)
 @dataclass(slots=True, init=False)
 class DeviceSequence:
     """A sequence as it joins; not changed afterwards.
@@ -72,6 +74,7 @@ class DeviceSequence:
         self.sampled = sampled
 
 
+@mypyc_attr(acyclic=True)
 class Row:
     """A sequence in the batch. Its `_offset` values plus the counter of decode steps give the value now.
 

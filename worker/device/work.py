@@ -5,11 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from lorrery.vocabulary.compiling import mypyc_attr
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.worker.device.batch import PrefillChunk
 from lorrery.worker.device.output import TokenIds
 
 
+@mypyc_attr(acyclic=True)
 @dataclass(slots=True, init=False)
 class PrefillWork(PrefillChunk):
     """A prompt chunk, and whose it is."""

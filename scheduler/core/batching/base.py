@@ -10,9 +10,10 @@ from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.plan import Chunk
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Adapter, Sequence
-from lorrery.vocabulary.derivable import mypyc_attr
+from lorrery.vocabulary.compiling import mypyc_attr
 
 
+@mypyc_attr(acyclic=True, free_list_len=1)
 @dataclass(slots=True, init=False)
 class Step:
     """Something to run.

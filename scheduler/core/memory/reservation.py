@@ -38,6 +38,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING
 
+from lorrery.vocabulary.compiling import mypyc_attr
+
 if TYPE_CHECKING:
     from mypy_extensions import i64
 
@@ -47,6 +49,7 @@ WIDTH = 32
 _LEAST = -(1 << 62)
 
 
+@mypyc_attr(acyclic=True)
 class _Block:
     """Sequences that follow each other.
 
@@ -130,6 +133,7 @@ class _Block:
         return least + held_before
 
 
+@mypyc_attr(acyclic=True)
 class PeakReservation:
     """The peak of a set of sequences, and of that set with one more.
 

@@ -3,7 +3,7 @@
 from lorrery.scheduler.core.memory.base import BlockUse, Check, Memory, Trial
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
-from lorrery.vocabulary.derivable import mypyc_attr
+from lorrery.vocabulary.compiling import mypyc_attr
 from lorrery.vocabulary.units import NEVER
 
 

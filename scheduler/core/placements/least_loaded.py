@@ -10,7 +10,7 @@ from collections.abc import Sequence as Many
 
 from lorrery.scheduler.core.placements.base import Candidate, Choice, kept_of, least_loaded
 from lorrery.scheduler.core.sequence import Adapter, Sequence
-from lorrery.vocabulary.derivable import mypyc_attr
+from lorrery.vocabulary.compiling import mypyc_attr
 
 MAX_EXTRA_SEQUENCES = 4
 MAX_LOAD_RATIO = 1.25

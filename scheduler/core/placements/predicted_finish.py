@@ -26,7 +26,7 @@ from lorrery.scheduler.core.expected_finish import FORGIVEN, finishes_ps
 from lorrery.scheduler.core.first_finish import first_of_many
 from lorrery.scheduler.core.placements.base import Candidate, Choice, kept_of
 from lorrery.scheduler.core.sequence import Sequence
-from lorrery.vocabulary.derivable import mypyc_attr
+from lorrery.vocabulary.compiling import mypyc_attr
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 
 MOST_NAMES = 2 * FORGIVEN

@@ -20,7 +20,7 @@ from lorrery.scheduler.core.placements.base import (
     least_of,
 )
 from lorrery.scheduler.core.sequence import Sequence
-from lorrery.vocabulary.derivable import mypyc_attr
+from lorrery.vocabulary.compiling import mypyc_attr
 
 LOAD_FACTOR = 1.5
 MIN_HIT_RATIO = 0.1

@@ -4,7 +4,7 @@ from collections.abc import Sequence as Many
 
 from lorrery.scheduler.core.placements.base import Candidate, Choice
 from lorrery.scheduler.core.sequence import Sequence
-from lorrery.vocabulary.derivable import mypyc_attr
+from lorrery.vocabulary.compiling import mypyc_attr
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -8,7 +8,7 @@ from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.queues.waiting import WaitingList
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
-from lorrery.vocabulary.derivable import mypyc_attr
+from lorrery.vocabulary.compiling import mypyc_attr
 
 
 class Queue(Protocol):

@@ -16,7 +16,7 @@ from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.queues.base import ListedQueue, steps_until_admissible
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
-from lorrery.vocabulary.derivable import mypyc_attr
+from lorrery.vocabulary.compiling import mypyc_attr
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
