@@ -261,8 +261,10 @@ def _drop(tables: dict[str, Any], key: Key) -> None:
 
 def in_words(error: ValidationError) -> str:
     """Say the first thing that is wrong: the key, what is expected, and the value."""
-    first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"]) or "settings"
+    errors = error.errors()
+    # A value that may have several forms has an error for each: of the form that it comes nearest to, the deepest.
+    first = max((one for one in errors if one["loc"][:2] == errors[0]["loc"][:2]), key=lambda one: len(one["loc"]))
+    key = ".".join(part for part in map(str, first["loc"]) if "[" not in part) or "settings"  # not the form's name
     if first["type"] == "extra_forbidden":
         return f"{key}: no such setting"
     message, value = first["msg"], first["input"]
