@@ -13,7 +13,8 @@ from lorrery.scheduler.core.prefix_cache.blocks import BlockCache
 from lorrery.scheduler.core.replica import Replica
 from tests.scheduler.core.oracle.blocks import BlockCache as Oracle
 from tests.simulator import fuzz
-from tests.simulator.fuzz import MODELS, check, draw_case
+from tests.simulator.fuzz import check
+from tests.simulator.fuzz_cases import MODELS, draw_case
 
 CASES, AT_ONCE = 2_000 if core_is_compiled() else 1_000, 50
 

@@ -10,7 +10,8 @@ from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.step_span import StepSpan
 from lorrery.vocabulary.finish_reason import FinishReason
 from lorrery.worker.device.output import Ending
-from tests.simulator.fuzz import draw_case, gaps_of, simulate
+from tests.simulator.fuzz import gaps_of, simulate
+from tests.simulator.fuzz_cases import draw_case
 
 
 def test_they_add_up_to_the_time_from_first_to_last_token() -> None:

@@ -11,7 +11,7 @@ from lorrery.scheduler.core.sequence import Adapter
 from lorrery.simulator import build
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.unread_prompt import UnreadPrompt
-from tests.simulator.fuzz import step_time_model
+from tests.simulator.fuzz_cases import step_time_model
 
 ADAPTERS = {"a": Adapter("a", 8)}
 # Of two kinds of beginning, some with more of it than others; the pool holds a few of them, so blocks are evicted.

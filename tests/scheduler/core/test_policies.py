@@ -20,7 +20,7 @@ from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.replica_settings import LIMITS, ReplicaSettings
 from lorrery.settings import load
 from tests.scheduler.core.test_replica import POLICIES, LinearProfile
-from tests.simulator.fuzz import draw_case
+from tests.simulator.fuzz_cases import draw_case
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = ROOT / "deploy" / "cluster.toml"
