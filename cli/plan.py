@@ -26,7 +26,7 @@ from lorrery.cli.output import write
 from lorrery.cli.plan_sizing import Cluster, command_of
 from lorrery.cli.version import VersionOption
 from lorrery.plots import style
-from lorrery.simulator.plan import Claim, Level, Plan, make_plan
+from lorrery.simulator.plan import FEWEST_REQUESTS, Claim, Level, Plan, make_plan
 from lorrery.worker.device.capacity import Workload
 
 app = command_app()
@@ -60,7 +60,9 @@ def plan(
     requests: Annotated[
         int | None,
         typer.Option(
-            min=100, metavar="N", help="Of each simulated run; default: 10 x rate x E2E, from 1,000 to 60,000."
+            min=FEWEST_REQUESTS,
+            metavar="N",
+            help="Of each simulated run; default: 10 x rate x E2E, from 1,000 to 60,000.",
         ),
     ] = None,
     concurrency: Annotated[

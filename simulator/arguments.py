@@ -1,8 +1,9 @@
-"""What Python gives `lorrery.simulate`, checked by kind: commands have a parser for that.
+"""What Python gives `lorrery.simulate` and `lorrery.plan`, checked by kind: commands have a parser for that.
 
 Numbers of numpy are numbers here, and become Python's: compiled code takes no others.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from numbers import Integral, Real
@@ -15,7 +16,16 @@ from lorrery.chassis.faults import Fault, parse_fault
 from lorrery.chassis.names import cut
 from lorrery.loadgen.options import LoadOptions
 
-__all__ = ["check_number", "read_faults", "read_options", "read_overrides", "read_whole", "shown"]
+__all__ = [
+    "read_faults",
+    "read_number",
+    "read_options",
+    "read_overrides",
+    "read_positive",
+    "read_whole",
+    "read_wholes",
+    "shown",
+]
 
 
 def read_whole(name: str, value: object, least: int) -> int:
@@ -29,14 +39,49 @@ def read_whole(name: str, value: object, least: int) -> int:
     return int(value)
 
 
-def check_number(name: str, value: object) -> None:
-    """Check that a value is a number.
+def read_wholes(name: str, values: object, least: int) -> tuple[int, ...]:
+    """Read whole numbers, at least one; an array of numpy is a list of them.
+
+    Raises:
+        SettingsError: they are no such list; names it and the number.
+    """
+    found = _listed(name, values, "[8, 16]")
+    if not found:
+        raise SettingsError(f"{name} is empty; it must have at least one whole number, {least} or more")
+    return tuple(read_whole(f"{name}[{place}]", value, least) for place, value in enumerate(found))
+
+
+def read_number(name: str, value: object, least: float) -> float:
+    """Read a finite number.
+
+    Raises:
+        SettingsError: it is none, or less than `least`; names it.
+    """
+    number = _number(name, value)
+    if not least <= number < math.inf:
+        raise SettingsError(f"{name} is {number:g}; it must be {least:g} or more, and finite")
+    return number
+
+
+def read_positive(name: str, value: object) -> float:
+    """Read a finite number above 0.
 
     Raises:
         SettingsError: it is none; names it.
     """
+    number = _number(name, value)
+    if not 0 < number < math.inf:
+        raise SettingsError(f"{name} is {number:g}; it must be more than 0, and finite")
+    return number
+
+
+def _number(name: str, value: object) -> float:
     if not _is_number(value):
         raise SettingsError(f"{name} is {shown(value)}; it must be a number")
+    try:
+        return float(value)  # type: ignore[arg-type]  # as just checked
+    except OverflowError:
+        return math.copysign(math.inf, 1 if value > 0 else -1)  # type: ignore[operator]
 
 
 def read_overrides(overrides: object) -> Mapping[str, object] | list[str]:

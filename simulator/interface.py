@@ -3,7 +3,6 @@
 The command `lorrery simulate` makes its run here too, so both give the same requests, byte for byte.
 """
 
-import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -17,10 +16,10 @@ from lorrery.loadgen.options import DEFAULT_WORKLOAD, GIVEN, OF_TARGET, PARSERS,
 from lorrery.loadgen.workload.arrays import Requests
 from lorrery.settings import Settings, changed, load
 from lorrery.simulator.arguments import (
-    check_number,
     read_faults,
     read_options,
     read_overrides,
+    read_positive,
     read_whole,
     shown,
 )
@@ -145,9 +144,7 @@ def checked_record(record: str | Path | None, every_seconds: float | None) -> tu
         SettingsError: it cannot be there, or not so often.
     """
     if every_seconds is not None:
-        check_number("record_every", every_seconds)
-        if not (math.isfinite(every_seconds) and every_seconds > 0):
-            raise SettingsError(f"record_every is {every_seconds:g}; it must be more than 0 seconds")
+        every_seconds = read_positive("record_every", every_seconds)
     if record is None:
         if every_seconds is not None:
             raise SettingsError("record_every without record: name the file to write")

@@ -17,6 +17,7 @@ from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.sections import MAX_ADAPTERS
 from lorrery.loadgen.options import LoadOptions
 from lorrery.settings import Settings, changed
+from lorrery.simulator.arguments import read_number, read_positive, read_whole, read_wholes, shown
 from lorrery.simulator.interface import Overrides, SettingsLike, read_settings
 from lorrery.simulator.result import data_frame
 from lorrery.simulator.sizing import Trial, Watch, busy_rate, fewest, try_replicas
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Claim", "ClaimAnswer", "Level", "Plan", "Sizing", "make_plan", "plan", "plan_registry"]
 
+FEWEST_REQUESTS = 100
+"""Of a trial, where somebody says how many."""
 MOST_RATE = 1e6
 """Requests per second: beyond it the replicas are more than a simulation can have."""
 LEAST_REQUESTS, MOST_REQUESTS = 1_000, 60_000
@@ -182,13 +185,35 @@ def plan(
     Raises:
         SettingsError: settings or figures that cannot be, or, with a rate, requests that the cluster would refuse.
     """
-    if prompt_tokens < 1 or output_tokens < 2 or adapters < 0 or not ranks or min(ranks) < 1:
-        raise SettingsError("prompt_tokens and ranks are at least 1, output_tokens at least 2, adapters at least 0")
-    if (rate is not None and not 0 < rate < math.inf) or (concurrency is not None and min(concurrency, default=0) < 1):
-        raise SettingsError("rate is above 0, and each concurrency at least 1")
-    work = Workload(prompt_tokens, output_tokens, adapters, tuple(ranks))
-    level = Level(ttft, tpot, rate, num_requests, None)
-    return make_plan(read_settings(settings, overrides), work, level, claim, concurrency)
+    work = Workload(
+        read_whole("prompt_tokens", prompt_tokens, 1),
+        read_whole("output_tokens", output_tokens, 2),
+        read_whole("adapters", adapters, 0),
+        read_wholes("ranks", ranks, 1),
+    )
+    level = Level(
+        None if ttft is None else read_number("ttft", ttft, 0),
+        None if tpot is None else read_number("tpot", tpot, 0),
+        None if rate is None else read_positive("rate", rate),
+        None if num_requests is None else read_whole("num_requests", num_requests, FEWEST_REQUESTS),
+        None,
+    )
+    streams = None if concurrency is None else read_wholes("concurrency", concurrency, 1)
+    return make_plan(
+        read_settings(settings, overrides), work, level, None if claim is None else _read_claim(claim), streams
+    )
+
+
+def _read_claim(claim: object) -> Claim:
+    if not isinstance(claim, Claim):
+        raise SettingsError(
+            f"claim is {shown(claim)}; it must be a lorrery.Claim(prompt_tokens, ttft, tokens_per_second)"
+        )
+    return Claim(
+        read_whole("claim.prompt_tokens", claim.prompt_tokens, 1),
+        read_positive("claim.ttft", claim.ttft),
+        read_positive("claim.tokens_per_second", claim.tokens_per_second),
+    )
 
 
 def make_plan(

@@ -4,7 +4,6 @@ For an autoscaler of one's own: it sees what it would scrape of a live cluster, 
 and lets virtual time pass. Between two calls nothing happens, however long the program thinks.
 """
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from lorrery.autoscaler.summary import ScalingRow
 from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.chassis.faults import Fault
 from lorrery.loadgen.workload.arrays import Requests
+from lorrery.simulator.arguments import read_positive, read_whole
 from lorrery.simulator.engine import PAUSE
 from lorrery.simulator.exposition import exposition
 from lorrery.simulator.interface import Overrides, SettingsLike, WorkloadLike, prepare
@@ -142,6 +142,7 @@ class VirtualCluster:
                 f"scale to {num_replicas}: every request has ended, and none will come; look at `done` before, and ask"
                 " for the result"
             )
+        num_replicas = read_whole("num_replicas", num_replicas, 0)
         least = self._num_shards if self._num_shards > 1 else 0
         if not least <= num_replicas <= MOST_REPLICAS:
             raise SettingsError(f"scale to {num_replicas}: it must be from {least} to {MOST_REPLICAS} worker processes")
@@ -160,8 +161,7 @@ class VirtualCluster:
             RunIsOverError: `result` was called.
         """
         self._check_goes_on()
-        if not (math.isfinite(seconds) and seconds > 0):
-            raise SettingsError(f"advance by {seconds:g} s: it must be more than 0 and finite")
+        seconds = read_positive("seconds to advance by", seconds)
         until_ps = self._now_ps + max(round(seconds * PS_PER_SECOND), 1)
         if until_ps >= NEVER:
             raise SettingsError(f"advance by {seconds:g} s: a simulation has {LAST_SECONDS:,} s at most")

@@ -59,8 +59,40 @@ def test_a_deployment_that_does_not_fit_says_so():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"prompt_tokens": 0}, {"output_tokens": 1}, {"ranks": ()}, {"rate": 0}, {"concurrency": (0,)}]
+    ("wrong", "message"),
+    [
+        ({"prompt_tokens": 0}, "prompt_tokens is 0; it must be a whole number, 1 or more"),
+        ({"prompt_tokens": 1.5}, "prompt_tokens is 1.5; it must be a whole number"),
+        ({"prompt_tokens": True}, "prompt_tokens is True; it must be a whole number"),
+        ({"prompt_tokens": "100"}, "prompt_tokens is '100'; it must be a whole number"),
+        ({"output_tokens": 1}, "output_tokens is 1; it must be a whole number, 2 or more"),
+        ({"adapters": -1}, "adapters is -1; it must be a whole number, 0 or more"),
+        ({"ranks": ()}, "ranks is empty; it must have at least one whole number, 1 or more"),
+        ({"ranks": 16}, r"ranks is 16; expected a list, such as \[8, 16\]"),
+        ({"ranks": "16"}, "ranks is '16'; expected a list"),
+        ({"ranks": (8, 2.5)}, r"ranks\[1\] is 2.5; it must be a whole number"),
+        ({"ttft": "1"}, "ttft is '1'; it must be a number"),
+        ({"tpot": -1}, "tpot is -1; it must be 0 or more"),
+        ({"ttft": float("nan")}, "ttft is nan; it must be 0 or more, and finite"),
+        ({"rate": 0}, "rate is 0; it must be more than 0, and finite"),
+        ({"rate": True}, "rate is True; it must be a number"),
+        ({"rate": 10**400}, "rate is inf; it must be more than 0, and finite"),
+        ({"rate": 1, "num_requests": 1}, "num_requests is 1; it must be a whole number, 100 or more"),
+        ({"concurrency": (0,)}, r"concurrency\[0\] is 0; it must be a whole number, 1 or more"),
+        ({"concurrency": []}, "concurrency is empty"),
+        ({"claim": (3500, 1, 300)}, "claim is .*; it must be a lorrery.Claim"),
+        ({"claim": lorrery.Claim(3500, 1, 0)}, "claim.tokens_per_second is 0; it must be more than 0"),
+        ({"overrides": "a=b"}, "overrides is 'a=b'; expected a list"),
+    ],
 )
-def test_figures_that_cannot_be_are_refused(wrong: dict):
-    with pytest.raises(lorrery.SettingsError, match="at least"):
+def test_figures_that_cannot_be_are_refused(wrong: dict, message: str):
+    with pytest.raises(lorrery.SettingsError, match=message):
         lorrery.plan(CLUSTER, **wrong)
+
+
+def test_numbers_of_numpy_are_numbers():
+    given = {"prompt_tokens": np.int64(300), "ranks": np.array([8, 16]), "ttft": np.float32(1), "adapters": np.uint8(4)}
+    plan = lorrery.plan(CLUSTER, output_tokens=np.int32(50), concurrency=np.array([1, 4]), **given)
+    same = lorrery.plan(CLUSTER, prompt_tokens=300, output_tokens=50, ranks=[8, 16], adapters=4, concurrency=[1, 4])
+    assert plan.points == same.points
+    assert type(plan.capacity.workload.prompt_tokens) is int

@@ -98,8 +98,12 @@ def test_the_same_is_there_as_prometheus_text():
 
 def test_what_cannot_be_is_refused():
     own = cluster()
-    with pytest.raises(SettingsError, match="scale to -1"):
-        own.scale(-1)
+    for wrong in (-1, 2.5, True, "2", None):
+        with pytest.raises(SettingsError, match=f"num_replicas is {wrong!r}; it must be a whole number, 0 or more"):
+            own.scale(wrong)
+    for wrong in ("1", None, True):
+        with pytest.raises(SettingsError, match=f"seconds to advance by is {wrong!r}; it must be a number"):
+            own.advance(wrong)
     with pytest.raises(SettingsError, match=r"scale to 10001: .* to 10000"):
         own.scale(10_001)
     with pytest.raises(SettingsError, match="more than 0"):
