@@ -2,15 +2,20 @@
 
 The content goes to a new file beside the old one, which then takes its place. Where that would destroy something it
 does not: a symbolic link stays, and its target is replaced; what is no regular file (a device, a named pipe) is written
-to as it is.
+to as it is. So is a file that the process has open (`/dev/stdout`, `/dev/fd/3`): at the place where it stands there.
 """
 
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+_DESCRIPTORS = re.compile(r"(/proc/[^/]+(/task/[^/]+)?|/dev)/fd")
+"""Folders of the descriptors that a process has open; /proc/self is a link."""
+_MOST_LINKS = 40
 
 
 @contextmanager
@@ -20,6 +25,10 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     Raises:
         OSError: it cannot be written.
     """
+    if (number := _descriptor(path)) is not None:
+        with os.fdopen(os.dup(number), "wb") as file:
+            yield file
+        return
     try:
         replaceable = stat.S_ISREG(path.stat().st_mode)
     except FileNotFoundError:  # a link to nothing too: its target is made
@@ -39,6 +48,19 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         with suppress(OSError):
             partial.unlink()
         raise
+
+
+def _descriptor(path: Path) -> int | None:
+    """Return the descriptor of this process that a path stands for, itself or over links; None: it is a file's."""
+    for _ in range(_MOST_LINKS):
+        folder = os.path.realpath(path.parent)
+        if _DESCRIPTORS.fullmatch(folder):
+            own = os.path.realpath("/proc/self/fd")
+            return int(path.name) if path.name.isdecimal() and folder in (own, "/dev/fd") else None
+        if not path.is_symlink():
+            return None
+        path = Path(folder, path.readlink())
+    return None
 
 
 def write_whole(path: Path, content: bytes) -> None:

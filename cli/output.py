@@ -3,15 +3,16 @@
 from pathlib import Path
 
 from lorrery.chassis.errors import LorreryError
+from lorrery.chassis.whole_file import write_whole
 
 
 def write(path: Path, text: str) -> None:
-    """Write a text file.
+    """Write a text file, as a whole.
 
     Raises:
         LorreryError: the file cannot be written; the message says why.
     """
     try:
-        path.write_text(text, encoding="utf-8")
+        write_whole(path, text.encode())
     except OSError as error:
         raise LorreryError(f"{path}: {error.strerror}") from None

@@ -1,5 +1,7 @@
 import os
 import stat
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -63,3 +65,26 @@ def test_a_link_to_a_pipe_is_written_through(tmp_path: Path):
         assert content.result(10) == b"through"
     assert stat.S_ISFIFO(pipe.lstat().st_mode)
     assert link.is_symlink()
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "link"])
+@pytest.mark.parametrize("mode", ["wb", "ab"])
+def test_a_file_that_is_standard_output_is_written_to_where_it_stands(tmp_path: Path, name: str, mode: str):
+    (tmp_path / "link").symlink_to("/dev/stdout")
+    file = tmp_path / "file"
+    file.write_text("before\n")
+    inode = file.stat().st_ino
+    code = (
+        "import os, sys; from pathlib import Path; from lorrery.chassis.whole_file import write_whole;"
+        "print('first', flush=True); write_whole(Path(sys.argv[1]), b'second\\n'); os.write(1, b'third\\n')"
+    )
+    with file.open(mode) as output:
+        subprocess.run([sys.executable, "-c", code, tmp_path / name], stdout=output, check=True)
+    assert file.read_text() == ("before\n" if mode == "ab" else "") + "first\nsecond\nthird\n"
+    assert file.stat().st_ino == inode
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "link"}
+
+
+def test_a_closed_descriptor_is_an_error_of_the_system(tmp_path: Path):
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        write_whole(Path("/dev/fd/999"), b"x")
