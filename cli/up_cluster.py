@@ -6,7 +6,6 @@ import json
 import shlex
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -19,6 +18,7 @@ from lorrery.chassis.shipped import DEFAULT_SETTINGS
 from lorrery.chassis.standard_streams import reader_has_gone
 from lorrery.local.autoscaler import LocalAutoscaler
 from lorrery.local.cluster import PAGE, LocalCluster
+from lorrery.local.folder import temporary_folder
 from lorrery.local.monitoring import Monitoring, Target
 from lorrery.local.processes import ForkServer
 from lorrery.local.service_process import describe_exit
@@ -93,7 +93,7 @@ async def run(
 def _folder(kept: Path | None) -> contextlib.AbstractContextManager[str | Path]:
     if kept is not None:
         return contextlib.nullcontext(kept)
-    return tempfile.TemporaryDirectory(prefix="lorrery-monitoring-", ignore_cleanup_errors=True)
+    return temporary_folder("monitoring")
 
 
 def running_targets(cluster: LocalCluster) -> list[Target]:

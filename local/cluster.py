@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import signal
-import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +21,7 @@ from grpc_health.v1 import health_pb2
 from lorrery.chassis.channel import open_channel
 from lorrery.chassis.errors import LorreryError
 from lorrery.local import addresses
+from lorrery.local.folder import temporary_folder
 from lorrery.local.processes import ForkServer
 from lorrery.local.service_process import ServiceProcess, Show, last_words
 from lorrery.local.worker_processes import WorkerProcesses
@@ -95,8 +95,7 @@ class LocalCluster:
         """Start everything, and return once the router and all workers serve."""
         if self._fork_server is None:
             self._fork_server = self._resources.enter_context(ForkServer())
-        folder = tempfile.TemporaryDirectory(prefix="lorrery-", ignore_cleanup_errors=True)
-        self._announcements = Path(self._resources.enter_context(folder))
+        self._announcements = self._resources.enter_context(temporary_folder("processes"))
         try:
             await self._start("scheduler", "scheduler", [])
             await self._listening("scheduler")

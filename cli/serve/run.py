@@ -1,7 +1,6 @@
 """Runs what the flags of `lorrery serve` amount to."""
 
 import os
-import tempfile
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from lorrery.cli.serve.settings import Engine
 from lorrery.cli.serve.toml import settings_file
 from lorrery.cli.up_cluster import Printer, in_words, run_until_stopped
 from lorrery.local.cluster import LocalCluster
+from lorrery.local.folder import temporary_folder
 from lorrery.local.processes import ForkServer
 from lorrery.router.keys import digest
 
@@ -27,8 +27,7 @@ async def run(fork_server: ForkServer, engine: Engine) -> int:
     for name in setting_variables():
         del os.environ[name]
         printer.say(f"{name} does not count here, where flags say everything; --set SECTION.KEY=VALUE does")
-    with tempfile.TemporaryDirectory(prefix="lorrery-serve-") as name:
-        folder = Path(name)
+    with temporary_folder("serve") as folder:
         if engine.api_keys:
             engine = replace(engine, values={**engine.values, "router.keys": str(_keys_file(folder, engine.api_keys))})
         file = folder / "cluster.toml"

@@ -1,0 +1,62 @@
+"""Folders for the time of a process, in the system's temporary directory, that do not stay for ever if it is killed.
+
+Each holds a file that its process has locked. The system gives the lock back however the process ends, so that whoever
+makes the next folder takes away those whose lock is free: no process ids, which are used again. A folder without the
+file is another program's, or is being made, and is left alone.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["temporary_folder"]
+
+_PREFIX = "lorrery-"
+_LOCK = ".lock"
+
+
+@contextlib.contextmanager
+def temporary_folder(purpose: str) -> Iterator[Path]:
+    """Make a folder, and take it away in the end; before that, take away those that killed processes have left.
+
+    Args:
+        purpose: a word of its name.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    _clean(Path(tempfile.gettempdir()))
+    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{purpose}-"))
+    try:
+        new = folder / f"{_LOCK}.new"
+        with new.open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            new.rename(folder / _LOCK)  # never there without being locked
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _clean(parent: Path) -> None:
+    with contextlib.suppress(OSError):
+        for entry in list(os.scandir(parent)):
+            if not entry.name.startswith(_PREFIX):
+                continue
+            with contextlib.suppress(OSError):
+                if entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.getuid():
+                    _remove_if_left(Path(entry.path))
+
+
+def _remove_if_left(folder: Path) -> None:
+    """Remove a folder whose process is gone.
+
+    Raises:
+        OSError: it has no lock, or its process has it.
+    """
+    with (folder / _LOCK).open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
