@@ -10,7 +10,7 @@ and its adapter must be there, or on its way where the prefill step waits for it
 that only lacks its adapter (`pass_over`), within a bound: so many enter past it, and then nobody until it has.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -18,6 +18,8 @@ from lorrery.scheduler.core.memory.base import Check, Trial
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.vocabulary.compiling import mypyc_attr
 
+STILL_DROPPED = "`admit` left a request in the queue that it dropped; check it: `lorrery validate policy`"
+BOTH_ANSWERS = "`admit` dropped a request that it admitted; check it: `lorrery validate policy`"
 STILL_WAITS = "`admit` left a request in the queue that it admitted; check it: `lorrery validate policy`"
 """The same for every request, so that it is logged once."""
 
@@ -46,6 +48,22 @@ class BatchLimits:
     max_prompt_tokens: int
     cached_count: bool = True
     partial: bool = False
+
+
+def taken_out(dropped: Iterable[Sequence]) -> list[Sequence]:
+    """Mark those that `admit` has dropped, and return them without those that strict S-LoRA sweeps: they had ended.
+
+    Raises:
+        ValueError: one of them runs, or has passed, or was dropped before.
+    """
+    ended = [sequence for sequence in dropped if not sequence.aborted]
+    for sequence in ended:
+        if sequence.admitted_ps is not None:
+            raise ValueError(BOTH_ANSWERS)
+        if sequence.dropped:
+            raise ValueError(STILL_DROPPED)
+        sequence.dropped = True
+    return ended
 
 
 @mypyc_attr(acyclic=True, free_list_len=1)
@@ -130,6 +148,8 @@ class AdmissionPass:
             blocked = Blocked.ADAPTER
         elif sequence.admitted_ps is not None:
             raise ValueError(STILL_WAITS)
+        elif sequence.dropped:
+            raise ValueError(STILL_DROPPED)
         else:
             sequence.admitted_ps = self._at_ps
             self._trial.take(sequence)

@@ -5,7 +5,7 @@ from collections.abc import Sequence as Many
 from functools import partial
 
 from lorrery.scheduler.core.adapters import Residency
-from lorrery.scheduler.core.admission import AdmissionPass, BatchLimits, Blocked
+from lorrery.scheduler.core.admission import AdmissionPass, BatchLimits, Blocked, taken_out
 from lorrery.scheduler.core.batching.base import BatchContext
 from lorrery.scheduler.core.memory.base import Check, Memory
 from lorrery.scheduler.core.plan import Admitted, Dropped, Event
@@ -91,14 +91,14 @@ class ReplicaBatchContext(BatchContext):
         )
         try:
             dropped = self._queue.admit(admission, running, at_ps)
+            if dropped:
+                # Strict S-LoRA also drops those that were cancelled, which was told then.
+                self.events += [Dropped(sequence) for sequence in taken_out(dropped)]
         except Exception:
             self._take_back(admission.admitted)
             raise
         refused = admission.refused
         self.blocked = refused is not None and (refused[1] is not Blocked.PROMPT or not admission.admitted)
-        if dropped:
-            # Strict S-LoRA also drops those that were cancelled, which was told then.
-            self.events += [Dropped(sequence) for sequence in dropped if not sequence.aborted]
         self._passed_over = bool(admission.passed_over)
         if self._passed_over:
             admission.note_overtakes()

@@ -244,7 +244,7 @@ class Replica:
         sequence = self.running.get(handle)
         if sequence is None:
             sequence = self.queue.cancel(handle)
-            if sequence is not None:
+            if sequence is not None and not sequence.dropped:
                 self._context.events.append(Cancelled(sequence))
         elif self.options.strict:
             sequence.aborted = True
@@ -260,7 +260,7 @@ class Replica:
     def _apply_recall(self, recall: Recall, at_ps: int) -> None:
         if self.running.get(recall.handle) is None:
             sequence = self.queue.cancel(recall.handle)
-            if sequence is not None:
+            if sequence is not None and not sequence.dropped:
                 sequence.leave_load(at_ps)
                 self._context.events.append(Recalled(sequence, recall.to))
 
@@ -406,8 +406,8 @@ class Replica:
         return left, [*ended, *cancelled]
 
     def _clear_queue(self, at_ps: int) -> dict[int, Sequence]:
-        """Empty the queue; those that strict S-LoRA has not swept yet were told of when they were cancelled."""
-        waiting = {sequence.handle: sequence for sequence in self.queue.clear() if not sequence.aborted}
+        """Empty the queue; what a queue has dropped and kept, or strict S-LoRA not swept yet, was told of then."""
+        waiting = {one.handle: one for one in self.queue.clear() if not (one.aborted or one.dropped)}
         for sequence in waiting.values():
             sequence.leave_load(at_ps)
         return waiting

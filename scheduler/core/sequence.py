@@ -120,6 +120,7 @@ class Sequence:
         num_overtaken: sequences that have entered past it while it waited for its adapter.
         worker: name of the one that got it last, which may have lost it since; empty: none has.
         aborted: strict S-LoRA only: cancelled, but not yet removed.
+        dropped: its queue has dropped it, which ends it; a queue that has it nevertheless is wrong.
     """
 
     handle: int
@@ -153,6 +154,7 @@ class Sequence:
     num_overtaken: int
     worker: str
     aborted: bool
+    dropped: bool
 
     def __init__(
         self,
@@ -186,7 +188,7 @@ class Sequence:
         self.weight = None
         self.deadline_ps = None
         self.worker = ""
-        self.aborted = False
+        self.aborted = self.dropped = False
 
     @property
     def finish_step(self) -> int:

@@ -13,7 +13,7 @@ from lorrery.scheduler.core.cluster_events import Placed, Refused
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.placements.least_loaded import LeastLoaded
-from lorrery.scheduler.core.plan import Failed, Finished, Idle, Plan, Raised, Ran
+from lorrery.scheduler.core.plan import Dropped, Failed, Finished, Idle, Plan, Raised, Ran
 from lorrery.scheduler.core.queues.fifo import Fifo
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.running import Running
@@ -164,6 +164,84 @@ def test_a_queue_that_keeps_whom_it_has_admitted_has_raised_and_the_batch_goes_o
     assert not worker.sequences
     assert not len(worker.replica.running)
     assert len(queue) == 0
+
+
+class Drops(Faulty):
+    """Drops all that wait, and takes them out only if it is told to; or tries them first, or drops something else."""
+
+    def __init__(self, wrong: str) -> None:
+        super().__init__()
+        self.wrong = wrong
+        self.num_passes = 0
+
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        self.num_passes += 1
+        found = list(self)
+        if self.wrong == "keeps and tries" and self.num_passes > 1:
+            for sequence in found:
+                admission.admit(sequence)
+            return self.clear()
+        if self.wrong == "admits too":
+            for sequence in found:
+                admission.admit(sequence)
+            return self.clear()
+        if self.wrong == "handles":
+            return [sequence.handle for sequence in self.clear()]  # type: ignore[misc]
+        return found if self.wrong.startswith("keeps") else 2 * self.clear()
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_a_dropped_request_ends_once_though_its_queue_keeps_it(blocks: bool) -> None:
+    queue = Drops("keeps")
+    worker = member(queue, blocks=blocks)
+    submit(worker, 1, 2)
+    worker.cancel(1, 30)  # on its way when the queue drops it
+    assert [(type(event), event.sequence.handle) for event in worker.plan(0).events] == [(Dropped, 1), (Dropped, 2)]
+    assert not worker.sequences
+    later = [event for at_ps in (10, 20, 30) for event in worker.plan(at_ps).events]
+    assert all(isinstance(event, Raised) for event in later)
+    assert worker.withdraw_waiting(40) == ([], [])
+    assert worker.lose(50) == ([], [])
+
+
+@pytest.mark.parametrize("leave", ["cancel", "withdraw", "lose"])
+def test_a_dropped_request_that_is_still_in_the_queue_is_nobodys_any_more(leave: str) -> None:
+    worker = member(Drops("keeps"))
+    submit(worker, 1, 2)
+    worker.cancel(1, 30)
+    worker.recall(2, "other", 30)
+    assert len(worker.plan(0).events) == 2
+    worker.replica.queue.admit = lambda *_: []  # type: ignore[method-assign]
+    if leave == "cancel":
+        assert not worker.plan(30).events
+    assert (worker.withdraw_waiting(40) if leave == "withdraw" else worker.lose(40)) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("keeps and tries", "`admit` left a request in the queue that it dropped; check it: `lorrery validate policy`"),
+        ("twice", "`admit` left a request in the queue that it dropped; check it: `lorrery validate policy`"),
+        ("admits too", "`admit` dropped a request that it admitted; check it: `lorrery validate policy`"),
+        ("handles", "raised AttributeError"),
+    ],
+)
+@pytest.mark.parametrize("blocks", [False, True])
+def test_a_queue_that_drops_what_it_cannot_drop_has_raised(wrong: str, message: str, blocks: bool) -> None:
+    worker = member(Drops(wrong), blocks=blocks)
+    submit(worker, 1, 2)
+    decisions = [worker.plan(0)]
+    if wrong == "keeps and tries":
+        submit(worker, 3, at_ps=10)
+        decisions.append(worker.plan(10))
+    raised = [event for decision in decisions for event in decision.events if isinstance(event, Raised)]
+    assert f"policy {__name__}:Drops under " in raised[0].message
+    assert message in raised[0].message
+    assert failed(decisions[-1]) == ([3] if wrong == "keeps and tries" else [1, 2])
+    assert not worker.sequences
+    assert not len(worker.replica.running)
+    use = worker.replica.memory.block_use(worker.replica.running)
+    assert use is None or use.used == 0
 
 
 @pytest.mark.parametrize("blocks", [False, True])
