@@ -60,6 +60,9 @@ _MOST_DIGITS = 100
 """Of a family's first and last number: Python reads no more than 4,300, and messages are for people."""
 _TRACE_ALONE = "--trace does not go with --workload {}; add --workload azure (CSV), mooncake (JSON Lines) or sharegpt"
 _SESSIONS = ("chat", "sharegpt")
+MOST_CLIENTS = 1_000_000
+"""Of a closed loop: each is an object in memory."""
+LEAST_TIMEOUT = 0.001
 LEAST_CV, MOST_CV = 1e-6, 1e6
 """Of arrivals; beyond them the gamma distribution has no doubles."""
 _DRAWN = ("poisson", "constant", *_SESSIONS)
@@ -208,6 +211,7 @@ class LoadOptions:
                 raise SettingsError(f"--{option} is {value:g}; it must be {'finite' if value > 0 else 'above 0'}")
         if not LEAST_CV <= self.cv <= MOST_CV:
             raise SettingsError(f"--cv is {self.cv:g}; it must be from {LEAST_CV:g} to {MOST_CV:g}")
+        self._check_bounds()
         rules: tuple[tuple[bool, str], ...] = (
             (self.seed < 0, f"--seed is {self.seed}; it must be 0 or more"),
             (
@@ -270,6 +274,24 @@ class LoadOptions:
             parse_bursts(self.bursts)
         if self.drift is not None:
             parse_drift(self.drift)
+
+    def _check_bounds(self) -> None:
+        """Refuse what the command line's own bounds do, where Python gives it."""
+        bounds: tuple[tuple[str, float | None, float, float], ...] = (
+            ("num-requests", self.num_requests, 1, math.inf),
+            ("duration", self.duration, 0, math.inf),
+            ("concurrency", self.concurrency, 1, MOST_CLIENTS),
+            ("num-adapters", self.num_adapters, 0, MAX_ADAPTERS),
+            ("adapter-exponent", self.adapter_exponent, 0, math.inf),
+            ("warmup", self.warmup, 0, math.inf),
+            ("max-new-tokens", self.max_new_tokens, 1, math.inf),
+            ("jitter", self.jitter, 0, math.inf),
+            ("timeout", self.timeout, LEAST_TIMEOUT, math.inf),
+        )
+        for option, value, least, most in bounds:
+            if value is not None and not least <= value <= most:
+                limit = f" and at most {most:,.0f}" if most < math.inf else ""
+                raise SettingsError(f"--{option} is {value}; it must be {least:g} or more{limit}")
 
     def _check_shared_prefix(self, tokens: int, groups: int) -> None:
         own = 0 if self.workload == "sharegpt" else self.prompt_lengths[1]

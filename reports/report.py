@@ -21,6 +21,9 @@ def report(*folders: str | Path, file: str | Path | None = None) -> Path:
     Raises:
         LorreryError: no such run, or files that cannot be read or written; says what to do.
     """
+    for given in folders if file is None else (*folders, file):
+        if not isinstance(given, str | Path) or "\0" in str(given):
+            raise SettingsError(f"{given!r} is no path: give text or a Path")
     paths = [Path(folder) for folder in folders]
     for path in paths if file is None else (*paths, Path(file)):
         try:

@@ -17,10 +17,12 @@ from lorrery.chassis.names import cut
 from lorrery.loadgen.options import LoadOptions
 
 __all__ = [
+    "check_callable",
     "read_faults",
     "read_number",
     "read_options",
     "read_overrides",
+    "read_path",
     "read_positive",
     "read_whole",
     "read_wholes",
@@ -82,6 +84,27 @@ def _number(name: str, value: object) -> float:
         return float(value)  # type: ignore[arg-type]  # as just checked
     except OverflowError:
         return math.copysign(math.inf, 1 if value > 0 else -1)  # type: ignore[operator]
+
+
+def read_path(name: str, path: object) -> Path:
+    """Read a path.
+
+    Raises:
+        SettingsError: it is none, or no file can have it; names it.
+    """
+    if not isinstance(path, str | Path) or "\0" in str(path):
+        raise SettingsError(f"{name} is {shown(path)}; it must be the path of a file, as text or as a Path")
+    return Path(path)
+
+
+def check_callable(name: str, given: object) -> None:
+    """Check that somebody can be told.
+
+    Raises:
+        SettingsError: it is no function; names it.
+    """
+    if given is not None and not callable(given):
+        raise SettingsError(f"{name} is {shown(given)}; it must be a function, or None")
 
 
 def read_overrides(overrides: object) -> Mapping[str, object] | list[str]:

@@ -16,9 +16,11 @@ from lorrery.loadgen.options import DEFAULT_WORKLOAD, GIVEN, OF_TARGET, PARSERS,
 from lorrery.loadgen.workload.arrays import Requests
 from lorrery.settings import Settings, changed, load
 from lorrery.simulator.arguments import (
+    check_callable,
     read_faults,
     read_options,
     read_overrides,
+    read_path,
     read_positive,
     read_whole,
     shown,
@@ -93,7 +95,11 @@ def simulate(
         seed=seed,
         one_step=one_step,
     )
-    run.observers, run.on_end, run.watch = observers, on_end, watch
+    check_callable("on_end", on_end)
+    check_callable("watch", watch)
+    if isinstance(observers, str) or not isinstance(observers, Iterable):
+        raise SettingsError(f"observers is {shown(observers)}; expected a list of them")
+    run.observers, run.on_end, run.watch = tuple(observers), on_end, watch
     run.record, run.record_every = checked_record(record, record_every)
     return SimulationResult(run.run())
 
@@ -127,12 +133,15 @@ def prepare(
         workload, requests = None, workload
     options = workload if isinstance(workload, LoadOptions) else _options({} if workload is None else workload)
     if requests is not None:
+        if not isinstance(requests, Requests):
+            raise SettingsError(f"requests is {shown(requests)}; it must be lorrery.Requests(...)")
         if options.workload != DEFAULT_WORKLOAD or options.trace is not None:
             raise SettingsError(f"requests of one's own do not go with the workload {options.workload!r}")
         options = replace(options, workload=GIVEN)
     if seed is not None:
         options = replace(options, seed=seed)
     options = read_options(options)
+    options.check()
     simulation = SimulationOptions(workers, shards, routers, parsed, one_step)
     return SimulatedRun(read_settings(settings, overrides), options, simulation, requests)
 
@@ -149,7 +158,7 @@ def checked_record(record: str | Path | None, every_seconds: float | None) -> tu
         if every_seconds is not None:
             raise SettingsError("record_every without record: name the file to write")
         return None, None
-    path = Path(record)
+    path = read_path("record", record)
     try:
         is_folder, has_folder = path.is_dir(), path.parent.is_dir()
     except OSError as error:  # a name that no file can have

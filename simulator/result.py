@@ -15,6 +15,7 @@ from lorrery.loadgen.report_files import write_report
 from lorrery.loadgen.workload.outcome import OK
 from lorrery.loadgen.workload.outcome_table import OutcomeTable
 from lorrery.loadgen.workload.summary import Summary
+from lorrery.simulator.arguments import read_path
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -196,7 +197,7 @@ class SimulationResult:
         Raises:
             LorreryError: they cannot be written.
         """
-        return write_report(self.report, Path(folder))
+        return write_report(self.report, read_path("folder", folder))
 
 
 def _texts(values: Iterable[str]) -> Texts:

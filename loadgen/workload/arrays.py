@@ -1,7 +1,8 @@
 """Requests of one's own, column by column: a workload that neither a generator nor a trace reader makes."""
 
-from collections.abc import Sequence, Sized
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass, fields
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,9 @@ from lorrery.loadgen.workload.mooncake import BLOCK_TOKENS
 from lorrery.loadgen.workload.request import WorkloadRequest
 
 __all__ = ["Requests"]
+
+_NUMBERS = "iufO"
+"""Kinds of numpy's arrays that hold numbers; objects may be whole numbers of any size."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,10 +54,9 @@ class Requests:
             _column(name, values, np.int64)
             for name, values in (("prompt_tokens", self.prompt_tokens), ("output_tokens", self.output_tokens))
         )
-        one_for_all = self.adapter_id is None or isinstance(self.adapter_id, str)
-        adapter_ids = [self.adapter_id] * num_requests if one_for_all else list(self.adapter_id or ())
-        tenant_ids = [self.tenant_id] * num_requests if isinstance(self.tenant_id, str) else list(self.tenant_id)
-        hash_ids = [None] * num_requests if self.hash_ids is None else list(self.hash_ids)
+        adapter_ids = _names("adapter_id", self.adapter_id, num_requests, optional=True)
+        tenant_ids = [name or "" for name in _names("tenant_id", self.tenant_id, num_requests, optional=False)]
+        hash_ids = [None] * num_requests if self.hash_ids is None else _listed("hash_ids", self.hash_ids)
         columns: tuple[Sized, ...] = (at_seconds, prompts, outputs, adapter_ids, tenant_ids, hash_ids)
         for field, column in zip(fields(self), columns, strict=True):
             if len(column) != num_requests:
@@ -62,6 +65,8 @@ class Requests:
             if tokens.min() < 1:
                 raise ValueError(f"{name}: every request needs at least 1")
         for row, (ids, prompt) in enumerate(zip(hash_ids, prompts.tolist(), strict=True)):
+            if ids is not None and not _are_ids(ids):
+                raise ValueError(f"hash_ids[{row}] is {ids!r}; expected whole numbers")
             if ids is not None and len(ids) != (wanted := -(-prompt // BLOCK_TOKENS)):
                 raise ValueError(f"hash_ids[{row}] has {len(ids)} ids; a prompt of {prompt} tokens has {wanted} blocks")
         columns_in_order = zip(
@@ -74,10 +79,40 @@ class Requests:
         return [rows[row] for row in np.argsort(at_seconds, kind="stable").tolist()]
 
 
+def _are_ids(ids: object) -> bool:
+    """Tell whether these are ids of one prompt's blocks: whole numbers, one character of a text is none."""
+    return isinstance(ids, Sequence | np.ndarray) and all(isinstance(one, Integral) for one in ids)
+
+
+def _listed(name: str, values: object) -> list[Any]:
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise ValueError(f"{name} is {values!r}; expected a list with a row for each request")
+    return list(values)
+
+
+def _names(name: str, values: object, num_requests: int, *, optional: bool) -> list[str | None]:
+    """Return a name for each request; one name is everybody's.
+
+    Raises:
+        ValueError: one that is no text, nor, if they are optional, None.
+    """
+    if isinstance(values, str) or (values is None and optional):
+        return [values] * num_requests
+    names = _listed(name, values)
+    for row, one in enumerate(names):
+        if not (isinstance(one, str) or (one is None and optional)):
+            raise ValueError(f"{name}[{row}] is {one!r}; expected text{' or None' if optional else ''}")
+    return names
+
+
 def _column(name: str, values: ArrayLike, dtype: type[np.float64] | type[np.int64]) -> npt.NDArray[Any]:
     given = np.asarray(values)
     if given.ndim != 1:
         raise ValueError(f"{name}: expected one dimension, got {given.ndim}")
+    if given.dtype.kind not in _NUMBERS:
+        raise ValueError(f"{name}: expected numbers, got {given.dtype}")
+    if dtype is np.int64 and given.dtype.kind == "f" and not np.isfinite(given).all():
+        raise ValueError(f"{name}: expected whole numbers; one is infinite or missing (nan)")
     try:
         column = given.astype(dtype)
     except (TypeError, ValueError):
