@@ -7,6 +7,8 @@ Python has no object for the stream (`sys.stderr` is None).
 A reader that goes away (`| head`) is no error: what is written after that goes nowhere, and the exit code is that of
 the work. Who works for the reader alone asks `reader_has_gone`, and stops.
 
+A character that the output's encoding lacks (PYTHONIOENCODING=ascii) is written as its number, not an error.
+
 Entry points call `set_up_standard_streams` before their first import that opens anything; this file therefore imports
 nothing slow.
 """
@@ -60,7 +62,7 @@ def _outliving(stream: "TextIO | None", number: int) -> TextIO:
     return io.TextIOWrapper(
         output,
         encoding=stream.encoding,
-        errors=stream.errors,
+        errors="backslashreplace" if stream.errors == "strict" else stream.errors,
         line_buffering=stream.line_buffering,
         write_through=stream.write_through,
     )
