@@ -32,7 +32,10 @@ def counted_up(settings: Settings, index: int) -> list[str]:
 
 
 def taken_again(settings: Settings, old: ServiceProcess) -> list[str]:
-    """Return the overrides with which a service listens where a process of it did that has ended."""
+    """Return the overrides with which a service listens where a process of it did that has ended.
+
+    What that process did not announce, since it ended too early, stays as its own overrides say.
+    """
     addresses = {"listen": old.grpc, "metrics": old.metrics, "http": old.http, **old.others}
-    again = [f"{old.service}.{key}={addresses.get(key, '')}" for key in _KEYS[old.service]]
+    again = [f"{old.service}.{key}={addresses[key]}" for key in _KEYS[old.service] if addresses.get(key)]
     return again + kv_event_ports.taken_again(settings, old.others) if old.service == "worker" else again

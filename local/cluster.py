@@ -192,12 +192,12 @@ class LocalCluster:
         if name == PAGE:
             arguments = ["--port", old.http.rpartition(":")[2], "--target", self.router_address]
             await self._start(name, old.service, [], arguments)
-            await self._listening(name)
-            return
-        overrides = [*old.overrides, *addresses.taken_again(self.settings, old)]
-        await self._start(name, old.service, overrides)
+        else:
+            await self._start(name, old.service, [*old.overrides, *addresses.taken_again(self.settings, old)])
+        # At once: while it starts, others are told where it is, and it may end before it announces.
+        self.processes[name].take_addresses(old)
         await self._listening(name)
-        if wait:
+        if wait and name != PAGE:
             await self.serving(name)
 
     async def add(self, name: str, service: str, overrides: Sequence[str] = ()) -> None:

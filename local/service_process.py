@@ -77,6 +77,10 @@ class ServiceProcess:
         usual = ("grpc", "metrics", "http", "pid")
         self.others = {name: address for name, address in addresses.items() if name not in usual}
 
+    def take_addresses(self, old: "ServiceProcess") -> None:
+        """Take over where another process listened, until this one announces: it is to listen there."""
+        self.grpc, self.metrics, self.http, self.others = old.grpc, old.metrics, old.http, old.others
+
 
 def describe_exit(code: int | None) -> str:
     """Return an exit code in words."""

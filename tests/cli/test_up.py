@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from lorrery.chassis.errors import LorreryError
 from lorrery.cli.up_cluster import running_targets
 from lorrery.local.cluster import LocalCluster
 from lorrery.local.monitoring import TARGETS, Monitoring
@@ -284,13 +285,18 @@ def test_free_ports_leave_hosts_and_explicit_settings_alone():
     assert settings.router.metrics == settings.scheduler.listen == "127.0.0.1:0"
 
 
-async def test_killed_process_starts_again_on_its_ports(start_cluster: StartCluster):
+async def test_killed_process_starts_again_on_its_ports_even_after_starts_that_failed(start_cluster: StartCluster):
     cluster: LocalCluster = await start_cluster()
     before = cluster.processes["scheduler"]
     assert {target.name for target in running_targets(cluster)} == {"scheduler", "worker-0", "router"}
     cluster.kill("scheduler")
     assert await cluster.ended("scheduler") == -signal.SIGKILL
     assert {target.name for target in running_targets(cluster)} == {"worker-0", "router"}
+    with socket.create_server(("127.0.0.1", int(before.metrics.rpartition(":")[2]))):
+        for _ in range(2):
+            with pytest.raises(LorreryError, match=f"address {before.metrics} cannot be taken"):
+                await cluster.restart("scheduler")
+            assert cluster.scheduler_address == before.grpc  # that a worker dials which starts meanwhile
     await cluster.restart("scheduler")
     after = cluster.processes["scheduler"]
     assert (after.grpc, after.metrics) == (before.grpc, before.metrics)

@@ -1,0 +1,36 @@
+"""Where a service listens that starts again after its process has ended."""
+
+from pathlib import Path
+from typing import Any
+
+from lorrery.local.addresses import taken_again
+from lorrery.local.service_process import ServiceProcess
+from lorrery.settings import changed
+
+SETTINGS = changed(
+    {
+        "scheduler": {"prefix_cache": {"kind": "blocks"}, "memory": "paged"},
+        "worker": {"kv_events": {"endpoint": "tcp://*:0"}},
+    }
+)
+NOT_USED: Any = None
+
+
+def ended(service: str, **addresses: Any) -> ServiceProcess:
+    return ServiceProcess(service, service, [], NOT_USED, Path(), **addresses)
+
+
+def test_service_takes_the_ports_again_that_it_announced():
+    worker = ended("worker", grpc="h:1", metrics="h:2", others={"kv_events": "tcp://h:3"})
+    assert taken_again(SETTINGS, worker) == [
+        "worker.listen=h:1",
+        "worker.metrics=h:2",
+        "worker.kv_events.endpoint=tcp://*:3",
+    ]
+    router = ended("router", grpc="h:1", metrics="h:2", others={"vllm_grpc": "h:4"})
+    assert taken_again(SETTINGS, router) == ["router.listen=h:1", "router.metrics=h:2", "router.vllm_grpc=h:4"]
+
+
+def test_service_that_ended_before_it_announced_listens_where_it_would_have():
+    for service in ("scheduler", "worker", "router"):
+        assert taken_again(SETTINGS, ended(service)) == []
