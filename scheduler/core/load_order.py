@@ -6,8 +6,8 @@ only become more, by steps that a driver has perhaps not committed yet. So the t
 the true ones: the first of those asked about is brought up to date, and if it is still the first, it is the one.
 
 Cost: a logarithm, and a move of some words, for each note that changes a load or lessens the tokens, and for each look;
-for a choice among some, a step over each other one of that load that has fewer tokens. A worker is looked at again only
-when its tokens may be the fewest, so looks are few where many workers are equally loaded.
+for a choice among some, a step for each of them that has that load. A worker is looked at again only when its tokens
+may be the fewest, so looks are few where many workers are equally loaded.
 """
 
 from array import array
@@ -140,14 +140,22 @@ class LoadOrder:
             return (numbers & -numbers).bit_length() - 1
         order = level.order
         while True:
-            place = 0
-            while not numbers >> (order[place] & _NUMBERS) & 1:
-                place += 1
-            entry: int = order[place]
+            entry: int = order[0] if numbers == level.numbers else self._least_of(numbers)
             number = entry & _NUMBERS
             now = self.candidates[number].kv_tokens << _NUMBER_BITS | number
             if now <= entry:
                 return number
-            del order[place]
+            del order[bisect_left(order, entry)]
             insort(order, now)
             self._entries[number] = now
+
+    def _least_of(self, numbers: int) -> int:
+        """Return the least entry of these workers."""
+        entries, least = self._entries, -1
+        while numbers:
+            low = numbers & -numbers
+            numbers ^= low
+            entry = entries[low.bit_length() - 1]
+            if least < 0 or entry < least:
+                least = entry
+        return least
