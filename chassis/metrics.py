@@ -7,6 +7,7 @@ used, so that two services in one test do not meet.
 import contextlib
 import errno
 import socket
+import sys
 import threading
 from http.server import ThreadingHTTPServer
 from socketserver import TCPServer
@@ -144,6 +145,11 @@ class _Server(ThreadingHTTPServer):
         # HTTPServer's own asks the resolver for the host's full name, which can take seconds.
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def handle_error(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
+        # A scraper whose patience ended while the process was busy: it counts that itself.
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 def _handler(registry: CollectorRegistry) -> type[MetricsHandler]:

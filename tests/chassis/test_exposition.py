@@ -1,6 +1,9 @@
 """What this writes for Prometheus is what the client library would."""
 
 import re
+import socket
+import struct
+import threading
 import urllib.request
 
 import numpy as np
@@ -94,3 +97,29 @@ def test_endpoint_answers_in_whole_and_by_name():
         assert b"lorrery_service_state" not in body
     finally:
         server.close()
+
+
+def test_scraper_that_hangs_up_before_the_answer_leaves_nothing_in_the_log(
+    registry: Registry, capfd: pytest.CaptureFixture[str]
+):
+    asked: list[threading.Thread] = []
+    is_asked, hung_up = threading.Event(), threading.Event()
+
+    def num_open() -> float:
+        asked.append(threading.current_thread())
+        is_asked.set()
+        hung_up.wait(10)
+        return 3
+
+    Exporter(registry, [OPEN]).value(OPEN, num_open)
+    server = serve_metrics("127.0.0.1:0", registry, "x.metrics")
+    try:
+        with socket.create_connection(("127.0.0.1", server.port)) as scraper:
+            scraper.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close by a reset
+            scraper.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+            assert is_asked.wait(10)
+        hung_up.set()
+        asked[0].join(10)
+    finally:
+        server.close()
+    assert capfd.readouterr().err == ""
