@@ -18,9 +18,12 @@ from lorrery.scheduler.core.memory.base import Check, Trial
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.vocabulary.compiling import mypyc_attr
 
-STILL_DROPPED = "`admit` left a request in the queue that it dropped; check it: `lorrery validate policy`"
-BOTH_ANSWERS = "`admit` dropped a request that it admitted; check it: `lorrery validate policy`"
-STILL_WAITS = "`admit` left a request in the queue that it admitted; check it: `lorrery validate policy`"
+CHECK_IT = "check it: `lorrery validate policy`"
+"""Ends what is said of a policy's answers."""
+
+STILL_DROPPED = f"`admit` left a request in the queue that it dropped; {CHECK_IT}"
+BOTH_ANSWERS = f"`admit` dropped a request that it admitted; {CHECK_IT}"
+STILL_WAITS = f"`admit` left a request in the queue that it admitted; {CHECK_IT}"
 """The same for every request, so that it is logged once."""
 
 

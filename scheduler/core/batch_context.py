@@ -9,6 +9,7 @@ from lorrery.scheduler.core.admission import AdmissionPass, BatchLimits, Blocked
 from lorrery.scheduler.core.batching.base import BatchContext
 from lorrery.scheduler.core.memory.base import Check, Memory
 from lorrery.scheduler.core.plan import Admitted, Dropped, Event
+from lorrery.scheduler.core.policy_answers import HOLDS_FOR_NOTHING
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache, usable_tokens
 from lorrery.scheduler.core.queues.base import Queue
 from lorrery.scheduler.core.running import Running
@@ -119,7 +120,12 @@ class ReplicaBatchContext(BatchContext):
         """Return for how many decode steps `admit`, which has just admitted nobody, would go on to do so."""
         if not self._tried:
             return limit
-        return 1 if self._passed_over else self._queue.holds_for(self.running, self._memory, limit)
+        if self._passed_over:
+            return 1
+        steps = self._queue.holds_for(self.running, self._memory, limit)
+        if steps < 1:
+            raise ValueError(HOLDS_FOR_NOTHING)
+        return steps
 
     def has_no_candidates(self) -> bool:
         """Tell whether `admit` would find nobody, and change nothing, until something arrives."""

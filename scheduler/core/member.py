@@ -25,6 +25,7 @@ from lorrery.scheduler.core.plan import (
     Ran,
     Recalled,
 )
+from lorrery.scheduler.core.policy_answers import DROPPED_UNKNOWN, LOST
 from lorrery.scheduler.core.policy_errors import SequenceError
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Sequence
@@ -212,9 +213,18 @@ class Member:
             decision = self.replica.plan(at_ps)
         except Exception as error:
             decision = self._plan_despite(error, at_ps)
+        strangers: list[Event] = []
         for event in decision.events:
             if isinstance(event, (Cancelled, Finished, Dropped, Failed)):
-                self._forget(event.sequence.handle)
+                if event.sequence.handle in self.sequences:
+                    self._forget(event.sequence.handle)
+                else:
+                    strangers.append(event)
+        if strangers:
+            told = [event for event in decision.events if event not in strangers]
+            decision.events = [*told, *self._end((), ValueError(DROPPED_UNKNOWN))]
+        if self.sequences and isinstance(decision, Idle):
+            self._look_for_lost(decision)
         if self.backlog is not None:
             self.backlog.note(decision.events)
         forecast = self.forecast
@@ -235,6 +245,19 @@ class Member:
             self._version, self._is_new = version, False
         self._note_standing()
         return decision
+
+    def _look_for_lost(self, decision: Idle) -> None:
+        """End whom the queue has lost: nobody waits, nobody runs, and they have not ended."""
+        replica = self.replica
+        if replica.running.num or replica.num_waiting:
+            return
+        recalled = {event.sequence.handle for event in decision.events if isinstance(event, Recalled)}
+        lost = [sequence for handle, sequence in self.sequences.items() if handle not in recalled]
+        if not lost:
+            return
+        for sequence in lost:
+            self._forget(sequence.handle)
+        decision.events = [*decision.events, *self._end(lost, ValueError(LOST))]
 
     def _forget(self, handle: int) -> None:
         del self.sequences[handle]

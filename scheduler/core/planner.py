@@ -14,6 +14,13 @@ from lorrery.scheduler.core.batch_context import ReplicaBatchContext
 from lorrery.scheduler.core.batching.base import Batching, Step, decodes_on
 from lorrery.scheduler.core.inbox import Inbox
 from lorrery.scheduler.core.plan import Chunk, Idle, Plan
+from lorrery.scheduler.core.policy_answers import (
+    WAITS_FOR_THE_PAST,
+    WAITS_WITH_ADMITTED,
+    WAKES_IN_THE_PAST,
+    check_step,
+    is_ours,
+)
 from lorrery.scheduler.core.policy_errors import PolicyErrors
 from lorrery.scheduler.core.queues.base import Queue, is_asked_every_step
 from lorrery.scheduler.core.replica_options import ReplicaOptions
@@ -58,6 +65,7 @@ class Planner:
         self._context = context
         self._queue = queue
         self._batching = batching
+        self._batching_is_ours = is_ours(batching)
         self._adapters = adapters
         self._uses_adapters = not options.no_lora
         self._inbox = inbox
@@ -87,7 +95,13 @@ class Planner:
         if self._look_ahead and self._adapters.has_free_load:
             self._load_ahead(at_ps)
         if isinstance(choice, Step):
+            if not self._batching_is_ours:
+                check_step(choice, running)
             return self._plan_step(choice, at_ps)
+        if choice.until_ps is not None and choice.until_ps <= at_ps:
+            raise ValueError(WAITS_FOR_THE_PAST)
+        if context.admitted:
+            raise ValueError(WAITS_WITH_ADMITTED)
         return Idle(_earlier(choice.until_ps, self._next_event_ps(at_ps)))
 
     def _decode_on(self, at_ps: int) -> Plan:
@@ -187,10 +201,21 @@ class Planner:
             return at_ps
         try:
             wakes_at_ps = self._queue.wakes_at_ps(at_ps)
-        except Exception as error:  # the decision is made; the next one, due at once, raises it
-            self._errors.error = error
-            return at_ps
+            if wakes_at_ps is not None and wakes_at_ps <= at_ps:
+                raise ValueError(WAKES_IN_THE_PAST)
+        except Exception as error:
+            return self._raises_later(error, at_ps, next_ps)
         return next_ps if wakes_at_ps is None else _earlier(next_ps, wakes_at_ps)
+
+    def _raises_later(self, error: Exception, at_ps: int, next_ps: int | None) -> int | None:
+        """Let the next decision raise what the queue did now that one is made, at once; where nobody waits, never."""
+        try:
+            if not len(self._queue):
+                return next_ps
+        except Exception as other:
+            error = other
+        self._errors.error = error
+        return at_ps
 
 
 def _earlier(one: int | None, other: int | None) -> int | None:

@@ -1,0 +1,248 @@
+"""Answers of policies that make no sense are errors of the policy's: each request ends, and the message names it."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lorrery.loadgen.workload.request import WorkloadRequest
+from lorrery.scheduler.core.admission import CHECK_IT, AdmissionPass, BatchLimits
+from lorrery.scheduler.core.batching.base import BatchContext, Batching, Step, Wait, whole
+from lorrery.scheduler.core.build import build_replica
+from lorrery.scheduler.core.memory.base import Memory
+from lorrery.scheduler.core.placements.table import PLACEMENTS
+from lorrery.scheduler.core.plan import Chunk
+from lorrery.scheduler.core.queues.base import ListedQueue
+from lorrery.scheduler.core.replica_settings import ReplicaSettings
+from lorrery.scheduler.core.running import Running
+from lorrery.scheduler.core.sequence import Sequence
+from lorrery.simulator.build import build_requests, build_workers
+from lorrery.simulator.engine import Simulation
+from lorrery.simulator.request import SimulatedRequest
+from lorrery.worker.device.llm_mock import LlmMock
+
+NUM_REQUESTS = 6
+
+
+class Queue(ListedQueue):
+    """First come first served."""
+
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        for sequence in self:
+            if not admission.admit(sequence):
+                break
+        self._waiting.remove_all(admission.admitted)
+        return []
+
+    def holds_for(self, running: Running, memory: Memory, limit: int) -> int:
+        return limit
+
+
+class WakesNow(Queue):
+    def wakes_at_ps(self, at_ps: int) -> int | None:
+        return at_ps
+
+
+class WakesBefore(Queue):
+    def wakes_at_ps(self, at_ps: int) -> int | None:
+        return at_ps - 5
+
+
+class WakesInWords(Queue):
+    def wakes_at_ps(self, at_ps: int) -> Any:
+        return "soon"
+
+
+class HoldsForNothing(Queue):
+    def holds_for(self, running: Running, memory: Memory, limit: int) -> int:
+        return 0
+
+
+class DropsTheCancelled(Queue):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cancelled: list[Sequence] = []
+
+    def cancel(self, handle: int) -> Sequence | None:
+        found = super().cancel(handle)
+        self.cancelled += [] if found is None else [found]
+        return found
+
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        super().admit(admission, running, at_ps)
+        dropped, self.cancelled = self.cancelled, []
+        return dropped
+
+
+class Forgets(Queue):
+    def append(self, sequence: Sequence, at_ps: int) -> None:
+        if sequence.handle % 2:
+            super().append(sequence, at_ps)
+
+
+class Batch:
+    """Prompts alone, then decodes, a step at a time."""
+
+    def __init__(self, limits: BatchLimits) -> None:
+        self.limits = limits
+
+    def choose(self, context: BatchContext, at_ps: int) -> Step | Wait:
+        admitted = context.admit(self.limits, at_ps)
+        if admitted:
+            return self.prefill(admitted)
+        return Step(decode=True) if len(context.running) else Wait()
+
+    def prefill(self, admitted: list[Sequence]) -> Step:
+        return Step(whole(admitted))
+
+    def advanced(self, num_decode_steps: int) -> None:
+        pass
+
+    def emptied(self, at_ps: int) -> None:
+        pass
+
+    def arrivals_matter(self, context: BatchContext) -> bool:
+        return True
+
+
+class WaitsForNow(Batch):
+    def choose(self, context: BatchContext, at_ps: int) -> Step | Wait:
+        return Wait(at_ps)
+
+
+class WaitsWithAdmitted(Batch):
+    def choose(self, context: BatchContext, at_ps: int) -> Step | Wait:
+        super().choose(context, at_ps)
+        return Wait()
+
+
+class RunsNothing(Batch):
+    def prefill(self, admitted: list[Sequence]) -> Step:
+        return Step()
+
+
+class RunsNoStep(Batch):
+    def prefill(self, admitted: list[Sequence]) -> Step:
+        return Step(whole(admitted), max_steps=0)
+
+
+class ForgetsOne(Batch):
+    def prefill(self, admitted: list[Sequence]) -> Step:
+        return Step(whole(admitted[:1]))
+
+
+class ChunksTwice(Batch):
+    def prefill(self, admitted: list[Sequence]) -> Step:
+        return Step(whole(admitted) * 2)
+
+
+class ChunksTooLong(Batch):
+    def prefill(self, admitted: list[Sequence]) -> Step:
+        return Step([Chunk(one, one.input_tokens + 5, 0, samples=True) for one in admitted])
+
+
+class ChunksWithoutSample(Batch):
+    def prefill(self, admitted: list[Sequence]) -> Step:
+        return Step([Chunk(one, one.input_tokens, 0, samples=False) for one in admitted])
+
+
+class ChunksOfAnother(Batch):
+    def prefill(self, admitted: list[Sequence]) -> Step:
+        return Step(whole([Sequence(99, 5, 5)]))
+
+
+class ChunksOn(Batch):
+    def prefill(self, admitted: list[Sequence]) -> Step:
+        return Step(whole(admitted), chunk_steps=3)
+
+
+def run(
+    make_queue: Callable[[ReplicaSettings], Queue],
+    make_batching: Callable[[ReplicaSettings], Batching] | None = None,
+    cancels: Iterable[tuple[int, int]] = (),
+) -> list[SimulatedRequest]:
+    """Run requests for which there are two seats."""
+    settings = ReplicaSettings("fcfs", 1_000, 400, max_num_seqs=2, max_num_batched_tokens=500)
+    workers = build_workers(
+        1, settings, LlmMock(), lambda s: build_replica(s, make_queue=make_queue, make_batching=make_batching)
+    )
+    simulation = Simulation(workers, PLACEMENTS["least_loaded"](np.random.default_rng(1)))
+    workload = [WorkloadRequest(n, n / 100, 50, 20) for n in range(NUM_REQUESTS)]
+    ended = list(simulation.run(build_requests(workload, "Llama-2-7B", {}), cancels))
+    assert not simulation.num_open
+    assert not workers[0].replica.num_running
+    return ended
+
+
+def of(batch: type[Batch]) -> list[SimulatedRequest]:
+    limits = BatchLimits(2, 500)
+    return run(lambda _: Queue(), lambda _: batch(limits))
+
+
+def test_what_answers_well_runs() -> None:
+    assert {request.outcome for request in [*run(lambda _: Queue()), *of(Batch)]} == {"finished"}
+
+
+@pytest.mark.parametrize(
+    ("queue", "answer"),
+    [
+        (WakesNow, "a time that is not later than now"),
+        (WakesBefore, "a time that is not later than now"),
+        (WakesInWords, "TypeError"),
+        (Forgets, "the queue has lost requests"),
+    ],
+)
+def test_a_queue_whose_answer_makes_no_sense_has_raised(queue: type[Queue], answer: str) -> None:
+    ended = run(lambda _: queue())
+    assert len(ended) == NUM_REQUESTS
+    failed = [request for request in ended if request.outcome == "failed"]
+    assert failed
+    for request in failed:
+        assert f"policy {__name__}:{queue.__qualname__} under " in request.detail
+        assert answer in request.detail
+        assert answer == "TypeError" or request.detail.endswith(CHECK_IT)
+
+
+def test_an_answer_for_no_step_is_refused_where_memory_is_full() -> None:
+    settings = ReplicaSettings("fcfs", 100, 90, max_num_seqs=2, max_num_batched_tokens=500)
+    workers = build_workers(1, settings, LlmMock(), lambda s: build_replica(s, make_queue=lambda _: HoldsForNothing()))
+    simulation = Simulation(workers, PLACEMENTS["least_loaded"](np.random.default_rng(1)))
+    workload = [WorkloadRequest(n, n / 100, 50, 20) for n in range(NUM_REQUESTS)]
+    ended = list(simulation.run(build_requests(workload, "Llama-2-7B", {})))
+    assert len(ended) == NUM_REQUESTS
+    assert any("`holds_for` answered less than 1" in request.detail for request in ended)
+
+
+def test_a_request_that_is_dropped_after_its_end_has_ended_once() -> None:
+    last = NUM_REQUESTS - 1
+    ended = run(lambda _: DropsTheCancelled(), cancels=[(60_000_000_000, last)])
+    outcomes = {request.handle: request.outcome for request in ended}
+    assert outcomes == {n: "cancelled" if n == last else "finished" for n in range(NUM_REQUESTS)}
+    assert len(ended) == NUM_REQUESTS
+
+
+@pytest.mark.parametrize(
+    ("batch", "answer"),
+    [
+        (WaitsForNow, "a Wait until now or before"),
+        (WaitsWithAdmitted, "admitted requests and answered a Wait"),
+        (RunsNothing, "a Step in which nothing runs"),
+        (RunsNoStep, "a Step of less than one step"),
+        (ForgetsOne, "a Step in which nothing runs"),
+        (ChunksTwice, "two chunks of one request"),
+        (ChunksTooLong, "does not follow on what is computed"),
+        (ChunksWithoutSample, "does not say whether it ends its input"),
+        (ChunksOfAnother, "a request that is not in prefill"),
+        (ChunksOn, "without one chunk that leaves some of its prompt"),
+    ],
+)
+def test_a_way_to_batch_whose_answer_makes_no_sense_has_raised(batch: type[Batch], answer: str) -> None:
+    ended = of(batch)
+    assert len(ended) == NUM_REQUESTS
+    failed = [request for request in ended if request.outcome == "failed"]
+    assert failed
+    for request in failed:
+        assert f"under {__name__}:{batch.__qualname__} raised ValueError" in request.detail
+        assert answer in request.detail
+        assert request.detail.endswith(CHECK_IT)
