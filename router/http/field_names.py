@@ -19,8 +19,16 @@ CHAT: Mapping[str, str] = {**COMPLETION, "text": "messages", "token_ids": "messa
 LORA: Mapping[str, str] = {"adapter_id": "lora_name"}
 """Of vLLM's routes that load adapters."""
 
-_MENTIONED = "max_new_tokens"
-"""Messages about other fields mention it."""
+SLORA: Mapping[str, str] = {
+    "ListAdapters": "/v1/models",
+    "adapter_id": "lora_dir",
+    "request_id": "req_id",
+    "text": "inputs",
+}
+"""Of S-LoRA's routes; its sampling parameters have the handler's names."""
+
+_MENTIONED = ("ListAdapters", "max_new_tokens")
+"""Messages about other fields mention them."""
 
 
 @contextmanager
@@ -39,7 +47,7 @@ def _renamed(error: RequestError, names: Mapping[str, str]) -> RequestError | No
     """Return a copy, for a refusal may be kept for others; None: nothing has another name."""
     field = error.facts.get("field", "")
     own = field.partition("[")[0]
-    given = [name for name in {own, _MENTIONED} if name in names]
+    given = [name for name in {own, *_MENTIONED} if name in names]
     if not given:
         return None
     pattern = re.compile(rf"(?<!['\w])({'|'.join(given)})(?!['\w])")

@@ -138,6 +138,14 @@ class GeneratingRequest(BaseModel):
                 raise refused(name, value, why)
         if self.response_format is not None and (kind := self.response_format.get("type", "text")) != "text":
             raise refused("response_format", kind, "the mock model says words and no structure")
+        if self.stop == "":
+            raise InvalidRequest(
+                "stop is empty; a stop string has at least 1 character; leave it out", field="stop", value="", limit=1
+            )
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest(
+                "stream_options is for streams; set stream to true, or leave stream_options out", field="stream_options"
+            )
         if self.best_of is not None and self.best_of > (self.n or 1):
             raise refused("best_of", self.best_of, "no output is better than another; ask for n of them")
         if self.min_tokens and self.most_tokens is not None and self.min_tokens > self.most_tokens:

@@ -17,6 +17,7 @@ from lorrery.router.http.answer import EVENT_STREAM, Collected
 from lorrery.router.http.bodies import json_route
 from lorrery.router.http.edge import Edge
 from lorrery.router.http.errors import error_body
+from lorrery.router.http.field_names import COMPLETION, SLORA
 from lorrery.router.http.generating import LENIENT, Texts, outputs
 from lorrery.router.http.llm_mock import LlmMockRequest, LlmMockShape
 from lorrery.tokenizer.base import Tokenizer
@@ -148,7 +149,7 @@ def routes(edge: Edge) -> APIRouter:
             top_logprobs=0,
         )
         shape = SloraShape(edge.handler.tokenizer, return_details=bool(request.parameters.return_details))
-        return edge.answer(http, [message], shape, stream=stream)
+        return edge.answer(http, [message], shape, stream=stream, names=SLORA)
 
     @router.post("/generate_stream", response_class=Response, responses={200: {"content": {"text/event-stream": {}}}})
     async def generate_stream(request: SloraRequest, http: Request) -> Response:
@@ -164,6 +165,7 @@ def routes(edge: Edge) -> APIRouter:
         (message,) = request.messages([request.prompt], edge.request_id(http), edge.tenant(request.user))
         n = request.n or 1
         shape = LlmMockShape(request.prompt, n)
-        return edge.answer(http, outputs([message], n, request.seed), shape, stream=request.stream)
+        messages = outputs([message], n, request.seed)
+        return edge.answer(http, messages, shape, stream=request.stream, names=COMPLETION)
 
     return router

@@ -219,7 +219,6 @@ PASSED_OVER: dict[str, Any] = {
     "service_tier": "auto",
     "request_id": "x",
     "nobody_knows": [{}],
-    "stream_options": {"include_usage": True, "continuous_usage_stats": True},
 }
 REFUSED: dict[str, Any] = {
     "suffix": "end",
@@ -234,6 +233,7 @@ REFUSED: dict[str, Any] = {
     "kv_transfer_params": {"do_remote_decode": True},
     "priority": 1,
     "cache_salt": "pepper",
+    "stream_options": {"include_usage": True},
     "logprobs": 21,
     "prompt_logprobs": 21,
     "min_tokens": 17,
@@ -248,6 +248,7 @@ CHAT_REFUSED: dict[str, Any] = {
     "continue_final_message": True,
     "chat_template": "{{ messages }}",
     "functions": [{"name": "f"}],
+    "stream_options": {"include_usage": False},
     "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}],
     "chat_template_kwargs": [],
 }

@@ -63,6 +63,34 @@ async def test_the_published_request_runs_as_written_once_its_adapter_is_loaded(
     await exchange(cluster, "POST", "/v1/unload_lora_adapter", {"lora_name": name})
 
 
+@pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
+@pytest.mark.parametrize(
+    ("wrong", "status", "param", "message"),
+    [
+        ({"lora_dir": "nobody"}, 404, "lora_dir", "lora_dir 'nobody' is not known; see /v1/models"),
+        ({"lora_dir": "no body"}, 400, "lora_dir", "lora_dir "),
+        ({"inputs": "x" * 10**6}, 400, "inputs", "inputs has 1000000 bytes; max_req_input_len is "),
+        ({"req_id": "x" * 10**4}, 400, "req_id", "req_id has 10000 characters"),
+        ({"parameters": {"max_new_tokens": 0}}, 400, "max_new_tokens", "max_new_tokens"),
+        ({"parameters": {"stop_sequences": ""}}, 400, "stop_sequences[0]", "stop_sequences[0] is empty; "),
+    ],
+)
+async def test_slora_s_errors_name_its_fields(
+    cluster: LocalCluster, path: str, wrong: dict[str, object], status: int, param: str, message: str
+) -> None:
+    answer = await exchange(cluster, "POST", path, {"inputs": "hello world", **wrong})
+    error = json_of(answer)["error"]
+    assert (status_of(answer), error["param"]) == (status, param)
+    assert error["message"].startswith(message)
+
+
+async def test_llm_mock_s_errors_name_its_fields(cluster: LocalCluster) -> None:
+    for wrong, param in (({"model": "nobody"}, "model"), ({"stop": ""}, "stop"), ({"stop": [""]}, "stop[0]")):
+        error = json_of(await exchange(cluster, "POST", "/generate", {"prompt": "x", **wrong}))["error"]
+        assert error["param"] == param
+        assert param in error["message"]
+
+
 async def test_llm_mock_s_generate_has_the_prompt_in_its_text(cluster: LocalCluster) -> None:
     text = text_of(cluster, Ask(seed=4, max_new_tokens=5))
     body = {"prompt": "hello world", "max_tokens": 5, "seed": 4, "ignore_eos": True, "best_of": 1, "n": 1}

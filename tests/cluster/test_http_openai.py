@@ -64,7 +64,7 @@ async def test_a_stream_has_a_token_a_chunk_and_its_finish_reason_on_the_last(
         seed=3,
         stream=True,
         stream_options={"include_usage": True},
-        extra_body={"ignore_eos": True},
+        extra_body={"ignore_eos": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
     )
     chunks = [chunk async for chunk in stream]
     *tokens, usage = chunks
@@ -131,6 +131,7 @@ async def test_fields_that_are_unknown_or_null_are_passed_over(cluster: LocalClu
         ("completions", {"prompt": [PROMPT] * 100, "n": 2}, 400, "invalid_value", "n"),
         ("completions", {"prompt": [2**40]}, 400, "invalid_value", None),
         ("completions", {"prompt": PROMPT, "stop": [""]}, 400, "invalid_value", "stop[0]"),
+        ("completions", {"prompt": PROMPT, "stop": ""}, 400, "invalid_value", "stop"),
         ("completions", {"prompt": [5, 999_999_999]}, 400, "invalid_value", "prompt[1]"),
         ("completions", b"{", 400, "invalid_value", None),
         ("completions", b'{"prompt": "\\ud800"}', 400, "invalid_value", None),
@@ -166,6 +167,7 @@ async def test_errors_before_a_stream_have_a_status_and_openai_s_shape(
     ("path", "body", "message"),
     [
         ("completions", {"prompt": PROMPT, "stop": ["", "a"]}, "stop[0] is empty; "),
+        ("completions", {"prompt": PROMPT, "stop": ""}, "stop is empty; "),
         ("completions", {"prompt": [999_999_999]}, "prompt[0] is 999999999; the vocabulary has "),
         ("completions", {"prompt": PROMPT, "max_tokens": 5000}, " max_tokens is 5000"),
         (
