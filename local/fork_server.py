@@ -73,7 +73,10 @@ def main() -> None:
 
 def _receive(control: socket.socket) -> tuple[dict[str, Any], int, int] | None:
     """Return the next message and its two descriptors, or None if there will be none."""
-    length, descriptors, _, _ = socket.recv_fds(control, LENGTH.size, 2)
+    try:
+        length, descriptors, _, _ = socket.recv_fds(control, LENGTH.size, 2)
+    except ConnectionResetError:  # who asks for processes has gone without reading what it was told
+        return None
     if not length:
         return None
     output, report = descriptors

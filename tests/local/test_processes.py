@@ -126,3 +126,11 @@ def test_child_closes_the_fork_servers_socket_and_not_its_number_alone():
         selector.register(ours, selectors.EVENT_READ)
         fork_server._close_all(selector)
         assert ours.fileno() == -1
+
+
+def test_the_end_of_who_asks_for_processes_is_the_end_of_messages_even_if_it_has_read_none() -> None:
+    asks, control = socket.socketpair()
+    with control:
+        control.sendall(b"ready")
+        asks.close()
+        assert fork_server._receive(control) is None
