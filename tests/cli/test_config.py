@@ -74,7 +74,7 @@ WEIGHTS = """
 registry = [{ id = "org/a.b", rank = 8 }, { id = "c+d", rank = 4, count = 2 }]
 [scheduler]
 policy = "vtc_fair"
-fair_weights = { "org/a.b" = 2.5, "c+d-1" = 1e20, "\\"\U0001f600" = 3 }
+fair_weights = { "org/a.b" = 2.5, "c+d-1" = 1e-5, "\\"\U0001f600" = 3 }
 """
 OPTIONS = """
 [scheduler]
