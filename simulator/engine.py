@@ -43,9 +43,6 @@ Follow = Callable[[SimulatedRequest, int], tuple[int, SimulatedRequest] | None]
 PAUSE = SimulatedRequest(-1, 0, 0, 0, Ending(0, FinishReason.LENGTH))
 """What `Simulation.run` yields after a tick that asked for a pause; no request."""
 
-_ORDER_BITS = 32
-_ORDERS = (1 << _ORDER_BITS) - 1
-
 
 class Simulation:
     """Runs requests through workers.
@@ -83,8 +80,8 @@ class Simulation:
         self._worker_timeout_ps = worker_timeout_ps
         self._choose_shard = choose_shard
         self._faulty: FaultyRequests | None = None
-        # A heap: time and order of the worker in one number. Stale unless its boundary is at that time (`end_ps`).
-        self._boundaries: list[int] = []
+        # A heap: time, order of the worker. Stale unless the worker's boundary is at that time (`end_ps`).
+        self._boundaries: list[tuple[int, int]] = []
         self._ticks: list[tuple[int, Callable[[int], int]]] = []
         self._tick_ps = NEVER  # the first of them
         self._pauses = False
@@ -233,17 +230,10 @@ class Simulation:
         coming, deadlines, ended = clock.coming, self._requests.deadlines, self._requests.ended
         arrival = self._arrival
         arrival_ps = NEVER if arrival is None else arrival[0]
-        next_boundary, boundary_ps, order = -1, NEVER, 0
         while True:
-            while boundaries:
-                if boundaries[0] != next_boundary:
-                    next_boundary = boundaries[0]
-                    boundary_ps, order = next_boundary >> _ORDER_BITS, next_boundary & _ORDERS
-                if workers[order].end_ps == boundary_ps:
-                    break
+            while boundaries and workers[boundaries[0][1]].end_ps != boundaries[0][0]:
                 heappop(boundaries)
-            else:
-                next_boundary, boundary_ps = -1, NEVER
+            boundary_ps = boundaries[0][0] if boundaries else NEVER
             coming_ps = coming[0][0] if coming else NEVER
             while deadlines and deadlines[0].outcome is not None:
                 deadlines.popleft()
@@ -269,7 +259,7 @@ class Simulation:
                 else:
                     self._time_out(deadlines.popleft())
             else:
-                heappop(boundaries)
+                order = heappop(boundaries)[1]
                 clock.take_turn(boundary_ps, order)
                 self._at_boundary(workers[order], boundary_ps)
             if ended:
@@ -407,7 +397,7 @@ class Simulation:
     def _schedule(self, worker: SimulatedWorker, at_ps: int) -> None:
         if worker.end_ps != at_ps:
             worker.end_ps = at_ps
-            heappush(self._boundaries, at_ps << _ORDER_BITS | worker.order)
+            heappush(self._boundaries, (at_ps, worker.order))
 
     def _at_boundary(self, worker: SimulatedWorker, at_ps: int) -> None:
         scheduler, plan = self._schedulers[worker.shard], worker.plan
