@@ -19,7 +19,7 @@ DROPPED_UNKNOWN = f"`admit` dropped a request that it does not have; {CHECK_IT}"
 
 
 def is_ours(policy: object) -> bool:
-    """Tell whether a policy is of the tree, so that its answers need no loop over them."""
+    """Tell whether a policy is of the tree: its limits stay, and its answers need no loop over them."""
     return type(policy).__module__.startswith("lorrery.scheduler.core.")
 
 

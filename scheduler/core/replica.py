@@ -33,15 +33,13 @@ from lorrery.scheduler.core.plan import (
     Recalled,
 )
 from lorrery.scheduler.core.planner import Planner
+from lorrery.scheduler.core.policy_answers import is_ours
 from lorrery.scheduler.core.policy_errors import PolicyErrors, SequenceError
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache
 from lorrery.scheduler.core.queues.base import Queue, hears_of_steps
 from lorrery.scheduler.core.replica_options import PLAIN, ReplicaOptions
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.vocabulary.finish_reason import FinishReason
-
-_WAYS_TO_BATCH = "lorrery.scheduler.core.batching."
-"""The package of those whose limits stay."""
 
 
 class Replica:
@@ -187,7 +185,7 @@ class Replica:
 
         One with a way to batch from outside the tree, whose limits may change or raise, is of a kind of its own.
         """
-        if not type(self.batching).__module__.startswith(_WAYS_TO_BATCH):
+        if not is_ours(self.batching):
             return (self.options.strict, id(self))
         limits = self.batching.limits
         most = None if limits.partial else limits.max_prompt_tokens
