@@ -118,7 +118,12 @@ class TenantRow(msgspec.Struct, array_like=True, frozen=True):
 
 
 class AdapterRow(msgspec.Struct, array_like=True, frozen=True):
-    """What an adapter has now, and has had, on all workers; `thrash` are loads soon after an eviction."""
+    """What an adapter has now, and has had, on all workers.
+
+    Attributes:
+        thrash: loads soon after an eviction.
+        unloaded: whether new requests can no longer name it.
+    """
 
     adapter: int
     running: int
@@ -126,6 +131,7 @@ class AdapterRow(msgspec.Struct, array_like=True, frozen=True):
     loads: int
     evictions: int
     thrash: int
+    unloaded: bool = False
 
 
 class Totals(msgspec.Struct, frozen=True):

@@ -166,7 +166,7 @@ class Joiner:
             for tenant in frame.tenants:
                 _add_tenant(tenants.setdefault(state.tenants[tenant.tenant], [0, 0, 0.0, 0, 0]), tenant)
             for adapter in frame.adapters:
-                _add_adapter(adapters.setdefault(state.adapters[adapter.adapter], [0] * 5), adapter)
+                _add_adapter(adapters.setdefault(state.adapters[adapter.adapter], [0, 0, 0, 0, 0, 1]), adapter)
             if fresh[number]:
                 ended += [self._ended(number, state, one, num_before, offset_ps) for one in frame.ended]
                 events += [
@@ -188,7 +188,10 @@ class Joiner:
                 TenantRow(tenant, int(row[0]), int(row[1]), row[2], int(row[3]), int(row[4]))
                 for tenant, row in sorted(tenants.items())
             ],
-            adapters=[AdapterRow(adapter, *row) for adapter, row in sorted(adapters.items())],
+            adapters=[
+                AdapterRow(adapter, running, waiting, loads, evictions, thrash, unloaded=bool(unloaded))
+                for adapter, (running, waiting, loads, evictions, thrash, unloaded) in sorted(adapters.items())
+            ],
             totals=msgspec.convert(totals, Totals),
             ended=ended,
             ended_more=more_ended,
@@ -276,3 +279,4 @@ def _add_adapter(row: list[int], adapter: frame_pb2.AdapterFrame) -> None:
     row[2] += adapter.num_loads
     row[3] += adapter.num_evictions
     row[4] += adapter.num_thrash
+    row[5] &= adapter.unloaded  # one scheduler may hear of it before another

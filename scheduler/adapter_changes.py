@@ -7,6 +7,7 @@ from lorrery.chassis.log import get_logger
 from lorrery.scheduler import wire_routers
 from lorrery.scheduler.adapters import LoadedAdapters
 from lorrery.scheduler.core.cluster import ClusterCore
+from lorrery.scheduler.frames.feed import Feed
 from lorrery.scheduler.journal import Journal
 from lorrery.scheduler.replicas import ReplicaFactory
 from lorrery.scheduler.routers import RouterLink
@@ -26,6 +27,7 @@ class AdapterChanges:
         core: whose requests name adapters.
         factory: of adapters.
         routers: connected; they hear of changes.
+        feed: those who watch hear of them.
         journal: notes them; None: nobody does.
         clock: of the devices.
     """
@@ -36,6 +38,7 @@ class AdapterChanges:
         core: ClusterCore,
         factory: ReplicaFactory,
         routers: Collection[RouterLink],
+        feed: Feed,
         journal: Journal | None,
         clock: DeviceClock,
     ) -> None:
@@ -43,6 +46,7 @@ class AdapterChanges:
         self._core = core
         self._factory = factory
         self._routers = routers
+        self._feed = feed
         self._journal = journal
         self._clock = clock
         self._carry_out(self.log.changes)
@@ -102,6 +106,8 @@ class AdapterChanges:
                 self._core.load_adapter(self._factory.adapter(adapter_id, rank, version))
             else:
                 self._core.unload_adapter(adapter_id)
+                if self._feed.history is not None:
+                    self._feed.history.forget(adapter_id)
             if self._journal is not None:
                 self._journal.adapter(adapter_id, rank, version, at_ps)
             log_change(

@@ -89,7 +89,9 @@ class Cluster:
             traces=self.traces,
             log_placement=settings.scheduler.log_placement,
         )
-        self.adapters = AdapterChanges(loaded, self.core, self._factory, self.routers, self.journal, self.clock)
+        self.adapters = AdapterChanges(
+            loaded, self.core, self._factory, self.routers, self.feed, self.journal, self.clock
+        )
         Gauges(self.metrics, self)
 
     # --- what the gauges read, in another thread --------------------------------------------------------------------

@@ -240,4 +240,7 @@ def _adapters(frames: Sequence[CoreFrame]) -> list[AdapterRow]:
             new = (adapter.use.num_running, adapter.use.num_waiting, counts.loads, counts.evictions, counts.thrash)
             for column, value in enumerate(new):
                 row[column] += value
-    return [AdapterRow(adapter, *row) for adapter, row in sorted(rows.items())]
+    return [
+        AdapterRow(adapter, running, waiting, loads, evictions, thrash)
+        for adapter, (running, waiting, loads, evictions, thrash) in sorted(rows.items())
+    ]

@@ -33,6 +33,12 @@ export class Adapter extends Named {
     this.thrash = new Counter(binSeconds, NUM_BINS);
     this.evictions = new Counter(binSeconds, NUM_BINS);
     this.traffic = 0; // requests seen running, summed over frames and slowly forgotten: for ranking only
+    this.unloaded = false;
+  }
+
+  /** Whether it has been unloaded, and its last request has ended. */
+  get isGone() {
+    return Boolean(this.unloaded) && !this.running && !this.waiting;
   }
 }
 
@@ -220,11 +226,11 @@ export class Model {
 
   #names(frame) {
     const { at } = this;
-    for (const entity of this.adapters.values()) entity.running = entity.waiting = entity.oldest = 0;
+    for (const entity of this.adapters.values()) Object.assign(entity, { running: 0, waiting: 0, oldest: 0, unloaded: false });
     for (const entity of this.tenants.values()) entity.running = entity.waiting = entity.oldest = 0;
-    for (const [index, running, waiting, loads, evictions, thrash] of frame.adapters) {
+    for (const [index, running, waiting, loads, evictions, thrash, unloaded] of frame.adapters) {
       const adapter = this.adapter(index);
-      Object.assign(adapter, { running, waiting });
+      Object.assign(adapter, { running, waiting, unloaded });
       adapter.loads.push(at, loads);
       adapter.evictions.push(at, evictions);
       adapter.thrash.push(at, thrash);

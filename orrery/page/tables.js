@@ -21,7 +21,7 @@ const TABLES = {
     ],
   },
   adapters: {
-    entities: (model) => model.adapters.values(),
+    entities: (model) => [...model.adapters.values()].filter((adapter) => !adapter.isGone),
     order: (adapter) => adapter.running + adapter.waiting + adapter.loads.total * 1e-6,
     columns: [
       ['running', 'Requests that run', (adapter) => count(adapter.running)],

@@ -25,9 +25,14 @@ _MAX_ENDED, _MAX_EVENTS = 2_000, 300
 
 @dataclass(slots=True)
 class Adapter:
-    """An adapter, or the base model, as all workers have it."""
+    """An adapter, or the base model, as all workers have it.
+
+    Attributes:
+        unloaded: whether new requests can no longer name it.
+    """
 
     name: str
+    unloaded: bool = False
     running: int = 0
     waiting: int = 0
     on_gpus: int = 0
@@ -36,6 +41,11 @@ class Adapter:
     loads: Counter = field(default_factory=Counter)
     evictions: Counter = field(default_factory=Counter)
     thrash: Counter = field(default_factory=Counter)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has been unloaded, and its last request has ended."""
+        return self.unloaded and not self.running and not self.waiting
 
 
 @dataclass(slots=True)
@@ -238,12 +248,13 @@ class Model:
     def _take_names(self, frame: Frame) -> None:
         for adapter in self.adapters.values():
             adapter.running = adapter.waiting = adapter.on_gpus = adapter.loading = 0
+            adapter.unloaded = False
         for tenant in self.tenants.values():
             tenant.running = tenant.waiting = 0
             tenant.oldest = 0.0
         for counts in frame.adapters:
             adapter = self._adapter(counts.adapter)
-            adapter.running, adapter.waiting = counts.running, counts.waiting
+            adapter.running, adapter.waiting, adapter.unloaded = counts.running, counts.waiting, counts.unloaded
             adapter.loads.push(frame.at, counts.loads)
             adapter.evictions.push(frame.at, counts.evictions)
             adapter.thrash.push(frame.at, counts.thrash)

@@ -182,7 +182,8 @@ _ADAPTERS = (
 def _adapters(model: Model) -> Iterator[Row]:
     recent = _by(model.recent(), lambda one: one.adapter)
     for adapter in model.adapters.values():
-        yield _adapter(adapter, recent.get(adapter.name, ()))
+        if not adapter.is_gone:
+            yield _adapter(adapter, recent.get(adapter.name, ()))
 
 
 def _adapter(adapter: Adapter, recent: Sequence[Ended]) -> Row:

@@ -200,6 +200,10 @@ class History:
             elif event.failed:
                 self._happened(event.at_ps, "load_failed", f"{adapter_id} on {worker}")
 
+    def forget(self, adapter_id: str) -> None:
+        """Drop the counts of an adapter that has been unloaded."""
+        self.adapters.pop(adapter_id, None)
+
     def joined(self, member: Member, at_ps: int) -> None:
         """Note a worker that has attached."""
         self.preempted.pop(member.name, None)

@@ -4,6 +4,7 @@ It costs a look at every request that is open, and nothing while nobody asks. Ad
 of names that the caller keeps, so that a name travels once.
 """
 
+from collections.abc import Container
 from dataclasses import dataclass
 
 from lorrery.scheduler.core.adapters import Residency
@@ -35,6 +36,10 @@ class Names:
         """Return a name's number; it gets one if it has none."""
         number = self._number.get(name)
         return self._add(name) if number is None else number
+
+    def numbers_besides(self, names: Container[str]) -> list[int]:
+        """Return the numbers of all names but these, in order; that of `OTHERS` is left out."""
+        return [number for name, number in self._number.items() if name not in names and name != OTHERS]
 
     def _add(self, name: str) -> int:
         if len(self._number) >= MAX_NAMES:

@@ -3,6 +3,7 @@
 A driver adds what only it knows: times of steps, and what a worker is.
 """
 
+from collections.abc import Container
 from dataclasses import dataclass, replace
 
 from lorrery.scheduler.core.cluster import ClusterCore
@@ -25,11 +26,12 @@ class TenantRow:
 
 @dataclass(slots=True)
 class AdapterRow:
-    """An adapter: what it has, and what it has had."""
+    """An adapter: what it has, and what it has had; whether it has been unloaded, so that no request may name it."""
 
     adapter: int
     use: Use
     counts: AdapterCounts
+    unloaded: bool
 
 
 @dataclass(slots=True)
@@ -71,10 +73,12 @@ class Watcher:
     Args:
         history: of the scheduler, which goes on with it.
         tables: that it shares with watchers of other schedulers; None: its own.
+        known: names of the adapters that are loaded now; None: none is ever unloaded.
     """
 
-    def __init__(self, history: History, tables: Tables | None = None) -> None:
+    def __init__(self, history: History, tables: Tables | None = None, known: Container[str] | None = None) -> None:
         self._history = history
+        self._known = known
         self._tables = tables or Tables()
         self._seen = history.begin()
         self._output_tokens = 0
@@ -118,9 +122,10 @@ class Watcher:
     def _adapters(self, uses: dict[int, Use]) -> list[AdapterRow]:
         numbers = self._tables.adapters
         counts = {numbers.number(name): one for name, one in self._history.adapters.items()}
+        unloaded = set() if self._known is None else set(numbers.numbers_besides(self._known))
         rows = [
-            AdapterRow(adapter, uses.get(adapter) or Use(), counts.get(adapter) or AdapterCounts())
-            for adapter in sorted({*uses, *counts})
+            AdapterRow(adapter, uses.get(adapter) or Use(), counts.get(adapter) or AdapterCounts(), adapter in unloaded)
+            for adapter in sorted({*uses, *counts, *unloaded})
         ]
         return _busiest_adapters(rows) if len(rows) > MAX_ROWS else rows
 

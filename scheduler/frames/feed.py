@@ -40,7 +40,7 @@ class Feed:
         seconds = 1 / checked_hz(hz)
         history = self._begin()
         try:
-            watcher = Watcher(history)
+            watcher = Watcher(history, known=self._core.adapters)
             due = time.monotonic()
             while True:
                 frame = watcher.frame(self._core, self._clock.now_ps())

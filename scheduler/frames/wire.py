@@ -72,6 +72,7 @@ def write_frame(frame: CoreFrame, workers: Mapping[str, WorkerRuns], time_scale:
                 num_loads=row.counts.loads,
                 num_evictions=row.counts.evictions,
                 num_thrash=row.counts.thrash,
+                unloaded=row.unloaded,
             )
             for row in frame.adapters
         ],

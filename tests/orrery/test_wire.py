@@ -105,3 +105,16 @@ def test_one_that_lags_keeps_its_last_state_and_says_nothing_twice():
     frame = joiner.frame(message(shard("a:1", at_ps=10, workers=[worker("w0")]), lagging), now=0.1)
     assert [w.id for w in frame.workers] == ["w0", "w1"]
     assert frame.events == []
+
+
+def test_an_adapter_is_unloaded_once_all_schedulers_say_so():
+    def heard(*unloaded: bool) -> bool:
+        joiner = Joiner(now=0.0)
+        shards = [
+            shard(f"{number}:1", adapters_new=["x"], adapters=[frame_pb2.AdapterFrame(adapter=1, unloaded=said)])
+            for number, said in enumerate(unloaded)
+        ]
+        (row,) = joiner.frame(message(*shards), now=0.0).adapters
+        return row.unloaded
+
+    assert [heard(True, True), heard(True, False), heard(False, True)] == [True, False, False]

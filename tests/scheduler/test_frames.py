@@ -148,3 +148,38 @@ async def test_a_watcher_that_stops_reading_holds_up_nobody(scheduler: Harness) 
     brisk = Watch(scheduler)
     for _ in range(20):
         await brisk.next()
+
+
+async def test_an_adapter_that_is_unloaded_is_marked_and_its_counts_are_forgotten(scheduler: Harness) -> None:
+    async def load() -> None:
+        await scheduler.stub.RegisterAdapter(
+            pb.RegisterAdapterRequest(adapter=types_pb2.Adapter(adapter_id="new", rank=4))
+        )
+
+    await load()
+    watch = Watch(scheduler)
+    await watch.next()
+    worker, router = await scheduler.attach(), await scheduler.route()
+    await router.submit(1, max_new=2, adapter="new")
+    await worker.step(await worker.plan())
+
+    async def row_of_new(seen: Callable[[frame_pb2.AdapterFrame], bool]) -> frame_pb2.AdapterFrame:
+        rows: list[frame_pb2.AdapterFrame] = []
+
+        def found(frame: frame_pb2.Frame) -> bool:
+            rows[:] = [row for row in frame.adapters if watch.adapters[row.adapter] == "new"]
+            return bool(rows) and seen(rows[0])
+
+        await watch.until(found)
+        return rows[0]
+
+    row = await row_of_new(lambda row: row.num_running == 1)
+    assert (row.num_loads, row.unloaded) == (1, False)
+    await scheduler.stub.UnregisterAdapter(pb.UnregisterAdapterRequest(adapter_id="new"))
+    row = await row_of_new(lambda row: row.unloaded)
+    assert (row.num_loads, row.num_running) == (0, 1)  # its request goes on
+    late = Watch(scheduler)
+    frame = await late.next()
+    assert [(late.adapters[row.adapter], row.unloaded) for row in frame.adapters] == [("new", True)]
+    await load()
+    assert (await row_of_new(lambda row: not row.unloaded)).num_running == 1

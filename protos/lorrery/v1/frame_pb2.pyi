@@ -271,6 +271,7 @@ class AdapterFrame(message.Message):
     NUM_LOADS_FIELD_NUMBER: builtins.int
     NUM_EVICTIONS_FIELD_NUMBER: builtins.int
     NUM_THRASH_FIELD_NUMBER: builtins.int
+    UNLOADED_FIELD_NUMBER: builtins.int
     adapter: builtins.int
     """Which; 0: the base model."""
     num_running: builtins.int
@@ -283,6 +284,8 @@ class AdapterFrame(message.Message):
     """Evictions from GPUs."""
     num_thrash: builtins.int
     """Loads within a minute of an eviction from the same worker."""
+    unloaded: builtins.bool
+    """Whether it has been unloaded: new requests cannot name it."""
     def __init__(
         self,
         *,
@@ -292,10 +295,11 @@ class AdapterFrame(message.Message):
         num_loads: builtins.int = ...,
         num_evictions: builtins.int = ...,
         num_thrash: builtins.int = ...,
+        unloaded: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter", b"adapter", "num_evictions", b"num_evictions", "num_loads", b"num_loads", "num_running", b"num_running", "num_thrash", b"num_thrash", "num_waiting", b"num_waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter", b"adapter", "num_evictions", b"num_evictions", "num_loads", b"num_loads", "num_running", b"num_running", "num_thrash", b"num_thrash", "num_waiting", b"num_waiting", "unloaded", b"unloaded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,11 +3,13 @@
 import msgspec
 import pytest
 
-from lorrery.orrery.frame import Frame, Hello, Totals
+from lorrery.orrery.frame import AdapterRow, Frame, Hello, Totals
 from lorrery.orrery.top.model import Model
 from lorrery.orrery.top.series import Counter, Gauge
+from lorrery.orrery.top.tables import TABLES
 from tests.orrery.fake import FakeCluster
 
+(ADAPTERS,) = (table for table in TABLES if table.name == "adapters")
 HELLO = Hello("live", "llama-2-7b", "a made-up cluster", "0")
 
 
@@ -96,3 +98,26 @@ def test_a_clock_that_begins_anew_forgets_what_was() -> None:
     model.begin(HELLO)
     model.apply(msgspec.structs.replace(made[0], totals=Totals()))
     assert (model.at, len(model.ended), len(model.events)) == (made[0].at, len(made[0].ended), len(made[0].events))
+
+
+def test_an_unloaded_adapter_is_listed_until_its_last_request_ends_and_again_once_it_is_loaded() -> None:
+    cluster = FakeCluster()
+    cluster.advance(5)
+    model = Model(HELLO)
+    first = cluster.frame()
+    busy = next(row for row in first.adapters if row.running and row.adapter >= 0)
+    name = first.adapters_new[busy.adapter]
+
+    def listed(**changes: object) -> bool:
+        rows = [] if changes.pop("without_row", False) else [msgspec.structs.replace(busy, **changes)]
+        model.apply(msgspec.structs.replace(first, adapters=rows, adapters_new=first.adapters_new * (not model.at)))
+        return name in {row.keys[0] for row in ADAPTERS.rows(model)}
+
+    assert listed()
+    assert listed(unloaded=True)
+    assert not listed(unloaded=True, running=0, waiting=0)
+    assert listed(without_row=True)  # loaded again, and not yet asked for
+
+
+def test_a_row_of_an_older_record_is_of_an_adapter_that_is_loaded() -> None:
+    assert not msgspec.json.decode(b"[0, 1, 2, 3, 4, 5]", type=AdapterRow).unloaded
