@@ -13,4 +13,4 @@ def rank_in(folder: str) -> int | None:
             rank = json.loads(file.read(_MAX_CONFIG_BYTES)).get("r")
     except (OSError, ValueError, AttributeError, RecursionError):
         return None
-    return rank if isinstance(rank, int) and 0 <= rank < 2**32 else None
+    return rank if type(rank) is int and 0 <= rank < 2**32 else None

@@ -131,7 +131,7 @@ def unknown_model(model: str, served: str) -> UnknownName:
     """
     return UnknownName(
         f"The model {quoted(model)} does not exist; this cluster serves {served!r} and the adapters that ListAdapters"
-        " and /v1/models list",
+        " lists",
         Reason.UNKNOWN_MODEL,
         field="model",
         value=quoted(model),

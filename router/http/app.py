@@ -1,5 +1,6 @@
 """The application: the routes of every kind of client, those of the process itself, and errors as answers."""
 
+from collections.abc import Sequence
 from http import HTTPStatus
 from json import dumps
 from typing import Any
@@ -107,15 +108,32 @@ def _got(error: dict[str, Any]) -> str:
     return f", got {quoted(value) if isinstance(value, str) else cut(dumps(value))}"
 
 
+def _field(error: dict[str, Any], body: object) -> tuple[str | int, ...]:
+    """Return where in a body a wrong field is; after it pydantic writes which of several kinds it has tried."""
+    field: list[str | int] = []
+    at: Any = body
+    for part in error["loc"][1:]:
+        if (isinstance(at, dict) and part in at) or (isinstance(at, list) and isinstance(part, int)):
+            at = at[part]
+        elif error["type"] != "missing" or part != error["loc"][-1]:
+            if part in KINDS:
+                continue
+            break
+        field.append(part)
+    return tuple(field)
+
+
+def _path(field: Sequence[str | int]) -> str:
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in field)
+    return text.removeprefix(".") or "body"
+
+
 def _first_error(error: RequestValidationError) -> tuple[str, str]:
     """Return which field is wrong first, and why; one that may be of several kinds has a reason for each."""
-    found = [([str(part) for part in one["loc"][1:] if part not in KINDS], str(one["msg"])) for one in error.errors()]
-    where, why = found[0]
-    others = [reason for path, reason in found if path[:1] == where[:1] and reason != why]
-    if not others:
-        return ".".join(where) or "body", why + _got(error.errors()[0])
-    reasons = "; or ".join(dict.fromkeys([why, *others[:_MAX_REASONS]]))
-    return where[0] if where else "body", reasons + _got(error.errors()[0])
+    errors = error.errors()
+    where = _field(errors[0], error.body)
+    reasons = dict.fromkeys(str(one["msg"]) for one in errors if _field(one, error.body) == where)
+    return _path(where), "; or ".join(list(reasons)[: 1 + _MAX_REASONS]) + _got(errors[0])
 
 
 def _add_errors(app: FastAPI) -> None:

@@ -1,6 +1,6 @@
 """What the routes of every kind of client have in common: who calls, whom a name means, and the answer."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from fastapi import Request
 from starlette.responses import Response
@@ -10,7 +10,7 @@ from lorrery.router.faults import METADATA_KEY
 from lorrery.router.generate import Call
 from lorrery.router.handler import Handler
 from lorrery.router.http.answer import Answer, Shape
-from lorrery.router.http.field_names import named
+from lorrery.router.http.field_names import Names, named
 from lorrery.router.keys import ApiKey
 from lorrery.v1 import router_pb2
 
@@ -69,12 +69,12 @@ class Edge:
         shape: Shape,
         *,
         stream: bool | None,
-        names: Mapping[str, str] | None = None,
+        names: Names,
     ) -> Response:
         """Return the answer to a request for so many outputs; `names`: of fields in errors, see `field_names`."""
 
         async def generate(message: router_pb2.GenerateRequest, call: Call) -> None:
-            with named(names or {}):
+            with named(names):
                 await self.handler.generate(message, lambda: self.caller(http), call)
 
         return Answer(messages, generate, shape, stream=bool(stream), fault_rules=http.headers.getlist(METADATA_KEY))

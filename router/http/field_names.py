@@ -1,39 +1,84 @@
-"""Errors in a client's words: the handler names fields as gRPC does, and some of HTTP's clients call them otherwise."""
+"""Errors in a client's words: the handler writes fields and calls as gRPC does, HTTP's clients have other names."""
 
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from lorrery.chassis.errors import RequestError
 
-COMPLETION: Mapping[str, str] = {
-    "adapter_id": "model",
-    "max_new_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "stop_sequences": "stop",
-    "text": "prompt",
-    "token_ids": "prompt",
-}
-"""Of OpenAI's completions; chats have no `prompt`."""
-CHAT: Mapping[str, str] = {**COMPLETION, "text": "messages", "token_ids": "messages"}
-LORA: Mapping[str, str] = {"adapter_id": "lora_name"}
+
+class Names(NamedTuple):
+    """What a kind of client calls things, by the handler's name.
+
+    Attributes:
+        words: for messages, where they are about that field or always write it as a name, and for `param`.
+        params: for `param` alone, where a message means the word.
+    """
+
+    words: Mapping[str, str]
+    params: Mapping[str, str] = {}
+
+    def param(self, field: str) -> str:
+        """Return what the client calls a field; an element's index stays."""
+        name, bracket, index = field.partition("[")
+        return f"{self.params.get(name) or self.words.get(name, name)}{bracket}{index}"
+
+
+_ADAPTERS = "GET /v1/models"
+_EMPTY = "prompt is empty; give text or token_ids"
+_MENTIONED = ("ListAdapters", _EMPTY, "max_new_tokens")
+"""Messages about other fields, or none, write these."""
+
+COMPLETION = Names(
+    {
+        "ListAdapters": _ADAPTERS,
+        _EMPTY: "prompt is empty; give text or tokens",
+        "adapter_id": "model",
+        "max_new_tokens": "max_tokens",
+        "min_new_tokens": "min_tokens",
+        "request_id": "x-request-id",
+        "stop_sequences": "stop",
+        "tenant_id": "user",
+        "text": "prompt",
+        "token_ids": "prompt",
+        "top_logprobs": "logprobs",
+    }
+)
+"""Of OpenAI's completions, and llm-mock's `/generate`."""
+CHAT = Names(
+    {
+        **COMPLETION.words,
+        _EMPTY: "messages make an empty prompt; give text",
+        "text": "messages",
+        "token_ids": "messages",
+        "top_logprobs": "top_logprobs",
+    },
+    {"prompt": "messages"},
+)
+LORA = Names({"ListAdapters": _ADAPTERS, "adapter_id": "lora_name"})
 """Of vLLM's routes that load adapters."""
 
-SLORA: Mapping[str, str] = {
-    "ListAdapters": "/v1/models",
-    "adapter_id": "lora_dir",
-    "request_id": "req_id",
-    "text": "inputs",
-}
-"""Of S-LoRA's routes; its sampling parameters have the handler's names."""
-
-_MENTIONED = ("ListAdapters", "max_new_tokens")
-"""Messages about other fields mention them."""
+_SLORA_PARAMETERS = (
+    *("do_sample", "presence_penalty", "frequency_penalty", "temperature", "top_p", "top_k"),
+    *("ignore_eos", "max_new_tokens", "stop_sequences"),
+)
+SLORA = Names(
+    {
+        "ListAdapters": _ADAPTERS,
+        _EMPTY: "inputs is empty; give a text",
+        "adapter_id": "lora_dir",
+        "request_id": "req_id",
+        "text": "inputs",
+    },
+    {"prompt": "inputs", **{name: f"parameters.{name}" for name in _SLORA_PARAMETERS}},
+)
+"""Of S-LoRA's routes; messages about its sampling parameters are S-LoRA's."""
 
 
 @contextmanager
-def named(names: Mapping[str, str]) -> Iterator[None]:
-    """Raise errors of what runs within again, with fields by these names (the handler's -> the client's)."""
+def named(names: Names) -> Iterator[None]:
+    """Raise errors of what runs within again, in a client's words."""
     try:
         yield
     except RequestError as error:
@@ -43,21 +88,18 @@ def named(names: Mapping[str, str]) -> Iterator[None]:
         raise told from error
 
 
-def _renamed(error: RequestError, names: Mapping[str, str]) -> RequestError | None:
+def _renamed(error: RequestError, names: Names) -> RequestError | None:
     """Return a copy, for a refusal may be kept for others; None: nothing has another name."""
-    field = error.facts.get("field", "")
-    own = field.partition("[")[0]
-    given = [name for name in {own, *_MENTIONED} if name in names]
-    if not given:
+    field, message, words = error.facts.get("field", ""), str(error), names.words
+    given = [name for name in (*_MENTIONED, field.partition("[")[0]) if name in words]
+    if given:
+        message = re.sub(
+            rf"(?<!['\w])({'|'.join(map(re.escape, given))})(?!['\w])", lambda found: words[found[1]], message
+        )
+    param = names.param(field)
+    if (message, param) == (str(error), field):
         return None
-    pattern = re.compile(rf"(?<!['\w])({'|'.join(given)})(?!['\w])")
-
-    def instead(found: re.Match[str]) -> str:
-        return names[found[1]]
-
-    copy = type(error).__new__(type(error), pattern.sub(instead, str(error)))
+    copy = type(error).__new__(type(error), message)
     vars(copy).update(vars(error))
-    copy.facts = dict(error.facts)
-    if field:
-        copy.facts["field"] = pattern.sub(instead, field)
+    copy.facts = error.facts | ({"field": param} if field else {})
     return copy

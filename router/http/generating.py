@@ -65,7 +65,7 @@ class GeneratingRequest(BaseModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    best_of: int | None = Field(default=None, description="n at most: none is better than another")
+    best_of: Count | None = Field(default=None, description="n at most: none is better than another")
     stop: str | Texts | None = None
     stop_token_ids: Tokens | None = Field(default=None, description="the output ends with the first of these")
     include_stop_str_in_output: bool | None = None

@@ -55,7 +55,8 @@ def routes(edge: Edge) -> APIRouter:
         for card in await cards(http):
             if card["id"] == name:
                 return json_response(card)
-        raise edge.handler.unknown_model(name)
+        with named(COMPLETION):
+            raise edge.handler.unknown_model(name)
 
     async def cards(http: Request) -> list[dict[str, Any]]:
         known = await edge.handler.list_adapters(edge.caller(http))

@@ -89,7 +89,8 @@ def routes(edge: Edge) -> APIRouter:
     async def load_lora_adapter(request: LoadLora, http: Request) -> Response:
         """Make an adapter known; its rank is given, or stands in the adapter_config.json of its path."""
         caller, name = edge.caller(http), _given(request.lora_name)
-        check_load(caller, name)
+        with named(LORA):
+            check_load(caller, name)
         rank = request.known_rank()
         if name in {known.adapter_id for known in (await handler.list_adapters(caller)).adapters}:
             if not request.load_inplace:
@@ -100,7 +101,8 @@ def routes(edge: Edge) -> APIRouter:
                     field="lora_name",
                     value=quoted(name),
                 )
-            await handler.unload_adapter(caller, name)
+            with named(LORA):
+                await handler.unload_adapter(caller, name)
         with named(LORA):
             await handler.load_adapter(caller, types_pb2.Adapter(adapter_id=name, rank=rank))
         return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")

@@ -67,12 +67,12 @@ async def test_the_published_request_runs_as_written_once_its_adapter_is_loaded(
 @pytest.mark.parametrize(
     ("wrong", "status", "param", "message"),
     [
-        ({"lora_dir": "nobody"}, 404, "lora_dir", "lora_dir 'nobody' is not known; see /v1/models"),
+        ({"lora_dir": "nobody"}, 404, "lora_dir", "lora_dir 'nobody' is not known; see GET /v1/models"),
         ({"lora_dir": "no body"}, 400, "lora_dir", "lora_dir "),
         ({"inputs": "x" * 10**6}, 400, "inputs", "inputs has 1000000 bytes; max_req_input_len is "),
         ({"req_id": "x" * 10**4}, 400, "req_id", "req_id has 10000 characters"),
-        ({"parameters": {"max_new_tokens": 0}}, 400, "max_new_tokens", "max_new_tokens"),
-        ({"parameters": {"stop_sequences": ""}}, 400, "stop_sequences[0]", "stop_sequences[0] is empty; "),
+        ({"parameters": {"max_new_tokens": 0}}, 400, "parameters.max_new_tokens", "max_new_tokens"),
+        ({"parameters": {"stop_sequences": ""}}, 400, "parameters.stop_sequences[0]", "stop_sequences[0] is empty; "),
     ],
 )
 async def test_slora_s_errors_name_its_fields(

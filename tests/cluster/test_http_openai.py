@@ -125,7 +125,7 @@ async def test_fields_that_are_unknown_or_null_are_passed_over(cluster: LocalClu
         ("completions", {"prompt": PROMPT, "max_tokens": 5000}, 400, "never_fits", None),
         ("completions", {"prompt": []}, 400, "invalid_value", "prompt"),
         ("completions", {"prompt": {"a": 1}}, 400, "invalid_value", "prompt"),
-        ("chat/completions", {"messages": [{"role": 5}]}, 400, "invalid_value", "messages.0.role"),
+        ("chat/completions", {"messages": [{"role": 5}]}, 400, "invalid_value", "messages[0].role"),
         ("completions", {"prompt": PROMPT, "top_p": 3}, 400, "invalid_value", "top_p"),
         ("completions", {"prompt": PROMPT, "n": 1000}, 400, "invalid_value", "n"),
         ("completions", {"prompt": [PROMPT] * 100, "n": 2}, 400, "invalid_value", "n"),

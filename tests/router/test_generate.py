@@ -129,7 +129,7 @@ async def test_bad_input_never_reaches_the_scheduler(start_router: StartRouter) 
             not_found,
             (
                 "The model 'GPT 9' does not exist; this cluster serves 'Llama-2-7B' and the adapters that ListAdapters"
-                " and /v1/models list"
+                " lists"
             ),
         ),
     ]

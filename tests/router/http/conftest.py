@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import ssl
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -54,6 +55,21 @@ async def one_answer(reader: asyncio.StreamReader) -> bytes:
         head = await reader.readuntil(b"\r\n\r\n")
         length = next(int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.startswith(b"content-length"))
         return head + await reader.readexactly(length)
+
+
+async def refusal(
+    connection: tuple[asyncio.StreamReader, asyncio.StreamWriter], path: str, body: object, **headers: str
+) -> tuple[int, dict[str, Any]]:
+    """Post a body, as JSON where it is not bytes; return the status and the error of the answer."""
+    reader, writer = connection
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    fields = {"host": "x", "content-type": "application/json", "content-length": len(content)} | {
+        name.replace("_", "-"): value for name, value in headers.items()
+    }
+    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items()), "", ""]
+    writer.write("\r\n".join(lines).encode() + content)
+    answer, _, rest = (await one_answer(reader)).partition(b"\r\n\r\n")
+    return int(answer.split()[1]), json.loads(rest)["error"]
 
 
 StartHttp = Callable[..., Any]
