@@ -141,7 +141,7 @@ def _fits(plan: Plan, work: Workload) -> list[str]:
         pool += f"; scheduler.max_total_token_num is {capacity.kv_pool_tokens}"
     lines = [f"{room} for {pool}: {capacity.max_concurrency} streams at once"]
     if work.num_adapters:
-        rank, targets = max(work.adapter_ranks), deployment.lora.targets
+        rank, targets = max(work.adapters_of_rank), deployment.lora.targets
         loads = [
             f"{adapter_load_ps(gpu, deployment.model, rank, tier, targets, plan.num_gpus) / 1e9:.1f} ms from {where}"
             for tier, where in (("pinned", "pinned memory"), ("pageable", "pageable memory"), ("disk", "disk"))

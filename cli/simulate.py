@@ -212,7 +212,8 @@ def simulate(
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help=f"Device seconds between two frames of the record. Unset: so that there are {MAX_FRAMES:,} at most.",
+            help="Device seconds between two frames of the record, at least 0.001. Unset: so that there are"
+            f" {MAX_FRAMES:,} at most.",
             rich_help_panel=_OUTPUT,
         ),
     ] = None,

@@ -76,10 +76,11 @@ async def run(
             page=page,
         )
         settings = cluster.settings
+        planned = settings.planned_faults()
         check_faults(
-            settings.planned_faults(),
+            planned,
             workers=possible_names(settings, len(cluster.worker_processes)),
-            adapters=(name for name, _ in settings.adapters.expand()),
+            adapters=settings.adapters_of(planned),
             replaced=settings.is_autoscaled,
         )
         files.write(keep=True)
@@ -167,7 +168,7 @@ def summary(cluster: LocalCluster, prometheus: Path | None = None) -> list[str]:
     """
     settings: Settings = cluster.settings
     workers = f"workers: {in_words(cluster.worker_kinds)}"
-    adapters = f"adapters: {sum(1 for _ in settings.adapters.expand())}"
+    adapters = f"adapters: {settings.adapters.num_adapters}"
     lines = [f"ready: {settings.model}, {workers}, {adapters}, time scale {settings.time_scale:g}"]
     lines += _unmeasured(kind for kind, _ in cluster.worker_kinds)
     lines += [

@@ -1,6 +1,6 @@
 """The settings of a scheduler: how batches are formed, the adapters that requests may name, the prefix cache."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -116,14 +116,32 @@ class AdapterSettings(Section):
 
     @model_validator(mode="after")
     def _unique(self) -> Self:
-        seen: set[str] = set()
-        for name, rank in self.expand():
-            if name in seen:
+        singles, families = set[str](), dict[str, int]()
+        for spec in self.registry:
+            name = spec.id if spec.count is None else f"{spec.id}-0"
+            if spec.rank > self.max_lora_rank:
+                raise ValueError(f"adapter {name!r} has rank {spec.rank}; max_lora_rank is {self.max_lora_rank}")
+            if spec.id in (families if spec.count else singles):
                 raise ValueError(f"adapter {name!r} is listed twice")
-            if rank > self.max_lora_rank:
-                raise ValueError(f"adapter {name!r} has rank {rank}; max_lora_rank is {self.max_lora_rank}")
-            seen.add(name)
+            if spec.count is None:
+                singles.add(spec.id)
+            else:
+                families[spec.id] = spec.count
+        for name in singles:
+            if _is_of(name, families):
+                raise ValueError(f"adapter {name!r} is listed twice")
         return self
+
+    @property
+    def num_adapters(self) -> int:
+        """How many are known from the start."""
+        return sum([spec.count or 1 for spec in self.registry])
+
+    def listed(self, names: Iterable[str]) -> list[str]:
+        """Return those of some names that are adapters, without spelling out families."""
+        singles = {spec.id for spec in self.registry if spec.count is None}
+        families = {spec.id: spec.count for spec in self.registry if spec.count is not None}
+        return [name for name in names if name in singles or _is_of(name, families)]
 
     def expand(self) -> Iterable[tuple[str, int]]:
         """Yield (adapter id, rank) of every adapter, families spelt out."""
@@ -132,6 +150,15 @@ class AdapterSettings(Section):
                 yield spec.id, spec.rank
             else:
                 yield from ((f"{spec.id}-{index}", spec.rank) for index in range(spec.count))
+
+
+def _is_of(name: str, families: Mapping[str, int]) -> bool:
+    """Tell whether a name is that of an adapter of a family; `families`: how many adapters each has."""
+    family, _, number = name.rpartition("-")
+    count = families.get(family)
+    if count is None or not number.isascii() or not number.isdigit() or len(number) > len(str(count)):
+        return False
+    return int(number) < count and str(int(number)) == number
 
 
 class PrefixCacheSettings(Section):

@@ -152,9 +152,8 @@ class Settings(FileSettings):
     def _possible_faults(self) -> Self:
         try:
             faults = self.planned_faults()
-            adapters = (name for name, _ in self.adapters.expand())
             # Whether a worker that is lost is replaced, and may be lost again, is known to who runs the workers.
-            check_faults(faults, adapters=adapters, replaced=True)
+            check_faults(faults, adapters=self.adapters_of(faults), replaced=True)
         except SettingsError as error:
             raise ValueError(str(error)) from None
         blocking = self.scheduler.strict or self.adapters.loading == "blocking"
@@ -164,9 +163,8 @@ class Settings(FileSettings):
 
     @model_validator(mode="after")
     def _no_adapter_is_the_model(self) -> Self:
-        taken = {self.model, *self.served_model_names}
-        if same := next((name for name, _ in self.adapters.expand() if name in taken), None):
-            raise ValueError(f"adapters.registry: adapter {same!r} has the base model's name; give it another id")
+        if same := self.adapters.listed((self.model, *self.served_model_names)):
+            raise ValueError(f"adapters.registry: adapter {same[0]!r} has the base model's name; give it another id")
         return self
 
     @model_validator(mode="after")
@@ -177,7 +175,7 @@ class Settings(FileSettings):
                     "scheduler.fair_weights: with fair_by = 'tenant', weights are given by tenant: {a = 2}"
                 )
             return self
-        num_weights, num_adapters = len(self.scheduler.fair_weights), sum(1 for _ in self.adapters.expand())
+        num_weights, num_adapters = len(self.scheduler.fair_weights), self.adapters.num_adapters
         if isinstance(self.scheduler.fair_weights, tuple) and num_weights > num_adapters:
             raise ValueError(
                 f"scheduler.fair_weights has {num_weights} weights; the registry has {num_adapters} adapters"
@@ -280,6 +278,10 @@ class Settings(FileSettings):
     def planned_faults(self) -> tuple[Fault, ...]:
         """Return the faults that are to happen."""
         return tuple(map(parse_fault, self.faults))
+
+    def adapters_of(self, faults: Iterable[Fault]) -> list[str]:
+        """Return the adapters from the start that faults name."""
+        return self.adapters.listed({fault.adapter for fault in faults})
 
     def fair_weights(self) -> dict[str, Fraction]:
         """Return the weights that are set, by adapter; decimal fractions are taken as written."""

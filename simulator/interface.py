@@ -38,6 +38,9 @@ SettingsLike = Settings | Mapping[str, Any] | str | Path | None
 Overrides = Mapping[str, object] | Iterable[str]
 """Single settings that win over all: `{"scheduler.policy": "fcfs"}`, or `["scheduler.policy=fcfs"]` as for `--set`."""
 
+LEAST_EVERY_SECONDS = 0.001
+"""Device seconds between two frames of a record at least: each is kept in memory until the run ends."""
+
 WorkloadLike = LoadOptions | Mapping[str, Any] | Requests | None
 """What to play: the options of `lorrery load` (None: its defaults), or requests of one's own."""
 
@@ -78,7 +81,7 @@ def simulate(
         on_end: told of each request as it ends.
         watch: told now and then how far the run is.
         record: a file for `lorrery web` to show; its frames are what a watcher would have seen.
-        record_every: device seconds between two of them; None: so that there are 2,000 at most.
+        record_every: device seconds between two of them, at least 0.001; None: so that there are 2,000 at most.
 
     Raises:
         LorreryError: settings or options that cannot be, a trace that cannot be read, a record that cannot be written.
@@ -154,6 +157,11 @@ def checked_record(record: str | Path | None, every_seconds: float | None) -> tu
     """
     if every_seconds is not None:
         every_seconds = read_positive("record_every", every_seconds)
+        if every_seconds < LEAST_EVERY_SECONDS:
+            raise SettingsError(
+                f"record_every is {every_seconds:g} s; it must be at least {LEAST_EVERY_SECONDS:g} s; leave it out for"
+                " as many frames as a page can use"
+            )
     if record is None:
         if every_seconds is not None:
             raise SettingsError("record_every without record: name the file to write")

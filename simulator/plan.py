@@ -5,7 +5,6 @@ bursts. How many replicas a rate needs the simulator says.
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
@@ -332,9 +331,7 @@ def _busy_rate(settings: Settings, options: LoadOptions, level: Level, at_level:
 
 def plan_registry(work: Workload) -> list[dict[str, str | int]]:
     """Return the adapters of a plan as the settings' registry, one family for each rank."""
-    return [
-        {"id": f"plan-r{rank}", "rank": rank, "count": count} for rank, count in Counter(work.adapter_ranks).items()
-    ]
+    return [{"id": f"plan-r{rank}", "rank": rank, "count": count} for rank, count in work.adapters_of_rank.items()]
 
 
 def _check_lengths(settings: Settings, work: Workload) -> None:

@@ -39,12 +39,12 @@ async def run(fork_server: ForkServer, engine: Engine) -> int:
         cluster = LocalCluster(
             file, own, engine.num_workers, show=printer.show, free_ports=True, fork_server=fork_server
         )
-        adapters = [adapter for adapter, _ in settings.adapters.expand()]
-        check_faults(settings.planned_faults(), workers=cluster.worker_names, adapters=adapters)
+        faults = settings.planned_faults()
+        check_faults(faults, workers=cluster.worker_names, adapters=settings.adapters_of(faults))
 
         def ready() -> Iterable[str]:
             scheme = "http" if settings.http_tls.cert is None else "https"
-            counts = f"{in_words(cluster.worker_kinds)}, adapters: {len(adapters)}"
+            counts = f"{in_words(cluster.worker_kinds)}, adapters: {settings.adapters.num_adapters}"
             names = ", ".join(settings.served_model_names)
             typer.echo(
                 f"ready: {scheme}://{cluster.http_address} serves {names} on {counts};"

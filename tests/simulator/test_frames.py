@@ -108,6 +108,10 @@ def test_a_long_run_has_no_more_frames_than_it_should(tmp_path: Path, monkeypatc
         ({"record": "there-is/no-folder"}, "name a file in a folder"),
         ({"record": "."}, "that is a folder"),
         ({"record": "r", "record_every": 0.0}, "must be more than 0, and finite"),
+        (
+            {"record": "r", "record_every": 1e-300},
+            "record_every is 1e-300 s; it must be at least 0.001 s; leave it out",
+        ),
         ({"record_every": 1.0}, "without record"),
     ],
 )

@@ -14,8 +14,10 @@ What limits a point is the largest share of b prefills and O - 1 decode steps: a
 cache), sums over GPUs, adapters, or fixed costs (kernels' constants, the CPU); and KV space if no further stream fits.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 from math import ceil
 
 from lorrery.vocabulary.units import PS_PER_SECOND
@@ -46,16 +48,20 @@ class Workload:
     ranks: Sequence[int] = (16,)
 
     @property
-    def adapter_ranks(self) -> list[int]:
-        """Rank of each adapter."""
-        return [self.ranks[index % len(self.ranks)] for index in range(self.num_adapters)]
+    def adapters_of_rank(self) -> dict[int, int]:
+        """How many adapters each rank has that any has."""
+        whole, more = divmod(self.num_adapters, len(self.ranks))
+        counts = Counter[int]()
+        for index, rank in enumerate(self.ranks[: self.num_adapters]):
+            counts[rank] += whole + (index < more)
+        return counts
 
     def lora(self, num_sequences: int) -> LoraWork:
         """Return the adapters of a decode step: the expected number of distinct ones, N (1 - (1 - 1/N)^b)."""
         if not self.num_adapters:
             return NO_LORA
         distinct = max(1, round(self.num_adapters * (1 - (1 - 1 / self.num_adapters) ** num_sequences)))
-        ranks = self.adapter_ranks[:distinct]
+        ranks = islice(cycle(self.ranks), distinct)
         each, more = divmod(num_sequences, distinct)
         return LoraWork.of((rank, each + (index < more)) for index, rank in enumerate(ranks))
 
@@ -101,7 +107,9 @@ class Capacity:
     ) -> None:
         self.deployment, self.workload, self._step_time = deployment, workload, step_time
         targets = deployment.lora.targets
-        self.adapter_bytes = sum(adapter_bytes(deployment.model, rank, targets) for rank in workload.adapter_ranks)
+        self.adapter_bytes = sum(
+            count * adapter_bytes(deployment.model, rank, targets) for rank, count in workload.adapters_of_rank.items()
+        )
         self.fitting_kv_tokens = deployment.kv_pool_tokens(self.adapter_bytes)
         self.kv_pool_tokens = self.fitting_kv_tokens if kv_pool_tokens is None else kv_pool_tokens
         self.max_concurrency = self.kv_pool_tokens // (workload.prompt_tokens + workload.output_tokens)
@@ -167,7 +175,7 @@ class Capacity:
         return next((b for b in range(1, fits + 1) if self.point(b).total_tokens >= total_tokens), None)
 
     def _prefill(self, prompt_tokens: int) -> StepCost:
-        ranks = self.workload.adapter_ranks
+        ranks = self.workload.adapters_of_rank
         lora = LoraWork.of([(max(ranks), prompt_tokens)]) if ranks else NO_LORA
         return self._step_time.step_cost(Batch((PrefillChunk(prompt_tokens, 0, samples=True),), lora=lora))
 

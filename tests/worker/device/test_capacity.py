@@ -1,8 +1,11 @@
 """What a deployment can serve, against the worked example of seed 002 and by its own formulas."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lorrery.worker.device.batch import NO_LORA, LoraWork
 from lorrery.worker.device.capacity import Capacity, Workload, replicas_for
@@ -122,3 +125,9 @@ def test_so_many_replicas_keep_up_with_a_rate():
 def test_what_does_not_fit_is_refused():
     with pytest.raises(CatalogueError, match=r"does not fit on 2 x H100-SXM"):
         capacity("Llama-3-70B", "H100", 2)
+
+
+@given(st.integers(0, 40), st.lists(st.integers(1, 4), min_size=1, max_size=9))
+def test_adapters_are_counted_by_rank_as_if_each_were_looked_at(num_adapters: int, ranks: list[int]) -> None:
+    each = [ranks[index % len(ranks)] for index in range(num_adapters)]
+    assert list(Workload(1, 2, num_adapters, ranks).adapters_of_rank.items()) == list(Counter(each).items())
