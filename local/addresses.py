@@ -3,6 +3,9 @@
 What workers publish KV events at is in `kv_event_ports`.
 """
 
+import json
+from collections.abc import Mapping
+
 from lorrery.local import kv_event_ports
 from lorrery.local.service_process import ServiceProcess
 from lorrery.settings import Settings
@@ -19,7 +22,8 @@ def free_ports(settings: Settings) -> list[str]:
     addresses = {
         f"{section}.{key}": getattr(getattr(settings, section), key) for section, keys in _KEYS.items() for key in keys
     }
-    return [f"{name}={address.rpartition(':')[0]}:0" for name, address in addresses.items() if address]
+    overrides = [f"{name}={_free(address)}" for name, address in addresses.items() if address]
+    return overrides + _engines(settings, {name: _free(port["listen"]) for name, port in _further(settings).items()})
 
 
 def counted_up(settings: Settings, index: int) -> list[str]:
@@ -38,4 +42,29 @@ def taken_again(settings: Settings, old: ServiceProcess) -> list[str]:
     """
     addresses = {"listen": old.grpc, "metrics": old.metrics, "http": old.http, **old.others}
     again = [f"{old.service}.{key}={addresses[key]}" for key in _KEYS[old.service] if addresses.get(key)]
-    return again + kv_event_ports.taken_again(settings, old.others) if old.service == "worker" else again
+    if old.service == "worker":
+        return again + kv_event_ports.taken_again(settings, old.others)
+    return again + _engines(settings, old.others) if old.service == "router" else again
+
+
+def _free(address: str) -> str:
+    return f"{address.rpartition(':')[0]}:0"
+
+
+def _further(settings: Settings) -> dict[str, dict[str, str]]:
+    """Return the ports of the list `router.engines`, by what a router's announcement calls them."""
+    ports = settings.router.engine_ports().items()
+    return {name: port.model_dump() for name, port in ports if name.startswith("engines[")}
+
+
+def _engines(settings: Settings, addresses: Mapping[str, str]) -> list[str]:
+    """Return the override with which those of the list that have an address here listen there; none: none has."""
+    ports = _further(settings)
+    if not ports.keys() & addresses.keys():
+        return []
+    tables = []
+    for name, port in ports.items():
+        port |= {"listen": addresses.get(name, port["listen"])}
+        pairs = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in port.items()]
+        tables.append(f"{{{', '.join(pairs)}}}")
+    return [f"router.engines=[{', '.join(tables)}]"]

@@ -334,7 +334,7 @@ class LocalCluster:
     async def _check_alive(self, process: ServiceProcess) -> None:
         others = {} if self._ready else self.processes
         for other in {process.name: process, **others}.values():
-            if other.exit_code is not None and not other.exit_expected:
+            if other.exit_code is not None and (other is process or not other.exit_expected):
                 await self._wait_for([other], STOP_MARGIN_SECONDS)  # for the end of what it printed
                 when = f"before {'it' if self._ready else 'the cluster'} was ready"
                 what = f"{other.name} ended with exit code {other.exit_code} {when}"
