@@ -15,6 +15,7 @@ from lorrery.scheduler.core.plan import (
     Admitted,
     Cancelled,
     Dropped,
+    DropReason,
     Event,
     Failed,
     Finished,
@@ -25,7 +26,7 @@ from lorrery.scheduler.core.plan import (
     Ran,
     Recalled,
 )
-from lorrery.scheduler.core.policy_answers import DROPPED_UNKNOWN, LOST
+from lorrery.scheduler.core.policy_answers import DROPPED_UNKNOWN, HAS_ENDED, LOST
 from lorrery.scheduler.core.policy_errors import SequenceError
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Sequence
@@ -222,7 +223,7 @@ class Member:
                     strangers.append(event)
         if strangers:
             told = [event for event in decision.events if event not in strangers]
-            decision.events = [*told, *self._end((), ValueError(DROPPED_UNKNOWN))]
+            decision.events = [*told, *self._end((), ValueError(_why_unknown(strangers)))]
         if self.sequences and isinstance(decision, Idle):
             self._look_for_lost(decision)
         if self.backlog is not None:
@@ -355,6 +356,13 @@ class Member:
     def _describe(self, error: Exception) -> str:
         queue, batching = class_name(self.replica.queue), class_name(self.replica.batching)
         return f"policy {queue} under {batching} raised {type(error).__name__}: {error}"
+
+
+def _why_unknown(events: list[Event]) -> str:
+    """Return what is wrong with a queue where requests end that its worker does not have."""
+    if all(isinstance(event, Dropped) and event.reason is DropReason.SERVICE_LEVEL for event in events):
+        return DROPPED_UNKNOWN
+    return HAS_ENDED
 
 
 def class_name(policy: object) -> str:

@@ -15,6 +15,8 @@ WAITS_WITH_ADMITTED = f"`choose` admitted requests and answered a Wait; one that
 WAKES_IN_THE_PAST = f"`wakes_at_ps` answered a time that is not later than now; it must be, or None; {CHECK_IT}"
 HOLDS_FOR_NOTHING = f"`holds_for` answered less than 1; it must be from 1 to its limit; {CHECK_IT}"
 LOST = f"the queue has lost requests: they neither wait nor run; {CHECK_IT}"
+CANCELS_ANOTHER = f"`cancel` answered another request than the one it was asked for; {CHECK_IT}"
+HAS_ENDED = f"the queue still has requests that have ended; {CHECK_IT}"
 DROPPED_UNKNOWN = f"`admit` dropped a request that it does not have; {CHECK_IT}"
 
 

@@ -33,7 +33,7 @@ from lorrery.scheduler.core.plan import (
     Recalled,
 )
 from lorrery.scheduler.core.planner import Planner
-from lorrery.scheduler.core.policy_answers import is_ours
+from lorrery.scheduler.core.policy_answers import CANCELS_ANOTHER, is_ours
 from lorrery.scheduler.core.policy_errors import PolicyErrors, SequenceError
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache
 from lorrery.scheduler.core.queues.base import Queue, hears_of_steps
@@ -241,8 +241,8 @@ class Replica:
     def _apply_cancel(self, handle: int, at_ps: int) -> None:
         sequence = self.running.get(handle)
         if sequence is None:
-            sequence = self.queue.cancel(handle)
-            if sequence is not None and not sequence.dropped:
+            sequence = self._withdrawn(handle)
+            if sequence is not None:
                 self._context.events.append(Cancelled(sequence))
         elif self.options.strict:
             sequence.aborted = True
@@ -257,10 +257,19 @@ class Replica:
 
     def _apply_recall(self, recall: Recall, at_ps: int) -> None:
         if self.running.get(recall.handle) is None:
-            sequence = self.queue.cancel(recall.handle)
-            if sequence is not None and not sequence.dropped:
+            sequence = self._withdrawn(recall.handle)
+            if sequence is not None:
                 sequence.leave_load(at_ps)
                 self._context.events.append(Recalled(sequence, recall.to))
+
+    def _withdrawn(self, handle: int) -> Sequence | None:
+        """Take a sequence out of the queue; None: it does not wait there, or was dropped and kept."""
+        sequence = self.queue.cancel(handle)
+        if sequence is None or sequence.dropped:
+            return None
+        if sequence.handle != handle:
+            raise ValueError(CANCELS_ANOTHER)
+        return sequence
 
     def _preempt(self, at_ps: int) -> None:
         while (sequence := self.memory.victim(self.running)) is not None:

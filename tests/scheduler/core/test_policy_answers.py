@@ -10,9 +10,10 @@ from lorrery.loadgen.workload.request import WorkloadRequest
 from lorrery.scheduler.core.admission import CHECK_IT, AdmissionPass, BatchLimits
 from lorrery.scheduler.core.batching.base import BatchContext, Batching, Step, Wait, whole
 from lorrery.scheduler.core.build import build_replica
+from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.memory.base import Memory
 from lorrery.scheduler.core.placements.table import PLACEMENTS
-from lorrery.scheduler.core.plan import Chunk
+from lorrery.scheduler.core.plan import Chunk, Plan, Raised, Ran
 from lorrery.scheduler.core.queues.base import ListedQueue
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.running import Running
@@ -20,6 +21,8 @@ from lorrery.scheduler.core.sequence import Sequence
 from lorrery.simulator.build import build_requests, build_workers
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.request import SimulatedRequest
+from lorrery.vocabulary.finish_reason import FinishReason
+from lorrery.vocabulary.units import NEVER
 from lorrery.worker.device.llm_mock import LlmMock
 
 NUM_REQUESTS = 6
@@ -73,6 +76,28 @@ class DropsTheCancelled(Queue):
         super().admit(admission, running, at_ps)
         dropped, self.cancelled = self.cancelled, []
         return dropped
+
+
+class CancelsTheFirst(Queue):
+    def cancel(self, handle: int) -> Sequence | None:
+        return super().cancel(next(iter(self)).handle)
+
+
+class KeepsTheAdmitted(Queue):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tried: set[int] = set()
+
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        for sequence in self:
+            if sequence.handle not in self.tried and admission.admit(sequence):
+                self.tried.add(sequence.handle)
+        return []
+
+
+class DropsAStranger(Queue):
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        return [Sequence(99, 5, 5, 0)]
 
 
 class Forgets(Queue):
@@ -220,6 +245,40 @@ def test_a_request_that_is_dropped_after_its_end_has_ended_once() -> None:
     outcomes = {request.handle: request.outcome for request in ended}
     assert outcomes == {n: "cancelled" if n == last else "finished" for n in range(NUM_REQUESTS)}
     assert len(ended) == NUM_REQUESTS
+
+
+def member(queue: Queue) -> Member:
+    settings = ReplicaSettings("fcfs", 1_000, 400, max_num_seqs=2, max_num_batched_tokens=500)
+    return Member("w", build_replica(settings, make_queue=lambda _: queue), NEVER)
+
+
+def raised(worker: Member, at_ps: int) -> list[str]:
+    return [event.message for event in worker.plan(at_ps).events if isinstance(event, Raised)]
+
+
+def test_a_queue_that_cancels_another_request_than_it_was_asked_for_has_raised() -> None:
+    worker = member(CancelsTheFirst())
+    for handle in range(4):
+        worker.submit(Sequence(handle, 50, 20, 0), 0)
+    worker.plan(0)
+    worker.cancel(3, 1)
+    (message,) = raised(worker, 1)
+    assert message.endswith(f"`cancel` answered another request than the one it was asked for; {CHECK_IT}")
+    assert set(worker.sequences) == {0, 1}  # those that run
+
+
+def test_a_request_that_ends_though_its_worker_does_not_have_it_is_told_by_how_it_ends() -> None:
+    worker = member(KeepsTheAdmitted())
+    worker.submit(Sequence(0, 50, 1, 0), 0)
+    plan = worker.plan(0)
+    assert isinstance(plan, Plan)
+    worker.cancel(0, 10)
+    worker.commit(plan, Ran(1, 10, [(0, FinishReason.LENGTH)]))
+    (message,) = raised(worker, 10)
+    assert message.endswith(f"the queue still has requests that have ended; {CHECK_IT}")
+    stranger = member(DropsAStranger())
+    stranger.submit(Sequence(0, 50, 1, 0), 0)
+    assert raised(stranger, 0)[0].endswith(f"`admit` dropped a request that it does not have; {CHECK_IT}")
 
 
 @pytest.mark.parametrize(
