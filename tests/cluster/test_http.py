@@ -16,7 +16,7 @@ from lorrery.tokenizer.file import BuiltinTokenizer
 from tests.cluster.client import TIMEOUT_SECONDS
 from tests.cluster.gauges import nothing_held, scrape
 from tests.cluster.harness import running_cluster, wait_until
-from tests.cluster.http_client import PROMPT, exchange, json_of, openai_client, status_of
+from tests.cluster.http_client import PROMPT, exchange, json_of, status_of
 from tests.router.test_access import entry, replace
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="module")]
@@ -30,13 +30,6 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Loc
     ) as cluster:
         yield cluster
         await nothing_held(cluster)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def openai(cluster: LocalCluster) -> AsyncIterator[AsyncOpenAI]:
-    """OpenAI's client of it."""
-    async with openai_client(cluster) as client:
-        yield client
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -15,7 +15,6 @@ from lorrery.tokenizer.file import BuiltinTokenizer
 from tests.cluster.client import Ask
 from tests.cluster.gauges import nothing_held
 from tests.cluster.harness import running_cluster
-from tests.cluster.http_client import openai_client
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="module")]
 
@@ -31,13 +30,6 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Loc
     async with running_cluster(tmp_path_factory.mktemp("cluster"), "time_scale=0.1") as cluster:
         yield cluster
         await nothing_held(cluster)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def openai(cluster: LocalCluster) -> AsyncIterator[AsyncOpenAI]:
-    """OpenAI's client of it."""
-    async with openai_client(cluster) as client:
-        yield client
 
 
 def tokens_of(cluster: LocalCluster, seed: int, max_new_tokens: int) -> list[int]:

@@ -12,7 +12,7 @@ from lorrery.local.cluster import LocalCluster
 from tests.cluster.client import Ask
 from tests.cluster.gauges import nothing_held
 from tests.cluster.harness import running_cluster
-from tests.cluster.http_client import PROMPT, exchange, json_of, openai_client, status_of, text_of, unchunked
+from tests.cluster.http_client import PROMPT, exchange, json_of, status_of, text_of, unchunked
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="module")]
 
@@ -23,13 +23,6 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Loc
     async with running_cluster(tmp_path_factory.mktemp("cluster"), "router.request_faults=true") as cluster:
         yield cluster
         await nothing_held(cluster)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def openai(cluster: LocalCluster) -> AsyncIterator[AsyncOpenAI]:
-    """OpenAI's client of it."""
-    async with openai_client(cluster) as client:
-        yield client
 
 
 async def test_models_are_the_base_first_and_then_the_adapters(openai: AsyncOpenAI) -> None:
