@@ -1,8 +1,8 @@
 """The cluster under a virtual clock: the same core and the same mock GPU, without a wall clock, a socket or a thread.
 
 Who is let in, where a request goes and when a wait is over is decided in `scheduler.core.cluster`, as it is live; here
-time is carried, and `simulator.scheduler` carries out what is decided. Between arrivals workers do not meet, so one
-heap of their next boundaries drives them all; each jumps from plan to plan (`simulator.worker`). By the law of the
+time is carried, and `simulator.scheduler` carries out what is decided. Between arrivals workers do not meet, so the
+order of their next boundaries drives them all; each jumps from plan to plan (`simulator.worker`). By the law of the
 core, commit(k) equals commit(j), plan, commit(k - j), that is equal to running every step.
 
 Order at one time: arrivals first, then cancels, deadlines and faults in the order given, then the workers' boundaries
@@ -15,7 +15,7 @@ does it.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from heapq import heappop, heappush
+from heapq import heappop
 
 from lorrery.chassis.fault_rules import NO_FAULTS
 from lorrery.scheduler.core.cluster import ClusterCore
@@ -23,6 +23,7 @@ from lorrery.scheduler.core.door import LETS_ALL_IN, ClusterRules
 from lorrery.scheduler.core.history import History
 from lorrery.scheduler.core.placements.base import Placement
 from lorrery.scheduler.core.plan import Idle, Plan
+from lorrery.simulator.boundaries import Boundaries
 from lorrery.simulator.clock import Clock
 from lorrery.simulator.faulty_requests import FaultyRequests
 from lorrery.simulator.observers import as_one
@@ -80,8 +81,7 @@ class Simulation:
         self._worker_timeout_ps = worker_timeout_ps
         self._choose_shard = choose_shard
         self._faulty: FaultyRequests | None = None
-        # A heap: time, order of the worker. Stale unless the worker's boundary is at that time (`end_ps`).
-        self._boundaries: list[tuple[int, int]] = []
+        self._boundaries = Boundaries(self.workers)
         self._ticks: list[tuple[int, Callable[[int], int]]] = []
         self._tick_ps = NEVER  # the first of them
         self._pauses = False
@@ -226,14 +226,12 @@ class Simulation:
 
         No part of the generator: compiled, that would look each of its variables up.
         """
-        clock, boundaries, workers = self._clock, self._boundaries, self.workers
+        clock, boundaries = self._clock, self._boundaries
         coming, deadlines, ended = clock.coming, self._requests.deadlines, self._requests.ended
         arrival = self._arrival
         arrival_ps = NEVER if arrival is None else arrival[0]
         while True:
-            while boundaries and workers[boundaries[0][1]].end_ps != boundaries[0][0]:
-                heappop(boundaries)
-            boundary_ps = boundaries[0][0] if boundaries else NEVER
+            boundary_ps = boundaries.next_ps
             coming_ps = coming[0][0] if coming else NEVER
             while deadlines and deadlines[0].outcome is not None:
                 deadlines.popleft()
@@ -259,9 +257,9 @@ class Simulation:
                 else:
                     self._time_out(deadlines.popleft())
             else:
-                order = heappop(boundaries)[1]
-                clock.take_turn(boundary_ps, order)
-                self._at_boundary(workers[order], boundary_ps)
+                worker = boundaries.first
+                clock.take_turn(boundary_ps, worker.order)
+                self._at_boundary(worker, boundary_ps)
             if ended:
                 return True
 
@@ -318,7 +316,8 @@ class Simulation:
         if not worker.attached:
             return
         worker.catch_up(self.now_ps)
-        worker.attached, worker.plan, worker.end_ps = False, None, None
+        worker.attached, worker.plan = False, None
+        self._boundaries.move(worker, NEVER)
         self._schedulers[worker.shard].lose(worker)
 
     def add(self, worker: SimulatedWorker) -> None:
@@ -326,6 +325,7 @@ class Simulation:
         worker.order, worker.clock = len(self.workers), self._clock
         worker.observer, worker.runs_chunks = self._observer, self._runs_chunks
         self.workers.append(worker)
+        self._boundaries.enter(self.workers)
         self._by_name[worker.name] = worker
 
     def drain(self, worker: SimulatedWorker, gone: Callable[[], None]) -> None:
@@ -396,12 +396,10 @@ class Simulation:
 
     def _schedule(self, worker: SimulatedWorker, at_ps: int) -> None:
         if worker.end_ps != at_ps:
-            worker.end_ps = at_ps
-            heappush(self._boundaries, (at_ps, worker.order))
+            self._boundaries.move(worker, at_ps)
 
     def _at_boundary(self, worker: SimulatedWorker, at_ps: int) -> None:
         scheduler, plan = self._schedulers[worker.shard], worker.plan
-        worker.end_ps = None
         if plan is not None:
             events = worker.finish(plan, at_ps, self._requests.by_handle)
             if events:
@@ -430,4 +428,4 @@ class Simulation:
         elif decision.until_ps is not None:
             self._schedule(worker, max(at_ps, decision.until_ps))
         else:
-            worker.end_ps = None
+            self._schedule(worker, NEVER)

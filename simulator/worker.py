@@ -50,7 +50,7 @@ class SimulatedWorker:
         boundary_ps: the last boundary at which it planned.
         frozen_until_ps: before which it begins no step.
         runs_chunks: whether steps that compute pieces of one prompt run in one go; not where somebody looks at each.
-        end_ps: its next boundary; None: it has none, or that is now.
+        end_ps: its next boundary, or the one that is now; `NEVER`: it has none.
         life: counts the ends of its process, so that one that comes back by itself is of the same.
     """
 
@@ -100,7 +100,7 @@ class SimulatedWorker:
         self.plan: Plan | None = None
         self.start_ps = 0
         self.steps = 0
-        self.end_ps: int | None = None
+        self.end_ps = NEVER
         self.boundary_ps = 0
         self.frozen_until_ps = 0
         self.life = 0
@@ -151,7 +151,7 @@ class SimulatedWorker:
 
     def interrupt(self, at_ps: int) -> int | None:
         """Cut the plan at its next boundary; return that boundary, None if it stays."""
-        if self.steps == 1 or self.end_ps is None or self.end_ps <= at_ps:
+        if self.steps == 1 or self.end_ps <= at_ps:
             return None
         self.steps = self._steps_until_next(at_ps)
         return self.start_ps + self.gpu.total_ps(self.steps)

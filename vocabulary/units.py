@@ -4,8 +4,9 @@ from typing import Final
 
 PS_PER_SECOND: Final = 10**12
 
-NEVER: Final = 1 << 62
-"""Later than any time (in picoseconds, 53 days) and more steps than any run has; sums of two still fit 64 bits."""
+NEVER: Final = (1 << 62) - 1
+"""Later than any time (in picoseconds, 53 days) and more steps than any run has; sums of two still fit 64 bits. No
+larger integer is one machine word in the compiled core."""
 
 LAST_SECONDS: Final = NEVER // PS_PER_SECOND
 """The same in seconds: no time in a simulation is later."""

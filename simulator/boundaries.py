@@ -1,0 +1,64 @@
+"""Which worker's boundary is next.
+
+The workers are the leaves of a tree; each node above knows which worker below it comes first, and the root which of
+all. When a worker has another boundary, only the nodes above it are looked at, and only up to the first that says what
+it said before.
+
+Of boundaries at one time that of the first in order of attaching comes first.
+
+Cost: a comparison for each level that changes, the logarithm of the workers at most; nothing to clear away.
+"""
+
+from lorrery.simulator.worker import SimulatedWorker
+from lorrery.vocabulary.units import NEVER
+
+
+class Boundaries:
+    """The next boundary of each worker, which the worker itself knows (`SimulatedWorker.end_ps`).
+
+    Args:
+        workers: in order of attaching.
+    """
+
+    def __init__(self, workers: list[SimulatedWorker]) -> None:
+        self._num = 0
+        self._first: list[SimulatedWorker] = []  # of the nodes: node i has the children 2 i and 2 i + 1, the root is 1
+        self.enter(workers)
+
+    def enter(self, workers: list[SimulatedWorker]) -> None:
+        """Take these for those before. Linear in them.
+
+        Args:
+            workers: in order of attaching.
+        """
+        self._num = len(workers)
+        self._first = [*workers, *workers]  # the leaves are the second half
+        for node in range(len(workers) - 1, 0, -1):
+            self._first[node] = _earlier(self._first[2 * node], self._first[2 * node + 1])
+
+    @property
+    def next_ps(self) -> int:
+        """The first boundary of any; `NEVER`: there is none."""
+        return self._first[1].end_ps if self._num else NEVER
+
+    @property
+    def first(self) -> SimulatedWorker:
+        """Whose it is; there is one."""
+        return self._first[1]
+
+    def move(self, worker: SimulatedWorker, at_ps: int) -> None:
+        """Give a worker another boundary; `NEVER`: it has none."""
+        worker.end_ps = at_ps
+        first, node = self._first, (self._num + worker.order) >> 1
+        while node:
+            before, earlier = first[node], _earlier(first[2 * node], first[2 * node + 1])
+            if earlier is before and earlier is not worker:
+                return  # it was not the first here, and is not now
+            first[node] = earlier
+            node >>= 1
+
+
+def _earlier(one: SimulatedWorker, other: SimulatedWorker) -> SimulatedWorker:
+    if one.end_ps != other.end_ps:
+        return one if one.end_ps < other.end_ps else other
+    return one if one.order < other.order else other
