@@ -5,6 +5,7 @@ sequences, s steps, and o_i tokens in the cache of each less the counter then, t
 of any batch changes one number.
 """
 
+from bisect import bisect_left, insort
 from heapq import heapify, heappop, heappush
 
 from lorrery.worker.device.rows import Row
@@ -22,9 +23,9 @@ class Decoding:
         self.num = 0
         self.steps = 0
         self._kv_offset_sum = 0
-        # Heaps keep rows that are gone until they come up; no top of one is gone.
+        # A heap, which keeps rows that are gone until they come up; its top is not gone.
         self._by_last_step: list[tuple[int, int, Row]] = []
-        self._by_length: list[tuple[int, int, Row]] = []
+        self._kv_offsets: list[int] = []  # ascending
 
     @property
     def kv_tokens(self) -> int:
@@ -34,7 +35,7 @@ class Decoding:
     @property
     def longest(self) -> int:
         """Tokens in the KV cache of the one that has most; there is one."""
-        return self.steps - self._by_length[0][0]
+        return self.steps + self._kv_offsets[-1]
 
     @property
     def steps_to_end(self) -> int:
@@ -47,12 +48,13 @@ class Decoding:
         self.num += 1
         self._kv_offset_sum += row.kv_offset
         heappush(self._by_last_step, (row.last_step, row.order, row))
-        heappush(self._by_length, (-row.kv_offset, row.order, row))
+        insort(self._kv_offsets, row.kv_offset)
 
     def remove(self, row: Row) -> None:
-        """Take out a row, which is gone; `drop_gone_tops` comes before the next question."""
+        """Take out a row, which is gone; `drop_gone_top` comes before the next question."""
         self.num -= 1
         self._kv_offset_sum -= row.kv_offset
+        del self._kv_offsets[bisect_left(self._kv_offsets, row.kv_offset)]
 
     def pop_finished(self) -> list[Row]:
         """Return the rows that have ended with the last step, in join order; they are still to be removed."""
@@ -64,15 +66,15 @@ class Decoding:
                 finished.append(row)
         return finished
 
-    def drop_gone_tops(self) -> None:
-        """Let no top of a heap be gone."""
-        for heap in (self._by_last_step, self._by_length):
-            while heap and heap[0][2].gone:
-                heappop(heap)
+    def drop_gone_top(self) -> None:
+        """Let the top of the heap not be gone."""
+        heap = self._by_last_step
+        while heap and heap[0][2].gone:
+            heappop(heap)
 
     def drop_gone(self) -> None:
-        """Keep the heaps from growing with sequences that left long before their end."""
-        for heap in (self._by_last_step, self._by_length):
-            if len(heap) > 2 * self.num + 64:
-                heap[:] = [entry for entry in heap if not entry[2].gone]
-                heapify(heap)
+        """Keep the heap from growing with sequences that left long before their end."""
+        heap = self._by_last_step
+        if len(heap) > 2 * self.num + 64:
+            heap[:] = [entry for entry in heap if not entry[2].gone]
+            heapify(heap)

@@ -98,7 +98,7 @@ class MockGpu:
             self._adapters.remove(held[0])
             return
         self._remove(self._row(handle))
-        self._decoding.drop_gone_tops()
+        self._decoding.drop_gone_top()
         if self._prefills:
             self._prefills = tuple(work for work in self._prefills if work.handle != handle)
             self._chunk_run = None
@@ -107,7 +107,7 @@ class MockGpu:
         """Forget every sequence."""
         for row in tuple(self._rows.values()):
             self._remove(row)
-        self._decoding.drop_gone_tops()
+        self._decoding.drop_gone_top()
         for handle in tuple(self._held):
             self.leave(handle)
         self._prefills, self._chunk_run, self._decode = (), None, False
@@ -356,7 +356,7 @@ class MockGpu:
         if finished:
             for row in finished:
                 self._end(row, row.kv_offset + decoding.steps)
-            decoding.drop_gone_tops()
+            decoding.drop_gone_top()
         return finished
 
     def _run_prefills(self) -> list[Row]:

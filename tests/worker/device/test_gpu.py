@@ -347,7 +347,7 @@ def test_many_early_leavers_leave_nothing_behind():
         gpu.advance()
         gpu.leave(handle)
     assert gpu.kv_tokens == 0
-    assert max(len(gpu._decoding._by_last_step), len(gpu._decoding._by_length)) < 100
+    assert max(len(gpu._decoding._by_last_step), len(gpu._decoding._kv_offsets)) < 100
 
 
 @pytest.mark.parametrize(
