@@ -4,7 +4,6 @@ Every decoding sequence gets one token per decode step, so one counter (`decode_
 costs O(1) whatever the batch size. The arrays that admission rules read are rebuilt only when a sequence comes or goes.
 """
 
-from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterator, KeysView
 
@@ -29,9 +28,8 @@ class Running:
         self._decoding: dict[int, Sequence] = {}
         self.held: dict[int, Sequence] = {}
         self._kv_tokens = 0
-        # For each decoding sequence minus the step at which its budget is used up; ascending. Numbers side by side: of
-        # many workers, each is read again when the rest of its batch has long left the processor's caches.
-        self._finish_steps = array("q")
+        self._finish_steps: list[int] = []  # when the budget of each decoding sequence is used up; ascending
+        self._first_finish_step = 0  # of those, which every boundary asks for; 0: none decodes
         self._adapter_pins: dict[str, int] = {}  # by key
         self._names: dict[str, str] = {}  # by key, of those whose key is not their name
         self._adapter_slots = 0
@@ -166,7 +164,8 @@ class Running:
         sequence.base_step = base_step = self.decode_step - 1
         self._kv_tokens -= base_step
         self._decoding[sequence.handle] = sequence
-        insort(self._finish_steps, -base_step - sequence.budget_tokens)
+        insort(self._finish_steps, base_step + sequence.budget_tokens)
+        self._first_finish_step = self._finish_steps[0]
         self.version += 1
 
     def _enter(self, sequence: Sequence) -> None:
@@ -195,7 +194,8 @@ class Running:
 
     def _forget_finish(self, sequence: Sequence) -> None:
         steps = self._finish_steps
-        del steps[bisect_left(steps, -sequence.base_step - sequence.budget_tokens)]
+        del steps[bisect_left(steps, sequence.base_step + sequence.budget_tokens)]
+        self._first_finish_step = steps[0] if steps else 0
 
     def hold(self, sequence: Sequence) -> None:
         """Let a decoding sequence that has ended keep what it holds, and grow no more."""
@@ -212,10 +212,8 @@ class Running:
 
     def steps_to_length(self) -> int:
         """Return the decode steps until the first sequence has used up its budget; 1 if none decodes."""
-        steps = self._finish_steps
-        return max(1, -steps[-1] - self.decode_step) if steps else 1
+        return max(1, self._first_finish_step - self.decode_step)
 
     def steps_to_last_length(self) -> int:
         """Return the decode steps until the last sequence has used up its budget; 1 if none decodes."""
-        steps = self._finish_steps
-        return max(1, -steps[0] - self.decode_step) if steps else 1
+        return max(1, self._finish_steps[-1] - self.decode_step) if self._finish_steps else 1
