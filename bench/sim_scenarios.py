@@ -15,7 +15,7 @@
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.bare_sim import BareCost
+from lorrery.loadgen.workload.drawn import DrawnRequests
 from lorrery.loadgen.workload.mooncake import read_mooncake
 from lorrery.loadgen.workload.popularity import uniform_indices
 from lorrery.loadgen.workload.request import WorkloadRequest
@@ -50,7 +51,6 @@ HOST_GB_PER_SECOND, DISK_GB_PER_SECOND = 24.0, 2.0
 MULTI_LORA_RATE = 1.45
 RANKS = (64, 32, 16, 8)
 NUM_ADAPTERS = 200
-_ROWS_AT_ONCE = 10_000
 
 Counts = NDArray[np.int64]
 
@@ -63,14 +63,16 @@ class Columns:
         at_seconds: send times.
         prompt_tokens: lengths.
         output_tokens: true lengths.
-        adapter_ids: names; None: the base model for all.
+        adapters: names.
+        adapter: of each request the index of its adapter; None: the base model for all.
         hash_ids: ids of the prompts' blocks; None: prompts are lengths only.
     """
 
     at_seconds: NDArray[np.float64]
     prompt_tokens: Counts
     output_tokens: Counts
-    adapter_ids: Sequence[str] | None = None
+    adapters: Sequence[str] = ()
+    adapter: NDArray[np.int32] | None = None
     hash_ids: Sequence[tuple[int, ...] | None] | None = None
 
     def __len__(self) -> int:
@@ -78,19 +80,15 @@ class Columns:
 
     def requests(self) -> Iterator[WorkloadRequest]:
         """Yield the requests one by one."""
-        adapter_ids, hash_ids = self.adapter_ids, self.hash_ids
-        columns = self.at_seconds, self.prompt_tokens, self.output_tokens
-        for start in range(0, len(self), _ROWS_AT_ONCE):
-            rows = zip(*(column[start : start + _ROWS_AT_ONCE].tolist() for column in columns), strict=True)
-            for index, (at_seconds, prompt_tokens, output_tokens) in enumerate(rows, start):
-                yield WorkloadRequest(
-                    index,
-                    at_seconds,
-                    prompt_tokens,
-                    output_tokens,
-                    None if adapter_ids is None else adapter_ids[index],
-                    hash_ids=None if hash_ids is None else hash_ids[index],
-                )
+        drawn = DrawnRequests(
+            np.arange(len(self), dtype=np.int32),
+            self.at_seconds,
+            self.prompt_tokens,
+            self.output_tokens,
+            self.adapters,
+            self.adapter,
+        )
+        return iter(drawn) if self.hash_ids is None else _with_hash_ids(drawn, self.hash_ids)
 
 
 @dataclass(frozen=True)
@@ -160,7 +158,7 @@ def multi_lora(num_requests: int) -> Scenario:
     replica = ReplicaSettings("req_queue", device.kv_pool_tokens(), 1024, "slora_loop", max_loras=32)
     return scenario(
         f"{NUM_ADAPTERS} adapters, req_queue, slora_loop, {MULTI_LORA_RATE:g}/s (saturated), A10G, Llama-2-7B",
-        Columns(at_seconds, prompts, outputs, chosen),
+        Columns(at_seconds, prompts, outputs, list(adapters), chosen),
         device,
         replica,
         adapters=adapters,
@@ -199,7 +197,7 @@ def fleet(num_requests: int | None = None) -> Scenario:
     return replace(
         one,
         title=f"the same, {NUM_ADAPTERS} adapters, 16 x H100, predicted_finish",
-        columns=replace(one.columns, adapter_ids=chosen),
+        columns=replace(one.columns, adapters=list(adapters), adapter=chosen),
         replica=replace(one.replica, max_loras=32),
         adapters=adapters,
         adapter_load_ps=_load_time(deployment("H100-SXM", "Llama-3-8B")),
@@ -208,11 +206,18 @@ def fleet(num_requests: int | None = None) -> Scenario:
     )
 
 
-def _adapters(num_requests: int, rng: np.random.Generator) -> tuple[dict[str, Adapter], list[str]]:
-    """Return adapters by name, and the name of each request's, all as popular."""
+def _with_hash_ids(
+    workload: Iterable[WorkloadRequest], hash_ids: Iterable[tuple[int, ...] | None]
+) -> Iterator[WorkloadRequest]:
+    for request, ids in zip(workload, hash_ids, strict=True):
+        request.hash_ids = ids
+        yield request
+
+
+def _adapters(num_requests: int, rng: np.random.Generator) -> tuple[dict[str, Adapter], NDArray[np.int32]]:
+    """Return adapters by name, and the index of each request's, all as popular."""
     adapters = {f"lora-{n}": Adapter(f"lora-{n}", RANKS[n % len(RANKS)]) for n in range(NUM_ADAPTERS)}
-    names = list(adapters)
-    return adapters, [names[index] for index in uniform_indices(NUM_ADAPTERS, num_requests, rng).tolist()]
+    return adapters, uniform_indices(NUM_ADAPTERS, num_requests, rng).astype(np.int32)
 
 
 def _load_time(device: Deployment) -> LoadTime:

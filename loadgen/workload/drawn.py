@@ -1,17 +1,18 @@
-"""Requests that were drawn, in columns: each is made when it is looked at, so that a million take 32 MB."""
+"""Requests that were drawn, in columns: they are made when they are looked at, so that a million take 32 MB."""
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import overload
 
 import numpy as np
 import numpy.typing as npt
 
-from lorrery.loadgen.workload.request import WorkloadRequest
+from lorrery.loadgen.workload.request import WorkloadRequest, of_columns
 
 __all__ = ["DrawnRequests"]
 
 _NO_ADAPTER = -1
-_ROWS_AT_ONCE = 10_000
+_ROWS_AT_ONCE = 1_000
 
 
 class DrawnRequests(Sequence[WorkloadRequest]):
@@ -53,12 +54,18 @@ class DrawnRequests(Sequence[WorkloadRequest]):
         return len(self._index)
 
     def __iter__(self) -> Iterator[WorkloadRequest]:
-        columns = self._index, self.at_seconds, self.prompt_tokens, self.output_tokens, self._adapter
-        adapters = self._adapters
+        return chain.from_iterable(self._some())
+
+    def _some(self) -> Iterator[list[WorkloadRequest]]:
         for begin in range(0, len(self), _ROWS_AT_ONCE):
-            some = (column[begin : begin + _ROWS_AT_ONCE].tolist() for column in columns)
-            for index, at_seconds, prompt_tokens, output_tokens, adapter in zip(*some, strict=True):
-                yield WorkloadRequest(index, at_seconds, prompt_tokens, output_tokens, adapters[adapter])
+            rows = slice(begin, begin + _ROWS_AT_ONCE)
+            yield of_columns(
+                self._index[rows].tolist(),
+                self.at_seconds[rows].tolist(),
+                self.prompt_tokens[rows].tolist(),
+                self.output_tokens[rows].tolist(),
+                [self._adapters[adapter] for adapter in self._adapter[rows].tolist()],
+            )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and len(self) == len(other) and list(self) == list(other)

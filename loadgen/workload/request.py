@@ -11,7 +11,7 @@ from itertools import groupby
 
 from lorrery.vocabulary.compiling import mypyc_attr
 
-__all__ = ["MOST_TOKENS", "TraceError", "Turn", "WorkloadRequest", "sessions"]
+__all__ = ["MOST_TOKENS", "TraceError", "Turn", "WorkloadRequest", "of_columns", "sessions"]
 
 
 MOST_TOKENS = 2**31 - 1
@@ -94,6 +94,22 @@ class WorkloadRequest:
         self.tenant_id = tenant_id
         self.hash_ids = hash_ids
         self.turn = turn
+
+
+def of_columns(
+    index: list[int],
+    at_seconds: list[float],
+    prompt_tokens: list[int],
+    output_tokens: list[int],
+    adapter_ids: list[str | None],
+) -> list[WorkloadRequest]:
+    """Make requests of one tenant without sessions and known prefixes, of columns of the same length."""
+    return [
+        WorkloadRequest(number, seconds, prompt, output, adapter_id)
+        for number, seconds, prompt, output, adapter_id in zip(  # noqa: B905 - compiled, a strict one takes ten times
+            index, at_seconds, prompt_tokens, output_tokens, adapter_ids
+        )
+    ]
 
 
 def sessions(workload: Iterable[WorkloadRequest]) -> Iterator[list[WorkloadRequest]]:
