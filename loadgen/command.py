@@ -11,7 +11,8 @@ from lorrery.chassis.commands import ApiKey, Command, command_app
 from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.chassis.version import VERSION
 from lorrery.loadgen import flags
-from lorrery.loadgen.options import DEFAULT_TARGETS, protocol_name
+from lorrery.loadgen.option_texts import protocol_name
+from lorrery.loadgen.options import DEFAULT_TARGETS
 from lorrery.loadgen.session import run_load
 from lorrery.settings import load as load_settings
 

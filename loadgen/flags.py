@@ -10,7 +10,8 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from lorrery.loadgen.options import OF_TARGET, PARSERS, LoadOptions, WorkloadName
+from lorrery.loadgen.option_texts import PARSERS
+from lorrery.loadgen.options import OF_TARGET, LoadOptions, WorkloadName
 
 _WORKLOAD, _SESSIONS, _LENGTHS, _ADAPTERS, _DRIVE, _OUTPUT = (
     "Workload",

@@ -4,12 +4,11 @@ Reports repeat the options, so a run can be made again.
 """
 
 import math
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.sections import MAX_ADAPTERS
@@ -23,16 +22,10 @@ __all__ = [
     "DEFAULT_WORKLOAD",
     "GIVEN",
     "OF_TARGET",
-    "PARSERS",
     "GivenWorkload",
     "LoadOptions",
     "ProtocolName",
     "WorkloadName",
-    "expand_adapters",
-    "parse_range",
-    "parse_shared_prefix",
-    "protocol_name",
-    "workload_name",
 ]
 
 WorkloadName = Literal["slora", "azure", "mooncake", "poisson", "constant", "chat", "sharegpt"]
@@ -55,9 +48,6 @@ GIVEN: GivenWorkload = "given"
 ALL_ADAPTERS = "all"
 """In place of adapter ids: those that the cluster lists."""
 
-_FAMILY = re.compile(r"(.*)\{(\d+)\.\.(\d+)\}(.*)")
-_MOST_DIGITS = 100
-"""Of a family's first and last number: Python reads no more than 4,300, and messages are for people."""
 _TRACE_ALONE = "--trace does not go with --workload {}; add --workload azure (CSV), mooncake (JSON Lines) or sharegpt"
 _SESSIONS = ("chat", "sharegpt")
 MOST_CLIENTS = 1_000_000
@@ -329,103 +319,3 @@ class LoadOptions:
             each is not None and self.num_requests is not None,
             f"--requests-per-client {each} and -n {self.num_requests} both say how many requests; give one",
         )
-
-
-def workload_name(text: str) -> WorkloadName:
-    """Read a workload's name.
-
-    Raises:
-        SettingsError: no such workload.
-    """
-    names: tuple[WorkloadName, ...] = get_args(WorkloadName)
-    for name in names:
-        if name == text:
-            return name
-    raise SettingsError(f"--workload {text}: expected one of {', '.join(names)}")
-
-
-def protocol_name(text: str) -> ProtocolName:
-    """Read a protocol's name.
-
-    Raises:
-        SettingsError: no such protocol.
-    """
-    for name in DEFAULT_TARGETS:
-        if name == text:
-            return name
-    raise SettingsError(f"--protocol {text}: expected one of {', '.join(DEFAULT_TARGETS)}")
-
-
-def parse_shared_prefix(text: str) -> tuple[int, int]:
-    """Read TOKENS or TOKENS:GROUPS.
-
-    Raises:
-        SettingsError: anything else.
-    """
-    tokens, colon, groups = text.partition(":")
-    try:
-        found = int(tokens), int(groups if colon else 1)
-    except ValueError:
-        found = 0, 0
-    if min(found) < 1:
-        raise SettingsError(f"--shared-prefix {text}: expected TOKENS or TOKENS:GROUPS, both 1 or more")
-    return found
-
-
-def parse_range(text: str) -> tuple[int, int]:
-    """Read `lo:hi` or a single number.
-
-    Raises:
-        SettingsError: anything else.
-    """
-    low, colon, high = text.partition(":")
-    try:
-        return int(low), int(high if colon else low)
-    except ValueError:
-        raise SettingsError(f"range {text!r}: expected LOW:HIGH or one number") from None
-
-
-def expand_adapters(text: str) -> list[str]:
-    """Spell out a comma-separated list of ids and families: `base-ft,lora-{0..3}`.
-
-    Raises:
-        SettingsError: an empty id, a family that runs backwards, an id twice, or more than `MAX_ADAPTERS`.
-    """
-    names: list[str] = []
-    num_wanted = 0
-    for part in (part.strip() for part in text.split(",")):
-        match = _FAMILY.fullmatch(part)
-        if match is None:
-            names.append(part)
-            continue
-        head, first, last, tail = match.groups()
-        most_digits = max(len(first), len(last))
-        if most_digits > _MOST_DIGITS:
-            raise SettingsError(
-                f"adapters: a family is numbered with {most_digits} digits; {_MOST_DIGITS} at most are read, and a"
-                f" workload has at most {MAX_ADAPTERS:,} adapters"
-            )
-        if int(last) < int(first):
-            raise SettingsError(f"adapters: family {part!r} runs backwards")
-        num_wanted += int(last) - int(first) + 1
-        if num_wanted > MAX_ADAPTERS:
-            raise SettingsError(
-                f"adapters: family {part!r} makes {num_wanted:,}; a workload has at most {MAX_ADAPTERS:,}; end the"
-                " family at a smaller number"
-            )
-        names.extend(f"{head}{number}{tail}" for number in range(int(first), int(last) + 1))
-    if not all(names) or len(set(names)) < len(names):
-        raise SettingsError(f"adapters: {text!r} has an empty id or names one twice")
-    return names
-
-
-PARSERS: Mapping[str, Callable[[str], Any]] = {
-    "workload": workload_name,
-    "input_range": parse_range,
-    "output_range": parse_range,
-    "turns": parse_range,
-    "shared_prefix": parse_shared_prefix,
-    "trace": Path,
-    "tokenizer": Path,
-}
-"""Options that are something else than the text that they are given as, and what reads them."""

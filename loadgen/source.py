@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from lorrery.chassis.errors import FormatError, LorreryError, SettingsError
 from lorrery.loadgen.cluster_view import ClusterView
-from lorrery.loadgen.options import ALL_ADAPTERS, GIVEN, LoadOptions, expand_adapters
+from lorrery.loadgen.option_texts import expand_adapters
+from lorrery.loadgen.options import ALL_ADAPTERS, GIVEN, LoadOptions
 from lorrery.loadgen.specs import parse_bursts, parse_drift
 from lorrery.loadgen.workload import arrivals, azure, chat, mooncake, popularity, sharegpt, slora
 from lorrery.loadgen.workload.arrays import Requests

@@ -12,7 +12,8 @@ from typing import Any
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.faults import Fault
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
-from lorrery.loadgen.options import DEFAULT_WORKLOAD, GIVEN, OF_TARGET, PARSERS, LoadOptions
+from lorrery.loadgen.option_texts import PARSERS
+from lorrery.loadgen.options import DEFAULT_WORKLOAD, GIVEN, OF_TARGET, LoadOptions
 from lorrery.loadgen.workload.arrays import Requests
 from lorrery.settings import Settings, changed, load
 from lorrery.simulator.arguments import (

@@ -9,7 +9,8 @@ from typer.core import TyperOption
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.faults import parse_fault
-from lorrery.loadgen.options import OF_TARGET, PARSERS, LoadOptions
+from lorrery.loadgen.option_texts import PARSERS
+from lorrery.loadgen.options import OF_TARGET, LoadOptions
 
 DEFAULT_BACKEND = "processes"
 _PANEL = "Sweep"

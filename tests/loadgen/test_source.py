@@ -4,7 +4,8 @@ import pathlib
 import pytest
 
 from lorrery.chassis.errors import FormatError, SettingsError
-from lorrery.loadgen.options import LoadOptions, expand_adapters, parse_range
+from lorrery.loadgen.option_texts import expand_adapters, parse_range
+from lorrery.loadgen.options import LoadOptions
 from lorrery.loadgen.source import build_workload
 from lorrery.tokenizer.file import open_tokenizer
 
