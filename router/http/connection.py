@@ -3,7 +3,8 @@
 A request has `http_request_seconds` to come whole, counted from the connection's beginning or, behind another, from its
 own first byte; its head has `MAX_HEAD_BYTES`. What is slower or longer is told so and closed, as are connections over
 `http_max_connections`. The time of a request that waits behind another on its connection is not counted until its turn
-comes. Reading goes on meanwhile, up to `_MAX_AHEAD` of them, so that a client that goes is noticed.
+comes. Reading goes on meanwhile, up to `_MAX_AHEAD` of them, so that a client that goes is noticed. A request that is
+refused behind others is told so after their answers.
 """
 
 import asyncio
@@ -56,6 +57,8 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Http
             self._begun = False
             self._num_bytes = 0  # of the message that comes, as far as others did not end among them
             self._num_messages = 0
+            self._head_bytes = 0  # of the request that comes
+            self._last_words = b""  # behind the answers under way; what comes after them is not read
             self._running: RequestResponseCycle | None = None
 
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -79,29 +82,47 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Http
                 text = f"{limit} connections are open; http_max_connections is {limit}; try later"
                 self._end(HTTPStatus.SERVICE_UNAVAILABLE, text, "too_many_connections")
                 return
+            if self._last_words:
+                return
             num_messages = self._num_messages
             super().data_received(data)
+            if self._last_words:
+                return
             self._num_bytes = self._num_bytes + len(data) if num_messages == self._num_messages else 0
             if self._in_head and self._num_bytes > MAX_HEAD_BYTES:
-                text = f"the head of the request has more than {MAX_HEAD_BYTES} bytes; send less"
-                self._end(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text, "head_too_long")
+                self._head_too_long()
             elif self._num_bytes > max_bytes:
                 self.transport.abort()  # it has had its 413, and sends on
             elif self._timer is None and not self._begun and not self._answers():
                 self._expect(settings.http_request_seconds)  # blank lines before a request are none
 
         def send_400_response(self, msg: str) -> None:
-            self._end(HTTPStatus.BAD_REQUEST, "this is no HTTP request", "bad_request")
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._head_too_long()
+            else:
+                self._end(HTTPStatus.BAD_REQUEST, "this is no HTTP request", "bad_request")
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
             self._begun, self._in_head = True, True
+            self._head_bytes = 0
             if self._timer is None:
                 self._expect(settings.http_request_seconds)
 
+        def on_url(self, url: bytes) -> None:
+            self._head_bytes += len(url)
+            super().on_url(url)
+
+        def on_header(self, name: bytes, value: bytes) -> None:
+            if self._in_head:  # trailers come here too
+                self._head_bytes += len(name) + len(value) + len(": \r\n")
+            super().on_header(name, value)
+
         def on_headers_complete(self) -> None:
-            self._in_head = False
+            if self._head_bytes > MAX_HEAD_BYTES:
+                raise OverflowError  # which the parser turns into its own, and uvicorn into a call of send_400_response
             super().on_headers_complete()
+            self._in_head = False
             if 0 < len(self.pipeline) < _MAX_AHEAD:
                 self.flow.resume_reading()
 
@@ -138,19 +159,40 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Http
                 text = f"the request took more than {seconds:g} s to come; http_request_seconds is {seconds:g}"
                 self._end(HTTPStatus.REQUEST_TIMEOUT, text, "request_too_slow")
 
+        def _head_too_long(self) -> None:
+            text = f"the head of the request has more than {MAX_HEAD_BYTES} bytes; send less"
+            self._end(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text, "head_too_long")
+
         def _end(self, status: HTTPStatus, text: str, code: str) -> None:
-            """Say what is wrong, unless an answer is under way, and close."""
-            if self.transport.is_closing():
+            """Say what is wrong with the request that comes, behind the answers to those before it, and close."""
+            if self.transport.is_closing() or self._last_words:
                 return
-            under_way = self._answers() if self._in_head else self.pipeline or self.cycle.response_started
-            if not under_way:
-                content = json.dumps(body(status, text, code)).encode()
-                self.transport.write(
-                    f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
-                    f"content-length: {len(content)}\r\nconnection: close\r\n\r\n".encode()
-                    + content
-                )
-            self.transport.close()
+            self._unset_timer()
+            others_wait = self._answers() if self._in_head else bool(self.pipeline)
+            if not self._in_head and self.pipeline:
+                self.pipeline.popleft()  # that request, of which only the head is whole
+                self.cycle = self.pipeline[0][0] if self.pipeline else cast("RequestResponseCycle", self._running)
+            elif not self._in_head and self.cycle.response_started:
+                self.transport.close()  # its answer did not wait for its body
+                return
+            content = json.dumps(body(status, text, code)).encode()
+            self._last_words = (
+                f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
+                f"content-length: {len(content)}\r\nconnection: close\r\n\r\n".encode()
+                + content
+            )
+            if not others_wait:
+                self._close()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if self._last_words and not self._answers():
+                self._close()
+
+        def _close(self) -> None:
+            if not self.transport.is_closing():
+                self.transport.write(self._last_words)
+                self.transport.close()
 
     return Connection
 

@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import logging
 import time
+
+import pytest
 
 from tests.cluster.harness import wait_until
 from tests.router.http.conftest import StartHttp, one_answer, rest_of
@@ -85,6 +88,53 @@ async def test_a_head_without_end_is_refused(start_http: StartHttp) -> None:
         b"GET / HTTP/1.1\r\n" + b"a:b\r\n" * 20_000,
     ):
         assert code_of(await router.exchange(head)) == (431, "head_too_long")
+
+
+async def test_a_head_that_is_whole_has_the_same_limit(start_http: StartHttp) -> None:
+    router = await start_http()
+    long_target = GET.replace(b"/version", b"/version?" + b"x" * 70_000)
+    long_header = GET.replace(b"host: x", b"host: x\r\ny: " + b"y" * 66_000)
+    many_headers = GET.replace(b"host: x", b"host: x" + b"\r\nabc: de" * 8_000)
+    for head in (long_target, long_header, many_headers):
+        assert code_of(await router.exchange(head)) == (431, "head_too_long")
+    async with router.connection() as (reader, writer):
+        for part in (GET, long_header[:16_000], long_header[16_000:32_000], long_header[32_000:]):
+            writer.write(part)
+            await writer.drain()
+        assert b"200 OK" in await one_answer(reader)
+        assert code_of(await rest_of(reader)) == (431, "head_too_long")
+    closing = GET.replace(b"host: x", b"host: x\r\nconnection: close\r\ny: " + b"y" * 60_000)
+    assert (await router.exchange(closing)).startswith(b"HTTP/1.1 200 OK")
+
+
+async def test_a_target_that_is_no_url_is_told_so(start_http: StartHttp, caplog: pytest.LogCaptureFixture) -> None:
+    router = await start_http()
+    for target in (b"http://", b"http://[::1", b"http://a:99999999/"):
+        sent = b"GET " + target + b" HTTP/1.1\r\nhost: x\r\n\r\n"
+        assert code_of(await router.exchange(sent)) == (400, "bad_request"), target
+    assert code_of(await router.exchange(b"CONNECT a:80 HTTP/1.1\r\nhost: a\r\n\r\n")) == (400, "bad_request")
+    async with router.connection() as (reader, writer):
+        writer.write(GET)
+        assert b"200 OK" in await one_answer(reader)
+        writer.write(b"GET http:// HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert code_of(await rest_of(reader)) == (400, "bad_request")
+    assert not [record for record in caplog.records if record.exc_info or record.levelno > logging.WARNING]
+
+
+async def test_what_is_refused_behind_requests_leaves_them_their_answers(start_http: StartHttp) -> None:
+    router = await start_http()
+    chunked = POST + b"transfer-encoding: chunked\r\n\r\nno length\r\n"
+    for behind in (b"\0garbage\r\n\r\n", b"GET http:// HTTP/1.1\r\nhost: x\r\n\r\n", chunked):
+        for num_before in (0, 1, 3):
+            async with router.connection() as (reader, writer):
+                writer.write(WHOLE * num_before + behind + GET)
+                for _ in range(num_before):
+                    assert b"200 OK" in await one_answer(reader)
+                assert code_of(await rest_of(reader)) == (400, "bad_request")
+    async with router.connection() as (reader, writer):
+        writer.write(POST + b"content-length: %d\r\n\r\n" % (len(BODY) - 3) + BODY)
+        assert code_of(await one_answer(reader))[0] == 400
+        assert code_of(await rest_of(reader)) == (400, "bad_request")
 
 
 async def test_what_is_no_http_is_told_so(start_http: StartHttp) -> None:
