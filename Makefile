@@ -104,11 +104,23 @@ PACKAGED := $(shell find -L src -type f -not -path '*/__pycache__/*')
 
 wheel: dist/.stamp ## sdist and wheel, in dist; the wheel's core is compiled where there is a C compiler
 
-# The wheel is built from the sdist, so that what is in neither is missed here and not where it is installed.
-dist/.stamp: $(VENV)/.stamp-run pyproject.toml hatch_build.py README.md $(PACKAGED)
-	@rm -rf dist
+# The wheel is built from the sdist, in an environment of its own, so that what either lacks is missed here and not where
+# others build it. What a build needs is of the version that the lock says and, where uv is there, checked by hash: pip
+# would ask for the sdist's hash too.
+ISOLATED = if [ -x $(BIN)/uv ]; then \
+    $(BIN)/uv build --wheel --python $(BIN)/python --build-constraints requirements/build.txt --require-hashes \
+      --out-dir dist dist/*.tar.gz; \
+  else \
+    grep == requirements/build.txt | tr -d '\\' >build/constraints.txt; \
+    PIP_BUILD_CONSTRAINT=build/constraints.txt PIP_CONSTRAINT=build/constraints.txt \
+      $(BIN)/python -m pip wheel --verbose --no-deps --wheel-dir dist dist/*.tar.gz; \
+  fi
+
+dist/.stamp: $(VENV)/.stamp-run requirements/build.txt pyproject.toml hatch_build.py README.md $(PACKAGED)
+	@rm -rf dist; mkdir -p build
 	@$(BIN)/python -m hatchling build --target sdist --directory dist
-	@$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
+	@{ $(ISOLATED); } >build/wheel.log 2>&1 || { cat build/wheel.log >&2; exit 1; }
+	@grep -h 'interpreted core' build/wheel.log || true
 	@ls dist/*.whl
 	@touch $@
 
@@ -116,7 +128,7 @@ compiled: $(COMPILED)/.stamp ## the wheel with its core compiled to C, unpacked 
 
 $(COMPILED)/.stamp: dist/.stamp
 	@rm -rf $(COMPILED)
-	@case $$(echo dist/*.whl) in *-none-any.whl) rm dist/.stamp; echo 'the core is not compiled: no C compiler, or no headers of Python' >&2; exit 1;; esac
+	@case $$(echo dist/*.whl) in *-none-any.whl) rm dist/.stamp; grep -h 'interpreted core' build/wheel.log >&2; exit 1;; esac
 	@$(BIN)/python -m pip install --quiet --no-deps --target $(COMPILED) dist/*.whl
 	@printf '%s\n' '#!/bin/sh' '# pip gives a command no path to the folder beside it, and would run the checkout.' \
 	  'PYTHONPATH=$(abspath $(COMPILED)) PYTHONSAFEPATH=1 exec $(abspath $(BIN))/python -m lorrery.cli "$$@"' >$(COMPILED)/bin/lorrery

@@ -6,6 +6,8 @@ equal results, and a line of the build says why. An editable install is never co
 be the one that runs. HATCH_BUILD_NO_HOOKS=1 leaves it out too.
 """
 
+import contextlib
+import io
 import os
 import shutil
 from pathlib import Path
@@ -20,6 +22,13 @@ OWN_CALLS = "-fvisibility=hidden"
 """What calls a function of the library means the library's own: 37,000 calls that no loader has to look up, and small
 functions of mypyc's become part of their callers."""
 
+UNCOMPILED = "--follow-imports=silent"
+"""The errors of modules that are not compiled do not count; their types do. Such modules import libraries that an
+isolated build lacks, with whose types the C is the same."""
+
+NUM_ERRORS = 3
+"""Most errors of mypyc in the warning."""
+
 
 class Compile(BuildHookInterface[Any]):
     """See the module. Its settings: `modules`, patterns of the files to compile."""
@@ -32,7 +41,7 @@ class Compile(BuildHookInterface[Any]):
         shutil.rmtree(made, ignore_errors=True)
         try:
             self._compile(made)
-        except (Exception, SystemExit) as error:  # the last is mypyc's; whatever it is, the Python files are complete
+        except (Exception, SystemExit) as error:  # setuptools may exit; whatever it is, the Python files are complete
             self.app.display_warning(f"lorrery: interpreted core, since it could not be compiled: {error}")
             return
         for library in (made / "lib").rglob("*.so"):
@@ -51,20 +60,33 @@ class Compile(BuildHookInterface[Any]):
         probe.write_text("#include <Python.h>\n", encoding="utf-8")
         _build([Extension("probe", [str(probe)])], made / "probe")  # finds in a second that there is no compiler
         os.chdir(root)  # mypy names modules from here
-        extensions = mypycify(
-            [
-                f"--cache-dir={made / 'cache'}",
-                *(str(path.relative_to(root)) for path in files if path.name != "__init__.py"),
-            ],
-            opt_level="2",
-            debug_level="0",
-            group_name=GROUP,
-            target_dir=str(made / "c"),
-        )
+        said = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+                extensions = mypycify(
+                    [
+                        f"--cache-dir={made / 'cache'}",
+                        UNCOMPILED,
+                        *(str(path.relative_to(root)) for path in files if path.name != "__init__.py"),
+                    ],
+                    opt_level="2",
+                    debug_level="0",
+                    group_name=GROUP,
+                    target_dir=str(made / "c"),
+                )
+        except SystemExit as error:
+            raise RuntimeError(_errors(said.getvalue()) or str(error)) from error
         if os.name == "posix":
             for extension in extensions:
                 extension.extra_compile_args.append(OWN_CALLS)
         _build(extensions, made)
+
+
+def _errors(said: str) -> str:
+    """Return the first errors among what mypyc printed, in one line, and how many there are more."""
+    errors = [line for line in said.splitlines() if ": error: " in line]
+    left_out = [f"and {len(errors) - NUM_ERRORS} more errors"] * (len(errors) > NUM_ERRORS)
+    return "; ".join([*errors[:NUM_ERRORS], *left_out])
 
 
 def _build(extensions: list[Any], made: Path) -> None:

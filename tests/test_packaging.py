@@ -2,9 +2,11 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
+import textwrap
 import tomllib
 import zipfile
 from pathlib import Path
@@ -146,6 +148,38 @@ def test_without_a_compiler_the_wheel_is_interpreted_and_the_build_says_so(tmp_p
     )
     assert "interpreted core" in done.stdout + done.stderr
     assert [path.name for path in tmp_path.iterdir()] == [f"lorrery-{VERSION}-py3-none-any.whl"]
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="a C compiler is looked for first")
+def test_errors_of_what_is_compiled_are_in_the_warning_and_libraries_of_the_rest_are_not_needed(tmp_path: Path) -> None:
+    pytest.importorskip("mypyc", reason="make setup installs it")
+    shutil.copy(ROOT / "hatch_build.py", tmp_path)
+    for name, text in {
+        "pyproject.toml": """
+            [project]
+            name = "small"
+            version = "1"
+            [tool.hatch.build.targets.wheel.hooks.custom]
+            modules = ["small/compiled.py"]
+            """,
+        "small/__init__.py": "",
+        "small/compiled.py": "from small.shell import Shell\nshells: int = [Shell]\n",
+        "small/shell.py": "import absent_library\nclass Shell(absent_library.Base):\n    size: int = 'large'\n",
+    }.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(textwrap.dedent(text), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel"],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    said = done.stdout + done.stderr
+    assert "interpreted core" in said
+    assert "small/compiled.py:2: error: Incompatible types in assignment" in said
+    assert "shell.py" not in said
 
 
 def shown_commands() -> list[str]:
