@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import Final
 
 import numpy as np
 
@@ -25,6 +25,8 @@ from lorrery.worker.device.pace import Pace
 from lorrery.worker.device.steptime import StepTimeModel
 
 _NO_TOKENS = np.empty(0, np.uint32)
+_LENGTH: Final = FinishReason.LENGTH
+_EOS: Final = FinishReason.EOS
 
 Said = tuple[WorkloadRequest, TokenIds]
 """An earlier turn of a session, and its output."""
@@ -64,12 +66,6 @@ def hash_ids_suffice(prefix_cache: str, block_size: int) -> bool:
     return prefix_cache == "blocks" and block_size % 4 == 0
 
 
-@lru_cache(maxsize=4096)
-def _ending(output_tokens: int, reason: FinishReason) -> Ending:
-    """Return one of these for all requests that end alike; nobody changes it."""
-    return Ending(output_tokens, reason)
-
-
 def _tokens(token_ids: TokenIds) -> "array[int]":
     return array("I", token_ids.tobytes())
 
@@ -106,7 +102,7 @@ class RequestBuilder:
         if self.natural_length is not None:
             end = self._drawn_end(request, self.natural_length)
         else:
-            end = _ending(tokens, FinishReason.LENGTH if self.ignore_eos else FinishReason.EOS)
+            end = Ending(tokens, _LENGTH if self.ignore_eos else _EOS)
         adapter = None if request.adapter_id is None else self.adapters[request.adapter_id]
         by_id = self.by_hash_ids and request.hash_ids is not None and request.turn is None
         prompt: Sequence[int] = ()

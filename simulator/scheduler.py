@@ -242,7 +242,8 @@ class SimulatedScheduler:
                 if self.history is not None:
                     reason, tokens = event.reason.word, event.output_tokens
                     self.history.ended(event.sequence, worker.name, reason, tokens, event.at_ps)
-                request = requests.by_handle.pop(event.sequence.handle)
+                request = requests.by_handle[event.sequence.handle]
+                del requests.by_handle[request.handle]
                 request.worker, request.outcome, request.reason = worker.name, "finished", event.reason
                 request.output_tokens, request.finished_ps = event.output_tokens, event.at_ps
                 if request.faults is NO_FAULTS:

@@ -133,11 +133,12 @@ class SimulatedWorker:
             one_step: hand back after every step.
         """
         gpu = self.gpu
-        for sequence in plan.joins:
-            request = requests[sequence.handle]
-            gpu.join(request.device())
-            if request.ending.extra_step:
-                self._may_be_silent = True
+        if plan.joins:
+            for sequence in plan.joins:
+                request = requests[sequence.handle]
+                gpu.join(request.device())
+                if request.ending.extra_step:
+                    self._may_be_silent = True
         gpu.begin(plan.prefills, decode=plan.decode, hold=plan.hold)
         start_ps = (max(self.frozen_until_ps, at_ps)) + plan.wait_ps
         until_ps = plan.until_ps
@@ -172,15 +173,15 @@ class SimulatedWorker:
             self._observe(span, finished, requests)
         if not finished:
             return self.member.commit(plan, Ran(steps, at_ps, busy_ps=busy_ps))
-        silent: frozenset[int] = frozenset()
+        ran = Ran(steps, at_ps, finished, busy_ps=busy_ps)
         if plan.hold:
             for handle, _ in finished:
                 requests[handle].last_token_ps = at_ps
         if self._may_be_silent:
-            silent = frozenset(handle for handle, _ in finished if requests[handle].ending.extra_step)
-            for handle in silent:
+            ran.silent = frozenset(handle for handle, _ in finished if requests[handle].ending.extra_step)
+            for handle in ran.silent:
                 requests[handle].last_token_ps = before_ps
-        return self.member.commit(plan, Ran(steps, at_ps, finished, silent, busy_ps))
+        return self.member.commit(plan, ran)
 
     def _last_boundary_before(self, plan: Plan, at_ps: int) -> int:
         """Return the boundary before the last step of the plan, which ends now."""

@@ -214,16 +214,8 @@ class Member:
             decision = self.replica.plan(at_ps)
         except Exception as error:
             decision = self._plan_despite(error, at_ps)
-        strangers: list[Event] = []
-        for event in decision.events:
-            if isinstance(event, (Cancelled, Finished, Dropped, Failed)):
-                if event.sequence.handle in self.sequences:
-                    self._forget(event.sequence.handle)
-                else:
-                    strangers.append(event)
-        if strangers:
-            told = [event for event in decision.events if event not in strangers]
-            decision.events = [*told, *self._end((), ValueError(_why_unknown(strangers)))]
+        if decision.events:
+            self._forget_ended(decision)
         if self.sequences and isinstance(decision, Idle):
             self._look_for_lost(decision)
         if self.backlog is not None:
@@ -246,6 +238,19 @@ class Member:
             self._version, self._is_new = version, False
         self._note_standing()
         return decision
+
+    def _forget_ended(self, decision: Plan | Idle) -> None:
+        """Forget whom a decision has ended; of those that were not here the policy must not tell."""
+        strangers: list[Event] = []
+        for event in decision.events:
+            if isinstance(event, (Cancelled, Finished, Dropped, Failed)):
+                if event.sequence.handle in self.sequences:
+                    self._forget(event.sequence.handle)
+                else:
+                    strangers.append(event)
+        if strangers:
+            told = [event for event in decision.events if event not in strangers]
+            decision.events = [*told, *self._end((), ValueError(_why_unknown(strangers)))]
 
     def _look_for_lost(self, decision: Idle) -> None:
         """End whom the queue has lost: nobody waits, nobody runs, and they have not ended."""

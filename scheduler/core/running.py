@@ -159,7 +159,9 @@ class Running:
 
     def join(self, sequence: Sequence) -> None:
         """Let a sequence decode that has just got the token of its prefill."""
-        if self.prefilling.pop(sequence.handle, None) is None:
+        if sequence.handle in self.prefilling:
+            del self.prefilling[sequence.handle]
+        else:
             self._enter(sequence)
         sequence.base_step = base_step = self.decode_step - 1
         self._kv_tokens -= base_step
@@ -178,10 +180,12 @@ class Running:
 
     def leave(self, sequence: Sequence) -> None:
         """Remove a sequence and all it holds."""
-        if self._decoding.pop(sequence.handle, None) is not None:
+        if sequence.handle in self._decoding:
+            del self._decoding[sequence.handle]
             self._kv_tokens += sequence.base_step
             self._forget_finish(sequence)
-        elif self.held.pop(sequence.handle, None) is not None:
+        elif sequence.handle in self.held:
+            del self.held[sequence.handle]
             self._kv_tokens -= sequence.held_output_tokens - 1
         else:
             del self.prefilling[sequence.handle]

@@ -32,23 +32,24 @@ class BlockGrowth:
 
     def add(self, tokens_at_0: int) -> None:
         """Count a sequence that would hold so many tokens at decode step 0; may be negative."""
-        self._change(tokens_at_0, 1)
+        tokens = tokens_at_0 + self.block_size - 1
+        self._whole_blocks += tokens // self.block_size
+        self._num_at[tokens % self.block_size] += 1
+        self._num += 1
+        self._known_step = -1
 
     def remove(self, tokens_at_0: int) -> None:
         """Count a sequence no more that was added with the same number."""
-        self._change(tokens_at_0, -1)
-
-    def _change(self, tokens_at_0: int, by: int) -> None:
-        whole, residue = divmod(tokens_at_0 + self.block_size - 1, self.block_size)
-        self._whole_blocks += by * whole
-        self._num_at[residue] += by
-        self._num += by
+        tokens = tokens_at_0 + self.block_size - 1
+        self._whole_blocks -= tokens // self.block_size
+        self._num_at[tokens % self.block_size] -= 1
+        self._num -= 1
         self._known_step = -1
 
     def blocks(self, decode_step: int) -> int:
         """Return the blocks that all need when the decode-step counter is here; asked again, O(1)."""
         if decode_step != self._known_step:
-            periods, phase = divmod(decode_step, self.block_size)
+            periods, phase = decode_step // self.block_size, decode_step % self.block_size
             one_more = sum(self._num_at[self.block_size - phase :]) if phase else 0
             self._known_step = decode_step
             self._known_blocks = self._whole_blocks + self._num * periods + one_more

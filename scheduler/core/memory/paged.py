@@ -148,17 +148,22 @@ class PagedMemory(Memory):
 
     def joined(self, sequence: Sequence) -> None:
         """Let it grow by a token in every decode step."""
-        self._num_prefill_blocks -= self._prefill_blocks.pop(sequence.handle)
+        self._forget_prefill(sequence.handle)
         self._tokens_at_0[sequence.handle] = tokens_at_0 = sequence.input_tokens - sequence.base_step
         self._growth.add(tokens_at_0)
 
     def left(self, sequence: Sequence) -> None:
         """Take back its blocks."""
-        tokens_at_0 = self._tokens_at_0.pop(sequence.handle, None)
-        if tokens_at_0 is not None:
-            self._growth.remove(tokens_at_0)
-        else:
-            self._num_prefill_blocks -= self._prefill_blocks.pop(sequence.handle)
+        tokens_at_0 = self._tokens_at_0.get(sequence.handle)
+        if tokens_at_0 is None:
+            self._forget_prefill(sequence.handle)
+            return
+        del self._tokens_at_0[sequence.handle]
+        self._growth.remove(tokens_at_0)
+
+    def _forget_prefill(self, handle: int) -> None:
+        self._num_prefill_blocks -= self._prefill_blocks[handle]
+        del self._prefill_blocks[handle]
 
     # --- running out ------------------------------------------------------------------------------------------------
 
