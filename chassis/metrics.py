@@ -2,6 +2,9 @@
 
 Each process has a registry of its own, handed to whoever counts something; the global one of prometheus_client is not
 used, so that two services in one test do not meet.
+
+Whoever connects has `REQUEST_SECONDS` for each part of its request, and of `MAX_CONNECTIONS` the oldest is closed for a
+new one: clients that connect and send nothing hold few threads, none for ever, and keep no scraper out.
 """
 
 import contextlib
@@ -9,6 +12,7 @@ import errno
 import socket
 import sys
 import threading
+import time
 from http.server import ThreadingHTTPServer
 from socketserver import TCPServer
 
@@ -58,8 +62,14 @@ GC_COLLECTIONS = Series(
 TABLE = table(globals())
 """What every process shows."""
 STATES = ("starting", "ready", "draining")
+REQUEST_SECONDS = 10.0
+"""How long a client may send nothing of its request, or take nothing of the answer, before it is closed."""
+MAX_CONNECTIONS = 32
+"""At once, each with a thread; a scrape takes some 10 ms."""
 _WAKE_SECONDS = 1.0
 """How long a thread that waits for requests may take to notice that there will be none."""
+_RETRY_SECONDS = 0.5
+"""After this time a connection that could not be accepted, for want of a file descriptor, is tried again."""
 
 
 def new_registry(service: str) -> Registry:
@@ -141,6 +151,39 @@ def serve_metrics(address: str, registry: CollectorRegistry, setting: str) -> Me
 
 
 class _Server(ThreadingHTTPServer):
+    request_queue_size = 128
+    """Connections that the kernel keeps until they are accepted; it has room for 5 by default."""
+
+    def __init__(self, address: tuple[str, int], handler: type[MetricsHandler]) -> None:
+        self._open: dict[socket.socket, None] = {}  # oldest first
+        self._changing = threading.Lock()
+        super().__init__(address, handler)
+
+    def get_request(self) -> tuple[socket.socket, object]:
+        try:
+            return super().get_request()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                time.sleep(_RETRY_SECONDS)  # the connection waits still, and would be tried again at once
+            raise
+
+    def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
+        assert isinstance(request, socket.socket)
+        with self._changing:
+            if len(self._open) >= MAX_CONNECTIONS:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                with contextlib.suppress(OSError):  # it has gone by itself
+                    oldest.shutdown(socket.SHUT_RDWR)
+            self._open[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: socket.socket | tuple[bytes, socket.socket]) -> None:
+        assert isinstance(request, socket.socket)
+        with self._changing:
+            self._open.pop(request, None)
+            super().shutdown_request(request)
+
     def server_bind(self) -> None:
         # HTTPServer's own asks the resolver for the host's full name, which can take seconds.
         TCPServer.server_bind(self)
@@ -154,6 +197,8 @@ class _Server(ThreadingHTTPServer):
 
 def _handler(registry: CollectorRegistry) -> type[MetricsHandler]:
     class Handler(MetricsHandler):
+        timeout = REQUEST_SECONDS
+
         def do_GET(self) -> None:  # noqa: N802  http.server's name for it
             path, _, query = self.path.partition("?")
             if path != "/metrics":

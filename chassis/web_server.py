@@ -1,4 +1,8 @@
-"""Listens for HTTP: uvicorn does the protocol, without what it would do to the process (signals, logs, the loop)."""
+"""Listens for HTTP: uvicorn does the protocol, without what it would do to the process (signals, logs, the loop).
+
+A request has `REQUEST_SECONDS` to come whole, for which uvicorn has no bound, unless `http` is a protocol with bounds
+of its own.
+"""
 
 import asyncio
 import contextlib
@@ -9,9 +13,14 @@ from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
 
 from lorrery.chassis.server import dialable, listening_socket
 
+REQUEST_SECONDS = 30.0
+"""From the connection's beginning, or the first bytes behind another request, to a request's last byte."""
 _SEND_BUFFER_BYTES = 1 << 17
 """What the kernel takes for a reader that has stopped; by itself it would let that grow to megabytes."""
 _CLOSE_SECONDS = 1
@@ -41,7 +50,7 @@ class WebServer:
             server_header=False,
             proxy_headers=False,
             timeout_graceful_shutdown=_CLOSE_SECONDS,
-            **options,
+            **{"http": _Connection, **options},
         )
         self._server = _Server(config)
         self._socket: socket.socket | None = None
@@ -65,6 +74,45 @@ class WebServer:
         finally:
             self._server.should_exit = True
             await serving
+
+
+class _Connection(HttpToolsProtocol):
+    """uvicorn's connection, closed where a request does not come."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type]
+        self._expect()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unset_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)  # ends the wait for a next request
+        if self._timer is None and self.cycle.response_complete and not self.transport.is_closing():
+            self._expect()
+
+    def on_message_complete(self) -> None:
+        self._unset_timer()
+        super().on_message_complete()
+
+    def _expect(self) -> None:
+        self._timer = self.loop.call_later(REQUEST_SECONDS, self.transport.close)
+
+    def _unset_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 class _Server(uvicorn.Server):

@@ -1,0 +1,68 @@
+"""The metrics endpoint beside clients that connect and send nothing, or not all of a request."""
+
+import contextlib
+import os
+import socket
+import threading
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+from lorrery.chassis import metrics
+from lorrery.chassis.metrics import MAX_CONNECTIONS, MetricsServer, new_registry, serve_metrics
+
+PARTS = [b"", b"GET /met", b"GET /metrics HTTP/1.1\r\nX-Half: "]
+
+
+@pytest.fixture
+def endpoint() -> Iterator[MetricsServer]:
+    server = serve_metrics("127.0.0.1:0", new_registry("test"), "x.metrics")
+    yield server
+    server.close()
+
+
+def _scrape(port: int) -> bytes:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+        return response.read()
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_connection_whose_request_does_not_come_is_closed(part: bytes, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(metrics, "REQUEST_SECONDS", 0.05)
+    server = serve_metrics("127.0.0.1:0", new_registry("test"), "x.metrics")
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as idle:
+            idle.sendall(part)
+            assert idle.recv(100) == b""
+    finally:
+        server.close()
+
+
+def test_more_connections_than_the_bound_close_the_oldest_and_keep_no_scraper_out(endpoint: MetricsServer):
+    before = threading.active_count()
+    with contextlib.ExitStack() as stack:
+        idle = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", endpoint.port), timeout=10))
+            for _ in range(3 * MAX_CONNECTIONS)
+        ]
+        assert b"lorrery_build_info" in _scrape(endpoint.port)
+        for connection in idle[: 2 * MAX_CONNECTIONS]:
+            assert connection.recv(100) == b""
+        assert threading.active_count() <= before + MAX_CONNECTIONS + 1  # the newest, and one that is on its way out
+        assert b"lorrery_build_info" in _scrape(endpoint.port)
+
+
+def test_accepting_that_fails_is_tried_again_later(endpoint: MetricsServer, monkeypatch: pytest.MonkeyPatch):
+    accept, failures = socket.socket.accept, []
+
+    def fail_twice(listening: socket.socket) -> tuple[socket.socket, object]:
+        if len(failures) < 2:
+            failures.append(OSError(24, os.strerror(24)))
+            raise failures[-1]
+        return accept(listening)
+
+    monkeypatch.setattr(metrics, "_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(socket.socket, "accept", fail_twice)
+    assert b"lorrery_build_info" in _scrape(endpoint.port)
+    assert len(failures) == 2

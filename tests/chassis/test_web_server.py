@@ -1,0 +1,60 @@
+"""The web server beside clients that connect and send nothing, or not all of a request."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from lorrery.chassis import web_server
+from lorrery.chassis.web_server import WebServer
+
+WHOLE = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web_server, "REQUEST_SECONDS", 0.05)
+
+
+async def _slow_app(scope: Scope, receive: Receive, send: Send) -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        yield b"first"
+        await asyncio.sleep(3 * web_server.REQUEST_SECONDS)
+        yield b"last"
+
+    await StreamingResponse(parts())(scope, receive, send)
+
+
+@pytest.fixture
+async def address() -> AsyncIterator[tuple[str, int]]:
+    server = WebServer(_slow_app, "127.0.0.1:0", "--port")
+    host, _, port = server.listen().rpartition(":")
+    running = asyncio.create_task(server.run())
+    yield host, int(port)
+    running.cancel()
+    await asyncio.wait([running])
+
+
+@pytest.mark.parametrize(
+    ("before", "part"),
+    [(b"", b""), (b"", b"\r\n"), (b"", b"GET / HT"), (b"", WHOLE[:-2]), (WHOLE, b"\r\n"), (WHOLE, WHOLE[:-2])],
+)
+async def test_connection_whose_request_does_not_come_is_closed(address: tuple[str, int], before: bytes, part: bytes):
+    reader, writer = await asyncio.open_connection(*address)
+    async with asyncio.timeout(10):
+        if before:
+            writer.write(before)
+            await reader.readuntil(b"0\r\n\r\n")
+        writer.write(part)
+        assert await reader.read() == b""
+    writer.close()
+
+
+async def test_answer_may_take_longer_than_its_request(address: tuple[str, int]):
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(WHOLE)
+    async with asyncio.timeout(10):
+        assert b"last" in await reader.readuntil(b"0\r\n\r\n")
+    writer.close()
