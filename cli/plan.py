@@ -1,8 +1,8 @@
 """`lorrery plan`: what a deployment can serve, and how many GPUs a rate needs, before anything is run.
 
-What one replica can serve is arithmetic on step times (`worker.device.capacity` has the formulas), without queueing and
-bursts. How many replicas a rate needs the simulator says (`cli.plan_sizing`). What is not said on the command line is
-read from the settings, so that one plans what one deploys.
+What one replica can serve is arithmetic on step times (`worker.device.capacity` has the formulas), for streams in a
+closed loop, without bursts. How many replicas a rate needs the simulator says (`cli.plan_sizing`). What is not said on
+the command line is read from the settings, so that one plans what one deploys.
 """
 
 import json
@@ -89,10 +89,10 @@ def plan(
 ) -> None:
     """Say what a deployment can serve: what fits, how fast, what limits it, how many GPUs a rate needs.
 
-    With one deployment it shows TTFT without queueing, ITL, TPOT, E2E and tokens/s over concurrency; with several (any
-    of --model, --gpu, --tp repeated) one line each. All that is arithmetic: nothing waits. Model, GPU, weights and KV
-    types, engine, policy, limits and the step-time model come from the settings (--set worker.weight_dtype=fp8);
-    options win.
+    With one deployment it shows TTFT, ITL, TPOT, E2E and tokens/s over concurrency; with several (any of --model,
+    --gpu, --tp repeated) one line each. All that is arithmetic, for streams in a closed loop as of `lorrery simulate
+    -c`: no bursts. Model, GPU, weights and KV types, engine, policy, way to batch, limits and the step-time model come
+    from the settings (--set worker.weight_dtype=fp8); options win.
 
     With --rate it runs `lorrery simulate` under Poisson arrivals, queueing included, and looks for the fewest
     replicas that keep the service level at p99 without a failed request. It prints each run's figures, and the
@@ -199,6 +199,7 @@ def _to_json(one: Plan) -> dict[str, object]:
         "refused": one.refused,
         "basis": [asdict(ground) for ground in capacity.grounds] if capacity else None,
         "kv_pool_tokens": capacity.kv_pool_tokens if capacity else None,
+        "fitting_streams": capacity.fitting_streams if capacity else None,
         "max_concurrency": capacity.max_concurrency if capacity else None,
         "points": [asdict(point) for point in one.points],
         "peak": asdict(one.peak) if one.peak else None,

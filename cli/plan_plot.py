@@ -85,5 +85,5 @@ def _caption(plans: Sequence[Plan], work: Workload) -> str:
     adapters = f", each stream with one of {work.num_adapters} resident adapters" if work.num_adapters else ""
     return (
         f"{names}. Every stream: {work.prompt_tokens:,} tokens in,"
-        f" {work.output_tokens:,} out{adapters}. Step times by the model of docs/step-time.md, without queueing."
+        f" {work.output_tokens:,} out{adapters}. Closed loop; step times by the model of docs/step-time.md."
     )

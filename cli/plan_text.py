@@ -28,6 +28,7 @@ def show_one(console: Console, plan: Plan, work: Workload, level: Level, claim: 
         console.print(line, highlight=False, markup=False)
     console.print(f"TTFT without queueing: {plan.capacity.unqueued_ttft() * 1e3:.0f} ms")
     console.print()
+    console.print("streams that each ask again as soon as they are answered; averages:")
     console.print(_points(plan.points))
     console.print()
     for line in draw_points(plan.points, min(PLOT_COLUMNS, console.width - _PLOT_MARGINS)):
@@ -139,7 +140,12 @@ def _fits(plan: Plan, work: Workload) -> list[str]:
     pool = f"{capacity.fitting_kv_tokens} KV tokens"
     if capacity.kv_pool_tokens != capacity.fitting_kv_tokens:
         pool += f"; scheduler.max_total_token_num is {capacity.kv_pool_tokens}"
-    lines = [f"{room} for {pool}: {capacity.max_concurrency} streams at once"]
+    if capacity.block_size is not None:
+        pool += f" in blocks of {capacity.block_size}"
+    streams = f"{capacity.fitting_streams} streams at once"
+    if capacity.max_concurrency < capacity.fitting_streams:
+        streams += f"; scheduler.{plan.limit_name} lets {capacity.max_concurrency} run"
+    lines = [f"{room} for {pool}: {streams}"]
     if work.num_adapters:
         rank, targets = max(work.adapters_of_rank), deployment.lora.targets
         loads = [
@@ -152,13 +158,14 @@ def _fits(plan: Plan, work: Workload) -> list[str]:
 
 def _points(points: Sequence[Point]) -> FigureTable:
     table = FigureTable(first_to_go=("KV %", "E2E s", "tok/s each", "ITL ms"))
-    for name in ("streams", "ITL ms", "TPOT ms", "E2E s", "tok/s each", "tok/s all", "req/s", "KV %"):
+    for name in ("streams", "TTFT ms", "ITL ms", "TPOT ms", "E2E s", "tok/s each", "tok/s all", "req/s", "KV %"):
         table.add_column(name)
     table.add_column("limit", justify="left", wraps_at=16)
     for point in points:
         share = f" {point.shares[point.limit]:.0%}" if point.limit in point.shares else ""
         table.add_row(
             str(point.concurrency),
+            f"{point.ttft * 1e3:.0f}",
             f"{point.itl * 1e3:.1f}",
             f"{point.tpot * 1e3:.1f}",
             f"{point.e2e:.1f}",
@@ -177,12 +184,12 @@ def _service(plan: Plan, level: Level) -> list[str]:
     lines: list[str] = []
     if plan.best is None:
         one = plan.capacity.point(1)
-        missed = "TTFT" if level.ttft is not None and one.unqueued_ttft > level.ttft else "TPOT"
+        missed = "TTFT" if level.ttft is not None and one.ttft > level.ttft else "TPOT"
         lines.append(f"service level {_level(level)}: not even one stream keeps its {missed}")
     else:
         best = plan.best
         lines.append(
-            f"service level {_level(level)}, without queueing: {best.concurrency} streams,"
+            f"service level {_level(level)}, on average in a closed loop: {best.concurrency} streams,"
             f" {_whole(best.total_tokens)} tokens/s in all, {best.requests:.2f} requests/s;"
             f" held back by {plan.held_back_by}"
         )

@@ -1,7 +1,7 @@
 """What a deployment can serve, and how many replicas a rate needs: `lorrery.plan`, and what `lorrery plan` prints.
 
-Arithmetic on step times (`worker.device.capacity` has the formulas) says what one replica does: no queue and no
-bursts. How many replicas a rate needs the simulator says.
+Arithmetic on step times (`worker.device.capacity` has the formulas) says what one replica does for streams in a closed
+loop: no bursts. How many replicas a rate needs the simulator says.
 """
 
 import math
@@ -18,10 +18,11 @@ from lorrery.loadgen.options import LoadOptions
 from lorrery.settings import Settings, changed
 from lorrery.simulator.arguments import read_number, read_positive, read_whole, read_wholes, shown
 from lorrery.simulator.interface import Overrides, SettingsLike, read_settings
+from lorrery.simulator.plan_replica import limit_name, replica_of, room_of, turns_of
 from lorrery.simulator.result import data_frame
 from lorrery.simulator.sizing import Trial, Watch, busy_rate, fewest, try_replicas
 from lorrery.worker.build import deployment_of
-from lorrery.worker.device.capacity import Capacity, Point, Workload, replicas_for
+from lorrery.worker.device.capacity import Capacity, Point, Workload, bytes_of_adapters, replicas_for
 from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.steptime import STEP_TIME_MODELS
 
@@ -111,6 +112,7 @@ class Plan:
         num_gpus: of one replica.
         refused: why there are no answers; None if there are.
         capacity: memory, and the arithmetic behind the points.
+        limit_name: the setting that says how many sequences run at once.
         points: one per concurrency.
         peak: the most tokens per second.
         best: the most streams within the service level; None if not even one is.
@@ -123,6 +125,7 @@ class Plan:
     num_gpus: int
     refused: str | None = None
     capacity: Capacity | None = None
+    limit_name: str = ""
     points: list[Point] = field(default_factory=list)
     peak: Point | None = None
     best: Point | None = None
@@ -173,8 +176,8 @@ def plan(
         output_tokens: of each request, at least 2.
         adapters: that requests name, each equally often; 0: the base model.
         ranks: adapter i has rank `ranks[i % len(ranks)]`.
-        ttft: service level: seconds to the first token; None: as many as it takes.
-        tpot: service level: seconds per further token, stalls included; None: as many as it takes.
+        ttft: service level: seconds to the first token, on average; None: as many as it takes.
+        tpot: service level: seconds per further token, stalls included, on average; None: as many as it takes.
         rate: requests per second, whose number of replicas is found by simulation; None: not asked.
         num_requests: of each of these simulations; None: as many as show whether a queue grows.
         concurrency: streams at once to show; None: powers of two, and what fits.
@@ -243,13 +246,16 @@ def make_plan(
     result = Plan(name, deployment.tensor_parallel)
     try:
         step_time = STEP_TIME_MODELS[settings.worker.step_time](deployment)
-        capacity = Capacity(deployment, step_time, work, settings.scheduler.max_total_token_num)
+        pool_tokens = settings.scheduler.max_total_token_num
+        if pool_tokens is None:
+            pool_tokens = deployment.kv_pool_tokens(bytes_of_adapters(deployment, work))
+        replica = replica_of(settings, pool_tokens)
+        capacity = Capacity(deployment, step_time, work, turns_of(replica), room_of(replica))
     except CatalogueError as error:
         result.refused = str(error)
         return result
-    result.capacity = capacity
-    limit = _most_sequences(settings)
-    most = min(capacity.max_concurrency, limit)
+    result.capacity, result.limit_name = capacity, limit_name(settings)
+    most = capacity.max_concurrency
     if most < 1:
         result.refused = (
             f"{name}: the KV cache holds {capacity.kv_pool_tokens} tokens, less than one request's"
@@ -257,14 +263,14 @@ def make_plan(
         )
         return result
     result.points = [capacity.point(b) for b in (streams or _with_last(_doubling(most), most)) if b <= most]
-    best = capacity.most_streams(limit, level.ttft, level.tpot)
+    best = capacity.most_streams(level.ttft, level.tpot)
     if best:
         result.best = capacity.point(best)
-        result.held_back_by = _held_back_by(capacity, best, limit, level)
+        result.held_back_by = _held_back_by(capacity, best, level)
     shown = [*map(capacity.point, _with_last(_doubling(most), most)), *result.points]
     result.peak = max([*shown, result.best] if result.best else shown, key=lambda point: point.total_tokens)
     if claim is not None:
-        result.claim = _answer(capacity, claim, limit)
+        result.claim = _answer(capacity, claim)
     if level.rate is not None and result.best is not None:
         result.sizing = _size(settings, work, level, level.rate, result.best, most, watch(name))
     return result
@@ -348,15 +354,9 @@ def _check_lengths(settings: Settings, work: Workload) -> None:
         )
 
 
-def _most_sequences(settings: Settings) -> int:
-    """Return how many sequences the settings let run on a replica at once."""
-    own = settings.scheduler
-    return own.max_num_seqs if own.policy == "fcfs" else own.running_max_req_size
-
-
-def _answer(capacity: Capacity, claim: Claim, max_concurrency: int) -> ClaimAnswer:
+def _answer(capacity: Capacity, claim: Claim) -> ClaimAnswer:
     ttft, alone = capacity.unqueued_ttft(claim.prompt_tokens), 1 / capacity.itl(1)
-    streams = capacity.streams_for(claim.tokens_per_second, max_concurrency)
+    streams = capacity.streams_for(claim.tokens_per_second)
     return ClaimAnswer(
         unqueued_ttft=ttft,
         ttft_holds=ttft < claim.ttft,
@@ -367,12 +367,13 @@ def _answer(capacity: Capacity, claim: Claim, max_concurrency: int) -> ClaimAnsw
     )
 
 
-def _held_back_by(capacity: Capacity, best: int, limit: int, level: Level) -> str:
-    if best == capacity.max_concurrency:
+def _held_back_by(capacity: Capacity, best: int, level: Level) -> str:
+    if best == capacity.fitting_streams:
         return "KV space"
-    if best < limit:
-        return "TPOT"
-    return "the settings' limit on sequences" if level.max_concurrency is None else "--max-concurrency"
+    if best == capacity.max_concurrency:
+        return "the settings' limit on sequences" if level.max_concurrency is None else "--max-concurrency"
+    one_more = capacity.point(best + 1)
+    return "TTFT" if level.ttft is not None and one_more.ttft > level.ttft else "TPOT"
 
 
 def _doubling(most: int) -> list[int]:

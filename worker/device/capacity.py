@@ -1,17 +1,17 @@
-"""What a deployment can serve, by arithmetic on step times: no queue, no arrival process, no scheduler.
+"""What a deployment can serve, by arithmetic on step times: no arrival process, no scheduler.
 
-b streams run at once, each of P prompt and O output tokens, and start evenly spread. A prompt is one prefill step that
-stalls the others, so that a stream meets b - 1 foreign prefills while it decodes:
+b streams run at once, each of P prompt and O output tokens; each asks again as soon as it is answered (a closed loop,
+`lorrery simulate -c b`), and they are evenly spread. What a stream then meets, on average, is in `closed_loop`:
 
-    TTFT    = prefill(P)                                             without queueing
-    ITL     = decode step of b sequences, each at the mean context P + O/2
-    TPOT    = ITL + (b - 1) * TTFT / (O - 1)                         the stalls spread over the tokens
+    TTFT    = what is waited for of a step under way, and the steps that compute its prompt, with those that join it
+    ITL     = decode step of the n <= b sequences that decode at once, each at the mean context P + O/2
+    TPOT    = ITL + the prompts of others, per token
     E2E     = TTFT + (O - 1) * TPOT
     stream  = O / E2E       in all = b * stream                      tokens/s
-    KV      = b * (P + O) tokens at worst
+    KV      = b * (P + O) tokens at worst; of paged memory b * ceil((P + O - 1) / block size) blocks
 
-What limits a point is the largest share of b prefills and O - 1 decode steps: arithmetic, memory traffic (weights, KV
-cache), sums over GPUs, adapters, or fixed costs (kernels' constants, the CPU); and KV space if no further stream fits.
+What limits a point is the largest share of a stream's life: arithmetic, memory traffic (weights, KV cache), sums over
+GPUs, adapters, or fixed costs (kernels' constants, the CPU); and KV space if no further stream fits.
 """
 
 from collections import Counter
@@ -20,15 +20,20 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 from math import ceil
 
+import numpy as np
+
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.basis import Ground, grounds
 from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, PrefillChunk
+from lorrery.worker.device.closed_loop import ClosedLoop, Pieces, PromptTurns, Seconds
 from lorrery.worker.device.cost import StepCost
 from lorrery.worker.device.deployment import Deployment
 from lorrery.worker.device.lora import adapter_bytes
 from lorrery.worker.device.steptime import StepTimeModel
 
 KV_SPACE = "KV space"
+PARTS = ("compute", "memory bandwidth", "all-reduce", "adapters", "fixed costs", "whole step")
+"""What takes a step's time; a model that knows no parts has the last one only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +61,61 @@ class Workload:
             counts[rank] += whole + (index < more)
         return counts
 
-    def lora(self, num_sequences: int) -> LoraWork:
-        """Return the adapters of a decode step: the expected number of distinct ones, N (1 - (1 - 1/N)^b)."""
+    def lora(self, num_sequences: int, num_tokens: int | None = None) -> LoraWork:
+        """Return the adapters of a step: the expected number of distinct ones, N (1 - (1 - 1/N)^b).
+
+        Args:
+            num_sequences: in the step.
+            num_tokens: of them together; None: one of each.
+        """
         if not self.num_adapters:
             return NO_LORA
         distinct = max(1, round(self.num_adapters * (1 - (1 - 1 / self.num_adapters) ** num_sequences)))
         ranks = islice(cycle(self.ranks), distinct)
-        each, more = divmod(num_sequences, distinct)
+        each, more = divmod(num_sequences if num_tokens is None else num_tokens, distinct)
         return LoraWork.of((rank, each + (index < more)) for index, rank in enumerate(ranks))
 
 
 @dataclass(frozen=True, slots=True)
+class Room:
+    """What a replica holds, as far as settings say it.
+
+    Attributes:
+        kv_pool_tokens: of the KV pool; None: as many as fit.
+        block_size: tokens in a block of the pool; None: it is counted in tokens.
+        max_sequences: that run at once at most; None: as many as the pool holds.
+    """
+
+    kv_pool_tokens: int | None = None
+    block_size: int | None = None
+    max_sequences: int | None = None
+
+
+_ANY_ROOM = Room()
+
+
+@dataclass(frozen=True, slots=True)
 class Point:
-    """A deployment under `concurrency` streams; times in seconds, rates per second. Nothing here waits in a queue."""
+    """A deployment under `concurrency` streams in a closed loop; mean times in seconds, rates per second.
+
+    Attributes:
+        concurrency: streams.
+        decoding: of them, on average; the others wait, or their prompts are computed.
+        ttft: request to first token.
+        itl: a decode step alone.
+        tpot: from one token to the next, with what others' prompts take of it.
+        e2e: request to last token.
+        stream_tokens: of one stream.
+        total_tokens: of all.
+        requests: of all.
+        kv_ratio: share of the KV pool that they fill at worst.
+        limit: what takes most of the time, or `KV_SPACE`.
+        shares: of the time, by what takes it.
+    """
 
     concurrency: int
-    unqueued_ttft: float
+    decoding: float
+    ttft: float
     itl: float
     tpot: float
     e2e: float
@@ -90,29 +134,44 @@ class Capacity:
         deployment: what serves.
         step_time: how long its steps take.
         workload: what every stream asks.
-        kv_pool_tokens: of the KV pool; None: as many as fit.
+        turns: how prompts and decodes share its steps.
+        room: of its KV pool and batch.
 
     Attributes:
         adapter_bytes: of all adapters.
         fitting_kv_tokens: that the memory left by weights and adapters holds.
         kv_pool_tokens: of the KV pool.
-        max_concurrency: streams that the pool holds.
+        block_size: tokens in a block of it; None: it is counted in tokens.
+        stream_kv_tokens: that a stream takes of it at worst, whole blocks.
+        fitting_streams: streams that the pool holds.
+        max_concurrency: streams that may run at once.
 
     Raises:
         CatalogueError: the model does not fit; the message shows the sum.
     """
 
     def __init__(
-        self, deployment: Deployment, step_time: StepTimeModel, workload: Workload, kv_pool_tokens: int | None = None
+        self,
+        deployment: Deployment,
+        step_time: StepTimeModel,
+        workload: Workload,
+        turns: PromptTurns,
+        room: Room = _ANY_ROOM,
     ) -> None:
         self.deployment, self.workload, self._step_time = deployment, workload, step_time
-        targets = deployment.lora.targets
-        self.adapter_bytes = sum(
-            count * adapter_bytes(deployment.model, rank, targets) for rank, count in workload.adapters_of_rank.items()
-        )
+        self.adapter_bytes = bytes_of_adapters(deployment, workload)
         self.fitting_kv_tokens = deployment.kv_pool_tokens(self.adapter_bytes)
-        self.kv_pool_tokens = self.fitting_kv_tokens if kv_pool_tokens is None else kv_pool_tokens
-        self.max_concurrency = self.kv_pool_tokens // (workload.prompt_tokens + workload.output_tokens)
+        self.kv_pool_tokens = self.fitting_kv_tokens if room.kv_pool_tokens is None else room.kv_pool_tokens
+        tokens = workload.prompt_tokens + workload.output_tokens
+        self.block_size = block = room.block_size
+        # A paged pool never holds the last token produced; S-LoRA's rule charges it.
+        self.stream_kv_tokens = tokens if block is None else ceil((tokens - 1) / block) * block
+        self.fitting_streams = self.kv_pool_tokens // (block or 1) * (block or 1) // self.stream_kv_tokens
+        limit = self.fitting_streams if room.max_sequences is None else room.max_sequences
+        self.max_concurrency = min(self.fitting_streams, limit)
+        self._reads_lengths = getattr(step_time, "reads_decode_lengths", True)
+        self._steps: dict[tuple[int, Pieces], Seconds] = {}
+        self._loop = ClosedLoop(self._step, turns, workload.prompt_tokens, workload.output_tokens)
 
     @property
     def grounds(self) -> list[Ground]:
@@ -120,69 +179,113 @@ class Capacity:
         return grounds(self.deployment, self._step_time.name)
 
     def unqueued_ttft(self, prompt_tokens: int | None = None) -> float:
-        """Return the seconds of one prompt's prefill."""
-        return self._prefill(prompt_tokens or self.workload.prompt_tokens).total_ps / PS_PER_SECOND
+        """Return the seconds of one prompt's prefill, which nothing shares and for which nothing waits."""
+        return float(self._loop.alone(prompt_tokens or self.workload.prompt_tokens).sum())
 
     def itl(self, concurrency: int) -> float:
         """Return the seconds of one decode step of so many sequences."""
-        return self._decode(concurrency).total_ps / PS_PER_SECOND
+        return float(self._step(concurrency, ()).sum())
 
     def point(self, concurrency: int) -> Point:
         """Return what `concurrency` streams get, whether they fit or not."""
         work, gaps = self.workload, self.workload.output_tokens - 1
-        prefill, decode = self._prefill(work.prompt_tokens), self._decode(concurrency)
-        ttft, itl = prefill.total_ps / PS_PER_SECOND, decode.total_ps / PS_PER_SECOND
-        tpot = itl + (concurrency - 1) * ttft / gaps
-        e2e = ttft + gaps * tpot
-        shares = _shares(prefill, concurrency, decode, gaps)
-        full = concurrency + 1 > self.max_concurrency
+        found = self._loop.at(concurrency)
+        life = found.ttft + gaps * found.tpot
+        ttft, tpot, e2e = float(found.ttft.sum()), float(found.tpot.sum()), float(life.sum())
+        shares = {part: float(share) for part, share in zip(PARTS, life / e2e, strict=True) if share > 0}
+        full = concurrency + 1 > self.fitting_streams
         return Point(
             concurrency=concurrency,
-            unqueued_ttft=ttft,
-            itl=itl,
+            decoding=found.decoding,
+            ttft=ttft,
+            itl=self.itl(max(1, round(found.decoding))),
             tpot=tpot,
             e2e=e2e,
             stream_tokens=work.output_tokens / e2e,
             total_tokens=concurrency * work.output_tokens / e2e,
             requests=concurrency / e2e,
-            kv_ratio=concurrency * (work.prompt_tokens + work.output_tokens) / self.kv_pool_tokens,
+            kv_ratio=concurrency * self.stream_kv_tokens / self.kv_pool_tokens,
             limit=KV_SPACE if full else max(shares, key=lambda part: shares[part]),
             shares=shares,
         )
 
-    def most_streams(self, at_most: int, ttft: float | None = None, tpot: float | None = None) -> int:
-        """Return the largest concurrency that fits and keeps a service level; 0 if not even one stream does.
+    def most_streams(self, ttft: float | None = None, tpot: float | None = None) -> int:
+        """Return the largest concurrency that keeps a service level; 0 if not even one stream does.
 
         Args:
-            at_most: never more than this.
-            ttft: seconds to the first token, without queueing.
-            tpot: seconds per further token, stalls included.
+            ttft: seconds to the first token, on average.
+            tpot: seconds per further token, on average.
         """
-        if ttft is not None and self.unqueued_ttft() > ttft:
-            return 0
-        low, high = 0, min(at_most, self.max_concurrency)
-        while low < high:  # TPOT never falls with concurrency
+
+        def keeps(streams: int) -> bool:
+            point = self.point(streams)
+            return (ttft is None or point.ttft <= ttft) and (tpot is None or point.tpot <= tpot)
+
+        low, high = 0, self.max_concurrency
+        while low < high:  # neither time falls with concurrency
             middle = (low + high + 1) // 2
-            if tpot is None or self.point(middle).tpot <= tpot:
+            if keeps(middle):
                 low = middle
             else:
                 high = middle - 1
         return low
 
-    def streams_for(self, total_tokens: float, at_most: int) -> int | None:
-        """Return the least concurrency that gives so many tokens per second in all; None if none that fits does."""
-        fits = min(at_most, self.max_concurrency)
-        return next((b for b in range(1, fits + 1) if self.point(b).total_tokens >= total_tokens), None)
+    def streams_for(self, total_tokens: float) -> int | None:
+        """Return the least concurrency that gives so many tokens per second in all; None if none that may run does."""
+        most, low, high = self.max_concurrency, 0, 1
+        while high < most and self.point(high).total_tokens < total_tokens:
+            low, high = high, min(2 * high, most)
+        if high > most or self.point(high).total_tokens < total_tokens:
+            return None
+        while low + 1 < high:
+            middle = (low + high) // 2
+            if self.point(middle).total_tokens < total_tokens:
+                low = middle
+            else:
+                high = middle
+        return high
 
-    def _prefill(self, prompt_tokens: int) -> StepCost:
-        ranks = self.workload.adapters_of_rank
-        lora = LoraWork.of([(max(ranks), prompt_tokens)]) if ranks else NO_LORA
-        return self._step_time.step_cost(Batch((PrefillChunk(prompt_tokens, 0, samples=True),), lora=lora))
+    def _step(self, num_decodes: int, pieces: Pieces) -> Seconds:
+        """Return the seconds of a step by `PARTS`."""
+        found = self._steps.get((num_decodes, pieces))
+        if found is None:
+            found = self._steps[num_decodes, pieces] = self._seconds(num_decodes, pieces)
+        return found
 
-    def _decode(self, concurrency: int) -> StepCost:
+    def _seconds(self, num_decodes: int, pieces: Pieces) -> Seconds:
+        cost = self._cost(num_decodes, pieces)
+        # Decode attention reads the cache, prefill attention computes.
+        reads = min(cost.attention, self._cost(num_decodes, ()).attention) if num_decodes else 0
+        picoseconds = (
+            cost.compute + cost.attention - reads,
+            cost.memory + reads,
+            cost.all_reduce,
+            cost.lora,
+            cost.kernel + cost.host,
+            cost.whole,
+        )
+        return np.array(picoseconds, np.float64) / PS_PER_SECOND
+
+    def _cost(self, num_decodes: int, pieces: Pieces) -> StepCost:
         work = self.workload
         kv = work.prompt_tokens + work.output_tokens // 2
-        return self._step_time.step_cost(Batch((), concurrency, concurrency * kv, kv, work.lora(concurrency)))
+        num_sequences, num_tokens = num_decodes + len(pieces), num_decodes + sum(new for new, _ in pieces)
+        lora = work.lora(num_sequences, num_tokens)
+        if pieces and num_sequences == 1 and work.num_adapters:  # a prompt alone: at worst
+            lora = LoraWork.of([(max(work.adapters_of_rank), num_tokens)])
+        chunks = tuple(PrefillChunk(new, past, samples=True) for new, past in pieces)
+        lengths = (kv,) * num_decodes if pieces and self._reads_lengths else ()
+        return self._step_time.step_cost(
+            Batch(chunks, num_decodes, num_decodes * kv, kv if num_decodes else 0, lora, lengths)
+        )
+
+
+def bytes_of_adapters(deployment: Deployment, workload: Workload) -> int:
+    """Return the bytes of all adapters."""
+    targets = deployment.lora.targets
+    return sum(
+        count * adapter_bytes(deployment.model, rank, targets) for rank, count in workload.adapters_of_rank.items()
+    )
 
 
 def replicas_for(requests: float, one_replica: float) -> int:
@@ -193,23 +296,3 @@ def replicas_for(requests: float, one_replica: float) -> int:
         one_replica: that one serves.
     """
     return max(ceil(requests / one_replica - 1e-9), 1)
-
-
-def _shares(prefill: StepCost, num_prefills: int, decode: StepCost, num_decodes: int) -> dict[str, float]:
-    """Return what takes the time, as shares of it; a model that knows no parts has one share."""
-    both = (prefill, num_prefills), (decode, num_decodes)
-
-    def total(*parts: str) -> int:
-        return sum(times * sum(getattr(cost, part) for part in parts) for cost, times in both)
-
-    # Prefill attention computes, decode attention reads the cache.
-    seconds = {
-        "compute": total("compute") + num_prefills * prefill.attention,
-        "memory bandwidth": total("memory") + num_decodes * decode.attention,
-        "all-reduce": total("all_reduce"),
-        "adapters": total("lora"),
-        "fixed costs": total("kernel", "host"),
-        "whole step": total("whole"),
-    }
-    everything = sum(seconds.values())
-    return {part: value / everything for part, value in seconds.items() if value}

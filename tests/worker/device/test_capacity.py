@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lorrery.worker.device.batch import NO_LORA, LoraWork
-from lorrery.worker.device.capacity import Capacity, Workload, replicas_for
+from lorrery.worker.device.capacity import Capacity, Room, Workload, replicas_for
+from lorrery.worker.device.closed_loop import PromptTurns, Turns
 from lorrery.worker.device.errors import CatalogueError
 from lorrery.worker.device.hardware import AttentionFit
 from lorrery.worker.device.roofline import Roofline
@@ -18,9 +19,16 @@ from tests.worker.device.known import deployment
 QUESTION = Workload(1750, 500)
 
 
-def capacity(model: str, gpu: str, degree: int, work: Workload = QUESTION) -> Capacity:
+# Prefill alone, up to 8,192 tokens in a step; and each prompt in a step of its own.
+JOINED, ONE_BY_ONE = PromptTurns(Turns.FIRST, 8192), PromptTurns(Turns.FIRST, 1)
+ANY_NUMBER = Room()
+
+
+def capacity(
+    model: str, gpu: str, degree: int, work: Workload = QUESTION, turns: PromptTurns = JOINED, room: Room = ANY_NUMBER
+) -> Capacity:
     known = deployment(gpu, model, degree, engine="present-day")
-    return Capacity(known, Roofline(known), work)
+    return Capacity(known, Roofline(known), work, turns, room)
 
 
 def before(gpu: str, model: str, degree: int) -> Capacity:
@@ -30,7 +38,7 @@ def before(gpu: str, model: str, degree: int) -> Capacity:
     if gpu == "A100":
         fit = replace(fit, attention={"bf16": AttentionFit(0.85, 0.45, 10.0, 10.0)})
     known = replace(known, gpu=known.gpu.with_fit(fit), engine=replace(known.engine, kernels="older"))
-    return Capacity(known, Roofline(known), QUESTION)
+    return Capacity(known, Roofline(known), QUESTION, ONE_BY_ONE, Room(max_sequences=512))
 
 
 # (TTFT of 1500, 2000, 3500; ITL at 1, 8, 32, 64, 128) in ms, one stream's tokens/s, streams for 300 tokens/s in all,
@@ -56,7 +64,7 @@ def test_the_worked_example_comes_out(model, gpu, degree, ttft, itl, alone, stre
     assert [found.unqueued_ttft(n) * 1e3 for n in (1500, 2000, 3500)] == pytest.approx(ttft, rel=0.07)
     assert [found.itl(b) * 1e3 for b in (1, 8, 32, 64, 128)] == pytest.approx(itl, rel=0.05)
     assert 1 / found.itl(1) == pytest.approx(alone, rel=0.05)
-    assert found.streams_for(300, 512) == streams
+    assert found.streams_for(300) == streams
     at_peak = max((found.point(2**k) for k in range(10) if 2**k <= found.max_concurrency), key=lambda p: p.total_tokens)
     assert at_peak.total_tokens == pytest.approx(peak, rel=0.05)
     assert at_peak.concurrency == peak_streams
@@ -68,17 +76,39 @@ def test_no_single_stream_gets_300_tokens_a_second():
 
 def test_tokens_and_times_agree_with_one_another():
     point = capacity("Llama-3-8B", "H100", 1).point(32)
-    assert point.e2e == pytest.approx(point.unqueued_ttft + 499 * point.tpot)
+    assert point.e2e == pytest.approx(point.ttft + 499 * point.tpot)
     assert point.total_tokens == pytest.approx(32 * point.stream_tokens) == pytest.approx(500 * point.requests)
     assert sum(point.shares.values()) == pytest.approx(1)
 
 
-def test_a_stream_is_stalled_by_the_prefills_of_all_others_but_not_by_its_own():
-    found = capacity("Llama-3-8B", "H100", 1)
-    alone, three = found.point(1), found.point(3)
-    assert alone.tpot == alone.itl
-    assert alone.e2e == pytest.approx(alone.unqueued_ttft + 499 * alone.itl)
-    assert 499 * (three.tpot - three.itl) == pytest.approx(2 * three.unqueued_ttft)
+def test_a_stream_alone_is_never_stalled():
+    for turns in Turns:
+        alone = capacity("Llama-3-8B", "H100", 1, turns=PromptTurns(turns, 8192, decode_steps=10)).point(1)
+        found = capacity("Llama-3-8B", "H100", 1)
+        assert alone.ttft == pytest.approx(found.unqueued_ttft())
+        assert alone.tpot == alone.itl == found.itl(1)
+        assert alone.decoding <= 1
+
+
+def test_prompts_that_join_in_a_step_stall_less():
+    one_by_one, joined = (capacity("Llama-3-8B", "L4", 1, Workload(40, 30), t).point(256) for t in (ONE_BY_ONE, JOINED))
+    assert joined.total_tokens > 3 * one_by_one.total_tokens
+    assert joined.tpot < one_by_one.tpot / 3
+
+
+def test_a_prompt_in_pieces_takes_the_time_of_its_pieces():
+    pieces = capacity("Llama-3-8B", "H100", 1, Workload(3000, 100), PromptTurns(Turns.BESIDE, 1024, in_pieces=True))
+    whole = capacity("Llama-3-8B", "H100", 1, Workload(3000, 100))
+    assert whole.unqueued_ttft() < pieces.unqueued_ttft() < 1.5 * whole.unqueued_ttft()
+    assert pieces.point(1).ttft == pytest.approx(pieces.unqueued_ttft())
+
+
+def test_what_a_budget_does_not_let_in_waits():
+    found = capacity("Llama-3-8B", "H100", 1, Workload(1000, 20), PromptTurns(Turns.BESIDE, 2048, in_pieces=True))
+    few, many = found.point(120), found.point(480)
+    assert few.decoding == pytest.approx(many.decoding, rel=0.05)
+    assert few.tpot == pytest.approx(many.tpot, rel=0.05)
+    assert many.e2e == pytest.approx(4 * few.e2e, rel=0.05)
 
 
 def test_limits_are_memory_then_compute_then_room():
@@ -90,12 +120,23 @@ def test_limits_are_memory_then_compute_then_room():
 
 def test_a_service_level_bounds_the_streams():
     found = capacity("Llama-3-8B", "A100", 1)
-    assert found.most_streams(512) == found.max_concurrency
-    assert found.most_streams(16) == 16
-    best = found.most_streams(512, ttft=1.0, tpot=0.03)
+    assert found.most_streams() == found.max_concurrency == found.fitting_streams
+    assert capacity("Llama-3-8B", "A100", 1, room=Room(max_sequences=16)).most_streams() == 16
+    best = found.most_streams(ttft=1.0, tpot=0.03)
     assert found.point(best).tpot <= 0.03 < found.point(best + 1).tpot
-    assert found.most_streams(512, ttft=0.01) == 0
-    assert found.most_streams(512, tpot=0.001) == 0
+    first = found.most_streams(ttft=0.2)
+    assert found.point(first).ttft <= 0.2 < found.point(first + 1).ttft
+    assert found.most_streams(ttft=0.01) == 0
+    assert found.most_streams(tpot=0.001) == 0
+
+
+def test_the_fewest_streams_for_a_rate_are_found():
+    found = capacity("Llama-3-8B", "A100", 1, Workload(100, 100))
+    for rate in (50, 300, 1000):
+        streams = found.streams_for(rate)
+        assert found.point(streams).total_tokens >= rate
+        assert streams == 1 or found.point(streams - 1).total_tokens < rate
+    assert found.streams_for(1e6) is None
 
 
 def test_adapters_take_room_and_time():
