@@ -20,7 +20,7 @@ waiters are dropped.
 `keep_unused = False` is S-LoRA's way: an adapter leaves the GPU as soon as no running sequence uses it.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from lorrery.scheduler.core.adapter_events import AdapterLog
@@ -55,6 +55,7 @@ class AdapterOptions:
 
 
 _NOBODY: frozenset[str] = frozenset()
+_NONE: dict[str, Adapter] = {}
 _MOST_KNOWN = 4096
 """Load times that are kept."""
 
@@ -128,8 +129,13 @@ class Residency:
         if not self.has_asked_for(adapter) and self._make_place(adapter, at_ps, pinned):
             self._begin(adapter, at_ps)
 
-    def load_ahead(self, adapters: Sequence[Adapter], at_ps: int, pinned: Callable[[], Collection[str]]) -> bool:
-        """Begin to load adapters that will be needed next, as far as loads and places are free, in this order.
+    def load_ahead(self, adapters: dict[str, Adapter], at_ps: int, pinned: Callable[[], Collection[str]]) -> bool:
+        """Begin to load adapters that will be needed next, as far as loads and places are free.
+
+        Args:
+            adapters: by key, the first of them first.
+            at_ps: now.
+            pinned: see `require`.
 
         Returns:
             Whether one of them wants for a place.
@@ -137,15 +143,14 @@ class Residency:
         if not self.has_free_load:
             return False
         gpu, loading = self.gpu, self.loading
-        keep: set[str] | None = None
-        in_use: Collection[str] = ()
-        for adapter in adapters:
-            if adapter.key in gpu or adapter.key in loading:
+        in_use: Collection[str] | None = None
+        for key, adapter in adapters.items():
+            if key in gpu or key in loading:
                 continue
             if not self._has_place(adapter):
-                if keep is None:
-                    keep, in_use = {one.key for one in adapters}, pinned()
-                if not self._put_out_for(adapter, at_ps, in_use, keep):
+                if in_use is None:
+                    in_use = pinned()
+                if not self._put_out_for(adapter, at_ps, in_use, adapters):
                     return True
             self._begin(adapter, at_ps)
             self.advance(at_ps)  # a load that takes no time
@@ -233,7 +238,7 @@ class Residency:
         return self._has_place(adapter) or self._put_out_for(adapter, at_ps, pinned())
 
     def _put_out_for(
-        self, adapter: Adapter, at_ps: int, in_use: Collection[str], needed: Collection[str] = _NOBODY
+        self, adapter: Adapter, at_ps: int, in_use: Collection[str], needed: dict[str, Adapter] = _NONE
     ) -> bool:
         """Put out, least recently used first, as many as must go; nobody if that would not do.
 
@@ -242,11 +247,11 @@ class Residency:
         most = self.options.max_slots
         if self.options.max_loras is not None or most is None:
             for name in self.gpu:
-                if name not in in_use and name not in needed:
+                if name not in needed and name not in in_use:
                     self._evict(name, at_ps)
                     return True
             return False
-        free = [name for name in self.gpu if name not in in_use and name not in needed]
+        free = [name for name in self.gpu if name not in needed and name not in in_use]
         missing = self._taken_slots + adapter.slots - most
         for number, name in enumerate(free, start=1):
             missing -= self.gpu[name].slots

@@ -22,9 +22,9 @@ from lorrery.scheduler.core.policy_answers import (
     is_ours,
 )
 from lorrery.scheduler.core.policy_errors import PolicyErrors
-from lorrery.scheduler.core.queues.base import Queue, is_asked_every_step
+from lorrery.scheduler.core.queues.base import Queue, goes_by_arrival, is_asked_every_step
 from lorrery.scheduler.core.replica_options import ReplicaOptions
-from lorrery.scheduler.core.sequence import Sequence
+from lorrery.scheduler.core.sequence import Adapter, Sequence
 
 
 class Planner:
@@ -73,8 +73,11 @@ class Planner:
         self._one_step = is_asked_every_step(queue)
         self._max_sequences = batching.limits.max_sequences if self.decodes_on else 0
         self._look_ahead = 0 if options.no_lora else options.look_ahead
-        # Of these all is begun that can be, as long as the residency stays, and, if one wants for a place, the batch.
+        self._listed = queue if goes_by_arrival(queue) else None
+        # Of these, whose adapters follow, all is begun that can be, as long as the residency stays, and, if one wants
+        # for a place, the batch.
         self._looked_at: list[Sequence] = []
+        self._ahead: dict[str, Adapter] = {}  # by key
         self._looked_at_version = self._looked_at_batch = -1
 
     def decide(self, at_ps: int) -> Plan | Idle:
@@ -130,19 +133,20 @@ class Planner:
         try:
             if self._context.has_no_candidates():
                 return
-            first = list(islice(self._queue, self._look_ahead))
+            if self._listed is not None:
+                first = self._listed.front(self._look_ahead)
+            else:
+                first = list(islice(self._queue, self._look_ahead))
         except Exception as error:  # as in `_next_event_ps`
             self._errors.error = error
             return
-        if (
-            first == self._looked_at
-            and residency.version == self._looked_at_version
-            and self._looked_at_batch in (-1, batch_version)
-        ):
+        if first is not self._looked_at and first != self._looked_at:
+            self._looked_at = first
+            self._ahead = {one.adapter.key: one.adapter for one in first if one.adapter is not None}
+        elif residency.version == self._looked_at_version and self._looked_at_batch in (-1, batch_version):
             return
-        adapters = [sequence.adapter for sequence in first if sequence.adapter is not None]
-        wants_place = bool(adapters) and residency.load_ahead(adapters, at_ps, self._context.pinned_adapters)
-        self._looked_at, self._looked_at_version = first, residency.version
+        wants_place = bool(self._ahead) and residency.load_ahead(self._ahead, at_ps, self._context.pinned_adapters)
+        self._looked_at_version = residency.version
         self._looked_at_batch = batch_version if wants_place else -1  # a place may become free when somebody leaves
 
     def _plan_step(self, step: Step, at_ps: int) -> Plan:

@@ -1,7 +1,7 @@
 """What a queue must be able to do, and what those share that keep one list in order of arrival."""
 
 from collections.abc import Iterable, Iterator
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 from lorrery.scheduler.core.admission import AdmissionPass, Blocked
 from lorrery.scheduler.core.memory.base import Memory
@@ -108,6 +108,10 @@ class ListedQueue:
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._waiting)
 
+    def front(self, length: int) -> list[Sequence]:
+        """Return who arrived first, so many at most: the same list while they stay, which is not to be changed."""
+        return self._waiting.front(length)
+
     def append(self, sequence: Sequence, at_ps: int) -> None:
         """Let a sequence wait at the end; one that was queued before at its place by first arrival."""
         self._waiting.append(sequence)
@@ -158,6 +162,11 @@ def is_asked_every_step(queue: Queue) -> bool:
         if any(name in vars(cls) for name in _PARTS):
             return True
     return True
+
+
+def goes_by_arrival(queue: Queue) -> TypeGuard[ListedQueue]:
+    """Tell whether the order of a queue is that of its list, so that its `front` is what comes first of it."""
+    return isinstance(queue, ListedQueue) and type(queue).__iter__ is ListedQueue.__iter__
 
 
 def hears_of_steps(queue: Queue) -> bool:

@@ -6,6 +6,7 @@ somebody looks, all at once, so N of them cost O(N log N). One that is older tha
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from lorrery.scheduler.core.sequence import Sequence
 
@@ -16,6 +17,8 @@ class WaitingList:
     def __init__(self) -> None:
         self._sequences: OrderedDict[int, Sequence] = OrderedDict()
         self._in_order = True
+        self._front: list[Sequence] = []  # what `front` has answered
+        self._front_length = -1  # how many it was asked for; -1: since then they may have become others
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -35,6 +38,12 @@ class WaitingList:
         """The one that arrived first."""
         return next(iter(self), None)
 
+    def front(self, length: int) -> list[Sequence]:
+        """Return who arrived first, so many at most: the same list while they stay, which is not to be changed."""
+        if self._front_length != length:
+            self._front, self._front_length = list(islice(self, length)), length
+        return self._front
+
     def get(self, handle: int) -> Sequence | None:
         """Return the waiting sequence of that handle."""
         return self._sequences.get(handle)
@@ -42,7 +51,10 @@ class WaitingList:
     def append(self, sequence: Sequence) -> None:
         """Add at the end, or, if one that arrived later waits (after a loss), at its place by arrival."""
         sequences = self._sequences
+        if len(sequences) < self._front_length:
+            self._front_length = -1
         if self._in_order and sequences and next(reversed(sequences.values())).arrived_ps > sequence.arrived_ps:
+            self._front_length = -1
             if next(iter(sequences.values())).arrived_ps > sequence.arrived_ps:
                 sequences[sequence.handle] = sequence
                 sequences.move_to_end(sequence.handle, last=False)
@@ -57,15 +69,18 @@ class WaitingList:
 
     def remove(self, handle: int) -> None:
         """Remove one that is known to wait."""
+        self._front_length = -1
         del self._sequences[handle]
 
     def remove_all(self, sequences: Iterable[Sequence]) -> None:
         """Remove sequences that are known to wait."""
+        self._front_length = -1
         for sequence in sequences:
             del self._sequences[sequence.handle]
 
     def pop(self, handle: int) -> Sequence | None:
         """Remove and return the sequence of that handle, if it waits."""
+        self._front_length = -1
         return self._sequences.pop(handle, None)
 
     def mark(self, handle: int) -> Sequence | None:
@@ -79,5 +94,6 @@ class WaitingList:
     def clear(self) -> list[Sequence]:
         """Remove and return all, in order."""
         sequences = list(self)
+        self._front_length = -1
         self._sequences.clear()
         return sequences

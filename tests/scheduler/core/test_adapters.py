@@ -136,7 +136,7 @@ def test_attempts_count_anew_after_a_load_that_succeeded() -> None:
 
 def ahead(held: Residency, *adapters: Adapter, pinned: tuple[str, ...] = ()) -> list[str]:
     """Look ahead at time 0, and return whose loads are under way."""
-    held.load_ahead(adapters, 0, lambda: pinned)
+    held.load_ahead({one.key: one for one in adapters}, 0, lambda: pinned)
     return list(held.loading)
 
 
