@@ -17,7 +17,7 @@ import grpc.aio
 from lorrery.chassis.channel import failing_when_closed
 from lorrery.chassis.errors import InvalidRequest, RankOverLimit, Reason, Unavailable, UnknownName
 from lorrery.chassis.log import get_logger
-from lorrery.chassis.names import quoted
+from lorrery.chassis.names import quoted, why_no_name
 from lorrery.router import wire
 from lorrery.router.checks import check_adapter_id
 from lorrery.router.placement import Placement
@@ -43,9 +43,26 @@ async def list_adapters(placement: Placement, model: str) -> router_pb2.ListAdap
         Unavailable: no shard is connected.
         grpc.aio.AioRpcError: a shard did not answer.
     """
-    statuses = await _all(_status(shard) for shard in connected(placement))
+    statuses = await _all(_status(shard, scheduler_pb2.GetStatusRequest()) for shard in connected(placement))
     ranks = {adapter.adapter_id: adapter.rank for status in statuses for adapter in status.adapters}
     return router_pb2.ListAdaptersResponse(adapters=wire.adapter_messages(ranks), model=model)
+
+
+async def find_adapter(placement: Placement, adapter_id: str) -> types_pb2.Adapter | None:
+    """Return an adapter as a connected shard knows it; None: no shard does. The others cost nothing.
+
+    Raises:
+        Unavailable: no shard is connected.
+        grpc.aio.AioRpcError: a shard did not answer.
+    """
+    shards = connected(placement)
+    if why_no_name(adapter_id) is not None:
+        return None
+    request = scheduler_pb2.GetStatusRequest(adapter_id=adapter_id)
+    statuses = await _all(_status(shard, request) for shard in shards)
+    # A scheduler of before may answer with all.
+    adapters = (adapter for status in statuses for adapter in status.adapters)
+    return next((adapter for adapter in adapters if adapter.adapter_id == adapter_id), None)
 
 
 async def load(placement: Placement, adapter: types_pb2.Adapter, max_lora_rank: int, model: str) -> None:
@@ -75,7 +92,7 @@ async def load(placement: Placement, adapter: types_pb2.Adapter, max_lora_rank: 
     answer = await _register(decides, request)
     change = wire.adapter_change(answer.adapter)
     if change is not None:
-        placement.learn([change])
+        placement.learn([change], told_by=decides)
         taken_over = scheduler_pb2.RegisterAdapterRequest(adapter=answer.adapter)
         await _all(_tell(_register(shard, taken_over)) for shard in others)
 
@@ -99,7 +116,7 @@ async def unload(placement: Placement, adapter_id: str, model: str) -> None:
             raise
         name = quoted(adapter_id)
         raise UnknownName(f"adapter {name} is not loaded", field="adapter_id", value=name) from None
-    placement.learn([AdapterChange(answer.version, adapter_id, 0)])
+    placement.learn([AdapterChange(answer.version, adapter_id, 0)], told_by=decides)
     taken_over = scheduler_pb2.UnregisterAdapterRequest(adapter_id=adapter_id, version=answer.version)
     await _all(_tell(_unregister(shard, taken_over)) for shard in others)
 
@@ -174,18 +191,16 @@ async def _all(calls: Iterable[Awaitable[_T]]) -> list[_T]:
     return [result for result in results if not isinstance(result, BaseException)]
 
 
-async def _status(shard: Shard) -> scheduler_pb2.GetStatusResponse:
+async def _status(shard: Shard, request: scheduler_pb2.GetStatusRequest) -> scheduler_pb2.GetStatusResponse:
     with failing_when_closed():
-        return await shard.stub.GetStatus(
-            scheduler_pb2.GetStatusRequest(), timeout=CALL_SECONDS, metadata=shard.credentials
-        )
+        return await shard.stub.GetStatus(request, timeout=CALL_SECONDS, metadata=shard.credentials)
 
 
 async def _status_or_none(shard: Shard) -> scheduler_pb2.GetStatusResponse | None:
     if not shard.connected:
         return None
     try:
-        return await _status(shard)
+        return await _status(shard, scheduler_pb2.GetStatusRequest(no_adapters=True))
     except grpc.aio.AioRpcError:
         return None
 

@@ -226,6 +226,11 @@ class Handler:
         known = await adapters.list_adapters(self._placement, self.settings.model)
         return router_pb2.ListAdaptersResponse(adapters=visible_adapters(caller, known.adapters), model=known.model)
 
+    async def find_adapter(self, caller: ApiKey, adapter_id: str) -> types_pb2.Adapter | None:
+        """Return an adapter; None: no connected shard knows it, or the caller may not know of it."""
+        found = await adapters.find_adapter(self._placement, adapter_id)
+        return found if caller.may_see(adapter_id) else None
+
     def unknown_model(self, model: str) -> RequestError:
         """Return the error of who asks for a model that is not to be had."""
         return unknown_model(model, self.settings.served_model_names[0])

@@ -188,10 +188,11 @@ class Placement:
         self, changes: Iterable[AdapterChange], forgotten: int | None = None, told_by: Shard | None = None
     ) -> None:
         """See `ShardOwner.learn`."""
-        if self.log.merge(changes) if forgotten is None else self.log.merge_all(changes, forgotten):
+        news = self.log.merge(changes) if forgotten is None else self.log.merge_all(changes, forgotten)
+        if news:
             for shard in self.shards:
                 if shard is not told_by:
-                    shard.tell_adapters()
+                    shard.tell_adapters(news if forgotten is None else None)
 
     def shard_up(self, shard: Shard) -> None:
         """See `ShardOwner.shard_up`."""

@@ -1,11 +1,12 @@
 """One life of the stream between a router and a scheduler: what is written on it, under which handles.
 
 What is to be written waits in two dicts, which hold at most one entry per open request; cancels that gather travel in
-one message. A handle belongs to one life of the stream and is never used twice in it.
+one message, and so do changes to adapters. A handle belongs to one life of the stream and is never used twice in it.
 """
 
 import asyncio
 import time
+from collections.abc import Sequence
 
 import grpc
 import grpc.aio
@@ -16,11 +17,13 @@ from lorrery.router import wire
 from lorrery.router.open_request import OpenRequest
 from lorrery.router.streams import Fanout
 from lorrery.v1 import scheduler_pb2
-from lorrery.vocabulary.adapter_log import AdapterLog
+from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 LONGEST_WAIT_SECONDS = 24 * 3600.0
 """Clients that wait for longer are said to wait for so long."""
+MAX_CHANGES = 1024
+"""Changes to adapters that gather, for a scheduler that reads slowly; in place of more it gets all that is known."""
 _MAX_HANDLE = 2**32 - 1
 
 RouteCall = grpc.aio.StreamStreamCall[scheduler_pb2.RouteRequest, scheduler_pb2.RouteResponse]
@@ -46,6 +49,7 @@ class Session:
         self._submits: dict[int, OpenRequest] = {}
         self._cancels: list[int] = []
         self._adapters: AdapterLog | None = None
+        self._changes: list[AdapterChange] = []
         self._something_to_write = asyncio.Event()
 
     def submit(self, open_request: OpenRequest) -> None:
@@ -67,9 +71,17 @@ class Session:
         self._something_to_write.set()
         return True
 
-    def tell(self, adapters: AdapterLog) -> None:
-        """Tell the scheduler all that is known of adapters, as it is when this is written: before further requests."""
-        self._adapters = adapters
+    def tell(self, adapters: AdapterLog, changes: Sequence[AdapterChange] | None = None) -> None:
+        """Tell the scheduler what has happened to adapters, before further requests.
+
+        Args:
+            adapters: all that is known of them, as it is when this is written.
+            changes: what of that is new; None: it may be anything.
+        """
+        if changes is not None and self._adapters is None and len(self._changes) + len(changes) <= MAX_CHANGES:
+            self._changes += changes
+        else:
+            self._adapters, self._changes = adapters, []
         self._something_to_write.set()
 
     async def write(self) -> None:
@@ -77,10 +89,13 @@ class Session:
         while True:
             await self._something_to_write.wait()
             self._something_to_write.clear()
-            while self._adapters is not None or self._cancels or self._submits:
+            while self._adapters is not None or self._changes or self._cancels or self._submits:
                 if self._adapters is not None:
                     message, self._adapters = wire.whole_log(self._adapters), None
                     await self._call.write(message)
+                if self._changes:
+                    changes, self._changes = self._changes, []
+                    await self._call.write(wire.adapter_changes(changes))
                 if self._cancels:
                     handles, self._cancels = self._cancels, []
                     await self._call.write(wire.cancel(handles))

@@ -5,7 +5,7 @@ One task reads, one writes (`session.py`).
 
 import asyncio
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import grpc
@@ -167,10 +167,13 @@ class Shard:
         assert self._session is not None
         self._session.submit(open_request)
 
-    def tell_adapters(self) -> None:
-        """Tell this shard what has happened to adapters; one that is not connected hears of it when it is."""
+    def tell_adapters(self, changes: Sequence[AdapterChange] | None) -> None:
+        """Tell this shard what has happened to adapters, None: all that is known of them.
+
+        One that is not connected hears of it when it is.
+        """
         if self._session is not None:
-            self._session.tell(self._owner.log)
+            self._session.tell(self._owner.log, changes)
 
     def owns(self, open_request: OpenRequest) -> bool:
         """Return whether the request is open here."""

@@ -191,15 +191,18 @@ def whole_log(adapters: AdapterLog) -> scheduler_pb2.RouteRequest:
     return scheduler_pb2.RouteRequest(adapter_changes=_whole(adapters))
 
 
+def adapter_changes(changes: Iterable[AdapterChange]) -> scheduler_pb2.RouteRequest:
+    """Return the message that tells some of it."""
+    return scheduler_pb2.RouteRequest(adapter_changes=scheduler_pb2.AdapterChanges(changes=_write_changes(changes)))
+
+
 def _whole(adapters: AdapterLog) -> scheduler_pb2.AdapterChanges:
-    return scheduler_pb2.AdapterChanges(
-        changes=[
-            scheduler_pb2.AdapterChange(adapter_id=name, version=version, rank=rank)
-            for version, name, rank in adapters.changes
-        ],
-        forgotten=adapters.forgotten,
-        whole=True,
-    )
+    changes = _write_changes(adapters.changes)
+    return scheduler_pb2.AdapterChanges(changes=changes, forgotten=adapters.forgotten, whole=True)
+
+
+def _write_changes(changes: Iterable[AdapterChange]) -> list[scheduler_pb2.AdapterChange]:
+    return [scheduler_pb2.AdapterChange(adapter_id=name, version=version, rank=rank) for version, name, rank in changes]
 
 
 def read_changes(message: scheduler_pb2.AdapterChanges) -> list[AdapterChange]:

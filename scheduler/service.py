@@ -244,14 +244,16 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> pb.GetStatusResponse:
         await self._guard.check(context, OPERATORS)
         cluster = self._cluster
+        known, name = cluster.core.adapters, request.adapter_id
+        adapters = [known[name]] if name in known else () if name or request.no_adapters else known.values()
         return pb.GetStatusResponse(
             model=self._settings.model,
             time_scale=self._settings.time_scale,
             max_req_input_len=self._settings.scheduler.max_req_input_len,
             max_req_total_len=self._settings.scheduler.max_req_total_len,
             num_unplaced=cluster.core.num_unplaced,
-            adapters=[wire.write_adapter(adapter) for adapter in cluster.core.adapters.values()],
-            workers=[_worker_status(worker) for worker in cluster.workers.values()],
+            adapters=[wire.write_adapter(adapter) for adapter in adapters],
+            workers=() if name else [_worker_status(worker) for worker in cluster.workers.values()],
         )
 
 

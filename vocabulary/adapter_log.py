@@ -10,6 +10,7 @@ are: `forgotten` is the highest version of an unload that is not, and tells whic
 missing here have been taken back: those up to it.
 """
 
+import heapq
 from collections.abc import Collection, Iterable
 from hashlib import blake2b
 from typing import NamedTuple
@@ -53,24 +54,22 @@ class AdapterLog:
 
     Attributes:
         forgotten: the highest version of an unload that is no longer remembered; 0: all are.
+        num_loaded: adapters that were loaded at run time and are still known.
     """
 
     def __init__(self, listed: Collection[str] = (), max_unloads: int = MAX_UNLOADS) -> None:
-        self.forgotten = 0
+        self.forgotten = self.num_loaded = 0
         self._listed = frozenset(listed)
         self._max_unloads = max_unloads
         self._latest: dict[str, AdapterChange] = {}
         self._newest = 0
+        self._num_unloads = 0  # that may be forgotten
+        self._oldest_unloads: list[AdapterChange] = []  # a heap of these, and of some that are the latest no longer
 
     @property
     def changes(self) -> list[AdapterChange]:
         """The latest change of each adapter, in order of versions."""
         return sorted(self._latest.values())
-
-    @property
-    def num_loaded(self) -> int:
-        """Adapters that were loaded at run time and are still known."""
-        return sum(change.rank > 0 for change in self._latest.values())
 
     def latest(self, adapter_id: str) -> AdapterChange | None:
         """Return what happened to an adapter last; None: nothing, or that is forgotten."""
@@ -81,10 +80,13 @@ class AdapterLog:
         return max(self._newest + 1, now_us)
 
     def merge(self, changes: Iterable[AdapterChange]) -> list[AdapterChange]:
-        """Take in changes that were decided anywhere; return those that are news, in order of versions."""
+        """Take in changes that were decided anywhere; return those that are news, in order of versions.
+
+        The cost of one grows with the logarithm of how many unloads are remembered.
+        """
         news = [change for change in sorted(changes) if self._is_news(change)]
         for change in news:
-            self._latest[change.adapter_id] = change
+            self._set(change)
             self._newest = max(self._newest, change.version)
         self._forget()
         return [change for change in news if self._latest.get(change.adapter_id, change) is change]
@@ -96,7 +98,8 @@ class AdapterLog:
         gone = [change for name, change in self._latest.items() if name not in kept and change.version <= forgotten]
         news = self.merge(theirs)
         for change in gone:
-            self._latest.pop(change.adapter_id, None)  # an unload may be forgotten already
+            if change.adapter_id in self._latest:  # an unload may be forgotten already
+                self._drop(change.adapter_id)
         self.forgotten = max(self.forgotten, forgotten)
         self._newest = max(self._newest, forgotten)
         return [AdapterChange(change.version, change.adapter_id, 0) for change in gone if change.rank] + news
@@ -110,9 +113,33 @@ class AdapterLog:
         # Equal versions come from schedulers that could not hear of one another; both sides then choose alike.
         return (change.version, change.rank) > (latest.version, latest.rank)
 
+    def _set(self, change: AdapterChange) -> None:
+        if change.adapter_id in self._latest:
+            self._drop(change.adapter_id)
+        self._latest[change.adapter_id] = change
+        if change.rank:
+            self.num_loaded += 1
+        elif change.adapter_id not in self._listed:
+            self._num_unloads += 1
+            heapq.heappush(self._oldest_unloads, change)
+            if len(self._oldest_unloads) > 2 * self._max_unloads + self._num_unloads:
+                self._oldest_unloads = [one for one in self._oldest_unloads if self._is_latest(one)]
+                heapq.heapify(self._oldest_unloads)
+
+    def _drop(self, adapter_id: str) -> None:
+        change = self._latest.pop(adapter_id)
+        if change.rank:
+            self.num_loaded -= 1
+        elif adapter_id not in self._listed:
+            self._num_unloads -= 1
+
+    def _is_latest(self, change: AdapterChange) -> bool:
+        return self._latest.get(change.adapter_id) is change
+
     def _forget(self) -> None:
         """Forget the oldest unloads beyond the bound."""
-        unloads = [change for change in self.changes if not change.rank and change.adapter_id not in self._listed]
-        for change in unloads[: max(0, len(unloads) - self._max_unloads)]:
-            del self._latest[change.adapter_id]
-            self.forgotten = max(self.forgotten, change.version)
+        while self._num_unloads > self._max_unloads:
+            oldest = heapq.heappop(self._oldest_unloads)
+            if self._is_latest(oldest):
+                self._drop(oldest.adapter_id)
+                self.forgotten = max(self.forgotten, oldest.version)

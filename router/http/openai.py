@@ -47,24 +47,28 @@ def routes(edge: Edge) -> APIRouter:
     @router.get("/models")
     async def models(http: Request) -> Response:
         """List the base model, then the adapters."""
-        return json_response({"object": "list", "data": await cards(http)})
+        known = (await edge.handler.list_adapters(edge.caller(http))).adapters
+        cards = [base_card(name) for name in edge.models] + [adapter_card(adapter.adapter_id) for adapter in known]
+        return json_response({"object": "list", "data": cards})
 
     @router.get("/models/{name:path}")
     async def model(name: str, http: Request) -> Response:
         """Show the base model or an adapter."""
-        for card in await cards(http):
-            if card["id"] == name:
-                return json_response(card)
+        found = await edge.handler.find_adapter(edge.caller(http), name)
+        if name in edge.models:
+            return json_response(base_card(name))
+        if found is not None:
+            return json_response(adapter_card(name))
         with named(COMPLETION):
             raise edge.handler.unknown_model(name)
 
-    async def cards(http: Request) -> list[dict[str, Any]]:
-        known = await edge.handler.list_adapters(edge.caller(http))
-        card = {"object": "model", "created": began, "owned_by": "lorrery"}
-        length = {"max_model_len": edge.max_model_len}
-        found = [{**card, "id": name, "root": name, "parent": None, **length} for name in edge.models]
-        adapters = (adapter.adapter_id for adapter in known.adapters)
-        return found + [{**card, "id": name, "root": name, "parent": edge.model} for name in adapters]
+    card = {"object": "model", "created": began, "owned_by": "lorrery"}
+
+    def base_card(name: str) -> dict[str, Any]:
+        return {**card, "id": name, "root": name, "parent": None, "max_model_len": edge.max_model_len}
+
+    def adapter_card(name: str) -> dict[str, Any]:
+        return {**card, "id": name, "root": name, "parent": edge.model}
 
     return router
 

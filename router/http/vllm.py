@@ -92,7 +92,7 @@ def routes(edge: Edge) -> APIRouter:
         with named(LORA):
             check_load(caller, name)
         rank = request.known_rank()
-        if name in {known.adapter_id for known in (await handler.list_adapters(caller)).adapters}:
+        if await handler.find_adapter(caller, name) is not None:
             if not request.load_inplace:
                 raise InvalidRequest(
                     f"The lora adapter {quoted(name)} has already been loaded. If you want to load the adapter in"

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -28,6 +29,7 @@ class Harness:
     stub: "router_pb2_grpc.RouterServiceAsyncStub"
     channel: grpc.aio.Channel
     schedulers: list[FakeScheduler]
+    http: str = ""
     ready: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def route(self, index: int = 0) -> Route:
@@ -43,6 +45,17 @@ class Harness:
     async def stub_round_trip(self) -> None:
         """Ask the router something, so that everybody gets to run."""
         await self.stub.ListAdapters(router_pb2.ListAdaptersRequest(), timeout=TIMEOUT_SECONDS)
+
+    async def http_status(self, method: str, path: str, body: object = None) -> int:
+        """Return the status of the answer to an HTTP request."""
+        reader, writer = await asyncio.open_connection(*self.http.rsplit(":", 1))
+        content = b"" if body is None else json.dumps(body).encode()
+        head = f"{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        writer.write(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            answer = await reader.read()
+        writer.close()
+        return int(answer.split()[1])
 
     def sample(self, name: str, **labels: str) -> float:
         """Return a metric's value."""
@@ -141,7 +154,8 @@ async def start_router() -> AsyncIterator[StartRouter]:
                 ],
             )
             stub: router_pb2_grpc.RouterServiceAsyncStub = router_pb2_grpc.RouterServiceStub(channel)
-            harness = Harness(router, registry, f"127.0.0.1:{port}", stub, channel, schedulers)
+            http = (await router.listen()).get("http", "")
+            harness = Harness(router, registry, f"127.0.0.1:{port}", stub, channel, schedulers, http)
 
             async def set_ready(ready: bool) -> None:
                 if ready:

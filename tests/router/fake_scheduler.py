@@ -26,8 +26,9 @@ def from_u32(data: bytes) -> list[int]:
 class Route:
     """One Route stream as the scheduler sees it."""
 
-    def __init__(self, hello: scheduler_pb2.RouterHello) -> None:
+    def __init__(self, hello: scheduler_pb2.RouterHello, log: AdapterLog) -> None:
         self.hello = hello
+        self._log = log
         self.submits: asyncio.Queue[scheduler_pb2.Submit] = asyncio.Queue()
         self.num_submits = 0
         self.cancelled: list[int] = []
@@ -64,6 +65,8 @@ class Route:
         self._out.put_nowait(scheduler_pb2.RouteResponse(refused=refused))
 
     def say_changes(self, *changes: AdapterChange) -> None:
+        """Decide changes, and tell this router."""
+        self._log.merge(changes)
         message = scheduler_pb2.AdapterChanges(
             changes=[
                 scheduler_pb2.AdapterChange(version=c.version, adapter_id=c.adapter_id, rank=c.rank) for c in changes
@@ -98,6 +101,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.log = AdapterLog(self.listed)
         self.address = ""
         self.num_hellos = self.num_statuses = 0
+        self.num_bytes = 0  # of what routers say after their hellos, and of answers to them
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self._server: grpc.aio.Server | None = None
@@ -116,7 +120,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         first = await anext(aiter(request_iterator))
         self.num_hellos += 1
         await self.may_answer.wait()
-        route = Route(first.hello)
+        route = Route(first.hello, self.log)
         self._learn(first.hello.adapter_changes)
         await context.write(
             scheduler_pb2.RouteResponse(
@@ -137,6 +141,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     async def _read(self, route: Route, request_iterator) -> None:
         async for message in request_iterator:
+            self.num_bytes += message.ByteSize()
             if message.HasField("adapter_changes"):
                 self._learn(message.adapter_changes)
             elif message.HasField("submit"):
@@ -162,8 +167,10 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     def _learn(self, message: scheduler_pb2.AdapterChanges) -> None:
         changes = [AdapterChange(change.version, change.adapter_id, change.rank) for change in message.changes]
-        assert message.whole
-        self.log.merge_all(changes, message.forgotten)
+        if message.whole:
+            self.log.merge_all(changes, message.forgotten)
+        else:
+            self.log.merge(changes)
 
     def _whole(self) -> scheduler_pb2.AdapterChanges:
         changes = [
@@ -179,29 +186,38 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         if adapter.version or adapter.adapter_id not in self.adapters:
             self.change(adapter.adapter_id, adapter.rank, adapter.version)
         latest = self.log.latest(adapter.adapter_id)
-        return scheduler_pb2.RegisterAdapterResponse(
-            adapter=types_pb2.Adapter(
-                adapter_id=adapter.adapter_id, rank=adapter.rank, version=0 if latest is None else latest.version
-            )
+        return self._counted(
+            request,
+            scheduler_pb2.RegisterAdapterResponse(
+                adapter=types_pb2.Adapter(
+                    adapter_id=adapter.adapter_id, rank=adapter.rank, version=0 if latest is None else latest.version
+                )
+            ),
         )
 
     async def UnregisterAdapter(self, request, context):  # noqa: N802  gRPC's name for it
         if not request.version and request.adapter_id not in self.adapters:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"adapter {request.adapter_id!r} is not known")
-        return scheduler_pb2.UnregisterAdapterResponse(
-            version=self.change(request.adapter_id, 0, request.version).version
-        )
+        version = self.change(request.adapter_id, 0, request.version).version
+        return self._counted(request, scheduler_pb2.UnregisterAdapterResponse(version=version))
 
     async def GetStatus(self, request, context):  # noqa: N802  gRPC's name for it
         self.num_statuses += 1
-        return scheduler_pb2.GetStatusResponse(
+        known, name = self.adapters, request.adapter_id
+        shown = known.keys() & {name} if name else () if request.no_adapters else known
+        answer = scheduler_pb2.GetStatusResponse(
             model="Llama-2-7B",
             time_scale=self.time_scale,
             max_req_input_len=100,
             max_req_total_len=200,
             num_unplaced=3,
-            adapters=[types_pb2.Adapter(adapter_id=name, rank=rank) for name, rank in self.adapters.items()],
+            adapters=[types_pb2.Adapter(adapter_id=name, rank=known[name]) for name in shown],
             workers=[
                 types_pb2.Worker(worker_id="w0", num_running=2, resident_adapters=["beta-0", "acme-0"]),
             ],
         )
+        return self._counted(request, answer)
+
+    def _counted(self, request, answer):
+        self.num_bytes += request.ByteSize() + answer.ByteSize()
+        return answer

@@ -173,3 +173,31 @@ async def test_a_resumption_brings_the_adapter_that_the_request_began_with(start
     for call in calls:
         call.cancel()
     await router.until_empty()
+
+
+async def test_what_a_load_an_unload_and_one_models_card_send_does_not_grow_with_the_adapters_that_are_known(
+    start_router: StartRouter,
+) -> None:
+    sent: list[list[int]] = []
+    for num_known in (10, 1000):
+        router = await start_router(2, http="127.0.0.1:0")
+        routes = [await router.route(index) for index in range(2)]
+        routes[0].say_changes(*(AdapterChange(number + 1, f"known-{number:04}", 8) for number in range(num_known)))
+        await router.until(lambda: all(len(fake.adapters) > num_known for fake in router.schedulers))  # noqa: B023
+        sent.append([])
+        for method, path, body, code in (
+            ("POST", "/v1/load_lora_adapter", {"lora_name": "new", "rank": 16}, 200),
+            ("POST", "/v1/load_lora_adapter", {"lora_name": "new", "rank": 16}, 400),
+            ("GET", "/v1/models/new", None, 200),
+            ("GET", "/v1/models/none", None, 404),
+            ("GET", "/v1/models/a%20b", None, 404),
+            ("GET", "/v1/models/Llama-2-7B", None, 200),
+            ("POST", "/v1/unload_lora_adapter", {"lora_name": "new"}, 200),
+        ):
+            before = sum(fake.num_bytes for fake in router.schedulers)
+            assert await router.http_status(method, path, body) == code
+            await router.stub.GetClusterStatus(router_pb2.GetClusterStatusRequest(), timeout=10)
+            sent[-1].append(sum(fake.num_bytes for fake in router.schedulers) - before)
+        assert all("new" not in fake.adapters for fake in router.schedulers)
+    few, many = sent
+    assert all(most <= 1.5 * least + 20 for least, most in zip(few, many, strict=True)), sent

@@ -65,6 +65,27 @@ async def test_every_router_hears_of_a_load_and_of_an_unload_and_those_to_come_i
     assert await known(scheduler) == {"big": 64, "new": 16}
 
 
+async def test_the_status_has_as_many_adapters_as_are_asked_for(scheduler: Harness) -> None:
+    await scheduler.attach()
+    for name, known_as in (("big", [("big", 64)]), ("none", [])):
+        status = await scheduler.stub.GetStatus(pb.GetStatusRequest(adapter_id=name))
+        assert [(adapter.adapter_id, adapter.rank) for adapter in status.adapters] == known_as
+        assert not status.workers
+    status = await scheduler.stub.GetStatus(pb.GetStatusRequest(no_adapters=True))
+    assert (len(status.adapters), len(status.workers)) == (0, 1)
+
+
+async def test_a_load_sends_routers_no_more_when_more_adapters_are_known(scheduler: Harness) -> None:
+    router, sizes = await scheduler.route(), []
+    for first, last in ((1, 10), (11, 1000)):
+        changes = [change(f"known-{version:04}", version, 8) for version in range(first, last + 1)]
+        await scheduler.route(*changes)
+        await next_changes(router)
+        await register(scheduler, f"new-{last:04}", 16)
+        sizes.append((await router.read()).ByteSize())
+    assert sizes[0] == sizes[1]
+
+
 @pytest.mark.parametrize("stale_first", [True, False])
 async def test_whichever_router_connects_first_the_latest_change_holds(scheduler: Harness, stale_first: bool) -> None:
     stale = [change("x", 5, 8), change("y", 6, 8), change("a", 7, 0)]

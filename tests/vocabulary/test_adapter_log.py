@@ -40,6 +40,7 @@ def test_news_is_what_changes_the_log_in_order(changes: list[AdapterChange]) -> 
             known[name] = rank
             assert version == change.version
         assert known == {latest.adapter_id: latest.rank for latest in log.changes}
+        assert log.num_loaded == sum(rank > 0 for rank in known.values())
     assert log.merge(changes) == []
 
 
@@ -65,6 +66,37 @@ def test_an_old_load_does_not_bring_back_what_was_unloaded_also_when_the_unload_
     assert log.forgotten == 4
     assert log.merge([AdapterChange(1, "a", 8), AdapterChange(4, "c", 8)]) == []
     assert log.merge([AdapterChange(6, "a", 8)]) == [AdapterChange(6, "a", 8)]
+
+
+def test_the_oldest_unloads_are_forgotten_also_of_adapters_that_come_and_go() -> None:
+    log, version = AdapterLog(max_unloads=3), 0
+    for _ in range(50):
+        for name in NAMES:
+            for rank in (8, 0):
+                version += 1
+                log.merge([AdapterChange(version, name, rank)])
+        assert [change.adapter_id for change in log.changes] == list(NAMES[1:])
+        assert (log.forgotten, log.num_loaded) == (version - 6, 0)
+
+
+class _Counted(AdapterChange):
+    num_compared = 0
+
+    def __lt__(self, other: object) -> bool:
+        _Counted.num_compared += 1
+        return super().__lt__(other)  # type: ignore[operator]
+
+
+def test_a_change_is_compared_with_few_others_however_many_are_known() -> None:
+    num_compared = []
+    for num_known in (10, 10_000):
+        log = AdapterLog()
+        log.merge(_Counted(number + 1, f"known-{number}", 8 * (number % 2)) for number in range(num_known))
+        _Counted.num_compared = 0
+        for version in range(num_known + 1, num_known + 101):
+            log.merge([_Counted(version, f"new-{version % 7}", 8 * (version % 2))])
+        num_compared.append(_Counted.num_compared)
+    assert num_compared[1] <= 20 * 100, num_compared
 
 
 def test_a_log_takes_back_what_another_has_forgotten_the_unload_of() -> None:

@@ -1997,16 +1997,25 @@ class UnregisterAdapterResponse(message.Message):
 
 @typing.final
 class GetStatusRequest(message.Message):
-    """GetStatusRequest has no fields."""
+    """GetStatusRequest says how much of the state is wanted."""
 
     DESCRIPTOR: descriptor.Descriptor
 
+    ADAPTER_ID_FIELD_NUMBER: builtins.int
+    NO_ADAPTERS_FIELD_NUMBER: builtins.int
+    adapter_id: builtins.str
+    """Set: of the adapters this one alone, if it is known, and no workers."""
+    no_adapters: builtins.bool
+    """Whether adapters are left out."""
     def __init__(
         self,
+        *,
+        adapter_id: builtins.str = ...,
+        no_adapters: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["adapter_id", b"adapter_id", "no_adapters", b"no_adapters"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
