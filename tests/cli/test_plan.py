@@ -268,6 +268,14 @@ def test_the_limits_of_the_cluster_file_bound_the_streams(tmp_path):
     assert "411529 KV tokens; scheduler.max_total_token_num is 20480: 9 streams at once" in pool
 
 
+def test_the_line_of_memory_speaks_of_blocks_and_of_the_limit_on_sequences():
+    short = ["--model", "Llama-3-8B", "--gpu", "H100-SXM", "--engine", "vllm", "--prompt", "20", "--output", "4"]
+    blocks = plan(*short, "--set", "scheduler.block_size=128")
+    assert "in blocks of 128: 3483 streams at once; scheduler.max_num_seqs lets 1024 run" in blocks
+    own = plan(*LLAMA_8B, "--set", "scheduler.running_max_req_size=3")
+    assert "182 streams at once; scheduler.running_max_req_size lets 3 run" in own
+
+
 def test_precision_engine_and_adapters_come_from_the_settings(tmp_path):
     exact = plan(*LLAMA_8B)
     small = plan(*LLAMA_8B, "--set", "worker.weight_dtype=fp8", "--set", "worker.kv_dtype=fp8")

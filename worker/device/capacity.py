@@ -222,7 +222,7 @@ class Capacity:
             return (ttft is None or point.ttft <= ttft) and (tpot is None or point.tpot <= tpot)
 
         low, high = 0, self.max_concurrency
-        while low < high:  # neither time falls with concurrency
+        while low < high:  # as a rule neither time falls with concurrency
             middle = (low + high + 1) // 2
             if keeps(middle):
                 low = middle

@@ -9,8 +9,9 @@ streams decode (Little's law), and a is the share of the others:
 k is found by halving. step(n, N) below is the step-time model's, of n decodes at context P + O/2 and N prompts; T the
 tokens of a step with prompts at most; E the mean over N, which is Poisson of mean k a.
 
-*Beside* the decodes (chunked, mixed). A prompt takes z = P / (T - n) steps' budget, 1 / floor((T - n) / P) if it may
-not be cut. It waits for the step under way, and in line for the budget, of which u is used:
+*Beside* the decodes (chunked, mixed). A prompt takes z = P / (T - a n) steps' budget; if it may not be cut 1 / floor((T
+- a n) / P), or D + 1 where that is nothing. It waits for the step under way, and in line for the budget, of which u is
+used:
 
     S    = max(1, ceil z)                 W = 1 + z u / 2 / (1 - u)        u = k a z
     TPOT = E step(n, N)                   TTFT = E step(a n, 1 + N) + W TPOT
@@ -141,11 +142,12 @@ class ClosedLoop:
         others = (streams - 1) / streams
 
         def life(rate: float) -> float:
-            return self._decodes + self._own_steps(rate) + (streams > 1) + _line(self._budget_steps(rate), rate, others)
+            line = _line(self._budget_steps(rate, others), rate, others)
+            return self._decodes + self._own_steps(rate, others) + (streams > 1) + line
 
         rate = _rate(streams, self._decodes, life)
         decoding = rate * self._decodes
-        waited = max(0.0, streams / rate - self._decodes - self._own_steps(rate))
+        waited = max(0.0, streams / rate - self._decodes - self._own_steps(rate, others))
         num, beside = max(1, round(decoding)), round(decoding * others)
         room = max(1, self._turns.step_tokens - num)
         base = self._step(num, ())
@@ -164,16 +166,18 @@ class ClosedLoop:
                 tpot = tpot + beyond / most * (self._joined(num, most) - base)
         return LoopTimes(own + waited * tpot, tpot, decoding)
 
-    def _budget_steps(self, rate: float) -> float:
-        """Return how many steps' budget a prompt takes beside those who decode at so many requests per step."""
-        room = self._turns.step_tokens - rate * self._decodes
+    def _budget_steps(self, rate: float, others: float) -> float:
+        """Return how many steps' budget a prompt takes beside the others who decode at so many requests per step."""
+        room = self._turns.step_tokens - rate * others * self._decodes
         if self._turns.in_pieces:
             return self._prompt / room if room > 0 else inf
-        whole = floor(room / self._prompt)
-        return 1 / whole if whole > 0 else inf
+        # A prompt that does not fit beside those who decode waits until they have ended.
+        return 1 / max(floor(room / self._prompt), 1 / (self._decodes + 1))
 
-    def _own_steps(self, rate: float) -> float:
-        steps = self._budget_steps(rate)
+    def _own_steps(self, rate: float, others: float) -> float:
+        if not self._turns.in_pieces:
+            return 1
+        steps = self._budget_steps(rate, others)
         return max(1, ceil(steps - _ROUNDING)) if steps < inf else inf
 
     def _joined(self, num_decodes: int, prompts: float) -> Seconds:
