@@ -26,6 +26,7 @@ from lorrery.scheduler.core.plan import Idle, Plan
 from lorrery.simulator.boundaries import Boundaries
 from lorrery.simulator.clock import Clock
 from lorrery.simulator.faulty_requests import FaultyRequests
+from lorrery.simulator.membership import Membership
 from lorrery.simulator.observers import as_one
 from lorrery.simulator.open_requests import OpenRequests
 from lorrery.simulator.request import SimulatedRequest
@@ -57,6 +58,9 @@ class Simulation:
         timeout_ps: requests not over so long after their arrival are cancelled.
         worker_timeout_ps: a worker whose step ends so much later than it said is lost.
         observers: told of what runs, see `observe`.
+
+    Attributes:
+        membership: lets workers come and go.
     """
 
     def __init__(
@@ -78,7 +82,6 @@ class Simulation:
             worker.order, worker.clock = order, clock
         self._requests = OpenRequests(clock, timeout_ps)
         self._one_step = one_step
-        self._worker_timeout_ps = worker_timeout_ps
         self._choose_shard = choose_shard
         self._faulty: FaultyRequests | None = None
         self._boundaries = Boundaries(self.workers)
@@ -86,12 +89,13 @@ class Simulation:
         self._tick_ps = NEVER  # the first of them
         self._pauses = False
         self._arrival: tuple[int, SimulatedRequest] | None = None  # the next one
-        self._leaving: dict[int, Callable[[], None]] = {}  # by the order of workers that drain: what to call then
         self._new_pace: dict[int, StepTimeModel] = {}  # by the worker's order, until its next boundary
         self._schedulers = [
             SimulatedScheduler(one, rules, clock, self._requests, self._nudge, self._finish_faulty)
             for one in (placement if isinstance(placement, Sequence) else [placement])
         ]
+        self.membership = Membership(clock, self._boundaries, self._schedulers, self._nudge, worker_timeout_ps)
+        self._leaving = self.membership.leaving
         for worker in self.workers:
             self._schedulers[worker.shard].introduce(worker)
         self.observe(observers)
@@ -311,15 +315,6 @@ class Simulation:
 
     # --- workers ----------------------------------------------------------------------------------------------------
 
-    def lose(self, worker: SimulatedWorker) -> None:
-        """Let a worker die now; what it had is queued again elsewhere. Ignored if it is gone."""
-        if not worker.attached:
-            return
-        worker.catch_up(self.now_ps)
-        worker.attached, worker.plan = False, None
-        self._boundaries.move(worker, NEVER)
-        self._schedulers[worker.shard].lose(worker)
-
     def add(self, worker: SimulatedWorker) -> None:
         """Take in a worker that may attach from now on; its boundaries come after those of the others."""
         worker.order, worker.clock = len(self.workers), self._clock
@@ -327,38 +322,6 @@ class Simulation:
         self.workers.append(worker)
         self._boundaries.enter(self.workers)
         self._by_name[worker.name] = worker
-
-    def drain(self, worker: SimulatedWorker, gone: Callable[[], None]) -> None:
-        """Give a worker nothing new from now on, and let it leave when what it runs has ended.
-
-        Args:
-            worker: attached, and not draining.
-            gone: called when it has left.
-        """
-        worker.catch_up(self.now_ps)
-        self._leaving[worker.order] = gone
-        self._schedulers[worker.shard].drain(worker)
-        if worker.plan is None and not worker.member.sequences:
-            self.leave(worker)
-        else:
-            self._nudge(worker, True)
-
-    def leave(self, worker: SimulatedWorker) -> None:
-        """Let a worker that drains go now; what it still has is queued again elsewhere."""
-        self.lose(worker)
-        if (gone := self._leaving.pop(worker.order, None)) is not None:
-            gone()
-
-    def retire(self, worker: SimulatedWorker) -> None:
-        """Let a worker that was lost not come back by itself: its process has ended."""
-        worker.life += 1
-
-    def attach(self, worker: SimulatedWorker) -> None:
-        """Let a worker that is not there, or was lost, come now, with nothing; it gets what waits for one."""
-        if worker.attached:
-            return
-        worker.renew(self.now_ps)
-        self._schedulers[worker.shard].attach(worker)
 
     def change_pace(self, worker: SimulatedWorker, step_time: StepTimeModel) -> None:
         """Let a worker's steps take what another model says, from its next boundary on."""
@@ -369,24 +332,6 @@ class Simulation:
         """Let a worker begin no step from now until a time, or for ever (`NEVER`)."""
         worker.frozen_until_ps = until_ps
         self._nudge(worker, True)
-
-    def _watch(self, worker: SimulatedWorker, plan: Plan) -> None:
-        """Let a frozen worker be lost if its step ends later than its scheduler has patience, until it thaws."""
-        thaw_ps, patience_ps = worker.frozen_until_ps, self._worker_timeout_ps
-        if thaw_ps - plan.at_ps > patience_ps:
-            due_ps = plan.at_ps + plan.wait_ps + worker.gpu.step_ps() + patience_ps
-            self.at(due_ps, partial(self._lose_stalled, worker, plan, thaw_ps))
-
-    def _lose_stalled(self, worker: SimulatedWorker, plan: Plan, thaw_ps: int) -> None:
-        if worker.plan is plan:
-            stays = worker.order not in self._leaving
-            self.leave(worker)
-            if stays and thaw_ps < NEVER:
-                self.at(thaw_ps, partial(self._come_back, worker, worker.life))
-
-    def _come_back(self, worker: SimulatedWorker, life: int) -> None:
-        if worker.life == life:
-            self.attach(worker)
 
     def _nudge(self, worker: SimulatedWorker, heeded: bool) -> None:
         if worker.plan is None:
@@ -422,9 +367,9 @@ class Simulation:
         if not isinstance(decision, Idle):
             self._schedule(worker, worker.start(decision, at_ps, self._requests.by_handle, one_step=self._one_step))
             if worker.frozen_until_ps > at_ps:
-                self._watch(worker, decision)
+                self.membership.watch(worker, decision)
         elif self._leaving and worker.order in self._leaving and not worker.member.sequences:
-            self.leave(worker)
+            self.membership.leave(worker)
         elif decision.until_ps is not None:
             self._schedule(worker, max(at_ps, decision.until_ps))
         else:

@@ -73,7 +73,7 @@ def _schedule(
         simulation.at(start_ps + fault.at_ps, partial(fleet.lose, worker))
         return
     if fault.kind == WORKER_LOSS:
-        begin, end = partial(simulation.lose, worker), partial(simulation.attach, worker)
+        begin, end = partial(simulation.membership.lose, worker), partial(simulation.membership.attach, worker)
     else:
         begin = partial(simulation.change_pace, worker, Slowed(worker.step_time, fault.factor))
         end = partial(simulation.change_pace, worker, worker.step_time)

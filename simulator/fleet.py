@@ -193,7 +193,7 @@ class Fleet:
             return
         self._change(process, "ready")
         for worker in process.workers:
-            self._simulation.attach(worker)
+            self._simulation.membership.attach(worker)
 
     def _stop(self) -> None:
         asked = [one for one in self._processes if one.state in ("ready", "starting")]
@@ -211,9 +211,9 @@ class Fleet:
     def _drain(self, process: _Process) -> None:
         for worker in process.workers:
             if worker.attached:
-                self._simulation.drain(worker, partial(self._left, process))
+                self._simulation.membership.drain(worker, partial(self._left, process))
             else:  # its scheduler has lost it
-                self._simulation.retire(worker)
+                self._simulation.membership.retire(worker)
                 self._left(process)
         if process.state == "draining":
             self._simulation.at(self._simulation.now_ps + self._drain_ps, partial(self._end, process, process.since_ps))
@@ -228,7 +228,7 @@ class Fleet:
         if process.state == "draining" and process.since_ps == since_ps:
             for worker in process.workers:
                 if worker.attached:
-                    self._simulation.leave(worker)
+                    self._simulation.membership.leave(worker)
 
     # --- faults -----------------------------------------------------------------------------------------------------
 
@@ -245,6 +245,6 @@ class Fleet:
             self._begin(process)
         for one in process.workers:
             if one.attached:
-                self._simulation.leave(one)
+                self._simulation.membership.leave(one)
             elif not goes:
-                self._simulation.retire(one)
+                self._simulation.membership.retire(one)

@@ -42,10 +42,10 @@ def run(batching: str, placement: str, seed: int, *, one_step: bool) -> tuple[li
         adapter = rng.choice([None, *ADAPTERS])
         workload.append(WorkloadRequest(index, at, rng.randint(1, 200), rng.randint(1, 90), adapter))
     simulation = Simulation(workers, PLACEMENTS[placement](np.random.default_rng(1)), one_step=one_step)
-    simulation.lose(workers[2])
-    simulation.at(1 * S, partial(simulation.attach, workers[2]))
-    simulation.at(2 * S, partial(simulation.lose, workers[0]))
-    simulation.at(5 * S, partial(simulation.attach, workers[0]))
+    simulation.membership.lose(workers[2])
+    simulation.at(1 * S, partial(simulation.membership.attach, workers[2]))
+    simulation.at(2 * S, partial(simulation.membership.lose, workers[0]))
+    simulation.at(5 * S, partial(simulation.membership.attach, workers[0]))
     cancels = sorted((rng.randint(0, 6 * S), rng.randrange(60)) for _ in range(6))
     ended = [
         (r.handle, r.outcome, r.worker, r.admitted_ps, r.first_token_ps, r.finished_ps, r.output_tokens)
@@ -78,8 +78,8 @@ def test_a_worker_that_joins_under_load_runs_what_waited_and_all_is_over_sooner(
         replica = ReplicaSettings("fcfs", 2_000, 420, max_num_seqs=4, max_num_batched_tokens=500)
         workers = build_workers(2, replica, LlmMock())
         simulation = Simulation(workers, PLACEMENTS[placement](np.random.default_rng(1)))
-        simulation.lose(workers[1])
-        simulation.at(S, partial(simulation.attach, workers[1]))
+        simulation.membership.lose(workers[1])
+        simulation.at(S, partial(simulation.membership.attach, workers[1]))
         ended = list(simulation.run(build_requests(workload, "Llama-2-7B", ADAPTERS)))
         return sum(request.worker == "worker-1" for request in ended), max(
             request.finished_ps or 0 for request in ended

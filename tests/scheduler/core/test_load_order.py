@@ -85,7 +85,7 @@ def test_a_simulation_places_as_if_it_looked_at_all() -> None:
         simulation = Simulation(workers, placement)
         if losses:
             for number, worker in enumerate(workers[:5]):
-                simulation.at(number * 10**12, partial(simulation.lose, worker))
+                simulation.at(number * 10**12, partial(simulation.membership.lose, worker))
         at_ps = np.cumsum(rng.exponential(2 * 10**10, 700)).astype(np.int64).tolist()
         lengths = rng.integers(1, 150, (2, 700)).tolist()
         arrivals = [

@@ -88,8 +88,8 @@ def simulate(placement: Any, kind: str, seed: int) -> list[tuple[int, str, int |
     ]
     simulation = Simulation(workers, placement)
     for number, worker in enumerate(workers[: 4 * (seed % 2)]):
-        simulation.at(number * 10**12, partial(simulation.lose, worker))
-        simulation.at(number * 10**12 + 3 * 10**12 // 2, partial(simulation.attach, worker))
+        simulation.at(number * 10**12, partial(simulation.membership.lose, worker))
+        simulation.at(number * 10**12 + 3 * 10**12 // 2, partial(simulation.membership.attach, worker))
     later = [paces[0], ConstantSteps(StepConstants(2.0, 0.2, 0.01))]  # than they announced
     for number, worker in enumerate(workers[9:]):
         simulation.at(10**11 * (5 + number), partial(simulation.change_pace, worker, later[number // 2 % 2]))
@@ -159,8 +159,8 @@ def long_prompts(name: str, seed: int, *, kept: bool, one_step: bool = False) ->
     )
     workers = [SimulatedWorker(f"w{n:02}", replica, pace, pace=pace_of(pace)) for n in range(FEW + 4)]
     simulation = Simulation(workers, OneWay(name, kept=kept), one_step=one_step)
-    simulation.at(1, partial(simulation.lose, workers[-1]))
-    simulation.at(200 * 10**9, partial(simulation.attach, workers[-1]))
+    simulation.at(1, partial(simulation.membership.lose, workers[-1]))
+    simulation.at(200 * 10**9, partial(simulation.membership.attach, workers[-1]))
     arrivals = []
     for handle, at_ps in enumerate(np.cumsum(rng.exponential(2e10, 60)).astype(np.int64).tolist()):
         request = SimulatedRequest(handle, 1_000, 20, at_ps, Ending(20, FinishReason.LENGTH))
