@@ -25,8 +25,10 @@ from lorrery.cli.config_option import ConfigOption
 from lorrery.cli.output import write
 from lorrery.cli.plan_sizing import Cluster, command_of
 from lorrery.cli.version import VersionOption
+from lorrery.loadgen.workload.request import MOST_TOKENS
 from lorrery.plots import style
 from lorrery.simulator.plan import FEWEST_REQUESTS, Claim, Level, Plan, make_plan
+from lorrery.vocabulary.units import LAST_SECONDS
 from lorrery.worker.device.capacity import Workload
 
 app = command_app()
@@ -49,9 +51,15 @@ def plan(
     output: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 500,
     adapters: Annotated[int, typer.Option(min=0, help="Adapters that streams name, all resident.")] = 0,
     ranks: Annotated[str, typer.Option("--rank", metavar="R,R,...", help="Adapter i has the i-th of these.")] = "16",
-    ttft: Annotated[float | None, typer.Option(min=0, metavar="SECONDS", help="Service level: first token.")] = 1.0,
+    ttft: Annotated[
+        float | None,
+        typer.Option(min=0, max=LAST_SECONDS, metavar="SECONDS", help="Service level: first token."),
+    ] = 1.0,
     tpot: Annotated[
-        float | None, typer.Option(min=0, metavar="SECONDS", help="Service level: each further token, with stalls.")
+        float | None,
+        typer.Option(
+            min=0, max=LAST_SECONDS, metavar="SECONDS", help="Service level: each further token, with stalls."
+        ),
     ] = 0.05,
     rate: Annotated[
         float | None,
@@ -186,8 +194,8 @@ def _claim(text: str | None) -> Claim | None:
         claim = Claim(int(prompt_tokens), float(ttft), float(tokens_per_second))
     except ValueError:
         raise SettingsError(f"--claim {text}: expected TOKENS,SECONDS,TOKENS/S, as in 3500,1,300") from None
-    if claim.prompt_tokens < 1 or claim.ttft <= 0 or claim.tokens_per_second <= 0:
-        raise SettingsError(f"--claim {text}: every number must be more than 0")
+    if not all(0 < number <= MOST_TOKENS for number in (claim.prompt_tokens, claim.ttft, claim.tokens_per_second)):
+        raise SettingsError(f"--claim {text}: every number must be more than 0 and at most {MOST_TOKENS:,}")
     return claim
 
 

@@ -53,6 +53,10 @@ _SESSIONS = ("chat", "sharegpt")
 MOST_CLIENTS = 1_000_000
 """Of a closed loop: each is an object in memory."""
 LEAST_TIMEOUT = 0.001
+MOST_FACTOR = 1e9
+"""Of rates and of what multiplies times."""
+MOST_TURNS = 10_000
+"""Of a session."""
 LEAST_CV, MOST_CV = 1e-6, 1e6
 """Of arrivals; beyond them the gamma distribution has no doubles."""
 _DRAWN = ("poisson", "constant", *_SESSIONS)
@@ -197,8 +201,8 @@ class LoadOptions:
             SettingsError: names the option.
         """
         for option, value in (("rate", self.rate), ("cv", self.cv), ("alpha", self.alpha), ("speed-up", self.speed_up)):
-            if not 0 < value < math.inf:
-                raise SettingsError(f"--{option} is {value:g}; it must be {'finite' if value > 0 else 'above 0'}")
+            if not 0 < value <= MOST_FACTOR:
+                raise SettingsError(f"--{option} is {value:g}; it must be above 0 and at most {MOST_FACTOR:g}")
         if not LEAST_CV <= self.cv <= MOST_CV:
             raise SettingsError(f"--cv is {self.cv:g}; it must be from {LEAST_CV:g} to {MOST_CV:g}")
         self._check_bounds()
@@ -212,6 +216,10 @@ class LoadOptions:
             (
                 self.tokenizer is not None and self.workload != "sharegpt",
                 "--tokenizer goes with --workload sharegpt only",
+            ),
+            (
+                self.turns is not None and self.turns[1] > MOST_TURNS,
+                f"--turns goes to {self.turns_range[1]}; a session has {MOST_TURNS:,} at most",
             ),
             (self.turns is not None and not self.has_sessions, "--turns goes with --workload chat and sharegpt only"),
             (
@@ -269,13 +277,13 @@ class LoadOptions:
         """Refuse what the command line's own bounds do, where Python gives it."""
         bounds: tuple[tuple[str, float | None, float, float], ...] = (
             ("num-requests", self.num_requests, 1, math.inf),
-            ("duration", self.duration, 0, math.inf),
+            ("duration", self.duration, 0, LAST_SECONDS),
             ("concurrency", self.concurrency, 1, MOST_CLIENTS),
             ("num-adapters", self.num_adapters, 0, MAX_ADAPTERS),
             ("adapter-exponent", self.adapter_exponent, 0, math.inf),
             ("warmup", self.warmup, 0, math.inf),
             ("max-new-tokens", self.max_new_tokens, 1, math.inf),
-            ("jitter", self.jitter, 0, math.inf),
+            ("jitter", self.jitter, 0, LAST_SECONDS),
             ("timeout", self.timeout, LEAST_TIMEOUT, math.inf),
         )
         for option, value, least, most in bounds:

@@ -99,6 +99,7 @@ def _slora(options: LoadOptions, known_adapters: Sequence[str]) -> BuiltWorkload
     duration = (
         options.schedule_seconds if options.most_requests is None else (options.most_requests + 0.5) / options.rate
     )
+    _check_count(int(options.rate * (duration or 0.0)))
     draws = slora.draw(
         num_adapters=num_adapters,
         alpha=options.alpha,
@@ -237,13 +238,20 @@ def _arrival_times(options: LoadOptions, rng: np.random.Generator, count: int | 
     """Draw so many arrivals; None: as many as the options may need."""
     count = options.most_requests if count is None else count
     count = _enough(options) if count is None else count
-    if count > _MAX_REQUESTS:
-        raise SettingsError(f"{count} requests asked for; {_MAX_REQUESTS} is the most that one run plays")
+    _check_count(count)
     if options.workload == "constant":
         return arrivals.constant(options.rate, count)
     if options.bursts is not None:
         return arrivals.mmpp(options.rate, parse_bursts(options.bursts), count, rng)
     return arrivals.gamma(options.rate, options.cv, count, rng)
+
+
+def _check_count(count: int) -> None:
+    if count > _MAX_REQUESTS:
+        raise SettingsError(
+            f"{count:,} requests asked for; {_MAX_REQUESTS:,} is the most that one run plays; look at -n, --duration,"
+            " --rate and --speed-up"
+        )
 
 
 def _enough(options: LoadOptions) -> int:

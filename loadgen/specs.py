@@ -1,10 +1,11 @@
 """Options with parts, written as faults are: `flash,at=60,for=30,share=0.8`."""
 
+import math
 from collections.abc import Mapping
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.loadgen.workload.arrivals import Bursts
-from lorrery.loadgen.workload.drift import Diurnal, Drift, Flash, Shift
+from lorrery.loadgen.workload.drift import MOST_ADAPTERS, Diurnal, Drift, Flash, Shift
 
 __all__ = ["parse_bursts", "parse_drift"]
 
@@ -67,10 +68,14 @@ def _parts(flag: str, text: str, rest: str, known: tuple[str, ...]) -> Mapping[s
             found[name] = float(value)
         except ValueError:
             raise SettingsError(f"{flag} {text}: {name} is {value!r}; expected a number") from None
+        if not math.isfinite(found[name]):
+            raise SettingsError(f"{flag} {text}: {name} is {value}; it must be finite")
     return found
 
 
 def _whole(flag: str, text: str, name: str, value: float) -> int:
-    if value != int(value):
-        raise SettingsError(f"{flag} {text}: {name} is {value:g}; expected a whole number")
+    if value != int(value) or abs(value) > MOST_ADAPTERS:
+        raise SettingsError(
+            f"{flag} {text}: {name} is {value:g}; expected a whole number from -{MOST_ADAPTERS:,} to {MOST_ADAPTERS:,}"
+        )
     return int(value)

@@ -12,8 +12,16 @@ import numpy.typing as npt
 
 from lorrery.loadgen.workload.drawn import DrawnRequests
 from lorrery.loadgen.workload.request import WorkloadRequest
+from lorrery.vocabulary.units import LAST_SECONDS
 
 __all__ = ["Bursts", "constant", "fitting", "gamma", "limit", "mmpp", "poisson", "scale", "synthetic"]
+
+
+MOST_FACTOR, LEAST_SHARE = 1e6, 1e-6
+"""Of bursts."""
+
+MOST_BURSTS = 10_000_000
+"""In one workload; they are drawn one by one."""
 
 
 def poisson(rate: float, num_requests: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
@@ -46,9 +54,9 @@ class Bursts:
     times that; a burst lasts `burst_seconds` on average, a calm time `burst_seconds` * (1 - p) / p.
 
     Attributes:
-        factor: F, the rate in a burst over that in calm times, 1 or more.
-        burst_seconds: above 0.
-        share: p, of the time that is burst, between 0 and 1.
+        factor: F, the rate in a burst over that in calm times, 1 to `MOST_FACTOR`.
+        burst_seconds: above 0, at most `LAST_SECONDS`.
+        share: p, of the time that is burst, `LEAST_SHARE` to less than 1.
     """
 
     factor: float
@@ -56,10 +64,11 @@ class Bursts:
     share: float = 0.1
 
     def __post_init__(self) -> None:
-        if not (1 <= self.factor < math.inf and 0 < self.burst_seconds < math.inf and 0 < self.share < 1):
+        is_possible = 1 <= self.factor <= MOST_FACTOR and 0 < self.burst_seconds <= LAST_SECONDS
+        if not (is_possible and LEAST_SHARE <= self.share < 1):
             raise ValueError(
-                f"factor is {self.factor:g} (1 or more), for {self.burst_seconds:g} (above 0), share {self.share:g}"
-                " (between 0 and 1)"
+                f"factor is {self.factor:g} (1 to {MOST_FACTOR:,.0f}), for {self.burst_seconds:g} (above 0, at most"
+                f" {LAST_SECONDS:,}), share {self.share:g} ({LEAST_SHARE:g} to less than 1)"
             )
 
     @property
@@ -94,16 +103,27 @@ def mmpp(rate: float, bursts: Bursts, num_requests: int, rng: np.random.Generato
     """
     if not rate > 0:
         raise ValueError(f"rate is {rate}; it must be above 0")
+    expected_bursts = num_requests / rate / (bursts.burst_seconds + bursts.calm_seconds)
+    if expected_bursts > MOST_BURSTS:
+        raise ValueError(
+            f"bursts of {bursts.burst_seconds:g} s come {expected_bursts:,.3g} times in {num_requests:,} requests at"
+            f" {rate:g}/s; at most {MOST_BURSTS:,} can be drawn: make them longer, or let fewer requests come faster"
+        )
     due = np.cumsum(rng.exponential(1.0, num_requests))
-    seconds, expected = [np.zeros(1)], [np.zeros(1)]
+    at_seconds = np.zeros(num_requests)
+    second, expected, num_placed = 0.0, 0.0, 0
     first = int(rng.random() < bursts.share)
     means = np.array([(bursts.calm_seconds, bursts.burst_seconds)[(first + odd) % 2] for odd in (0, 1)])
     rates = np.array([bursts.rates(rate)[(first + odd) % 2] for odd in (0, 1)])
-    while num_requests and expected[-1][-1] <= due[-1]:
+    while num_placed < num_requests:
         lengths = (rng.exponential(1.0, (256, 2)) * means).ravel()  # an even number, so that states go on in turn
-        seconds.append(seconds[-1][-1] + np.cumsum(lengths))
-        expected.append(expected[-1][-1] + np.cumsum(lengths * np.tile(rates, 256)))
-    return np.interp(due, np.concatenate(expected), np.concatenate(seconds))
+        seconds = np.concatenate(([second], second + np.cumsum(lengths)))
+        counts = np.concatenate(([expected], expected + np.cumsum(lengths * np.tile(rates, 256))))
+        second, expected = float(seconds[-1]), float(counts[-1])
+        end = int(np.searchsorted(due, expected))
+        at_seconds[num_placed:end] = np.interp(due[num_placed:end], counts, seconds)
+        num_placed = end
+    return at_seconds
 
 
 def constant(rate: float, num_requests: int) -> npt.NDArray[np.float64]:

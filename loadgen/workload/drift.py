@@ -17,8 +17,12 @@ import numpy.typing as npt
 
 from lorrery.loadgen.workload.popularity import zipf_indices
 
-__all__ = ["Diurnal", "Drift", "Flash", "Shift", "drifting_indices"]
+__all__ = ["MOST_ADAPTERS", "Diurnal", "Drift", "Flash", "Shift", "drifting_indices"]
 
+LEAST_SECONDS = 0.001
+"""Of what comes again and again."""
+MOST_ADAPTERS = 1_000_000
+"""Of a cluster, hence the furthest that ranks can move."""
 _ROUNDS = 32
 Indices = npt.NDArray[np.int64]
 
@@ -28,7 +32,7 @@ class Diurnal:
     """Days that begin at different times.
 
     Attributes:
-        period_seconds: T, above 0.
+        period_seconds: T, `LEAST_SECONDS` or more.
         amplitude: A, 0 to 1.
     """
 
@@ -36,8 +40,10 @@ class Diurnal:
     amplitude: float = 1.0
 
     def __post_init__(self) -> None:
-        if not (self.period_seconds > 0 and 0 <= self.amplitude <= 1):
-            raise ValueError(f"period is {self.period_seconds:g} (above 0), amplitude {self.amplitude:g} (0 to 1)")
+        if not (self.period_seconds >= LEAST_SECONDS and 0 <= self.amplitude <= 1):
+            raise ValueError(
+                f"period is {self.period_seconds:g} ({LEAST_SECONDS:g} or more), amplitude {self.amplitude:g} (0 to 1)"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +75,19 @@ class Shift:
     """Ranks that move on.
 
     Attributes:
-        every_seconds: above 0.
-        by: ranks.
+        every_seconds: `LEAST_SECONDS` or more.
+        by: ranks, up to `MOST_ADAPTERS` either way.
     """
 
     every_seconds: float
     by: int = 1
 
     def __post_init__(self) -> None:
-        if not self.every_seconds > 0:
-            raise ValueError(f"every is {self.every_seconds:g}; it must be above 0")
+        if not (self.every_seconds >= LEAST_SECONDS and abs(self.by) <= MOST_ADAPTERS):
+            raise ValueError(
+                f"every is {self.every_seconds:g} ({LEAST_SECONDS:g} or more), by {self.by:g} (-{MOST_ADAPTERS:,} to"
+                f" {MOST_ADAPTERS:,})"
+            )
 
 
 Drift = Diurnal | Flash | Shift

@@ -119,6 +119,18 @@ def test_a_claim_holds_below_its_ttft_and_from_its_rate_on(tmp_path):
     assert (missed["ttft_holds"], missed["stream_holds"]) == (True, False)
 
 
+@pytest.mark.parametrize("text", ["1,nan,1", "1,inf,1", "1,1,nan", "1,1,-1", "0,1,1", "99999999999,1,1"])
+def test_a_claim_is_three_numbers_that_can_be(text):
+    result = CliRunner().invoke(app, ["--claim", text])
+    assert isinstance(result.exception, SettingsError)
+    assert "must be more than 0 and at most 2,147,483,647" in str(result.exception)
+
+
+@pytest.mark.parametrize("option", ["--ttft", "--tpot"])
+def test_a_service_level_is_a_time(option):
+    assert CliRunner().invoke(app, [option, "inf"]).exit_code == 2
+
+
 def test_several_deployments_are_compared_and_what_does_not_fit_shows_its_sum():
     output = plan("--model", "Llama-3-8B", "--model", "Llama-3-70B", "--gpu", "H100", "--tp", "1", "--tp", "4")
     assert len(re.findall(r"^Llama-3-\d+B on \d x H100-SXM  ", output, re.MULTILINE)) == 4

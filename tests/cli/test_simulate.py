@@ -288,7 +288,7 @@ def test_a_deadline_passes_without_a_worker_too(tmp_path: Path) -> None:
         (["--workers", str(10**22)], "a cluster has at most 100000 workers; ask for fewer"),
         (["--routers", str(10**22)], "10{22} routers are asked for; at most 10000 can be simulated"),
         (["--cv", "1e-320"], "--cv is 9.99989e-321; it must be from 1e-06 to 1e"),
-        (["--rate", "inf"], "--rate is inf; it must be finite"),
+        (["--rate", "inf"], "--rate is inf; it must be above 0 and at most 1e"),
         (["--input-range", f"1:{10**22}"], "--input-range goes to 10{22} tokens; at most 2147483647 can be drawn"),
         (["--out", "o" * 300], "--out o{300}: File name too long"),
         (["--record", "r" * 300], "record r{300}: File name too long"),

@@ -1,4 +1,5 @@
 import json
+import math
 import pathlib
 
 import pytest
@@ -267,3 +268,37 @@ def test_lengths_are_fixed_without_a_ratio():
 def test_lengths_and_numbers_that_do_not_go_together_are_refused(options, message):
     with pytest.raises(SettingsError, match=message):
         build(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"duration": math.inf}, "--duration is inf; it must be 0 or more and at most 4,611,686"),
+        ({"duration": 1e300, "concurrency": 2}, "--duration is 1e\\+300; it must be .* at most 4,611,686"),
+        ({"duration": 4e6, "rate": 1e9}, "4,000,000,.* requests asked for; 10,000,000 is the most .* look at -n"),
+        ({"duration": 4e6, "rate": 1e9, "workload": "slora"}, "4,000,000,.* requests asked for; 10,000,000 is"),
+        ({"rate": 1e300}, "--rate is 1e\\+300; it must be above 0 and at most 1e\\+09"),
+        ({"speed_up": math.nan}, "--speed-up is nan; it must be above 0 and at most 1e\\+09"),
+        ({"workload": "mooncake", "jitter": math.inf}, "--jitter is inf; it must be 0 or more and at most 4,611,686"),
+        ({"workload": "chat", "turns": (1, 10**9)}, "--turns goes to 1000000000; a session has 10,000 at most"),
+        (
+            {"bursts": "factor=2,for=1e-300"},
+            "bursts of 1e-300 s come .* times in 5 requests at 2/s; at most 10,000,000",
+        ),
+        ({"bursts": "factor=2,for=1", "rate": 1e-9}, "come 5e\\+08 times in 5 requests at 1e-09/s; at most 10,000,000"),
+        ({"bursts": "factor=1e300,for=1"}, "factor is 1e\\+300 \\(1 to 1,000,000\\)"),
+        ({"bursts": "factor=2,for=inf"}, "for is inf; it must be finite"),
+        ({"bursts": "factor=2,for=1,share=1e-300"}, "share 1e-300 \\(1e-06 to less than 1\\)"),
+        ({"drift": "shift,every=3,by=1e40"}, "by is 1e\\+40; expected a whole number from -1,000,000 to 1,000,000"),
+        ({"drift": "shift,every=3,by=-inf"}, "by is -inf; it must be finite"),
+        ({"drift": "shift,every=1e-300"}, "every is 1e-300 \\(0.001 or more\\)"),
+        ({"drift": "diurnal,period=1e-300"}, "period is 1e-300 \\(0.001 or more\\)"),
+        ({"drift": "flash,at=1,for=1,adapter=nan"}, "adapter is nan; it must be finite"),
+        ({"drift": "flash,at=1,for=1,adapter=1e300"}, "adapter is 1e\\+300; expected a whole number"),
+    ],
+)
+def test_numbers_that_no_run_can_have_are_refused_with_their_limit(options, message):
+    number = {} if "duration" in options else {"num_requests": 5}
+    with pytest.raises(SettingsError, match=message) as caught:
+        build(adapters="all", **number, **options)
+    assert len(str(caught.value)) < 300

@@ -1,3 +1,5 @@
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -139,3 +141,14 @@ def test_bursts_have_a_burst_rate_and_a_calm_one():
     between = (counts > 3 * calm) & (counts < burst / 2)
     assert between.mean() < 0.05
     assert np.median(counts[counts > burst / 2]) == pytest.approx(burst, rel=0.05)
+
+
+def test_many_short_bursts_take_no_more_memory_than_the_arrivals():
+    bursts = arrivals.Bursts(4.0, 1e-4)
+    tracemalloc.start()
+    times = arrivals.mmpp(0.2, bursts, 100, rng())
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert 100 / times[-1] == pytest.approx(0.2, rel=0.4)
+    assert (np.diff(times) > 0).all()
+    assert most < 1_000_000

@@ -77,7 +77,7 @@ def test_drift_is_read_from_text():
     [
         ("nightly", "expected diurnal, flash, shift"),
         ("diurnal", "period is not given"),
-        ("diurnal,period=0", "above 0"),
+        ("diurnal,period=0", "0.001 or more"),
         ("diurnal,period=x", "expected a number"),
         ("diurnal,period=1,period=2", "once at most"),
         ("flash,at=1,for=1,adapter=1.5", "whole number"),
@@ -92,7 +92,11 @@ def test_drift_that_is_none_is_refused(text, why):
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("for=1", "factor is not given"), ("factor=0.5,for=1", "1 or more"), ("factor=2,for=1,share=1", "between")],
+    [
+        ("for=1", "factor is not given"),
+        ("factor=0.5,for=1", "1 to 1,000,000"),
+        ("factor=2,for=1,share=1", "to less than 1"),
+    ],
 )
 def test_bursts_that_are_none_are_refused(text, why):
     with pytest.raises(SettingsError, match=why):
