@@ -36,8 +36,8 @@ def read_azure(lines: Iterable[str], limit: int | None = None) -> list[WorkloadR
         limit: read so many rows at most.
 
     Returns:
-        Requests in time order; rows with equal stamps stay in file order. Rows that generated nothing count as one
-        output token, because a request without output does not exist here.
+        Requests in time order; rows with equal stamps stay in file order. A length of 0 counts as one token, because
+        there are no empty requests here.
 
     Raises:
         TraceError: another header, no row, or one that does not parse.

@@ -36,7 +36,8 @@ def read_mooncake(lines: Iterable[str], limit: int | None = None) -> list[Worklo
         limit: read so many rows at most.
 
     Returns:
-        Requests in time order; rows with equal stamps stay in file order.
+        Requests in time order; rows with equal stamps stay in file order. A length of 0 counts as one token, because
+        there are no empty requests here.
 
     Raises:
         TraceError: a row that does not parse, or whose `hash_ids` do not fit its length.
@@ -73,13 +74,16 @@ def spread(
 
 def _read_row(number: int, line: str) -> tuple[float, int, int, tuple[int, ...] | None]:
     try:
-        row: Any = json.loads(line)
+        row: Any = json.loads(line.removeprefix("\ufeff") if number == 1 else line)
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"line {number}: not JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise TraceError(f"line {number}: expected one JSON object in each line, found {line.strip()[:80]}")
+    try:
         stamp, prompt_tokens, output_tokens = row["timestamp"], row["input_length"], row["output_length"]
-        hash_ids = row.get("hash_ids")
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise TraceError(f"line {number}: not a JSON object: {error}") from None
     except KeyError as error:
         raise TraceError(f"line {number}: no field {error}") from None
+    hash_ids = row.get("hash_ids")
     for name, value in (("timestamp", stamp), ("input_length", prompt_tokens), ("output_length", output_tokens)):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
             raise TraceError(f"line {number}: {name} is {value!r}; expected a number, 0 or more")

@@ -13,6 +13,7 @@ entries are not used twice where there are too few.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -29,9 +30,12 @@ Pair = tuple[str, tuple[int, ...], int]
 """A question, its token ids, and the answer's number of tokens."""
 Encode = Callable[[str], Sequence[int]]
 
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+"""Half of a character: JSON may have it (dumps that cut texts have), but no text that a tokenizer takes."""
+
 
 def read_sharegpt(text: str) -> list[list[str]]:
-    """Read the messages of each conversation that has two or more.
+    """Read the messages of each conversation that has two or more; half a surrogate pair becomes U+FFFD.
 
     Raises:
         TraceError: not of this format.
@@ -45,7 +49,7 @@ def read_sharegpt(text: str) -> list[list[str]]:
         if not all(isinstance(value, str) for value in values):
             raise TraceError(f"entry {number}: each message needs a text `value`")
         if len(values) >= 2:
-            found.append([str(value) for value in values])
+            found.append([_LONE_SURROGATE.sub("\N{REPLACEMENT CHARACTER}", str(value)) for value in values])
     return found
 
 

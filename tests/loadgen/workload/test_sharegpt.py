@@ -31,6 +31,12 @@ def test_a_list_and_lines_read_alike():
     assert read_sharegpt("\ufeff" + "\n".join(map(json.dumps, entries)) + "\n\n") == [["a", "b"], ["c", "d", "e"]]
 
 
+def test_half_a_surrogate_pair_is_replaced():
+    text = json.dumps([entry("\ud83d\ude00 \ud800", "b")])
+    assert "\\ud800" in text
+    assert read_sharegpt(text) == [["\U0001f600 \ufffd", "b"]]
+
+
 def test_conversations_of_one_message_are_left_out():
     assert read_sharegpt(json.dumps([entry("a"), entry(), entry("a", "b")])) == [["a", "b"]]
 

@@ -78,6 +78,13 @@ def test_the_committed_azure_excerpt_fits_the_demo_cluster():
     assert max(request.prompt_tokens for request in workload) <= 8192
 
 
+def test_traces_may_begin_with_a_byte_order_mark_and_lengths_of_0_count_as_1():
+    header, row = "\ufeffTIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:46.68,0,0"
+    line = '\ufeff{"timestamp": 0, "input_length": 0, "output_length": 0}'
+    for request in (*read_azure([header, row]), *read_mooncake([line])):
+        assert (request.prompt_tokens, request.output_tokens) == (1, 1)
+
+
 def test_mooncake_reads_milliseconds_and_block_ids():
     lines = [
         '{"timestamp": 3000, "input_length": 513, "output_length": 7, "hash_ids": [0, 5]}\n',
@@ -92,8 +99,8 @@ def test_mooncake_reads_milliseconds_and_block_ids():
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "line 1: not a JSON object"),
-        ("[1]", "line 1: not a JSON object"),
+        ("{", "line 1: not JSON"),
+        ("[1]", r"line 1: expected one JSON object in each line, found \[1\]$"),
         ('{"timestamp": 0, "input_length": 3}', "line 1: no field 'output_length'"),
         ('{"timestamp": 0, "input_length": "3", "output_length": 1}', "line 1: input_length is '3'"),
         ('{"timestamp": 0, "input_length": 3, "output_length": -1}', "line 1: output_length is -1"),
