@@ -18,7 +18,7 @@ from google.protobuf.descriptor_pb2 import (
 from docs.reference.pages import DO_NOT_EDIT, DOCS, paragraph, sentence, table
 
 PROTOS = DOCS.parent / "protos"
-FILES = ("router.proto", "types.proto", "scheduler.proto", "simulation.proto")
+FILES = ("router.proto", "types.proto", "scheduler.proto", "frame.proto", "simulation.proto")
 """In the order of the page: what clients need first."""
 
 INTRODUCTION = f"""# gRPC

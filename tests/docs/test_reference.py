@@ -1,12 +1,13 @@
 """The pages of docs/ that are made from the code: complete, and as fresh as the code that they are made from."""
 
+import re
 from collections.abc import Callable
 
 import pytest
 
 from docs.reference.chart_schema import chart_schema
 from docs.reference.engines_page import engines_page
-from docs.reference.grpc_page import comments_of, declarations, grpc_page, read_protos
+from docs.reference.grpc_page import PROTOS, comments_of, declarations, grpc_page, read_protos
 from docs.reference.metrics_page import metrics_page
 from docs.reference.pages import DOCS
 from docs.reference.serve_page import serve_page
@@ -37,6 +38,13 @@ def test_every_setting_says_what_it_means():
 
 def test_every_section_says_what_it_is_for():
     assert [name for name, section, _ in sections(Settings) if not section.__doc__] == []
+
+
+def test_the_wires_page_has_every_file_and_every_message_that_it_links_to():
+    page = grpc_page()
+    headings = {line.lstrip("# ") for line in page.splitlines() if line.startswith("#")}
+    assert {path.name for path in PROTOS.glob("lorrery/v1/*.proto")} <= headings
+    assert set(re.findall(r"\(#([^)]+)\)", page)) <= {heading.lower() for heading in headings}
 
 
 def test_every_declaration_of_the_wire_has_a_comment():
