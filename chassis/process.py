@@ -28,6 +28,7 @@ from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.chassis.interrupt import exit_on_signals, handled_by
 from lorrery.chassis.log import configure, get_logger
 from lorrery.chassis.metrics import ServiceState, new_registry, serve_metrics
+from lorrery.chassis.open_files import warn_when_none_is_left
 from lorrery.chassis.reflection import enable_reflection
 from lorrery.chassis.server import Health, bind, dialable, new_server
 from lorrery.chassis.settings import ProcessSettings
@@ -119,6 +120,7 @@ async def run_service(
         guard = CallGuard()
         server, health = new_server(service.receive_bytes, guard), Health()
         started = False
+        watching = asyncio.create_task(warn_when_none_is_left(), name="open files")
         try:
             names = service.register(server)
             await health.attach(server, names)
@@ -133,6 +135,7 @@ async def run_service(
                 write_announcement(announce, {"grpc": address, **addresses, "pid": os.getpid()})
             await _serve(service, health, state, stop, drain_seconds)
         finally:
+            await _cancel(watching)
             await server.stop(STOP_GRACE_SECONDS)
             await guard.all_ended(STOP_GRACE_SECONDS)
             if service.tracer is not None:
