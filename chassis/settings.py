@@ -15,10 +15,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
-from pydantic import ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lorrery.chassis.errors import SettingsError
 from lorrery.chassis.names import cut, quoted
+from lorrery.chassis.nearest_setting import nearest_setting
 from lorrery.chassis.sections import LogSettings, Section, TlsSettings
 from lorrery.chassis.toml import parse_toml, read_toml
 from lorrery.chassis.variables import ENV_PREFIX, setting_variables
@@ -197,7 +198,7 @@ def _why_not(model: type[S], layers: Sequence[Mapping[str, Any]], without: Key =
         model.model_validate(merged)
         return model.without_effect(layers)
     except ValidationError as error:
-        return in_words(error)
+        return in_words(error, model)
     except SettingsError as error:
         return str(error)
 
@@ -259,14 +260,21 @@ def _drop(tables: dict[str, Any], key: Key) -> None:
     del tables[last]
 
 
-def in_words(error: ValidationError) -> str:
-    """Say the first thing that is wrong: the key, what is expected, and the value."""
+def in_words(error: ValidationError, model: type[BaseModel] | None = None) -> str:
+    """Say the first thing that is wrong: the key, what is expected, and the value.
+
+    Args:
+        error: what pydantic found.
+        model: of the whole file, all of which has defaults; an unknown setting is told with the nearest of it.
+    """
     errors = error.errors()
     # A value that may have several forms has an error for each: of the form that it comes nearest to, the deepest.
     first = max((one for one in errors if one["loc"][:2] == errors[0]["loc"][:2]), key=lambda one: len(one["loc"]))
     key = ".".join(part for part in map(str, first["loc"]) if "[" not in part) or "settings"  # not the form's name
     if first["type"] == "extra_forbidden":
-        return f"{key}: no such setting"
+        known = [] if model is None else [one for one, _ in leaves(model.model_construct().model_dump(warnings=False))]
+        near = nearest_setting([str(part) for part in first["loc"]], known)
+        return f"{key}: no such setting" + (f"; did you mean {near}?" if near else "")
     message, value = first["msg"], first["input"]
     # Our own messages tell the values that matter; where a key is missing, the value would be its whole section.
     if first["type"] in ("value_error", "missing"):

@@ -280,7 +280,13 @@ Out = Annotated[
     ),
 ]
 Report = Annotated[
-    bool, typer.Option(" /--no-report", help="With --out: leave out report.html.", rich_help_panel=_OUTPUT)
+    bool,
+    typer.Option(
+        " /--no-report",
+        show_default=False,  # it is that there is a report
+        help="With --out: leave out report.html.",
+        rich_help_panel=_OUTPUT,
+    ),
 ]
 
 

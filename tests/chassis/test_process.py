@@ -270,7 +270,11 @@ async def test_second_signal_ends_the_process_at_once(tmp_path: Path, number: si
 @pytest.mark.parametrize(
     ("arguments", "code", "line"),
     [
-        (["--set", "router.listenn=x:1"], 2, "echo: error: router.listenn: no such setting (--set)\n"),
+        (
+            ["--set", "router.listenn=x:1"],
+            2,
+            "echo: error: router.listenn: no such setting; did you mean router.listen? (--set)\n",
+        ),
         (["--config", "/nowhere.toml"], 2, "echo: error: /nowhere.toml: No such file or directory\n"),
         (
             ["--set", "client_tls.ca=x", "--set", "server_tls.ca=x"],

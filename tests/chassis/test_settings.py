@@ -90,8 +90,13 @@ def test_command_line_takes_lists_and_later_values_win():
 @pytest.mark.parametrize(
     ("text", "key"),
     [
-        ("[scheduler]\nmax_num_seq = 1", "scheduler.max_num_seq: no such setting"),
-        ("[schedular]\n", "schedular: no such setting"),
+        (
+            "[scheduler]\nmax_num_seq = 1",
+            "scheduler.max_num_seq: no such setting; did you mean scheduler.max_num_seqs?",
+        ),
+        ("[schedular]\n", "schedular: no such setting; did you mean scheduler?"),
+        ("policy = 'fcfs'", "policy: no such setting; did you mean scheduler.policy?"),
+        ("qqq = 1", "qqq: no such setting (file"),
         ("[scheduler]\nmax_num_seqs = 0", "scheduler.max_num_seqs: "),
         ("[scheduler]\nmax_num_seqs = 'many'", "scheduler.max_num_seqs: "),
         (

@@ -139,6 +139,14 @@ def test_examples_are_what_the_command_line_takes(command: str, tmp_path: Path, 
         target.make_context(named, arguments)
 
 
+@pytest.mark.parametrize("command", ["simulate", "load"])
+def test_a_flag_that_only_leaves_something_out_shows_no_default(command: str) -> None:
+    parameters = typer.main.get_command(import_module(f"lorrery.cli.{command}").app).params
+    leaving_out = [one for one in parameters if not "".join(one.opts).strip()]
+    assert [one.secondary_opts for one in leaving_out] == [["--no-report"]]
+    assert not any(one.show_default for one in leaving_out)
+
+
 @pytest.mark.parametrize("service", SERVICES)
 def test_services_have_the_same_style(service: str, tmp_path: Path):
     command = [sys.executable, "-m", f"lorrery.{service}", "--help"]

@@ -243,7 +243,10 @@ def _pending(pid: int, number: int) -> bool:
 async def test_wrong_setting_is_one_line_and_exit_code_2(tmp_path: Path):
     up = await Up.start("--config", str(write_settings(tmp_path)), "--set", "scheduler.polici=x")
     assert await up.end() == 2
-    assert up.lines == ["lorrery: error: scheduler.polici: no such setting (--set)\n", ""]
+    assert up.lines == [
+        "lorrery: error: scheduler.polici: no such setting; did you mean scheduler.policy? (--set)\n",
+        "",
+    ]
 
 
 async def test_service_that_cannot_start_ends_everything(tmp_path: Path):

@@ -56,7 +56,10 @@ async def test_service_exits_with_0_after_a_drain_and_what_it_printed_is_there(s
 
 async def test_service_with_wrong_settings_exits_with_2(server: ForkServer):
     process = await server.start("worker", ["--set", "worker.gpux=A100"])
-    assert await process.stdout.read() == b"worker: error: worker.gpux: no such setting (--set)\n"
+    assert (
+        await process.stdout.read()
+        == b"worker: error: worker.gpux: no such setting; did you mean worker.gpu? (--set)\n"
+    )
     assert await process.wait() == 2
 
 
