@@ -19,7 +19,7 @@ from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.unread_prompt import UnreadPrompt
 from lorrery.simulator.worker import SimulatedWorker
 from lorrery.vocabulary.finish_reason import FinishReason
-from lorrery.vocabulary.units import PS_PER_SECOND
+from lorrery.vocabulary.units import picoseconds
 from lorrery.worker.device.output import Ending, LengthModel, Sampling, ending, sequence_seed, tokens_between
 from lorrery.worker.device.pace import Pace
 from lorrery.worker.device.steptime import StepTimeModel
@@ -155,5 +155,5 @@ def build_requests(
         model, adapters, natural_length, seed, with_prompts, by_hash_ids, ignore_eos, max_new_tokens
     )
     for request in workload:
-        at_ps = round(request.at_seconds * PS_PER_SECOND)
+        at_ps = picoseconds(request.at_seconds)
         yield at_ps, builder.build(request, at_ps)

@@ -311,9 +311,9 @@ class Replica:
             batch.advance_prefills(plan, ran, ended, events)
         if plan.hold:
             decoded_ended = batch.hold(decoded_ended)
-        for handle, reason in decoded_ended.items():
-            batch.finish(handle, reason, ran.end_ps, events)
         if decoded_ended:
+            for handle, reason in decoded_ended.items():
+                batch.finish(handle, reason, ran.end_ps, events)
             events += self._offload.after_decode(ran.end_ps)
         elif ended and not running.num:
             events += self._offload.emptied(ran.end_ps)

@@ -20,7 +20,7 @@ from functools import cache, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from lorrery.vocabulary.units import PS_PER_SECOND
+from lorrery.vocabulary.units import picoseconds
 from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, Segment
 from lorrery.worker.device.cost import StepCost
 from lorrery.worker.device.deployment import Deployment
@@ -148,8 +148,8 @@ class Fitted:
         # What decodes beside the prompts take, unless a row contradicts.
         beside = np.minimum(prefills[:, 3] * self._decode.work_seconds, prefills[:, 0] / 2)
         self._prefill = Curve(prefills[:, 1] + prefills[:, 2], prefills[:, 4], prefills[:, 0] - beside)
-        self._kv_token_ps = _ps(self._decode.work_seconds)
-        self._half_pair_ps = _ps(self._prefill.work_seconds / 2)
+        self._kv_token_ps = picoseconds(self._decode.work_seconds)
+        self._half_pair_ps = picoseconds(self._prefill.work_seconds / 2)
         self._lora = LoraCost(
             deployment.gpu,
             deployment.model,
@@ -157,9 +157,9 @@ class Fitted:
             deployment.lora,
             expert_parallel=deployment.expert_parallel,
         )
-        self._decode_ps = cache(lambda count: _ps(self._decode.base_seconds(count)))
-        self._prefill_ps = cache(lambda count: _ps(self._prefill.base_seconds(count)))
-        self._lora_ps = lru_cache(maxsize=4096)(lambda work: _ps(self._lora.step(work)[0]))
+        self._decode_ps = cache(lambda count: picoseconds(self._decode.base_seconds(count)))
+        self._prefill_ps = cache(lambda count: picoseconds(self._prefill.base_seconds(count)))
+        self._lora_ps = lru_cache(maxsize=4096)(lambda work: picoseconds(self._lora.step(work)[0]))
 
     def step_ps(self, batch: Batch) -> int:
         """Return the step's duration; 0 if the batch is empty."""
@@ -191,7 +191,3 @@ class Fitted:
         num_tokens = batch.num_decodes + sum(chunk.new_tokens for chunk in batch.prefills)
         half_pairs = sum(chunk.new_tokens * (2 * chunk.past_tokens + chunk.new_tokens) for chunk in batch.prefills)
         return self._prefill_ps(num_tokens) + half_pairs * self._half_pair_ps + kv_ps
-
-
-def _ps(seconds: float) -> int:
-    return round(seconds * PS_PER_SECOND)

@@ -13,7 +13,7 @@ decode KV token, the time per half token of prefill tile length, and a batch's a
 
 from functools import lru_cache
 
-from lorrery.vocabulary.units import PS_PER_SECOND
+from lorrery.vocabulary.units import PS_PER_SECOND, picoseconds
 from lorrery.worker.device.architecture import Shard
 from lorrery.worker.device.attention import AttentionKernels, Heads
 from lorrery.worker.device.batch import NO_LORA, Batch, LoraWork, PrefillChunk, Segment
@@ -171,7 +171,7 @@ class Roofline:
         """Everything that depends on the counts of tokens and samples alone: linear layers, all-reduces, head."""
         layer = self._linear.layer(num_tokens).seconds + 2 * self._linear.all_reduce_seconds(num_tokens)
         head = self._linear.head(num_samples).seconds if self._head else 0.0
-        return _ps(self._layers * layer + head)
+        return picoseconds(self._layers * layer + head)
 
     def _compute_decodes_ps(self, num_decodes: int) -> int:
         """A step of decodes alone, but for what follows from their lengths."""
@@ -181,10 +181,10 @@ class Roofline:
         """The same by part; what rounding leaves goes to the largest part."""
         times = self._linear.head(num_samples if self._head else 0)
         times.add(self._linear.layer(num_tokens), self._layers)
-        all_reduce_ps = _ps(2 * self._layers * self._linear.all_reduce_seconds(num_tokens))
-        kernel_ps = _ps(times.constant)
+        all_reduce_ps = picoseconds(2 * self._layers * self._linear.all_reduce_seconds(num_tokens))
+        kernel_ps = picoseconds(times.constant)
         both_ps = self._size_ps(num_tokens, num_samples) - all_reduce_ps - kernel_ps
-        compute_ps = min(_ps(times.compute), both_ps)
+        compute_ps = min(picoseconds(times.compute), both_ps)
         return StepCost(
             compute=compute_ps,
             memory=both_ps - compute_ps,
@@ -195,7 +195,7 @@ class Roofline:
         )
 
     def _compute_lora_ps(self, lora: LoraWork, prefills: bool) -> int:
-        return _ps((self._prefill_lora if prefills else self._lora).step(lora)[0])
+        return picoseconds((self._prefill_lora if prefills else self._lora).step(lora)[0])
 
 
 def _sizes(batch: Batch) -> tuple[int, int]:
@@ -205,7 +205,3 @@ def _sizes(batch: Batch) -> tuple[int, int]:
         num_tokens += chunk.new_tokens
         num_samples += chunk.samples
     return num_tokens, num_samples
-
-
-def _ps(seconds: float) -> int:
-    return round(seconds * PS_PER_SECOND)
