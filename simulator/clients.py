@@ -11,7 +11,7 @@ from lorrery.loadgen.workload.request import WorkloadRequest, sessions
 from lorrery.simulator.build import RequestBuilder, Said
 from lorrery.simulator.engine import Simulation
 from lorrery.simulator.request import SimulatedRequest
-from lorrery.vocabulary.units import LAST_SECONDS, NEVER, PS_PER_SECOND
+from lorrery.vocabulary.units import LAST_SECONDS, NEVER, picoseconds
 
 
 @dataclass(slots=True)
@@ -43,12 +43,12 @@ class Clients:
 
         def alone() -> Iterator[tuple[int, SimulatedRequest]]:
             for request in workload:
-                at_ps = start_ps + round(request.at_seconds * PS_PER_SECOND)
+                at_ps = start_ps + picoseconds(request.at_seconds)
                 yield at_ps, self.builder.build(request, at_ps)
 
         def first_turns() -> Iterator[tuple[int, SimulatedRequest]]:
             for turns in sessions(workload):
-                at_ps = start_ps + round(turns[0].at_seconds * PS_PER_SECOND)
+                at_ps = start_ps + picoseconds(turns[0].at_seconds)
                 yield at_ps, self._begin(turns, at_ps)
 
         if any(request.turn is not None for request in workload):
@@ -102,4 +102,4 @@ class Clients:
 
 def _picoseconds(seconds: float) -> int:
     """Return a span, or one that is longer than any simulation if it is that too: no product overflows."""
-    return round(min(seconds, LAST_SECONDS + 1) * PS_PER_SECOND)
+    return picoseconds(min(seconds, LAST_SECONDS + 1))

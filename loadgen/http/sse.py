@@ -28,7 +28,9 @@ class EventStream:
 
     def feed(self, received: bytes) -> list[bytes]:
         """Return the data of each event that these bytes complete."""
-        if self._after_cr and received:
+        if not received:
+            return []
+        if self._after_cr:
             received = received.removeprefix(b"\n")  # of a CR LF that came in two pieces
             self._after_cr = False
         rest = self._rest + received if self._rest else received

@@ -41,6 +41,11 @@ def test_events_are_the_standards_however_the_bytes_are_cut(with_mark, stream, c
     assert [data for piece in in_pieces(stream, cuts) for data in events.feed(piece)] == by_the_standard(stream)
 
 
+def test_nothing_between_a_cr_and_its_lf_is_no_line_end():
+    events = EventStream()
+    assert [events.feed(piece) for piece in (b"data: 1\r", b"", b"\n", b"\r\n")] == [[], [], [], [b"1"]]
+
+
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
 def test_an_event_is_there_with_its_last_byte(end):
     events = EventStream()
