@@ -5,6 +5,7 @@ does not: a symbolic link stays, and its target is replaced; what is no regular 
 to as it is. So is a file that the process has open (`/dev/stdout`, `/dev/fd/3`): at the place where it stands there.
 """
 
+import errno
 import os
 import re
 import stat
@@ -16,6 +17,8 @@ from typing import BinaryIO
 _DESCRIPTORS = re.compile(r"(/proc/[^/]+(/task/[^/]+)?|/dev)/fd")
 """Folders of the descriptors that a process has open; /proc/self is a link."""
 _MOST_LINKS = 40
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What a write ends in when the disk, the user's share of it, or the file is full."""
 
 
 @contextmanager
@@ -23,8 +26,19 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file to write; it is in place once the block ends, and not at all if the block fails.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: it cannot be written; where there is no room, that names the file too.
     """
+    try:
+        with _opened(path) as file:
+            yield file
+    except OSError as error:
+        if error.errno in NO_ROOM and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
     if (number := _descriptor(path)) is not None:
         with os.fdopen(os.dup(number), "wb") as file:
             yield file

@@ -3,7 +3,6 @@
 Each part is imported when it is called, so that `lorrery --help` is quick and one part cannot break another.
 """
 
-import errno
 import gc
 import os
 import sys
@@ -15,6 +14,7 @@ import typer
 from lorrery.chassis.commands import command_app
 from lorrery.chassis.errors import LorreryError, SettingsError
 from lorrery.chassis.version import VERSION, core_is_compiled
+from lorrery.chassis.whole_file import NO_ROOM
 
 PARTS = {
     "init": "Write a settings file to edit.",
@@ -81,8 +81,11 @@ def run() -> None:
         typer.echo(f"lorrery: error: {error}", err=True)
         sys.exit(2 if isinstance(error, SettingsError) else 1)
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno not in NO_ROOM:
             raise
-        typer.echo(f"lorrery: error: {error.strerror}: the standard output, or a file, could not be written", err=True)
+        what = f"{error.strerror}: the standard output, or a file, could not be written"
+        if error.filename is not None:
+            what = f"{error.filename}: {error.strerror}"
+        typer.echo(f"lorrery: error: {what}", err=True)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
         sys.exit(1)

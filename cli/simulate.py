@@ -3,8 +3,9 @@
 import signal
 import sys
 from contextlib import ExitStack
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 from rich.console import Console
@@ -13,6 +14,7 @@ from lorrery.chassis.commands import Command, command_app
 from lorrery.chassis.errors import FormatError, SettingsError
 from lorrery.chassis.faults import parse_fault
 from lorrery.chassis.shipped import DEFAULT_SETTINGS
+from lorrery.chassis.whole_file import whole_file
 from lorrery.cli import deployment_flags
 from lorrery.cli.basis_text import in_one_line
 from lorrery.cli.config_option import CONFIG_HELP
@@ -320,12 +322,12 @@ def _run(
             from lorrery.simulator.steps import StepWriter
 
             written.append(out / STEPS_FILE)
-            observers.append(StepWriter(stack.enter_context(written[-1].open("w", encoding="utf-8", newline=""))))
+            observers.append(StepWriter(_text(written[-1], stack)))
         if out is not None and perfetto:
             from lorrery.simulator.trace import TraceWriter
 
             written.append(out / TRACE_FILE)
-            trace = TraceWriter(stack.enter_context(written[-1].open("w", encoding="utf-8")))
+            trace = TraceWriter(_text(written[-1], stack))
             stack.callback(trace.close)
             observers.append(trace)
             run.on_end = trace.ended
@@ -352,6 +354,11 @@ def _run(
         shown = f"record    {run.record} (lorrery web {run.record})"
         console.print(shown, style="dim", highlight=False, soft_wrap=True)
     return report.exit_code
+
+
+def _text(path: Path, stack: ExitStack) -> TextIO:
+    """Open a file that appears as a whole when the run is over."""
+    return stack.enter_context(TextIOWrapper(stack.enter_context(whole_file(path)), encoding="utf-8", newline=""))
 
 
 def _bases(run: SimulatedRun) -> list[tuple[str, str]]:

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SLOW = ("asyncio", "grpc", "jinja2", "matplotlib", "msgspec", "pydantic_settings", "tokenizers")
 RUN = """
 import atexit, sys
@@ -30,6 +32,17 @@ def test_a_simulation_imports_nothing_of_services_text_or_plots() -> None:
 
 def test_the_list_of_commands_imports_neither_settings_nor_numpy() -> None:
     assert imported((*SLOW, "lorrery.settings", "numpy"), ["--help"]) == []
+
+
+@pytest.mark.parametrize(("flag", "file"), [("--steps", "steps.csv"), ("--perfetto", "trace.json")])
+def test_a_file_for_which_there_is_no_room_is_named_and_half_of_it_is_not_left(tmp_path: Path, flag: str, file: str):
+    limit = "import resource, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000)); "
+    command = [sys.executable, "-c", limit + "runpy.run_module('lorrery.cli', run_name='__main__')"]
+    arguments = ["simulate", "-n", "200", "--out", str(tmp_path), flag]
+    done = subprocess.run([*command, *arguments], check=False, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == f"lorrery: error: {tmp_path / file}: File too large\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_standard_output_that_is_full_is_one_line():
