@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
+from typing import Final
 
 from lorrery.scheduler.core.sequence import Adapter
 from lorrery.vocabulary.compiling import mypyc_attr
@@ -33,7 +34,7 @@ class LoadFault:
     factor: Fraction = Fraction(1)
 
 
-WELL = LoadFault()
+WELL: Final = LoadFault()
 
 LoadFaults = Callable[[Adapter, int, int], LoadFault]
 """What goes wrong with the n-th load (from 0) of an adapter, which begins at a time in picoseconds."""

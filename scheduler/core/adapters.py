@@ -22,6 +22,7 @@ waiters are dropped.
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Final
 
 from lorrery.scheduler.core.adapter_events import AdapterLog
 from lorrery.scheduler.core.adapter_holders import AdapterHolders
@@ -56,7 +57,7 @@ class AdapterOptions:
 
 _NOBODY: frozenset[str] = frozenset()
 _NONE: dict[str, Adapter] = {}
-_MOST_KNOWN = 4096
+_MOST_KNOWN: Final = 4096
 """Load times that are kept."""
 
 

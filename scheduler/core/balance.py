@@ -18,14 +18,15 @@ Cost: O(blocked workers), and for each of at most `MOST_DONORS` donors a logarit
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from heapq import nsmallest
+from typing import Final
 
 from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.scheduler.core.standings import Standings
 
-MOST_MOVES = 256
-MOST_LOOKED_AT = 4 * MOST_MOVES
-MOST_DONORS = 4
+MOST_MOVES: Final = 256
+MOST_LOOKED_AT: Final = 4 * MOST_MOVES
+MOST_DONORS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)

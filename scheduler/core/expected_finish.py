@@ -7,16 +7,17 @@ Whole numbers throughout. Cost: O(candidates), and a look-up for each that has a
 """
 
 from collections.abc import Sequence as Many
+from typing import Final
 
 from lorrery.scheduler.core.candidates import ReplicaCandidate
 from lorrery.scheduler.core.forecast import ONE, finish_ps
 from lorrery.scheduler.core.placements.base import Candidate
 from lorrery.scheduler.core.sequence import Sequence
 
-HALVING = 64
+HALVING: Final = 64
 """Requests that go elsewhere while what is beyond a worker's usual slowdown comes to count half as much."""
 
-FORGIVEN = 32 * HALVING
+FORGIVEN: Final = 32 * HALVING
 """Requests that go elsewhere until nothing beyond a worker's usual slowdown counts, were it a million times that."""
 
 

@@ -10,6 +10,8 @@ are equal, so every driver knows the same at the same time. Whole numbers throug
 live, simulated and replayed. Kept only for a placement that asks for it (`Placement.predicts`).
 """
 
+from typing import Final
+
 from lorrery.scheduler.core.plan import Plan, Ran
 from lorrery.scheduler.core.running import Running
 from lorrery.vocabulary.units import PS_PER_SECOND
@@ -17,13 +19,13 @@ from lorrery.worker.device.pace import Pace
 
 __all__ = ["ONE", "UNTOLD", "WINDOW_ENDS", "WINDOW_PS", "Forecast", "OutputShare", "Pace", "finish_ps"]
 
-WINDOW_PS = PS_PER_SECOND
+WINDOW_PS: Final = PS_PER_SECOND
 """Announced time of the steps in one window."""
-WINDOW_ENDS = 256
+WINDOW_ENDS: Final = 256
 """Ends of requests in one window."""
-ONE = 1000
+ONE: Final = 1000
 """Ratios are in thousandths."""
-LEAST_DECODING = 100
+LEAST_DECODING: Final = 100
 """Share of a worker's time, in thousandths, that its decode steps get at least."""
 UNTOLD = Pace(PS_PER_SECOND // 100, 10_000_000, 20_000, 50_000_000)
 """Of a worker that announces none: an order of magnitude, which its steps correct."""

@@ -13,10 +13,10 @@ may be the fewest, so looks are few where many workers are equally loaded.
 from array import array
 from bisect import bisect_left, insort
 from collections.abc import Sequence as Many
-from typing import Protocol
+from typing import Final, Protocol
 
-_NUMBER_BITS = 24
-_NUMBERS = (1 << _NUMBER_BITS) - 1
+_NUMBER_BITS: Final = 24
+_NUMBERS: Final = (1 << _NUMBER_BITS) - 1
 
 
 class Loaded(Protocol):

@@ -7,6 +7,7 @@ sequence, not the driver.
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Many
 from functools import partial
+from typing import Final
 
 from lorrery.scheduler.core import refusals
 from lorrery.scheduler.core.adapter_holders import AdapterHolders
@@ -21,10 +22,10 @@ from lorrery.scheduler.core.waiting_room import WaitingRoom
 from lorrery.scheduler.core.watched_candidate import Figures, WatchedCandidate
 from lorrery.vocabulary.units import PS_PER_SECOND
 
-SLICE = 16
+SLICE: Final = 16
 """Requests that one call places or refuses: a millisecond, or some where prompts are looked up in several caches."""
 
-MOST_FITS = 64
+MOST_FITS: Final = 64
 """Sets of kinds of workers whose lists are kept."""
 
 

@@ -25,6 +25,7 @@ what a step's prefill takes.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from lorrery.vocabulary.units import PS_PER_SECOND
 from lorrery.worker.device.architecture import Model, Precision, Shard
@@ -33,7 +34,7 @@ from lorrery.worker.device.engine import KERNELS_ONLY, Engine
 from lorrery.worker.device.hardware import SIXTEEN, Gpu, KernelFit
 from lorrery.worker.device.kernels import TILE
 
-TILE_START_TOKENS = 100
+TILE_START_TOKENS: Final = 100
 """What a tile of a wave costs before its first KV token; 60 to 140 fit alike."""
 
 

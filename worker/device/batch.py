@@ -10,7 +10,7 @@ make, and a simulation makes millions.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import sqrt
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from lorrery.vocabulary.compiling import mypyc_attr
 
@@ -66,7 +66,7 @@ class LoraWork(NamedTuple):
         )
 
 
-NO_LORA = LoraWork()
+NO_LORA: Final = LoraWork()
 
 
 @mypyc_attr(acyclic=True, free_list_len=1)

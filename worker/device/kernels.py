@@ -21,15 +21,15 @@ have their constants by type of the weights; I, what one block alone takes, is 0
 
 from dataclasses import dataclass
 from math import sqrt
-from typing import Protocol
+from typing import Final, Protocol
 
 from lorrery.worker.device.architecture import Model, Precision, Shard
 from lorrery.worker.device.engine import Engine
 from lorrery.worker.device.hardware import SIXTEEN, AllReduce, Gpu, KernelFit
 
-TILE = 64
+TILE: Final = 64
 """Rows of attention queries, and of a small matrix product, that one block computes."""
-LARGE_ROWS = 256
+LARGE_ROWS: Final = 256
 """Rows beyond which a matrix product runs in the GPU's larger tiles."""
 
 

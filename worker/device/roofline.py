@@ -12,6 +12,7 @@ decode KV token, the time per half token of prefill tile length, and a batch's a
 """
 
 from functools import lru_cache
+from typing import Final
 
 from lorrery.vocabulary.units import PS_PER_SECOND, picoseconds
 from lorrery.worker.device.architecture import Shard
@@ -23,7 +24,7 @@ from lorrery.worker.device.kernels import LinearKernels
 from lorrery.worker.device.lora import FLOPS_SHARE, LoraCost
 from lorrery.worker.device.moe import expert_kernels
 
-_PS_PER_MS = 10**9
+_PS_PER_MS: Final = 10**9
 
 
 class Roofline:

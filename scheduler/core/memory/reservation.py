@@ -36,7 +36,7 @@ or steps are far below its limit.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence as Many
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from lorrery.vocabulary.compiling import mypyc_attr
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 WIDTH = 32
 """Sequences in a block as it is made; it is cut in two when it has more than twice as many."""
 
-_LEAST = -(1 << 62)
+_LEAST: Final = -(1 << 62)
 
 
 @mypyc_attr(acyclic=True)

@@ -4,11 +4,13 @@ Where memory is no limit nobody asks, so after `MOST_UNASKED` changes without a 
 costs nothing until the next question, which makes it anew.
 """
 
+from typing import Final
+
 from lorrery.scheduler.core.memory.reservation import PeakReservation
 from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.core.sequence import Sequence
 
-MOST_UNASKED = 64
+MOST_UNASKED: Final = 64
 """More than a batch turns over between two tries; to make it anew costs about as much as so many changes."""
 
 

@@ -7,13 +7,14 @@ filling one worker while others idle.
 """
 
 from collections.abc import Sequence as Many
+from typing import Final
 
 from lorrery.scheduler.core.placements.base import Candidate, Choice, kept_of, least_loaded
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.vocabulary.compiling import mypyc_attr
 
-MAX_EXTRA_SEQUENCES = 4
-MAX_LOAD_RATIO = 1.25
+MAX_EXTRA_SEQUENCES: Final = 4
+MAX_LOAD_RATIO: Final = 1.25
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -21,6 +21,7 @@ might be the first (`core.first_finish`).
 """
 
 from collections.abc import Sequence as Many
+from typing import Final
 
 from lorrery.scheduler.core.expected_finish import FORGIVEN, finishes_ps
 from lorrery.scheduler.core.first_finish import first_of_many
@@ -29,7 +30,7 @@ from lorrery.scheduler.core.sequence import Sequence
 from lorrery.vocabulary.compiling import mypyc_attr
 from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
 
-MOST_NAMES = 2 * FORGIVEN
+MOST_NAMES: Final = 2 * FORGIVEN
 """Workers whose last placement is remembered, at most; beyond it those are forgotten that have had none for so long
 that it makes no difference, so nobody needs to know which workers are gone."""
 

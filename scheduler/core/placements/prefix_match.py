@@ -8,6 +8,7 @@ Cost: one look-up per worker; of many workers one in what is kept of all (`core.
 """
 
 from collections.abc import Sequence as Many
+from typing import Final
 
 from lorrery.scheduler.core.many_workers import ManyWorkers
 from lorrery.scheduler.core.placements.base import (
@@ -22,8 +23,8 @@ from lorrery.scheduler.core.placements.base import (
 from lorrery.scheduler.core.sequence import Sequence
 from lorrery.vocabulary.compiling import mypyc_attr
 
-LOAD_FACTOR = 1.5
-MIN_HIT_RATIO = 0.1
+LOAD_FACTOR: Final = 1.5
+MIN_HIT_RATIO: Final = 0.1
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
