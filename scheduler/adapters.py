@@ -2,25 +2,22 @@
 
 `vocabulary.adapter_log` says how changes are ordered. A scheduler decides the changes that its operators' calls ask
 for, and takes over those that routers bring from other schedulers, or from before its own restart. With a file it
-knows them before any router has connected: the file holds the whole log, written anew after each change, by a thread,
-whole or not at all. A call is answered once the file has its change. A disk that fails costs the file, not the call.
+knows them before any router has connected (`adapters_file.py`). A thread writes it. A call is answered once the file
+has its change. A disk that fails costs the file, not the call.
 """
 
 import asyncio
-import json
-import os
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
-from lorrery.chassis.errors import Conflict, FormatError, LorreryError, Overloaded, Reason
+from lorrery.chassis.errors import Conflict, Overloaded, Reason
 from lorrery.chassis.log import get_logger
 from lorrery.chassis.names import quoted, why_no_name
-from lorrery.chassis.whole_file import whole_file
+from lorrery.scheduler.adapters_file import AdaptersFile
 from lorrery.settings import Settings
 from lorrery.vocabulary.adapter_log import AdapterChange, AdapterLog
 
-FORMAT_VERSION = 1
 MAX_AHEAD_US = 24 * 3600 * 1_000_000
 """So far ahead of the time may the version of a change be that was decided elsewhere: with the highest that there is,
 no change would be news any more."""
@@ -53,11 +50,13 @@ class LoadedAdapters:
         self._model = settings.model
         self._max_lora_rank = settings.adapters.max_lora_rank
         self._max_loaded = settings.adapters.max_loaded_adapters
-        self._path = adapters_file(settings)
+        path = adapters_file(settings)
+        self._file = None if path is None else AdaptersFile(path)
         self._revision = self._written = 0
-        self._writing = asyncio.Lock()
-        if self._path is not None:
-            self._read(self._path)
+        self._unwritten: list[list[AdapterChange]] | None = []  # in order; None: the file is to be written anew
+        self._writing: asyncio.Task[None] | None = None
+        if self._file is not None:
+            self._read(self._file)
 
     # --- changes ----------------------------------------------------------------------------------------------------
 
@@ -108,15 +107,19 @@ class LoadedAdapters:
             version, name, rank = others[0]
             log.warning("adapters_ignored", num=len(others), first=quoted(name), rank=rank, version=version)
         if forgotten is not None:
-            forgotten = min(forgotten, latest)
-        return self._noted(self.log.merge(possible) if forgotten is None else self.log.merge_all(possible, forgotten))
+            self._unwritten = None  # the log may forget what no change says
+            return self._noted(self.log.merge_all(possible, min(forgotten, latest)))
+        return self._noted(self.log.merge(possible))
 
     def _decide(self, adapter_id: str, rank: int) -> list[AdapterChange]:
         version = self.log.next_version(time.time_ns() // 1000)
         return self._noted(self.log.merge([AdapterChange(version, adapter_id, rank)]))
 
     def _noted(self, news: list[AdapterChange]) -> list[AdapterChange]:
-        self._revision += bool(news)
+        if news and self._file is not None:
+            self._revision += 1
+            if self._unwritten is not None:
+                self._unwritten.append(news)
         return news
 
     def _is_possible(self, change: AdapterChange, latest: int) -> bool:
@@ -129,48 +132,28 @@ class LoadedAdapters:
     async def save(self) -> None:
         """Return once the file has all changes up to now; changes of several calls are written at once."""
         revision = self._revision
-        if self._path is None:
-            return
-        async with self._writing:
-            if self._written >= revision:
-                return
-            newest = self._revision
-            content = json.dumps(self._record(), separators=(",", ":"))
-            try:
-                await asyncio.to_thread(_write, self._path, content)
-            except OSError as error:
-                log.error("adapters_file_failed", path=str(self._path), reason=error.strerror)
-            self._written = newest
+        while self._file is not None and self._written < revision:
+            if self._writing is None or self._writing.done():
+                self._writing = asyncio.create_task(self._write(self._file))
+            await asyncio.shield(self._writing)  # a call that is cancelled leaves no thread to write beside the next
 
-    def _record(self) -> dict[str, object]:
-        changes: Collection[AdapterChange] = self.log.changes
-        return {
-            "format_version": FORMAT_VERSION,
-            "kind": "adapters",
-            "forgotten": self.log.forgotten,
-            "changes": [[change.version, change.adapter_id, change.rank] for change in changes],
-        }
-
-    def _read(self, path: Path) -> None:
+    async def _write(self, file: AdaptersFile) -> None:
+        revision = self._revision
+        added, self._unwritten = self._unwritten, []
         try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-            if (record["kind"], record["format_version"]) != ("adapters", FORMAT_VERSION):
-                raise FormatError(
-                    f"scheduler.adapters_file: {path}: holds {record['kind']!r} of format_version"
-                    f" {record['format_version']!r}; this version reads 'adapters' of {FORMAT_VERSION}"
-                )
-            self.merge([AdapterChange(*change) for change in record["changes"]], record["forgotten"])
-        except FileNotFoundError:
-            return
+            if added is None or not await asyncio.to_thread(file.append, added, self.log.num_changes):
+                revision, self._unwritten = self._revision, []
+                await asyncio.to_thread(file.replace, self.log.changes, self.log.forgotten)
         except OSError as error:
-            raise LorreryError(f"scheduler.adapters_file: {path}: {error.strerror}") from None
-        except (ValueError, KeyError, TypeError) as error:
-            raise FormatError(f"scheduler.adapters_file: {path}: is no such file: {error}") from None
+            log.error("adapters_file_failed", path=str(file.path), reason=error.strerror)
+            self._unwritten = None
+        self._written = revision
+
+    def _read(self, file: AdaptersFile) -> None:
+        if (kept := file.read()) is None:
+            return
+        self.merge(kept.changes, kept.forgotten)
+        for changes in kept.added:
+            self.merge(changes)
         self._written = self._revision
-
-
-def _write(path: Path, content: str) -> None:
-    with whole_file(path) as file:
-        file.write(content.encode())
-        file.flush()
-        os.fsync(file.fileno())
+        self._unwritten = []

@@ -67,6 +67,11 @@ class AdapterLog:
         self._oldest_unloads: list[AdapterChange] = []  # a heap of these, and of some that are the latest no longer
 
     @property
+    def num_changes(self) -> int:
+        """Return how many adapters the log has a change of."""
+        return len(self._latest)
+
+    @property
     def changes(self) -> list[AdapterChange]:
         """The latest change of each adapter, in order of versions."""
         return sorted(self._latest.values())
