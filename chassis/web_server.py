@@ -1,7 +1,8 @@
 """Listens for HTTP: uvicorn does the protocol, without what it would do to the process (signals, logs, the loop).
 
-A request has `REQUEST_SECONDS` to come whole, for which uvicorn has no bound, unless `http` is a protocol with bounds
-of its own.
+A request has `REQUEST_SECONDS` to come whole, and of connections `MAX_CONNECTIONS` may be open; who opens one more is
+told so in answer to its request, and closed. uvicorn has no such bounds. An `http` among its options is a protocol with
+bounds of its own instead.
 """
 
 import asyncio
@@ -21,6 +22,10 @@ from lorrery.chassis.server import dialable, listening_socket
 
 REQUEST_SECONDS = 30.0
 """From the connection's beginning, or the first bytes behind another request, to a request's last byte."""
+MAX_CONNECTIONS = 256
+"""A browser has up to six for a page."""
+_REFUSED_SECONDS = 1.0
+"""How long a connection that is one too many may take to ask, so that it hears why it is closed."""
 _SEND_BUFFER_BYTES = 1 << 17
 """What the kernel takes for a reader that has stopped; by itself it would let that grow to megabytes."""
 _CLOSE_SECONDS = 1
@@ -77,7 +82,7 @@ class WebServer:
 
 
 class _Connection(HttpToolsProtocol):
-    """uvicorn's connection, closed where a request does not come."""
+    """uvicorn's connection, closed where a request does not come, or where it is one too many."""
 
     def __init__(
         self,
@@ -88,26 +93,38 @@ class _Connection(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._timer: asyncio.TimerHandle | None = None
+        self._refused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
-        self._expect()
+        self._refused = len(self.connections) > MAX_CONNECTIONS
+        self._expect(_REFUSED_SECONDS if self._refused else REQUEST_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unset_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._refused:
+            self._refuse()
+            return
         super().data_received(data)  # ends the wait for a next request
         if self._timer is None and self.cycle.response_complete and not self.transport.is_closing():
-            self._expect()
+            self._expect(REQUEST_SECONDS)
 
     def on_message_complete(self) -> None:
         self._unset_timer()
         super().on_message_complete()
 
-    def _expect(self) -> None:
-        self._timer = self.loop.call_later(REQUEST_SECONDS, self.transport.close)
+    def _refuse(self) -> None:
+        if not self.transport.is_closing():
+            text = f"{MAX_CONNECTIONS} connections are open, and no more are taken; close some, or try later\n".encode()
+            head = f"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain\r\ncontent-length: {len(text)}\r\n"
+            self.transport.write(f"{head}connection: close\r\n\r\n".encode() + text)
+            self.transport.close()
+
+    def _expect(self, seconds: float) -> None:
+        self._timer = self.loop.call_later(seconds, self.transport.close)
 
     def _unset_timer(self) -> None:
         if self._timer is not None:

@@ -1,4 +1,4 @@
-"""The web server beside clients that connect and send nothing, or not all of a request."""
+"""The web server beside clients that connect and send nothing, or not all of a request, or that are too many."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,17 +11,18 @@ from lorrery.chassis import web_server
 from lorrery.chassis.web_server import WebServer
 
 WHOLE = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+REQUEST_SECONDS = 0.05
 
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web_server, "REQUEST_SECONDS", 0.05)
+    monkeypatch.setattr(web_server, "REQUEST_SECONDS", REQUEST_SECONDS)
 
 
 async def _slow_app(scope: Scope, receive: Receive, send: Send) -> None:
     async def parts() -> AsyncIterator[bytes]:
         yield b"first"
-        await asyncio.sleep(3 * web_server.REQUEST_SECONDS)
+        await asyncio.sleep(3 * REQUEST_SECONDS)
         yield b"last"
 
     await StreamingResponse(parts())(scope, receive, send)
@@ -58,3 +59,28 @@ async def test_answer_may_take_longer_than_its_request(address: tuple[str, int])
     async with asyncio.timeout(10):
         assert b"last" in await reader.readuntil(b"0\r\n\r\n")
     writer.close()
+
+
+async def test_connections_over_the_bound_hear_why_they_are_closed(
+    address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(web_server, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(web_server, "REQUEST_SECONDS", 30.0)
+    monkeypatch.setattr(web_server, "_REFUSED_SECONDS", 0.5)
+    async with asyncio.timeout(10):
+        first, second, third, silent = [await asyncio.open_connection(*address) for _ in range(4)]
+        for _, writer in (first, second, third):
+            writer.write(WHOLE)
+        for reader, _ in (first, second):
+            assert b"200 OK" in await reader.readuntil(b"0\r\n\r\n")
+        refused = await third[0].read()
+        assert refused.startswith(b"HTTP/1.1 503 ")
+        assert refused.endswith(b"2 connections are open, and no more are taken; close some, or try later\n")
+        assert await silent[0].read() == b""
+        first[1].write(WHOLE.replace(b"Host", b"Connection: close\r\nHost"))  # those that are open go on
+        assert b"200 OK" in await first[0].read()
+        late = await asyncio.open_connection(*address)
+        late[1].write(WHOLE)
+        assert b"200 OK" in await late[0].readuntil(b"0\r\n\r\n")
+    for _, writer in (first, second, third, silent, late):
+        writer.close()
