@@ -115,16 +115,15 @@ class ChoiceCall:
         return None
 
 
-Generate = Callable[[router_pb2.GenerateRequest, ChoiceCall], Awaitable[None]]
-"""Serves one generation. Raises RequestError."""
+Generate = Callable[[ChoiceCall], Awaitable[None]]
+"""Serves one choice. Raises RequestError."""
 
 
 class Answer(Response):
     """The answer to one HTTP request, once it is known what it asks for.
 
     Args:
-        requests: one for each choice, in order.
-        generate: serves one.
+        choices: each serves one, in order.
         shape: what the client wants to see.
         stream: as events, or in one piece.
         fault_rules: that the request asks for.
@@ -132,16 +131,14 @@ class Answer(Response):
 
     def __init__(
         self,
-        requests: Sequence[router_pb2.GenerateRequest],
-        generate: Generate,
+        choices: Sequence[Generate],
         shape: Shape,
         *,
         stream: bool,
         fault_rules: Sequence[str] = (),
     ) -> None:
         super().__init__()
-        self._requests = requests
-        self._generate = generate
+        self._choices = choices
         self._shape = shape
         self._stream = stream
         self._fault_rules = fault_rules
@@ -180,7 +177,7 @@ class Answer(Response):
             await answer(scope, receive, send)
 
     async def _whole(self) -> Response:
-        choices = [Collected() for _ in self._requests]
+        choices = [Collected() for _ in self._choices]
 
         def collect(index: int) -> ChoiceCall:
             choice = choices[index]
@@ -202,7 +199,7 @@ class Answer(Response):
         return json_response(self._shape.whole(choices))
 
     async def _events(self, send: Send, writer: BodyWriter | None) -> None:
-        usages = [types_pb2.Usage()] * len(self._requests)
+        usages = [types_pb2.Usage()] * len(self._choices)
         event = self._shape.event
 
         def stream(index: int) -> ChoiceCall:
@@ -223,13 +220,13 @@ class Answer(Response):
         await self._send(send, self._shape.last_events(usages), last=True)
 
     async def _run(self, call_of: Callable[[int], ChoiceCall]) -> None:
-        if len(self._requests) == 1:
-            await self._generate(self._requests[0], call_of(0))
+        if len(self._choices) == 1:
+            await self._choices[0](call_of(0))
             return
         try:
             async with asyncio.TaskGroup() as tasks:
-                for index, request in enumerate(self._requests):
-                    tasks.create_task(_awaited(self._generate(request, call_of(index))))
+                for index, generate in enumerate(self._choices):
+                    tasks.create_task(_awaited(generate(call_of(index))))
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None  # the others were cancelled for it, or came with it
 

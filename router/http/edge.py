@@ -1,16 +1,18 @@
 """What the routes of every kind of client have in common: who calls, whom a name means, and the answer."""
 
 from collections.abc import Collection, Sequence
+from functools import partial
 
 from fastapi import Request
 from starlette.responses import Response
 
 from lorrery.chassis.errors import Unauthenticated
+from lorrery.router.checks import check_length
 from lorrery.router.faults import METADATA_KEY
 from lorrery.router.generate import Call
 from lorrery.router.handler import Handler
 from lorrery.router.http.answer import Answer, Shape
-from lorrery.router.http.field_names import Names, named
+from lorrery.router.http.field_names import COMPLETION, Names, named
 from lorrery.router.keys import ApiKey
 from lorrery.v1 import router_pb2
 
@@ -69,12 +71,27 @@ class Edge:
         shape: Shape,
         *,
         stream: bool | None,
-        names: Names,
+        names: Sequence[Names],
     ) -> Response:
-        """Return the answer to a request for so many outputs; `names`: of fields in errors, see `field_names`."""
+        """Return the answer to a request for so many outputs; `names`: of fields in errors about each message."""
 
-        async def generate(message: router_pb2.GenerateRequest, call: Call) -> None:
-            with named(names):
+        async def generate(message: router_pb2.GenerateRequest, its_names: Names, call: Call) -> None:
+            with named(its_names):
                 await self.handler.generate(message, lambda: self.caller(http), call)
 
-        return Answer(messages, generate, shape, stream=bool(stream), fault_rules=http.headers.getlist(METADATA_KEY))
+        choices = [partial(generate, *one) for one in zip(messages, names, strict=True)]
+        return Answer(choices, shape, stream=bool(stream), fault_rules=http.headers.getlist(METADATA_KEY))
+
+    async def check_model(self, http: Request, model: str | None) -> None:
+        """Check that a request names the base model, be it by naming none, or an adapter that the caller may know of.
+
+        Raises:
+            RequestError: it names another, or that cannot be found out now.
+            grpc.aio.AioRpcError: the same, as a scheduler has answered.
+        """
+        if not model or model in (self.handler.settings.model, *self.models):
+            return
+        check_length("model", model)
+        if await self.handler.find_adapter(self.caller(http), model) is None:
+            with named(COMPLETION):
+                raise self.handler.unknown_model(model)

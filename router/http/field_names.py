@@ -46,6 +46,15 @@ COMPLETION = Names(
     }
 )
 """Of OpenAI's completions, and llm-mock's `/generate`."""
+
+
+def of_prompt(number: int) -> Names:
+    """Return what a completion with a list of prompts calls things, in errors about one of them."""
+    place = f"prompt[{number}]"
+    words = {_EMPTY: f"{place} is empty; give text or tokens", "text": place, "token_ids": place}
+    return Names({**COMPLETION.words, **words}, {"prompt": place})
+
+
 CHAT = Names(
     {
         **COMPLETION.words,

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from lorrery.router.http.bodies import json_route
 from lorrery.router.http.edge import Edge
 from lorrery.router.http.errors import json_response
-from lorrery.router.http.field_names import CHAT, COMPLETION, named
+from lorrery.router.http.field_names import CHAT, COMPLETION, Names, named, of_prompt
 from lorrery.router.http.generating import GeneratingRequest, outputs
 from lorrery.router.http.openai_details import Details, Prompt
 from lorrery.router.http.openai_requests import ChatRequest, CompletionRequest
@@ -83,15 +83,24 @@ async def _answer(
 ) -> Response:
     n = request.n or 1
     messages = request.messages(prompts, request_id, edge.tenant(request.user))
-    names = COMPLETION if isinstance(request, CompletionRequest) else CHAT
-    with named(names):
-        details = await _details(edge, request, http, messages)
+    names = _names(request)
+    details = await _details(edge, request, http, list(zip(messages, names, strict=True)))
     shown = shape(request_id, request.model or edge.model, n, request.include_usage, details)
-    return edge.answer(http, outputs(messages, n, request.seed), shown, stream=request.stream, names=names)
+    its_names = [one for one in names for _ in range(n)]
+    return edge.answer(http, outputs(messages, n, request.seed), shown, stream=request.stream, names=its_names)
+
+
+def _names(request: GeneratingRequest) -> list[Names]:
+    """Return what errors about each of a request's prompts call things."""
+    if not isinstance(request, CompletionRequest):
+        return [CHAT]
+    if not request.lists_prompts:
+        return [COMPLETION]
+    return [of_prompt(number) for number in range(len(request.prompts))]
 
 
 async def _details(
-    edge: Edge, request: GeneratingRequest, http: Request, messages: Sequence[router_pb2.GenerateRequest]
+    edge: Edge, request: GeneratingRequest, http: Request, messages: Sequence[tuple[router_pb2.GenerateRequest, Names]]
 ) -> Details | None:
     """Return what to show beside the text; where that is of the prompts, the messages get these as tokens."""
     echo = isinstance(request, CompletionRequest) and bool(request.echo)
@@ -100,9 +109,10 @@ async def _details(
         return None
     prompts: list[Prompt] = []
     if of_prompts:
-        for message in messages:
+        for message, names in messages:
             whole = message.text if not message.HasField("truncate_prompt_tokens") else ""
-            token_ids = await edge.handler.prompt_token_ids(message, lambda: edge.caller(http))
+            with named(names):
+                token_ids = await edge.handler.prompt_token_ids(message, lambda: edge.caller(http))
             message.ClearField("prompt")
             message.token_ids.ids.extend(token_ids)
             prompts.append(Prompt(whole or edge.handler.detokenize(token_ids), token_ids))

@@ -42,12 +42,17 @@ class CompletionRequest(GeneratingRequest):
         return self.logprobs
 
     @property
+    def lists_prompts(self) -> bool:
+        """Whether it has a list of prompts, were it of one."""
+        return isinstance(self.prompt, list) and bool(self.prompt) and not isinstance(self.prompt[0], int)
+
+    @property
     def prompts(self) -> Sequence[str | list[int]]:
         """Its prompts, each as text or tokens."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         prompts: Any = self.prompt
-        return [prompts] if prompts and isinstance(prompts[0], int) else prompts
+        return prompts if self.lists_prompts or not prompts else [prompts]
 
     def check(self) -> None:
         """See `GeneratingRequest`."""

@@ -149,7 +149,7 @@ def routes(edge: Edge) -> APIRouter:
             top_logprobs=0,
         )
         shape = SloraShape(edge.handler.tokenizer, return_details=bool(request.parameters.return_details))
-        return edge.answer(http, [message], shape, stream=stream, names=SLORA)
+        return edge.answer(http, [message], shape, stream=stream, names=[SLORA])
 
     @router.post("/generate_stream", response_class=Response, responses={200: {"content": {"text/event-stream": {}}}})
     async def generate_stream(request: SloraRequest, http: Request) -> Response:
@@ -166,6 +166,6 @@ def routes(edge: Edge) -> APIRouter:
         n = request.n or 1
         shape = LlmMockShape(request.prompt, n)
         messages = outputs([message], n, request.seed)
-        return edge.answer(http, messages, shape, stream=request.stream, names=COMPLETION)
+        return edge.answer(http, messages, shape, stream=request.stream, names=[COMPLETION] * n)
 
     return router

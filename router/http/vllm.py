@@ -123,6 +123,7 @@ def routes(edge: Edge) -> APIRouter:
     async def tokenize(request: TokenizeRequest, http: Request) -> Response:
         """Return the tokens of a text, or of a conversation."""
         caller = edge.caller(http)
+        await edge.check_model(http, request.model)
         if (request.prompt is None) == (request.messages is None):
             raise InvalidRequest("prompt or messages must be given, and not both", field="prompt")
         if request.prompt is not None:
@@ -141,6 +142,7 @@ def routes(edge: Edge) -> APIRouter:
     async def detokenize(request: DetokenizeRequest, http: Request) -> Response:
         """Return the text of tokens."""
         edge.caller(http)
+        await edge.check_model(http, request.model)
         return json_response({"prompt": handler.detokenize(request.tokens)})
 
     return router

@@ -6,6 +6,7 @@ import json
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -134,6 +135,27 @@ async def test_text_goes_through_the_tokenizer_and_back(cluster: LocalCluster) -
     back = json_of(await exchange(cluster, "POST", "/detokenize", {"tokens": answer["tokens"]}))
     assert back["prompt"].endswith("hello world")
     assert status_of(await exchange(cluster, "POST", "/tokenize", b'{"prompt": "\\ud800"}')) == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "x"}),
+        ("/tokenize", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/detokenize", {"tokens": [5]}),
+    ],
+)
+async def test_the_tokenizer_is_that_of_a_model_which_is_to_be_had(
+    cluster: LocalCluster, path: str, body: dict[str, Any]
+) -> None:
+    base = json_of(await exchange(cluster, "GET", "/v1/models"))["data"][0]["id"]
+    answer = await exchange(cluster, "POST", path, body)
+    for model in (base, "lora-0", "", None):
+        assert json_of(await exchange(cluster, "POST", path, {**body, "model": model})) == json_of(answer)
+    for model in ("lora-99", "a b"):
+        refused = await exchange(cluster, "POST", path, {**body, "model": model})
+        as_elsewhere = await exchange(cluster, "POST", "/v1/completions", {"prompt": "x", "model": model})
+        assert (status_of(refused), json_of(refused)) == (404, json_of(as_elsewhere))
 
 
 async def test_a_conversation_has_the_tokens_that_the_tokenizer_counts(

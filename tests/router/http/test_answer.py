@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from functools import partial
 
 import pytest
 
@@ -82,7 +83,7 @@ async def chunks(shape):
     requests = [router_pb2.GenerateRequest() for _ in range(NUM_CHOICES)]
     for index, request in enumerate(requests):
         request.seed = index
-    answer = Answer(requests, generate, shape, stream=True)
+    answer = Answer([partial(generate, request) for request in requests], shape, stream=True)
     await answer({"state": {WRITER: reader}}, reader.receive, reader.send)
     assert reader.asked_while_behind > 2  # events were refused while the reader was behind,
     assert reader.written_past > 4  # and taken past ASGI while it was not
