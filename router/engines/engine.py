@@ -20,6 +20,7 @@ from lorrery.router.access import check_operator
 from lorrery.router.engines.generation import MAX_OUTPUTS, Open, OpenRequests, Write
 from lorrery.router.engines.load import Load, Throughput
 from lorrery.router.engines.tokenizer_files import tokenizer_folder
+from lorrery.router.field_names import Names, named
 from lorrery.router.grpc_call import GrpcCall, abort_stream
 from lorrery.router.handler import Handler
 from lorrery.router.keys import ApiKey
@@ -122,6 +123,7 @@ class Engine:
         message: router_pb2.GenerateRequest,
         n: int,
         write: Write,
+        names: Names,
     ) -> None:
         """Serve n outputs of one request, and write what comes of them; whatever fails becomes the call's status.
 
@@ -131,9 +133,10 @@ class Engine:
             message: of one output, its prompt as token ids; its seed counts up over the outputs.
             n: how many; 0: one.
             write: takes what comes.
+            names: of fields in errors.
         """
         try:
-            with self.handler.traces.grpc(context, method):
+            with named(names), self.handler.traces.grpc(context, method):
                 await self._generate(context, message, n, write)
         except RequestError as error:
             await abort_stream(context, error)

@@ -15,8 +15,10 @@ from lorrery.chassis.names import quoted
 from lorrery.chassis.version import VERSION
 from lorrery.router.engines import smg, smg_kv_events
 from lorrery.router.engines.engine import Engine, not_offered
+from lorrery.router.engines.field_names import SGLANG, SGLANG_LORA
 from lorrery.router.engines.generation import Output, matched_stop
 from lorrery.router.engines.reading import generate_request, refuse
+from lorrery.router.field_names import named
 from lorrery.v1 import router_pb2, types_pb2
 
 NAME: str = sglang_scheduler_pb2.DESCRIPTOR.services_by_name["SglangScheduler"].full_name
@@ -38,7 +40,9 @@ class SglangScheduler(sglang_scheduler_pb2_grpc.SglangSchedulerServicer):  # typ
 
     async def Generate(self, request: Any, context: status.Context) -> None:
         """Stream the outputs of one request, each as chunks of what is new, if it streams, and all of it at its end."""
-        engine, message = self._engine, self._read(request)
+        engine = self._engine
+        with named(SGLANG):
+            message = self._read(request)
 
         async def write(output: Output, news: router_pb2.GenerateResponse) -> None:
             response = sglang_scheduler_pb2.GenerateResponse
@@ -54,7 +58,7 @@ class SglangScheduler(sglang_scheduler_pb2_grpc.SglangSchedulerServicer):  # typ
                     smg.add_logprobs(complete.output_logprobs, output.token_ids, output.logprobs)
                 await context.write(response(request_id=message.request_id, complete=complete))
 
-        await engine.generate(context, f"{NAME}/Generate", message, request.sampling_params.n, write)
+        await engine.generate(context, f"{NAME}/Generate", message, request.sampling_params.n, write, SGLANG)
 
     def _read(self, request: Any) -> router_pb2.GenerateRequest:
         asked = request.sampling_params
@@ -184,13 +188,15 @@ class SglangScheduler(sglang_scheduler_pb2_grpc.SglangSchedulerServicer):  # typ
                 field="lora_id",
                 value=quoted(lora_id),
             )
-        await self._engine.load_lora(context, name, request.lora_path)
+        with named(SGLANG_LORA):
+            await self._engine.load_lora(context, name, request.lora_path)
         self._names[lora_id] = name
         return sglang_scheduler_pb2.LoadLoRAAdapterResponse(success=True, loaded_lora_ids=await self._ids(context))
 
     async def UnloadLoRAAdapter(self, request: Any, context: status.Context) -> Any:
         """Make an adapter unknown to new requests."""
-        await self._engine.unload_lora(context, request.lora_name)
+        with named(SGLANG_LORA):
+            await self._engine.unload_lora(context, request.lora_name)
         self._names = {key: name for key, name in self._names.items() if name != request.lora_name}
         return sglang_scheduler_pb2.UnloadLoRAAdapterResponse(success=True, loaded_lora_ids=await self._ids(context))
 

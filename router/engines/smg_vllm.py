@@ -10,8 +10,10 @@ from lorrery.chassis import status
 from lorrery.chassis.version import VERSION
 from lorrery.router.engines import smg, smg_kv_events
 from lorrery.router.engines.engine import Engine, not_offered
+from lorrery.router.engines.field_names import SMG_VLLM
 from lorrery.router.engines.generation import Output, matched_stop
 from lorrery.router.engines.reading import generate_request, refuse
+from lorrery.router.field_names import named
 from lorrery.v1 import router_pb2, types_pb2
 
 NAME: str = vllm_engine_pb2.DESCRIPTOR.services_by_name["VllmEngine"].full_name
@@ -32,7 +34,9 @@ class VllmEngine(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]
 
     async def Generate(self, request: Any, context: status.Context) -> None:
         """Stream the outputs of one request, each as chunks of what is new, if it streams, and all of it at its end."""
-        engine, message = self._engine, await self._read(request, context)
+        engine = self._engine
+        with named(SMG_VLLM):
+            message = await self._read(request, context)
 
         async def write(output: Output, news: router_pb2.GenerateResponse) -> None:
             if request.stream and news.token_ids:
@@ -47,7 +51,7 @@ class VllmEngine(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]
                     smg.add_logprobs(complete.output_logprobs, output.token_ids, output.logprobs)
                 await context.write(vllm_engine_pb2.GenerateResponse(complete=complete))
 
-        await engine.generate(context, f"{NAME}/Generate", message, request.sampling_params.n, write)
+        await engine.generate(context, f"{NAME}/Generate", message, request.sampling_params.n, write, SMG_VLLM)
 
     async def _read(self, request: Any, context: status.Context) -> router_pb2.GenerateRequest:
         engine, asked = self._engine, request.sampling_params

@@ -5,8 +5,10 @@ from collections.abc import Iterable
 from lorrery.chassis import status
 from lorrery.chassis.errors import InvalidRequest
 from lorrery.router.engines.engine import Engine
+from lorrery.router.engines.field_names import VLLM, VLLM_MODEL
 from lorrery.router.engines.generation import Output, matched_stop
 from lorrery.router.engines.reading import generate_request, refuse
+from lorrery.router.field_names import Names, named
 from lorrery.v1 import router_pb2, types_pb2
 from lorrery.vllm import inference_pb2, inference_pb2_grpc
 from lorrery.vocabulary.finish_reason import FinishReason
@@ -40,15 +42,15 @@ class Inference(inference_pb2_grpc.InferenceServicer):
             await context.write(shape.message(output, news))
 
         n = request.sampling.num_sequences
-        await self._engine.generate(context, f"{NAME}/GenerateStream", message, n, write)
+        await self._engine.generate(context, f"{NAME}/GenerateStream", message, n, write, _names(request))
 
     async def Generate(  # noqa: N802  gRPC's name for it
         self, request: inference_pb2.GenerateRequest, context: status.Context
     ) -> inference_pb2.GenerateResponse:
         """Return the output of one request."""
         if (n := request.sampling.num_sequences) > 1:
-            text = f"num_sequences is {n}; an answer has one output; call GenerateStream"
-            raise InvalidRequest(text, field="num_sequences", value=n, limit=1)
+            text = f"sampling.num_sequences is {n}; an answer has one output; call GenerateStream"
+            raise InvalidRequest(text, field="sampling.num_sequences", value=n, limit=1)
         message = await _read(self._engine, request, context)
         shape = _Shape(self._engine, request, message)
         ended: list[Output] = []
@@ -57,9 +59,13 @@ class Inference(inference_pb2_grpc.InferenceServicer):
             if output.reason is not None:
                 ended.append(output)
 
-        await self._engine.generate(context, f"{NAME}/Generate", message, 1, write)
+        await self._engine.generate(context, f"{NAME}/Generate", message, 1, write, _names(request))
         (output,) = ended
         return shape.message(output, output.whole())
+
+
+def _names(request: inference_pb2.GenerateRequest) -> Names:
+    return VLLM if request.lora_name else VLLM_MODEL
 
 
 async def _read(
@@ -86,10 +92,12 @@ async def _read(
     if request.WhichOneof("prompt") == "text":
         engine.caller(context)
         prompt = await engine.handler.tokenize(request.text)
+    with named(_names(request)):
+        adapter_id = engine.adapter_of(request.lora_name, request.model)
     return generate_request(
         request_id=request.request_id,
         prompt=prompt,
-        adapter_id=engine.adapter_of(request.lora_name, request.model),
+        adapter_id=adapter_id,
         sampling=types_pb2.SamplingParams(
             top_p=request.sampling.top_p,
             top_k=min(request.sampling.top_k, 2**31 - 1),

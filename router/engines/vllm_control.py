@@ -5,6 +5,8 @@ from typing import Any
 from lorrery.chassis import status
 from lorrery.chassis.version import VERSION
 from lorrery.router.engines.engine import Engine, not_offered
+from lorrery.router.engines.field_names import VLLM_LORA
+from lorrery.router.field_names import named
 from lorrery.vllm import control_pb2, control_pb2_grpc
 from lorrery.vocabulary.adapter_log import adapter_number
 
@@ -90,7 +92,8 @@ class Control(control_pb2_grpc.ControlServicer):
         self, request: control_pb2.LoadLoraRequest, context: status.Context
     ) -> control_pb2.LoadLoraResponse:
         """Make an adapter known to the whole cluster."""
-        await self._engine.load_lora(context, request.lora_name, request.source_path)
+        with named(VLLM_LORA):
+            await self._engine.load_lora(context, request.lora_name, request.source_path)
         return control_pb2.LoadLoraResponse(adapter=self._adapter(request.lora_name))
 
     async def UnloadLora(  # noqa: N802  gRPC's name for it
@@ -98,7 +101,8 @@ class Control(control_pb2_grpc.ControlServicer):
     ) -> control_pb2.UnloadLoraResponse:
         """Make an adapter unknown to new requests."""
         adapter = self._adapter(request.lora_name)
-        await self._engine.unload_lora(context, request.lora_name)
+        with named(VLLM_LORA):
+            await self._engine.unload_lora(context, request.lora_name)
         return control_pb2.UnloadLoraResponse(adapter=adapter)
 
     async def ListLoras(  # noqa: N802  gRPC's name for it

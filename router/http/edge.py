@@ -9,10 +9,11 @@ from starlette.responses import Response
 from lorrery.chassis.errors import Unauthenticated
 from lorrery.router.checks import check_length
 from lorrery.router.faults import METADATA_KEY
+from lorrery.router.field_names import Names, named
 from lorrery.router.generate import Call
 from lorrery.router.handler import Handler
 from lorrery.router.http.answer import Answer, Shape
-from lorrery.router.http.field_names import COMPLETION, Names, named
+from lorrery.router.http.field_names import COMPLETION
 from lorrery.router.keys import ApiKey
 from lorrery.v1 import router_pb2
 

@@ -6,10 +6,11 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from lorrery.router.field_names import Names, named
 from lorrery.router.http.bodies import json_route
 from lorrery.router.http.edge import Edge
 from lorrery.router.http.errors import json_response
-from lorrery.router.http.field_names import CHAT, COMPLETION, Names, named, of_prompt
+from lorrery.router.http.field_names import CHAT, COMPLETION, of_prompt
 from lorrery.router.http.generating import GeneratingRequest, outputs
 from lorrery.router.http.openai_details import Details, Prompt
 from lorrery.router.http.openai_requests import ChatRequest, CompletionRequest

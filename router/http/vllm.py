@@ -9,10 +9,11 @@ from starlette.responses import PlainTextResponse, Response
 from lorrery.chassis.errors import InvalidRequest, Reason, UnknownName
 from lorrery.chassis.names import quoted
 from lorrery.router.access import check_load
+from lorrery.router.field_names import named
 from lorrery.router.http.bodies import json_route
 from lorrery.router.http.edge import Edge
 from lorrery.router.http.errors import json_response
-from lorrery.router.http.field_names import LORA, named
+from lorrery.router.http.field_names import LORA
 from lorrery.router.http.generating import LENIENT, Tokens
 from lorrery.router.http.openai_requests import ChatMessage, turns
 from lorrery.router.peft import rank_in

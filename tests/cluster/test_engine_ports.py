@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -15,12 +16,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from smg_grpc_proto.generated import (
     common_pb2,
+    sglang_scheduler_pb2,
     vllm_engine_pb2,
 )
 
 from lorrery.vllm import control_pb2
 from tests.cluster.client import PROMPT_TOKEN_ID, TIMEOUT_SECONDS, Ask, error_info, text_of
-from tests.cluster.engines import PORTS, TENANT, Engines, expected, native, running_engines, smg
+from tests.cluster.engines import PORTS, TENANT, Engines, expected, native, running_engines, sglang, smg
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="module")]
 
@@ -45,13 +47,48 @@ async def test_refusals_have_a_status_of_their_own(engines: Engines) -> None:
     biased = await engines.error(generate, smg(Ask(seed=1), logit_bias={3: 1.0}))
     assert error_info(biased)[1]["field"] == "sampling_params.logit_bias"
     many = await engines.error(generate, smg(Ask(seed=1), n=1000))
-    assert error_info(many)[1] == {"field": "n", "value": "1000", "limit": "128"}
+    assert error_info(many)[1] == {"field": "sampling_params.n", "value": "1000", "limit": "128"}
     unknown = native(Ask(seed=1))
     unknown.model = "nobody"
     assert (await engines.error(engines.inference.Generate, unknown)).code() == grpc.StatusCode.NOT_FOUND
     schema = native(Ask(seed=1))
     schema.decoding.json = "{}"
     assert error_info(await engines.error(engines.inference.Generate, schema))[1]["field"] == "decoding.json"
+
+
+async def test_an_error_names_the_field_of_the_protocol(engines: Engines, tmp_path: Path) -> None:
+    by_model, drawn, unread = native(Ask(seed=1)), native(Ask(seed=1)), native(Ask(seed=1))
+    by_model.model, drawn.sampling.top_p, unread.token_ids.ids[3] = "nobody", 2.0, 2**31
+    drawn.temperature = 1.0
+    biased = native(Ask(seed=1))
+    biased.decoding.presence_penalty = 9.0
+    wrong_ids = [5, 2**31]
+    folder = str(tmp_path)
+    (tmp_path / "adapter_config.json").write_text('{"r": 8}')
+    sglang_load, sglang_unload = engines.sglang.LoadLoRAAdapter, engines.sglang.UnloadLoRAAdapter
+    new_lora = sglang_scheduler_pb2.LoadLoRAAdapterRequest
+    for call, message, field in (
+        (engines.inference.Generate, native(Ask(seed=1, adapter_id="nobody")), "lora_name"),
+        (engines.inference.GenerateStream, native(Ask(seed=1, adapter_id="a b")), "lora_name"),
+        (engines.inference.Generate, by_model, "model"),
+        (engines.inference.Generate, drawn, "sampling.top_p"),
+        (engines.inference.Generate, biased, "decoding.presence_penalty"),
+        (engines.inference.Generate, unread, "token_ids.ids[3]"),
+        (engines.inference.Generate, native(Ask(seed=1), stop_strings=["x" * 9000]), "stopping.stop_strings"),
+        (engines.control.LoadLora, control_pb2.LoadLoraRequest(lora_name="a b", source_path=folder), "lora_name"),
+        (engines.control.UnloadLora, control_pb2.UnloadLoraRequest(lora_name="nobody"), "lora_name"),
+        (engines.smg.Generate, smg(Ask(seed=1), min_tokens=99), "sampling_params.min_tokens"),
+        (engines.smg.Generate, smg(Ask(seed=1), logprobs=-1), "sampling_params.logprobs"),
+        (engines.sglang.Generate, sglang(Ask(seed=1), lora_id="nobody"), "lora_id"),
+        (engines.sglang.Generate, sglang(Ask(seed=1), stop_token_ids=wrong_ids), "sampling_params.stop_token_ids[1]"),
+        (engines.sglang.Generate, sglang(Ask(seed=1, prompt_tokens=0)), "prompt"),
+        (sglang_load, new_lora(lora_name="a b", lora_path=folder, lora_id="x"), "lora_name"),
+        (sglang_load, new_lora(lora_name="x", lora_path="/nowhere", lora_id="x"), "lora_path"),
+        (sglang_unload, sglang_scheduler_pb2.UnloadLoRAAdapterRequest(lora_name="nobody"), "lora_name"),
+    ):
+        error = await engines.error(call, message)
+        assert error_info(error)[1].get("field") == field, error.details()
+        assert not re.search(r"ListAdapters|adapter_id|stop_sequences|top_logprobs\b", error.details() or "")
 
 
 async def test_keys_hold(engines: Engines) -> None:

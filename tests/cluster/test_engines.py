@@ -85,7 +85,10 @@ async def test_several_outputs_of_a_native_request_have_an_index(engines: Engine
         outputs.setdefault(message.outputs.index, []).extend(message.outputs.token_ids)
     assert outputs == {index: expected(engines, Ask(seed=4 + index, max_new_tokens=5)) for index in range(3)}
     refused = await engines.error(engines.inference.Generate, request)
-    assert (refused.code(), error_info(refused)[1]["field"]) == (grpc.StatusCode.INVALID_ARGUMENT, "num_sequences")
+    assert (refused.code(), error_info(refused)[1]["field"]) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "sampling.num_sequences",
+    )
 
 
 async def test_stop_tokens_and_strings_end_an_output_and_are_named(engines: Engines) -> None:
