@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from lorrery.orrery.frame import EndedRow, EventRow, Frame, Hello, ResidentRow, RunningRow, Shard, Totals
+from lorrery.orrery.frame import LOADING, EndedRow, EventRow, Frame, Hello, ResidentRow, RunningRow, Shard, Totals
 from lorrery.orrery.frame import Worker as WorkerState
 from lorrery.orrery.top.series import Counter, Gauge
 
@@ -258,14 +258,7 @@ class Model:
             adapter.loads.push(frame.at, counts.loads)
             adapter.evictions.push(frame.at, counts.evictions)
             adapter.thrash.push(frame.at, counts.thrash)
-        for worker in frame.workers:
-            for resident in worker.adapters:
-                adapter = self._adapter(resident.adapter)
-                adapter.rank = resident.rank
-                if resident.loaded_in > 0:
-                    adapter.loading += 1
-                else:
-                    adapter.on_gpus += 1
+        self._take_residents(frame)
         for row in frame.tenants:
             name = self.tenant_name(row.tenant)
             tenant = self.tenants.setdefault(name, Tenant(name))
@@ -275,6 +268,20 @@ class Model:
         for tenant in self.tenants.values():
             tenant.runnings.push(frame.at, tenant.running)
             tenant.waitings.push(frame.at, tenant.waiting)
+
+    def _take_residents(self, frame: Frame) -> None:
+        """Count the GPUs that an adapter is on, or coming to; one may have two versions of it."""
+        states: dict[int, int] = {}
+        for worker in frame.workers:
+            loading = {row.adapter for row in worker.adapters if row.state == LOADING}
+            for index in loading:
+                self._adapter(index).loading += 1
+            for index in {row.adapter for row in worker.adapters} - loading:
+                self._adapter(index).on_gpus += 1
+            for row in worker.adapters:  # the rank is that of a version in use before one that nobody uses
+                if row.state >= states.get(row.adapter, 0):
+                    states[row.adapter] = row.state
+                    self._adapter(row.adapter).rank = row.rank
 
     def _adapter(self, index: int) -> Adapter:
         name = self.adapter_name(index)

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from lorrery.orrery.frame import AdapterRow, Frame, Hello, Totals
+from lorrery.orrery.frame import AdapterRow, Frame, Hello, ResidentRow, Totals
 from lorrery.orrery.top.model import Model
 from lorrery.orrery.top.series import Counter, Gauge
 from lorrery.orrery.top.tables import TABLES
@@ -117,6 +117,20 @@ def test_an_unloaded_adapter_is_listed_until_its_last_request_ends_and_again_onc
     assert listed(unloaded=True)
     assert not listed(unloaded=True, running=0, waiting=0)
     assert listed(without_row=True)  # loaded again, and not yet asked for
+
+
+@pytest.mark.parametrize(("of_before", "newest", "counts"), [(1, 0, (1, 0)), (0, 1, (1, 0)), (1, 2, (0, 1))])
+def test_a_gpu_with_two_versions_of_an_adapter_is_counted_once(
+    of_before: int, newest: int, counts: tuple[int, int]
+) -> None:
+    (made,) = frames(0.5, num_workers=2)
+    # An adapter that was unloaded and loaded again; a GPU keeps the version of before until it needs the room.
+    rows = [ResidentRow(0, of_before, 8), ResidentRow(0, newest, 16, loaded_in=0.5 * (newest == 2))]
+    workers = [msgspec.structs.replace(worker, adapters=rows) for worker in made.workers]
+    model = model_of([msgspec.structs.replace(made, workers=workers)])
+    (row,) = [row for row in ADAPTERS.rows(model) if row.keys[0] == model.adapter_name(0)]
+    assert row.keys[3:5] == tuple(2 * number for number in counts)
+    assert row.keys[-1] == (8 if newest == 0 else 16)  # of the one in use, or that comes
 
 
 def test_a_row_of_an_older_record_is_of_an_adapter_that_is_loaded() -> None:
