@@ -198,7 +198,7 @@ def _why_not(model: type[S], layers: Sequence[Mapping[str, Any]], without: Key =
         model.model_validate(merged)
         return model.without_effect(layers)
     except ValidationError as error:
-        return in_words(error, model)
+        return in_words(error, known_settings(model))
     except SettingsError as error:
         return str(error)
 
@@ -260,20 +260,26 @@ def _drop(tables: dict[str, Any], key: Key) -> None:
     del tables[last]
 
 
-def in_words(error: ValidationError, model: type[BaseModel] | None = None) -> str:
+def known_settings(model: type[BaseModel]) -> list[Key]:
+    """Return the keys of a model, all of which has defaults."""
+    return [key for key, _ in leaves(model.model_construct().model_dump(warnings=False))]
+
+
+def in_words(error: ValidationError, known: Iterable[Key] = (), within: Key = ()) -> str:
     """Say the first thing that is wrong: the key, what is expected, and the value.
 
     Args:
         error: what pydantic found.
-        model: of the whole file, all of which has defaults; an unknown setting is told with the nearest of it.
+        known: settings that there are; one that there is not is told with the nearest of them.
+        within: where what was read stands, for the key.
     """
     errors = error.errors()
     # A value that may have several forms has an error for each: of the form that it comes nearest to, the deepest.
     first = max((one for one in errors if one["loc"][:2] == errors[0]["loc"][:2]), key=lambda one: len(one["loc"]))
-    key = ".".join(part for part in map(str, first["loc"]) if "[" not in part) or "settings"  # not the form's name
+    place = [*within, *map(str, first["loc"])]
+    key = ".".join(part for part in place if "[" not in part) or "settings"  # not the form's name
     if first["type"] == "extra_forbidden":
-        known = [] if model is None else [one for one, _ in leaves(model.model_construct().model_dump(warnings=False))]
-        near = nearest_setting([str(part) for part in first["loc"]], known)
+        near = nearest_setting(place, known)
         return f"{key}: no such setting" + (f"; did you mean {near}?" if near else "")
     message, value = first["msg"], first["input"]
     # Our own messages tell the values that matter; where a key is missing, the value would be its whole section.

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from lorrery.chassis import settings as reading
 from lorrery.settings.autoscaler import AutoscalerSettings
-from lorrery.worker.settings import WorkerGroup, WorkerSettings, of_group
+from lorrery.worker.settings import OF_PROCESS, WorkerGroup, WorkerSettings, of_group
 
 __all__ = ["check_groups", "rule_of", "set_in_vain", "with_its_group"]
 
@@ -63,17 +63,18 @@ def check_groups(groups: Sequence[WorkerGroup], worker: WorkerSettings, autoscal
     """
     own = worker.model_dump(exclude_unset=True)
     for number, group in enumerate(groups):
+        here = ("workers", str(number))
         try:
             WorkerSettings.model_validate(of_group(own, group.overrides))
         except ValidationError as error:
-            raise ValueError(f"workers.{number}.{_in_words(error)}") from None
+            raise ValueError(reading.in_words(error, _known(here), here)) from None
         except ValueError as error:
             raise ValueError(f"workers.{number}.{error}") from None
         where = f"workers.{number}.autoscaler"
         try:
             rule = rule_of(group, autoscaler)
         except ValidationError as error:
-            raise ValueError(f"{where}.{_in_words(error)}") from None
+            raise ValueError(reading.in_words(error, _known(here), (*here, "autoscaler"))) from None
         if key := next((key for key in _OF_ALL if key in group.autoscaler), None):
             raise ValueError(f"{where}.{key}: the service level is that of all workers; set it in [autoscaler]")
         if rule.enabled and not rule.min_replicas and len(groups) > 1:
@@ -83,8 +84,11 @@ def check_groups(groups: Sequence[WorkerGroup], worker: WorkerSettings, autoscal
             )
 
 
-def _in_words(error: ValidationError) -> str:
-    return reading.in_words(error).removeprefix("settings: ")
+def _known(group: reading.Key) -> list[reading.Key]:
+    """Return the settings that a group may have, which itself stands at `group`."""
+    of_gpu = [key for key in reading.known_settings(WorkerSettings) if key[0] not in OF_PROCESS]
+    own = [("autoscaler", *key) for key in reading.known_settings(AutoscalerSettings) if key[0] not in _OF_ALL]
+    return [(*group, *key) for key in (("count",), *of_gpu, *own)]
 
 
 def set_in_vain(layers: Sequence[Mapping[str, Any]]) -> str | None:

@@ -301,17 +301,15 @@ class WorkerGroup(Table):
 
 
 def of_group(worker: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the table `[worker]` of a group's workers.
+    """Return the table `[worker]` of a group's workers; keys that it cannot have are refused with it.
 
     Raises:
-        ValueError: a key that a group cannot have; names it.
+        ValueError: a key that a group cannot have, though `[worker]` can; names it.
     """
     merged = dict(worker)
     for key, value in overrides.items():
         if key in OF_PROCESS:
             raise ValueError(f"{key}: it is set for all workers, in [worker]; groups differ in their GPUs")
-        if key not in WorkerSettings.model_fields:
-            raise ValueError(f"{key}: no such setting")
         before = merged.get(key)
         both = isinstance(before, Mapping) and isinstance(value, Mapping)
         merged[key] = {**before, **value} if both else value  # type: ignore[dict-item]  # as just checked

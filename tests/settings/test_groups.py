@@ -48,7 +48,7 @@ def test_what_a_group_says_itself_is_nothing_to_the_others(content: dict[str, An
             [{}, {"autoscaler": {"min_replicas": 0}}],
             "workers.1.autoscaler.min_replicas is 0; with 2 groups it must be at least 1, .*: set it to 1",
         ),
-        ([{}, {"autoscaler": {"min_replicas": 9}}], "workers.1.autoscaler.min_replicas is 9, max_replicas 8"),
+        ([{}, {"autoscaler": {"min_replicas": 9}}], "workers.1.autoscaler: min_replicas is 9, max_replicas 8"),
         (
             [{"autoscaler": {"ttft_seconds": 9}}],
             r"workers.0.autoscaler.ttft_seconds: .* all workers; set it in \[autoscaler\]",
@@ -59,6 +59,28 @@ def test_what_a_group_says_itself_is_nothing_to_the_others(content: dict[str, An
 def test_a_rule_that_a_group_cannot_have_is_refused_with_its_cure(groups: list[dict[str, Any]], message: str):
     with pytest.raises(SettingsError, match=message):
         changed({"autoscaler": RULE, "workers": groups})
+
+
+@pytest.mark.parametrize(
+    ("group", "key", "meant"),
+    [
+        ({"cout": 3}, "cout", "count"),
+        ({"gpuu": "L4"}, "gpuu", "gpu"),
+        ({"tensor_paralel": 2}, "tensor_paralel", "tensor_parallel"),
+        ({"constant": {"prefill_m": 1}}, "constant.prefill_m", "constant.prefill_ms"),
+        ({"autoscaler": {"targt": 9}}, "autoscaler.targt", "autoscaler.target"),
+        ({"targets": 9}, "targets", None),
+        ({"drain_second": 9}, "drain_second", None),  # it is of the process, and no group may set it
+    ],
+)
+def test_a_key_that_no_group_has_is_told_with_the_nearest_that_one_may_have(
+    group: dict[str, Any], key: str, meant: str | None
+):
+    with pytest.raises(SettingsError) as caught:
+        changed({"workers": [{}, group]})
+    cure = "" if meant is None else f"; did you mean workers.1.{meant}?"
+    assert f"workers.1.{key}: no such setting{cure}" in str(caught.value)
+    assert ("did you mean" in str(caught.value)) == (meant is not None)
 
 
 def test_a_group_that_is_alone_may_go_to_zero_and_one_that_stays_has_no_bounds_to_keep():
