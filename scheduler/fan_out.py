@@ -8,10 +8,11 @@ from lorrery.scheduler.core.running import Running
 from lorrery.scheduler.live_request import LiveRequest
 from lorrery.scheduler.messages import ProtocolError, StepReport
 from lorrery.scheduler.routers import RouterLink
+from lorrery.scheduler.running_plan import RunningPlan
 from lorrery.vocabulary import u32
 
 
-def check_handles(step: StepReport, plan: Plan, running: Running, *, first: bool) -> None:
+def _check_handles(step: StepReport, plan: Plan, running: Running, *, first: bool) -> None:
     """Check that a step has one token for each sequence that it gives one.
 
     Args:
@@ -36,7 +37,7 @@ def check_handles(step: StepReport, plan: Plan, running: Running, *, first: bool
         )
 
 
-def check_ends(step: StepReport, running: Running) -> None:
+def _check_ends(step: StepReport, running: Running) -> None:
     """Check that a step ends sequences of the batch, each once.
 
     Raises:
@@ -122,3 +123,39 @@ class FanOut:
         for router, indices, router_handles_u32 in self._places:
             token_ids = token_ids_u32 if self._whole else wire_routers.take(token_ids_u32, indices)
             router.tokens(router_handles_u32, token_ids, step_ps)
+
+
+class FanOuts:
+    """The fan-outs of one worker's steps.
+
+    Args:
+        lives: the scheduler's requests, by handle.
+    """
+
+    def __init__(self, lives: dict[int, LiveRequest]) -> None:
+        self._lives = lives
+        self._last: FanOut | None = None
+
+    def note(self, step: StepReport, running: RunningPlan, batch: Running) -> FanOut:
+        """Check a step's tokens and ends, note the tokens, and return where they go.
+
+        Args:
+            step: as the worker tells it.
+            running: the plan that it belongs to, before the step.
+            batch: of the worker, before the step.
+
+        Raises:
+            ProtocolError: they are not those of a step of this plan; no token is noted then.
+        """
+        fan_out, has_ends = self._last, bool(step.ran.finished)
+        others = fan_out is None or fan_out.handles_u32 != step.handles_u32
+        if running.fresh or has_ends or others:
+            _check_handles(step, running.plan, batch, first=running.fresh)
+        if fan_out is None or others:
+            fan_out = self._last = FanOut(step.handles_u32, self._lives, batch)
+        if has_ends:
+            _check_ends(step, batch)
+        if running.plan.hold or running.steps_left == 1:  # no other step may use up what a sequence was asked for
+            fan_out.check_budgets(step)
+        fan_out.append(step.token_ids_u32)
+        return fan_out

@@ -22,7 +22,7 @@ from lorrery.scheduler.core.member import Member
 from lorrery.scheduler.core.plan import Idle, Plan
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.engine_counts import EngineTally
-from lorrery.scheduler.fan_out import FanOut, check_ends, check_handles
+from lorrery.scheduler.fan_out import FanOuts
 from lorrery.scheduler.faults import ClusterFaults
 from lorrery.scheduler.inputs import Inputs
 from lorrery.scheduler.journal import WorkerJournal
@@ -113,7 +113,7 @@ class Dispatcher:
         self._adapter_log = member.replica.adapters.log = AdapterLog()
         self.num_tokens = self.busy_ps = self._last_step_ps = 0
         self._told_faults = ToldFaults(self.worker_id, cluster.clock, cluster.faults, journal)
-        self._fan_out: FanOut | None = None
+        self._fan_outs = FanOuts(cluster.requests.lives)
         self._outcomes = Outcomes(member, cluster.requests)
 
     @property
@@ -315,23 +315,13 @@ class Dispatcher:
     def _commit(self, running: RunningPlan, step: StepReport) -> None:
         plan, ran, num_tokens = running.plan, step.ran, len(step.handles_u32) // u32.ITEM_BYTES
         step_ps, gap_ps = ran.end_ps - step.start_ps, step.start_ps - running.expected_start_ps(self._boundary_ps)
-        fan_out = self._fan_out
-        others = fan_out is None or fan_out.handles_u32 != step.handles_u32
-        if running.fresh or ran.finished or others:
-            check_handles(step, plan, self.replica.running, first=running.fresh)
+        fan_out = self._fan_outs.note(step, running, self.replica.running)
         running.steps_left -= 1
         self.num_tokens += num_tokens
         self.busy_ps += step_ps
         self._last_step_ps = step_ps
         self._boundary_ps = ran.end_ps
         self._inputs.effects.stepped(ran.end_ps)
-        if fan_out is None or others:
-            fan_out = self._fan_out = FanOut(step.handles_u32, self._cluster.requests.lives, self.replica.running)
-        if ran.finished:
-            check_ends(step, self.replica.running)
-        if plan.hold or not running.steps_left:  # no other step may use up what a sequence was asked for
-            fan_out.check_budgets(step)
-        fan_out.append(step.token_ids_u32)
         started = time.thread_time()
         try:
             events = self.member.commit(plan, ran)
