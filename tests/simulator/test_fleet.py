@@ -72,7 +72,7 @@ def test_a_process_is_of_the_group_that_it_is_told_whatever_worker_says(tmp_path
         ([{}, {"gpuu": "L40S"}], "workers.1.gpuu: no such setting"),
         ([{"name": "w"}], "workers.0.name: it is set for all workers, in [worker]"),
         ([{"tensor_parallel": 0}], "workers.0.tensor_parallel: Input should be greater than or equal to 1, got 0"),
-        ([{"step_time": "table"}], "workers.0.step_time = 'table' needs profile"),
+        ([{"step_time": "table"}], "workers.0: step_time = 'table' needs profile"),
         ([{"lora": {"padding": 3}}], "workers.0.lora.padding"),
         ({"gpu": "L40S"}, "workers: Input should be a valid tuple"),
     ],
