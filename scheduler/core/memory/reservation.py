@@ -27,14 +27,15 @@ v is above U + k * (its greatest F) + H, which is off by at most k times the ran
 in a pool of many thousands; a block where that is too high is gone through. So a change costs O(WIDTH), a question
 O(n / WIDTH), and O(WIDTH) for each block that has changed or comes near the limit: the one with the peak, as a rule.
 
-Invariants: `descents` (-F) ascend, within a block and from one to the next; `helds` (h) are in the same order, and so
-are `values` (u) while `is_known`; no block is empty; of equal F the order is that of coming, and no peak depends on it.
+A block keeps s = F + h of each in place of h: what the sequence holds in the end. Like F that is never negative.
 
-`i64` is a machine's integer where this is compiled (mypyc), and an `int` where not. Products of two numbers of tokens
-or steps are far below its limit.
+Invariants: `finishes` (F) descend, within a block and from one to the next; `sizes` (s) are in the same order;
+`greatest` is U while `is_known`; no block is empty; of equal F the order is that of coming, and no peak depends on it.
+
+`i64` is a machine's integer where this is compiled (mypyc), and an `int` where not; a list's small positive numbers are
+read fastest there. Products of two numbers of tokens or steps are far below its limit.
 """
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, Final
 
@@ -54,54 +55,75 @@ class _Block:
     """Sequences that follow each other.
 
     Attributes:
-        held: the sum of `helds`.
-        values: u of each, if `is_known`.
-        greatest: of the values.
+        finishes: F of each.
+        sizes: s of each.
+        held: the sum of their h.
+        greatest: of their u, if `is_known`.
     """
 
-    __slots__ = ("descents", "greatest", "held", "helds", "is_known", "values")
+    __slots__ = ("finishes", "greatest", "held", "is_known", "sizes")
 
-    def __init__(self, descents: list[int], helds: list[int]) -> None:
-        self.descents = descents
-        self.helds = helds
-        self.held = sum(helds)
-        self.values: list[int] = []
-        self.greatest = _LEAST
+    def __init__(self, finishes: "list[i64]", sizes: "list[i64]", held: "i64") -> None:
+        self.finishes = finishes
+        self.sizes = sizes
+        self.held = held
+        self.greatest: i64 = _LEAST
         self.is_known = False
 
     def copy(self) -> "_Block":
-        other = _Block(self.descents.copy(), self.helds.copy())
-        # A list of values is never changed, only replaced.
-        other.values, other.greatest, other.is_known = self.values, self.greatest, self.is_known
+        other = _Block(self.finishes.copy(), self.sizes.copy(), self.held)
+        other.greatest, other.is_known = self.greatest, self.is_known
         return other
 
-    def insert(self, place: int, descent: int, held: int) -> None:
+    def insert(self, place: "i64", finish: "i64", held: "i64") -> None:
         """Add a sequence at a place."""
-        self.descents.insert(place, descent)
-        self.helds.insert(place, held)
+        self.finishes.insert(place, finish)
+        self.sizes.insert(place, finish + held)
         self.held += held
         self.is_known = False
 
-    def delete(self, place: int) -> None:
+    def delete(self, place: "i64") -> None:
         """Take out the sequence at a place."""
-        self.held -= self.helds[place]
-        del self.descents[place], self.helds[place]
+        self.held -= self.sizes[place] - self.finishes[place]
+        del self.finishes[place], self.sizes[place]
         self.is_known = False
 
     def _work_out(self) -> None:
-        descents, values = self.descents, list[int]()
-        total: i64 = 0
+        finishes, sizes = self.finishes, self.sizes
+        place: i64 = 0
+        held: i64 = 0
         greatest: i64 = _LEAST
-        for place, one_held in enumerate(self.helds):
-            num: i64 = place
-            held: i64 = one_held
-            descent: i64 = descents[num]
-            total += held
-            value: i64 = total - descent * (num + 1)
-            values.append(value)
+        while place < len(sizes):
+            finish = finishes[place]
+            held += sizes[place] - finish
+            place += 1
+            value = held + finish * place
             if value > greatest:
                 greatest = value
-        self.values, self.greatest, self.is_known = values, greatest, True
+        self.greatest, self.is_known = greatest, True
+
+    def place_of(self, finish: "i64") -> "i64":
+        """Return the place behind those that have as much left or more."""
+        finishes = self.finishes
+        first: i64 = 0
+        end: i64 = len(finishes)
+        while first < end:
+            middle = (first + end) >> 1
+            if finishes[middle] < finish:
+                end = middle
+            else:
+                first = middle + 1
+        return first
+
+    def held_before(self, place: "i64") -> "i64":
+        """Return the sum of h before a place."""
+        finishes, sizes = self.finishes, self.sizes
+        held: i64 = 0
+        one: i64 = 0
+        while one < place:
+            held += sizes[one] - finishes[one]
+            one += 1
+        return held
 
     def peak(self, num_before: "i64", held_before: "i64", least: "i64", first: "i64", end: "i64") -> "i64":
         """Return the greatest v between two places, or `least` if that is more.
@@ -117,20 +139,18 @@ class _Block:
             return least
         if not self.is_known:
             self._work_out()
-        descents, values = self.descents, self.values
-        least -= held_before
-        greatest: i64 = self.greatest
-        descent: i64 = descents[first]
-        if greatest - num_before * descent > least:
+        finishes, sizes = self.finishes, self.sizes
+        if self.greatest + num_before * finishes[first] + held_before > least:
+            held = held_before + self.held_before(first)
             place = first
             while place < end:
-                descent = descents[place]
-                value: i64 = values[place]
-                value -= num_before * descent
+                finish = finishes[place]
+                held += sizes[place] - finish
+                place += 1
+                value = held + finish * (num_before + place)
                 if value > least:
                     least = value
-                place += 1
-        return least + held_before
+        return least
 
 
 @mypyc_attr(acyclic=True)
@@ -145,12 +165,12 @@ class PeakReservation:
     __slots__ = ("_blocks", "_num")
 
     def __init__(self, finishes: Many[int] = (), helds: Many[int] = ()) -> None:
-        descents = [-finish for finish in finishes]
-        self._num = len(descents)
-        self._blocks = [
-            _Block(descents[first : first + WIDTH], list(helds[first : first + WIDTH]))
-            for first in range(0, self._num, WIDTH)
-        ]
+        self._num = len(finishes)
+        self._blocks: list[_Block] = []
+        for first in range(0, self._num, WIDTH):
+            some: list[i64] = list(finishes[first : first + WIDTH])
+            sizes: list[i64] = [finish + held for finish, held in zip(some, helds[first : first + WIDTH], strict=True)]
+            self._blocks.append(_Block(some, sizes, sum(sizes) - sum(some)))
 
     def __len__(self) -> int:
         return self._num
@@ -170,20 +190,21 @@ class PeakReservation:
             finish: its F.
             held: its h.
         """
-        blocks, descent = self._blocks, -finish
+        blocks = self._blocks
         self._num += 1
         if not blocks:
-            blocks.append(_Block([descent], [held]))
+            blocks.append(_Block([finish], [finish + held], held))
             return
         index, last = 0, len(blocks) - 1
-        while index < last and blocks[index].descents[-1] <= descent:
+        while index < last and blocks[index].finishes[-1] >= finish:
             index += 1
         block = blocks[index]
-        block.insert(bisect_right(block.descents, descent), descent, held)
-        if len(block.helds) > 2 * WIDTH:
+        block.insert(block.place_of(finish), finish, held)
+        if len(block.sizes) > 2 * WIDTH:
+            held_first = block.held_before(WIDTH)
             blocks[index : index + 1] = [
-                _Block(block.descents[:WIDTH], block.helds[:WIDTH]),
-                _Block(block.descents[WIDTH:], block.helds[WIDTH:]),
+                _Block(block.finishes[:WIDTH], block.sizes[:WIDTH], held_first),
+                _Block(block.finishes[WIDTH:], block.sizes[WIDTH:], block.held - held_first),
             ]
 
     def remove(self, finish: int, held: int) -> None:
@@ -192,18 +213,17 @@ class PeakReservation:
         Raises:
             ValueError: there is none.
         """
-        blocks, descent = self._blocks, -finish
-        for index, block in enumerate(blocks):
-            descents = block.descents
-            if descents[-1] >= descent:
-                if descents[0] > descent:
+        for index, block in enumerate(self._blocks):
+            finishes = block.finishes
+            if finishes[-1] <= finish:
+                if finishes[0] < finish:
                     break
-                place = bisect_left(descents, descent)
-                while place < len(descents) and descents[place] == descent:
-                    if block.helds[place] == held:
+                place = block.place_of(finish) - 1
+                while place >= 0 and finishes[place] == finish:
+                    if block.sizes[place] == finish + held:
                         self._delete(index, place)
                         return
-                    place += 1
+                    place -= 1
         raise ValueError(f"no sequence that ends at {finish} and held {held}")
 
     def _delete(self, index: int, place: int) -> None:
@@ -211,28 +231,28 @@ class PeakReservation:
         block = blocks[index]
         self._num -= 1
         block.delete(place)
-        if not block.helds:
+        if not block.sizes:
             del blocks[index]
-        elif index and len(blocks[index - 1].helds) + len(block.helds) <= WIDTH:
+        elif index and len(blocks[index - 1].sizes) + len(block.sizes) <= WIDTH:
             before = blocks[index - 1]
-            blocks[index - 1 : index + 1] = [_Block(before.descents + block.descents, before.helds + block.helds)]
+            together = _Block(before.finishes + block.finishes, before.sizes + block.sizes, before.held + block.held)
+            blocks[index - 1 : index + 1] = [together]
 
-    def _find(self, descent: int) -> tuple[int, int, int, int]:
+    def _find(self, finish: "i64") -> "tuple[i64, i64, i64, i64]":
         """Find the place behind those that have as much left or more.
 
         Returns:
             The block, which may be one behind the last, the place in it, how many are before it in all, and the sum of
             their h.
         """
-        num_before = held_before = index = 0
+        num_before: i64 = 0
+        held_before: i64 = 0
+        index: i64 = 0
         for block in self._blocks:
-            if block.descents[-1] > descent:
-                place = bisect_right(block.descents, descent)
-                if place:
-                    num_before += place
-                    held_before += sum(block.helds[:place])
-                return index, place, num_before, held_before
-            num_before += len(block.helds)
+            if block.finishes[-1] < finish:
+                place = block.place_of(finish)
+                return index, place, num_before + place, held_before + block.held_before(place)
+            num_before += len(block.sizes)
             held_before += block.held
             index += 1
         return index, 0, num_before, held_before
@@ -247,7 +267,7 @@ class PeakReservation:
             left: tokens that it would then have left after the next.
             step: the decode-step counter.
         """
-        index, place, num_before, held_before = self._find(-(left + step))
+        index, place, num_before, held_before = self._find(left + step)
         own = left * (num_before + 1) + held_before + step * num_before + held
         before, after = self._greatest_before(index, place, own), self._greatest_after(index, place, _LEAST)
         return max(before, after - step + held)
@@ -261,7 +281,7 @@ class PeakReservation:
             most: tokens that the pool offers.
             step: the decode-step counter.
         """
-        index, place, num_before, held_before = self._find(-(left + step))
+        index, place, num_before, held_before = self._find(left + step)
         if left * (num_before + 1) + held_before + step * num_before + held > most:
             return False
         most_after = most + step - held
@@ -270,21 +290,23 @@ class PeakReservation:
             and self._greatest_before(index, place, most) <= most
         )
 
-    def _greatest_before(self, index: int, place: int, least: int) -> int:
+    def _greatest_before(self, index: "i64", place: "i64", least: "i64") -> "i64":
         """Return the greatest v before a place, or `least` if that is more."""
-        num_before = held_before = 0
+        num_before: i64 = 0
+        held_before: i64 = 0
         for block in self._blocks[:index]:
-            size = len(block.helds)
+            size = len(block.sizes)
             least = block.peak(num_before, held_before, least, 0, size)
             num_before += size
             held_before += block.held
         return self._blocks[index].peak(num_before, held_before, least, 0, place) if place else least
 
-    def _greatest_after(self, index: int, place: int, least: int) -> int:
+    def _greatest_after(self, index: "i64", place: "i64", least: "i64") -> "i64":
         """Return the greatest v + F from a place, or `least` if that is more: v with one more before it."""
-        num_before, held_before = 1, 0
+        num_before: i64 = 1
+        held_before: i64 = 0
         for block in self._blocks:
-            size = len(block.helds)
+            size = len(block.sizes)
             if index <= 0:
                 least = block.peak(num_before, held_before, least, place, size)
                 place = 0
@@ -307,7 +329,7 @@ class PeakReservation:
             At least 1, at most `limit`.
         """
         blocks, last, at = self._blocks, step + limit - 1, step + 1
-        index, place, num_before, held_before = self._find(-(left + at))
+        index, place, num_before, held_before = self._find(left + at)
         while at <= last:
             # The steps up to `same` have this place; of them those fit that are within [first, until].
             same = self._finish_before(index, place) - left if num_before else last
@@ -321,12 +343,12 @@ class PeakReservation:
             while num_before and self._finish_before(index, place) < left + at:
                 if not place:
                     index -= 1
-                    place = len(blocks[index].descents)
+                    place = len(blocks[index].sizes)
                 place -= 1
                 num_before -= 1
-                held_before -= blocks[index].helds[place]
+                held_before -= blocks[index].sizes[place] - blocks[index].finishes[place]
         return limit
 
-    def _finish_before(self, index: int, place: int) -> int:
+    def _finish_before(self, index: "i64", place: "i64") -> "i64":
         """Return the F of the one before a place."""
-        return -(self._blocks[index].descents[place - 1] if place else self._blocks[index - 1].descents[-1])
+        return self._blocks[index].finishes[place - 1] if place else self._blocks[index - 1].finishes[-1]
