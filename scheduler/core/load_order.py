@@ -10,10 +10,13 @@ for a choice among some, a step for each of them that has that load. A worker is
 may be the fewest, so looks are few where many workers are equally loaded.
 """
 
-from array import array
-from bisect import bisect_left, insort
 from collections.abc import Sequence as Many
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
+
+from lorrery.vocabulary.ascending import bisect_left, insort
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64
 
 _NUMBER_BITS: Final = 24
 _NUMBERS: Final = (1 << _NUMBER_BITS) - 1
@@ -45,7 +48,7 @@ class _Level:
 
     def __init__(self) -> None:
         self.numbers = 0
-        self.order = array("q")
+        self.order: list[i64] = []
 
 
 class LoadOrder:
@@ -65,9 +68,9 @@ class LoadOrder:
         self.candidates = candidates
         self.total = 0
         self._loads: list[int] = []
-        self._entries: list[int] = []
+        self._entries: list[i64] = []
         self._levels: dict[int, _Level] = {}
-        self._ascending: list[int] = []
+        self._ascending: list[i64] = []
         for number, candidate in enumerate(candidates):
             self._loads.append(candidate.load)
             self._entries.append(number)
@@ -128,7 +131,7 @@ class LoadOrder:
     def least_among(self, numbers: int, most: float) -> int | None:
         """Return the same of the workers whose numbers are the bits of `numbers`; None: all have more than `most`."""
         for load in self._ascending:
-            if load > most:
+            if float(load) > most:
                 return None
             level = self._levels[load]
             if level.numbers & numbers:

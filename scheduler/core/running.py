@@ -4,10 +4,14 @@ Every decoding sequence gets one token per decode step, so one counter (`decode_
 costs O(1) whatever the batch size. The arrays that admission rules read are rebuilt only when a sequence comes or goes.
 """
 
-from bisect import bisect_left, insort
 from collections.abc import Iterator, KeysView
+from typing import TYPE_CHECKING
 
 from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.vocabulary.ascending import bisect_left, insort
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64
 
 
 class Running:
@@ -28,7 +32,7 @@ class Running:
         self._decoding: dict[int, Sequence] = {}
         self.held: dict[int, Sequence] = {}
         self._kv_tokens = 0
-        self._finish_steps: list[int] = []  # when the budget of each decoding sequence is used up; ascending
+        self._finish_steps: list[i64] = []  # when the budget of each decoding sequence is used up; ascending
         self._first_finish_step = 0  # of those, which every boundary asks for; 0: none decodes
         self._adapter_pins: dict[str, int] = {}  # by key
         self._names: dict[str, str] = {}  # by key, of those whose key is not their name

@@ -5,10 +5,13 @@ sequences, s steps, and o_i tokens in the cache of each less the counter then, t
 of any batch changes one number.
 """
 
-from bisect import bisect_left, insort
-from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING
 
+from lorrery.vocabulary.ascending import bisect_left, insort
 from lorrery.worker.device.rows import Row
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64
 
 
 class Decoding:
@@ -23,9 +26,9 @@ class Decoding:
         self.num = 0
         self.steps = 0
         self._kv_offset_sum = 0
-        # A heap, which keeps rows that are gone until they come up; its top is not gone.
-        self._by_last_step: list[tuple[int, int, Row]] = []
-        self._kv_offsets: list[int] = []  # ascending
+        self._kv_offsets: list[i64] = []  # ascending
+        self._last_steps: list[i64] = []  # different ones, ascending
+        self._ending: dict[int, list[Row]] = {}  # by last step
 
     @property
     def kv_tokens(self) -> int:
@@ -40,41 +43,42 @@ class Decoding:
     @property
     def steps_to_end(self) -> int:
         """How many steps until one ends, that one included; there is one."""
-        return self._by_last_step[0][0] - self.steps + 1
+        return self._last_steps[0] - self.steps + 1
 
     def add(self, row: Row) -> None:
         """Take in a row whose prefill has given its token; it decodes from the next step on."""
         row.begin_to_decode(self.steps)
         self.num += 1
         self._kv_offset_sum += row.kv_offset
-        heappush(self._by_last_step, (row.last_step, row.order, row))
         insort(self._kv_offsets, row.kv_offset)
+        others = self._ending.get(row.last_step)
+        if others is None:
+            insort(self._last_steps, row.last_step)
+            self._ending[row.last_step] = [row]
+        else:
+            others.append(row)
 
     def remove(self, row: Row) -> None:
-        """Take out a row, which is gone; `drop_gone_top` comes before the next question."""
+        """Take out a row."""
         self.num -= 1
         self._kv_offset_sum -= row.kv_offset
         del self._kv_offsets[bisect_left(self._kv_offsets, row.kv_offset)]
+        rows = self._ending[row.last_step]
+        if len(rows) > 1:
+            rows.remove(row)
+        else:
+            del self._ending[row.last_step]
+            del self._last_steps[bisect_left(self._last_steps, row.last_step)]
 
-    def pop_finished(self) -> list[Row]:
+    def finished(self) -> list[Row]:
         """Return the rows that have ended with the last step, in join order; they are still to be removed."""
-        finished: list[Row] = []
-        heap, steps = self._by_last_step, self.steps
-        while heap and heap[0][0] < steps:
-            row = heappop(heap)[2]
-            if not row.gone:
-                finished.append(row)
-        return finished
+        if not self.num or self._last_steps[0] >= self.steps:
+            return []
+        rows = self._ending[self._last_steps[0]].copy()
+        if len(rows) > 1:
+            rows.sort(key=_order)
+        return rows
 
-    def drop_gone_top(self) -> None:
-        """Let the top of the heap not be gone."""
-        heap = self._by_last_step
-        while heap and heap[0][2].gone:
-            heappop(heap)
 
-    def drop_gone(self) -> None:
-        """Keep the heap from growing with sequences that left long before their end."""
-        heap = self._by_last_step
-        if len(heap) > 2 * self.num + 64:
-            heap[:] = [entry for entry in heap if not entry[2].gone]
-            heapify(heap)
+def _order(row: Row) -> int:
+    return row.order

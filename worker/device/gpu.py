@@ -98,7 +98,6 @@ class MockGpu:
             self._adapters.remove(held[0])
             return
         self._remove(self._row(handle))
-        self._decoding.drop_gone_top()
         if self._prefills:
             self._prefills = tuple(work for work in self._prefills if work.handle != handle)
             self._chunk_run = None
@@ -107,7 +106,6 @@ class MockGpu:
         """Forget every sequence."""
         for row in tuple(self._rows.values()):
             self._remove(row)
-        self._decoding.drop_gone_top()
         for handle in tuple(self._held):
             self.leave(handle)
         self._prefills, self._chunk_run, self._decode = (), None, False
@@ -285,7 +283,6 @@ class MockGpu:
 
     def _remove(self, row: Row) -> None:
         del self._rows[row.sequence.handle]
-        row.gone = True
         if row.decoding:
             self._decoding.remove(row)
             self._adapters.remove(row.sequence)
@@ -351,12 +348,9 @@ class MockGpu:
         return self._pop_finished()
 
     def _pop_finished(self) -> list[Row]:
-        decoding = self._decoding
-        finished = decoding.pop_finished()
-        if finished:
-            for row in finished:
-                self._end(row, row.kv_offset + decoding.steps)
-            decoding.drop_gone_top()
+        finished = self._decoding.finished()
+        for row in finished:
+            self._end(row, row.kv_offset + self._decoding.steps)
         return finished
 
     def _run_prefills(self) -> list[Row]:
@@ -383,7 +377,6 @@ class MockGpu:
             self._decoding.add(row)
             self._adapters.add(row.sequence)
             self._decode_rows, self._known = None, False
-        self._decoding.drop_gone()
         return finished
 
 

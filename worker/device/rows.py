@@ -83,7 +83,6 @@ class Row:
         order: of joining.
         cached_tokens: in the KV cache; kept up only until it decodes.
         decoding: whether it is past its prompt.
-        gone: whether it has left the batch.
         position_offset: gives the output position of its next token.
         first_position: the output position that its prefill gives.
         last_position: the output position whose step is the sequence's last.
@@ -95,7 +94,6 @@ class Row:
         "cached_tokens",
         "decoding",
         "first_position",
-        "gone",
         "kv_offset",
         "last_position",
         "last_step",
@@ -109,7 +107,6 @@ class Row:
         self.order = order
         self.cached_tokens = 0
         self.decoding = False
-        self.gone = False
         self.position_offset = self.kv_offset = self.last_step = 0
         end = sequence.ending
         self.first_position = sequence.produced_tokens

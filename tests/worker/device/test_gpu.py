@@ -347,7 +347,7 @@ def test_many_early_leavers_leave_nothing_behind():
         gpu.advance()
         gpu.leave(handle)
     assert gpu.kv_tokens == 0
-    assert max(len(gpu._decoding._by_last_step), len(gpu._decoding._kv_offsets)) < 100
+    assert not (gpu._decoding._last_steps or gpu._decoding._ending or gpu._decoding._kv_offsets)
 
 
 @pytest.mark.parametrize(
