@@ -56,7 +56,6 @@ class AdapterOptions:
 
 
 _NOBODY: frozenset[str] = frozenset()
-_NONE: dict[str, Adapter] = {}
 _MOST_KNOWN: Final = 4096
 """Load times that are kept."""
 
@@ -77,6 +76,7 @@ class Residency:
         load_faults: LoadFaults = lambda adapter, attempt, at_ps: WELL,
     ) -> None:
         self.options = options
+        self._most_slots: int | None = None if options.max_loras is not None else options.max_slots
         self.gpu: dict[str, Adapter] = {}
         """Usable adapters, least recently used first."""
         self.host: dict[str, Adapter] = {}
@@ -144,14 +144,15 @@ class Residency:
         if not self.has_free_load:
             return False
         gpu, loading = self.gpu, self.loading
-        in_use: Collection[str] | None = None
+        unused: list[str] | None = None
         for key, adapter in adapters.items():
             if key in gpu or key in loading:
                 continue
             if not self._has_place(adapter):
-                if in_use is None:
+                if unused is None:
                     in_use = pinned()
-                if not self._put_out_for(adapter, at_ps, in_use, adapters):
+                    unused = [name for name in gpu if name not in in_use and name not in adapters]
+                if not self._put_out_for(adapter, at_ps, unused):
                     return True
             self._begin(adapter, at_ps)
             self.advance(at_ps)  # a load that takes no time
@@ -236,35 +237,40 @@ class Residency:
         return self._taken_slots + adapter.slots <= options.max_slots
 
     def _make_place(self, adapter: Adapter, at_ps: int, pinned: Callable[[], Collection[str]]) -> bool:
-        return self._has_place(adapter) or self._put_out_for(adapter, at_ps, pinned())
+        if self._has_place(adapter):
+            return True
+        in_use = pinned()
+        if self._most_slots is not None:
+            return self._put_out_for(adapter, at_ps, [name for name in self.gpu if name not in in_use])
+        for name in self.gpu:
+            if name not in in_use:
+                self._evict(name, at_ps)
+                return True
+        return False
 
-    def _put_out_for(
-        self, adapter: Adapter, at_ps: int, in_use: Collection[str], needed: dict[str, Adapter] = _NONE
-    ) -> bool:
-        """Put out, least recently used first, as many as must go; nobody if that would not do.
+    def _put_out_for(self, adapter: Adapter, at_ps: int, unused: list[str]) -> bool:
+        """Put out as many as must go; nobody if that would not do.
 
-        Those that are in use stay, and those that are needed next.
+        Args:
+            adapter: comes in their place.
+            at_ps: now.
+            unused: who may go, least recently used first; those that go are taken out.
         """
-        most = self.options.max_slots
-        if self.options.max_loras is not None or most is None:
-            for name in self.gpu:
-                if name not in needed and name not in in_use:
-                    self._evict(name, at_ps)
-                    return True
+        go = 1
+        if self._most_slots is not None:
+            missing, go = self._taken_slots + adapter.slots - self._most_slots, 0
+            while missing > 0 and go < len(unused):
+                missing -= self.gpu[unused[go]].slots
+                go += 1
+            all_go = go == len(self.gpu) and not self.loading and not self._waiting
+            if missing > 0 and not all_go:
+                return False
+        if not unused:
             return False
-        free = [name for name in self.gpu if name not in needed and name not in in_use]
-        missing = self._taken_slots + adapter.slots - most
-        for number, name in enumerate(free, start=1):
-            missing -= self.gpu[name].slots
-            if missing <= 0:
-                free = free[:number]
-                break
-        all_go = len(free) == len(self.gpu) and not self.loading and not self._waiting
-        if missing > 0 and not all_go:
-            return False
-        for name in free:
+        for name in unused[:go]:
             self._evict(name, at_ps)
-        return bool(free)
+        del unused[:go]
+        return True
 
     def _evict(self, name: str, at_ps: int) -> None:
         adapter = self.gpu.pop(name)

@@ -10,7 +10,7 @@ make, and a simulation makes millions.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import sqrt
-from typing import Final, NamedTuple
+from typing import Final
 
 from lorrery.vocabulary.compiling import mypyc_attr
 
@@ -36,7 +36,9 @@ class PrefillChunk:
         self.samples = samples
 
 
-class LoraWork(NamedTuple):
+@mypyc_attr(acyclic=True)
+@dataclass(slots=True, init=False)
+class LoraWork:
     """What one step asks of LoRA adapters: sums over the distinct adapters a of the batch, of rank r_a.
 
     Attributes:
@@ -47,11 +49,25 @@ class LoraWork(NamedTuple):
         rank_tokens: sum of r_a n_a.
     """
 
-    num_adapters: int = 0
-    rank_sum: int = 0
-    max_rank: int = 0
-    num_tokens: int = 0
-    rank_tokens: int = 0
+    num_adapters: int
+    rank_sum: int
+    max_rank: int
+    num_tokens: int
+    rank_tokens: int
+
+    def __init__(
+        self,
+        num_adapters: int = 0,
+        rank_sum: int = 0,
+        max_rank: int = 0,
+        num_tokens: int = 0,
+        rank_tokens: int = 0,
+    ) -> None:
+        self.num_adapters = num_adapters
+        self.rank_sum = rank_sum
+        self.max_rank = max_rank
+        self.num_tokens = num_tokens
+        self.rank_tokens = rank_tokens
 
     @classmethod
     def of(cls, adapters: Iterable[tuple[int, int]]) -> "LoraWork":

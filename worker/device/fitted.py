@@ -15,7 +15,7 @@ A log may wobble, so a larger batch may take less time here.
 """
 
 from bisect import bisect_right
-from functools import cache, lru_cache
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -159,7 +159,6 @@ class Fitted:
         )
         self._decode_ps = cache(lambda count: picoseconds(self._decode.base_seconds(count)))
         self._prefill_ps = cache(lambda count: picoseconds(self._prefill.base_seconds(count)))
-        self._lora_ps = lru_cache(maxsize=4096)(lambda work: picoseconds(self._lora.step(work)[0]))
 
     def step_ps(self, batch: Batch) -> int:
         """Return the step's duration; 0 if the batch is empty."""
@@ -183,6 +182,9 @@ class Fitted:
         if lora.num_adapters:
             base_ps += self._lora_ps(lora)
         return Segment(base_ps, num_decodes * self._kv_token_ps)
+
+    def _lora_ps(self, lora: LoraWork) -> int:
+        return picoseconds(self._lora.step(lora)[0])
 
     def _batch_ps(self, batch: Batch) -> int:
         kv_ps = batch.decode_kv_tokens * self._kv_token_ps

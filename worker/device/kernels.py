@@ -33,7 +33,7 @@ LARGE_ROWS: Final = 256
 """Rows beyond which a matrix product runs in the GPU's larger tiles."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class KernelTimes:
     """Sums over kernels, to which more are added.
 
@@ -45,11 +45,25 @@ class KernelTimes:
         num_bytes: memory traffic.
     """
 
-    compute: float = 0.0
-    memory: float = 0.0
-    constant: float = 0.0
-    flops: float = 0.0
-    num_bytes: float = 0.0
+    compute: float
+    memory: float
+    constant: float
+    flops: float
+    num_bytes: float
+
+    def __init__(
+        self,
+        compute: float = 0.0,
+        memory: float = 0.0,
+        constant: float = 0.0,
+        flops: float = 0.0,
+        num_bytes: float = 0.0,
+    ) -> None:
+        self.compute = compute
+        self.memory = memory
+        self.constant = constant
+        self.flops = flops
+        self.num_bytes = num_bytes
 
     @property
     def seconds(self) -> float:

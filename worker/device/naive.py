@@ -52,7 +52,6 @@ class NaiveRoofline:
         )
         self._degree = degree
         self._size_ps = lru_cache(maxsize=4096)(self._compute_size_ps)
-        self._lora_ps = lru_cache(maxsize=4096)(self._compute_lora_ps)
 
     def step_ps(self, batch: Batch) -> int:
         """Return the step's duration; 0 if the batch is empty."""
@@ -118,7 +117,9 @@ class NaiveRoofline:
         flops, num_bytes = self._work(num_tokens, num_samples)
         return _ps(flops / self._flops_per_second), _ps(num_bytes / self._bytes_per_second)
 
-    def _compute_lora_ps(self, lora: LoraWork) -> tuple[int, int]:
+    def _lora_ps(self, lora: LoraWork) -> tuple[int, int]:
+        if not lora.num_adapters:
+            return 0, 0
         _, flops, num_bytes = self._lora.step(lora)  # of one GPU
         return (
             _ps(flops * self._degree / self._flops_per_second),

@@ -62,7 +62,6 @@ class Roofline:
         self._size_cost = lru_cache(maxsize=4096)(self._compute_size_cost)
         self._decodes_ps = lru_cache(maxsize=4096)(self._compute_decodes_ps)
         self._token_ps, self._longest_ps = self._attention.kv_token_ps, self._attention.longest_token_ps
-        self._lora_ps = lru_cache(maxsize=4096)(self._compute_lora_ps)
 
     def step_ps(self, batch: Batch) -> int:
         """Return the step's duration; the host's share alone if the batch is empty."""
@@ -195,7 +194,7 @@ class Roofline:
             num_bytes=times.num_bytes,
         )
 
-    def _compute_lora_ps(self, lora: LoraWork, prefills: bool) -> int:
+    def _lora_ps(self, lora: LoraWork, prefills: bool) -> int:
         return picoseconds((self._prefill_lora if prefills else self._lora).step(lora)[0])
 
 

@@ -2,13 +2,20 @@
 
 Sequences come in that order, but for those that are queued again: each may belong anywhere. They are put in order when
 somebody looks, all at once, so N of them cost O(N log N). One that is older than all (preempted) goes to the front.
+
+Who comes first is asked at nearly every step (`front`), so some more than are asked for are kept as a list: a look goes
+through the table once in `KEPT` fronts.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from typing import Final
 
 from lorrery.scheduler.core.sequence import Sequence
+
+KEPT: Final = 4
+"""So many times as many as are asked for are kept as a list."""
 
 
 class WaitingList:
@@ -17,6 +24,7 @@ class WaitingList:
     def __init__(self) -> None:
         self._sequences: OrderedDict[int, Sequence] = OrderedDict()
         self._in_order = True
+        self._first: list[Sequence] = []  # some that arrived first, in order
         self._front: list[Sequence] = []  # what `front` has answered
         self._front_length = -1  # how many it was asked for; -1: since then they may have become others
 
@@ -41,7 +49,9 @@ class WaitingList:
     def front(self, length: int) -> list[Sequence]:
         """Return who arrived first, so many at most: the same list while they stay, which is not to be changed."""
         if self._front_length != length:
-            self._front, self._front_length = list(islice(self, length)), length
+            if len(self._first) < length and len(self._first) < len(self._sequences):
+                self._first = list(islice(self, KEPT * length))
+            self._front, self._front_length = self._first[:length], length
         return self._front
 
     def get(self, handle: int) -> Sequence | None:
@@ -54,7 +64,7 @@ class WaitingList:
         if len(sequences) < self._front_length:
             self._front_length = -1
         if self._in_order and sequences and next(reversed(sequences.values())).arrived_ps > sequence.arrived_ps:
-            self._front_length = -1
+            self._first, self._front_length = [], -1
             if next(iter(sequences.values())).arrived_ps > sequence.arrived_ps:
                 sequences[sequence.handle] = sequence
                 sequences.move_to_end(sequence.handle, last=False)
@@ -69,19 +79,29 @@ class WaitingList:
 
     def remove(self, handle: int) -> None:
         """Remove one that is known to wait."""
-        self._front_length = -1
-        del self._sequences[handle]
+        self._leaves(self._sequences.pop(handle))
 
     def remove_all(self, sequences: Iterable[Sequence]) -> None:
         """Remove sequences that are known to wait."""
-        self._front_length = -1
         for sequence in sequences:
             del self._sequences[sequence.handle]
+            self._leaves(sequence)
 
     def pop(self, handle: int) -> Sequence | None:
         """Remove and return the sequence of that handle, if it waits."""
-        self._front_length = -1
-        return self._sequences.pop(handle, None)
+        sequence = self._sequences.pop(handle, None)
+        if sequence is not None:
+            self._leaves(sequence)
+        return sequence
+
+    def _leaves(self, sequence: Sequence) -> None:
+        """Take one that has been removed out of those that are kept as a list, if it is there."""
+        for place, one in enumerate(self._first):
+            if one is sequence:
+                del self._first[place]
+                if place < self._front_length:
+                    self._front_length = -1
+                return
 
     def mark(self, handle: int) -> Sequence | None:
         """Mark a sequence as cancelled, and return it the first time; it stays."""
@@ -94,6 +114,6 @@ class WaitingList:
     def clear(self) -> list[Sequence]:
         """Remove and return all, in order."""
         sequences = list(self)
-        self._front_length = -1
+        self._first, self._front_length = [], -1
         self._sequences.clear()
         return sequences

@@ -347,7 +347,7 @@ def test_many_early_leavers_leave_nothing_behind():
         gpu.advance()
         gpu.leave(handle)
     assert gpu.kv_tokens == 0
-    assert not (gpu._decoding._last_steps or gpu._decoding._ending or gpu._decoding._kv_offsets)
+    assert [*gpu._decoding._last_steps, *gpu._decoding._ending, *gpu._decoding._kv_offsets] == []
 
 
 @pytest.mark.parametrize(
