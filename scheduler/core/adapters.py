@@ -20,15 +20,17 @@ waiters are dropped.
 `keep_unused = False` is S-LoRA's way: an adapter leaves the GPU as soon as no running sequence uses it.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Final
 
 from lorrery.scheduler.core.adapter_events import AdapterLog
 from lorrery.scheduler.core.adapter_holders import AdapterHolders
 from lorrery.scheduler.core.adapter_loads import WELL, Load, LoadFaults, LoadTime, Tier
+from lorrery.scheduler.core.adapter_use import AdapterUse
 from lorrery.scheduler.core.phases import LoadEnd
-from lorrery.scheduler.core.sequence import Adapter
+from lorrery.scheduler.core.sequence import Adapter, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,9 @@ class Residency:
         options: the rules.
         load_ps: how long a load takes.
         load_faults: what goes wrong with which loads; asked once for each, as it begins.
+
+    Attributes:
+        use: which of them sequences use; see `serve`.
     """
 
     def __init__(
@@ -77,6 +82,7 @@ class Residency:
     ) -> None:
         self.options = options
         self._most_slots: int | None = None if options.max_loras is not None else options.max_slots
+        self.use = AdapterUse()
         self.gpu: dict[str, Adapter] = {}
         """Usable adapters, least recently used first."""
         self.host: dict[str, Adapter] = {}
@@ -106,37 +112,47 @@ class Residency:
         self._awaited: dict[str, LoadEnd] = {}
         self._taken_slots = 0  # of those on the GPU, under way, and waiting for their load
 
+    def serve(self, use: AdapterUse) -> None:
+        """Take note, while nobody is on the GPU, whose adapters these are: of the batch that says who uses which."""
+        assert not self.gpu
+        self.use = use
+
     # --- asking -----------------------------------------------------------------------------------------------------
 
-    def require(self, adapter: Adapter, at_ps: int, pinned: Callable[[], Collection[str]]) -> bool:
+    def require(self, adapter: Adapter, at_ps: int, admitted: Many[Sequence] = ()) -> bool:
         """Ask for an adapter for a sequence that would enter now; return whether it may.
 
         In the background mode this begins the load if the adapter is not there and a place can be had. Asking again
-        changes nothing. `pinned` tells, if need be, the adapters that sequences of the batch use.
+        changes nothing.
+
+        Args:
+            adapter: asked for.
+            at_ps: now.
+            admitted: sequences that will join the batch, so that their adapters stay.
         """
         name = adapter.key
         if name in self.gpu:
             self.gpu[name] = self.gpu.pop(name)
+            self.use.asked_for(name)
             return True
         if name not in self.loading:
-            if not self._make_place(adapter, at_ps, pinned):
+            if not self._make_place(adapter, at_ps, admitted):
                 return False
             self._begin(adapter, at_ps)
             self.advance(at_ps)  # a load that takes no time
         return self.options.blocking or name in self.gpu
 
-    def prefetch(self, adapter: Adapter, at_ps: int, pinned: Callable[[], Collection[str]]) -> None:
-        """Begin to load an adapter that will be needed, if a place can be had without putting out a pinned one."""
-        if not self.has_asked_for(adapter) and self._make_place(adapter, at_ps, pinned):
+    def prefetch(self, adapter: Adapter, at_ps: int) -> None:
+        """Begin to load an adapter that will be needed, if a place can be had without putting out one in use."""
+        if not self.has_asked_for(adapter) and self._make_place(adapter, at_ps):
             self._begin(adapter, at_ps)
 
-    def load_ahead(self, adapters: dict[str, Adapter], at_ps: int, pinned: Callable[[], Collection[str]]) -> bool:
+    def load_ahead(self, adapters: dict[str, Adapter], at_ps: int) -> bool:
         """Begin to load adapters that will be needed next, as far as loads and places are free.
 
         Args:
             adapters: by key, the first of them first.
             at_ps: now.
-            pinned: see `require`.
 
         Returns:
             Whether one of them wants for a place.
@@ -144,16 +160,11 @@ class Residency:
         if not self.has_free_load:
             return False
         gpu, loading = self.gpu, self.loading
-        unused: list[str] | None = None
         for key, adapter in adapters.items():
             if key in gpu or key in loading:
                 continue
-            if not self._has_place(adapter):
-                if unused is None:
-                    in_use = pinned()
-                    unused = [name for name in gpu if name not in in_use and name not in adapters]
-                if not self._put_out_for(adapter, at_ps, unused):
-                    return True
+            if not self._has_place(adapter) and not self._put_out_for(adapter, at_ps, adapters):
+                return True
             self._begin(adapter, at_ps)
             self.advance(at_ps)  # a load that takes no time
             if not self.has_free_load:
@@ -236,44 +247,37 @@ class Residency:
             return True
         return self._taken_slots + adapter.slots <= options.max_slots
 
-    def _make_place(self, adapter: Adapter, at_ps: int, pinned: Callable[[], Collection[str]]) -> bool:
+    def _make_place(self, adapter: Adapter, at_ps: int, admitted: Many[Sequence] = ()) -> bool:
         if self._has_place(adapter):
             return True
-        in_use = pinned()
-        if self._most_slots is not None:
-            return self._put_out_for(adapter, at_ps, [name for name in self.gpu if name not in in_use])
-        for name in self.gpu:
-            if name not in in_use:
-                self._evict(name, at_ps)
-                return True
-        return False
+        return self._put_out_for(adapter, at_ps, {s.adapter.key: s.adapter for s in admitted if s.adapter is not None})
 
-    def _put_out_for(self, adapter: Adapter, at_ps: int, unused: list[str]) -> bool:
-        """Put out as many as must go; nobody if that would not do.
+    def _put_out_for(self, adapter: Adapter, at_ps: int, stay: dict[str, Adapter]) -> bool:
+        """Put out, least recently used first, as many as must go; nobody if that would not do.
 
-        Args:
-            adapter: comes in their place.
-            at_ps: now.
-            unused: who may go, least recently used first; those that go are taken out.
+        Those that are in use stay, and those of `stay`.
         """
-        go = 1
-        if self._most_slots is not None:
-            missing, go = self._taken_slots + adapter.slots - self._most_slots, 0
-            while missing > 0 and go < len(unused):
-                missing -= self.gpu[unused[go]].slots
-                go += 1
-            all_go = go == len(self.gpu) and not self.loading and not self._waiting
-            if missing > 0 and not all_go:
+        if self._most_slots is None:
+            first = self.use.first_unused(stay)
+            if first is None:
                 return False
-        if not unused:
+            self._evict(first, at_ps)
+            return True
+        unused, go = self.use.unused(stay), 0
+        missing = self._taken_slots + adapter.slots - self._most_slots
+        while missing > 0 and go < len(unused):
+            missing -= self.gpu[unused[go]].slots
+            go += 1
+        all_go = go == len(self.gpu) and not self.loading and not self._waiting
+        if not go or (missing > 0 and not all_go):
             return False
         for name in unused[:go]:
             self._evict(name, at_ps)
-        del unused[:go]
         return True
 
     def _evict(self, name: str, at_ps: int) -> None:
         adapter = self.gpu.pop(name)
+        self.use.went(name)
         if self._holders is not None:
             self._holders.went(self._number, name)
         self.version += 1
@@ -336,6 +340,7 @@ class Residency:
         else:
             self._attempts.pop(name, None)
             self.gpu[name] = load.adapter
+            self.use.came(name)
             if self._holders is not None:
                 self._holders.came(self._number, name)
             self._cache_on_host(load.adapter, load.ready_ps)
@@ -388,8 +393,9 @@ class Residency:
     def clear(self) -> None:
         """Forget all that the worker held."""
         self.version += 1
-        if self._holders is not None:
-            for name in self.gpu:
+        for name in self.gpu:
+            self.use.went(name)
+            if self._holders is not None:
                 self._holders.went(self._number, name)
         self.gpu.clear()
         self.host.clear()

@@ -1,8 +1,7 @@
 """What a way to batch sees of its replica: who runs, and who would enter. It lets waiting sequences in."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from collections.abc import Sequence as Many
-from functools import partial
 
 from lorrery.scheduler.core.adapters import Residency
 from lorrery.scheduler.core.admission import AdmissionPass, BatchLimits, Blocked, taken_out
@@ -141,17 +140,11 @@ class ReplicaBatchContext(BatchContext):
         """Return who would be admitted next if only the prompt limit counted."""
         return self._queue.look_ahead(max_prompt_tokens)
 
-    def pinned_adapters(self, admitted: Many[Sequence] = ()) -> Collection[str]:
-        """Return the keys of the adapters of the batch, and of those who will join it; maybe a view."""
-        if not admitted:
-            return self.running.adapter_keys
-        return self.running.adapter_keys | {s.adapter.key for s in admitted if s.adapter is not None}
-
     def _has_adapter(self, sequence: Sequence, admitted: list[Sequence]) -> bool:
         assert sequence.adapter is not None
         assert self._adapters is not None
         adapters = self._adapters
-        if adapters.require(sequence.adapter, self._at_ps, partial(self.pinned_adapters, admitted)):
+        if adapters.require(sequence.adapter, self._at_ps, admitted):
             return True
         sequence.await_adapter(adapters.load_end(sequence.adapter), self._at_ps)
         return False

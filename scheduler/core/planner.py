@@ -145,7 +145,7 @@ class Planner:
             self._ahead = {one.adapter.key: one.adapter for one in first if one.adapter is not None}
         elif residency.version == self._looked_at_version and self._looked_at_batch in (-1, batch_version):
             return
-        wants_place = bool(self._ahead) and residency.load_ahead(self._ahead, at_ps, self._context.pinned_adapters)
+        wants_place = bool(self._ahead) and residency.load_ahead(self._ahead, at_ps)
         self._looked_at_version = residency.version
         self._looked_at_batch = batch_version if wants_place else -1  # a place may become free when somebody leaves
 
@@ -173,7 +173,7 @@ class Planner:
         if step.prefetch and self._uses_adapters:
             plan.adapter_prefetches = step.prefetch
             for adapter in step.prefetch:
-                adapters.prefetch(adapter, at_ps, context.pinned_adapters)
+                adapters.prefetch(adapter, at_ps)
         plan.until_ps = self._next_event_ps(at_ps)
         return plan
 

@@ -77,6 +77,7 @@ class Replica:
         self._batch = Batch(memory, prefix_cache)
         self.running = self._batch.running
         self.adapters = Residency() if adapters is None else adapters
+        self.adapters.serve(self.running.adapter_use)
         self._may_preempt = not memory.reserved
         self._inbox = Inbox()
         self._context = ReplicaBatchContext(

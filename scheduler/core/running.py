@@ -7,6 +7,7 @@ costs O(1) whatever the batch size. The arrays that admission rules read are reb
 from collections.abc import Iterator, KeysView
 from typing import TYPE_CHECKING
 
+from lorrery.scheduler.core.adapter_use import AdapterUse
 from lorrery.scheduler.core.sequence import Adapter, Sequence
 from lorrery.vocabulary.ascending import bisect_left, insort
 
@@ -22,6 +23,7 @@ class Running:
         held: by handle; they have ended, but keep what they hold until all have (static batching).
         num: of sequences, those in prefill and held ones included.
         decode_step: counts the decode steps of this batch.
+        adapter_use: which adapters they use.
         version: changes whenever a sequence comes, joins or goes.
         reserved_tokens: what all would hold in the end, if none left before; no peak is higher.
     """
@@ -34,9 +36,7 @@ class Running:
         self._kv_tokens = 0
         self._finish_steps: list[i64] = []  # when the budget of each decoding sequence is used up; ascending
         self._first_finish_step = 0  # of those, which every boundary asks for; 0: none decodes
-        self._adapter_pins: dict[str, int] = {}  # by key
-        self._names: dict[str, str] = {}  # by key, of those whose key is not their name
-        self._adapter_slots = 0
+        self.adapter_use = AdapterUse()
         self._by_tenant: dict[str | None, int] = {}
         self._by_tenant_version = -1
         self.reserved_tokens = 0
@@ -62,8 +62,8 @@ class Running:
 
     def decoding_by_adapter(self) -> dict[str | None, int]:
         """Return how many sequences decode with each adapter, by its id; None: with the base model."""
-        numbers: dict[str | None, int] = dict(self._adapter_pins.items())
-        for key, name in self._names.items():
+        numbers: dict[str | None, int] = dict(self.adapter_use.pins.items())
+        for key, name in self.adapter_use.names.items():
             numbers[name] = numbers.get(name, 0) + numbers.pop(key)
         for sequence in (*self.prefilling.values(), *self.held.values()):
             if sequence.adapter is not None:
@@ -107,52 +107,32 @@ class Running:
     @property
     def adapter_keys(self) -> KeysView[str]:
         """Distinct adapters of the sequences; a view."""
-        return self._adapter_pins.keys()
+        return self.adapter_use.pins.keys()
 
     @property
     def adapter_ids(self) -> tuple[str, ...]:
         """Their ids; versions of one name are one."""
-        return tuple(dict.fromkeys([self._names.get(key, key) for key in self._adapter_pins]))
+        names = self.adapter_use.names
+        return tuple(dict.fromkeys([names.get(key, key) for key in self.adapter_use.pins]))
 
     @property
     def adapter_pins(self) -> int:
         """Sequences that use an adapter."""
-        return sum(tuple(self._adapter_pins.values()))
+        return sum(tuple(self.adapter_use.pins.values()))
 
     @property
     def adapter_slots(self) -> int:
         """Pool slots of the distinct adapters."""
-        return self._adapter_slots
+        return self.adapter_use.slots
 
     def uses(self, adapter_key: str) -> bool:
         """Tell whether a sequence has this adapter."""
-        return adapter_key in self._adapter_pins
+        return adapter_key in self.adapter_use.pins
 
     def adapter_slots_with(self, adapter: Adapter | None) -> int:
         """Return `adapter_slots` as it would be if a sequence with this adapter ran too."""
-        if adapter is None or adapter.key in self._adapter_pins:
-            return self._adapter_slots
-        return self._adapter_slots + adapter.slots
-
-    def _pin(self, adapter: Adapter) -> None:
-        key = adapter.key
-        pins = self._adapter_pins.get(key, 0)
-        self._adapter_pins[key] = pins + 1
-        if not pins:
-            self._adapter_slots += adapter.slots
-            if adapter.version:
-                self._names[key] = adapter.adapter_id
-
-    def _unpin(self, adapter: Adapter) -> None:
-        key = adapter.key
-        pins = self._adapter_pins[key] - 1
-        if pins:
-            self._adapter_pins[key] = pins
-        else:
-            del self._adapter_pins[key]
-            self._adapter_slots -= adapter.slots
-            if adapter.version:
-                del self._names[key]
+        use = self.adapter_use
+        return use.slots if adapter is None or adapter.key in use.pins else use.slots + adapter.slots
 
     # --- coming and going -------------------------------------------------------------------------------------------
 
@@ -178,7 +158,7 @@ class Running:
         self._kv_tokens += sequence.input_tokens
         self.reserved_tokens += sequence.prompt_tokens + sequence.max_new_tokens - 1
         if sequence.adapter is not None:
-            self._pin(sequence.adapter)
+            self.adapter_use.pin(sequence.adapter)
         self.num += 1
         self.version += 1
 
@@ -196,7 +176,7 @@ class Running:
         self._kv_tokens -= sequence.input_tokens
         self.reserved_tokens -= sequence.prompt_tokens + sequence.max_new_tokens - 1
         if sequence.adapter is not None:
-            self._unpin(sequence.adapter)
+            self.adapter_use.unpin(sequence.adapter)
         self.num -= 1
         self.version += 1
 

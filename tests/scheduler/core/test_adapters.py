@@ -1,5 +1,7 @@
 """Residency: places, tiers, loads, failures."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -13,6 +15,16 @@ from lorrery.scheduler.core.sequence import Adapter
 A, B, C = Adapter("a", 1), Adapter("b", 2), Adapter("c", 3)
 
 
+@contextmanager
+def in_use(held: Residency, *adapters: Adapter) -> Iterator[None]:
+    """Let sequences of the batch use adapters meanwhile."""
+    for adapter in adapters:
+        held.use.pin(adapter)
+    yield
+    for adapter in adapters:
+        held.use.unpin(adapter)
+
+
 def residency(options: AdapterOptions, fails: tuple[int, ...] = ()) -> Residency:
     return Residency(
         options,
@@ -23,34 +35,37 @@ def residency(options: AdapterOptions, fails: tuple[int, ...] = ()) -> Residency
 
 def test_an_adapter_is_usable_when_its_load_has_ended_and_asking_again_changes_nothing() -> None:
     held = residency(AdapterOptions())
-    assert not held.require(A, 5, lambda: ())
-    assert not held.require(A, 6, lambda: ())
+    assert not held.require(A, 5)
+    assert not held.require(A, 6)
     assert (held.num_loads, held.next_event_ps) == (1, 105)
     held.advance(104)
     assert not held.gpu
     held.advance(105)
-    assert held.require(A, 105, lambda: ())
+    assert held.require(A, 105)
 
 
 def test_the_least_recently_used_unpinned_adapter_makes_room_and_comes_back_faster_from_host_memory() -> None:
     held = residency(AdapterOptions(max_loras=2))
     for adapter in (A, B):
-        held.require(adapter, 0, lambda: ())
+        held.require(adapter, 0)
     held.advance(1_000)
-    assert held.require(A, 1_000, lambda: ())
-    assert not held.require(C, 1_000, lambda: {"a"})
+    assert held.require(A, 1_000)
+    with in_use(held, A):
+        assert not held.require(C, 1_000)
     assert held.take_evicted() == ("b",)
     held.advance(2_000)
-    assert not held.require(B, 2_000, lambda: {"a", "c"})
+    with in_use(held, A, C):
+        assert not held.require(B, 2_000)
     assert held.num_loads == 3
-    assert not held.require(B, 2_000, lambda: {"a"})
+    with in_use(held, A):
+        assert not held.require(B, 2_000)
     assert (held.next_event_ps, held.take_evicted()) == (2_020, ("c",))
 
 
 def test_loads_beyond_the_limit_wait_for_one_to_end() -> None:
     held = residency(AdapterOptions(max_concurrent_loads=1))
     for adapter in (C, A):
-        held.require(adapter, 0, lambda: ())
+        held.require(adapter, 0)
     assert (held.num_loads, held.next_event_ps) == (1, 300)
     held.advance(300)
     assert (held.num_loads, held.next_event_ps) == (2, 400)
@@ -58,11 +73,11 @@ def test_loads_beyond_the_limit_wait_for_one_to_end() -> None:
 
 def test_a_load_that_fails_begins_anew_and_is_given_up_after_the_last_attempt() -> None:
     held = residency(AdapterOptions(max_load_attempts=2), fails=(0,))
-    held.require(A, 0, lambda: ())
+    held.require(A, 0)
     held.advance(1_000)
     assert ("a" in held.gpu, held.num_failed_loads) == (True, 1)
     lost = residency(AdapterOptions(max_load_attempts=2), fails=(0, 1))
-    lost.require(A, 0, lambda: ())
+    lost.require(A, 0)
     lost.advance(1_000)
     assert lost.take_given_up() == {"a"}
     assert not lost.take_given_up()
@@ -71,9 +86,9 @@ def test_a_load_that_fails_begins_anew_and_is_given_up_after_the_last_attempt() 
 
 def test_blocking_loads_let_the_step_wait_for_what_is_left() -> None:
     held = residency(AdapterOptions(blocking=True))
-    held.prefetch(C, 0, ())
-    assert held.require(C, 250, lambda: ())
-    assert held.require(A, 250, lambda: ())
+    held.prefetch(C, 0)
+    assert held.require(C, 250)
+    assert held.require(A, 250)
     assert held.wait_ps([A, C], 250) == 100
     assert set(held.gpu) == {"a", "c"}
     assert held.wait_ps([A, C], 350) == 0
@@ -83,7 +98,7 @@ def test_host_memory_forgets_the_least_recently_loaded() -> None:
     held = residency(AdapterOptions(max_cpu_loras=1, max_loras=1))
     at_ps = 0
     for adapter, loading_ps in ((A, 100), (B, 200), (A, 100)):
-        assert not held.require(adapter, at_ps, lambda: ())
+        assert not held.require(adapter, at_ps)
         assert held.next_event_ps == at_ps + loading_ps
         at_ps += loading_ps
         held.advance(at_ps)
@@ -92,10 +107,10 @@ def test_host_memory_forgets_the_least_recently_loaded() -> None:
 def test_use_refreshes_an_adapter_so_that_another_makes_room() -> None:
     held = residency(AdapterOptions(max_loras=2))
     for adapter in (A, B):
-        held.require(adapter, 0, lambda: ())
+        held.require(adapter, 0)
     held.advance(1_000)
-    assert held.require(A, 1_000, lambda: ())
-    assert not held.require(C, 1_000, lambda: ())
+    assert held.require(A, 1_000)
+    assert not held.require(C, 1_000)
     assert held.take_evicted() == ("b",)
 
 
@@ -103,7 +118,7 @@ def test_a_load_from_host_memory_refreshes_the_adapter_there() -> None:
     held = residency(AdapterOptions(max_loras=1, max_cpu_loras=2))
     at_ps = 0
     for adapter, loading_ps in ((A, 100), (B, 200), (A, 10), (C, 300), (A, 10), (B, 200)):
-        assert not held.require(adapter, at_ps, lambda: ())
+        assert not held.require(adapter, at_ps)
         assert held.next_event_ps == at_ps + loading_ps
         at_ps += loading_ps
         held.advance(at_ps)
@@ -112,7 +127,7 @@ def test_a_load_from_host_memory_refreshes_the_adapter_there() -> None:
 def test_a_load_that_waits_for_another_to_end_takes_a_place() -> None:
     held = residency(AdapterOptions(max_loras=2, max_concurrent_loads=1))
     for adapter in (A, B, C):
-        assert not held.require(adapter, 0, lambda: ())
+        assert not held.require(adapter, 0)
     held.advance(10_000)
     assert set(held.gpu) == {"a", "b"}
     assert held.num_loads == 2
@@ -127,16 +142,16 @@ def test_attempts_count_anew_after_a_load_that_succeeded() -> None:
         return LoadFault(next(outcomes))
 
     held = Residency(AdapterOptions(max_load_attempts=2), load_faults=fails)
-    assert held.require(A, 0, lambda: ())
+    assert held.require(A, 0)
     held.keep_only((), 1_000)
-    assert held.require(A, 0, lambda: ())
+    assert held.require(A, 0)
     assert attempts == [0, 1, 0, 1]
     assert not held.take_given_up()
 
 
-def ahead(held: Residency, *adapters: Adapter, pinned: tuple[str, ...] = ()) -> list[str]:
+def ahead(held: Residency, *adapters: Adapter) -> list[str]:
     """Look ahead at time 0, and return whose loads are under way."""
-    held.load_ahead({one.key: one for one in adapters}, 0, lambda: pinned)
+    held.load_ahead({one.key: one for one in adapters}, 0)
     return list(held.loading)
 
 
@@ -144,7 +159,7 @@ def test_looking_ahead_begins_as_many_loads_as_may_be_under_way_and_again_change
     held = residency(AdapterOptions(max_concurrent_loads=2))
     assert ahead(held, A, A, B, C) == ["a", "b"]
     assert ahead(held, A, B, C) == ["a", "b"]
-    held.require(C, 0, lambda: ())  # who asks waits for no load that was begun ahead and has not begun
+    held.require(C, 0)  # who asks waits for no load that was begun ahead and has not begun
     held.advance(100)
     assert list(held.loading) == ["b", "c"]
 
@@ -152,9 +167,10 @@ def test_looking_ahead_begins_as_many_loads_as_may_be_under_way_and_again_change
 def test_looking_ahead_puts_out_only_what_nobody_uses_or_needs() -> None:
     held = residency(AdapterOptions(max_loras=2))
     for adapter in (A, B):
-        held.require(adapter, 0, lambda: ())
+        held.require(adapter, 0)
     held.advance(1_000)
-    assert ahead(held, C, pinned=("a", "b")) == []
+    with in_use(held, A, B):
+        assert ahead(held, C) == []
     assert ahead(held, A, C, B) == []
     assert ahead(held, A, C) == ["c"]
     assert held.take_evicted() == ("b",)
@@ -165,21 +181,23 @@ def test_without_a_number_the_slots_of_all_bound_what_is_on_the_gpu() -> None:
     held = residency(AdapterOptions(max_slots=24))
     assert ahead(held, A, B, C) == ["a", "b", "c"]
     held.advance(1_000)
-    assert not held.require(Adapter("d", 3), 1_000, lambda: ())  # a and b have to go for it
+    assert not held.require(Adapter("d", 3), 1_000)  # a and b have to go for it
     assert (held.take_evicted(), list(held.gpu)) == (("a", "b"), ["c"])
     held.advance(2_000)
-    assert not held.require(big, 2_000, lambda: {"c"})
+    with in_use(held, C):
+        assert not held.require(big, 2_000)
     assert (held.take_evicted(), list(held.gpu)) == ((), ["c", "d"])  # it would not do
-    assert not held.require(big, 2_000, lambda: ())
+    assert not held.require(big, 2_000)
     assert held.take_evicted() == ("c", "d")  # alone it may have more
     held.advance(9_000)
-    assert held.require(big, 9_000, lambda: ())
-    assert not held.require(A, 9_000, lambda: {"big"})
+    assert held.require(big, 9_000)
+    with in_use(held, big):
+        assert not held.require(A, 9_000)
 
 
 def test_a_load_that_is_given_up_frees_its_slots() -> None:
     held = residency(AdapterOptions(max_slots=12, max_load_attempts=1), fails=(0,))
-    held.require(C, 0, lambda: ())
+    held.require(C, 0)
     held.advance(1_000)
     assert held.take_given_up() == {"c"}
     assert ahead(held, Adapter("d", 2), A) == ["d", "a"]
@@ -197,9 +215,9 @@ def test_an_unset_max_loras_follows_from_the_memory_that_the_longest_request_lea
 def test_log_has_loads_and_evictions_with_tier_and_times() -> None:
     held = residency(AdapterOptions(max_loras=1, max_cpu_loras=1), fails=(0,))
     held.log = AdapterLog()
-    held.require(A, 0, lambda: ())
+    held.require(A, 0)
     held.advance(1_000)
-    held.require(B, 1_000, lambda: ())
+    held.require(B, 1_000)
     held.advance(2_000)
     assert held.log.take() == [
         LoadBegan(A, "disk", 0, thrash=False),
@@ -220,11 +238,11 @@ def test_log_has_loads_and_evictions_with_tier_and_times() -> None:
 def test_adapter_loaded_again_within_a_minute_of_its_eviction_thrashes(after_ps: int, thrashes: bool) -> None:
     held = residency(AdapterOptions(keep_unused=False))
     held.log = AdapterLog()
-    held.require(A, 0, lambda: ())
+    held.require(A, 0)
     held.advance(1_000)
     held.keep_only((), 1_000)
     held.log.take()
-    held.require(A, 1_000 + after_ps, lambda: ())
+    held.require(A, 1_000 + after_ps)
     assert held.log.take() == [LoadBegan(A, "host", 1_000 + after_ps, thrash=thrashes)]
 
 

@@ -61,11 +61,11 @@ def test_round_robin_takes_each_in_turn() -> None:
 def test_least_loaded_prefers_a_worker_with_the_adapter_unless_it_is_much_fuller() -> None:
     among = candidates(4, 1)
     adapter = Adapter("a", 8)
-    among[0].replica.adapters.require(adapter, 0, lambda: ())
+    among[0].replica.adapters.require(adapter, 0)
     assert placed("least_loaded", Sequence(1, 5, 5, adapter=adapter), among) == "w0"
     assert placed("least_loaded", Sequence(1, 5, 5, adapter=Adapter("b", 8)), among) == "w1"
     fuller = candidates(6, 1)
-    fuller[0].replica.adapters.require(adapter, 0, lambda: ())
+    fuller[0].replica.adapters.require(adapter, 0)
     assert placed("least_loaded", Sequence(1, 5, 5, adapter=adapter), fuller) == "w1"
 
 
@@ -73,7 +73,7 @@ def test_much_fuller_is_more_than_four_sequences_and_a_quarter_above_the_least()
     adapter = Adapter("a", 8)
     for loads, chosen in (((25, 20), "w0"), ((26, 20), "w1"), ((4, 0), "w0"), ((5, 0), "w1")):
         among = candidates(*loads)
-        among[0].replica.adapters.require(adapter, 0, lambda: ())
+        among[0].replica.adapters.require(adapter, 0)
         assert placed("least_loaded", Sequence(1, 5, 5, adapter=adapter), among) == chosen, loads
 
 
