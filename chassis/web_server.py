@@ -15,9 +15,9 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from lorrery.chassis.http_upgrades import UpgradeBlindProtocol
 from lorrery.chassis.server import dialable, listening_socket
 
 REQUEST_SECONDS = 30.0
@@ -81,7 +81,7 @@ class WebServer:
             await serving
 
 
-class _Connection(HttpToolsProtocol):
+class _Connection(UpgradeBlindProtocol):
     """uvicorn's connection, closed where a request does not come, or where it is one too many."""
 
     def __init__(
@@ -113,7 +113,8 @@ class _Connection(HttpToolsProtocol):
             self._expect(REQUEST_SECONDS)
 
     def on_message_complete(self) -> None:
-        self._unset_timer()
+        if not self.offers_upgrade():
+            self._unset_timer()
         super().on_message_complete()
 
     def _refuse(self) -> None:

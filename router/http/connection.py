@@ -15,10 +15,11 @@ from typing import Any, cast
 from starlette.types import Send
 from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.server import ServerState
 
 from lorrery.chassis.credentials import roles_in
+from lorrery.chassis.http_upgrades import UpgradeBlindProtocol
 from lorrery.router.http.edge import ROLES
 from lorrery.router.http.errors import body
 from lorrery.router.settings import RouterSettings
@@ -31,7 +32,7 @@ _FRAMING = 2
 """A body in chunks takes more bytes than it has, but not so many times as much."""
 
 
-def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[HttpToolsProtocol]:
+def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[UpgradeBlindProtocol]:
     """Return the protocol of a server's connections.
 
     Args:
@@ -40,7 +41,7 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Http
     """
     max_bytes = MAX_HEAD_BYTES + _FRAMING * max_body_bytes
 
-    class Connection(HttpToolsProtocol):
+    class Connection(UpgradeBlindProtocol):
         """See the module."""
 
         def __init__(
@@ -119,6 +120,8 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Http
             super().on_header(name, value)
 
         def on_headers_complete(self) -> None:
+            if self.offers_upgrade():
+                return
             if self._head_bytes > MAX_HEAD_BYTES:
                 raise OverflowError  # which the parser turns into its own, and uvicorn into a call of send_400_response
             super().on_headers_complete()
@@ -131,6 +134,8 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Http
             super()._start_asgi_task(cycle, app)
 
         def on_message_complete(self) -> None:
+            if self.offers_upgrade():
+                return
             self._unset_timer()
             self._begun, self._in_head = False, True
             self._num_messages += 1

@@ -1,0 +1,72 @@
+"""Requests that offer an upgrade, which no server here takes: they are served as if they had not (RFC 9110, 7.8).
+
+Java's HttpClient offers `h2c` with each request over http://. llhttp ends such a request with its head and takes its
+body for the next request; uvicorn leaves it at that, so a body could smuggle a request past a proxy. Here the head is
+written anew without the offer, and another parser reads it and what follows.
+"""
+
+from collections.abc import Sequence
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+
+class UpgradeBlindProtocol(HttpToolsProtocol):
+    """uvicorn's connection, blind to upgrades. `CONNECT`, which would be a tunnel, is no request here."""
+
+    def data_received(self, data: bytes) -> None:
+        """Take what comes; `send_400_response` is called for what is no request."""
+        self._unset_keepalive_if_required()
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+
+    def on_headers_complete(self) -> None:
+        """Begin the request, unless its head is to come again."""
+        if not self.offers_upgrade():
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """End the request, unless its head is to come again."""
+        if not self.offers_upgrade():
+            super().on_message_complete()
+
+    def offers_upgrade(self) -> bool:
+        """Return whether the parser stops at the end of the head that has come, which is then to come again.
+
+        Raises:
+            ValueError: it asks for a tunnel; the parser makes an error of its own of it.
+        """
+        if not self.parser.should_upgrade():
+            return False
+        if self.parser.get_method() == b"CONNECT":
+            raise ValueError("CONNECT")
+        return True
+
+    def _feed(self, data: bytes) -> None:
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                (head_end,) = upgrade.args
+                version = self.parser.get_http_version()
+                data = head_without_upgrade(self.parser.get_method(), self.url, version, self.headers) + data[head_end:]
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+            else:
+                return
+
+
+def head_without_upgrade(method: bytes, target: bytes, version: str, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """Return the head of a request less its headers `upgrade`.
+
+    Args:
+        method: such as `b"POST"`.
+        target: as the client wrote it.
+        version: of HTTP, such as `"1.1"`.
+        headers: names in lower case, and values, as the parser took them.
+    """
+    lines = [b"%b %b HTTP/%b" % (method, target, version.encode())]
+    lines += [b"%b: %b" % header for header in headers if header[0] != b"upgrade"]
+    return b"\r\n".join([*lines, b"", b""])
