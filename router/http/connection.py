@@ -4,7 +4,7 @@ A request has `http_request_seconds` to come whole, counted from the connection'
 own first byte; its head has `MAX_HEAD_BYTES`. What is slower or longer is told so and closed, as are connections over
 `http_max_connections`. The time of a request that waits behind another on its connection is not counted until its turn
 comes. Reading goes on meanwhile, up to `_MAX_AHEAD` of them, so that a client that goes is noticed. A request that is
-refused behind others is told so after their answers.
+refused behind others is told so after their answers. A client that stops reading its answers is cut (stuck_reader.py).
 """
 
 import asyncio
@@ -22,6 +22,7 @@ from lorrery.chassis.credentials import roles_in
 from lorrery.chassis.http_upgrades import UpgradeBlindProtocol
 from lorrery.router.http.edge import ROLES
 from lorrery.router.http.errors import body
+from lorrery.router.http.stuck_reader import ReaderWatch
 from lorrery.router.settings import RouterSettings
 
 MAX_HEAD_BYTES = 1 << 16
@@ -64,6 +65,7 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Upgr
 
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)  # type: ignore[arg-type]
+            self._reader = ReaderWatch(self.transport, self.loop, settings.reader_timeout_seconds)
             tls: Any = transport.get_extra_info("ssl_object")
             if tls is not None:
                 self.app_state = {**self.app_state, ROLES: roles_in(tls.getpeercert())}
@@ -72,6 +74,7 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Upgr
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._unset_timer()
+            self._reader.end()
             if self._running is not None:  # uvicorn tells the latest, behind which this one may have others
                 self._running.disconnected = True
                 self._running.message_event.set()
@@ -96,6 +99,16 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Upgr
                 self.transport.abort()  # it has had its 413, and sends on
             elif self._timer is None and not self._begun and not self._answers():
                 self._expect(settings.http_request_seconds)  # blank lines before a request are none
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._reader.begin()
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._reader.end()
+            if not self._answers():
+                self._reader.begin()  # the end of an answer has less to wait for than writers are paused for
 
         def send_400_response(self, msg: str) -> None:
             if self._head_bytes > MAX_HEAD_BYTES:
@@ -191,13 +204,18 @@ def connection_class(settings: RouterSettings, max_body_bytes: int) -> type[Upgr
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
-            if self._last_words and not self._answers():
+            if self._answers():
+                return
+            if self._last_words:
                 self._close()
+            else:
+                self._reader.begin()
 
         def _close(self) -> None:
             if not self.transport.is_closing():
                 self.transport.write(self._last_words)
                 self.transport.close()
+                self._reader.begin()
 
     return Connection
 
