@@ -16,6 +16,7 @@ does it.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from heapq import heappop
+from typing import Final
 
 from lorrery.chassis.fault_rules import NO_FAULTS
 from lorrery.scheduler.core.cluster import ClusterCore
@@ -32,6 +33,7 @@ from lorrery.simulator.open_requests import OpenRequests
 from lorrery.simulator.request import SimulatedRequest
 from lorrery.simulator.request_faults import RequestFaultInjector
 from lorrery.simulator.scheduler import SimulatedScheduler
+from lorrery.simulator.signals_in import let_signals_in
 from lorrery.simulator.step_span import Observer
 from lorrery.simulator.worker import SimulatedWorker
 from lorrery.vocabulary.finish_reason import FinishReason
@@ -44,6 +46,9 @@ Follow = Callable[[SimulatedRequest, int], tuple[int, SimulatedRequest] | None]
 
 PAUSE = SimulatedRequest(-1, 0, 0, 0, Ending(0, FinishReason.LENGTH))
 """What `Simulation.run` yields after a tick that asked for a pause; no request."""
+
+TURNS: Final = 1024
+"""Turns of the loop, some ten milliseconds, between two looks whether it has been stopped or goes on for nobody."""
 
 
 class Simulation:
@@ -88,6 +93,7 @@ class Simulation:
         self._ticks: list[tuple[int, Callable[[int], int]]] = []
         self._tick_ps = NEVER  # the first of them
         self._pauses = False
+        self._is_stopped = False
         self._arrival: tuple[int, SimulatedRequest] | None = None  # the next one
         self._new_pace: dict[int, StepTimeModel] = {}  # by the worker's order, until its next boundary
         self._schedulers = [
@@ -159,6 +165,10 @@ class Simulation:
         """Let `run` yield `PAUSE` once the ticks of now have happened; for a tick to call."""
         self._pauses = True
 
+    def stop(self) -> None:
+        """End `run` soon, whatever is still open; for a signal handler."""
+        self._is_stopped = True
+
     def note_fault(self, text: str) -> None:
         """Note that a fault happens, where that is wanted."""
         for scheduler in self._schedulers:
@@ -228,13 +238,26 @@ class Simulation:
     def _run_on(self, arriving: Iterator[tuple[int, SimulatedRequest]], some_follow: bool) -> bool:
         """Let happen what comes next until a request ends or a tick asks for a pause; False: nothing is left to do.
 
+        Nor is anything once idle workers alone are asked again and again, by policies that name one time after another,
+        and no request is there. Of policies that come to rest by themselves no turn is left out.
+
         No part of the generator: compiled, that would look each of its variables up.
         """
+        num_turns, in_vain = 0, False
         clock, boundaries = self._clock, self._boundaries
         coming, deadlines, ended = clock.coming, self._requests.deadlines, self._requests.ended
         arrival = self._arrival
         arrival_ps = NEVER if arrival is None else arrival[0]
+        if self._is_stopped:
+            return False
         while True:
+            num_turns += 1
+            if num_turns == TURNS:
+                let_signals_in()
+                nobody_comes = arrival is None and not coming and not self._requests.by_handle
+                if self._is_stopped or (in_vain and nobody_comes):
+                    return False
+                num_turns, in_vain = 0, nobody_comes
             boundary_ps = boundaries.next_ps
             coming_ps = coming[0][0] if coming else NEVER
             while deadlines and deadlines[0].outcome is not None:

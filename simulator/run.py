@@ -83,10 +83,13 @@ class SimulatedRun:
     devices: Sequence[Device] = field(default=(), init=False)
     gaps: GapRecorder = field(default_factory=GapRecorder, init=False)
     _stopped: bool = field(default=False, init=False)
+    _simulation: Simulation | None = field(default=None, init=False)
 
     def stop(self) -> None:
         """End the run early; what has ended by then is reported. For a signal handler."""
         self._stopped = True
+        if self._simulation is not None:
+            self._simulation.stop()
 
     def run(self) -> LoadReport:
         """Simulate, and return the report.
@@ -117,7 +120,10 @@ class SimulatedRun:
         workload, num_skipped = admissible(options, asked, cluster.view)
         cluster.check(workload.requests)
         started_at = datetime.now(UTC)
+        self._simulation = cluster.simulation
         cluster.warm_up(warmup_requests(workload.requests, options.warmup), options.seed)
+        if self._stopped:
+            cluster.simulation.close()
         start_ps, workers = cluster.simulation.now_ps, cluster.simulation.workers
         scaled = None
         if settings.is_autoscaled or scaled_by_caller:

@@ -8,7 +8,7 @@ from lorrery.scheduler.core.admission import AdmissionPass, BatchLimits, Blocked
 from lorrery.scheduler.core.batching.base import BatchContext
 from lorrery.scheduler.core.memory.base import Check, Memory
 from lorrery.scheduler.core.plan import Admitted, Dropped, Event
-from lorrery.scheduler.core.policy_answers import HOLDS_FOR_NOTHING
+from lorrery.scheduler.core.policy_answers import dropped_by, is_ours, steps_held
 from lorrery.scheduler.core.prefix_cache.base import PrefixCache, usable_tokens
 from lorrery.scheduler.core.queues.base import Queue
 from lorrery.scheduler.core.running import Running
@@ -53,6 +53,7 @@ class ReplicaBatchContext(BatchContext):
         self.admitted: list[Sequence] = []
         self.events: list[Event] = []
         self._queue = queue
+        self._queue_is_ours = is_ours(queue)
         self._memory = memory
         self._prefix_cache = prefix_cache
         self._min_computed_tokens = min_computed_tokens
@@ -90,7 +91,10 @@ class ReplicaBatchContext(BatchContext):
             at_ps=at_ps,
         )
         try:
-            dropped = self._queue.admit(admission, running, at_ps)
+            if self._queue_is_ours:
+                dropped = self._queue.admit(admission, running, at_ps)
+            else:
+                dropped = dropped_by(self._queue, admission, running, at_ps)
             if dropped:
                 # Strict S-LoRA also drops those that were cancelled, which was told then.
                 self.events += [Dropped(sequence) for sequence in taken_out(dropped)]
@@ -121,10 +125,9 @@ class ReplicaBatchContext(BatchContext):
             return limit
         if self._passed_over:
             return 1
-        steps = self._queue.holds_for(self.running, self._memory, limit)
-        if steps < 1:
-            raise ValueError(HOLDS_FOR_NOTHING)
-        return steps
+        if self._queue_is_ours:
+            return self._queue.holds_for(self.running, self._memory, limit)
+        return steps_held(self._queue, self.running, self._memory, limit)
 
     def has_no_candidates(self) -> bool:
         """Tell whether `admit` would find nobody, and change nothing, until something arrives."""

@@ -261,6 +261,7 @@ class Member:
         lost = [sequence for handle, sequence in self.sequences.items() if handle not in recalled]
         if not lost:
             return
+        replica.clear_waiting(())  # those that a wrong len() leaves out would run later
         for sequence in lost:
             self._forget(sequence.handle)
         decision.events = [*decision.events, *self._end(lost, ValueError(LOST))]

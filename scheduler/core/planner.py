@@ -15,11 +15,11 @@ from lorrery.scheduler.core.batching.base import Batching, Step, decodes_on
 from lorrery.scheduler.core.inbox import Inbox
 from lorrery.scheduler.core.plan import Chunk, Idle, Plan
 from lorrery.scheduler.core.policy_answers import (
-    WAITS_FOR_THE_PAST,
     WAITS_WITH_ADMITTED,
-    WAKES_IN_THE_PAST,
     check_step,
+    end_of,
     is_ours,
+    wake_of,
 )
 from lorrery.scheduler.core.policy_errors import PolicyErrors
 from lorrery.scheduler.core.queues.base import Queue, goes_by_arrival, is_asked_every_step
@@ -64,6 +64,7 @@ class Planner:
         self._may_preempt = not batch.memory.reserved
         self._context = context
         self._queue = queue
+        self._queue_is_ours = is_ours(queue)
         self._batching = batching
         self._batching_is_ours = is_ours(batching)
         self._adapters = adapters
@@ -101,11 +102,10 @@ class Planner:
             if not self._batching_is_ours:
                 check_step(choice, running)
             return self._plan_step(choice, at_ps)
-        if choice.until_ps is not None and choice.until_ps <= at_ps:
-            raise ValueError(WAITS_FOR_THE_PAST)
+        until_ps = choice.until_ps if self._batching_is_ours else end_of(choice, running, self._queue, at_ps)
         if context.admitted:
             raise ValueError(WAITS_WITH_ADMITTED)
-        return Idle(_earlier(choice.until_ps, self._next_event_ps(at_ps)))
+        return Idle(_earlier(until_ps, self._next_event_ps(at_ps)))
 
     def _decode_on(self, at_ps: int) -> Plan:
         """Decide what the way to batch would, as it says (`decodes_on`), while nobody waits and nobody is in prefill.
@@ -204,9 +204,7 @@ class Planner:
         if self._errors.error is not None:
             return at_ps
         try:
-            wakes_at_ps = self._queue.wakes_at_ps(at_ps)
-            if wakes_at_ps is not None and wakes_at_ps <= at_ps:
-                raise ValueError(WAKES_IN_THE_PAST)
+            wakes_at_ps = self._queue.wakes_at_ps(at_ps) if self._queue_is_ours else wake_of(self._queue, at_ps)
         except Exception as error:
             return self._raises_later(error, at_ps, next_ps)
         return next_ps if wakes_at_ps is None else _earlier(next_ps, wakes_at_ps)

@@ -25,10 +25,13 @@ from lorrery.scheduler.core.plan import (
 )
 from lorrery.scheduler.core.replica import Replica
 from lorrery.scheduler.core.sequence import Sequence
+from lorrery.validation.policy.watch import PolicyFault, seconds
 from lorrery.vocabulary.finish_reason import FinishReason
 
 STEP_PS = 1_000
 TOKEN_PS = 7
+MAX_DECISIONS = 200_000
+"""More than any case needs that ends."""
 
 
 @dataclass
@@ -179,7 +182,7 @@ def _drive(replica: Replica, world: World, *, jump_steps: bool, check: Check) ->
             else:
                 replica.cancel(what, at)
 
-    for _ in range(200_000):
+    for _ in range(MAX_DECISIONS):
         hand_in(at_ps)
         decision = replica.plan(at_ps)
         log += [note(event, at_ps) for event in decision.events]
@@ -203,4 +206,10 @@ def _drive(replica: Replica, world: World, *, jump_steps: bool, check: Check) ->
         at_ps = ran.end_ps
         log += [note(event, at_ps) for event in replica.commit(decision, ran)]
         check(replica)
-    raise AssertionError("the replica never became idle")
+    over = {entry[2] for entry in log if entry[0] in ("finished", "cancelled", "dropped", "failed")}
+    left = ", ".join([str(handle) for handle in lengths if handle not in over])
+    raise PolicyFault(
+        f"at {seconds(at_ps)}, after {MAX_DECISIONS:,} decisions, there was still something to decide"
+        + (f", and of the requests {left} had not ended: `admit` lets them in too late or never" if left else "")
+        + "; do `wakes_at_ps` and `Wait` name one time after another, though nothing changes then?"
+    )

@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from types import UnionType
 from typing import Any, NamedTuple
 
 from lorrery.scheduler.core.queues.base import Queue
+from lorrery.scheduler.core.sequence import Sequence
 from lorrery.vocabulary.units import PS_PER_SECOND
 
 
@@ -39,6 +41,16 @@ class Watched:
         return next((a for a in reversed(self.answers) if a.method == method and a.at_ps < before_ps), None)
 
 
+_TYPES: dict[str, tuple[type | UnionType, str]] = {
+    "clear": (list, "a list"),
+    "look_ahead": (list, "a list"),
+    "cancel": (Sequence | None, "the request as a Sequence, or None"),
+    "at_rest": (bool, "True or False"),
+    "arrivals_matter": (bool, "True or False"),
+}
+"""What the core takes for an answer; interpreted, it would make do with more than it does compiled, as in a wheel."""
+
+
 def seconds(at_ps: int) -> str:
     """Write a time as its author reads it."""
     return f"{at_ps / PS_PER_SECOND:.4f} s"
@@ -52,11 +64,17 @@ def watch(queue: Queue) -> Watched:
     watched = Watched([])
     own: Any = queue
     admit, holds_for, wakes_at_ps = own.admit, own.holds_for, own.wakes_at_ps
-    arrivals_matter: Callable[[], bool] = own.arrivals_matter
+    arrivals_matter: Callable[[], bool]
 
     def admit_noted(admission: Any, running: Any, at_ps: int) -> Any:  # noqa: ANN401  passed on
         watched.at_ps = at_ps
-        return admit(admission, running, at_ps)
+        answer = admit(admission, running, at_ps)
+        if not isinstance(answer, list):
+            raise PolicyFault(
+                f"at {seconds(at_ps)} `admit` answered {answer!r}; it must be a list of requests that it dropped, []"
+                " for none"
+            )
+        return answer
 
     def holds_noted(running: Any, memory: Any, limit: int) -> int:  # noqa: ANN401  passed on
         answer: int = holds_for(running, memory, limit)
@@ -83,7 +101,23 @@ def watch(queue: Queue) -> Watched:
         watched.answers.append(Answer("arrivals_matter", watched.at_ps, 0, answer))
         return answer
 
+    def typed(method: str) -> Callable[..., Any]:
+        inner = getattr(queue, method)
+        wanted, words = _TYPES[method]
+
+        def ask(*arguments: Any) -> Any:  # noqa: ANN401  passed on
+            answer = inner(*arguments)
+            if not isinstance(answer, wanted):
+                raise PolicyFault(f"at {seconds(watched.at_ps)} `{method}` answered {answer!r}; it must be {words}")
+            return answer
+
+        return ask
+
     with suppress(AttributeError):  # a class with __slots__ is checked all the same, and told of in fewer words
         own.admit, own.holds_for = admit_noted, holds_noted
-        own.wakes_at_ps, own.arrivals_matter = wakes_noted, heeds_noted
+        own.wakes_at_ps = wakes_noted
+        for method in _TYPES:
+            setattr(own, method, typed(method))
+        arrivals_matter = own.arrivals_matter
+        own.arrivals_matter = heeds_noted
     return watched

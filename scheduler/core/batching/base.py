@@ -4,7 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from typing import Protocol
+from operator import index
+from typing import Protocol, SupportsIndex
 
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.plan import Chunk
@@ -52,11 +53,25 @@ class Step:
         self.hold = hold
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, init=False)
 class Wait:
-    """Nothing runs. Ask again at `until_ps`; None: when something arrives."""
+    """Nothing runs.
 
-    until_ps: int | None = None
+    Args:
+        until_ps: when to ask again, in whole picoseconds; None: when something arrives. Nor is anything asked before,
+            where nobody waits and nobody runs.
+
+    Raises:
+        TypeError: a time that is no whole number.
+    """
+
+    until_ps: int | None
+
+    def __init__(self, until_ps: SupportsIndex | None = None) -> None:
+        try:
+            self.until_ps = None if until_ps is None else index(until_ps)
+        except TypeError:
+            raise TypeError(f"Wait({until_ps!r}): until_ps must be whole picoseconds, or None") from None
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -56,7 +56,10 @@ class Queue(Protocol):
         ...
 
     def wakes_at_ps(self, at_ps: int) -> int | None:
-        """Return the first time after `at_ps` from which time alone changes what `admit` does (a deadline)."""
+        """Return the first time after `at_ps` from which time alone changes what `admit` does (a deadline).
+
+        In whole picoseconds; None: it never does. Not asked while the queue is empty.
+        """
         ...
 
     def at_rest(self) -> bool:

@@ -62,6 +62,44 @@ class HoldsForNothing(Queue):
         return 0
 
 
+class WakesLater(Queue):
+    """A rule that looks every so often, whoever waits."""
+
+    def wakes_at_ps(self, at_ps: int) -> int | None:
+        assert len(self), "asked though nobody waits"
+        return at_ps + 10**9
+
+
+class WakesAtNan(Queue):
+    def wakes_at_ps(self, at_ps: int) -> Any:
+        return float("nan")
+
+
+class HoldsForNan(Queue):
+    def holds_for(self, running: Running, memory: Memory, limit: int) -> Any:
+        return float("nan")
+
+
+class AdmitsNone(Queue):
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> Any:
+        super().admit(admission, running, at_ps)
+
+
+class AdmitsATuple(Queue):
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> Any:
+        return tuple(super().admit(admission, running, at_ps))
+
+
+class ClaimsToBeEmpty(Queue):
+    """Lets nobody in at first, and says that nobody waits."""
+
+    def __len__(self) -> int:
+        return 0
+
+    def admit(self, admission: AdmissionPass, running: Running, at_ps: int) -> list[Sequence]:
+        return super().admit(admission, running, at_ps) if at_ps else []
+
+
 class DropsTheCancelled(Queue):
     def __init__(self) -> None:
         super().__init__()
@@ -134,6 +172,27 @@ class Batch:
 class WaitsForNow(Batch):
     def choose(self, context: BatchContext, at_ps: int) -> Step | Wait:
         return Wait(at_ps)
+
+
+class Polls(Batch):
+    def choose(self, context: BatchContext, at_ps: int) -> Step | Wait:
+        choice = super().choose(context, at_ps)
+        return Wait(at_ps + 10**9) if isinstance(choice, Wait) else choice
+
+
+class WaitsForNan(Batch):
+    def choose(self, context: BatchContext, at_ps: int) -> Step | Wait:
+        return Wait(float("nan"))  # type: ignore[arg-type]
+
+
+class PrefetchesAName(Batch):
+    def prefill(self, admitted: list[Sequence]) -> Step:
+        return Step(whole(admitted), prefetch=("adapter-0",))  # type: ignore[arg-type]
+
+
+class ChunksInFloats(Batch):
+    def prefill(self, admitted: list[Sequence]) -> Step:
+        return Step([Chunk(one, float(one.input_tokens), 0, samples=True) for one in admitted])  # type: ignore[arg-type]
 
 
 class WaitsWithAdmitted(Batch):
@@ -209,12 +268,19 @@ def test_what_answers_well_runs() -> None:
     assert {request.outcome for request in [*run(lambda _: Queue()), *of(Batch)]} == {"finished"}
 
 
+def test_a_run_ends_though_its_policies_name_one_time_after_another() -> None:
+    assert {request.outcome for request in [*run(lambda _: WakesLater()), *of(Polls)]} == {"finished"}
+
+
 @pytest.mark.parametrize(
     ("queue", "answer"),
     [
         (WakesNow, "a time that is not later than now"),
         (WakesBefore, "a time that is not later than now"),
-        (WakesInWords, "TypeError"),
+        (WakesInWords, "TypeError: `wakes_at_ps` answered a str"),
+        (WakesAtNan, "TypeError: `wakes_at_ps` answered a float"),
+        (AdmitsNone, "TypeError: `admit` answered None; it must be a list"),
+        (AdmitsATuple, "TypeError: `admit` answered a tuple; it must be a list"),
         (Forgets, "the queue has lost requests"),
     ],
 )
@@ -226,17 +292,36 @@ def test_a_queue_whose_answer_makes_no_sense_has_raised(queue: type[Queue], answ
     for request in failed:
         assert f"policy {__name__}:{queue.__qualname__} under " in request.detail
         assert answer in request.detail
-        assert answer == "TypeError" or request.detail.endswith(CHECK_IT)
+        assert request.detail.endswith(CHECK_IT)
 
 
-def test_an_answer_for_no_step_is_refused_where_memory_is_full() -> None:
+@pytest.mark.parametrize(
+    ("queue", "answer"),
+    [
+        (HoldsForNothing, "`holds_for` answered less than 1"),
+        (HoldsForNan, "TypeError: `holds_for` answered a float; it must be an int"),
+    ],
+)
+def test_an_answer_for_no_step_is_refused_where_memory_is_full(queue: type[Queue], answer: str) -> None:
     settings = ReplicaSettings("fcfs", 100, 90, max_num_seqs=2, max_num_batched_tokens=500)
-    workers = build_workers(1, settings, LlmMock(), lambda s: build_replica(s, make_queue=lambda _: HoldsForNothing()))
+    workers = build_workers(1, settings, LlmMock(), lambda s: build_replica(s, make_queue=lambda _: queue()))
     simulation = Simulation(workers, PLACEMENTS["least_loaded"](np.random.default_rng(1)))
     workload = [WorkloadRequest(n, n / 100, 50, 20) for n in range(NUM_REQUESTS)]
     ended = list(simulation.run(build_requests(workload, "Llama-2-7B", {})))
     assert len(ended) == NUM_REQUESTS
-    assert any("`holds_for` answered less than 1" in request.detail for request in ended)
+    assert any(answer in request.detail for request in ended)
+
+
+def test_requests_of_a_queue_that_says_it_has_none_end_once() -> None:
+    worker = member(ClaimsToBeEmpty())
+    worker.submit(Sequence(0, 50, 20, 0), 0)
+    (message,) = raised(worker, 0)
+    assert message.endswith(f"they neither run nor wait, or its len() leaves them out; {CHECK_IT}")
+    assert not worker.sequences
+    worker.submit(Sequence(1, 50, 20, 1), 1)
+    plan = worker.plan(1)
+    assert isinstance(plan, Plan)
+    assert [sequence.handle for sequence in plan.joins] == [1]
 
 
 def test_a_request_that_is_dropped_after_its_end_has_ended_once() -> None:
@@ -285,6 +370,9 @@ def test_a_request_that_ends_though_its_worker_does_not_have_it_is_told_by_how_i
     ("batch", "answer"),
     [
         (WaitsForNow, "a Wait until now or before"),
+        (WaitsForNan, "TypeError: Wait(nan): until_ps must be whole picoseconds, or None"),
+        (PrefetchesAName, "TypeError: `choose` answered a Step that would prefetch a str"),
+        (ChunksInFloats, "TypeError"),
         (WaitsWithAdmitted, "admitted requests and answered a Wait"),
         (RunsNothing, "a Step in which nothing runs"),
         (RunsNoStep, "a Step of less than one step"),
@@ -302,6 +390,6 @@ def test_a_way_to_batch_whose_answer_makes_no_sense_has_raised(batch: type[Batch
     failed = [request for request in ended if request.outcome == "failed"]
     assert failed
     for request in failed:
-        assert f"under {__name__}:{batch.__qualname__} raised ValueError" in request.detail
+        assert f"under {__name__}:{batch.__qualname__} raised " in request.detail
         assert answer in request.detail
-        assert request.detail.endswith(CHECK_IT)
+        assert request.detail.endswith(CHECK_IT) or batch is WaitsForNan  # raised where it was made

@@ -107,6 +107,21 @@ class PromisesNothing(Fifo):
         return 0
 
 
+class WakesEveryMillisecond(ShortestFirst):
+    def wakes_at_ps(self, at_ps):
+        return at_ps + 10**9
+
+
+class AnswersNone(Fifo):
+    def admit(self, admission, running, at_ps):
+        super().admit(admission, running, at_ps)
+
+
+class RestsInWords(Fifo):
+    def at_rest(self):
+        return "yes" if super().at_rest() else ""
+
+
 class Draws(ShortestFirst):
     num_made = 0
 
@@ -134,6 +149,8 @@ class Draws(ShortestFirst):
         (ClearsHalf, ["the worker was lost, and request", "did not come back; `clear` must return all that wait"]),
         (Raises, ["raised KeyError: 'my table' (test_check.py, line "]),
         (PromisesNothing, ["`holds_for` answered 0; it must be a whole number from 1 to limit, here "]),
+        (AnswersNone, ["`admit` answered None; it must be a list of requests that it dropped, [] for none"]),
+        (RestsInWords, ["`at_rest` answered '", "'; it must be True or False"]),
         (Draws, ["made twice alike it decides differently"]),
     ],
 )
@@ -154,6 +171,10 @@ def test_a_queue_without_fault_passes_and_is_told_that_it_is_asked_before_every_
     )
     assert "no fault" in output
     assert "asked before every step: right, and slower" in output
+
+
+def test_a_rule_that_looks_every_so_often_passes() -> None:
+    assert "no fault" in check(f"{__name__}:WakesEveryMillisecond", seconds=0.5, exit_code=0)
 
 
 @pytest.mark.parametrize("policy", QUEUES)
