@@ -49,8 +49,10 @@ def plan(
     kv_dtype: deployment_flags.KvDtype = None,
     prompt: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 1750,
     output: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 500,
-    adapters: Annotated[int, typer.Option(min=0, help="Adapters that streams name, all resident.")] = 0,
-    ranks: Annotated[str, typer.Option("--rank", metavar="R,R,...", help="Adapter i has the i-th of these.")] = "16",
+    adapters: Annotated[int, typer.Option(min=0, help="Adapters that streams name, each equally often.")] = 0,
+    ranks: Annotated[
+        str | None, typer.Option("--rank", metavar="R,R,...", help="Adapter i has the i-th of these; default: 16.")
+    ] = None,
     ttft: Annotated[
         float | None,
         typer.Option(min=0, max=LAST_SECONDS, metavar="SECONDS", help="Service level: first token."),
@@ -106,6 +108,8 @@ def plan(
     replicas that keep the service level at p99 without a failed request. It prints each run's figures, and the
     command that repeats the decisive one.
 
+    Of more adapters than adapters.max_loras lets be on the GPU it shows as many streams as always find theirs there.
+
     Exit code 1 if nothing fits or, with --rate, if no number of replicas was found that keeps the service level.
 
     Examples:
@@ -121,7 +125,11 @@ def plan(
     cluster = Cluster(config, tuple(deployment_flags.with_deployment(named, overrides)))
     if max_concurrency is not None:
         cluster = cluster.but(scheduler__running_max_req_size=max_concurrency, scheduler__max_num_seqs=max_concurrency)
-    work = Workload(prompt, output, adapters, _numbers(ranks, "--rank"))
+    if ranks is not None and not adapters:
+        raise SettingsError(f"--rank {ranks}: goes with --adapters only")
+    if requests is not None and rate is None:
+        raise SettingsError(f"--requests {requests}: goes with --rate only")
+    work = Workload(prompt, output, adapters, _numbers("16" if ranks is None else ranks, "--rank"))
     level = Level(ttft, tpot, rate, requests, max_concurrency)
     asked = _claim(claim)
     streams = _numbers(concurrency, "--concurrency") if concurrency else None
@@ -140,7 +148,9 @@ def plan(
 
         plan_plot.draw(plot, drawn, work, level)
         typer.echo(f"plot: {plot}")
-    answered = drawn if rate is None else [p for p in drawn if p.sizing is not None and p.sizing.num_replicas]
+    answered = [p for p in plans if p.refused is None]
+    if rate is not None:
+        answered = [p for p in answered if p.sizing is not None and p.sizing.num_replicas]
     if not answered:
         raise typer.Exit(1)
 
@@ -209,6 +219,7 @@ def _to_json(one: Plan) -> dict[str, object]:
         "kv_pool_tokens": capacity.kv_pool_tokens if capacity else None,
         "fitting_streams": capacity.fitting_streams if capacity else None,
         "max_concurrency": capacity.max_concurrency if capacity else None,
+        "notes": one.notes,
         "points": [asdict(point) for point in one.points],
         "peak": asdict(one.peak) if one.peak else None,
         "within_service_level": asdict(one.best) if one.best else None,

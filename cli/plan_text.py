@@ -24,16 +24,21 @@ def show_one(console: Console, plan: Plan, work: Workload, level: Level, claim: 
         return
     for line in _fits(plan, work):
         console.print(line)
+    for note in plan.notes:
+        console.print(note, highlight=False, markup=False)
     for line in with_sources(plan.capacity.grounds):
         console.print(line, highlight=False, markup=False)
     console.print(f"TTFT without queueing: {plan.capacity.unqueued_ttft() * 1e3:.0f} ms")
     console.print()
-    console.print("streams that each ask again as soon as they are answered; averages:")
-    console.print(_points(plan.points))
-    console.print()
-    for line in draw_points(plan.points, min(PLOT_COLUMNS, console.width - _PLOT_MARGINS)):
+    if plan.points:
+        console.print("streams that each ask again as soon as they are answered; averages:")
+        console.print(_points(plan.points))
+        console.print()
+    drawn = draw_points(plan.points, min(PLOT_COLUMNS, console.width - _PLOT_MARGINS))
+    for line in drawn:
         console.print(line, markup=False)
-    console.print()
+    if drawn:
+        console.print()
     for line in _service(plan, level):
         console.print(line)
     if plan.sizing is not None:
@@ -77,6 +82,8 @@ def show_many(console: Console, plans: Sequence[Plan], work: Workload, level: Le
     for plan in plans:
         if plan.refused is not None:
             console.print(plan.refused)
+    for note, names in _notes(plans).items():
+        console.print(f"{', '.join(names)}: {note}", highlight=False, markup=False)
     for lines, names in _bases(plans).items():
         console.print(f"basis of {', '.join(names)}: {lines}", highlight=False, markup=False)
     for plan in plans:
@@ -88,6 +95,15 @@ def show_many(console: Console, plans: Sequence[Plan], work: Workload, level: Le
         console.print()
         console.print(_claim_heading(claim))
         console.print(_claims(plans, claim))
+
+
+def _notes(plans: Sequence[Plan]) -> dict[str, list[str]]:
+    """Return what figures leave out -> the deployments of which that is so."""
+    found: dict[str, list[str]] = {}
+    for plan in plans:
+        for note in plan.notes:
+            found.setdefault(note, []).append(plan.name)
+    return found
 
 
 def _bases(plans: Sequence[Plan]) -> dict[str, list[str]]:
@@ -142,9 +158,9 @@ def _fits(plan: Plan, work: Workload) -> list[str]:
         pool += f"; scheduler.max_total_token_num is {capacity.kv_pool_tokens}"
     if capacity.block_size is not None:
         pool += f" in blocks of {capacity.block_size}"
-    streams = f"{capacity.fitting_streams} streams at once"
-    if capacity.max_concurrency < capacity.fitting_streams:
-        streams += f"; scheduler.{plan.limit_name} lets {capacity.max_concurrency} run"
+    streams = f"{_counted(capacity.fitting_streams, 'stream')} at once"
+    if capacity.running_streams < capacity.fitting_streams:
+        streams += f"; scheduler.{plan.limit_name} lets {capacity.running_streams} run"
     lines = [f"{room} for {pool}: {streams}"]
     if work.num_adapters:
         rank, targets = max(work.adapters_of_rank), deployment.lora.targets
@@ -189,7 +205,7 @@ def _service(plan: Plan, level: Level) -> list[str]:
     else:
         best = plan.best
         lines.append(
-            f"service level {_level(level)}, on average in a closed loop: {best.concurrency} streams,"
+            f"service level {_level(level)}, on average in a closed loop: {_counted(best.concurrency, 'stream')},"
             f" {_whole(best.total_tokens)} tokens/s in all, {best.requests:.2f} requests/s;"
             f" held back by {plan.held_back_by}"
         )
@@ -277,6 +293,8 @@ def _claims(plans: Sequence[Plan], claim: Claim) -> FigureTable:
 
 def _together(answer: ClaimAnswer) -> str:
     if answer.total_streams is None or answer.total_itl is None:
+        if answer.known_to is not None:
+            return f"not computed beyond {_counted(answer.known_to, 'stream')}, whose adapters have places"
         return "false, at any concurrency that fits"
     return f"true from {answer.total_streams} streams on (ITL {answer.total_itl * 1e3:.1f} ms)"
 

@@ -18,7 +18,8 @@ from lorrery.loadgen.options import LoadOptions
 from lorrery.settings import Settings, changed
 from lorrery.simulator.arguments import read_number, read_positive, read_whole, read_wholes, shown
 from lorrery.simulator.interface import Overrides, SettingsLike, read_settings
-from lorrery.simulator.plan_replica import limit_name, replica_of, room_of, turns_of
+from lorrery.simulator.plan_limits import bound_of, notes_on, why_too_long
+from lorrery.simulator.plan_replica import adapter_loads, limit_name, replica_of, room_of, turns_of
 from lorrery.simulator.result import data_frame
 from lorrery.simulator.sizing import Trial, Watch, busy_rate, fewest, try_replicas
 from lorrery.worker.build import deployment_of
@@ -74,7 +75,11 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class ClaimAnswer:
-    """Whether it holds, by its two readings: every stream gets the rate, or all streams together."""
+    """Whether it holds, by its two readings: every stream gets the rate, or all streams together.
+
+    Attributes:
+        known_to: streams beyond which it is not known what all get together; None: it is known of all that may run.
+    """
 
     unqueued_ttft: float
     ttft_holds: bool
@@ -82,6 +87,7 @@ class ClaimAnswer:
     stream_holds: bool
     total_streams: int | None
     total_itl: float | None
+    known_to: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +123,7 @@ class Plan:
         peak: the most tokens per second.
         best: the most streams within the service level; None if not even one is.
         held_back_by: what keeps `best` from more streams.
+        notes: what the figures leave out, and why.
         sizing: how many replicas the rate needs, by simulation.
         claim: whether a seller's claim holds.
     """
@@ -130,6 +137,7 @@ class Plan:
     peak: Point | None = None
     best: Point | None = None
     held_back_by: str = ""
+    notes: list[str] = field(default_factory=list)
     sizing: Sizing | None = None
     claim: ClaimAnswer | None = None
 
@@ -185,7 +193,7 @@ def plan(
         overrides: single settings, which win over `settings`.
 
     Raises:
-        SettingsError: settings or figures that cannot be, or, with a rate, requests that the cluster would refuse.
+        SettingsError: settings or figures that cannot be, or adapters that the cluster refuses.
     """
     work = Workload(
         read_whole("prompt_tokens", prompt_tokens, 1),
@@ -237,20 +245,27 @@ def make_plan(
         watch: given the deployment's name, is told of each simulated run.
 
     Raises:
-        SettingsError: names that are not known, or, with a rate, requests that the cluster would refuse.
+        SettingsError: names that are not known, or adapters that the cluster refuses.
     """
     if work.num_adapters > MAX_ADAPTERS:
         raise SettingsError(f"--adapters is {work.num_adapters}; at most {MAX_ADAPTERS} can be planned for")
+    if work.num_adapters:
+        settings = changed(settings, {"adapters.registry": plan_registry(work)})
     deployment = deployment_of(settings)
     name = f"{deployment.model.name} on {deployment.tensor_parallel} x {deployment.gpu.name}"
     result = Plan(name, deployment.tensor_parallel)
+    too_long = why_too_long(settings, work)
+    if too_long is not None:
+        result.refused = f"{name}: {too_long}"
+        return result
     try:
         step_time = STEP_TIME_MODELS[settings.worker.step_time](deployment)
         pool_tokens = settings.scheduler.max_total_token_num
+        places, loads = adapter_loads(settings, deployment.model, work)
         if pool_tokens is None:
-            pool_tokens = deployment.kv_pool_tokens(bytes_of_adapters(deployment, work))
+            pool_tokens = deployment.kv_pool_tokens(bytes_of_adapters(deployment, work, places))
         replica = replica_of(settings, pool_tokens)
-        capacity = Capacity(deployment, step_time, work, turns_of(replica), room_of(replica))
+        capacity = Capacity(deployment, step_time, work, turns_of(replica), room_of(replica, places, loads))
     except CatalogueError as error:
         result.refused = str(error)
         return result
@@ -262,7 +277,9 @@ def make_plan(
             f" {work.prompt_tokens + work.output_tokens}"
         )
         return result
-    result.points = [capacity.point(b) for b in (streams or _with_last(_doubling(most), most)) if b <= most]
+    asked = streams or _with_last(_doubling(most), most)
+    result.points = [capacity.point(b) for b in asked if b <= most]
+    result.notes = notes_on(capacity, [b for b in asked if b > most], own_limit=level.max_concurrency is not None)
     best = capacity.most_streams(level.ttft, level.tpot)
     if best:
         result.best = capacity.point(best)
@@ -272,7 +289,9 @@ def make_plan(
     if claim is not None:
         result.claim = _answer(capacity, claim)
     if level.rate is not None and result.best is not None:
-        result.sizing = _size(settings, work, level, level.rate, result.best, most, watch(name))
+        running = capacity.running_streams
+        at_level = capacity.point(capacity.most_streams(level.ttft, level.tpot, running))
+        result.sizing = _size(settings, work, level, level.rate, at_level, running, watch(name))
     return result
 
 
@@ -286,9 +305,6 @@ def _size(
     """
     if rate > MOST_RATE:
         raise SettingsError(f"--rate is {rate:g} requests/s; at most {MOST_RATE:g} can be planned for")
-    if work.num_adapters:
-        settings = changed(settings, {"adapters.registry": plan_registry(work)})
-    _check_lengths(settings, work)
     num_requests = level.num_requests or _num_requests(rate, at_level.e2e)
     options = LoadOptions(
         rate=rate,
@@ -340,20 +356,6 @@ def plan_registry(work: Workload) -> list[dict[str, str | int]]:
     return [{"id": f"plan-r{rank}", "rank": rank, "count": count} for rank, count in work.adapters_of_rank.items()]
 
 
-def _check_lengths(settings: Settings, work: Workload) -> None:
-    own, total = settings.scheduler, work.prompt_tokens + work.output_tokens
-    if work.prompt_tokens > own.max_req_input_len:
-        raise SettingsError(
-            f"--prompt {work.prompt_tokens}: the cluster refuses prompts of more than {own.max_req_input_len} tokens;"
-            " raise it with --set scheduler.max_req_input_len=N, or leave out --rate"
-        )
-    if total > own.max_req_total_len:
-        raise SettingsError(
-            f"--prompt {work.prompt_tokens} --output {work.output_tokens}: the cluster refuses requests of more than"
-            f" {own.max_req_total_len} tokens; raise it with --set scheduler.max_req_total_len=N, or leave out --rate"
-        )
-
-
 def _answer(capacity: Capacity, claim: Claim) -> ClaimAnswer:
     ttft, alone = capacity.unqueued_ttft(claim.prompt_tokens), 1 / capacity.itl(1)
     streams = capacity.streams_for(claim.tokens_per_second)
@@ -364,14 +366,14 @@ def _answer(capacity: Capacity, claim: Claim) -> ClaimAnswer:
         stream_holds=alone >= claim.tokens_per_second,
         total_streams=streams,
         total_itl=None if streams is None else capacity.itl(streams),
+        known_to=capacity.max_concurrency if capacity.max_concurrency < capacity.running_streams else None,
     )
 
 
 def _held_back_by(capacity: Capacity, best: int, level: Level) -> str:
-    if best == capacity.fitting_streams:
-        return "KV space"
-    if best == capacity.max_concurrency:
-        return "the settings' limit on sequences" if level.max_concurrency is None else "--max-concurrency"
+    bound = bound_of(capacity, best, own_limit=level.max_concurrency is not None)
+    if bound is not None:
+        return bound
     one_more = capacity.point(best + 1)
     return "TTFT" if level.ttft is not None and one_more.ttft > level.ttft else "TPOT"
 

@@ -2,16 +2,20 @@
 
 from collections.abc import Callable
 
+from lorrery.scheduler.core.adapter_costs import AdapterCosts
+from lorrery.scheduler.core.adapter_loads import Tier
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.slora_loop import MAX_WAIT_STEPS
 from lorrery.scheduler.core.policies import batch_limits, batching_name, limits_of
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
+from lorrery.scheduler.core.sequence import Adapter
 from lorrery.settings import Settings
-from lorrery.vocabulary.units import NEVER
-from lorrery.worker.device.capacity import Room
+from lorrery.vocabulary.units import NEVER, PS_PER_SECOND
+from lorrery.worker.device.architecture import Model
+from lorrery.worker.device.capacity import Loads, Room, Workload
 from lorrery.worker.device.closed_loop import PromptTurns, Turns
 
-__all__ = ["TURNS", "limit_name", "replica_of", "room_of", "turns_of"]
+__all__ = ["TURNS", "adapter_loads", "limit_name", "replica_of", "room_of", "turns_of"]
 
 Row = Callable[[ReplicaSettings, BatchLimits], PromptTurns]
 
@@ -26,6 +30,7 @@ TURNS: dict[str, Row] = {
 }
 """Ways to batch, as `scheduler.core.batchings` names them; one from outside the tree is taken for `continuous`."""
 
+_NO_LOADS = Loads()
 _PAGED = {"paged", "no_evict"}
 
 
@@ -52,12 +57,39 @@ def turns_of(replica: ReplicaSettings) -> PromptTurns:
     return TURNS.get(batching_name(replica), TURNS["continuous"])(replica, batch_limits(replica))
 
 
-def room_of(replica: ReplicaSettings) -> Room:
+def adapter_loads(settings: Settings, model: Model, work: Workload) -> tuple[int | None, Loads]:
+    """Return how many adapters have places on the GPU (None: all), and the loads of the others.
+
+    Each is as likely to be asked for as any other, so that of N, with L places on the GPU and H in host memory, 1 - L/N
+    of the requests wait for a load, and 1 - H/N for one from disk.
+    """
+    own, num_adapters = settings.adapters, work.num_adapters
+    if settings.scheduler.strict or own.max_loras is None or num_adapters <= own.max_loras:
+        return None, _NO_LOADS
+    costs = AdapterCosts(model, own.target_modules, own.host_gb_per_second, own.disk_gb_per_second)
+    num_loaded = num_adapters - own.max_loras
+    in_host = num_adapters if own.max_cpu_loras is None else max(own.max_cpu_loras, own.max_loras)
+    from_disk = max(0, num_adapters - in_host) / num_loaded
+    load_ps = sum(
+        count
+        * (
+            (1 - from_disk) * costs.load_ps(Adapter("", rank), Tier.HOST)
+            + from_disk * costs.load_ps(Adapter("", rank), Tier.DISK)
+        )
+        for rank, count in work.adapters_of_rank.items()
+    )
+    mean_seconds = load_ps / num_adapters / PS_PER_SECOND
+    return own.max_loras, Loads(num_loaded / num_adapters, mean_seconds, own.loading == "blocking")
+
+
+def room_of(replica: ReplicaSettings, adapter_places: int | None = None, loads: Loads = _NO_LOADS) -> Room:
     """Return what it holds."""
     return Room(
         replica.max_total_token_num,
         replica.block_size if replica.memory in _PAGED else None,
         batch_limits(replica).max_sequences,
+        adapter_places,
+        loads,
     )
 
 

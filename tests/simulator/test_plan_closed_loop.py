@@ -12,9 +12,10 @@ import pytest
 
 import lorrery
 from lorrery.scheduler.core.batchings import BATCHINGS
+from lorrery.simulator.plan import plan_registry
 from lorrery.simulator.plan_replica import TURNS
 from lorrery.simulator.step_span import StepSpan
-from lorrery.worker.device.capacity import Point
+from lorrery.worker.device.capacity import Point, Workload
 
 LENGTHS = [(100, 100), (1000, 100), (3000, 40)]
 STREAMS = [3, 48]
@@ -47,8 +48,12 @@ class Measured(NamedTuple):
     ttft: float
 
 
-def measure(overrides: dict[str, object], prompt: int, output: int, streams: int, *, spread: bool = True) -> Measured:
+def measure(
+    overrides: dict[str, object], prompt: int, output: int, streams: int, *, spread: bool = True, adapters: int = 0
+) -> Measured:
     """Simulate so many streams, whose lengths vary by half of their mean if they are `spread`.
+
+    With adapters, each stream asks for any of them, of rank 16.
 
     What is measured begins after the first rounds, and ends before streams go without a successor.
     """
@@ -60,6 +65,9 @@ def measure(overrides: dict[str, object], prompt: int, output: int, streams: int
         "output_range": (output // 2, output * 3 // 2) if spread else (output, output),
         "timeout": 1e6,
     }
+    if adapters:
+        overrides = overrides | {"adapters.registry": plan_registry(Workload(prompt, output, adapters))}
+        workload |= {"adapters": "all", "num_adapters": adapters, "adapter_exponent": 0.0}
     found = lorrery.simulate(None, workload, overrides=overrides, workers=1).columns
     assert found.completed.all()
     begin = np.sort(found.end_seconds)[3 * streams]
@@ -74,9 +82,15 @@ def measure(overrides: dict[str, object], prompt: int, output: int, streams: int
     )
 
 
-def planned(overrides: dict[str, object], prompt: int, output: int, streams: int) -> Point | None:
+def planned(overrides: dict[str, object], prompt: int, output: int, streams: int, adapters: int = 0) -> Point | None:
     plan = lorrery.plan(
-        overrides=overrides, prompt_tokens=prompt, output_tokens=output, concurrency=[streams], ttft=None, tpot=None
+        overrides=overrides,
+        prompt_tokens=prompt,
+        output_tokens=output,
+        adapters=adapters,
+        concurrency=[streams],
+        ttft=None,
+        tpot=None,
     )
     return plan.points[0] if plan.points else None
 
@@ -133,6 +147,21 @@ def test_every_other_way_to_batch_is_as_close(batching):
     simulated = measure(overrides, 400, 40, 24)
     for name in simulated._fields:
         assert getattr(point, name) == pytest.approx(getattr(simulated, name), rel=0.03)
+
+
+@pytest.mark.parametrize("loading", ["background", "blocking"])
+@pytest.mark.parametrize("streams", [1, 8])
+def test_streams_with_places_for_their_adapters_wait_for_loads_alone(loading, streams):
+    """That first loads come from disk is left out; with eight places there are loads for three requests of four."""
+    overrides = H100 | {
+        "engine": "vllm", "adapters.max_loras": 8, "adapters.loading": loading, "adapters.disk_gb_per_second": 1e6
+    }  # fmt: skip
+    point = planned(overrides, 400, 40, streams, adapters=32)
+    simulated = measure(overrides, 400, 40, streams, adapters=32)
+    assert point.total_tokens == pytest.approx(simulated.total_tokens, rel=0.02)
+    assert point.tpot == pytest.approx(simulated.tpot, rel=0.02)
+    assert point.ttft == pytest.approx(simulated.ttft, rel=0.05)
+    assert planned(overrides, 400, 40, 9, adapters=32) is None
 
 
 def test_every_way_to_batch_has_its_arithmetic():

@@ -10,6 +10,14 @@ b streams run at once, each of P prompt and O output tokens; each asks again as 
     stream  = O / E2E       in all = b * stream                      tokens/s
     KV      = b * (P + O) tokens at worst; of paged memory b * ceil((P + O - 1) / block size) blocks
 
+Of more adapters than have a place on the GPU, as many streams as places always find one. A share m of the requests
+waits for a load of l seconds: in the background up to the boundary after it, or with all others in the step that
+prefills, for loads at once (k and a as in `closed_loop`). What more streams get depends on who waits for whose place,
+and is not computed.
+
+    background    TTFT + m l, beside others m ceil(l / TPOT) TPOT
+    blocking      TTFT + l (1 - (1 - m) exp(-k a m))        TPOT + l (1 - exp(-k a m))
+
 What limits a point is the largest share of a stream's life: arithmetic, memory traffic (weights, KV cache), sums over
 GPUs, adapters, or fixed costs (kernels' constants, the CPU); and KV space if no further stream fits.
 """
@@ -18,7 +26,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
-from math import ceil
+from math import ceil, exp
 
 import numpy as np
 
@@ -32,8 +40,10 @@ from lorrery.worker.device.lora import adapter_bytes
 from lorrery.worker.device.steptime import StepTimeModel
 
 KV_SPACE = "KV space"
-PARTS = ("compute", "memory bandwidth", "all-reduce", "adapters", "fixed costs", "whole step")
+_ADAPTERS = "adapters"
+PARTS = ("compute", "memory bandwidth", "all-reduce", _ADAPTERS, "fixed costs", "whole step")
 """What takes a step's time; a model that knows no parts has the last one only."""
+_OF_ADAPTERS = np.array([float(part == _ADAPTERS) for part in PARTS])
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +87,33 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
+class Loads:
+    """How requests wait for adapters that are not on the GPU.
+
+    Attributes:
+        ratio: share of the requests that do.
+        seconds: of a load, on average.
+        blocking: whether the step that prefills waits, and everyone with it.
+    """
+
+    ratio: float = 0.0
+    seconds: float = 0.0
+    blocking: bool = False
+
+    def waits(self, tpot: float, per_token: float) -> tuple[float, float]:
+        """Return what loads add to the time to the first token and to that per further token, in seconds.
+
+        Args:
+            tpot: seconds per token without loads.
+            per_token: requests of others that begin meanwhile; 0: nothing runs beside.
+        """
+        if self.blocking:
+            none_else = exp(-per_token * self.ratio)
+            return self.seconds * (1 - (1 - self.ratio) * none_else), self.seconds * (1 - none_else)
+        return self.ratio * (ceil(self.seconds / tpot) * tpot if per_token else self.seconds), 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Room:
     """What a replica holds, as far as settings say it.
 
@@ -84,11 +121,15 @@ class Room:
         kv_pool_tokens: of the KV pool; None: as many as fit.
         block_size: tokens in a block of the pool; None: it is counted in tokens.
         max_sequences: that run at once at most; None: as many as the pool holds.
+        adapter_places: adapters on the GPU at once at most; None: all.
+        loads: of the adapters that have none.
     """
 
     kv_pool_tokens: int | None = None
     block_size: int | None = None
     max_sequences: int | None = None
+    adapter_places: int | None = None
+    loads: Loads = Loads()
 
 
 _ANY_ROOM = Room()
@@ -138,13 +179,15 @@ class Capacity:
         room: of its KV pool and batch.
 
     Attributes:
-        adapter_bytes: of all adapters.
+        adapter_bytes: of the adapters on the GPU.
+        adapter_places: of them; None: all have one.
         fitting_kv_tokens: that the memory left by weights and adapters holds.
         kv_pool_tokens: of the KV pool.
         block_size: tokens in a block of it; None: it is counted in tokens.
         stream_kv_tokens: that a stream takes of it at worst, whole blocks.
         fitting_streams: streams that the pool holds.
-        max_concurrency: streams that may run at once.
+        running_streams: streams that pool and settings let run at once.
+        max_concurrency: of those, as many as never wait for an adapter's place.
 
     Raises:
         CatalogueError: the model does not fit; the message shows the sum.
@@ -159,7 +202,8 @@ class Capacity:
         room: Room = _ANY_ROOM,
     ) -> None:
         self.deployment, self.workload, self._step_time = deployment, workload, step_time
-        self.adapter_bytes = bytes_of_adapters(deployment, workload)
+        self.adapter_places = places = room.adapter_places
+        self.adapter_bytes = bytes_of_adapters(deployment, workload, places)
         self.fitting_kv_tokens = deployment.kv_pool_tokens(self.adapter_bytes)
         self.kv_pool_tokens = self.fitting_kv_tokens if room.kv_pool_tokens is None else room.kv_pool_tokens
         tokens = workload.prompt_tokens + workload.output_tokens
@@ -168,7 +212,9 @@ class Capacity:
         self.stream_kv_tokens = tokens if block is None else ceil((tokens - 1) / block) * block
         self.fitting_streams = self.kv_pool_tokens // (block or 1) * (block or 1) // self.stream_kv_tokens
         limit = self.fitting_streams if room.max_sequences is None else room.max_sequences
-        self.max_concurrency = min(self.fitting_streams, limit)
+        self.running_streams = min(self.fitting_streams, limit)
+        self.max_concurrency = self.running_streams if places is None else min(self.running_streams, places)
+        self._loads = room.loads
         self._reads_lengths = getattr(step_time, "reads_decode_lengths", True)
         self._steps: dict[tuple[int, Pieces], Seconds] = {}
         self._loop = ClosedLoop(self._step, turns, workload.prompt_tokens, workload.output_tokens)
@@ -190,8 +236,11 @@ class Capacity:
         """Return what `concurrency` streams get, whether they fit or not."""
         work, gaps = self.workload, self.workload.output_tokens - 1
         found = self._loop.at(concurrency)
-        life = found.ttft + gaps * found.tpot
-        ttft, tpot, e2e = float(found.ttft.sum()), float(found.tpot.sum()), float(life.sum())
+        others = found.decoding / gaps * (concurrency - 1) / concurrency
+        to_first, per_token = self._loads.waits(float(found.tpot.sum()), others)
+        first, further = found.ttft + to_first * _OF_ADAPTERS, found.tpot + per_token * _OF_ADAPTERS
+        life = first + gaps * further
+        ttft, tpot, e2e = float(first.sum()), float(further.sum()), float(life.sum())
         shares = {part: float(share) for part, share in zip(PARTS, life / e2e, strict=True) if share > 0}
         full = concurrency + 1 > self.fitting_streams
         return Point(
@@ -209,19 +258,20 @@ class Capacity:
             shares=shares,
         )
 
-    def most_streams(self, ttft: float | None = None, tpot: float | None = None) -> int:
+    def most_streams(self, ttft: float | None = None, tpot: float | None = None, most: int | None = None) -> int:
         """Return the largest concurrency that keeps a service level; 0 if not even one stream does.
 
         Args:
             ttft: seconds to the first token, on average.
             tpot: seconds per further token, on average.
+            most: concurrency to look up to; None: `max_concurrency`.
         """
 
         def keeps(streams: int) -> bool:
             point = self.point(streams)
             return (ttft is None or point.ttft <= ttft) and (tpot is None or point.tpot <= tpot)
 
-        low, high = 0, self.max_concurrency
+        low, high = 0, self.max_concurrency if most is None else most
         while low < high:  # as a rule neither time falls with concurrency
             middle = (low + high + 1) // 2
             if keeps(middle):
@@ -280,12 +330,14 @@ class Capacity:
         )
 
 
-def bytes_of_adapters(deployment: Deployment, workload: Workload) -> int:
-    """Return the bytes of all adapters."""
-    targets = deployment.lora.targets
-    return sum(
-        count * adapter_bytes(deployment.model, rank, targets) for rank, count in workload.adapters_of_rank.items()
-    )
+def bytes_of_adapters(deployment: Deployment, workload: Workload, places: int | None = None) -> int:
+    """Return the bytes of all adapters, or of as many of the largest as have places."""
+    targets, left = deployment.lora.targets, workload.num_adapters if places is None else places
+    total = 0
+    for rank, count in sorted(workload.adapters_of_rank.items(), reverse=True):
+        total += min(count, left) * adapter_bytes(deployment.model, rank, targets)
+        left -= min(count, left)
+    return total
 
 
 def replicas_for(requests: float, one_replica: float) -> int:
