@@ -22,40 +22,16 @@ waiters are dropped.
 
 from collections.abc import Collection
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
 from typing import Final
 
 from lorrery.scheduler.core.adapter_events import AdapterLog
 from lorrery.scheduler.core.adapter_holders import AdapterHolders
 from lorrery.scheduler.core.adapter_loads import WELL, Load, LoadFaults, LoadTime, Tier
+from lorrery.scheduler.core.adapter_options import DEFAULT, AdapterOptions
 from lorrery.scheduler.core.adapter_use import AdapterUse
+from lorrery.scheduler.core.adapters_ahead import Ahead
 from lorrery.scheduler.core.phases import LoadEnd
 from lorrery.scheduler.core.sequence import Adapter, Sequence
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterOptions:
-    """Rules of residency.
-
-    Attributes:
-        max_loras: places on the GPU; None: see `max_slots`.
-        max_slots: where `max_loras` is None: pool slots that adapters on the GPU may have together; one alone may have
-            more. None: only the sequences that use them bound them, as in strict S-LoRA, which keeps no others.
-        max_cpu_loras: places in host memory; None: all that were ever read.
-        max_concurrent_loads: loads under way at once.
-        max_load_attempts: how often a load is tried.
-        blocking: let the prefill step wait for the load, not the sequence in the queue.
-        keep_unused: keep what nobody uses until its place is needed.
-    """
-
-    max_loras: int | None = None
-    max_slots: int | None = None
-    max_cpu_loras: int | None = None
-    max_concurrent_loads: int = 4
-    max_load_attempts: int = 3
-    blocking: bool = False
-    keep_unused: bool = True
-
 
 _NOBODY: frozenset[str] = frozenset()
 _MOST_KNOWN: Final = 4096
@@ -76,7 +52,7 @@ class Residency:
 
     def __init__(
         self,
-        options: AdapterOptions = AdapterOptions(),
+        options: AdapterOptions = DEFAULT,
         load_ps: LoadTime = lambda adapter, tier: 0,
         load_faults: LoadFaults = lambda adapter, attempt, at_ps: WELL,
     ) -> None:
@@ -102,6 +78,7 @@ class Residency:
         self._number = -1  # there
         self.version = 0
         """Changes whenever an adapter comes to be loaded, comes, or goes."""
+        self._num_gone = 0  # how often one has left the GPU, or was not loaded well
         self.num_loads = 0
         self.num_failed_loads = 0
         self._load_ps = load_ps
@@ -147,11 +124,11 @@ class Residency:
         if not self.has_asked_for(adapter) and self._make_place(adapter, at_ps):
             self._begin(adapter, at_ps)
 
-    def load_ahead(self, adapters: dict[str, Adapter], at_ps: int) -> bool:
+    def load_ahead(self, ahead: Ahead, at_ps: int) -> bool:
         """Begin to load adapters that will be needed next, as far as loads and places are free.
 
         Args:
-            adapters: by key, the first of them first.
+            ahead: they.
             at_ps: now.
 
         Returns:
@@ -159,17 +136,26 @@ class Residency:
         """
         if not self.has_free_load:
             return False
-        gpu, loading = self.gpu, self.loading
-        for key, adapter in adapters.items():
-            if key in gpu or key in loading:
-                continue
-            if not self._has_place(adapter) and not self._put_out_for(adapter, at_ps, adapters):
-                return True
-            self._begin(adapter, at_ps)
-            self.advance(at_ps)  # a load that takes no time
-            if not self.has_free_load:
-                return False
-        return False
+        gpu, loading, adapters = self.gpu, self.loading, ahead.adapters
+        gone = self._num_gone
+        place = ahead.num_there if ahead.as_of == gone else 0
+        wants_place = False
+        while place < len(adapters):
+            adapter = adapters[place]
+            if adapter.key not in gpu and adapter.key not in loading:
+                if not self._has_place(adapter):
+                    before = self._num_gone
+                    if not self._put_out_for(adapter, at_ps, ahead.by_key):
+                        wants_place = True
+                        break
+                    gone += self._num_gone - before  # nobody of theirs
+                self._begin(adapter, at_ps)
+                self.advance(at_ps)  # a load that takes no time
+                if not self.has_free_load:
+                    break
+            place += 1
+        ahead.num_there, ahead.as_of = place, gone
+        return wants_place
 
     @property
     def has_free_load(self) -> bool:
@@ -277,6 +263,7 @@ class Residency:
 
     def _evict(self, name: str, at_ps: int) -> None:
         adapter = self.gpu.pop(name)
+        self._num_gone += 1
         self.use.went(name)
         if self._holders is not None:
             self._holders.went(self._number, name)
@@ -351,6 +338,7 @@ class Residency:
     def _failed(self, adapter: Adapter) -> None:
         name = adapter.key
         self.num_failed_loads += 1
+        self._num_gone += 1
         self._attempts[name] = self._attempts.get(name, 0) + 1
         if self.options.blocking or self._attempts[name] < self.options.max_load_attempts:
             self._waiting[name] = adapter
@@ -393,6 +381,7 @@ class Residency:
     def clear(self) -> None:
         """Forget all that the worker held."""
         self.version += 1
+        self._num_gone += 1
         for name in self.gpu:
             self.use.went(name)
             if self._holders is not None:

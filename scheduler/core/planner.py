@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 from lorrery.scheduler.core.adapters import Residency
+from lorrery.scheduler.core.adapters_ahead import Ahead
 from lorrery.scheduler.core.batch import Batch
 from lorrery.scheduler.core.batch_context import ReplicaBatchContext
 from lorrery.scheduler.core.batching.base import Batching, Step, decodes_on
@@ -24,7 +25,7 @@ from lorrery.scheduler.core.policy_answers import (
 from lorrery.scheduler.core.policy_errors import PolicyErrors
 from lorrery.scheduler.core.queues.base import Queue, goes_by_arrival, is_asked_every_step
 from lorrery.scheduler.core.replica_options import ReplicaOptions
-from lorrery.scheduler.core.sequence import Adapter, Sequence
+from lorrery.scheduler.core.sequence import Sequence
 
 
 class Planner:
@@ -78,7 +79,7 @@ class Planner:
         # Of these, whose adapters follow, all is begun that can be, as long as the residency stays, and, if one wants
         # for a place, the batch.
         self._looked_at: list[Sequence] = []
-        self._ahead: dict[str, Adapter] = {}  # by key
+        self._ahead = Ahead(())
         self._looked_at_version = self._looked_at_batch = -1
 
     def decide(self, at_ps: int) -> Plan | Idle:
@@ -142,10 +143,10 @@ class Planner:
             return
         if first is not self._looked_at and first != self._looked_at:
             self._looked_at = first
-            self._ahead = {one.adapter.key: one.adapter for one in first if one.adapter is not None}
+            self._ahead = Ahead([one.adapter for one in first if one.adapter is not None])
         elif residency.version == self._looked_at_version and self._looked_at_batch in (-1, batch_version):
             return
-        wants_place = bool(self._ahead) and residency.load_ahead(self._ahead, at_ps)
+        wants_place = bool(self._ahead.adapters) and residency.load_ahead(self._ahead, at_ps)
         self._looked_at_version = residency.version
         self._looked_at_batch = batch_version if wants_place else -1  # a place may become free when somebody leaves
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from lorrery.scheduler.core.adapters import AdapterOptions
+from lorrery.scheduler.core.adapter_options import AdapterOptions
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.queues.early_drop import FIRST_TOKEN_SLO_PS
 from lorrery.scheduler.core.queues.patience import MAX_OVERTAKES

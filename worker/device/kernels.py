@@ -79,6 +79,32 @@ class KernelTimes:
         self.num_bytes += other.num_bytes * times
 
 
+class _ProductType:
+    """The constants of products in one type of weights, as native figures."""
+
+    __slots__ = (
+        "bytes_per_second",
+        "columns_start",
+        "flops_per_second",
+        "inner_rows",
+        "inner_seconds",
+        "inner_start",
+        "seconds",
+        "tile",
+    )
+
+    def __init__(self, gpu: Gpu, fit: KernelFit, weight_type: str) -> None:
+        tflops, weight_type = compute_type(gpu, weight_type)
+        of_type = fit.gemm_of(weight_type)
+        self.flops_per_second = tflops * 1e12 * of_type.flops
+        self.bytes_per_second = gpu.gb_per_second * 1e9 * of_type.bandwidth
+        self.seconds = of_type.us * 1e-6
+        self.inner_seconds = of_type.inner_ns * 1e-9
+        self.inner_rows = of_type.inner_rows
+        self.tile = of_type.tile
+        self.columns_start, self.inner_start = of_type.columns_start, of_type.inner_start
+
+
 class Products:
     """Matrix products on one GPU.
 
@@ -90,7 +116,7 @@ class Products:
 
     def __init__(self, gpu: Gpu, fit: KernelFit, factor: float = 1.0) -> None:
         self._gpu, self._fit, self._factor = gpu, fit, factor
-        self._bytes_per_second = gpu.gb_per_second * 1e9
+        self._types: dict[str, _ProductType] = {}
 
     def add(
         self,
@@ -116,20 +142,21 @@ class Products:
             read: weight matrices that are read.
             copies: of them that every row meets.
         """
-        tflops, weight_type = compute_type(self._gpu, weight_type)
-        fit = self._fit.gemm_of(weight_type)
+        fit = self._types.get(weight_type)
+        if fit is None:
+            fit = self._types[weight_type] = _ProductType(self._gpu, self._fit, weight_type)
         tile = TILE if rows <= LARGE_ROWS else fit.tile
         padded_rows = tile * -(-rows // tile) * copies
         columns_paid, inner_paid = columns + fit.columns_start, inner + fit.inner_start
-        compute = 2 * padded_rows * columns_paid * inner_paid / (tflops * 1e12 * fit.flops)
+        compute = 2 * padded_rows * columns_paid * inner_paid / fit.flops_per_second
         num_bytes = weight_bytes * columns * inner * read + 2 * rows * copies * (inner + columns)
-        memory = num_bytes / (self._bytes_per_second * fit.bandwidth)
+        memory = num_bytes / fit.bytes_per_second
         inner_rows = TILE if rows <= TILE else 2 * TILE if rows <= 2 * TILE else 4 * TILE
-        chain = fit.inner_ns * 1e-9 * inner * (min(inner_rows, fit.inner_rows) / TILE)
+        chain = fit.inner_seconds * inner * (min(inner_rows, fit.inner_rows) / TILE)
         whole = sqrt(compute * compute + memory * memory + chain * chain)
         times.compute += compute * compute / whole * self._factor
         times.memory += memory * memory / whole * self._factor
-        times.constant += (fit.us * 1e-6 + chain * chain / whole) * self._factor
+        times.constant += (fit.seconds + chain * chain / whole) * self._factor
         times.flops += 2 * rows * copies * columns * inner
         times.num_bytes += num_bytes
 
@@ -178,13 +205,14 @@ class LinearKernels:
         engine: Engine,
         experts: LayerExperts | None = None,
     ) -> None:
-        self._model, self._shard, self._fit, self._experts = model, shard, fit, experts
+        self._model, self._shard, self._experts = model, shard, experts
         self._degree, self._link, self._separate_add = tensor_parallel, link, engine.separate_add
         self._query_key_norms = model.query_key_norms and engine.modern
         self._weight_bytes, self._weight_type = precision.weight_bytes, precision.weight_type
         self._products = Products(gpu, fit, engine.gemm_factor)
         self._all_reduce_factor = engine.all_reduce_factor
-        self._bytes_per_second = gpu.gb_per_second * 1e9
+        self._elementwise_bytes_per_second = gpu.gb_per_second * 1e9 * fit.elementwise_bandwidth
+        self._elementwise_seconds = fit.elementwise_us * 1e-6
 
     def layer(self, num_tokens: int) -> KernelTimes:
         """Return what one layer takes for `num_tokens` tokens."""
@@ -252,7 +280,6 @@ class LinearKernels:
         )
 
     def _elementwise(self, times: KernelTimes, num_bytes: int) -> None:
-        fit = self._fit
-        times.memory += num_bytes / (self._bytes_per_second * fit.elementwise_bandwidth)
-        times.constant += fit.elementwise_us * 1e-6
+        times.memory += num_bytes / self._elementwise_bytes_per_second
+        times.constant += self._elementwise_seconds
         times.num_bytes += num_bytes

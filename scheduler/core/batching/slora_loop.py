@@ -9,12 +9,14 @@
 arrives.
 """
 
+from typing import Final
+
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.base import BatchContext, Step, Wait, whole
 
-MAX_WAIT_STEPS = 10
-PREFETCH_STEPS = (5, 7)
-IDLE_POLL_PS = 10_000_000_000
+MAX_WAIT_STEPS: Final = 10
+PREFETCH_STEPS: Final = (5, 7)
+IDLE_POLL_PS: Final = 10_000_000_000
 
 
 class SloraLoop:

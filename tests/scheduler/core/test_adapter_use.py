@@ -10,11 +10,11 @@ ADAPTERS = [Adapter(f"a{number}", 8 + number) for number in range(5)]
 CHANGES = st.tuples(st.sampled_from(["pin", "unpin", "come", "ask", "go"]), st.sampled_from(ADAPTERS))
 
 
-@given(st.lists(CHANGES, max_size=60), st.sets(st.sampled_from([one.key for one in ADAPTERS])))
+@given(st.lists(CHANGES, max_size=60), st.sets(st.sampled_from(ADAPTERS)))
 def test_the_unused_are_those_on_the_gpu_that_nobody_has_in_order_of_their_last_asking(
-    changes: list[tuple[str, Adapter]], stay: set[str]
+    changes: list[tuple[str, Adapter]], staying: set[Adapter]
 ) -> None:
-    use = AdapterUse()
+    use, stay = AdapterUse(), {one.key: one for one in staying}
     on_gpu: list[str] = []  # least recently asked for first
     pinned: list[Adapter] = []
     for what, adapter in changes:

@@ -5,10 +5,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lorrery.scheduler.core.adapter_events import THRASH_PS, AdapterLog, Evicted, LoadBegan, LoadEnded
 from lorrery.scheduler.core.adapter_loads import LoadFault, Tier
-from lorrery.scheduler.core.adapters import AdapterOptions, Residency
+from lorrery.scheduler.core.adapter_options import AdapterOptions
+from lorrery.scheduler.core.adapters import Residency
+from lorrery.scheduler.core.adapters_ahead import Ahead
 from lorrery.scheduler.core.replica_settings import ReplicaSettings
 from lorrery.scheduler.core.sequence import Adapter
 
@@ -151,7 +155,7 @@ def test_attempts_count_anew_after_a_load_that_succeeded() -> None:
 
 def ahead(held: Residency, *adapters: Adapter) -> list[str]:
     """Look ahead at time 0, and return whose loads are under way."""
-    held.load_ahead({one.key: one for one in adapters}, 0)
+    held.load_ahead(Ahead(adapters), 0)
     return list(held.loading)
 
 
@@ -174,6 +178,62 @@ def test_looking_ahead_puts_out_only_what_nobody_uses_or_needs() -> None:
     assert ahead(held, A, C, B) == []
     assert ahead(held, A, C) == ["c"]
     assert held.take_evicted() == ("b",)
+
+
+MANY = [Adapter(f"m{number}", 4 + number) for number in range(6)]
+CHANGES = st.tuples(
+    st.sampled_from(["look", "look", "require", "pin", "unpin", "advance", "keep"]),
+    st.integers(0, 5),
+    st.integers(1, 900),
+)
+
+
+@given(
+    options=st.builds(
+        AdapterOptions,
+        max_loras=st.none() | st.integers(1, 4),
+        max_slots=st.none() | st.integers(16, 80),
+        max_concurrent_loads=st.integers(1, 3),
+        max_load_attempts=st.integers(1, 2),
+    ),
+    fails=st.sets(st.integers(0, 1)),
+    coming=st.lists(st.lists(st.sampled_from(MANY), max_size=5), min_size=1, max_size=3),
+    changes=st.lists(CHANGES, max_size=40),
+)
+def test_what_is_remembered_of_the_adapters_ahead_changes_nothing(
+    options: AdapterOptions, fails: set[int], coming: list[list[Adapter]], changes: list[tuple[str, int, int]]
+) -> None:
+    remembering, other = residency(options, tuple(fails)), residency(options, tuple(fails))
+    known = [Ahead(adapters) for adapters in coming]
+    pinned: list[Adapter] = []
+    at_ps = 0
+    for what, number, later_ps in changes:
+        adapter = MANY[number]
+        wants: list[bool] = []
+        for held in (remembering, other):
+            if what == "look":
+                which = number % len(coming)
+                ahead_of = known[which] if held is remembering else Ahead(coming[which])
+                wants.append(held.load_ahead(ahead_of, at_ps))
+            elif what == "require":
+                wants.append(held.require(adapter, at_ps))
+            elif what == "pin" and adapter.key in held.gpu:
+                held.use.pin(adapter)
+            elif what == "unpin" and adapter in pinned:
+                held.use.unpin(adapter)
+            elif what == "advance":
+                held.advance(at_ps + later_ps)
+            elif what == "keep":
+                held.keep_only([*held.use.pins], at_ps)
+        if what == "pin" and adapter.key in other.gpu:
+            pinned.append(adapter)
+        elif what == "unpin" and adapter in pinned:
+            pinned.remove(adapter)
+        elif what == "advance":
+            at_ps += later_ps
+        assert wants[:1] == wants[1:]
+        for shown in ("gpu", "loading", "given_up", "evicted", "next_event_ps", "num_loads"):
+            assert getattr(remembering, shown) == getattr(other, shown)
 
 
 def test_without_a_number_the_slots_of_all_bound_what_is_on_the_gpu() -> None:

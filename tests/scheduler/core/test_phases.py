@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from lorrery.scheduler.core.adapter_loads import LoadFault
-from lorrery.scheduler.core.adapters import AdapterOptions, Residency
+from lorrery.scheduler.core.adapter_options import AdapterOptions
+from lorrery.scheduler.core.adapters import Residency
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.continuous import Continuous
 from lorrery.scheduler.core.memory.peak import PeakMemory

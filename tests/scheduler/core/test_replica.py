@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lorrery.scheduler.core.adapter_loads import LoadFault, Tier
-from lorrery.scheduler.core.adapters import AdapterOptions, Residency
+from lorrery.scheduler.core.adapter_options import AdapterOptions
+from lorrery.scheduler.core.adapters import Residency
 from lorrery.scheduler.core.admission import BatchLimits
 from lorrery.scheduler.core.batching.continuous import Continuous
 from lorrery.scheduler.core.build import build_replica
